@@ -1,0 +1,61 @@
+# One virtual environment in .venv for everything; a second call installs nothing.
+#
+#   make demo          train, stop, resume and compare on real text; report in demo/
+#   make test          the suite that every change must pass
+#   make test-nightly  the long suite
+#   make bench         ratios against stock Energon and others
+#   make docs          HTML documentation in docs/_build/html
+#   make lint          what ruff would say
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --constraint constraints.txt
+INSTALLED := $(VENV)/.installed
+DOCS_INSTALLED := $(VENV)/.docs-installed
+
+# Two processes; more threads than that would only wait for each other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# On Linux the plain wheel of torch is a CUDA build of gigabytes: ask for the CPU build by name.
+TORCH := $(shell grep '^torch==' constraints.txt)$(if $(filter Linux,$(shell uname)),+cpu)
+# Set it where pip's own index has no CPU build: make demo TORCH_INDEX=URL
+TORCH_INDEX ?=
+
+.PHONY: demo test test-nightly bench docs lint clean
+.DELETE_ON_ERROR:
+
+demo: $(INSTALLED)
+	$(BIN)/energon-ext demo
+
+test: lint
+	$(PYTEST)
+
+test-nightly: lint
+	$(PYTEST) -m "not gpu"
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/run.py
+
+docs: $(DOCS_INSTALLED)
+	$(BIN)/python -m sphinx -W -b html docs docs/_build/html
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+clean:
+	rm -rf $(VENV) build *.egg-info docs/_build
+
+$(INSTALLED): setup.py constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "$(TORCH)" || { \
+	  echo 'pip finds no "$(TORCH)". Take the URL of the CPU builds from' \
+	    'https://pytorch.org/get-started/locally and call: make $(MAKECMDGOALS) TORCH_INDEX=URL' >&2; \
+	  exit 1; }
+	$(PIP) --editable ".[hf,datasets,report,tensorboard,megatron,test]"
+	touch $@
+
+$(DOCS_INSTALLED): $(INSTALLED)
+	$(PIP) --editable ".[docs]"
+	touch $@

@@ -1,0 +1,54 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a Megatron run reads, when, and how much of it.
+
+::
+
+    mix.yaml -- metadataset.py --> [source: path, split, subset, weight spec] x n        weights.py
+                                       |
+    per source:  load -> repeat -> encode -> shuffle -> pack          tokenizers.py packing.py
+                                       |
+    choose:      choosers.py, wrapped by choice.py and blend.py
+                                       |
+    batch:       PackedBatch: flat, [A, B, T], Megatron dict          batch.py
+                                       |
+    step:        megatron/  get_batch -> GPTModel -> loss             losses.py
+                                       |
+    state:       keyed by source, saved atomically                    choice.py checkpoint.py
+    account:     rows and tokens per source                           consumption.py
+"""
+
+from energon_ext.batch import PackedBatch, Row
+from energon_ext.blend import DynamicBlendDataset
+from energon_ext.errors import (
+    ConfigError,
+    EnergonExtError,
+    SampleError,
+    StateFormatError,
+    StateMismatchError,
+)
+from energon_ext.loading import get_train_dataset, get_val_datasets
+from energon_ext.losses import group_advantages, unified_loss
+from energon_ext.metadataset import ScheduledMetadataset
+from energon_ext.task_encoders.mixin import DynamicBlendMixin
+from energon_ext.task_encoders.packed import PackedTaskEncoder
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConfigError",
+    "DynamicBlendDataset",
+    "DynamicBlendMixin",
+    "EnergonExtError",
+    "PackedBatch",
+    "PackedTaskEncoder",
+    "Row",
+    "SampleError",
+    "ScheduledMetadataset",
+    "StateFormatError",
+    "StateMismatchError",
+    "get_train_dataset",
+    "get_val_datasets",
+    "group_advantages",
+    "unified_loss",
+]

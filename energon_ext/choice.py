@@ -1,0 +1,308 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Many sources, one stream, and a state that belongs to the sources.
+
+:class:`ChoiceDataset` asks a chooser whose sample is next and reads it there. Its state is a
+mapping from source key to the state of that source, so a restore finds each source wherever it now
+stands in the configuration:
+
+* a source that both know continues where it was;
+* a source that only the configuration knows starts fresh;
+* a source that only the state knows is *parked*: its state is kept, unchanged, in every later save,
+  and taken up when the source comes back.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Callable, Iterator, Mapping, Sequence
+
+from megatron.energon import WorkerConfig
+from megatron.energon.flavors.base_dataset import SavableDataset, add_sample_restore_key
+from megatron.energon.state import FlexState
+from megatron.energon.wrappers.base import BaseWrapperDataset
+
+from energon_ext.choosers import Chooser
+from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
+from energon_ext.weights import ConstantWeight, WeightSpec
+
+STATE_VERSION = 1
+
+
+@dataclass
+class Source:
+    """One source of a blend.
+
+    Attributes:
+        key: its identity, see :class:`energon_ext.source.SourceKey`.
+        dataset: what it yields.
+        weight: of the source, at each batch index.
+        documents: number of samples in one epoch, over all ranks.
+    """
+
+    key: str
+    dataset: SavableDataset
+    weight: WeightSpec
+    documents: int
+
+
+class ChoiceDataset(BaseWrapperDataset):
+    """Yields samples of several sources in the order that a chooser decides.
+
+    Args:
+        sources: at least one; keys must be distinct. Their order means nothing.
+        make_chooser: ``(keys, weights, seed=...) -> Chooser``; called in each worker, with a seed
+            of its own.
+        worker_config: Energon's.
+        fingerprint: JSON values that the state depends on; a state saved under other values is
+            refused.
+
+    State: per source its own state, the chooser's counts, and what was parked; grows with the
+    buffers of the sources, not with what was consumed.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        *,
+        make_chooser: Callable[..., Chooser],
+        worker_config: WorkerConfig,
+        fingerprint: Mapping[str, Any] | None = None,
+    ):
+        ordered = sorted(sources, key=lambda source: source.key)
+        if not ordered:
+            raise ConfigError("A blend needs at least one source, got none.")
+        super().__init__([source.dataset for source in ordered], worker_config=worker_config)
+        self._sources = {source.key: source for source in ordered}
+        if len(self._sources) != len(ordered):
+            raise ConfigError(f"Source keys must be distinct: {[s.key for s in ordered]}.")
+        self._make_chooser = make_chooser
+        self.fingerprint = {
+            **(fingerprint or {}),
+            "seed": worker_config.seed_offset,
+            "global_workers": _global_workers(worker_config),
+        }
+        self.check_weights()
+        self.reset_state_own()
+
+    # What others may ask ------------------------------------------------------------------------
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of the sources, sorted."""
+        return tuple(self._sources)
+
+    @property
+    def documents(self) -> dict[str, int]:
+        """Samples in one epoch of each source, over all ranks."""
+        return {key: source.documents for key, source in self._sources.items()}
+
+    def planned_shares(self, batch_index: int) -> dict[str, float]:
+        """The share that the weights give each source at a batch index."""
+        weights = {key: s.weight.evaluate(batch_index) for key, s in self._sources.items()}
+        total = sum(weights.values())
+        return {key: weight / total if total else 0.0 for key, weight in weights.items()}
+
+    def check_weights(self) -> None:
+        """Find an index at which a worker of this rank would have nothing to draw.
+
+        Raises:
+            ConfigError: names the batch index, the worker and the weights.
+        """
+        for worker in range(max(1, self.worker_config.num_workers)):
+            present = [s for s in self._sources.values() if s.dataset.len_worker(worker) > 0]
+            for batch_index in _indices_to_check(s.weight for s in present):
+                if not any(s.weight.evaluate(batch_index) > 0 for s in present):
+                    weights = {s.key: repr(s.weight) for s in present}
+                    raise ConfigError(
+                        f"Every weight is 0 at batch index {batch_index} for worker {worker} of "
+                        f"rank {self.worker_config.rank}, which has samples of {weights}. Give one "
+                        f"of them a weight > 0 there; use fewer workers if a source is so small "
+                        f"that it has no sample for this one."
+                    )
+
+    # Iteration ----------------------------------------------------------------------------------
+
+    def reset_state_own(self) -> None:
+        self._chooser: Chooser | None = None
+        self._chooser_state: dict[str, Any] | None = None
+        self._parked: dict[str, FlexState] = {}
+
+    def len_worker(self, worker_idx: int | None = None) -> int:
+        return sum(dataset.len_worker(worker_idx) for dataset in self.datasets)
+
+    def __iter__(self) -> Iterator[Any]:
+        chooser = self._active_chooser()
+        iterators: dict[str, Iterator[Any]] = {}
+        for key in chooser.active_keys:
+            dataset = self._sources[key].dataset
+            if dataset.worker_has_samples():
+                iterators[key] = iter(dataset)
+            else:
+                chooser.drop(key)
+        while chooser.active_keys:
+            key = chooser.choose(current_batch_index())
+            try:
+                sample = next(iterators[key])
+            except StopIteration:
+                chooser.drop(key)
+                continue
+            chooser.consume(key, getattr(sample, "num_tokens", 1))
+            yield add_sample_restore_key(sample, key, src=self)
+        # The next pass over finite sources begins anew.
+        chooser.revive()
+
+    def _active_chooser(self) -> Chooser:
+        if self._chooser is None:
+            weights = [source.weight for source in self._sources.values()]
+            seed = f"choice/{self.worker_config.worker_seed()}"
+            self._chooser = self._make_chooser(self.keys, weights, seed=seed)
+            if self._chooser_state is not None:
+                self._chooser.restore_state(self._chooser_state)
+                self._chooser_state = None
+        return self._chooser
+
+    # State --------------------------------------------------------------------------------------
+
+    def save_state(self) -> FlexState:
+        chooser = self._chooser_state
+        if self._chooser is not None:
+            chooser = self._chooser.save_state()
+        states = {key: source.dataset.save_state() for key, source in self._sources.items()}
+        return FlexState(
+            __class__=type(self).__name__,
+            version=STATE_VERSION,
+            fingerprint=dict(self.fingerprint),
+            global_worker=_global_worker(self.worker_config),
+            chooser=copy.deepcopy(chooser),
+            sources=FlexState({**self._parked, **states}),
+        )
+
+    def restore_state(self, state: FlexState) -> None:
+        self._check_state(state)
+        # Stock datasets keep references into what they are given; a state may be restored twice.
+        states = copy.deepcopy(dict(state["sources"]))
+        for key, source in self._sources.items():
+            if key in states:
+                source.dataset.restore_state(states.pop(key))
+            else:
+                source.dataset.reset_state_deep()
+        self.reset_state_own()
+        self._parked = states
+        self._chooser_state = copy.deepcopy(state["chooser"])
+
+    def _check_state(self, state: FlexState) -> None:
+        if state.get("__class__") != type(self).__name__ or "sources" not in state:
+            raise StateMismatchError(
+                {"dataset": (state.get("__class__"), type(self).__name__)},
+                "A state saved by another kind of dataset cannot be continued here.",
+            )
+        if state["version"] != STATE_VERSION:
+            raise StateFormatError(
+                f"A blend state of version {state['version']!r} was found, {STATE_VERSION} is "
+                f"known; use the energon_ext that wrote it, or a newer one."
+            )
+        saved = {**state["fingerprint"], "global_worker": state["global_worker"]}
+        current = {**self.fingerprint, "global_worker": _global_worker(self.worker_config)}
+        check_fingerprint(saved, current)
+
+    # Restoring single samples, for buffers above ------------------------------------------------
+
+    def restore_sample(self, restore_key: tuple) -> Any:
+        class_name, key = restore_key[:2]
+        if class_name != type(self).__name__ or key not in self._sources:
+            raise StateMismatchError(
+                {"buffered sample of source": (key, list(self.keys))},
+                "A source with samples in a shuffle or packing buffer cannot leave; keep it with "
+                "`weight: 0`.",
+            )
+        sample = self._sources[key].dataset.restore_sample(restore_key[2:])
+        return add_sample_restore_key(sample, key, src=self)
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "type": type(self).__qualname__,
+            "sources": {
+                key: {"weight": repr(source.weight), "dataset": source.dataset.config()}
+                for key, source in self._sources.items()
+            },
+            "worker_config": self.worker_config.config(),
+        }
+
+
+def current_batch_index() -> int:
+    """The index of the batch that the active worker is assembling, per rank.
+
+    Raises:
+        ConfigError: no loader is iterating, so there is no such index.
+    """
+    active = WorkerConfig.active_worker_config
+    if active is None:
+        raise ConfigError(
+            "A scheduled blend was iterated without a loader, so it has no batch index; wrap the "
+            "dataset with megatron.energon.get_savable_loader(dataset)."
+        )
+    return active.active_worker_batch_index
+
+
+def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Compare what a state was saved under with what it is restored under.
+
+    Raises:
+        StateMismatchError: lists every field that differs.
+
+    Example:
+        >>> check_fingerprint({"seed": 0, "row_length": 256}, {"seed": 0, "row_length": 512})
+        Traceback (most recent call last):
+        energon_ext.errors.StateMismatchError: The state belongs to another configuration \
+(row_length: saved 256, now 512). Use the saved values, or start a new run.
+    """
+    differences = {
+        field: (saved.get(field), current.get(field))
+        for field in {*saved, *current}
+        if saved.get(field) != current.get(field)
+    }
+    if differences:
+        raise StateMismatchError(differences, "Use the saved values, or start a new run.")
+
+
+def find_choice(dataset_or_loader: Any) -> ChoiceDataset:
+    """The choice inside a dataset or loader.
+
+    Raises:
+        ConfigError: there is none; the TaskEncoder lacks the mixin.
+    """
+    dataset = getattr(dataset_or_loader, "dataset", dataset_or_loader)
+    pending = [dataset_or_loader, dataset]
+    while pending:
+        candidate = pending.pop()
+        if isinstance(candidate, ChoiceDataset):
+            return candidate
+        pending.extend(getattr(candidate, "datasets", ()))
+        pending.extend([candidate.dataset] if _wraps_one(candidate) else [])
+    raise ConfigError(
+        f"No scheduled blend in {type(dataset_or_loader).__name__}; build the dataset with "
+        f"energon_ext.PackedTaskEncoder, or a TaskEncoder with energon_ext.DynamicBlendMixin."
+    )
+
+
+def _wraps_one(candidate: Any) -> bool:
+    return not hasattr(candidate, "datasets") and hasattr(candidate, "dataset")
+
+
+def _global_workers(worker_config: WorkerConfig) -> int:
+    return max(1, worker_config.num_workers) * worker_config.world_size
+
+
+def _global_worker(worker_config: WorkerConfig) -> int:
+    return worker_config.rank * max(1, worker_config.num_workers) + worker_config.rank_worker_id()
+
+
+def _indices_to_check(weights) -> list[int]:
+    """Between two knots a weight is 0 everywhere or nowhere, so each knot and the index after it
+    stand for all indices."""
+    knots = {0}
+    for weight in weights:
+        knots.update(weight.knots() if not isinstance(weight, ConstantWeight) else ())
+    return sorted(knots | {knot + 1 for knot in knots})

@@ -1,0 +1,254 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Writes documents as an Energon webdataset of ``TextSample``.
+
+Documents go one by one into tar shards, train and val apart, and Energon indexes the shards. All of
+it happens in a hidden folder beside the output, which takes the output's name at the very end: an
+interrupted run leaves nothing behind.
+"""
+
+import contextlib
+import hashlib
+import io
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
+from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
+from tqdm import tqdm
+from webdataset import TarWriter
+
+from energon_ext.cli.documents import Corpus, Document
+from energon_ext.errors import ConfigError
+
+SPLITS = ("train", "val")
+DATASET_YAML = {
+    "sample_type": {"__module__": "megatron.energon", "__class__": "TextSample"},
+    "field_map": {"text": "txt"},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """How a corpus becomes a dataset.
+
+    Attributes:
+        val_fraction: share of the documents for the split ``val``, in [0, 1). Which documents is
+            decided by a hash of the text, so equal texts never stand in both splits.
+        seed: selects another hash.
+        shard_documents: documents per tar file.
+        min_chars: shorter documents are left out; white space at the ends does not count.
+        workers: processes that index the shards.
+        force: replace a dataset that is already there.
+    """
+
+    val_fraction: float = 0.05
+    seed: int = 0
+    shard_documents: int = 10_000
+    min_chars: int = 1
+    workers: int = 1
+    force: bool = False
+
+
+@dataclass(slots=True)
+class SplitCounts:
+    """What one split holds; ``tokens`` stays 0 where no tokenizer counts."""
+
+    documents: int = 0
+    characters: int = 0
+    tokens: int = 0
+    shards: int = 0
+
+
+@dataclass(slots=True)
+class DatasetCounts:
+    """What was written, per split, and how many documents were left out as too short."""
+
+    splits: dict[str, SplitCounts]
+    skipped: int = 0
+
+
+def write_text_dataset(
+    corpus: Corpus,
+    output: Path,
+    options: WriteOptions,
+    count_tokens: Callable[[str], int] | None = None,
+) -> DatasetCounts:
+    """Write a corpus as an Energon dataset; the same input gives the same shards, byte by byte.
+
+    Args:
+        corpus: read once, in constant memory.
+        output: folder to create.
+        options: split, shards and what to leave out.
+        count_tokens: tokens of a text, to be added up.
+
+    Returns:
+        Counts per split.
+
+    Raises:
+        ConfigError: the output exists, the input is empty or damaged, or a split got no document.
+    """
+    _check_replaceable(output, options.force)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    staging = output.parent / f".{output.name}.partial-{os.getpid()}"
+    staging.mkdir()
+    try:
+        counts = _write_shards(corpus, staging, options, count_tokens)
+        _check_splits(counts, options)
+        _index(staging, counts, options.workers)
+        _replace(output, staging)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return counts
+
+
+def split_of(text: bytes, val_fraction: float, seed: int) -> str:
+    """The split a document belongs to, by a keyed hash of its text.
+
+    Example:
+        >>> splits = [split_of(b"%d" % n, val_fraction=0.25, seed=0) for n in range(1000)]
+        >>> splits.count("val")
+        243
+    """
+    digest = hashlib.blake2b(text, digest_size=8, key=seed.to_bytes(8, "little")).digest()
+    return "val" if int.from_bytes(digest, "little") < val_fraction * 2**64 else "train"
+
+
+class _SplitWriter:
+    """Writes documents of one split; a shard is opened when its first document comes."""
+
+    def __init__(self, folder: Path, split: str, shard_documents: int):
+        self.counts = SplitCounts()
+        self._folder = folder
+        self._split = split
+        self._shard_documents = shard_documents
+        self._open_shard = contextlib.ExitStack()
+
+    def write(self, key: str, text: bytes) -> None:
+        if self.counts.documents % self._shard_documents == 0:
+            self._next_shard()
+        self._tar.write({"__key__": key, "txt": text})
+        self.counts.documents += 1
+
+    def _next_shard(self) -> None:
+        self.close()
+        path = self._folder / f"{self._split}-{self.counts.shards:06d}.tar"
+        file = self._open_shard.enter_context(path.open("wb"))
+        # A fixed time stamp: equal input, equal bytes.
+        self._tar = self._open_shard.enter_context(TarWriter(file, encoder=False, mtime=0))
+        self.counts.shards += 1
+
+    def close(self) -> None:
+        self._open_shard.close()
+
+
+def _write_shards(
+    corpus: Corpus,
+    folder: Path,
+    options: WriteOptions,
+    count_tokens: Callable[[str], int] | None,
+) -> DatasetCounts:
+    writers = {split: _SplitWriter(folder, split, options.shard_documents) for split in SPLITS}
+    result = DatasetCounts({split: writer.counts for split, writer in writers.items()})
+    with contextlib.ExitStack() as stack:
+        for writer in writers.values():
+            stack.callback(writer.close)
+        for number, document in enumerate(_with_progress(corpus)):
+            text = document.text
+            if len(text.strip()) < options.min_chars:
+                result.skipped += 1
+                continue
+            encoded = _encode(document)
+            writer = writers[split_of(encoded, options.val_fraction, options.seed)]
+            writer.write(f"{number:010d}", encoded)
+            writer.counts.characters += len(text)
+            writer.counts.tokens += count_tokens(text) if count_tokens else 0
+    return result
+
+
+def _with_progress(corpus: Corpus) -> Iterator[Document]:
+    with tqdm(total=corpus.total_bytes, unit="B", unit_scale=True, desc="reading") as bar:
+        for number, document in enumerate(corpus.documents, start=1):
+            yield document
+            bar.set_postfix_str(f"{number:,} documents", refresh=False)
+            bar.update(document.num_bytes)
+
+
+def _encode(document: Document) -> bytes:
+    try:
+        return document.text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{document.origin}: the text holds half a character (a lone surrogate, "
+            f"{document.text[error.start]!r}); mend or remove it."
+        ) from error
+
+
+def _check_splits(counts: DatasetCounts, options: WriteOptions) -> None:
+    documents = sum(split.documents for split in counts.splits.values())
+    if documents == 0:
+        raise ConfigError(
+            f"The input has no document of at least {options.min_chars} characters "
+            f"({counts.skipped} shorter ones)."
+        )
+    wanted = SPLITS if options.val_fraction > 0 else SPLITS[:1]
+    for split in wanted:
+        if counts.splits[split].documents == 0:
+            raise ConfigError(
+                f"None of the {documents} documents fell into {split} with --val "
+                f"{options.val_fraction} and --seed {options.seed}. Change --val "
+                "(0: no val split) or --seed."
+            )
+
+
+def _index(folder: Path, counts: DatasetCounts, workers: int) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):  # Energon prints what it writes.
+        WebdatasetPreparator.prepare_dataset(
+            folder,
+            sorted(path.name for path in folder.glob("*.tar")),
+            split_parts_patterns=[
+                (split, f"{split}-.*") for split in SPLITS if counts.splits[split].shards
+            ],
+            progress_fn=_shard_progress,
+            workers=workers,
+        )
+    (folder / MAIN_FOLDER_NAME / "dataset.yaml").write_text(
+        yaml.safe_dump(DATASET_YAML, sort_keys=False), encoding="utf-8"
+    )
+
+
+def _shard_progress(shards: Iterator[int], total: int) -> Iterator[int]:
+    with tqdm(total=total, unit="shard", desc="indexing") as bar:
+        for shard in shards:
+            bar.update()
+            yield shard
+
+
+def _check_replaceable(output: Path, force: bool) -> None:
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    if not output.is_dir() or not all(_is_dataset_file(path) for path in output.iterdir()):
+        raise ConfigError(
+            f"{output}: exists and holds other things than an Energon dataset; "
+            "not even --force replaces it."
+        )
+    if not force:
+        raise ConfigError(f"{output}: exists. Replace it with --force.")
+
+
+def _is_dataset_file(path: Path) -> bool:
+    return path.name == MAIN_FOLDER_NAME or path.name.endswith((".tar", ".tar.idx"))
+
+
+def _replace(output: Path, staging: Path) -> None:
+    if not output.exists():
+        staging.rename(output)
+        return
+    old = output.parent / f".{output.name}.old-{os.getpid()}"
+    output.rename(old)
+    staging.rename(output)
+    shutil.rmtree(old)

@@ -1,0 +1,196 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Where ``energon-ext prepare`` gets text from: one function per kind of input.
+
+Every input is a :class:`Corpus`, an iterator that reads as it goes, so memory does not grow with
+the input. What cannot be read is a ConfigError that names the file and the line.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from energon_ext.errors import ConfigError
+
+READ_CHARACTERS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text.
+
+    Attributes:
+        text: the text itself.
+        origin: where it was read, for messages: ``FILE``, ``FILE:LINE`` or ``NAME[INDEX]``.
+        num_bytes: how much of the input it took, for the progress bar.
+    """
+
+    text: str
+    origin: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Documents in a fixed order.
+
+    Attributes:
+        documents: read once, from front to back.
+        total_bytes: sum of ``num_bytes`` over all documents, or None where nobody knows.
+    """
+
+    documents: Iterator[Document]
+    total_bytes: int | None = None
+
+
+def text_files(paths: Iterable[Path], separator: str | None = None) -> Corpus:
+    """UTF-8 text files, each one document, or several with a separator between them.
+
+    Args:
+        paths: files, read in this order.
+        separator: text between two documents of one file, ``"<|endoftext|>"`` for example. A file
+            is then read piece by piece, never whole.
+
+    Raises:
+        ConfigError: a path is no file or the separator is empty; while reading, a file that cannot
+            be read or decoded.
+    """
+    if separator == "":
+        raise ConfigError("--separator must not be empty.")
+    paths = _existing_files(paths)
+
+    def read() -> Iterator[Document]:
+        for path in paths:
+            with _readable(path):
+                for text in _texts(path, separator):
+                    yield Document(text, str(path), len(text.encode()))
+
+    return Corpus(read(), _total_bytes(paths))
+
+
+def folder_files(folder: Path, pattern: str) -> list[Path]:
+    """Files under a folder that match a glob pattern, sorted.
+
+    Raises:
+        ConfigError: no folder, a pattern that is none, or no file matches.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder.")
+    try:
+        paths = sorted(path for path in folder.glob(pattern) if path.is_file())
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(f"--glob {pattern!r} is not a relative pattern: {error}.") from error
+    if not paths:
+        raise ConfigError(f"{folder}: no file matches {pattern!r}.")
+    return paths
+
+
+def jsonl_files(paths: Iterable[Path], key: str) -> Corpus:
+    """JSON Lines files, one object a line with the text under ``key``; blank lines are skipped.
+
+    Raises:
+        ConfigError: a path is no file; while reading, a line that is no JSON object or has no text
+            under ``key``.
+    """
+    paths = _existing_files(paths)
+
+    def read() -> Iterator[Document]:
+        for path in paths:
+            with _readable(path), path.open("rb") as file:
+                for number, line in enumerate(file, start=1):
+                    if line.strip():
+                        origin = f"{path}:{number}"
+                        yield Document(
+                            _text_of(_parse(line, origin), key, origin), origin, len(line)
+                        )
+
+    return Corpus(read(), _total_bytes(paths))
+
+
+def hugging_face_dataset(
+    name: str, *, config: str | None, split: str, streaming: bool, key: str
+) -> Corpus:
+    """One split of a Hugging Face dataset, from the hub or a local folder.
+
+    Raises:
+        ConfigError: the package ``datasets`` is missing, the dataset cannot be loaded, or a row has
+            no text under ``key``.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise ConfigError(
+            "--hf-dataset needs the package `datasets`: pip install 'energon_ext[datasets]'."
+        ) from error
+    try:
+        rows = datasets.load_dataset(name, config, split=split, streaming=streaming)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--hf-dataset {name}, split {split}: {error}") from error
+
+    def read() -> Iterator[Document]:
+        for index, row in enumerate(rows):
+            origin = f"{name}[{index}]"
+            text = _text_of(row, key, origin)
+            yield Document(text, origin, len(text))
+
+    return Corpus(read())
+
+
+def _existing_files(paths: Iterable[Path]) -> list[Path]:
+    paths = list(paths)
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(f"{path}: no such file.")
+        if path.is_dir():
+            raise ConfigError(f"{path}: a folder, not a file. Use --folder for folders.")
+    return paths
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: not UTF-8 text (byte 0x{error.object[error.start]:02x}). "
+            "Convert the file or leave it out."
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
+
+
+def _total_bytes(paths: list[Path]) -> int | None:
+    return sum(path.stat().st_size for path in paths) or None  # A pipe has size 0: unknown.
+
+
+def _texts(path: Path, separator: str | None) -> Iterator[str]:
+    # Line ends stay as they are; a byte-order mark is no text.
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        if separator is None:
+            yield file.read()
+            return
+        unfinished = ""
+        while piece := file.read(READ_CHARACTERS):
+            *finished, unfinished = (unfinished + piece).split(separator)
+            yield from finished
+        yield unfinished
+
+
+def _parse(line: bytes, origin: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{origin}: not JSON ({error}).") from error
+
+
+def _text_of(row: Any, key: str, origin: str) -> str:
+    if not isinstance(row, dict):
+        raise ConfigError(f"{origin}: expected a JSON object, found {type(row).__name__}.")
+    if key not in row:
+        raise ConfigError(f"{origin}: no key {key!r}; it has {sorted(row)}. Choose with --key.")
+    if not isinstance(row[key], str):
+        raise ConfigError(f"{origin}: {key!r} must be a string, found {type(row[key]).__name__}.")
+    return row[key]

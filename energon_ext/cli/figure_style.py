@@ -1,0 +1,139 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""How the pictures look: colours, frame, axes, and names beside the lines in place of a legend.
+
+The colours are Okabe and Ito's, which color-blind readers can tell apart.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from energon_ext.cli.metrics import Run
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31", "#6F6F6F")
+INK, MUTED, WIDE, FAINT = "#222222", "#6B6B6B", "#BDBDBD", "#DDDDDD"
+ROUND_TICKS = [1, 2, 5, 10]
+WIDTH_INCHES = 9.0
+
+
+def new_figure(
+    title: str,
+    subtitle: str,
+    height: float = 4.2,
+    columns: int = 1,
+    height_ratios: Sequence[float] = (1,),
+    top: float = 0.72,
+    left: float = 0.085,
+) -> tuple[Figure, list[Axes]]:
+    """A figure with a title, a line on how to read it, and empty axes, row by row.
+
+    Args:
+        title: what the picture shows.
+        subtitle: how to read it.
+        height: inches.
+        columns: axes beside each other.
+        height_ratios: one per row of axes.
+        top: inches above the axes.
+        left: space for the labels of the y axis, as a share of the width.
+    """
+    figure = Figure(figsize=(WIDTH_INCHES, height), facecolor="white")
+    grid = figure.add_gridspec(
+        len(height_ratios),
+        columns,
+        height_ratios=height_ratios,
+        left=left,
+        right=0.83 if columns == 1 else 0.98,
+        top=1 - top / height,
+        bottom=(0.55 if columns == 1 else 0.1) / height,
+        hspace=0.12,
+        wspace=0.06,
+    )
+    figure.text(0.012, 1 - 0.3 / height, title, fontsize=13, fontweight="bold", color=INK)
+    figure.text(0.012, 1 - 0.52 / height, subtitle, fontsize=8.5, color=MUTED)
+    axes = [figure.add_subplot(cell) for cell in grid]
+    for one in axes:
+        one.spines[["top", "right"]].set_visible(False)
+        one.spines[["left", "bottom"]].set_color(FAINT)
+        one.tick_params(colors=MUTED, labelsize=9, color=FAINT)
+        one.yaxis.label.set(color=MUTED, fontsize=9)
+        one.xaxis.label.set(color=MUTED, fontsize=9)
+        one.grid(axis="y", color=FAINT, linewidth=0.6, alpha=0.7)
+        one.set_axisbelow(True)
+    return figure, axes
+
+
+def steps_axis(axes: Axes, run: Run) -> None:
+    """Make the x axis one of optimizer steps, and mark where the run was resumed."""
+    axes.set_xlim(0, run.step[-1] + 1)
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=ROUND_TICKS))
+    axes.set_xlabel("optimizer step")
+    for step in run.resumed_after:
+        axes.axvline(step + 0.5, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
+    if run.resumed_after:
+        first, *more = run.resumed_after
+        on_right = first > 0.6 * run.step[-1]
+        axes.annotate(
+            f"resumed after step {first}" + (f", {len(more)} times more" if more else ""),
+            (first + 0.5, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(-5 if on_right else 5, -3),
+            textcoords="offset points",
+            ha="right" if on_right else "left",
+            va="top",
+            fontsize=8.5,
+            color=MUTED,
+        )
+
+
+def label_ends(axes: Axes, values: np.ndarray, names: Sequence[str], colors: Sequence[str]) -> None:
+    """Write names at the right edge, each beside the value where its line ends; NaN has no name."""
+    named = np.flatnonzero(np.isfinite(values))
+    low, high = axes.get_ylim()
+    gap = 0.054 * (high - low)
+    for index, height in zip(named, _spread(values[named], gap, low + gap / 2)):
+        axes.annotate(
+            names[index],
+            (1, height),
+            xycoords=("axes fraction", "data"),
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9.5,
+            color=colors[index],
+            annotation_clip=False,
+        )
+
+
+def _spread(values: np.ndarray, gap: float, low: float) -> np.ndarray:
+    """Positions close to the values, in their order, above ``low`` and at least ``gap`` apart.
+
+    Values that would overlap form a stack around their mean; stacks that meet are joined.
+
+    Example:
+        >>> _spread(np.array([5.0, 1.0, 5.0, 0.0]), gap=1.0, low=0.5).tolist()
+        [4.5, 1.5, 5.5, 0.5]
+    """
+
+    def middle(stack: Sequence[float]) -> float:
+        return max(sum(stack) / len(stack), low + gap * (len(stack) - 1) / 2)
+
+    stacks: list[list[float]] = []
+    order = np.argsort(values, kind="stable")
+    for value in values[order]:
+        stack = [value]
+        while stacks and (
+            middle(stack) - middle(stacks[-1]) < gap * (len(stack) + len(stacks[-1])) / 2
+        ):
+            stack = stacks.pop() + stack
+        stacks.append(stack)
+    positions = np.empty(len(values))
+    positions[order] = [
+        middle(stack) + gap * (place - (len(stack) - 1) / 2)
+        for stack in stacks
+        for place in range(len(stack))
+    ]
+    return positions

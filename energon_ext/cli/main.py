@@ -1,0 +1,41 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The entry point: collects the commands and prints what a user did wrong as one line."""
+
+from typing import Any
+
+import click
+
+from energon_ext.cli.demo import demo
+from energon_ext.cli.prepare import prepare
+from energon_ext.cli.report import report
+from energon_ext.errors import EnergonExtError
+
+USER_ERROR_EXIT_CODE = 2
+
+
+class OneLineErrors(click.Group):
+    """A group whose commands end with one line on stderr where a user or the disk is at fault."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # `energon-ext ... | head`: click ends such a command in silence.
+        except (EnergonExtError, OSError) as error:
+            failure = click.ClickException(" ".join(str(error).split()))
+            failure.exit_code = USER_ERROR_EXIT_CODE
+            raise failure from error
+
+
+SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
+
+
+@click.group(cls=OneLineErrors, context_settings=SETTINGS)
+@click.version_option(package_name="energon_ext")
+def main() -> None:
+    """Scheduled blends, exact resume and packed batches for Megatron-Energon."""
+
+
+for command in (prepare, report, demo):
+    main.add_command(command)

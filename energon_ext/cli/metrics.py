@@ -1,0 +1,246 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a run left in its ``metrics.jsonl``, as arrays, and how two runs compare.
+
+A file is one JSON object a line. ``start`` opens a process, ``step`` is one optimizer step,
+``save`` and ``end`` are marks. A process that resumed writes ``start`` with the step it resumed
+from: steps after it that an earlier process had written are done again, and the later line counts.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from energon_ext.errors import ConfigError
+
+FILE_NAME = "metrics.jsonl"
+SOURCE_KEY = re.compile(r"(?P<path>.*?)(?P<split>:\w+)?(?P<rest>[\[{#].*)?", re.DOTALL)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_number(value: Any) -> bool:
+    return _is_count(value) or isinstance(value, float)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _each(is_valid: Callable[[Any], bool], container: type) -> Callable[[Any], bool]:
+    def check(value: Any) -> bool:
+        if not isinstance(value, container):
+            return False
+        return all(map(is_valid, value.values() if container is dict else value))
+
+    return check
+
+
+#: What the report reads of an event, and what it must look like.
+FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "start": {
+        "step": _is_count,
+        "sources": _each(_is_text, list),
+        "documents": _each(_is_count, dict),
+        "row_length": _is_count,
+        "rows_per_step": _is_count,
+        "config": lambda value: isinstance(value, dict),
+    },
+    "step": {
+        "step": _is_count,
+        "loss": _is_number,
+        "tokens_per_second": _is_number,
+        "planned_share": _each(_is_number, dict),
+        "tokens": _each(_is_count, dict),
+        "documents": _each(_is_count, dict),
+        "loss_by_source": _each(_is_number, dict),
+        "batch_hash": _is_text,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of ``S`` steps over ``n`` sources, all its processes joined.
+
+    Attributes:
+        sources: keys, as the batches name them.
+        labels: short names of the sources, for people.
+        epoch_documents: int64 [n], documents in one epoch of each source.
+        row_length: positions per row.
+        rows_per_step: rows per optimizer step.
+        resumed_after: steps after which another process went on.
+        config: what the run says of itself.
+        step: int64 [S], 1..S.
+        loss: float64 [S], nats per token.
+        tokens_per_second: float64 [S].
+        planned_share: float64 [S, n], rows add up to 1.
+        tokens: int64 [S, n], positions drawn from each source.
+        documents: int64 [S, n], documents that ended.
+        source_loss: float64 [S, n], NaN where a step has no token of the source.
+        batch_hash: one per step, over everything the step consumed.
+    """
+
+    sources: tuple[str, ...]
+    labels: tuple[str, ...]
+    epoch_documents: np.ndarray
+    row_length: int
+    rows_per_step: int
+    resumed_after: tuple[int, ...]
+    config: dict[str, Any]
+    step: np.ndarray
+    loss: np.ndarray
+    tokens_per_second: np.ndarray
+    planned_share: np.ndarray
+    tokens: np.ndarray
+    documents: np.ndarray
+    source_loss: np.ndarray
+    batch_hash: tuple[str, ...]
+
+    @classmethod
+    def load(cls, run_dir: Path) -> "Run":
+        """Read ``run_dir/metrics.jsonl``.
+
+        Raises:
+            ConfigError: no such file, a damaged line (with its number), or no step in it.
+        """
+        path = run_dir / FILE_NAME
+        starts: list[dict] = []
+        steps: list[dict] = []
+        for where, event in _events(path):
+            if event["event"] == "start":
+                starts.append(event)
+                del steps[event["step"] :]
+            expected = len(steps) + (event["event"] == "step")
+            if event["step"] != expected:
+                raise ConfigError(
+                    f"{where}: {event['event']} of step {event['step']} found where step "
+                    f"{expected} was expected; lines are missing or out of order."
+                )
+            if event["event"] == "step":
+                steps.append(event)
+        if not starts or not steps:
+            raise ConfigError(f"{path}: no training step in it yet; nothing to report.")
+        return cls._from_events(starts, steps)
+
+    @classmethod
+    def _from_events(cls, starts: list[dict], steps: list[dict]) -> "Run":
+        last = starts[-1]
+        # Sources may come and go between processes: all that ever were, in order of appearance.
+        sources = tuple(dict.fromkeys(key for start in starts for key in start["sources"]))
+        documents = {key: count for start in starts for key, count in start["documents"].items()}
+
+        def table(field: str, missing: float, dtype: type) -> np.ndarray:
+            return np.array([[s[field].get(key, missing) for key in sources] for s in steps], dtype)
+
+        return cls(
+            sources=sources,
+            labels=short_labels(sources),
+            epoch_documents=np.array([documents.get(key, 0) for key in sources], np.int64),
+            row_length=last["row_length"],
+            rows_per_step=last["rows_per_step"],
+            resumed_after=tuple(s["step"] for s in starts if 0 < s["step"] < len(steps)),
+            config=last["config"],
+            step=np.arange(1, len(steps) + 1),
+            loss=np.array([s["loss"] for s in steps], np.float64),
+            tokens_per_second=np.array([s["tokens_per_second"] for s in steps], np.float64),
+            planned_share=table("planned_share", 0.0, np.float64),
+            tokens=table("tokens", 0, np.int64),
+            documents=table("documents", 0, np.int64),
+            source_loss=table("loss_by_source", np.nan, np.float64),
+            batch_hash=tuple(s["batch_hash"] for s in steps),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs, step by step, over the steps that both have.
+
+    Attributes:
+        same_batch: bool [S], whether the hashes of the step's batches are equal.
+        loss_difference: float64 [S], absolute.
+    """
+
+    same_batch: np.ndarray
+    loss_difference: np.ndarray
+
+    @classmethod
+    def of(cls, run: Run, reference: Run) -> "Comparison":
+        """Compare every step that both runs have."""
+        steps = min(len(run.step), len(reference.step))
+        return cls(
+            same_batch=np.array(
+                [a == b for a, b in zip(run.batch_hash[:steps], reference.batch_hash[:steps])]
+            ),
+            loss_difference=np.abs(run.loss[:steps] - reference.loss[:steps]),
+        )
+
+    @property
+    def steps(self) -> int:
+        """How many steps both runs have."""
+        return len(self.same_batch)
+
+    @property
+    def identical(self) -> bool:
+        """Every batch is the same, and so is every loss, to the last bit."""
+        return bool(self.same_batch.all()) and bool((self.loss_difference == 0).all())
+
+    def __str__(self) -> str:
+        return (
+            f"{int(self.same_batch.sum())} of {self.steps} batches identical, largest difference "
+            f"of the loss {self.loss_difference.max():.3g}"
+        )
+
+
+def short_labels(keys: Sequence[str]) -> tuple[str, ...]:
+    """The last parts of the keys' paths, as many as tell them apart.
+
+    Example:
+        >>> short_labels(["../data/prose:train", "../data/code:train"])
+        ('prose', 'code')
+        >>> short_labels(["a/web:train", "b/web:train", "b/web:train#2"])
+        ('a/web', 'b/web', 'b/web#2')
+    """
+    parts = [SOURCE_KEY.fullmatch(key).groupdict(default="") for key in keys]
+    if len({part["split"] for part in parts}) == 1:
+        parts = [{**part, "split": ""} for part in parts]
+    for depth in range(1, 2 + max(key.count("/") for key in keys)):
+        labels = tuple(
+            "/".join(part["path"].split("/")[-depth:]) + part["split"] + part["rest"]
+            for part in parts
+        )
+        if len(set(labels)) == len(keys):
+            return labels
+    return tuple(keys)
+
+
+def _events(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file. Give the --run-dir of a training run.")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            where = f"{path}:{number}"
+            try:
+                event = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"{where}: damaged, not JSON ({error}).") from error
+            if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+                raise ConfigError(f"{where}: damaged, an object with 'event' was expected.")
+            if event["event"] in FIELDS:
+                _check_fields(event, where)
+                yield where, event
+
+
+def _check_fields(event: Mapping[str, Any], where: str) -> None:
+    for name, is_valid in FIELDS[event["event"]].items():
+        if name not in event:
+            raise ConfigError(f"{where}: damaged, {event['event']} has no {name!r}.")
+        if not is_valid(event[name]):
+            raise ConfigError(f"{where}: damaged, {name!r} is {event[name]!r}.")

@@ -1,0 +1,235 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""``energon-ext report``: what a run read, as pictures and as one self-contained HTML file."""
+
+import base64
+import html
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import click
+import numpy as np
+
+from energon_ext.cli.metrics import Comparison, Run
+from energon_ext.errors import ConfigError
+
+if TYPE_CHECKING:
+    from energon_ext.cli.figures import Picture
+
+DOTS_PER_INCH = 160
+FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was written.
+
+    Attributes:
+        run: what the report shows.
+        page: the HTML file.
+        pictures: the PNG files.
+        comparison: with the reference, where there is one.
+    """
+
+    run: Run
+    page: Path
+    pictures: tuple[Path, ...]
+    comparison: Comparison | None
+
+
+@click.command()
+@click.argument("run_dir", type=FOLDER)
+@click.option(
+    "--reference", type=FOLDER, help="A run of the same configuration that never stopped."
+)
+@click.option("--out", type=FOLDER, show_default="RUN_DIR", help="Where to write.")
+def report(run_dir: Path, reference: Path | None, out: Path | None) -> None:
+    """Show what a training run read, planned against actual.
+
+    Reads RUN_DIR/metrics.jsonl; writes PNG pictures and report.html, which holds them all.
+    """
+    written = write_report(run_dir, out or run_dir, reference)
+    click.echo("\n".join(map(str, (*written.pictures, written.page))))
+    if written.comparison is not None:
+        click.echo(f"against {reference}: {written.comparison}")
+
+
+def write_report(run_dir: Path, out: Path, reference_dir: Path | None = None) -> Report:
+    """Write the pictures of a run and ``report.html`` to a folder.
+
+    Args:
+        run_dir: holds ``metrics.jsonl``.
+        out: created where needed; files of an earlier report are replaced.
+        reference_dir: another run to compare with, step by step.
+
+    Raises:
+        ConfigError: metrics are missing or damaged, or matplotlib is not installed.
+    """
+    run = Run.load(run_dir)
+    reference = Run.load(reference_dir) if reference_dir else None
+    comparison = Comparison.of(run, reference) if reference else None
+    figures = import_figures()
+    pictures = [
+        figures.mix_picture(run),
+        figures.loss_picture(run),
+        figures.consumption_picture(run),
+    ]
+    if comparison:
+        pictures.append(figures.resume_picture(run, reference, comparison))
+
+    out.mkdir(parents=True, exist_ok=True)
+    paths = tuple(out / f"{picture.name}.png" for picture in pictures)
+    images = [_png(picture) for picture in pictures]
+    for path, image in zip(paths, images):
+        path.write_bytes(image)
+    page = out / "report.html"
+    page.write_text(_html(run, comparison, pictures, images), encoding="utf-8")
+    return Report(run, page, paths, comparison)
+
+
+def headline(run: Run, comparison: Comparison | None = None) -> list[tuple[str, str]]:
+    """The main figures of a run as (value, what it is)."""
+    ends = max(1, len(run.step) // 15)
+    figures = [
+        (f"{run.step[-1]:,}", "optimizer steps"),
+        (f"{run.tokens.sum():,}", "tokens read"),
+        (
+            f"{run.loss[:ends].mean():.2f} → {run.loss[-ends:].mean():.2f}",
+            f"loss, nats per token (means of {ends} steps)",
+        ),
+        (f"{np.median(run.tokens_per_second):,.0f}", "tokens per second (median step)"),
+    ]
+    if comparison:
+        figures.append(
+            (
+                f"{int(comparison.same_batch.sum())} of {comparison.steps}",
+                "batches equal to the uninterrupted run's, largest difference of the loss "
+                f"{comparison.loss_difference.max():.3g}",
+            )
+        )
+    return figures
+
+
+def import_figures() -> ModuleType:
+    """The module that draws.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    try:
+        from energon_ext.cli import figures
+    except ImportError as error:
+        raise ConfigError(
+            "The report needs the package `matplotlib`: pip install 'energon_ext[report]'."
+        ) from error
+    return figures
+
+
+def _png(picture: "Picture") -> bytes:
+    buffer = io.BytesIO()
+    picture.figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH)
+    return buffer.getvalue()
+
+
+def _html(
+    run: Run, comparison: Comparison | None, pictures: Sequence["Picture"], images: Sequence[bytes]
+) -> str:
+    tiles = "".join(
+        f"<div><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>"
+        for value, name in headline(run, comparison)
+    )
+    shown = "".join(
+        f'<figure><img alt="{html.escape(picture.caption)}" '
+        f'src="data:image/png;base64,{base64.b64encode(image).decode()}">'
+        f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>"
+        for picture, image in zip(pictures, images)
+    )
+    configuration = "".join(
+        f"<tr><th>{html.escape(str(key))}</th><td>{html.escape(str(value))}</td></tr>"
+        for key, value in sorted(run.config.items())
+    )
+    return PAGE.substitute(
+        tiles=tiles,
+        pictures=shown,
+        head=_cells("th", TABLE_HEAD),
+        rows="".join(f"<tr>{_cells('td', row)}</tr>" for row in source_table(run)),
+        configuration=configuration,
+    )
+
+
+TABLE_HEAD = (
+    "source",
+    "tokens",
+    "share",
+    "planned",
+    "documents",
+    "an epoch",
+    "epochs",
+    "last loss",
+)
+
+
+def source_table(run: Run) -> Iterable[tuple[str, ...]]:
+    """One row of text per source, most tokens first, under ``TABLE_HEAD``."""
+    tokens = run.tokens.sum(0)
+    planned = (run.planned_share * run.tokens.sum(1, keepdims=True)).sum(0)
+    documents = run.documents.sum(0)
+    total = max(tokens.sum(), 1)
+    for index in np.argsort(-tokens, kind="stable"):
+        losses = run.source_loss[:, index]
+        losses = losses[np.isfinite(losses)]
+        yield (
+            run.sources[index],
+            f"{tokens[index]:,}",
+            f"{100 * tokens[index] / total:.1f} %",
+            f"{100 * planned[index] / total:.1f} %",
+            f"{documents[index]:,}",
+            f"{run.epoch_documents[index]:,}",
+            f"{documents[index] / max(run.epoch_documents[index], 1):.2f}",
+            f"{losses[-1]:.3f}" if len(losses) else "–",
+        )
+
+
+def _cells(tag: str, texts: Iterable[str]) -> str:
+    return "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts)
+
+
+PAGE = Template("""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>What the run read</title>
+<style>
+  :root { color-scheme: light; }
+  body { margin: 0 auto; padding: 2.5rem 1.25rem 4rem; max-width: 60rem; background: #fff;
+         color: #222; font: 16px/1.5 system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif; }
+  h1 { margin: 0 0 1.5rem; font-size: 1.75rem; line-height: 1.2; }
+  .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr));
+           gap: 1rem 1.5rem; margin-bottom: 2.5rem; }
+  .tiles div { border-top: 3px solid #0072b2; padding-top: .5rem; }
+  .tiles b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
+  .tiles span, figcaption, summary { color: #5f5f5f; font-size: .875rem; }
+  figure { margin: 0 0 2.75rem; }
+  img { display: block; width: 100%; height: auto; }
+  figcaption { margin: .4rem 0 0 .7rem; max-width: 46rem; font-size: .95rem; }
+  .wide { overflow-x: auto; }
+  table { border-collapse: collapse; width: 100%; font-size: .9rem;
+          font-variant-numeric: tabular-nums; }
+  th, td { padding: .4rem .75rem; text-align: right; border-bottom: 1px solid #ddd; }
+  th:first-child, td:first-child, details td { text-align: left; overflow-wrap: anywhere; }
+  thead th { color: #5f5f5f; font-weight: 600; border-bottom: 2px solid #999; white-space: nowrap; }
+  details { margin-top: 2rem; }
+  details th { font-weight: 400; color: #5f5f5f; width: 14rem; }
+</style>
+<h1>What the run read</h1>
+<div class="tiles">$tiles</div>
+$pictures
+<div class="wide"><table><thead><tr>$head</tr></thead><tbody>$rows</tbody></table></div>
+<details><summary>Configuration of the run</summary><table>$configuration</table></details>
+</html>
+""")

@@ -1,0 +1,48 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the package raises.
+
+Every error of a user (YAML, arguments, data, checkpoints) is one of these types, is raised as
+early as it can be known, and says in one line where it was found, what was found, what is allowed
+and what to do. An ``assert`` in this package guards an invariant of the package itself.
+"""
+
+
+class EnergonExtError(Exception):
+    """Base of every error that energon_ext raises on purpose."""
+
+
+class ConfigError(EnergonExtError, ValueError):
+    """A YAML file, an argument or a dataset folder is not what it must be."""
+
+
+class SampleError(EnergonExtError, ValueError):
+    """One sample (document, row, prompt) cannot be used."""
+
+
+class StateFormatError(EnergonExtError, ValueError):
+    """A checkpoint or a state is damaged, incomplete, or of an unknown format version."""
+
+
+class StateMismatchError(EnergonExtError, ValueError):
+    """A state belongs to another configuration.
+
+    Args:
+        differences: ``{field: (saved value, current value)}``, every field that differs.
+        advice: what the user can do about it.
+    """
+
+    def __init__(self, differences: "dict[str, tuple[object, object]] | str", advice: str = ""):
+        # One string argument must be enough: exceptions that cross a worker process are rebuilt
+        # from their message alone.
+        if isinstance(differences, str):
+            self.differences = {}
+            super().__init__(differences)
+            return
+        self.differences = dict(differences)
+        listed = "; ".join(
+            f"{field}: saved {saved!r}, now {current!r}"
+            for field, (saved, current) in sorted(self.differences.items())
+        )
+        message = f"The state belongs to another configuration ({listed})."
+        super().__init__(f"{message} {advice}".rstrip())

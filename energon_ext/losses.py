@@ -1,0 +1,141 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""One loss for pretraining, fine-tuning and policy gradients: a weighted mean over positions.
+
+What the task wants from a position stands in its weight: 1 trains it, 0 masks it, an advantage
+pushes its probability up or down. The formulas are pure tensor functions; the same sums under
+Megatron's schedules are :func:`energon_ext.megatron.make_loss_func`.
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from energon_ext.errors import ConfigError, SampleError
+
+#: What :func:`unified_loss` divides by.
+DENOMINATORS = ("weights", "tokens")
+
+
+def unified_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    token_weights: torch.Tensor,
+    denominator: str = "weights",
+) -> torch.Tensor:
+    """Return the weighted mean of the negative log-likelihood.
+
+    ``sum_i w_i * nll_i / max(1, D)`` with ``nll_i = -log softmax(logits_i)[labels_i]``, in float32,
+    where ``D`` is ``sum_i |w_i|`` (``"weights"``) or the number of positions with ``w_i != 0``
+    (``"tokens"``, the mean over response tokens of GRPO). Positions of weight 0 take no part: their
+    logits and labels may be anything, and without any other position loss and gradient are 0.
+
+    Args:
+        logits: float [N, V].
+        labels: int64 [N], already shifted; in ``[0, V)`` wherever the weight is not 0.
+        token_weights: float [N], finite.
+        denominator: ``"weights"`` or ``"tokens"``.
+
+    Returns:
+        float32 scalar.
+
+    Raises:
+        ConfigError: unknown ``denominator``.
+        SampleError: shapes do not fit, a weight is not finite, or a label is out of range.
+
+    Example:
+        >>> logits = torch.zeros(2, 4)
+        >>> round(unified_loss(logits, torch.tensor([1, 3]), torch.ones(2)).item(), 6)
+        1.386294
+        >>> unified_loss(logits, torch.tensor([1, 3]), torch.zeros(2)).item()
+        0.0
+    """
+    check_denominator(denominator)
+    _check_loss_inputs(logits, labels, token_weights)
+    trained = token_weights != 0
+    weights = token_weights[trained].float()
+    # Rows of weight 0 are left out, not multiplied by 0: 0 * inf would be NaN.
+    nll = F.cross_entropy(logits[trained].float(), labels[trained], reduction="none")
+    total = weights.abs().sum().clamp(min=1) if denominator == "weights" else max(1, len(weights))
+    return (weights * nll).sum() / total
+
+
+def group_advantages(
+    rewards: torch.Tensor | Sequence[float],
+    reward_clip: float | None = None,
+    advantage_clip: float | None = None,
+) -> torch.Tensor:
+    """Return the advantages of one group of samples of the same prompt.
+
+    ``(r - mean(r)) / (std(r) + 1e-8)`` with the unbiased standard deviation (GRPO,
+    https://arxiv.org/abs/2402.03300). Equal rewards give zeros.
+
+    Args:
+        rewards: float [g], ``g >= 2``, finite.
+        reward_clip: rewards are first limited to ``[-reward_clip, reward_clip]``.
+        advantage_clip: advantages are last limited to ``[-advantage_clip, advantage_clip]``.
+
+    Returns:
+        float32 [g].
+
+    Raises:
+        ConfigError: a clip is not a positive number.
+        SampleError: not one dimension, fewer than two rewards, or one that is not finite.
+
+    Example:
+        >>> group_advantages([1.0, 0.0, 0.0, 0.0]).tolist()
+        [1.5, -0.5, -0.5, -0.5]
+    """
+    for name, clip in (("reward_clip", reward_clip), ("advantage_clip", advantage_clip)):
+        if clip is not None and not clip > 0:
+            raise ConfigError(f"{name} must be a positive number or None, got {clip!r}.")
+    # Double precision: the rounding of equal rewards such as 0.1 must stay far below the 1e-8.
+    values = torch.as_tensor(rewards, dtype=torch.float64)
+    if values.dim() != 1 or len(values) < 2:
+        raise SampleError(
+            "group_advantages needs the rewards of at least two samples, [g] with g >= 2, "
+            f"got shape {list(values.shape)}."
+        )
+    if not bool(torch.isfinite(values).all()):
+        raise SampleError(f"Rewards must be finite, got {values.tolist()}.")
+    values = _clip(values, reward_clip)
+    advantages = (values - values.mean()) / (values.std(unbiased=True) + 1e-8)
+    return _clip(advantages, advantage_clip).float()
+
+
+def check_denominator(denominator: str) -> None:
+    """Raise ConfigError unless ``denominator`` is one of :data:`DENOMINATORS`."""
+    if denominator not in DENOMINATORS:
+        raise ConfigError(
+            f"denominator must be one of {', '.join(DENOMINATORS)}, got {denominator!r}."
+        )
+
+
+def _check_loss_inputs(
+    logits: torch.Tensor, labels: torch.Tensor, token_weights: torch.Tensor
+) -> None:
+    if logits.dim() != 2:
+        raise SampleError(f"logits must be [N, V], got {list(logits.shape)}.")
+    positions, vocabulary = logits.shape
+    for name, tensor in (("labels", labels), ("token_weights", token_weights)):
+        if tuple(tensor.shape) != (positions,):
+            raise SampleError(
+                f"{name} must be [{positions}] as the logits are, got {list(tensor.shape)}."
+            )
+    if not bool(torch.isfinite(token_weights).all()):
+        raise SampleError("token_weights must be finite, found NaN or infinity.")
+    trained_labels = labels[token_weights != 0]
+    if len(trained_labels) and not (
+        int(trained_labels.min()) >= 0 and int(trained_labels.max()) < vocabulary
+    ):
+        raise SampleError(
+            f"labels must be in [0, {vocabulary}) where the weight is not 0, "
+            f"found {int(trained_labels.min())}..{int(trained_labels.max())}."
+        )
+
+
+def _clip(values: torch.Tensor, limit: float | None) -> torch.Tensor:
+    return values if limit is None else values.clamp(-limit, limit)

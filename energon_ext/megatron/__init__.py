@@ -1,0 +1,40 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Batches into a Megatron-core model: loader, step, attention; also without a GPU."""
+
+from energon_ext.megatron.attention import SegmentAttention, gpt_layer_spec
+from energon_ext.megatron.cpu import enable_cpu
+from energon_ext.megatron.initialize import initialize_weights
+from energon_ext.megatron.loader import (
+    MegatronEnergonLoader,
+    add_energon_args,
+    data_parallel_worker_config,
+    train_valid_test_dataloaders_provider,
+)
+from energon_ext.megatron.run_log import RunLog
+from energon_ext.megatron.step import (
+    build_packed_seq_params,
+    forward_step,
+    get_batch,
+    make_loss_func,
+    mean_losses,
+)
+from energon_ext.megatron.summary import summarize_step
+
+__all__ = [
+    "MegatronEnergonLoader",
+    "RunLog",
+    "SegmentAttention",
+    "add_energon_args",
+    "build_packed_seq_params",
+    "data_parallel_worker_config",
+    "enable_cpu",
+    "forward_step",
+    "get_batch",
+    "gpt_layer_spec",
+    "initialize_weights",
+    "make_loss_func",
+    "mean_losses",
+    "summarize_step",
+    "train_valid_test_dataloaders_provider",
+]

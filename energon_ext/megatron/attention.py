@@ -1,0 +1,195 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Attention that never crosses a segment, without Transformer Engine.
+
+Transformer Engine reads ``packed_seq_params`` itself; Megatron-core's own attention refuses them.
+:func:`gpt_layer_spec` takes the one or replaces the other:
+
+1. on GPUs with Transformer Engine, Megatron's Transformer Engine spec, untouched;
+2. else :class:`SegmentAttention`: one variable-length kernel on GPUs that have it, one call of
+   scaled dot product attention per segment anywhere.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+
+import torch
+import torch.nn.functional as F
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.torch_norm import L2Norm
+
+from energon_ext.errors import ConfigError
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # torch < 2.10
+    varlen_attn = None
+
+
+def gpt_layer_spec(config, vp_stage: int | None = None):
+    """Return the layers of this pipeline stage for ``GPTModel(transformer_layer_spec=...)``.
+
+    Dense, MoE and alternating layers, ``qk_layernorm``, RMSNorm and LayerNorm follow ``config``.
+
+    Args:
+        config: Megatron's ``TransformerConfig``.
+        vp_stage: virtual pipeline stage, when there are several on a rank.
+
+    Returns:
+        Megatron's ``TransformerBlockSubmodules``.
+
+    Raises:
+        ConfigError: ``config`` asks for something that only Transformer Engine can do.
+    """
+    use_transformer_engine = torch.cuda.is_available() and bool(
+        importlib.util.find_spec("transformer_engine")
+    )
+    block = get_gpt_decoder_block_spec(
+        config,
+        use_transformer_engine,
+        normalization=config.normalization,
+        qk_l2_norm=config.qk_l2_norm,
+        vp_stage=vp_stage,
+    )
+    if use_transformer_engine:
+        return block
+    _check_config(config)
+    block.layer_norm = TorchNorm
+    for layer in block.layer_specs:
+        _replace_norms(layer.submodules, "input_layernorm", "pre_mlp_layernorm")
+        attention = layer.submodules.self_attention.submodules
+        _replace_norms(attention, "q_layernorm", "k_layernorm", "kv_layernorm")
+        attention.core_attention = SegmentAttention
+    return block
+
+
+class SegmentAttention(torch.nn.Module):
+    """Causal attention inside each segment of a packed sequence.
+
+    Takes Megatron's ``core_attention`` arguments; grouped queries and tensor parallelism included.
+    Without ``packed_seq_params`` every sequence of the batch is one segment.
+    """
+
+    def __init__(
+        self,
+        config,
+        layer_number: int,
+        attn_mask_type,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection=None,
+    ):
+        super().__init__()
+        _check_config(config, attention_dropout)
+        self.softmax_scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        attn_mask_type=None,
+        attention_bias: torch.Tensor | None = None,
+        packed_seq_params=None,
+    ) -> torch.Tensor:
+        """Attend.
+
+        Args:
+            query: [t, heads, channels] when packed, else [s, b, heads, channels].
+            key: as ``query`` with ``groups`` heads; ``heads`` is a multiple of ``groups``.
+            value: as ``key``.
+            packed_seq_params: segment ends of the packed sequence.
+
+        Returns:
+            [t, heads * channels] when packed, else [s, b, heads * channels].
+
+        Raises:
+            ConfigError: an attention mask or bias, which packed segments make superfluous.
+        """
+        if attention_mask is not None or attention_bias is not None:
+            raise ConfigError(
+                "SegmentAttention takes no attention mask or bias: pass attention_mask=None and "
+                "describe the segments by packed_seq_params."
+            )
+        heads_per_group = query.shape[-2] // key.shape[-2]
+        key = key.repeat_interleave(heads_per_group, dim=-2)
+        value = value.repeat_interleave(heads_per_group, dim=-2)
+        if packed_seq_params is None:
+            context = self._causal(*(x.permute(1, 2, 0, 3) for x in (query, key, value)))
+            return context.permute(2, 0, 1, 3).flatten(-2)
+        if _has_varlen_kernel(query):
+            context = self._one_kernel(query, key, value, packed_seq_params)
+        else:
+            context = self._per_segment(query, key, value, packed_seq_params)
+        return context.flatten(-2)
+
+    def _causal(self, query, key, value):
+        return F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=self.softmax_scale
+        )
+
+    def _per_segment(self, query, key, value, packed_seq_params):
+        lengths = _segment_ends(packed_seq_params).diff().tolist()
+        # split, not slices: the gradient of n slices is n tensors of full length.
+        segments = zip(*(x.transpose(0, 1).split(lengths, dim=1) for x in (query, key, value)))
+        return torch.cat([self._causal(*segment) for segment in segments], dim=1).transpose(0, 1)
+
+    def _one_kernel(self, query, key, value, packed_seq_params):
+        ends, longest = _segment_ends(packed_seq_params), int(packed_seq_params.max_seqlen_q)
+        return varlen_attn(
+            query, key, value, ends, ends, longest, longest,
+            scale=self.softmax_scale, window_size=(-1, 0),  # causal
+        )  # fmt: skip
+
+
+class TorchNorm:
+    """RMSNorm or LayerNorm of torch that may be used with sequence parallelism.
+
+    Megatron's own wrapper refuses sequence parallelism, for which it is enough to mark the
+    parameters: their gradients are then summed over the tensor-parallel ranks.
+    """
+
+    def __new__(cls, config, hidden_size: int, eps: float = 1e-5, **_):
+        norm_class = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
+        norm = norm_class(hidden_size, eps=eps, dtype=config.params_dtype)
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = config.sequence_parallel
+        return norm
+
+
+def _replace_norms(submodules, *names: str) -> None:
+    for name in names:
+        if getattr(submodules, name, IdentityOp) not in (IdentityOp, L2Norm):
+            setattr(submodules, name, TorchNorm)
+
+
+def _check_config(config, attention_dropout: float | None = None) -> None:
+    dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+    for field, found, allowed in (
+        ("attention_dropout", dropout, 0.0),
+        ("context_parallel_size", config.context_parallel_size, 1),
+        ("window_size", config.window_size, None),
+        ("softmax_type", getattr(config, "softmax_type", "vanilla"), "vanilla"),
+        ("layernorm_zero_centered_gamma", config.layernorm_zero_centered_gamma, False),
+    ):
+        if found != allowed:
+            raise ConfigError(
+                f"TransformerConfig.{field}={found!r} needs Transformer Engine on a GPU; "
+                f"without it only {allowed!r} is possible."
+            )
+
+
+def _segment_ends(packed_seq_params) -> torch.Tensor:
+    padded = packed_seq_params.cu_seqlens_q_padded
+    return packed_seq_params.cu_seqlens_q if padded is None else padded
+
+
+def _has_varlen_kernel(query: torch.Tensor) -> bool:
+    half_precision = query.dtype in (torch.float16, torch.bfloat16)
+    return varlen_attn is not None and query.is_cuda and half_precision

@@ -1,0 +1,85 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Megatron-core on machines without a GPU: tests, laptops, continuous integration.
+
+Megatron-core names the device ``"cuda"`` throughout, yet its models, schedules, data-parallel
+wrapper and optimizer need nothing from CUDA. Without a GPU, :func:`enable_cpu` lets ``torch.cuda``
+stand for the CPU. It is a shim over torch; nothing inside Megatron is patched, except one global
+that megatron-core 0.16 forgets to define without Transformer Engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_CPU = torch.device("cpu")
+
+
+def enable_cpu() -> bool:
+    """Let ``torch.cuda`` mean the CPU when there is no GPU.
+
+    Call it before building a Megatron model. Calling it again changes nothing. Random states of
+    the GPU stay out of reach, so seed Megatron with
+    ``model_parallel_cuda_manual_seed(seed, inference_rng_tracker=True)`` and train without dropout.
+
+    Returns:
+        True on a machine without CUDA, False (and nothing is changed) on one with it.
+
+    Example:
+        >>> if enable_cpu():
+        ...     assert torch.zeros(2, device="cuda").device.type == "cpu"
+    """
+    if torch.cuda.is_available():
+        return False
+    if torch.cuda.Stream is not _InertStream:
+        torch.cuda.current_device = lambda: _CPU
+        torch.cuda.synchronize = lambda device=None: None
+        torch.cuda.Stream = _InertStream
+        torch.cuda.stream = lambda stream: contextlib.nullcontext()
+        torch.cuda.current_stream = torch.cuda.default_stream = lambda device=None: _InertStream()
+        _CudaMeansCpu().__enter__()
+    _define_missing_global()
+    return True
+
+
+class _CudaMeansCpu(TorchFunctionMode):
+    """Rewrites ``device="cuda"``, ``.cuda()``, ``.to("cuda")`` and ``.type()`` in torch calls."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if _is_cuda(kwargs.get("device")):
+            kwargs = {**kwargs, "device": _CPU}
+        if func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
+            args = (args[0], _CPU, *args[2:])
+        result = func(*args, **kwargs)
+        # Megatron's optimizers tell parameters apart, and check gradients, by this string.
+        if func is torch.Tensor.type and isinstance(result, str):
+            return result.replace("torch.", "torch.cuda.", 1)
+        return result
+
+
+class _InertStream:
+    """Stands for ``torch.cuda.Stream``: the CPU runs everything in order."""
+
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def wait_stream(self, stream):
+        pass
+
+
+def _is_cuda(device) -> bool:
+    return isinstance(device, (str, torch.device)) and torch.device(device).type == "cuda"
+
+
+def _define_missing_global() -> None:
+    # megatron-core 0.16: the router reads te_general_gemm though its import has failed.
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None

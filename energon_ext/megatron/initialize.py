@@ -1,0 +1,52 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Initial weights that do not depend on how the model is split.
+
+Megatron draws weights rank by rank, so the same seed gives other weights under tensor or pipeline
+parallelism, and losses of two launches cannot be compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
+
+#: Projections back into the residual stream, drawn with a smaller deviation.
+_RESIDUAL_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")
+
+
+@torch.no_grad()
+def initialize_weights(model: torch.nn.Module, seed: int) -> None:
+    """Draw every weight matrix from ``(seed, name)`` alone, on this rank's part of the model.
+
+    Normal with ``config.init_method_std``, divided by ``sqrt(2 * num_layers)`` for projections
+    back into the residual stream. Vectors (norms, biases) keep what they were built with. Each
+    rank draws the whole matrix and keeps its slice, which Megatron's sharded state dictionary
+    describes for tensor, pipeline and expert parallelism alike.
+
+    Args:
+        model: a Megatron model, not yet wrapped.
+        seed: any integer.
+    """
+    sharded = model.sharded_state_dict()
+    apply_factories(sharded)
+    for shard in nested_values(sharded):
+        if isinstance(shard, ShardedTensor) and len(shard.local_shape) >= 2:
+            std = model.config.init_method_std
+            if shard.key.endswith(_RESIDUAL_WEIGHTS):
+                std /= math.sqrt(2 * model.config.num_layers)
+            shard.data.copy_(_draw(shard, seed) * std)
+
+
+def _draw(shard: ShardedTensor, seed: int) -> torch.Tensor:
+    # Axes in front of a tensor number the layers (and experts) that share its key.
+    front = shard.prepend_axis_num
+    name = f"{seed}/{shard.key}/{shard.global_offset[:front]}"
+    generator = torch.Generator()
+    generator.manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"))
+    whole = torch.randn(shard.global_shape[front:], generator=generator)
+    return whole[shard.global_slice()[front:]]

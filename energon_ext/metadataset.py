@@ -1,0 +1,143 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A metadataset whose blend weights may be schedules.
+
+Everything but the weights is Energon's: references, nesting, joins, splits, subsets and preparation
+are inherited. A constant blend loads as the plain floats that stock Energon makes; a scheduled one
+carries its specs in :class:`~energon_ext.weights.ScheduledFloat`, which any TaskEncoder with
+:class:`~energon_ext.task_encoders.mixin.DynamicBlendMixin` understands and any other refuses.
+"""
+
+# No `from __future__ import annotations` here: Energon's parser reads the annotations of the fields
+# and needs types, not strings.
+from dataclasses import dataclass
+from typing import Any
+
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors.webdataset.structs import DatasetSubset
+from megatron.energon.metadataset.loader_interface import (
+    DatasetBlendMode,
+    LoadedDataset,
+    LoadedDatasetList,
+)
+from megatron.energon.metadataset.metadataset_v2 import (
+    DatasetReference,
+    MetadatasetBlend,
+    MetadatasetBlendEpochized,
+    MetadatasetJoin,
+    MetadatasetV2,
+)
+
+from energon_ext.errors import ConfigError
+from energon_ext.source import Origin, set_origin
+from energon_ext.weights import (
+    ConstantWeight,
+    ScheduledFloat,
+    WeightGroup,
+    WeightSpec,
+    as_weight,
+    compose_weights,
+    weight_from_config,
+)
+
+
+@dataclass
+class ScheduledWeightMixin:
+    """The ``weight`` of an entry: a number or a schedule."""
+
+    weight: Any = 1.0
+
+
+@dataclass(kw_only=True)
+class ScheduledDatasetReference(ScheduledWeightMixin, DatasetReference):
+    """A path with a weight."""
+
+
+@dataclass(kw_only=True)
+class ScheduledJoinReference(ScheduledWeightMixin, MetadatasetJoin):
+    """A join with a weight."""
+
+
+@dataclass(kw_only=True)
+class ScheduledBlend(MetadatasetBlend):
+    """One blend node: entries and their weights, scheduled or not.
+
+    Attributes:
+        allow_nested_schedules: a schedule above and one below multiply, instead of being an error.
+    """
+
+    blend: list[ScheduledDatasetReference | ScheduledJoinReference]
+    allow_nested_schedules: bool = False
+
+    _specs: list[Any] | None = None
+    _where: str = ""
+    _root: EPath | None = None
+
+    def post_initialize(self, mds_path: EPath | None = None) -> None:
+        if not self.blend:
+            raise ConfigError(f"{mds_path}: an empty `blend`; list at least one source.")
+        self._where = str(mds_path)
+        self._root = mds_path.parent
+        self._specs = [
+            weight_from_config(entry.weight, f"{self._entry_name(index)}.weight")
+            for index, entry in enumerate(self.blend)
+        ]
+        super().post_initialize(mds_path)
+
+    def get_datasets(
+        self, *, subset: DatasetSubset | None = None, **kwargs: Any
+    ) -> LoadedDatasetList:
+        subset = self._get_subset(subset)
+        group = WeightGroup(self._specs)
+        datasets: list[LoadedDataset] = []
+        for index, entry in enumerate(self.blend):
+            share = group.share(index, f"{self._entry_name(index)}.weight")
+            inner = entry.get_datasets(subset=subset, **kwargs)
+            if inner.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS:
+                raise ConfigError(
+                    f"{self._entry_name(index)}: a `blend_epochized` cannot be an entry of a "
+                    f"`blend`; use one of the two on both levels."
+                )
+            for loaded in inner.datasets:
+                spec = compose_weights(
+                    share,
+                    as_weight(loaded.weight),
+                    allow_nested_schedules=self.allow_nested_schedules,
+                )
+                loaded.weight = self._transport(spec)
+                set_origin(loaded.dataset, Origin(self._root, self._entry_name(index)))
+                datasets.append(loaded)
+        return LoadedDatasetList(blend_mode=DatasetBlendMode.DATASET_WEIGHT, datasets=datasets)
+
+    def _transport(self, spec: WeightSpec) -> float:
+        if spec.knots() or isinstance(spec, ConstantWeight) and spec.value == 0:
+            return ScheduledFloat(spec)
+        return spec.evaluate(0)
+
+    def _entry_name(self, index: int) -> str:
+        return f"{self._where}: blend[{index}] ({getattr(self.blend[index], 'path', 'join')})"
+
+
+@dataclass(kw_only=True)
+class ScheduledMetadataset(MetadatasetV2):
+    """The YAML class: ``__module__: energon_ext``, ``__class__: ScheduledMetadataset``.
+
+    The name differs from Energon's own ``MetadatasetV2`` on purpose: where the plugin is not
+    installed, Energon falls back to its class of the same name, and would drop the schedules
+    without a word.
+    """
+
+    splits: dict[
+        str,
+        ScheduledBlend | MetadatasetBlendEpochized | MetadatasetJoin | DatasetReference,
+    ]
+
+    def get_datasets(self, *, split_part: str, **kwargs: Any) -> LoadedDatasetList:
+        if split_part not in self.splits:
+            raise ConfigError(
+                f"{self.path}: no split {split_part!r}; it has {', '.join(self.splits)}."
+            )
+        loaded = super().get_datasets(split_part=split_part, **kwargs)
+        for dataset in loaded.datasets:
+            set_origin(dataset.dataset, Origin(self.path.parent, f"{self.path}: {split_part}"))
+        return loaded

@@ -1,0 +1,397 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Documents to fixed-length rows, on lengths alone.
+
+A packer takes documents as opaque handles with a length in tokens and hands out :class:`RowPlan` s:
+which pieces of which documents make the next row. A row of ``T`` positions is cut from up to
+``T + 1`` consecutive tokens: the first T are the input, the last T the labels, so a window that is
+full trains T transitions. No packer looks at a token, and none drops one:
+
+* :class:`SequentialPacker` lets all documents follow each other in one stream and cuts it into
+  windows of T + 1 tokens at stride T. Neighbouring windows share one token, so every transition of
+  the stream is trained exactly once.
+* :class:`BinPacker` collects a buffer of documents and fills bins of T + 1 tokens with whole
+  documents, best fit decreasing. Longer documents are first cut into pieces of T + 1 tokens that
+  share their boundary token, so every transition of every document is trained exactly once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Hashable, Iterator, Sequence
+
+from energon_ext.errors import ConfigError, SampleError, StateFormatError
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens ``[start, stop)`` of a document."""
+
+    document: Any
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """The pieces of one row, at most T + 1 tokens together.
+
+    Attributes:
+        pieces: in order of their tokens.
+        documents: how many documents have their last token covered for the first time here.
+    """
+
+    pieces: tuple[Piece, ...]
+    documents: int
+
+
+class Packer(ABC):
+    """The protocol of a packer.
+
+    Args:
+        row_length: T, positions of a row, at least 2.
+    """
+
+    def __init__(self, row_length: int):
+        if isinstance(row_length, bool) or not isinstance(row_length, int) or row_length < 2:
+            raise ConfigError(
+                f"row_length (sequence length): {row_length!r} found, an integer >= 2 is needed; "
+                f"a shorter row has no transition to train."
+            )
+        self.row_length = row_length
+
+    @abstractmethod
+    def add(self, document: Any, length: int) -> None:
+        """Hand over the next document of ``length`` tokens; an empty one is ignored."""
+
+    @abstractmethod
+    def pop(self) -> RowPlan | None:
+        """The next complete row, or None when more documents are needed first."""
+
+    @abstractmethod
+    def flush(self) -> Iterator[RowPlan]:
+        """What is left at the end of a finite stream, as rows that may be short."""
+
+    @abstractmethod
+    def held_documents(self) -> list[Any]:
+        """The documents of which tokens are still to come, each once, in a fixed order."""
+
+    @abstractmethod
+    def save_state(self) -> dict[str, Any]:
+        """JSON values; documents are written as their index in :meth:`held_documents`."""
+
+    @abstractmethod
+    def _restore(self, state: dict[str, Any], documents: Sequence[Any]) -> None: ...
+
+    def restore_state(self, state: dict[str, Any], documents: Sequence[Any]) -> None:
+        """Continue from :meth:`save_state`.
+
+        Args:
+            documents: what :meth:`held_documents` returned at the save.
+        """
+        if state.get("version") != STATE_VERSION or state.get("kind") != type(self).__name__:
+            raise StateFormatError(
+                f"A packer state of {state.get('kind')!r} version {state.get('version')!r} was "
+                f"found, {type(self).__name__!r} version {STATE_VERSION} is needed."
+            )
+        self._restore(state, documents)
+
+    def _header(self) -> dict[str, Any]:
+        return {"version": STATE_VERSION, "kind": type(self).__name__}
+
+
+class SequentialPacker(Packer):
+    """One rolling stream, windows of T + 1 tokens at stride T.
+
+    State: the documents that reach into the current window, and how much of the first is done.
+
+    Example:
+        >>> packer = SequentialPacker(row_length=4)
+        >>> for name, length in (("a", 5), ("b", 4), ("c", 6)):
+        ...     packer.add(name, length)
+        >>> plans = [packer.pop(), packer.pop(), packer.pop(), *packer.flush()]
+        >>> [[(p.document, p.start, p.stop) for p in plan.pieces] for plan in plans]
+        ... # doctest: +NORMALIZE_WHITESPACE
+        [[('a', 0, 5)], [('a', 4, 5), ('b', 0, 4)], [('b', 3, 4), ('c', 0, 4)], [('c', 3, 6)]]
+        >>> packer.pop() is None
+        True
+    """
+
+    def __init__(self, row_length: int):
+        super().__init__(row_length)
+        self._stream: deque[tuple[Any, int]] = deque()
+        self._start = 0  # first token of the next window, in the first document
+        self._first_is_counted = False
+        self._tokens = 0  # tokens in the stream from _start on
+
+    def add(self, document: Any, length: int) -> None:
+        if length > 0:
+            self._stream.append((document, length))
+            self._tokens += length
+
+    def pop(self) -> RowPlan | None:
+        return self._take(self.row_length + 1) if self._tokens > self.row_length else None
+
+    def flush(self) -> Iterator[RowPlan]:
+        while (plan := self.pop()) is not None:
+            yield plan
+        # One token that was already a label of the last window has nothing left to train.
+        if self._tokens > 1 or (self._tokens == 1 and not self._first_is_counted):
+            yield self._take(self._tokens)
+        self._stream.clear()
+        self._start = self._tokens = 0
+        self._first_is_counted = False
+
+    def _take(self, num_tokens: int) -> RowPlan:
+        """The next window; all its tokens but the last leave the stream."""
+        pieces: list[Piece] = []
+        ended = 0
+        missing = num_tokens
+        while True:
+            document, length = self._stream[0]
+            stop = min(length, self._start + missing)
+            pieces.append(Piece(document, self._start, stop))
+            missing -= stop - self._start
+            if stop == length and not self._first_is_counted:
+                ended += 1
+            if missing == 0:
+                self._start = stop - 1
+                self._first_is_counted = stop == length
+                break
+            self._stream.popleft()
+            self._start = 0
+            self._first_is_counted = False
+        self._tokens -= num_tokens - 1
+        return RowPlan(tuple(pieces), ended)
+
+    def held_documents(self) -> list[Any]:
+        return [document for document, _ in self._stream]
+
+    def save_state(self) -> dict[str, Any]:
+        return {
+            **self._header(),
+            "lengths": [length for _, length in self._stream],
+            "start": self._start,
+            "first_is_counted": self._first_is_counted,
+        }
+
+    def _restore(self, state: dict[str, Any], documents: Sequence[Any]) -> None:
+        self._stream = deque(zip(documents, state["lengths"]))
+        self._start = state["start"]
+        self._first_is_counted = state["first_is_counted"]
+        self._tokens = sum(state["lengths"]) - self._start
+
+
+class BinPacker(Packer):
+    """Whole documents in bins of T + 1 tokens, best fit decreasing within a buffer.
+
+    State: the documents of the buffer and of the bins that were filled but not handed out yet; at
+    most ``buffer_docs`` documents.
+
+    Args:
+        row_length: T, positions of a row.
+        buffer_docs: documents that are looked at together; more of them fill bins better.
+        max_docs_per_bin: most pieces in one row, None for no limit.
+
+    Example:
+        >>> packer = BinPacker(row_length=7, buffer_docs=4)
+        >>> for name, length in (("a", 6), ("b", 2), ("c", 6), ("d", 2)):
+        ...     packer.add(name, length)
+        >>> [[p.document for p in packer.pop().pieces] for _ in range(2)]
+        [['a', 'b'], ['c', 'd']]
+    """
+
+    def __init__(self, row_length: int, buffer_docs: int, max_docs_per_bin: int | None = None):
+        super().__init__(row_length)
+        if buffer_docs < 1:
+            raise ConfigError(f"packing_buffer_docs: {buffer_docs!r} found, >= 1 is needed.")
+        if max_docs_per_bin is not None and max_docs_per_bin < 1:
+            raise ConfigError(
+                f"packing_max_docs_per_bin: {max_docs_per_bin!r} found, >= 1 or None is needed."
+            )
+        self.buffer_docs = buffer_docs
+        self.max_docs_per_bin = max_docs_per_bin
+        self._buffer: list[tuple[Any, int]] = []
+        self._plans: deque[RowPlan] = deque()
+
+    def add(self, document: Any, length: int) -> None:
+        if length > 0:
+            self._buffer.append((document, length))
+
+    def pop(self) -> RowPlan | None:
+        if not self._plans and len(self._buffer) >= self.buffer_docs:
+            self._fill_bins()
+        return self._plans.popleft() if self._plans else None
+
+    def flush(self) -> Iterator[RowPlan]:
+        while self._plans or self._buffer:
+            if not self._plans:
+                self._fill_bins()
+            yield self._plans.popleft()
+
+    def _fill_bins(self) -> None:
+        pieces: list[Piece] = []
+        ends: list[int] = []
+        for document, length in self._buffer:
+            for start, stop in cut_into_pieces(length, self.row_length + 1):
+                pieces.append(Piece(document, start, stop))
+                ends.append(int(stop == length))
+        self._buffer.clear()
+        bins = best_fit_decreasing(
+            [piece.stop - piece.start for piece in pieces],
+            self.row_length + 1,
+            max_items_per_bin=self.max_docs_per_bin,
+        )
+        for bin_items in bins:
+            self._plans.append(
+                RowPlan(tuple(pieces[i] for i in bin_items), sum(ends[i] for i in bin_items))
+            )
+
+    def held_documents(self) -> list[Any]:
+        held: dict[int, Any] = {}
+        for plan in self._plans:
+            for piece in plan.pieces:
+                held.setdefault(id(piece.document), piece.document)
+        for document, _ in self._buffer:
+            held.setdefault(id(document), document)
+        return list(held.values())
+
+    def save_state(self) -> dict[str, Any]:
+        index_of: dict[Hashable, int] = {
+            id(document): index for index, document in enumerate(self.held_documents())
+        }
+        return {
+            **self._header(),
+            "buffer": [[index_of[id(document)], length] for document, length in self._buffer],
+            "bins": [
+                {
+                    "documents": plan.documents,
+                    "pieces": [[index_of[id(p.document)], p.start, p.stop] for p in plan.pieces],
+                }
+                for plan in self._plans
+            ],
+        }
+
+    def _restore(self, state: dict[str, Any], documents: Sequence[Any]) -> None:
+        self._buffer = [(documents[index], length) for index, length in state["buffer"]]
+        self._plans = deque(
+            RowPlan(
+                tuple(Piece(documents[index], start, stop) for index, start, stop in bin["pieces"]),
+                bin["documents"],
+            )
+            for bin in state["bins"]
+        )
+
+
+def cut_into_pieces(length: int, longest: int) -> Iterator[tuple[int, int]]:
+    """Token ranges of at most ``longest`` tokens that share their boundary token.
+
+    Example:
+        >>> list(cut_into_pieces(9, 4))
+        [(0, 4), (3, 7), (6, 9)]
+        >>> list(cut_into_pieces(4, 4))
+        [(0, 4)]
+    """
+    start = 0
+    while start + longest < length:
+        yield start, start + longest
+        start += longest - 1
+    yield start, length
+
+
+def best_fit_decreasing(
+    lengths: Sequence[int], capacity: int, *, max_items_per_bin: int | None = None
+) -> list[list[int]]:
+    """Assign items to bins, longest first, each into the fullest bin that still has room.
+
+    Ties go to the fullest bin, then to the lowest index (Johnson, "Near-optimal bin packing
+    algorithms", MIT 1973).
+
+    Args:
+        lengths: tokens of each item, >= 1 and <= capacity.
+        capacity: tokens per bin.
+        max_items_per_bin: a bin with so many items is closed; None for no limit.
+
+    Returns:
+        One list of item indices per bin; every index exactly once.
+
+    Raises:
+        ConfigError: capacity < 1.
+        SampleError: an item is empty or longer than the capacity.
+
+    Example:
+        >>> best_fit_decreasing([6, 2, 6, 2], capacity=8)
+        [[0, 1], [2, 3]]
+    """
+    bins: list[list[int]] = []
+    bins_with_space: dict[int, list[int]] = {}  # free tokens -> heap of bin indices
+    spaces: list[int] = []  # the keys of bins_with_space, sorted
+
+    for item in _decreasing(lengths, capacity):
+        length = lengths[item]
+        position = bisect_left(spaces, length)
+        if position == len(spaces):
+            index, space = len(bins), capacity
+            bins.append([])
+        else:
+            space = spaces[position]
+            heap = bins_with_space[space]
+            index = heapq.heappop(heap)
+            if not heap:
+                del bins_with_space[space]
+                del spaces[position]
+        bins[index].append(item)
+        left = space - length
+        if left and len(bins[index]) != max_items_per_bin:
+            if left not in bins_with_space:
+                insort(spaces, left)
+            heapq.heappush(bins_with_space.setdefault(left, []), index)
+    return bins
+
+
+def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Assign items to bins, longest first, each into the first bin that still has room.
+
+    The bins form a tournament tree on their free tokens, so an item costs O(log bins).
+
+    Args, Returns, Raises: as :func:`best_fit_decreasing`.
+
+    Example:
+        >>> first_fit_decreasing([5, 4, 3, 2], capacity=8)
+        [[0, 2], [1, 3]]
+    """
+    order = _decreasing(lengths, capacity)
+    leaves = 1 << max(1, (len(order) - 1).bit_length())
+    most_space = [capacity] * (2 * leaves)
+    bins: list[list[int]] = []
+    for item in order:
+        length = lengths[item]
+        node = 1
+        while node < leaves:
+            node = 2 * node if most_space[2 * node] >= length else 2 * node + 1
+        index = node - leaves
+        if index == len(bins):
+            bins.append([])
+        bins[index].append(item)
+        most_space[node] -= length
+        while node > 1:
+            node //= 2
+            most_space[node] = max(most_space[2 * node], most_space[2 * node + 1])
+    return bins
+
+
+def _decreasing(lengths: Sequence[int], capacity: int) -> list[int]:
+    if capacity < 1:
+        raise ConfigError(f"capacity: {capacity!r} found, >= 1 is needed.")
+    for index, length in enumerate(lengths):
+        if not 1 <= length <= capacity:
+            raise SampleError(
+                f"Item {index} has {length} tokens, 1..{capacity} fit into a bin; cut it first."
+            )
+    return sorted(range(len(lengths)), key=lambda index: -lengths[index])

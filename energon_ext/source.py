@@ -1,0 +1,178 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a source is called, wherever its state goes.
+
+Everything that belongs to one source for longer than a process lives, its cursor, its buffers, its
+counts, its order, hangs on its key. The key says what is read, not where it stands in a list, so
+sources may be added, removed, reordered and reweighted between two runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import posixpath
+from dataclasses import dataclass, field
+from typing import Any, Mapping, Sequence
+
+import braceexpand
+from megatron.energon import WorkerConfig
+from megatron.energon.epathlib import EPath
+from megatron.energon.eyaml import load_yaml_json
+from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory
+from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
+
+#: Where a metadataset leaves its word on a dataset factory, for the TaskEncoder to read.
+_ORIGIN_ATTRIBUTE = "_energon_ext_origin"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the YAML says of a source, beyond what its factory keeps.
+
+    Attributes:
+        root: folder of the outermost metadataset; keys are written relative to it.
+        where: place of the reference in the YAML, for messages.
+    """
+
+    root: EPath
+    where: str
+
+
+@dataclass(frozen=True)
+class SourceKey:
+    """The identity of a source.
+
+    Attributes:
+        path: of the dataset, relative to the folder of the metadataset; absolute when there is
+            none. Joined datasets are joined with ``+``.
+        split: split part, empty where the format has none.
+        subset: range of the dataset, empty for all of it.
+        subflavors: of the reference, when it has some.
+        repetition: 1 for the first source that reads the same, 2 for the second.
+
+    Example:
+        >>> str(SourceKey("data/web", "train"))
+        'data/web:train'
+        >>> str(SourceKey("data/web", "train", subset="[0, 0.5]", repetition=2))
+        'data/web:train[0, 0.5]#2'
+    """
+
+    path: str
+    split: str = ""
+    subset: str = ""
+    subflavors: Mapping[str, Any] = field(default_factory=dict)
+    repetition: int = 1
+
+    def __str__(self) -> str:
+        flavors = json.dumps(self.subflavors, sort_keys=True, default=str)
+        return "".join(
+            (
+                self.path,
+                f":{self.split}" if self.split else "",
+                self.subset,
+                flavors if self.subflavors else "",
+                f"#{self.repetition}" if self.repetition > 1 else "",
+            )
+        )
+
+
+def set_origin(factory: BaseCoreDatasetFactory, origin: Origin) -> None:
+    """Leave word of the YAML on a factory.
+
+    The outermost metadataset has the last say on the root; the place stays that of the innermost
+    reference, which is closest to the source.
+    """
+    inner = get_origin(factory)
+    where = origin.where if inner is None else inner.where
+    setattr(factory, _ORIGIN_ATTRIBUTE, Origin(origin.root, where))
+
+
+def get_origin(factory: BaseCoreDatasetFactory) -> Origin | None:
+    """What :func:`set_origin` left, or None."""
+    return getattr(factory, _ORIGIN_ATTRIBUTE, None)
+
+
+def source_keys(factories: Sequence[BaseCoreDatasetFactory]) -> list[str]:
+    """One key for each factory; sources that read the same are numbered in the given order."""
+    seen: dict[SourceKey | str, int] = {}
+    keys = []
+    for factory in factories:
+        key = _key_of(factory)
+        seen[str(key)] = seen.get(str(key), 0) + 1
+        keys.append(str(SourceKey(key.path, key.split, key.subset, key.subflavors, seen[str(key)])))
+    return keys
+
+
+def display_names(keys: Sequence[str]) -> dict[str, str]:
+    """A short, distinct name for each key, for bars, plots and log lines.
+
+    Example:
+        >>> display_names(["../demo/prose:train", "../demo/code:train"])
+        {'../demo/prose:train': 'prose', '../demo/code:train': 'code'}
+        >>> display_names(["en/web:train", "de/web:train"])
+        {'en/web:train': 'en/web', 'de/web:train': 'de/web'}
+    """
+    candidates = [
+        lambda key: key.split(":")[0].rsplit("/", 1)[-1],
+        lambda key: "/".join(key.split(":")[0].split("/")[-2:]),
+        lambda key: key,
+    ]
+    for shorten in candidates:
+        names = {key: shorten(key) for key in keys}
+        if len(set(names.values())) == len(keys):
+            break
+    return names
+
+
+def stable_hash(text: str) -> int:
+    """A 63-bit hash that is the same in every process and on every machine."""
+    return int.from_bytes(hashlib.sha1(text.encode("utf-8")).digest()[:8], "big") >> 1
+
+
+def worker_config_for(worker_config: WorkerConfig, key: str) -> WorkerConfig:
+    """The worker configuration that gives a source random numbers of its own.
+
+    The order of a source then depends on the seed and its key, not on its neighbours, and the same
+    dataset listed twice is read in two different orders.
+    """
+    own = copy.copy(worker_config)
+    own.seed_offset = worker_config.seed_offset + stable_hash(key)
+    return own
+
+
+def _key_of(factory: BaseCoreDatasetFactory) -> SourceKey:
+    origin = get_origin(factory)
+    path = "+".join(_portable(path, origin.root if origin else None) for path in factory.paths)
+    return SourceKey(path, _split_name(factory), _subset_text(factory), factory.subflavors or {})
+
+
+def _portable(path: Any, root: EPath | None) -> str:
+    text = str(path)
+    if root is None or "://" in text or "://" in str(root):
+        return text
+    return posixpath.relpath(text, str(root))
+
+
+def _subset_text(factory: BaseCoreDatasetFactory) -> str:
+    subset = getattr(factory, "subset", None)
+    if subset is None:
+        return ""
+    ranges = (subset.absolute_range, subset.range)
+    return "".join(json.dumps(r) for r in ranges if r is not None and tuple(r) != (0, 1))
+
+
+def _split_name(factory: BaseCoreDatasetFactory) -> str:
+    """The split a factory reads. Energon keeps only its list of shards; JSONL has no splits."""
+    reader = getattr(factory, "inner_datasets", [factory])[0]
+    files = getattr(reader, "split_part_files", None)
+    if files is None:
+        return ""
+    for file_name in ("split.yaml", "split.json"):
+        config = reader.path / MAIN_FOLDER_NAME / file_name
+        if config.is_file():
+            for name, patterns in load_yaml_json(config).get("split_parts", {}).items():
+                if [f for pattern in patterns for f in braceexpand.braceexpand(pattern)] == files:
+                    return name
+    return hashlib.sha1("\n".join(files).encode("utf-8")).hexdigest()[:8]

@@ -1,0 +1,192 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The one place where this package meets Energon's ``build_train_datasets``.
+
+That method builds blending, shuffling, encoding, packing and batching in one body, and is being
+rebuilt upstream. The override here leaves the body alone: it hands it a single pseudo-dataset whose
+factory builds our blend over the real sources, so the stock code never comes to blend anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+from megatron.energon import WorkerConfig
+from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
+from megatron.energon.metadataset.loader_interface import DatasetBlendMode, LoadedDataset
+from megatron.energon.wrappers.repeat_dataset import RepeatDataset
+
+from energon_ext.blend import DynamicBlendDataset
+from energon_ext.choice import ChoiceDataset, Source
+from energon_ext.errors import ConfigError
+from energon_ext.source import get_origin, source_keys, stable_hash, worker_config_for
+from energon_ext.weights import ConstantWeight, as_weight
+
+#: ``(loaded dataset, its key) -> the dataset of that source``
+SourceBuilder = Callable[[LoadedDataset, str], SavableDataset]
+
+
+class SourcesFactory(BaseCoreDatasetFactory):
+    """Looks like one dataset to Energon; builds the blend of all of them.
+
+    Args:
+        documents: samples in one epoch of all sources.
+        build: makes the blend.
+    """
+
+    # No sample type: Energon asks only whether samples are crude, which the sources answer.
+    __sample_type__ = None
+
+    def __init__(self, documents: int, build: Callable[[], SavableDataset]):
+        self.paths = []
+        self.subflavors = {}
+        self._documents = documents
+        self._build = build
+
+    def __len__(self) -> int:
+        return self._documents
+
+    def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
+        return self._build()
+
+    def as_file_store(self):
+        raise NotImplementedError("A blend of sources is not a file store.")
+
+
+class DynamicBlendMixin:
+    """Teaches any TaskEncoder scheduled weights and a state that belongs to the sources.
+
+    Put it first among the base classes. Energon's own order stays: choose, shuffle, encode, pack,
+    batch. With a shuffle or packing buffer, samples chosen under old weights are still in it when a
+    weight changes; :class:`~energon_ext.PackedTaskEncoder` chooses last and has no such lag.
+
+    Example:
+        >>> from megatron.energon import DefaultTaskEncoder
+        >>> class MyEncoder(DynamicBlendMixin, DefaultTaskEncoder):
+        ...     pass
+    """
+
+    def build_train_datasets(
+        self,
+        *,
+        datasets: list[LoadedDataset],
+        worker_config: WorkerConfig,
+        blend_mode: DatasetBlendMode = DatasetBlendMode.NONE,
+        repeat: bool = True,
+        virtual_epoch_length: int = 0,
+        **stages: Any,
+    ) -> SavableDataset:
+        """Energon's method, with the sources replaced by one blend of ours."""
+        check_virtual_epoch(virtual_epoch_length, worker_config)
+        epochized = blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
+        sources = collapse_sources(
+            datasets,
+            lambda loaded, key: self.build_source(
+                loaded, key, worker_config=worker_config, repeat=repeat and not epochized
+            ),
+            self.build_blend,
+            worker_config=worker_config,
+        )
+        return super().build_train_datasets(
+            datasets=[sources],
+            worker_config=worker_config,
+            blend_mode=DatasetBlendMode.NONE,
+            # Sources of a plain blend repeat one by one; an epochized blend repeats as a whole.
+            repeat=repeat and epochized,
+            virtual_epoch_length=virtual_epoch_length,
+            **stages,
+        )
+
+    def build_source(
+        self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
+    ) -> SavableDataset:
+        """The samples of one source, before the choice. Override to add stages per source."""
+        dataset = load_source(self, loaded, key, worker_config)
+        repeats = None if repeat else (loaded.repetitions or 1)
+        if repeats == 1:
+            return dataset
+        return RepeatDataset(dataset, repeats=repeats, worker_config=dataset.worker_config)
+
+    def build_blend(
+        self, sources: Sequence[Source], *, worker_config: WorkerConfig
+    ) -> ChoiceDataset:
+        """The choice among the sources."""
+        return DynamicBlendDataset(
+            sources, worker_config=worker_config, fingerprint=self.state_fingerprint()
+        )
+
+    def state_fingerprint(self) -> dict[str, Any]:
+        """JSON values that a saved state depends on; extend it with what changes your samples."""
+        return {"task_encoder": type(self).__qualname__}
+
+
+def load_source(
+    task_encoder: Any, loaded: LoadedDataset, key: str, worker_config: WorkerConfig
+) -> SavableDataset:
+    """The raw (or cooked) samples of one source, in an order of its own.
+
+    Which worker gets the odd sample out rotates with the key, so that it depends neither on the
+    order of the sources nor on their number.
+    """
+    own_config = worker_config_for(worker_config, key)
+    # Energon built the factory for all sources alike; random numbers come from its configuration.
+    loaded.dataset.worker_config = own_config
+    global_workers = max(1, worker_config.num_workers) * worker_config.world_size
+    rotation = stable_hash(key) % global_workers
+    return task_encoder._load_dataset(loaded, rotation, worker_config=own_config)
+
+
+def collapse_sources(
+    datasets: Sequence[LoadedDataset],
+    build_source: SourceBuilder,
+    build_blend: Callable[..., SavableDataset],
+    *,
+    worker_config: WorkerConfig,
+) -> LoadedDataset:
+    """Many loaded datasets as one whose factory builds the blend.
+
+    Raises:
+        ConfigError: no dataset, or one without a sample.
+    """
+    if not datasets:
+        raise ConfigError("The metadataset names no source; list at least one.")
+    keys = source_keys([loaded.dataset for loaded in datasets])
+    for key, loaded in zip(keys, datasets):
+        if len(loaded.dataset) == 0:
+            origin = get_origin(loaded.dataset)
+            place = f" ({origin.where})" if origin else ""
+            raise ConfigError(
+                f"Source {key}{place} has no samples; prepare it again or leave it out."
+            )
+
+    def build() -> SavableDataset:
+        sources = [
+            Source(
+                key=key,
+                dataset=build_source(loaded, key),
+                weight=_weight_of(loaded),
+                documents=len(loaded.dataset),
+            )
+            for key, loaded in zip(keys, datasets)
+        ]
+        return build_blend(sources, worker_config=worker_config)
+
+    return LoadedDataset(
+        dataset=SourcesFactory(sum(len(loaded.dataset) for loaded in datasets), build)
+    )
+
+
+def check_virtual_epoch(virtual_epoch_length: int, worker_config: WorkerConfig) -> None:
+    """Refuse a virtual epoch that workers would leave at different batch indices."""
+    if virtual_epoch_length % max(1, worker_config.num_workers):
+        raise ConfigError(
+            f"virtual_epoch_length={virtual_epoch_length} is not a multiple of num_workers="
+            f"{worker_config.num_workers}; workers would drift apart and with them the batch "
+            f"index. Use a multiple."
+        )
+
+
+def _weight_of(loaded: LoadedDataset):
+    if loaded.repetitions is not None:
+        return ConstantWeight(len(loaded.dataset) * loaded.repetitions)
+    return as_weight(loaded.weight)

@@ -1,0 +1,217 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Text to token ids.
+
+A tokenizer here is what the data pipeline needs of one: ``encode_array``, the special ids, the
+vocabulary size, and a fingerprint by which a resume notices that it was exchanged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from energon_ext.errors import ConfigError
+
+
+class Tokenizer(ABC):
+    """The protocol of a tokenizer.
+
+    Attributes:
+        vocab_size: ids are in ``[0, vocab_size)``.
+        bos_id, eos_id: None when the tokenizer has none.
+        pad_id: fills unused positions; never trained on, so it may be any id.
+        add_bos, add_eos: whether :meth:`encode` puts them around the text.
+    """
+
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int
+    add_bos: bool
+    add_eos: bool
+
+    @abstractmethod
+    def encode_array(self, text: str) -> np.ndarray:
+        """Token ids of ``text``, special tokens included, int64 [n]."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of ``text``, special tokens included."""
+        return self.encode_array(text).tolist()
+
+    @abstractmethod
+    def decode(self, tokens: Any) -> str:
+        """The text of token ids, special tokens left out."""
+
+    @abstractmethod
+    def fingerprint(self) -> dict[str, Any]:
+        """JSON values that change whenever the ids of some text change."""
+
+    def padded_vocab_size(self, multiple: int = 128) -> int:
+        """The vocabulary rounded up, as tensor-parallel embeddings want it.
+
+        Example:
+            >>> ByteTokenizer().padded_vocab_size(64)
+            320
+        """
+        if multiple < 1:
+            raise ConfigError(f"vocabulary multiple: {multiple!r} found, >= 1 is needed.")
+        return -(-self.vocab_size // multiple) * multiple
+
+    def _surround(self, ids: np.ndarray) -> np.ndarray:
+        prefix = [self.bos_id] if self.add_bos else []
+        suffix = [self.eos_id] if self.add_eos else []
+        return np.concatenate([prefix, ids, suffix]).astype(np.int64)
+
+
+class ByteTokenizer(Tokenizer):
+    """UTF-8 bytes, each byte + 4; ids 0..3 are pad, bos, eos and one in reserve.
+
+    Example:
+        >>> ByteTokenizer().encode("hi")
+        [1, 108, 109, 2]
+    """
+
+    OFFSET = 4
+
+    def __init__(self, add_bos: bool = True, add_eos: bool = True):
+        self.vocab_size = 256 + self.OFFSET
+        self.pad_id, self.bos_id, self.eos_id = 0, 1, 2
+        self.add_bos = add_bos
+        self.add_eos = add_eos
+
+    def encode_array(self, text: str) -> np.ndarray:
+        # A lone surrogate has no UTF-8 form; one odd character must not lose a document.
+        data = text.encode("utf-8", errors="replace")
+        return self._surround(np.frombuffer(data, dtype=np.uint8).astype(np.int64) + self.OFFSET)
+
+    def decode(self, tokens: Any) -> str:
+        ids = np.asarray(tokens, dtype=np.int64)
+        data = (ids[ids >= self.OFFSET] - self.OFFSET).astype(np.uint8).tobytes()
+        return data.decode("utf-8", errors="replace")
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"kind": "bytes", "add_bos": self.add_bos, "add_eos": self.add_eos}
+
+
+class HFTokenizer(Tokenizer):
+    """A tokenizer of the Hugging Face libraries.
+
+    Args:
+        name_or_path: a ``tokenizer.json`` file (library ``tokenizers``), or a folder or model name
+            (library ``transformers``).
+        add_bos, add_eos: put the special tokens around every text.
+        bos_token, eos_token, pad_token: names of the special tokens, where the file does not say or
+            says something else.
+
+    Raises:
+        ConfigError: the library is missing, the file is no tokenizer, a special token is asked
+            for that the vocabulary does not have.
+    """
+
+    def __init__(
+        self,
+        name_or_path: str | Path,
+        *,
+        add_bos: bool = False,
+        add_eos: bool = True,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        pad_token: str | None = None,
+    ):
+        self.name = str(name_or_path)
+        self.add_bos = add_bos
+        self.add_eos = add_eos
+        self._tokenizer, defaults = _load_hf(self.name)
+        self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self.bos_id = self._special_id("bos", bos_token or defaults.get("bos"), needed=add_bos)
+        self.eos_id = self._special_id("eos", eos_token or defaults.get("eos"), needed=add_eos)
+        pad_id = self._special_id("pad", pad_token or defaults.get("pad"), needed=False)
+        self.pad_id = 0 if pad_id is None else pad_id
+
+    def encode_array(self, text: str) -> np.ndarray:
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self._surround(np.asarray(ids, dtype=np.int64))
+
+    def decode(self, tokens: Any) -> str:
+        return self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=True)
+
+    def fingerprint(self) -> dict[str, Any]:
+        content = hashlib.sha256(self._tokenizer.to_str().encode("utf-8")).hexdigest()
+        return {
+            "kind": "hf",
+            "sha256": content,
+            "add_bos": self.add_bos,
+            "add_eos": self.add_eos,
+            "bos_id": self.bos_id,
+            "eos_id": self.eos_id,
+        }
+
+    def _special_id(self, role: str, token: str | None, *, needed: bool) -> int | None:
+        found = None if token is None else self._tokenizer.token_to_id(token)
+        if found is None and (needed or token is not None):
+            raise ConfigError(
+                f"Tokenizer {self.name}: no {role} token"
+                + (f" {token!r} in its vocabulary" if token else " is named in it")
+                + f"; pass {role}_token=..., or add_{role}=False."
+            )
+        return found
+
+
+def load_tokenizer(name_or_path: str | Path, **options: Any) -> Tokenizer:
+    """The tokenizer a command line names.
+
+    Args:
+        name_or_path: ``bytes``, a ``tokenizer.json`` file, a folder, or a Hugging Face name.
+        **options: passed on to :class:`ByteTokenizer` or :class:`HFTokenizer`.
+
+    Example:
+        >>> load_tokenizer("bytes").vocab_size
+        260
+    """
+    if str(name_or_path) == "bytes":
+        return ByteTokenizer(**options)
+    return HFTokenizer(name_or_path, **options)
+
+
+def _load_hf(name: str):
+    """A ``tokenizers.Tokenizer`` and the names of its special tokens."""
+    if Path(name).is_file():
+        return _load_tokenizer_file(name), {}
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise ConfigError(
+            f"Tokenizer {name!r} is neither `bytes` nor a file, and loading a folder or a name "
+            f"needs transformers; pip install 'energon_ext[hf]'."
+        ) from error
+    try:
+        loaded = AutoTokenizer.from_pretrained(name, use_fast=True)
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"Tokenizer {name!r}: not a file, and transformers cannot load it ({first_line}). "
+            f"Check the path or the name."
+        ) from error
+    defaults = {"bos": loaded.bos_token, "eos": loaded.eos_token, "pad": loaded.pad_token}
+    return loaded.backend_tokenizer, defaults
+
+
+def _load_tokenizer_file(path: str):
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ConfigError(
+            f"Tokenizer file {path!r} needs the tokenizers library; pip install 'energon_ext[hf]'."
+        ) from error
+    try:
+        return tokenizers.Tokenizer.from_file(path)
+    except Exception as error:  # the library raises plain Exception for a file that is not one
+        raise ConfigError(
+            f"Tokenizer file {path!r} is not a tokenizer.json ({error}); give the file that "
+            f"`tokenizer.save()` wrote."
+        ) from error

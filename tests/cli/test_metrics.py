@@ -1,0 +1,157 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+
+import json
+
+import numpy as np
+import pytest
+
+from energon_ext.cli.metrics import Comparison, Run, short_labels
+from energon_ext.errors import ConfigError
+from tests.cli.runs import write_run
+
+
+def start(step=0, sources=("web", "code")):
+    return {
+        "event": "start",
+        "step": step,
+        "sources": list(sources),
+        "documents": dict.fromkeys(sources, 10),
+        "row_length": 8,
+        "rows_per_step": 2,
+        "config": {},
+    }
+
+
+def step(number, loss=1.0, batch_hash="h", **counts):
+    return {
+        "event": "step",
+        "step": number,
+        "batch_index": number - 1,
+        "loss": loss,
+        "tokens_per_second": 100.0,
+        "planned_share": {"web": 0.5, "code": 0.5},
+        "tokens": counts or {"web": 16},
+        "documents": {"web": 1},
+        "loss_by_source": dict.fromkeys(counts or {"web": 16}, loss),
+        "batch_hash": batch_hash,
+    }
+
+
+def load(run_dir, *events):
+    lines = [event if isinstance(event, str) else json.dumps(event) for event in events]
+    (run_dir / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    return Run.load(run_dir)
+
+
+def test_a_run_is_read_as_arrays(tmp_path):
+    run = load(
+        tmp_path,
+        start(),
+        step(1, loss=3.0, web=8, code=8),
+        {"event": "save", "step": 1, "path": "x"},
+        step(2, loss=2.0, batch_hash="i", web=16),
+        {"event": "end", "step": 2, "reason": "finished"},
+    )
+    assert run.sources == run.labels == ("web", "code")
+    assert run.step.tolist() == [1, 2] and run.loss.tolist() == [3.0, 2.0]
+    assert run.tokens.tolist() == [[8, 8], [16, 0]]
+    assert run.documents.tolist() == [[1, 0], [1, 0]]
+    assert run.epoch_documents.tolist() == [10, 10]
+    np.testing.assert_array_equal(run.source_loss, [[3.0, 3.0], [2.0, np.nan]])
+    assert run.batch_hash == ("h", "i") and run.resumed_after == ()
+
+
+def test_steps_done_again_after_a_resume_count_once(tmp_path):
+    run = load(
+        tmp_path,
+        start(),
+        *(step(1, loss=5.0), step(2, loss=4.0), step(3, loss=9.0)),
+        start(step=2),
+        *(step(3, loss=3.0), step(4, loss=2.0)),
+    )
+    assert run.loss.tolist() == [5.0, 4.0, 3.0, 2.0]
+    assert run.resumed_after == (2,)
+
+
+def test_a_source_added_at_a_resume_has_no_tokens_before(tmp_path):
+    run = load(
+        tmp_path,
+        start(),
+        step(1, web=16),
+        start(step=1, sources=("math", "web", "code")),
+        step(2, math=16),
+    )
+    assert run.sources == ("web", "code", "math")
+    assert run.tokens.tolist() == [[16, 0, 0], [0, 0, 16]]
+    assert run.epoch_documents.tolist() == [10, 10, 10]
+
+
+def without(event, field):
+    return {key: value for key, value in event.items() if key != field}
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([], "metrics.jsonl: no training step"),
+        ([start()], "metrics.jsonl: no training step"),
+        ([start(), step(1), '{"event": "st'], "metrics.jsonl:3: damaged, not JSON"),
+        ([start(), ""], "metrics.jsonl:2: damaged, not JSON"),
+        ([start(), "[1]"], "metrics.jsonl:2: damaged, an object with 'event'"),
+        ([without(start(), "sources")], "metrics.jsonl:1: damaged, start has no 'sources'"),
+        ([start(), without(step(1), "loss")], "metrics.jsonl:2: damaged, step has no 'loss'"),
+        ([start(), {**step(1), "loss": "low"}], "metrics.jsonl:2: damaged, 'loss' is 'low'"),
+        ([start(), step(1, web="many")], "metrics.jsonl:2: damaged, 'tokens' is"),
+        ([start(), step(1, web=-1)], "metrics.jsonl:2: damaged, 'tokens' is"),
+        ([start(), step(1, web=10**30)], "metrics.jsonl:2: damaged, 'tokens' is"),
+        ([start(), {**step(1), "step": True}], "metrics.jsonl:2: damaged, 'step' is True"),
+        ([start(), step(1), step(3)], "metrics.jsonl:3: step of step 3 found where step 2"),
+        ([start(), step(1), start(step=5)], "metrics.jsonl:3: start of step 5 found where step 1"),
+        ([step(1)], "metrics.jsonl: no training step"),
+    ],
+)
+def test_damaged_metrics_name_the_line(tmp_path, events, expected):
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, *events)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_missing_metrics_name_the_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl: no such file"):
+        Run.load(tmp_path / "absent")
+
+
+def test_a_comparison_counts_equal_batches_over_the_common_steps(tmp_path):
+    run = Run.load(write_run(tmp_path / "a", steps=20, resumed_after=[12]))
+    assert Comparison.of(run, run).identical
+    longer = Run.load(write_run(tmp_path / "b", steps=30))
+    assert Comparison.of(run, longer).identical and Comparison.of(run, longer).steps == 20
+    damaged = write_run(tmp_path / "c", steps=20, resumed_after=[12], damage="other")
+    comparison = Comparison.of(Run.load(damaged), run)
+    assert not comparison.identical
+    assert comparison.same_batch.tolist() == [True] * 12 + [False] * 8
+    assert str(comparison) == "12 of 20 batches identical, largest difference of the loss 0.001"
+
+
+def test_equal_batches_with_other_losses_are_not_identical(tmp_path):
+    run = load(tmp_path, start(), step(1, loss=1.0))
+    other = load(tmp_path, start(), step(1, loss=1.0 + 1e-15))
+    assert Comparison.of(run, other).same_batch.all()
+    assert not Comparison.of(run, other).identical
+
+
+@pytest.mark.parametrize(
+    ("keys", "labels"),
+    [
+        (["../demo/data/prose:train", "../demo/data/code:train"], ["prose", "code"]),
+        (["web:train", "web:test"], ["web:train", "web:test"]),
+        (["a/web:train[0, 0.5]", "a/web:train[0.5, 1]"], ["web[0, 0.5]", "web[0.5, 1]"]),
+        (["a/web", "b/web"], ["a/web", "b/web"]),
+        (["web"], ["web"]),
+        (["s3://bucket/web:train", "s3://bucket/code:train"], ["web", "code"]),
+        (["a/web", "web"], ["a/web", "web"]),
+    ],
+)
+def test_labels_are_as_short_as_tells_the_sources_apart(keys, labels):
+    assert list(short_labels(keys)) == labels

@@ -1,0 +1,246 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+
+import json
+import tracemalloc
+
+import megatron.energon
+import pytest
+from megatron.energon import DefaultTaskEncoder, TextSample, WorkerConfig
+
+from energon_ext.cli.dataset_writer import WriteOptions, write_text_dataset
+from energon_ext.cli.documents import Corpus, Document
+from energon_ext.errors import ConfigError
+from tests.cli.command import energon_ext, error_line
+
+TEXTS = [f"document {number}\r\nwith a second line and an é\n" for number in range(40)]
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    path = tmp_path / "input.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return path
+
+
+def corpus(texts):
+    return Corpus(Document(text, f"memory[{n}]", len(text)) for n, text in enumerate(texts))
+
+
+def read(folder, split):
+    """Texts of a split, in the order of the shards, as stock Energon gives them."""
+    datasets = megatron.energon.get_val_datasets(
+        str(folder),
+        split_part=split,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=1,
+        task_encoder=DefaultTaskEncoder(),
+    )
+    samples = [s for d, _ in datasets for s in megatron.energon.get_loader(d)]
+    assert all(isinstance(sample, TextSample) for sample in samples)
+    return [sample.text[0] for sample in samples]
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_energon_reads_every_document_once_and_unchanged(tmp_path, jsonl):
+    result = energon_ext("prepare", tmp_path / "out", "--jsonl", jsonl, "--val", 0.25)
+    assert result.exit_code == 0
+    train, val = read(tmp_path / "out", "train"), read(tmp_path / "out", "val")
+    assert sorted(train + val) == sorted(TEXTS)
+    assert 0 < len(val) < len(train)
+
+
+def test_counts_are_those_of_the_documents(tmp_path, jsonl):
+    out = energon_ext(
+        "prepare", tmp_path / "out", "--jsonl", jsonl, "--val", 0, "--tokenizer", "bytes"
+    ).stdout
+    characters = sum(map(len, TEXTS))
+    tokens = sum(len(text.encode()) + 2 for text in TEXTS)  # Begin and end of each document.
+    assert out.splitlines()[1].split() == ["documents", "characters", "tokens", "shards"]
+    assert out.splitlines()[2].split() == ["train", "40", f"{characters:,}", f"{tokens:,}", "1"]
+    assert out.splitlines()[3].split() == ["val", "0", "0", "0", "0"]
+
+
+def test_the_split_depends_on_the_text_and_the_seed_only(tmp_path):
+    def val_split(name, texts, seed=0):
+        options = WriteOptions(val_fraction=0.3, seed=seed)
+        write_text_dataset(corpus(texts), tmp_path / name, options)
+        return read(tmp_path / name, "val")
+
+    val = val_split("forward", TEXTS)
+    assert sorted(val_split("backward", TEXTS[::-1])) == sorted(val)
+    assert sorted(val_split("twice", TEXTS + TEXTS)) == sorted(val + val)
+    assert sorted(val_split("seed", TEXTS, seed=1)) != sorted(val)
+
+
+def test_equal_input_gives_equal_shards(tmp_path):
+    options = WriteOptions(shard_documents=7, val_fraction=0.2)
+    for name in ("first", "second"):
+        write_text_dataset(corpus(TEXTS), tmp_path / name, options)
+    shards = sorted(path.name for path in (tmp_path / "first").glob("*.tar"))
+    assert len(shards) > 4
+    for shard in shards:
+        assert (tmp_path / "first" / shard).read_bytes() == (
+            tmp_path / "second" / shard
+        ).read_bytes()
+
+
+def test_a_shard_holds_so_many_documents(tmp_path):
+    options = WriteOptions(shard_documents=15, val_fraction=0, workers=2)
+    counts = write_text_dataset(corpus(TEXTS), tmp_path / "out", options)
+    assert counts.splits["train"].shards == 3
+    info = json.loads((tmp_path / "out" / ".nv-meta" / ".info.json").read_text())
+    assert list(info["shard_counts"].values()) == [15, 15, 10]
+    assert read(tmp_path / "out", "train") == TEXTS
+
+
+def test_text_files_are_documents_and_a_separator_cuts_them(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\n")
+    (tmp_path / "b.txt").write_text("two<|end|>three<|end|> \n")
+    call = ("prepare", tmp_path / "out", "--val", 0, "--force", "--text")
+    inputs = (tmp_path / "a.txt", tmp_path / "b.txt")
+    assert energon_ext(*call, *inputs).exit_code == 0
+    assert read(tmp_path / "out", "train") == ["one\r\n", "two<|end|>three<|end|> \n"]
+    result = energon_ext(*call, *inputs, "--separator", "<|end|>")
+    assert read(tmp_path / "out", "train") == ["one\r\n", "two", "three"]
+    assert "left out as too short: 1" in result.stdout
+
+
+def test_a_separator_is_found_across_read_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr("energon_ext.cli.documents.READ_CHARACTERS", 3)
+    (tmp_path / "a.txt").write_text("one####two####three")
+    energon_ext(
+        *("prepare", tmp_path / "out", "--val", 0, "--text", tmp_path / "a.txt"),
+        *("--separator", "####"),
+    )
+    assert read(tmp_path / "out", "train") == ["one", "two", "three"]
+
+
+def test_a_folder_gives_its_matching_files_in_order(tmp_path):
+    for name in ("src/b.py", "src/deep/a.py", "src/c.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    result = energon_ext(
+        "prepare", tmp_path / "out", "--folder", tmp_path / "src", "--glob", "**/*.py", "--val", 0
+    )
+    assert result.exit_code == 0
+    assert read(tmp_path / "out", "train") == ["src/b.py", "src/deep/a.py"]
+
+
+def test_a_local_hugging_face_dataset_is_read(tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "train.jsonl").write_text('{"body": "one"}\n{"body": "two"}\n')
+    for streaming in ((), ("--hf-streaming",)):
+        result = energon_ext(
+            *("prepare", tmp_path / "out", "--hf-dataset", tmp_path / "local", "--key", "body"),
+            *("--val", 0, "--force", *streaming),
+        )
+        assert result.exit_code == 0
+        assert read(tmp_path / "out", "train") == ["one", "two"]
+
+
+def test_a_missing_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    line = error_line(energon_ext("prepare", tmp_path / "out", "--hf-dataset", "some/name"))
+    assert "pip install 'energon_ext[datasets]'" in line
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (b"", "no document of at least 1 characters"),
+        (b'{"text": " \\n"}\n', "(1 shorter ones)"),
+        (b'{"text": "good"}\n\n{"text": \n', "input.jsonl:3: not JSON"),
+        (b'{"text": "good"}\n["text"]\n', "input.jsonl:2: expected a JSON object, found list"),
+        (b'{"content": "x", "id": 1}\n', "input.jsonl:1: no key 'text'; it has ['content', 'id']"),
+        (b'{"text": 5}\n', "input.jsonl:1: 'text' must be a string, found int"),
+        (b'{"text": "\xff"}\n', "input.jsonl:1: not JSON"),
+        (b'{"text": "\\ud800 half"}\n', "input.jsonl:1: the text holds half a character"),
+        (b"[" * 100_000 + b"\n", "input.jsonl:1: not JSON"),
+    ],
+)
+def test_damaged_jsonl_is_one_line_with_file_and_line(tmp_path, lines, expected):
+    (tmp_path / "input.jsonl").write_bytes(lines)
+    line = error_line(
+        energon_ext("prepare", tmp_path / "out", "--jsonl", tmp_path / "input.jsonl", "--val", 0)
+    )
+    assert expected in line
+    assert files(tmp_path) == ["input.jsonl"], "nothing half made"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "found none"),
+        (["--text", "good.txt", "--folder", "."], "found --text and --folder"),
+        (["--text", "absent.txt"], "absent.txt: no such file"),
+        (["--text", "sub"], "sub: a folder, not a file"),
+        (["--text", "latin.txt"], "latin.txt: not UTF-8 text (byte 0xe9)"),
+        (["--text", "good.txt", "--separator", ""], "--separator must not be empty"),
+        (["--folder", "absent"], "absent: no such folder"),
+        (["--folder", "sub"], "sub: no file matches '**/*.txt'"),
+        (["--folder", "sub", "--glob", "/etc/*"], "is not a relative pattern"),
+        (["--folder", "sub", "good.txt"], "further files go with --text or --jsonl"),
+        (["--text", "good.txt", "--val", "0.001"], "None of the 1 documents fell into val"),
+        (["--text", "good.txt", "--tokenizer", "good.txt"], "is not a tokenizer.json"),
+    ],
+)
+def test_what_a_user_gets_wrong_is_one_line(tmp_path, monkeypatch, arguments, expected):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "good.txt").write_text("good")
+    (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
+    assert expected in error_line(energon_ext("prepare", "out", *arguments))
+    assert files(tmp_path) == ["good.txt", "latin.txt", "sub"], "nothing half made"
+
+
+def test_nothing_is_overwritten_without_force(tmp_path, jsonl):
+    (tmp_path / "one.txt").write_text("another text")
+    call = ("prepare", tmp_path / "out", "--val", 0)
+    energon_ext(*call, "--jsonl", jsonl)
+    line = error_line(energon_ext(*call, "--text", tmp_path / "one.txt"))
+    assert "out: exists. Replace it with --force." in line
+    assert read(tmp_path / "out", "train") == TEXTS
+    assert energon_ext(*call, "--text", tmp_path / "one.txt", "--force").exit_code == 0
+    assert read(tmp_path / "out", "train") == ["another text"]
+    assert files(tmp_path) == ["input.jsonl", "one.txt", "out"]
+
+
+def test_force_never_removes_what_prepare_did_not_write(tmp_path, jsonl):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("years of work")
+    for out in (tmp_path / "home", tmp_path / "home" / "thesis.tex"):
+        assert "not even --force" in error_line(
+            energon_ext("prepare", out, "--jsonl", jsonl, "--force")
+        )
+    assert (tmp_path / "home" / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), ConfigError("damaged")])
+def test_a_failure_half_way_leaves_the_old_dataset_alone(tmp_path, failure):
+    def fails_at_last():
+        yield from TEXTS
+        raise failure
+
+    options = WriteOptions(val_fraction=0, force=True)
+    write_text_dataset(corpus(["old"]), tmp_path / "out", options)
+    with pytest.raises(type(failure)):
+        write_text_dataset(corpus(fails_at_last()), tmp_path / "out", options)
+    assert files(tmp_path) == ["out"]
+    assert read(tmp_path / "out", "train") == ["old"]
+
+
+def test_memory_does_not_grow_with_the_input(tmp_path):
+    tracemalloc.start()
+    write_text_dataset(
+        corpus("x" * 100_000 for _ in range(400)), tmp_path / "out", WriteOptions(val_fraction=0)
+    )
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4_000_000  # Of 40 MB of text.

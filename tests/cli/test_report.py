@@ -1,0 +1,145 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+
+import base64
+import re
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+
+from energon_ext.cli import figures
+from energon_ext.cli.metrics import Comparison, Run
+from energon_ext.cli.report import headline, source_table
+from tests.cli.command import energon_ext, error_line
+from tests.cli.runs import write_run
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+class Links(HTMLParser):
+    """Every address that a page refers to."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.found = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.found += [value for name, value in attrs if name in ("src", "href", "srcset", "data")]
+
+
+def test_a_report_is_pictures_and_one_page_that_holds_them(tmp_path):
+    run_dir = write_run(tmp_path / "run", steps=40)
+    result = energon_ext("report", run_dir)
+    assert result.exit_code == 0
+    names = ["mix.png", "loss.png", "consumption.png", "report.html"]
+    assert result.stdout.split() == [str(run_dir / name) for name in names]
+    page = (run_dir / "report.html").read_text()
+    links = Links(page).found
+    assert [base64.b64decode(link.removeprefix("data:image/png;base64,")) for link in links] == [
+        (run_dir / name).read_bytes() for name in names[:3]
+    ]
+    assert all((run_dir / name).read_bytes().startswith(PNG) for name in names[:3])
+    assert not re.search(r"https?:|url\(|@import|<script", page)
+
+
+def test_a_reference_adds_the_resume_proof(tmp_path):
+    run_dir = write_run(tmp_path / "run", steps=40, resumed_after=[20])
+    reference = write_run(tmp_path / "reference", steps=40)
+    result = energon_ext("report", run_dir, "--reference", reference, "--out", tmp_path / "out")
+    assert result.exit_code == 0
+    assert "40 of 40 batches identical, largest difference of the loss 0" in result.stdout
+    assert (tmp_path / "out" / "resume.png").read_bytes().startswith(PNG)
+    assert "<b>40 of 40</b>" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_names_from_the_metrics_are_text_and_never_markup(tmp_path):
+    sources = ("<script>alert(1)</script>", "a & b")
+    energon_ext("report", write_run(tmp_path, steps=5, sources=sources))
+    page = (tmp_path / "report.html").read_text()
+    assert "<script>" not in page and "&lt;script&gt;" in page and "a &amp; b" in page
+
+
+def test_damaged_metrics_are_one_line(tmp_path):
+    run_dir = write_run(tmp_path / "run", steps=5)
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write("{half")
+    assert "metrics.jsonl:8: damaged" in error_line(energon_ext("report", run_dir))
+    assert [path.name for path in run_dir.iterdir()] == ["metrics.jsonl"]
+    assert "no such file" in error_line(energon_ext("report", tmp_path / "absent"))
+
+
+def test_a_missing_matplotlib_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "energon_ext.cli.figures", None)
+    monkeypatch.delattr("energon_ext.cli.figures")
+    line = error_line(energon_ext("report", write_run(tmp_path, steps=5)))
+    assert "pip install 'energon_ext[report]'" in line
+
+
+def test_the_table_adds_up_each_source(tmp_path):
+    run = Run.load(write_run(tmp_path, steps=30))
+    rows = {row[0]: row for row in source_table(run)}
+    for index, key in enumerate(run.sources):
+        tokens = sum(int(step[index]) for step in run.tokens)
+        share = 100 * tokens / (30 * 8 * 256)  # Every row of a made-up run is full.
+        documents = sum(int(step[index]) for step in run.documents)
+        assert rows[key][1:3] == (f"{tokens:,}", f"{share:.1f} %")
+        assert rows[key][4:7] == (
+            f"{documents:,}",
+            f"{40 * (index + 1)}",
+            f"{documents / (40 * (index + 1)):.2f}",
+        )
+
+
+def test_the_headline_states_steps_tokens_loss_and_speed(tmp_path):
+    run = Run.load(write_run(tmp_path, steps=30))
+    values = [value for value, _ in headline(run)]
+    first, last = sum(run.loss[:2]) / 2, sum(run.loss[-2:]) / 2
+    assert values[:3] == ["30", "61,440", f"{first:.2f} → {last:.2f}"]
+    assert values[3] == f"{sum(sorted(run.tokens_per_second)[14:16]) / 2:,.0f}"
+
+
+def test_many_sources_are_joined_without_losing_a_token(tmp_path):
+    run = Run.load(write_run(tmp_path, steps=60, sources=[f"s/{n:02d}" for n in range(20)]))
+    joined = figures.for_pictures(run)
+    assert len(joined.sources) == len(figures.COLORS)
+    assert joined.labels[-1] == "13 others"
+    np.testing.assert_array_equal(joined.tokens.sum(1), run.tokens.sum(1))
+    np.testing.assert_allclose(joined.planned_share.sum(1), 1)
+    np.testing.assert_array_equal(joined.documents.sum(1), run.documents.sum(1))
+    for picture in (figures.mix_picture, figures.loss_picture, figures.consumption_picture):
+        assert picture(run).figure.axes
+
+
+def test_the_loss_of_joined_sources_is_the_mean_over_their_tokens(tmp_path):
+    run = Run.load(write_run(tmp_path, steps=60, sources=[f"s/{n:02d}" for n in range(20)]))
+    joined = figures.for_pictures(run)
+    others = [index for index, label in enumerate(run.labels) if label not in joined.labels]
+    for step in range(60):
+        parts = [
+            (run.tokens[step, index], run.source_loss[step, index])
+            for index in others
+            if run.tokens[step, index]
+        ]
+        tokens = sum(count for count, _ in parts)
+        mean = sum(count * loss for count, loss in parts) / tokens if tokens else np.nan
+        np.testing.assert_allclose(joined.source_loss[step, -1], mean)
+
+
+def test_the_caption_tells_a_run_that_left_its_schedule(tmp_path):
+    run = Run.load(write_run(tmp_path, steps=60))
+    obeyed = int(re.search(r"(\d+) of", figures.mix_picture(run).caption)[1])
+    run.tokens[:] = np.roll(run.tokens, 1, axis=1)
+    ignored = int(re.search(r"(\d+) of", figures.mix_picture(run).caption)[1])
+    assert ignored < obeyed / 2
+
+
+def test_a_run_of_one_step_and_a_run_that_differs_can_be_drawn(tmp_path):
+    short = Run.load(write_run(tmp_path / "short", steps=1))
+    for picture in (figures.mix_picture, figures.loss_picture, figures.consumption_picture):
+        assert picture(short).caption
+    run = Run.load(write_run(tmp_path / "a", steps=20, resumed_after=[5, 12], damage="x"))
+    reference = Run.load(write_run(tmp_path / "b", steps=30))
+    picture = figures.resume_picture(run, reference, Comparison.of(run, reference))
+    assert "12 of 20 batches identical" in picture.caption

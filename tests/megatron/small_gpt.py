@@ -1,0 +1,119 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A small real GPTModel and synthetic packed batches for it, on the CPU."""
+
+import contextlib
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from energon_ext.batch import PackedBatch, Row
+from energon_ext.megatron import enable_cpu, gpt_layer_spec, initialize_weights
+
+VOCABULARY = 64
+ROW_LENGTH = 32
+
+MOE = {
+    "num_moe_experts": 4,
+    "moe_router_topk": 2,
+    "moe_ffn_hidden_size": 32,
+    "moe_token_dispatcher_type": "allgather",
+    "moe_grouped_gemm": False,
+    # The auxiliary loss looks at the batch as a whole, so it differs between packings.
+    "moe_router_load_balancing_type": "none",
+    "qk_layernorm": True,
+}
+
+
+@contextlib.contextmanager
+def megatron(rank=0, world_size=1, store=None, **parallel_sizes):
+    """Process groups and random states of Megatron, taken down again."""
+    enable_cpu()
+    store = store or dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    try:
+        with model_parallel(**parallel_sizes):
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def model_parallel(**parallel_sizes):
+    parallel_state.initialize_model_parallel(**parallel_sizes)
+    model_parallel_cuda_manual_seed(1, inference_rng_tracker=True, force_reset_rng=True)
+    try:
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+
+
+def small_config(**overrides):
+    return TransformerConfig(
+        **{
+            "num_layers": 2,
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "num_query_groups": 2,
+            "ffn_hidden_size": 64,
+            "normalization": "RMSNorm",
+            "gated_linear_unit": True,
+            "activation_func": F.silu,
+            "add_bias_linear": False,
+            "hidden_dropout": 0.0,
+            "attention_dropout": 0.0,
+            "pipeline_dtype": torch.float32,
+            "use_cpu_initialization": True,
+            "gradient_accumulation_fusion": False,
+            "calculate_per_token_loss": True,
+            "init_method_std": 0.2,  # far from uniform outputs, so that differences show
+            **overrides,
+        }
+    )
+
+
+def small_model(config, seed=0):
+    model = GPTModel(
+        config,
+        gpt_layer_spec(config),
+        VOCABULARY,
+        ROW_LENGTH,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=False,
+        position_embedding_type="rope",
+    )
+    initialize_weights(model, seed)
+    return model
+
+
+def synthetic_batch(seed, rows=2, sources=("code", "web")):
+    """Rows of two or three random documents and some padding; some positions masked."""
+    random = np.random.default_rng(seed)
+    return PackedBatch.from_rows([_row(random, sources) for _ in range(rows)], sources)
+
+
+def _row(random, sources):
+    lengths = random.integers(4, 12, size=random.integers(2, 4)).tolist()
+    filled = sum(lengths)
+    padding = ROW_LENGTH - filled
+    tokens = np.zeros(ROW_LENGTH, np.int64)
+    tokens[:filled] = random.integers(4, VOCABULARY, size=filled)
+    weights = np.zeros(ROW_LENGTH, np.float32)
+    weights[:filled] = random.random(filled) < 0.8
+    return Row(
+        tokens=tokens,
+        labels=np.roll(tokens, -1),
+        token_weights=weights,
+        position_ids=np.concatenate([np.arange(n) for n in [*lengths, padding]]),
+        segment_lengths=lengths,
+        padding=padding,
+        source=sources[random.integers(len(sources))],
+        documents=len(lengths),
+    )

@@ -1,0 +1,64 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""torch.cuda stands for the CPU where there is no GPU, and only there."""
+
+import pytest
+import torch
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.transformer.moe import moe_utils
+
+from energon_ext.megatron import enable_cpu
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU")
+
+
+def test_cuda_means_cpu():
+    assert enable_cpu() is True
+    assert torch.zeros(2, device="cuda").device.type == "cpu"
+    assert torch.ones(2, device=torch.device("cuda", 0)).device.type == "cpu"
+    assert torch.empty(2, device=torch.cuda.current_device()).device.type == "cpu"
+    tensor = torch.zeros(2)
+    assert tensor.cuda() is tensor
+    assert tensor.to("cuda", torch.int64).dtype == torch.int64
+    assert tensor.to(device="cuda").device.type == "cpu"
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+    torch.cuda.synchronize()
+
+
+def test_what_does_not_name_cuda_stays_as_it_is():
+    enable_cpu()
+    assert torch.zeros(2, device="meta").device.type == "meta"
+    assert torch.zeros(2).to(torch.float64).dtype == torch.float64
+    assert torch.zeros(2).type(torch.int64).dtype == torch.int64
+
+
+def test_enabling_twice_changes_nothing():
+    enable_cpu()
+    before = torch.cuda.current_device, torch.cuda.Stream, len(_active_modes())
+    enable_cpu()
+    assert (torch.cuda.current_device, torch.cuda.Stream, len(_active_modes())) == before
+
+
+def test_with_a_gpu_nothing_is_changed(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    original = torch.cuda.current_device
+    assert enable_cpu() is False
+    assert torch.cuda.current_device is original
+
+
+def test_megatron_clips_gradients():
+    enable_cpu()
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([3.0, 4.0])
+    clip_grad_by_total_norm_fp32([parameter], max_norm=1.0, total_norm=5.0)
+    torch.testing.assert_close(parameter.grad, torch.tensor([0.6, 0.8]))
+
+
+def test_the_global_that_megatron_forgets_is_there():
+    enable_cpu()
+    assert moe_utils.te_general_gemm is None
+
+
+def _active_modes():
+    return torch.overrides._get_current_function_mode_stack()

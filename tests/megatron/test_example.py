@@ -1,0 +1,165 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The training script as people run it: stopped, resumed, split over processes, interrupted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import support
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "01_pretrain_gpt.py"
+SMALL = [
+    *("--train-iters", "6", "--save-interval", "2", "--lr-warmup-iters", "2"),
+    *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4"),
+    *("--seq-length", "64", "--global-batch-rows", "4", "--micro-batch-rows", "2"),
+]
+TEXTS = [f"The {animal} sat on the mat. " * 5 for animal in ("cat", "dog", "cow", "hen")] * 10
+
+
+@pytest.fixture(scope="module")
+def mix(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    support.write_dataset(folder / "prose", TEXTS)
+    support.write_dataset(folder / "code", [text.replace(" ", "_") for text in TEXTS])
+    weights = [("./prose", {"linear": {0: 3, 8: 1}}), ("./code", {"step": {0: 0, 5: 3}})]
+    return support.write_mix(folder / "mix.yaml", weights)
+
+
+@pytest.fixture(scope="module")
+def reference(mix, tmp_path_factory):
+    """A run that was never stopped."""
+    run_dir = tmp_path_factory.mktemp("runs") / "reference"
+    run(mix, run_dir)
+    return run_dir
+
+
+def command(mix, run_dir, *options, launcher=()):
+    return [sys.executable, *launcher, SCRIPT, mix, "--run-dir", run_dir, *SMALL, *options]
+
+
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(SCRIPT.parents[1]),
+    "PYTHONWARNINGS": "ignore",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def run(mix, run_dir, *options, launcher=(), succeeds=True):
+    done = subprocess.run(
+        command(mix, run_dir, *options, launcher=launcher),
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert (done.returncode == 0) is succeeds, done.stderr[-3000:]
+    return done.stderr
+
+
+def events(run_dir, kind):
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def comparable(step):
+    """All of a step but its speed."""
+    return {name: value for name, value in step.items() if name != "tokens_per_second"}
+
+
+def test_a_run_says_what_it_does(reference):
+    (start,) = events(reference, "start")
+    assert start["step"] == 0
+    assert len(start["sources"]) == 2
+    assert set(start["documents"].values()) == {40}
+    assert (start["row_length"], start["rows_per_step"]) == (64, 4)
+    steps = events(reference, "step")
+    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
+    # Two micro-batches a step, and the schedule counts batches.
+    assert [step["batch_index"] for step in steps] == [0, 2, 4, 6, 8, 10]
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    for step in steps:
+        assert sum(step["planned_share"].values()) == pytest.approx(1)
+        assert 0 < sum(step["tokens"].values()) <= 4 * 64
+        assert set(step["loss_by_source"]) == set(step["tokens"])
+    assert [Path(save["path"]).name for save in events(reference, "save")] == [
+        "step_00000002",
+        "step_00000004",
+        "step_00000006",
+    ]
+    assert events(reference, "end")[0]["reason"] == "finished"
+
+
+def test_a_resumed_run_is_the_run_that_was_never_stopped(mix, reference, tmp_path):
+    run_dir = tmp_path / "run"
+    run(mix, run_dir, "--stop-after", "3")
+    assert events(run_dir, "end")[0] == {"event": "end", "step": 3, "reason": "stopped"}
+    stderr = run(mix, run_dir, "--resume", "--lr", "0.5", succeeds=False)
+    assert "StateMismatchError" in stderr
+    assert "lr: saved 0.003, now 0.5" in stderr
+    stderr = run(mix, run_dir, succeeds=False)
+    assert stderr.splitlines() == [
+        f"ConfigError: {run_dir} holds a run: --resume it, or take another folder."
+    ]
+    run(mix, run_dir, "--resume")
+    assert [start["step"] for start in events(run_dir, "start")] == [0, 3]
+    found, expected = events(run_dir, "step"), events(reference, "step")
+    assert [comparable(step) for step in found] == [comparable(step) for step in expected]
+
+
+@pytest.mark.parametrize("split", ["tensor", "pipeline"])
+def test_split_over_two_processes_it_trains_the_same(mix, reference, tmp_path, split):
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    run_dir = tmp_path / "run"
+    options = (f"--{split}-model-parallel-size", "2")
+    run(mix, run_dir, *options, "--stop-after", "2", launcher=torchrun)
+    run(mix, run_dir, *options, "--stop-after", "4", "--resume", launcher=torchrun)
+    found, expected = events(run_dir, "step"), events(reference, "step")[:4]
+    assert [step["batch_hash"] for step in found] == [step["batch_hash"] for step in expected]
+    for one, other in zip(found, expected):
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
+
+
+def test_data_parallel_ranks_share_the_rows(mix, tmp_path):
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    run(mix, tmp_path / "run", "--stop-after", "2", launcher=torchrun)
+    first, second = events(tmp_path / "run", "step")
+    assert (first["batch_index"], second["batch_index"]) == (0, 1)
+    assert second["loss"] < first["loss"]
+    files = sorted(p.name for p in (tmp_path / "run/checkpoints/step_00000002").iterdir())
+    assert files[:2] == ["data_rank00000.pt", "data_rank00001.pt"]
+
+
+def test_resuming_what_does_not_exist_is_one_line(mix, tmp_path):
+    stderr = run(mix, tmp_path / "run", "--resume", succeeds=False)
+    (line,) = stderr.splitlines()
+    assert line.startswith("ConfigError: ")
+    assert "holds no checkpoint to --resume" in line
+
+
+def test_ctrl_c_is_one_line_and_the_last_checkpoint_stays(mix, tmp_path):
+    run_dir = tmp_path / "run"
+    process = subprocess.Popen(
+        command(mix, run_dir, "--train-iters", "1000000"),
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (run_dir / "metrics.jsonl").exists() or not events(run_dir, "save"):
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert stderr.splitlines()[-1] == (
+        f"Stopped by Ctrl-C; the last checkpoint stays in {run_dir / 'checkpoints'}."
+    )
+    assert "Traceback" not in stderr
+    assert list((run_dir / "checkpoints").glob("step_*/manifest.json"))

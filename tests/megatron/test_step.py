@@ -1,0 +1,234 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Batch to model to loss, by hand; and the loss of a step against one loss over all of it."""
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+import pytest
+import torch
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from energon_ext import ConfigError, SampleError, unified_loss
+from energon_ext.batch import PackedBatch, Row
+from energon_ext.megatron import (
+    build_packed_seq_params,
+    forward_step,
+    get_batch,
+    make_loss_func,
+    mean_losses,
+)
+from tests.megatron.small_gpt import MOE, small_config, small_model, synthetic_batch
+
+pytestmark = pytest.mark.usefixtures("one_rank")
+
+
+def batch_with_weights(code, web):
+    """Two rows of three positions, the last of each padding, with the weights of the others."""
+    rows = [
+        Row(
+            tokens=np.array([5, 6, 0]),
+            labels=np.array([6, 5, 0]),
+            token_weights=np.array([*weights, 0], np.float32),
+            position_ids=np.array([0, 1, 0]),
+            segment_lengths=[2],
+            padding=1,
+            source=source,
+        )
+        for source, weights in (("code", code), ("web", web))
+    ]
+    return PackedBatch.from_rows(rows, ("code", "empty", "web"))
+
+
+LOSSES = torch.tensor([[1.0, 2.0, 9.0, 3.0, 4.0, 9.0]])
+
+
+def test_sum_count_and_report_by_hand():
+    loss_func = make_loss_func(batch_with_weights(code=[1, 0], web=[1, 1]))
+    loss, count, report = loss_func(LOSSES)
+    assert loss.item() == 1 + 3 + 4
+    assert count.item() == 3
+    assert count.dtype == torch.int32
+    assert count.dim() == 0
+    assert report["lm loss"].tolist() == [8, 3]
+    assert report["lm loss/code"].tolist() == [1, 1]
+    assert report["lm loss/web"].tolist() == [7, 2]
+    assert list(report) == ["lm loss", "lm loss/code", "lm loss/empty", "lm loss/web"]
+
+
+def test_the_mean_of_a_source_without_tokens_is_zero_and_not_nan():
+    _, _, report = make_loss_func(batch_with_weights(code=[0, 0], web=[1, 1]))(LOSSES)
+    for key in ("lm loss/empty", "lm loss/code"):
+        total, count = report[key]
+        assert (total / count).item() == 0
+        assert count < 1e-20
+
+
+def test_negative_weights_push_away_and_count_as_positive():
+    loss, count, report = make_loss_func(batch_with_weights(code=[-1, 1], web=[-1, 0]))(LOSSES)
+    assert loss.item() == -1 + 2 - 3
+    assert count.item() == 3
+    assert report["lm loss"].tolist() == [-2, 3]
+    assert report["lm loss/web"].tolist() == [-3, 1]
+
+
+def test_fractions_need_a_scale_which_keeps_their_mean():
+    batch = batch_with_weights(code=[1.5, -0.5], web=[-0.5, -0.5])
+    with pytest.raises(SampleError, match="pass weight_scale"):
+        make_loss_func(batch)
+    loss, count, report = make_loss_func(batch, weight_scale=1024)(LOSSES)
+    assert count.item() == 3 * 1024
+    assert loss.item() / count.item() == pytest.approx((1.5 - 1 - 1.5 - 2) / 3)
+    assert report["lm loss"].tolist() == [-3, 3]
+
+
+def test_tokens_counts_positions_and_needs_no_scale():
+    batch = batch_with_weights(code=[1.5, -0.5], web=[0, -0.5])
+    loss, count, report = make_loss_func(batch, denominator="tokens")(LOSSES)
+    assert count.item() == 3
+    assert loss.item() == pytest.approx(1.5 - 1 - 2)
+    assert report["lm loss/code"].tolist() == [0.5, 2]
+
+
+def test_the_loss_is_in_float32_and_carries_a_gradient():
+    output = LOSSES.to(torch.bfloat16).requires_grad_()
+    loss, _, report = make_loss_func(batch_with_weights(code=[1, 0], web=[1, 1]))(output)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert output.grad.tolist() == [[1, 0, 0, 1, 1, 0]]
+    assert not report["lm loss"].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"denominator": "mean"}, "denominator"), ({"weight_scale": 0}, "weight_scale")],
+)
+def test_bad_loss_options_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        make_loss_func(synthetic_batch(0), **options)
+
+
+def run_step(model, batches, **options):
+    return get_forward_backward_func()(
+        forward_step_func=functools.partial(forward_step, **options),
+        data_iterator=iter(batches),
+        model=[model],
+        num_microbatches=len(batches),
+        seq_length=batches[0].num_tokens,
+        micro_batch_size=1,
+        forward_only=False,
+    )
+
+
+def fractional(batch):
+    """The batch with advantages -0.7, 0.9, ... for weights."""
+    signs = torch.tensor([-0.7, 0.9, 1.3]).repeat(batch.num_tokens // 3 + 1)[: batch.num_tokens]
+    return dataclasses.replace(batch, token_weights=batch.token_weights * signs)
+
+
+@pytest.mark.parametrize(
+    ("weights", "options"),
+    [
+        ("whole", {}),
+        ("fractions", {"weight_scale": 1 << 14}),
+        ("fractions", {"denominator": "tokens"}),
+    ],
+)
+def test_micro_batches_have_the_loss_and_gradient_of_one_large_batch(weights, options):
+    batches = [synthetic_batch(seed, rows=1 + seed) for seed in range(3)]
+    if weights == "fractions":
+        batches = [fractional(batch) for batch in batches]
+    model = small_model(small_config())
+    counts = []
+    model.config.finalize_model_grads_func = lambda model, count, **_: counts.append(count)
+    reports = run_step(model, batches, **options)
+    by_schedule = {name: p.grad / counts[0] for name, p in model.named_parameters()}
+
+    model.zero_grad()
+    logits = [
+        model(
+            batch.tokens[None],
+            batch.position_ids[None],
+            None,
+            packed_seq_params=build_packed_seq_params(batch),
+        )[0]
+        for batch in batches
+    ]
+    loss = unified_loss(
+        torch.cat(logits),
+        torch.cat([batch.labels for batch in batches]),
+        torch.cat([batch.token_weights for batch in batches]),
+        options.get("denominator", "weights"),
+    )
+    loss.backward()
+    assert mean_losses(reports)["loss"] == pytest.approx(loss.item(), abs=1e-5)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(by_schedule[name], parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_losses_by_source_are_means_over_their_own_tokens():
+    def report(code, web):
+        return make_loss_func(batch_with_weights(code=code, web=web))(LOSSES)[2]
+
+    losses = mean_losses([report(code=[1, 1], web=[1, 0]), report(code=[1, 0], web=[0, 0])])
+    assert losses["loss"] == pytest.approx((1 + 2 + 3 + 1) / 4)
+    assert losses["loss_by_source"] == pytest.approx({"code": 4 / 3, "web": 3.0})
+
+
+def test_a_step_without_trained_tokens_has_loss_zero():
+    report = make_loss_func(batch_with_weights(code=[0, 0], web=[0, 0]))(LOSSES)[2]
+    assert mean_losses([report]) == {"loss": 0.0, "loss_by_source": {}}
+
+
+def test_stages_without_a_loss_have_no_report():
+    assert mean_losses([]) == {}
+
+
+def test_segments_become_packed_sequence_parameters():
+    batch = batch_with_weights(code=[1, 1], web=[1, 1])
+    params = build_packed_seq_params(batch)
+    assert params.qkv_format == "thd"
+    assert params.cu_seqlens_q.tolist() == params.cu_seqlens_kv.tolist() == [0, 2, 3, 5, 6]
+    assert params.cu_seqlens_q.dtype == torch.int32
+    assert params.max_seqlen_q == params.max_seqlen_kv == 2
+
+
+def test_one_rank_gets_the_batch_of_its_iterator():
+    batch = synthetic_batch(0)
+    found = get_batch(iter([batch])).validate()
+    assert torch.equal(found.tokens, batch.tokens)
+    assert found.sources == batch.sources
+
+
+def test_a_loading_rank_without_an_iterator_says_so():
+    with pytest.raises(ConfigError, match="is_distributed = True"):
+        get_batch(None)
+
+
+def test_routers_do_not_see_padding():
+    """Load balancing of a packed batch is that of its documents: padding takes no part."""
+    config = small_config(
+        **{**MOE, "moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 1.0}
+    )
+    model = small_model(config)
+    batch = synthetic_batch(4)
+    assert batch.padding_mask().any()
+    routed = []
+    router = model.decoder.layers[0].mlp.router
+    router.register_forward_pre_hook(lambda module, args: routed.append(args[1]))
+    forward_step(iter([batch]), model)
+    assert routed[0][:, 0].tolist() == batch.padding_mask().tolist()
+
+
+def test_dense_models_are_given_no_padding_mask():
+    model = small_model(small_config())
+    seen = {}
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True
+    )
+    output, _ = forward_step(iter([synthetic_batch(0)]), model)
+    assert "padding_mask" not in seen
+    assert output.shape == (1, synthetic_batch(0).num_tokens)
+    assert output.mean().item() > math.log(2)

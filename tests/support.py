@@ -1,0 +1,88 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Small real Energon datasets, and what every data test does with a loader."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from megatron.energon import TextSample, WorkerConfig
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
+from webdataset import ShardWriter
+
+from energon_ext.savable_loader import ExactDataLoader
+
+TEXT_SAMPLE = {"__module__": "megatron.energon", "__class__": "TextSample"}
+
+
+class OtherText(TextSample):
+    """A sample type that Energon does not bring."""
+
+
+def write_dataset(folder, documents, *, split_parts=None, dataset_config=None, shard_size=50):
+    """A prepared webdataset of text documents in ``folder``."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with ShardWriter(f"{folder}/shard_%03d.tar", maxcount=shard_size, verbose=0) as shards:
+        for index, text in enumerate(documents):
+            shards.write({"__key__": f"{index:06d}", "txt": text.encode()})
+    BaseWebdatasetFactory.prepare_dataset(
+        EPath(folder),
+        sorted(file.name for file in folder.glob("*.tar")),
+        split_parts_patterns=split_parts or [("train", ".*")],
+        progress_fn=lambda items, total: items,
+        tar_index_only=False,
+        workers=1,
+    )
+    config = dataset_config or {"sample_type": TEXT_SAMPLE, "field_map": {"text": "txt"}}
+    (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps(config))
+    return folder
+
+
+def write_mix(path, entries, *, split="train", **blend_fields):
+    """A ScheduledMetadataset with one blend; ``entries`` are ``(path, weight)``."""
+    blend = [{"path": str(entry), "weight": weight} for entry, weight in entries]
+    content = {
+        "__module__": "energon_ext",
+        "__class__": "ScheduledMetadataset",
+        "splits": {split: {"blend": blend, **blend_fields}},
+    }
+    path = Path(path)
+    # JSON is YAML, and quotes what needs quotes.
+    path.write_text(json.dumps(content))
+    return path
+
+
+def config(num_workers=0, rank=0, world_size=1, seed=0):
+    return WorkerConfig(rank=rank, world_size=world_size, num_workers=num_workers, seed_offset=seed)
+
+
+_open_loaders = []
+
+
+def loader_for(dataset, **options):
+    """A loader without watchdog, whose workers end with the test."""
+    defaults = {"watchdog_timeout_seconds": None, "gc_collect_every_n_steps": 0}
+    loader = ExactDataLoader(dataset, **{**defaults, **options})
+    _open_loaders.append(loader)
+    return loader
+
+
+def close_loaders():
+    while _open_loaders:
+        _open_loaders.pop().close()
+
+
+def take(loader, count):
+    """The next ``count`` batches."""
+    iterator = iter(loader)
+    return [next(iterator) for _ in range(count)]
+
+
+def batch_hash(batch):
+    """A hash over every tensor of a PackedBatch."""
+    digest = hashlib.sha256()
+    for name in ("tokens", "labels", "token_weights", "position_ids", "cu_seqlens", "source_ids"):
+        digest.update(getattr(batch, name).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,129 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from energon_ext.batch import PackedBatch, Row
+from energon_ext.errors import SampleError
+
+
+def row(source="web", length=6, segments=(3, 2), start=10, documents=1):
+    padding = length - sum(segments)
+    positions = [i for size in segments for i in range(size)] + [0] * padding
+    return Row(
+        tokens=np.arange(start, start + length),
+        labels=np.arange(start + 1, start + 1 + length),
+        token_weights=np.array([1.0] * sum(segments) + [0.0] * padding, dtype=np.float32),
+        position_ids=np.array(positions),
+        segment_lengths=list(segments),
+        padding=padding,
+        source=source,
+        documents=documents,
+    )
+
+
+@pytest.fixture
+def batch():
+    rows = [row(), row("code", segments=(6,), start=20, documents=0), row("code", start=30)]
+    return PackedBatch.from_rows(rows, sources=("code", "web"))
+
+
+def test_rows_become_flat_tensors_with_every_segment_named(batch):
+    assert batch.validate() is batch
+    assert batch.tokens.tolist() == [*range(10, 16), *range(20, 26), *range(30, 36)]
+    assert batch.labels.tolist() == [*range(11, 17), *range(21, 27), *range(31, 37)]
+    assert batch.cu_seqlens.tolist() == [0, 3, 5, 6, 12, 15, 17, 18]
+    assert batch.max_seqlen == 6
+    assert batch.source_ids.tolist() == [1, 1, -1, 0, 0, 0, -1]
+    assert batch.tokens_per_source() == {"code": 11, "web": 5}
+    assert batch.documents_per_source() == {"code": 1, "web": 1}
+    dtypes = {
+        name: getattr(batch, name).dtype for name in ("tokens", "cu_seqlens", "token_weights")
+    }
+    assert dtypes == {
+        "tokens": torch.int64,
+        "cu_seqlens": torch.int32,
+        "token_weights": torch.float32,
+    }
+
+
+def test_the_grid_is_a_view_with_segments_counted_in_each_row(batch):
+    grid = batch.grid(1, 3, 6)
+    assert grid["segment_ids"].tolist() == [
+        [[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1], [1, 1, 1, 2, 2, 0]]
+    ]
+    assert grid["attention_mask"].tolist()[0][0] == [True] * 5 + [False]
+    assert grid["input_ids"].data_ptr() == batch.tokens.data_ptr()
+    assert grid["labels"].data_ptr() == batch.labels.data_ptr()
+    assert batch.grid(3, 1, 6, dtype=torch.int32)["input_ids"].dtype == torch.int32
+    with pytest.raises(SampleError, match="16 positions"):
+        batch.grid(2, 2, 4)
+
+
+def test_megatron_gets_one_packed_sequence(batch):
+    megatron = batch.to_megatron()
+    assert {name: tuple(value.shape) for name, value in megatron.items()} == {
+        "tokens": (1, 18),
+        "labels": (1, 18),
+        "loss_mask": (1, 18),
+        "position_ids": (1, 18),
+        "padding_mask": (1, 18),
+        "cu_seqlens": (1, 8),
+        "max_seqlen": (1,),
+    }
+    assert megatron["padding_mask"][0].nonzero().flatten().tolist() == [5, 17]
+    assert megatron["cu_seqlens"].dtype == megatron["max_seqlen"].dtype == torch.int32
+    assert megatron["tokens"].data_ptr() == batch.tokens.data_ptr()
+
+
+def test_a_batch_survives_a_pickle_and_a_device(batch):
+    for copy in (pickle.loads(pickle.dumps(batch)), batch.to("cpu")):
+        assert torch.equal(copy.tokens, batch.tokens)
+        assert copy.sources == batch.sources
+        copy.validate()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("tokens", torch.zeros(18, dtype=torch.int32), "tokens must be torch.int64"),
+        ("labels", torch.zeros(17, dtype=torch.int64), r"labels must be torch.int64 \[18\]"),
+        (
+            "cu_seqlens",
+            torch.tensor([1, 3, 5, 6, 12, 15, 17, 18], dtype=torch.int32),
+            "starts at 0",
+        ),
+        ("cu_seqlens", torch.tensor([0, 3, 5, 6, 12, 15, 17, 19], dtype=torch.int32), "ends at N"),
+        (
+            "cu_seqlens",
+            torch.tensor([0, 5, 3, 6, 12, 15, 17, 18], dtype=torch.int32),
+            "one position",
+        ),
+        ("max_seqlen", 7, "longest"),
+        ("source_ids", torch.tensor([1, 1, -1, 0, 0, 2, -1], dtype=torch.int32), "into sources"),
+        ("source_ids", torch.tensor([1, 1, -2, 0, 0, 0, -1], dtype=torch.int32), "-1 or an index"),
+        ("token_weights", torch.ones(18), "0 on padding"),
+        ("token_weights", torch.full((18,), float("nan")), "finite"),
+    ],
+)
+def test_validate_names_the_broken_rule(batch, field, value, rule):
+    setattr(batch, field, value)
+    with pytest.raises(SampleError, match=rule):
+        batch.validate()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "at least one row"),
+        ([row(), row(length=7)], "one length, got 6 and 7"),
+        ([row("unknown")], "'unknown'"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(rows, message):
+    with pytest.raises(SampleError, match=message):
+        PackedBatch.from_rows(rows, sources=("code", "web"))

@@ -1,0 +1,738 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Checkpoints: what is saved comes back, and damage, strangers and interrupts are noticed."""
+
+import hashlib
+import io
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import resource
+import signal
+import socket
+import sys
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from megatron.energon import DefaultTaskEncoder, get_train_dataset
+from megatron.energon.savable_loader import SavableDataLoaderState
+from megatron.energon.state import FlexState
+from megatron.energon.tools.checkpoint import command_redist
+
+from energon_ext.checkpoint import CheckpointStore
+from energon_ext.errors import ConfigError, EnergonExtError, StateFormatError
+from tests.support import config, loader_for, take, write_dataset
+
+PACKAGE = str(Path(sys.modules[CheckpointStore.__module__].__file__).parent)
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Fresh processes that start at once: forked from a server that has imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def save(root, step, value=None, **store_options):
+    with CheckpointStore(root, **store_options) as store:
+        return store.save(step, {"a.pt": value}, metadata={"step": step})
+
+
+def names(root):
+    return sorted(path.name for path in Path(root).glob("step_*"))
+
+
+def reseal(directory, **changes):
+    """Write a manifest by the documented rule, as somebody who may write to the folder could."""
+    path = directory / "manifest.json"
+    content = {**json.loads(path.read_text()), **changes}
+    del content["checksum"]
+    checksum = hashlib.sha256(json.dumps(content, indent=1).encode()).hexdigest()
+    path.write_text(json.dumps({**content, "checksum": checksum}, indent=1))
+
+
+def plant(directory, data):
+    """Replace ``a.pt`` and make the manifest agree."""
+    (directory / "a.pt").write_bytes(data)
+    record = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    reseal(directory, files={"a.pt": record})
+
+
+def saved_bytes(value):
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def with_pickle(data, change):
+    """A file of ``torch.save`` whose pickle is ``change(pickle)``."""
+    changed = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(changed, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            new.writestr(name, change(content) if name.endswith("/data.pkl") else content)
+    return changed.getvalue()
+
+
+# A real loader ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dataset_path(tmp_path_factory):
+    texts = [f"document {index}" for index in range(120)]
+    return write_dataset(tmp_path_factory.mktemp("data") / "set", texts)
+
+
+@pytest.fixture
+def new_loader(dataset_path):
+    def make(workers, rank=0, world_size=1):
+        dataset = get_train_dataset(
+            dataset_path,
+            worker_config=config(num_workers=workers, rank=rank, world_size=world_size),
+            batch_size=2,
+            shuffle_buffer_size=20,
+            max_samples_per_sequence=10,
+            task_encoder=DefaultTaskEncoder(),
+        )
+        return loader_for(dataset)
+
+    return make
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_restored_from_a_checkpoint_goes_on_with_the_same_stream(
+    workers, new_loader, tmp_path
+):
+    loader = new_loader(workers)
+    take(loader, 7)
+    with CheckpointStore(tmp_path) as store:
+        store.save(7, {"data_rank00000.pt": loader.save_state_rank()}, metadata={})
+    expected = [batch.text for batch in take(loader, 40)]
+
+    state = CheckpointStore(tmp_path).latest().load("data_rank00000.pt")
+    assert type(state) is SavableDataLoaderState
+    resumed = new_loader(workers)
+    resumed.restore_state_rank(state)
+    assert [batch.text for batch in take(resumed, 40)] == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_stock_redist_command_reads_the_files(workers, new_loader, tmp_path):
+    objects = {}
+    for rank in range(2):
+        loader = new_loader(workers, rank, world_size=2)
+        take(loader, 3)
+        objects[f"data_rank{rank:05d}.pt"] = loader.save_state_rank()
+    with CheckpointStore(tmp_path / "checkpoints") as store:
+        directory = store.save(3, objects, metadata={})
+
+    (tmp_path / "new").mkdir()
+    files = [str(directory / name) for name in objects]
+    arguments = [*files, str(tmp_path / "new"), "--new-world-size", "1"]
+    result = CliRunner().invoke(command_redist, arguments)
+    assert result.exit_code == 0, result.output
+    merged = torch.load(tmp_path / "new" / "data_rank00000.pt", weights_only=False)
+    assert len(merged.worker_states) == 2
+
+    # What redist wrote is as loadable as what we wrote.
+    redistributed = save(tmp_path / "again", 3)
+    plant(redistributed, (tmp_path / "new" / "data_rank00000.pt").read_bytes())
+    assert repr(CheckpointStore(tmp_path / "again").latest().load("a.pt")) == repr(merged)
+
+
+# What comes back --------------------------------------------------------------------------------
+
+
+def test_tensors_containers_and_numbers_come_back_as_they_were(tmp_path):
+    shared = FlexState(cursor=(1, [2.5, None, "ä", b"", b"\x00\xff"]), big=2**200)
+    value = {
+        "model": OrderedDict(w=torch.arange(6).view(2, 3), b=torch.ones(2, dtype=torch.bfloat16)),
+        "twice": [shared, shared],
+        "nested": FlexState(inner=FlexState(), plain={}),
+        "set": {1, 2},
+    }
+    save(tmp_path, 1, value)
+    checkpoint = CheckpointStore(tmp_path).latest()
+    loaded = checkpoint.load("a.pt")
+    assert torch.equal(loaded["model"].pop("w"), value["model"].pop("w"))
+    assert torch.equal(loaded["model"].pop("b"), value["model"].pop("b"))
+    assert loaded == value
+    first, second = loaded["twice"]
+    assert first is second
+    assert type(first) is FlexState
+    assert type(loaded["nested"]["inner"]) is FlexState
+    assert type(loaded["nested"]["plain"]) is dict
+    assert checkpoint.load("a.pt")["nested"] is not loaded["nested"]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(624, dtype=np.uint32),
+        np.array([[1.5, -2.0], [0.0, np.inf]], order="F"),
+        np.array([True, False]),
+        np.array([1, 2**40], dtype=">i8"),
+        np.array(7, dtype=np.int16),
+        np.zeros((0, 3), dtype=np.float32),
+    ],
+)
+def test_numeric_numpy_arrays_come_back_as_they_were(array, tmp_path):
+    save(tmp_path, 1, [array])
+    (loaded,) = CheckpointStore(tmp_path).latest().load("a.pt")
+    assert loaded.dtype == array.dtype
+    np.testing.assert_array_equal(loaded, array, strict=True)
+    loaded.fill(0)  # writable, as a state must be that numpy goes on with
+
+
+def test_an_array_saved_under_numpy_1_comes_back(tmp_path):
+    def as_numpy_1(content):
+        assert b"numpy._core." in content or b"numpy.core." in content
+        return content.replace(b"numpy._core.", b"numpy.core.")
+
+    array = np.arange(5, dtype=np.uint32)
+    plant(save(tmp_path, 1), with_pickle(saved_bytes(array), as_numpy_1))
+    np.testing.assert_array_equal(CheckpointStore(tmp_path).latest().load("a.pt"), array)
+
+
+def test_the_manifest_says_what_was_saved(tmp_path):
+    with CheckpointStore(tmp_path) as store:
+        directory = store.save(12, {"a.pt": 1, "b.pt": 2}, metadata={"sources": ["web"], "n": 3})
+    assert directory.name == "step_00000012"
+    manifest = json.loads((directory / "manifest.json").read_text())
+    size = (directory / "b.pt").stat().st_size
+    digest = hashlib.sha256((directory / "b.pt").read_bytes()).hexdigest()
+    assert manifest["files"]["b.pt"] == {"bytes": size, "sha256": digest}
+    assert manifest["format"] == "energon_ext.checkpoint"
+    assert (manifest["version"], manifest["step"], manifest["world_size"]) == (1, 12, 1)
+    checkpoint = CheckpointStore(tmp_path).open(12)
+    assert (checkpoint.path, checkpoint.step) == (directory, 12)
+    assert checkpoint.metadata == {"sources": ["web"], "n": 3}
+    assert sorted(file.name for file in directory.iterdir()) == ["a.pt", "b.pt", "manifest.json"]
+
+
+# Which checkpoint -------------------------------------------------------------------------------
+
+
+def test_no_checkpoint_is_none_and_an_unknown_step_names_those_there_are(tmp_path):
+    assert CheckpointStore(tmp_path / "nowhere").latest() is None
+    save(tmp_path, 4)
+    with pytest.raises(ConfigError, match=r"step 5.*\[4\]"):
+        CheckpointStore(tmp_path).open(5)
+
+
+def test_a_second_save_of_a_step_stands_beside_the_first(tmp_path):
+    for value in "first", "second", "third":
+        save(tmp_path, 4, value)
+    assert names(tmp_path) == ["step_00000004", "step_00000004.2", "step_00000004.3"]
+    assert CheckpointStore(tmp_path).open(4).load("a.pt") == "third"
+    assert CheckpointStore(tmp_path).latest().load("a.pt") == "third"
+
+
+def test_latest_is_the_one_saved_last_even_where_the_run_went_back(tmp_path):
+    for step in (100, 200, 300, 150):
+        save(tmp_path, step, step, keep=3)
+    assert CheckpointStore(tmp_path).latest().step == 150
+    assert names(tmp_path) == ["step_00000150", "step_00000200", "step_00000300"]
+
+
+def test_the_newest_k_are_kept(tmp_path):
+    with CheckpointStore(tmp_path, keep=2) as store:
+        for step in range(5):
+            store.save(step, {"a.pt": step}, metadata={})
+            steps = [int(name[-8:]) for name in names(tmp_path)]
+            assert steps == list(range(max(0, step - 1), step + 1))
+
+
+def test_a_directory_that_cannot_be_removed_is_no_checkpoint_and_goes_later(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda *arguments, **options: None)
+        save(tmp_path, 2, keep=1)
+    assert names(tmp_path) == ["step_00000001", "step_00000002"]
+    with pytest.raises(ConfigError):
+        CheckpointStore(tmp_path).open(1)
+    save(tmp_path, 3)
+    assert names(tmp_path) == ["step_00000002", "step_00000003"]
+
+
+def test_nothing_is_pruned_before_the_new_checkpoint_is_complete(tmp_path):
+    save(tmp_path, 1, keep=1)
+    with pytest.raises(ConfigError, match="metadata"), CheckpointStore(tmp_path, keep=1) as store:
+        store.save(2, {"a.pt": 2}, metadata={"not": object()})
+    assert CheckpointStore(tmp_path).latest().step == 1
+
+
+def test_an_unfinished_save_is_ignored_and_removed_by_the_next_writer(tmp_path):
+    save(tmp_path, 1, "one")
+    unfinished = save(tmp_path, 2, "two")
+    (unfinished / "manifest.json").unlink()
+    assert CheckpointStore(tmp_path).latest().load("a.pt") == "one"
+    save(tmp_path, 3)
+    assert names(tmp_path) == ["step_00000001", "step_00000003"]
+
+
+# Damage -----------------------------------------------------------------------------------------
+
+
+def damage(path):
+    """Make the file each copy of itself with one bit flipped, then each proper prefix, in turn."""
+    intact = path.read_bytes()
+    with open(path, "r+b") as file:  # in place: truncating and writing anew would flush to disk
+        for position, byte in enumerate(intact):
+            for bit in range(8):
+                os.pwrite(file.fileno(), bytes([byte ^ 1 << bit]), position)
+                yield
+            os.pwrite(file.fileno(), bytes([byte]), position)
+        assert path.read_bytes() == intact
+        for length in reversed(range(len(intact))):
+            os.ftruncate(file.fileno(), length)
+            yield
+    path.write_bytes(intact)
+
+
+def test_a_file_cut_anywhere_or_with_any_bit_flipped_is_named(tmp_path):
+    path = save(tmp_path, 1, FlexState(cursor=5)) / "a.pt"
+    checkpoint = CheckpointStore(tmp_path).latest()
+    for _ in damage(path):
+        with pytest.raises(StateFormatError) as caught:
+            checkpoint.load("a.pt")
+        assert str(path) in str(caught.value)
+    assert checkpoint.load("a.pt") == {"cursor": 5}
+
+
+def test_a_manifest_cut_anywhere_or_with_any_bit_flipped_is_named_and_nothing_older_taken(tmp_path):
+    save(tmp_path, 1)
+    path = save(tmp_path, 2) / "manifest.json"
+    store = CheckpointStore(tmp_path)
+    for _ in damage(path):
+        for find in store.latest, lambda: store.open(2):
+            with pytest.raises(StateFormatError) as caught:
+                find()
+            assert str(path) in str(caught.value)
+            assert "open(step)" in str(caught.value)
+    assert store.latest().step == 2
+
+
+def test_a_damaged_manifest_hinders_no_save_and_is_not_pruned(tmp_path):
+    damaged = save(tmp_path, 1) / "manifest.json"
+    damaged.write_bytes(b"{}")
+    for step in (2, 3, 4):
+        save(tmp_path, step, keep=1)
+    assert names(tmp_path) == ["step_00000001", "step_00000004"]
+
+
+def test_a_missing_file_is_named(tmp_path):
+    path = save(tmp_path, 1) / "a.pt"
+    path.unlink()
+    with pytest.raises(StateFormatError, match=f"{path} cannot be read"):
+        CheckpointStore(tmp_path).latest().load("a.pt")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": 2}, "version 2"),
+        ({"format": "other"}, "format"),
+        ({"files": []}, "types"),
+        ({"more": 1}, "keys"),
+    ],
+)
+def test_a_manifest_of_another_format_is_refused(changes, message, tmp_path):
+    reseal(save(tmp_path, 1), **changes)
+    with pytest.raises(StateFormatError, match=message):
+        CheckpointStore(tmp_path).latest()
+
+
+# Hostile files ----------------------------------------------------------------------------------
+
+
+class RunsCode:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+class Stranger:
+    pass
+
+
+class ArrayOverMemory:
+    """An array of objects whose addresses the pickle chooses."""
+
+    def __reduce__(self):
+        return np.ndarray, ((1,), np.dtype("O"), b"\x41" * 8)
+
+
+def hostile_files(marker):
+    in_pickle = [RunsCode(marker), Stranger(), ArrayOverMemory(), np.array([RunsCode(marker)])]
+    yield from map(saved_bytes, in_pickle)
+    yield saved_bytes(FlexState(state=[RunsCode(marker)]))
+    yield pickle.dumps(RunsCode(marker))
+    script = torch.jit.script(torch.nn.Identity())
+    buffer = io.BytesIO()
+    torch.jit.save(script, buffer)
+    yield buffer.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns of old formats before it refuses them
+@pytest.mark.parametrize("index", range(7))
+def test_a_hostile_file_runs_nothing_and_is_refused(index, tmp_path):
+    marker = tmp_path / "ran"
+    directory = save(tmp_path / "root", 1)
+    plant(directory, list(hostile_files(marker))[index])
+    with pytest.raises(StateFormatError) as caught:
+        CheckpointStore(tmp_path / "root").latest().load("a.pt")
+    assert str(directory / "a.pt") in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not marker.exists()
+
+
+def test_what_the_process_allows_elsewhere_is_not_allowed_here(tmp_path):
+    plant(save(tmp_path, 1), saved_bytes(Stranger()))
+    with torch.serialization.safe_globals([Stranger]):
+        allowed = set(torch.serialization.get_safe_globals())
+        with pytest.raises(StateFormatError, match="Stranger"):
+            CheckpointStore(tmp_path).latest().load("a.pt")
+        assert set(torch.serialization.get_safe_globals()) == allowed
+
+
+def test_a_manifest_cannot_lead_out_of_its_directory(tmp_path):
+    torch.save("secret", tmp_path / "outside.pt")
+    directory = save(tmp_path / "root", 1)
+    reseal(directory, files={"../../outside.pt": {"bytes": 1, "sha256": ""}})
+    with pytest.raises(ConfigError, match="has no file"):
+        CheckpointStore(tmp_path / "root").latest().load("../../outside.pt")
+
+
+def test_a_mutated_pickle_is_loaded_or_refused_and_nothing_else(tmp_path, new_loader):
+    loader = new_loader(2)
+    take(loader, 3)
+    directory = save(tmp_path, 1, loader.save_state_rank())
+    intact = (directory / "a.pt").read_bytes()
+    rng = random.Random(0)
+    refused = 0
+
+    def mutate(content):
+        mutated = bytearray(content)
+        for _ in range(rng.choice((1, 3, 10))):
+            mutated[rng.randrange(len(mutated))] = rng.randrange(256)
+        return bytes(mutated)
+
+    for _ in range(250):
+        plant(directory, with_pickle(intact, mutate))
+        try:
+            CheckpointStore(tmp_path).latest().load("a.pt")
+        except StateFormatError:
+            refused += 1
+    assert refused > 50
+
+
+# Bad input --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../a.pt", "x/a.pt", "..", ".", "", "/a.pt", "x\\a.pt", "a..pt", "manifest.json", "a.pt.tmp"],
+)
+def test_a_file_name_that_could_leave_or_hide_is_refused(name, tmp_path):
+    with CheckpointStore(tmp_path) as store:
+        with pytest.raises(ConfigError, match="name"):
+            store.save(1, {name: 1}, metadata={})
+        store.save(1, {"a.pt": 1}, metadata={})
+        with pytest.raises(ConfigError, match="a.pt"):
+            store.latest().load(name)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (Stranger(), "Stranger"),
+        (Path("/data"), "PosixPath"),
+        (lambda: 0, "cannot be saved"),
+        (np.float64(1), "scalar"),
+    ],
+)
+def test_what_could_not_be_loaded_is_refused_at_the_save(value, message, tmp_path):
+    save(tmp_path, 1)
+    with pytest.raises(ConfigError, match=message):
+        save(tmp_path, 2, {"state": value})
+    assert CheckpointStore(tmp_path).latest().step == 1
+
+
+@pytest.mark.parametrize("step", [-1, True, 1.0, "1", None])
+def test_a_step_is_a_natural_number(step, tmp_path):
+    with pytest.raises(ConfigError, match="step"):
+        save(tmp_path, step)
+
+
+@pytest.mark.parametrize("metadata", [{"x": float("nan")}, {"x": {1}}, [1], None])
+def test_metadata_is_a_json_object(metadata, tmp_path):
+    with pytest.raises(ConfigError, match="metadata"), CheckpointStore(tmp_path) as store:
+        store.save(1, {}, metadata=metadata)
+
+
+@pytest.mark.parametrize("arguments", [{"rank": 1}, {"rank": -1}, {"world_size": 0}, {"keep": 0}])
+def test_impossible_ranks_and_keep_are_refused(arguments, tmp_path):
+    with pytest.raises(ConfigError, match="allowed are"):
+        CheckpointStore(tmp_path, **arguments)
+
+
+def test_several_ranks_need_a_process_group(tmp_path):
+    with pytest.raises(ConfigError, match="torch.distributed"):
+        CheckpointStore(tmp_path, rank=0, world_size=2).__enter__()
+
+
+def test_a_save_needs_the_lock(tmp_path):
+    with pytest.raises(ConfigError, match="with CheckpointStore"):
+        CheckpointStore(tmp_path).save(1, {}, metadata={})
+
+
+def test_a_root_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        save(tmp_path / "file", 1)
+
+
+def test_a_full_disk_costs_only_the_save_that_met_it(tmp_path):
+    save(tmp_path, 1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(EnergonExtError, match="saving step 2 failed") as caught:
+            save(tmp_path, 2, torch.zeros(1 << 20))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(caught.value)
+    assert CheckpointStore(tmp_path).latest().step == 1
+
+
+# Order of writing and interrupts ----------------------------------------------------------------
+
+
+def test_bytes_are_on_disk_before_their_name_and_the_manifest_is_last(tmp_path, monkeypatch):
+    events = []
+    fsync, replace = os.fsync, os.replace
+
+    def recorded_fsync(descriptor):
+        events.append(("fsync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+        fsync(descriptor)
+
+    def recorded_replace(source, target):
+        events.append(("rename", Path(target).name))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", recorded_replace)
+    with CheckpointStore(tmp_path / "root") as store:
+        store.save(1, {"a.pt": 1, "b.pt": 2}, metadata={})
+    assert events == [
+        ("fsync", "root"),
+        ("fsync", "a.pt.tmp"),
+        ("rename", "a.pt"),
+        ("fsync", "b.pt.tmp"),
+        ("rename", "b.pt"),
+        ("fsync", "step_00000001"),
+        ("fsync", "manifest.json.tmp"),
+        ("rename", "manifest.json"),
+        ("fsync", "step_00000001"),
+    ]
+
+
+class InterruptAtLine:
+    """Ctrl-C at the n-th line that the package runs."""
+
+    def __init__(self, line):
+        self.left = line
+
+    def __call__(self, frame, event, argument):
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                signal.raise_signal(signal.SIGINT)
+        return self
+
+
+def test_ctrl_c_at_any_line_of_a_save_leaves_the_previous_or_the_new_checkpoint(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # half of the time, and not tested
+    outcomes = []
+    interrupted = True
+    with CheckpointStore(tmp_path, keep=1) as store:
+        while interrupted:
+            line = len(outcomes) + 1
+            store.save(line, {"a.pt": "previous"}, metadata={})
+            sys.settrace(InterruptAtLine(line))
+            try:
+                store.save(line, {"a.pt": "new"}, metadata={})
+                interrupted = False
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+            checkpoint = store.latest()
+            assert checkpoint.step == line
+            outcomes.append(checkpoint.load("a.pt"))
+    assert outcomes == sorted(outcomes, reverse=True)  # "previous" up to a line, then "new"
+    assert outcomes.count("previous") > 100 and outcomes.count("new") > 10
+
+
+def test_ctrl_c_while_an_object_is_pickled_leaves_the_previous_checkpoint(tmp_path):
+    class PressesCtrlC:
+        def __reduce__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    save(tmp_path, 1)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 2, [torch.zeros(10), PressesCtrlC()])
+    assert CheckpointStore(tmp_path).latest().step == 1
+
+
+# Several processes ------------------------------------------------------------------------------
+
+
+def hold_the_lock(root, pipe):
+    with CheckpointStore(root) as store:
+        store.save(1, {"a.pt": "held"}, metadata={})
+        child = os.fork()  # as a data worker: it outlives its parent for a while
+        if child == 0:
+            signal.pause()
+        pipe.send(child)
+        signal.pause()
+
+
+def test_a_second_writer_is_told_who_holds_the_lock_which_dies_with_the_first(tmp_path, processes):
+    here, there = processes.Pipe()
+    writer = processes.Process(target=hold_the_lock, args=(tmp_path, there))
+    writer.start()
+    child = here.recv()
+    try:
+        with pytest.raises(ConfigError) as caught:
+            save(tmp_path, 2)
+        assert f"pid {writer.pid} on host {socket.gethostname()}" in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert CheckpointStore(tmp_path).latest().load("a.pt") == "held"
+        writer.kill()
+        writer.join()
+        os.kill(child, 0)  # still alive
+        save(tmp_path, 2)
+    finally:
+        writer.kill()
+        os.kill(child, signal.SIGKILL)
+    assert CheckpointStore(tmp_path).latest().step == 2
+
+
+def attempt(results, name, work):
+    try:
+        results[name] = work()
+    except EnergonExtError as error:
+        results[name] = f"{type(error).__name__}: {error}"
+
+
+def join_group(rank, root):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{root}/rendezvous", rank=rank, world_size=2
+    )
+    return CheckpointStore(root / "run", rank=rank, world_size=2)
+
+
+def run_two_ranks(processes, target, root):
+    """What each rank sent; None from one that died."""
+    pipes = [processes.Pipe(duplex=False) for _ in range(2)]
+    ranks = [
+        processes.Process(target=target, args=(rank, root, there))
+        for rank, (_, there) in enumerate(pipes)
+    ]
+    for process, (_, there) in zip(ranks, pipes):
+        process.start()
+        there.close()
+    try:
+        assert all(here.poll(120) for here, _ in pipes), "a rank hangs"
+        return [receive_or_none(here) for here, _ in pipes]
+    finally:
+        for process in ranks:
+            process.kill()
+
+
+def receive_or_none(pipe):
+    try:
+        return pipe.recv()
+    except EOFError:
+        return None
+
+
+def save_well_and_badly(rank, root, pipe):
+    results = {}
+
+    def good(step):
+        objects = {f"data_rank{rank:05d}.pt": rank}
+        return store.save(step, objects, metadata={"by": rank}).name
+
+    with join_group(rank, root) as store:
+        attempt(results, "good", lambda: good(1))
+        bad = {f"data_rank{rank:05d}.pt": (lambda: 0) if rank == 1 else 0}
+        attempt(results, "rank 1 cannot save", lambda: store.save(2, bad, metadata={}))
+        attempt(results, "rank 0 cannot publish", lambda: store.save(3, {}, metadata=None))
+        bad_name = {"../b.pt" if rank == 1 else "a.pt": rank}
+        attempt(results, "bad name", lambda: store.save(4, bad_name, metadata={}))
+        attempt(results, "one name", lambda: store.save(4, {"a.pt": rank}, metadata={}))
+        locked = CheckpointStore(root / "run", rank=rank, world_size=2)
+        attempt(results, "locked", locked.__enter__)
+        attempt(results, "after that", lambda: good(5))
+        checkpoint = store.latest()
+        results["read"] = [checkpoint.load(name) for name in sorted(checkpoint.files)]
+        results["metadata"] = checkpoint.metadata
+    pipe.send(results)
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks_save_together_and_a_failure_of_one_is_raised_on_both(tmp_path, processes):
+    for rank, result in enumerate(run_two_ranks(processes, save_well_and_badly, tmp_path)):
+        assert (result["good"], result["after that"]) == ("step_00000001", "step_00000005")
+        assert (result["read"], result["metadata"]) == ([0, 1], {"by": 0})
+        assert result["one name"].startswith("ConfigError: Ranks 0 and 1 both save 'a.pt'")
+        for name, culprit, message in [
+            ("rank 1 cannot save", 1, "data_rank00001.pt cannot be saved"),
+            ("rank 0 cannot publish", 0, "metadata"),
+            ("bad name", 1, "'../b.pt'"),
+            ("locked", 0, "is being written by pid"),
+        ]:
+            assert result[name].startswith("ConfigError: "), result[name]
+            assert (f"On rank {culprit}: " in result[name]) == (rank != culprit)
+            assert message in result[name]
+
+
+class Dies:
+    def __reduce__(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def save_until_rank_1_dies(rank, root, pipe):
+    results = {}
+    with join_group(rank, root) as store:
+        attempt(results, "good", lambda: store.save(1, {}, metadata={}).name)
+        objects = {f"data_rank{rank:05d}.pt": Dies() if rank == 1 else 0}
+        attempt(results, "bad", lambda: store.save(2, objects, metadata={}))
+    pipe.send(results)
+
+
+def test_a_rank_killed_in_a_save_is_an_error_of_the_other_and_costs_no_checkpoint(
+    tmp_path, processes
+):
+    rank_0, rank_1 = run_two_ranks(processes, save_until_rank_1_dies, tmp_path)
+    assert rank_1 is None
+    assert rank_0["good"] == "step_00000001"
+    assert "EnergonExtError" in rank_0["bad"] and "saving step 2 failed" in rank_0["bad"]
+    assert CheckpointStore(tmp_path / "run").latest().step == 1

@@ -1,0 +1,191 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the documentation shows runs: every python, yaml and bash block, and every doctest.
+
+The blocks of one file run in order, in a folder that looks like a fresh checkout after `make demo`:
+the examples and metadatasets, and small corpora in ``demo/data``. Its python blocks share their
+names. A yaml block whose first line is a comment with a file name, ``# mix.yaml``, is written under
+that name for the blocks after it; a metadataset is also loaded, and its sources are made up where
+they do not exist. A block after the comment ``<!-- skip: reason -->`` is not run.
+"""
+
+import doctest
+import importlib
+import os
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from megatron.energon import WorkerConfig
+
+import energon_ext
+from energon_ext.tokenizers import ByteTokenizer
+from tests.support import loader_for, take, write_dataset
+
+CHECKOUT = Path(energon_ext.__file__).parents[1]
+PAGES = [
+    CHECKOUT / "README.md",
+    *(page for page in sorted((CHECKOUT / "docs").rglob("*.md")) if "_build" not in page.parts),
+]
+MODULES = [
+    module.name for module in pkgutil.walk_packages(energon_ext.__path__, prefix="energon_ext.")
+]
+LANGUAGES = ("python", "yaml", "bash")
+BLOCK = re.compile(
+    r"(?:^<!-- skip: (?P<skip>[^\n]*\S) -->\n+)?"
+    r"^(?P<fence>```+)(?P<language>\w+)[^\n]*\n(?P<code>.*?)^(?P=fence)$",
+    re.MULTILINE | re.DOTALL,
+)
+FILE_NAME = re.compile(r"# (?P<name>[\w./-]+\.ya?ml)$", re.MULTILINE)
+TEXTS = [f"def document_{n}():\n    return {'text ' * (n % 7 + 1)!r}\n" for n in range(60)]
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    code: str
+    line: int
+
+
+def blocks_of(page):
+    """The blocks of a page that are to be run, in order."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(match["language"], match["code"], text.count("\n", 0, match.start("code")))
+        for match in BLOCK.finditer(text)
+        if match["language"] in LANGUAGES and not match["skip"]
+    ]
+
+
+def prepare_source(folder):
+    write_dataset(folder, TEXTS, split_parts=[("train", ".*000.tar"), ("val", ".*001.tar")])
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A folder to run blocks in."""
+    for name in ("examples", "metadatasets"):
+        shutil.copytree(CHECKOUT / name, tmp_path / name)
+    for source in ("prose", "code", "docs"):
+        prepare_source(tmp_path / "demo" / "data" / source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(CHECKOUT), prepend=os.pathsep)
+    return tmp_path
+
+
+def run_yaml(code, folder):
+    content = yaml.safe_load(code)
+    name = FILE_NAME.match(code)
+    path = folder / (name["name"] if name else "block.yaml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(code)
+    if not isinstance(content, dict) or content.get("__module__") != "energon_ext":
+        return
+    for source in sources_in(content):
+        if not (path.parent / source).exists():
+            prepare_source(path.parent / source)
+    dataset = energon_ext.get_train_dataset(
+        path,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=2,
+        task_encoder=energon_ext.PackedTaskEncoder(ByteTokenizer(), seq_len=64),
+    )
+    for batch in take(loader_for(dataset), 2):
+        batch.validate()
+
+
+def sources_in(content):
+    """Every ``path`` in a metadataset."""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield from [value] if key == "path" else sources_in(value)
+    elif isinstance(content, list):
+        for value in content:
+            yield from sources_in(value)
+
+
+def run_block(block, page, names, folder):
+    if block.language == "yaml":
+        run_yaml(block.code, folder)
+    elif block.language == "bash":
+        subprocess.run(["bash", "-euo", "pipefail", "-c", block.code], check=True, cwd=folder)
+    else:
+        # Leading newlines make tracebacks show the line of the page.
+        exec(compile("\n" * block.line + block.code, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+def test_the_code_blocks_of_a_page_run(page, checkout):
+    names = {"__name__": "__main__"}
+    for block in blocks_of(page):
+        where = f"{page.name}:{block.line}: this {block.language} block does not run"
+        try:
+            run_block(block, page, names, checkout)
+        except (Exception, SystemExit) as error:
+            raise AssertionError(f"{where}: {error}") from error
+
+
+@pytest.mark.parametrize("module", ["energon_ext", *MODULES])
+def test_the_doctests_of_a_module_hold(module):
+    result = doctest.testmod(
+        importlib.import_module(module),
+        optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS,
+    )
+    assert result.failed == 0
+
+
+def test_blocks_are_found_in_order_and_skipped_with_a_reason_only(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "text\n```python\na = 1\n```\n"
+        "<!-- skip: needs eight GPUs -->\n```bash\nfalse\n```\n"
+        "<!-- skip: -->\n```bash\ntrue\n```\n"
+        "```text\nno code\n```\n"
+        "````yaml\na: |\n  ```\n````\n"
+    )
+    assert blocks_of(page) == [
+        Block("python", "a = 1\n", 2),
+        Block("bash", "true\n", 10),
+        Block("yaml", "a: |\n  ```\n", 16),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("python", "assert 1 == 2\n"),
+        ("bash", "false | true\n"),
+        ("yaml", "a: [\n"),
+        (
+            "yaml",
+            "__module__: energon_ext\n__class__: ScheduledMetadataset\n"
+            "splits: {train: {blend: [{path: ./web, weight: -1}]}}\n",
+        ),
+    ],
+)
+def test_a_block_that_fails_is_noticed(language, code, checkout):
+    with pytest.raises((AssertionError, ValueError, yaml.YAMLError, subprocess.SubprocessError)):
+        run_block(Block(language, code, 1), Path("page.md"), {}, checkout)
+
+
+def test_blocks_share_names_and_named_files(checkout):
+    names = {}
+    for language, code in (
+        (
+            "yaml",
+            "# mixes/mix.yaml\n__module__: energon_ext\n__class__: ScheduledMetadataset\n"
+            "splits: {train: {blend: [{path: ../web, weight: {step: {0: 1}}}]}}\n",
+        ),
+        ("python", "from pathlib import Path\npath = Path('mixes/mix.yaml')\n"),
+        ("python", "text = path.read_text()\n"),
+        ("bash", "test -f mixes/mix.yaml && test -d demo/data/prose && test -f examples/01*\n"),
+    ):
+        run_block(Block(language, code, 1), Path("page.md"), names, checkout)
+    assert names["text"].startswith("# mixes/mix.yaml")

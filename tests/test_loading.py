@@ -1,0 +1,221 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a wrong path, a wrong YAML file and a hostile one meet before anything is read."""
+
+import json
+
+import pytest
+
+from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset, get_val_datasets
+from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.yaml_check import MAX_YAML_DEPTH
+from tests.support import TEXT_SAMPLE, config, loader_for, take, write_dataset, write_mix
+
+
+def load(path, **options):
+    return get_train_dataset(
+        path,
+        worker_config=config(),
+        batch_size=2,
+        task_encoder=PackedTaskEncoder(ByteTokenizer(), 16, packing_buffer_docs=4),
+        **options,
+    )
+
+
+@pytest.fixture
+def good(tmp_path):
+    return write_dataset(tmp_path / "good", [f"text {n}" for n in range(20)])
+
+
+def refuse(path, *messages, **options):
+    """Loading must fail with one line that holds every message."""
+    with pytest.raises(ConfigError) as error:
+        load(path, **options)
+    text = str(error.value)
+    for message in messages:
+        assert message in text
+    assert "\n" not in text
+
+
+def test_a_path_that_does_not_exist_is_named_with_its_place(tmp_path, good):
+    refuse(tmp_path / "missing", "missing: does not exist")
+    mix = write_mix(tmp_path / "mix.yaml", [("good", 1), ("nowhere", 1)])
+    refuse(mix, "mix.yaml: splits.train.blend[1]: ", "nowhere: does not exist")
+
+
+def test_a_folder_that_is_not_prepared_says_how_to_prepare_it(tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.txt").write_text("text")
+    mix = write_mix(tmp_path / "mix.yaml", [("raw", 1)])
+    refuse(mix, "raw: a folder that is not prepared", "energon-ext prepare")
+
+
+def test_an_empty_source_and_a_missing_split_are_named(tmp_path, good):
+    mix = write_mix(tmp_path / "mix.yaml", [("good", 1)], split="test")
+    refuse(mix, "no split 'train'; it has test")
+    refuse(mix, "no split 'test'; it has train", split_part="test")
+    split = good / ".nv-meta" / "split.yaml"
+    split.write_text("split_parts: {train: []}\nexclude: []\n")
+    refuse(write_mix(tmp_path / "mix.yaml", [("good", 1)]), "split 'train' has no samples")
+
+
+@pytest.mark.parametrize("weight", [-1, "much", None, True, {"step": {}}, {"slope": {0: 1}}])
+def test_a_wrong_weight_is_named_with_its_place(tmp_path, good, weight):
+    mix = write_mix(tmp_path / "mix.yaml", [("good", 1), ("good", weight)])
+    refuse(mix, "mix.yaml: blend[1] (good).weight")
+
+
+def test_weights_that_are_all_zero_somewhere_are_found_before_the_run(tmp_path, good):
+    falling = {"linear": {0: 1, 50: 0}}
+    rising = {"step": {0: 0, 52: 1}}
+    mix = write_mix(tmp_path / "mix.yaml", [("good", falling), ("good", rising)])
+    refuse(mix, "Every weight is 0 at batch index 50")
+    # Met at the very index where the other one ends, there is no gap.
+    load(write_mix(tmp_path / "mix.yaml", [("good", falling), ("good", {"step": {0: 0, 50: 1}})]))
+
+
+def test_a_schedule_inside_a_schedule_names_both_places(tmp_path, good):
+    schedule = {"step": {0: 1, 9: 2}}
+    write_mix(tmp_path / "inner.yaml", [("good", schedule)])
+    outer = write_mix(tmp_path / "outer.yaml", [("inner.yaml", schedule), ("good", 1)])
+    refuse(outer, "outer.yaml: blend[0]", "inner.yaml: blend[0]")
+    load(
+        write_mix(
+            tmp_path / "outer.yaml",
+            [("inner.yaml", schedule), ("good", 1)],
+            allow_nested_schedules=True,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty"),
+        ("splits: [1, 2\n a: }", "not a YAML file"),
+        ("just a word", "not a metadataset"),
+        ("splits:\n  train: {path: good}\nsplits:\n  train: {path: good}\n", "splits given twice"),
+        (
+            "splits:\n  train:\n    blend:\n      - {path: good, weight: 1, weight: 2}\n",
+            "weight given",
+        ),
+        ("a: " + "[" * (MAX_YAML_DEPTH + 5) + "]" * (MAX_YAML_DEPTH + 5), "levels"),
+        ("splits:\n  train:\n    blend:\n      - {path: 3}\n", "a path is needed"),
+    ],
+)
+def test_a_file_that_is_not_a_metadataset_is_refused(tmp_path, good, text, message):
+    (tmp_path / "mix.yaml").write_text(text)
+    refuse(tmp_path / "mix.yaml", "mix.yaml", message)
+
+
+def test_a_metadataset_that_contains_itself_is_refused(tmp_path, good):
+    write_mix(tmp_path / "a.yaml", [("b.yaml", 1)])
+    write_mix(tmp_path / "b.yaml", [("a.yaml", 1)])
+    refuse(tmp_path / "a.yaml", "contains itself")
+
+
+def command(witness):
+    return {"__module__": "os", "__function__": "system", "command": f"touch {witness}"}
+
+
+def hostile_metadataset(tmp_path, good, witness):
+    mix = write_mix(tmp_path / "mix.yaml", [("good", 1)])
+    content = json.loads(mix.read_text())
+    content["splits"]["other"] = command(witness)
+    mix.write_text(json.dumps(content))
+    return mix
+
+
+def hostile_header(tmp_path, good, witness):
+    mix = tmp_path / "mix.yaml"
+    mix.write_text(json.dumps({**command(witness), "splits": {"train": {"path": "good"}}}))
+    return mix
+
+
+def hostile_nested(tmp_path, good, witness):
+    (tmp_path / "inner").mkdir()
+    hostile_metadataset(tmp_path / "inner", good, witness)
+    return write_mix(tmp_path / "outer.yaml", [("inner/mix.yaml", 1), ("good", 1)])
+
+
+def hostile_weight(tmp_path, good, witness):
+    return write_mix(tmp_path / "mix.yaml", [("good", {"step": {"0": command(witness)}})])
+
+
+def hostile_leaf(tmp_path, good, witness):
+    (good / ".nv-meta" / "dataset.yaml").write_text(json.dumps(command(witness)))
+    return good
+
+
+def hostile_leaf_loader(tmp_path, good, witness):
+    loader = good / ".nv-meta" / "sample_loader.py"
+    loader.write_text(f"open({str(witness)!r}, 'w')\ndef load(raw): ...\ndef parts(p): ...\n")
+    settings = {
+        "sample_type": TEXT_SAMPLE,
+        "sample_loader": "sample_loader.py:load",
+        "part_filter": "sample_loader.py:parts",
+    }
+    (good / ".nv-meta" / "dataset.yaml").write_text(json.dumps(settings))
+    return good
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        hostile_metadataset,
+        hostile_header,
+        hostile_nested,
+        hostile_weight,
+        hostile_leaf,
+        hostile_leaf_loader,
+    ],
+)
+def test_code_in_yaml_is_refused_and_does_not_run(tmp_path, good, make):
+    witness = tmp_path / "it_ran"
+    path = make(tmp_path, good, witness)
+    refuse(path)
+    with pytest.raises(ConfigError):
+        get_val_datasets(
+            path,
+            worker_config=config(),
+            batch_size=1,
+            split_part="train",
+            task_encoder=PackedTaskEncoder(ByteTokenizer(), 16),
+        )
+    assert not witness.exists()
+
+
+def test_code_runs_only_for_a_caller_who_trusts_it(tmp_path, good):
+    loader = good / ".nv-meta" / "sample_loader.py"
+    loader.write_text(
+        "def load(raw): return {'text': raw['txt'].upper()}\n"
+        "def parts(part): return part == 'txt'\n"
+    )
+    settings = {
+        "sample_type": TEXT_SAMPLE,
+        "sample_loader": "sample_loader.py:load",
+        "part_filter": "sample_loader.py:parts",
+    }
+    (good / ".nv-meta" / "dataset.yaml").write_text(json.dumps(settings))
+    refuse(good, "sample_loader.py:load", "allow_dataset_code=True")
+    batch = take(loader_for(load(good, allow_dataset_code=True)), 1)[0]
+    assert "TEXT" in ByteTokenizer().decode(batch.tokens)
+    trusted = {"sample_type": {"__module__": "tests.support", "__class__": "OtherText"}}
+    (good / ".nv-meta" / "dataset.yaml").write_text(
+        json.dumps({**trusted, "field_map": {"text": "txt"}})
+    )
+    refuse(good, "tests.support.OtherText", "trusted_modules=('tests.support',)")
+    load(good, trusted_modules=["tests.support"])
+
+
+def test_a_jsonl_file_is_a_source_like_any_other(tmp_path, good):
+    from megatron.energon.epathlib import EPath
+    from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
+
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(json.dumps({"text": f"line {n}"}) + "\n" for n in range(12)))
+    CrudeJsonlDatasetFactory.prepare_dataset(EPath(path))
+    mix = write_mix(tmp_path / "mix.yaml", [("good", 1), ("lines.jsonl", 1)])
+    batches = take(loader_for(load(mix)), 8)
+    seen = {source for batch in batches for source in batch.tokens_per_source()}
+    assert seen == {"good:train", "lines.jsonl"}

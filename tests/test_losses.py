@@ -1,0 +1,133 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The weighted loss and group advantages, by hand and against a slow model in plain Python."""
+
+import math
+
+import pytest
+import torch
+
+from energon_ext import ConfigError, SampleError, group_advantages, unified_loss
+
+
+def slow_loss(logits, labels, weights, denominator):
+    total, count = 0.0, 0.0
+    for row, label, weight in zip(logits.tolist(), labels.tolist(), weights.tolist()):
+        if weight == 0:
+            continue
+        log_sum = math.log(sum(math.exp(value) for value in row))
+        total += weight * (log_sum - row[label])
+        count += abs(weight) if denominator == "weights" else 1
+    return total / max(1.0, count)
+
+
+@pytest.mark.parametrize(("weight", "loss"), [(1.0, 1.386294), (2.0, 1.386294), (0.0, 0.0)])
+def test_uniform_logits_cost_the_log_of_the_vocabulary_whatever_the_scale(weight, loss):
+    logits, labels = torch.zeros(3, 4), torch.tensor([0, 1, 3])
+    assert unified_loss(logits, labels, torch.full((3,), weight)).item() == pytest.approx(
+        loss, abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("denominator", ["weights", "tokens"])
+def test_the_loss_is_that_of_the_formula(denominator):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, 5, generator=generator)
+    labels = torch.tensor([0, 4, 2, 1, 3, 0, 2])
+    weights = torch.tensor([1.0, 0.5, -2.0, 0.0, 0.25, -0.1, 3.0])
+    expected = slow_loss(logits, labels, weights, denominator)
+    assert unified_loss(logits, labels, weights, denominator).item() == pytest.approx(expected)
+
+
+def test_a_weight_sum_below_one_does_not_blow_the_loss_up():
+    logits, labels = torch.zeros(1, 4), torch.tensor([0])
+    loss = unified_loss(logits, labels, torch.tensor([0.25]))
+    assert loss.item() == pytest.approx(0.25 * math.log(4))
+
+
+def test_tokens_divides_by_positions_and_weights_by_their_sum():
+    logits, labels = torch.zeros(2, 4), torch.tensor([0, 1])
+    weights = torch.tensor([1.5, -0.5])
+    assert unified_loss(logits, labels, weights).item() == pytest.approx(math.log(4) / 2)
+    assert unified_loss(logits, labels, weights, "tokens").item() == pytest.approx(math.log(4) / 2)
+    weights = torch.tensor([3.0, 1.0])
+    assert unified_loss(logits, labels, weights, "tokens").item() == pytest.approx(2 * math.log(4))
+
+
+def test_weights_of_zero_give_zero_loss_and_zero_gradient():
+    logits = torch.full((2, 4), math.nan, requires_grad=True)
+    loss = unified_loss(logits, torch.tensor([-100, 99]), torch.zeros(2))
+    loss.backward()
+    assert loss.item() == 0.0
+    assert torch.equal(logits.grad, torch.zeros(2, 4))
+
+
+def test_masked_positions_touch_neither_the_loss_nor_its_gradient():
+    clean = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
+    logits = torch.cat([clean, torch.full((1, 4), math.inf)]).requires_grad_()
+    weights = torch.tensor([1.0, 1.0, 0.0])
+    loss = unified_loss(logits, torch.tensor([0, 1, -100]), weights)
+    loss.backward()
+    assert loss.item() == unified_loss(clean, torch.tensor([0, 1]), weights[:2]).item()
+    assert torch.isfinite(logits.grad).all()
+    assert not logits.grad[2].any()
+
+
+def test_half_precision_logits_give_a_float32_loss():
+    loss = unified_loss(torch.zeros(1, 4, dtype=torch.bfloat16), torch.tensor([0]), torch.ones(1))
+    assert loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "weights", "message"),
+    [
+        (torch.zeros(1, 2, 4), torch.zeros(2).long(), torch.ones(2), r"logits must be \[N, V\]"),
+        (torch.zeros(2, 4), torch.zeros(3).long(), torch.ones(2), r"labels must be \[2\]"),
+        (torch.zeros(2, 4), torch.zeros(2).long(), torch.ones(2, 1), "token_weights must be"),
+        (torch.zeros(1, 4), torch.zeros(1).long(), torch.tensor([math.nan]), "found NaN"),
+        (torch.zeros(1, 4), torch.tensor([4]), torch.ones(1), r"\[0, 4\).*found 4..4"),
+        (torch.zeros(1, 4), torch.tensor([-1]), torch.ones(1), r"found -1..-1"),
+    ],
+)
+def test_bad_inputs_are_named(logits, labels, weights, message):
+    with pytest.raises(SampleError, match=message):
+        unified_loss(logits, labels, weights)
+
+
+def test_an_unknown_denominator_is_refused():
+    with pytest.raises(ConfigError, match="weights, tokens, got 'mean'"):
+        unified_loss(torch.zeros(1, 4), torch.zeros(1).long(), torch.ones(1), "mean")
+
+
+def test_advantages_are_centred_and_scaled_by_the_unbiased_deviation():
+    assert group_advantages([1, 0, 0, 0]).tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5])
+    # mean 3, unbiased variance ((-2)^2 + 0 + 2^2) / 2 = 4
+    assert group_advantages(torch.tensor([1.0, 3.0, 5.0])).tolist() == pytest.approx([-1, 0, 1])
+    assert group_advantages([1, 0]).dtype == torch.float32
+
+
+def test_equal_rewards_have_no_advantage():
+    assert group_advantages([0.1] * 5).tolist() == pytest.approx([0.0] * 5, abs=1e-6)
+
+
+def test_rewards_are_clipped_before_and_advantages_after():
+    assert group_advantages([100, 0, 0, 0], reward_clip=1).tolist() == pytest.approx(
+        [1.5, -0.5, -0.5, -0.5]
+    )
+    assert group_advantages([1, 0, 0, 0], advantage_clip=1).tolist() == pytest.approx(
+        [1.0, -0.5, -0.5, -0.5]
+    )
+
+
+@pytest.mark.parametrize("rewards", [[], [1.0], [[1.0, 0.0]], [1.0, math.nan], [math.inf, 0.0]])
+def test_rewards_that_are_no_group_are_refused(rewards):
+    with pytest.raises(SampleError):
+        group_advantages(rewards)
+
+
+@pytest.mark.parametrize("clip", [0, -1.0, math.nan])
+def test_a_clip_must_be_positive(clip):
+    with pytest.raises(ConfigError, match="reward_clip must be a positive number"):
+        group_advantages([1, 0], reward_clip=clip)
+    with pytest.raises(ConfigError, match="advantage_clip must be a positive number"):
+        group_advantages([1, 0], advantage_clip=clip)

@@ -1,0 +1,196 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Any user's TaskEncoder with the mixin in front: Energon's own order, our blend and state."""
+
+import math
+from collections import Counter
+
+import megatron.energon
+import pytest
+from megatron.energon import DefaultTaskEncoder, TextSample, stateless
+
+from energon_ext import ConfigError, DynamicBlendMixin, StateMismatchError, get_train_dataset
+from energon_ext.choice import find_choice
+from tests.support import close_loaders, config, loader_for, take, write_dataset, write_mix
+
+
+class UpperCase(DynamicBlendMixin, DefaultTaskEncoder):
+    """A TaskEncoder that knows nothing of this package but the mixin."""
+
+    @stateless
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        return TextSample.derive_from(sample, text=sample.text.upper())
+
+
+class Packing(UpperCase):
+    """Groups of three texts in one sample, as a multimodal encoder packs images."""
+
+    def select_samples_to_pack(self, samples):
+        return [samples[start : start + 3] for start in range(0, len(samples), 3)]
+
+    @stateless
+    def pack_selected_samples(self, samples):
+        return TextSample.derive_from(samples[0], text="+".join(s.text for s in samples))
+
+
+class Plain(DefaultTaskEncoder):
+    """A TaskEncoder without the mixin."""
+
+
+COUNTS = {"a": 90, "b": 50, "c": 31}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    for source, count in COUNTS.items():
+        write_dataset(root / source, [f"{source}{number:03d}" for number in range(count)])
+    write_mix(root / "mix.yaml", [("a", 3), ("b", {"linear": {0: 0, 30: 2}}), ("c", 1)])
+    write_mix(root / "constant.yaml", [("a", 3), ("b", 2), ("c", 1)])
+    return root
+
+
+def build(path, encoder=None, *, num_workers=0, rank=0, world_size=1, **options):
+    defaults = {"batch_size": 4, "shuffle_buffer_size": 20}
+    return get_train_dataset(
+        path,
+        worker_config=config(num_workers, rank, world_size),
+        task_encoder=encoder or UpperCase(),
+        **{**defaults, **options},
+    )
+
+
+def texts(batches):
+    return [name for batch in batches for text in batch.text for name in text.lower().split("+")]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_one_epoch_yields_every_document_exactly_once(data, num_workers, world_size):
+    seen = Counter()
+    for rank in range(world_size):
+        seen.update(
+            texts(
+                loader_for(
+                    build(
+                        data / "constant.yaml",
+                        num_workers=num_workers,
+                        rank=rank,
+                        world_size=world_size,
+                        repeat=False,
+                    )
+                )
+            )
+        )
+    assert seen == {f"{source}{n:03d}": 1 for source, count in COUNTS.items() for n in range(count)}
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+@pytest.mark.parametrize("encoder", [UpperCase, Packing])
+def test_a_run_continues_sample_by_sample(data, num_workers, encoder):
+    options = {"packing_buffer_size": 10} if encoder is Packing else {}
+
+    def loader(state=None):
+        new = loader_for(build(data / "mix.yaml", encoder(), num_workers=num_workers, **options))
+        new.restore_state_rank(state)
+        return new
+
+    expected = [batch.text for batch in take(loader(), 24)]
+    state, position = None, 0
+    for save_point in (5, 6, 17, 24):
+        running = loader(state)
+        assert [b.text for b in take(running, save_point - position)] == expected[
+            position:save_point
+        ]
+        state, position = running.save_state_rank(), save_point
+        close_loaders()
+
+
+def test_constant_weights_give_the_shares_that_stock_energon_gives(data):
+    for encoder in (UpperCase(), Plain()):
+        drawn = Counter(
+            text[0] for text in texts(take(loader_for(build(data / "constant.yaml", encoder)), 600))
+        )
+        for source, share in (("a", 3 / 6), ("b", 2 / 6), ("c", 1 / 6)):
+            sigma = math.sqrt(2400 * share * (1 - share))
+            assert abs(drawn[source] - 2400 * share) <= 5 * sigma
+
+
+def test_a_scheduled_weight_without_the_mixin_fails_loudly(data):
+    with pytest.raises(ConfigError, match="DynamicBlendMixin"):
+        build(data / "mix.yaml", Plain())
+
+
+def test_a_step_without_buffers_moves_the_very_next_batch(data):
+    path = write_mix(
+        data / "step.yaml", [("a", {"step": {0: 1, 6: 0}}), ("b", {"step": {0: 0, 6: 1}})]
+    )
+    batches = take(loader_for(build(path, num_workers=3, shuffle_buffer_size=None)), 12)
+    assert [{text[0].lower() for text in batch.text} for batch in batches] == [{"a"}] * 6 + [
+        {"b"}
+    ] * 6
+
+
+def test_sources_may_be_reordered_and_reweighted_between_runs(data):
+    """No shuffle buffer, so that every sample drawn is a sample seen."""
+    seen, state = Counter(), None
+    for number, order in enumerate((["a", "b", "c"], ["c", "a", "b"], ["b", "c", "a"])):
+        path = write_mix(
+            data / f"order{number}.yaml", [(s, 1 + number * (s == "b")) for s in order]
+        )
+        loader = loader_for(build(path, shuffle_buffer_size=None))
+        loader.restore_state_rank(state)
+        seen.update(texts(take(loader, 7)))
+        state = loader.save_state_rank()
+    assert set(seen.values()) == {1}
+
+
+def test_a_source_with_buffered_samples_cannot_leave(data):
+    loader = loader_for(build(data / "constant.yaml"))
+    take(loader, 2)
+    path = write_mix(data / "without_a.yaml", [("b", 1), ("c", 1)])
+    other = loader_for(build(path))
+    other.restore_state_rank(loader.save_state_rank())
+    with pytest.raises(StateMismatchError, match="weight: 0"):
+        take(other, 1)
+
+
+def test_a_virtual_epoch_that_workers_would_leave_apart_is_refused(data):
+    with pytest.raises(ConfigError, match="virtual_epoch_length=10 is not a multiple"):
+        build(data / "mix.yaml", num_workers=3, virtual_epoch_length=10)
+
+
+def test_an_epochized_blend_keeps_its_repetitions(data, tmp_path):
+    path = tmp_path / "epochized.yaml"
+    path.write_text(
+        f"""
+__module__: energon_ext
+__class__: ScheduledMetadataset
+splits:
+  train:
+    blend_epochized:
+      - {{path: {data}/a, repetitions: 2}}
+      - {{path: {data}/c, repetitions: 1}}
+"""
+    )
+    seen = Counter(texts(loader_for(build(path, repeat=False))))
+    assert seen == {
+        **{f"a{n:03d}": 2 for n in range(90)},
+        **{f"c{n:03d}": 1 for n in range(31)},
+    }
+
+
+def test_the_stock_entry_point_takes_the_same_yaml_and_encoder(data):
+    dataset = megatron.energon.get_train_dataset(
+        data / "mix.yaml",
+        worker_config=config(),
+        batch_size=4,
+        shuffle_buffer_size=20,
+        max_samples_per_sequence=None,
+        task_encoder=UpperCase(),
+    )
+    ours = build(data / "mix.yaml")
+    assert find_choice(dataset).keys == ("a:train", "b:train", "c:train")
+    assert [b.text for b in take(loader_for(dataset), 9)] == [
+        b.text for b in take(loader_for(ours), 9)
+    ]

@@ -1,0 +1,344 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""From prepared text to packed batches, through real Energon loaders."""
+
+import math
+import re
+from collections import Counter
+
+import megatron.energon
+import numpy as np
+import pytest
+import torch
+from megatron.energon import DefaultTaskEncoder
+
+from energon_ext import (
+    ConfigError,
+    PackedTaskEncoder,
+    StateMismatchError,
+    get_train_dataset,
+    get_val_datasets,
+)
+from energon_ext.choice import find_choice
+from energon_ext.tokenizers import ByteTokenizer
+from tests.support import (
+    batch_hash,
+    close_loaders,
+    config,
+    loader_for,
+    take,
+    write_dataset,
+    write_mix,
+)
+
+SEQ_LEN = 48
+
+
+def document(source, number):
+    """A text that names itself; lengths 9 to 98, so some are shorter and some longer than a row."""
+    return f"<{source}{number:04d}>" + "." * (number * 37 % 90 + 1)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    for source, count in (("prose", 120), ("code", 75), ("docs", 40)):
+        write_dataset(
+            root / source,
+            [document(source, number) for number in range(count)],
+            split_parts=[("train", "shard_00[0-9].tar"), ("val", "shard_000.tar")],
+        )
+    return root
+
+
+@pytest.fixture(scope="module")
+def mix(data):
+    return write_mix(
+        data / "mix.yaml",
+        [("prose", {"linear": {0: 4, 40: 0}}), ("code", {"step": {0: 0, 20: 3}}), ("docs", 1)],
+    )
+
+
+def build(
+    path, *, num_workers=0, rank=0, world_size=1, seed=0, batch_size=2, shuffle=16, **options
+):
+    encoder_options = {"packing_buffer_docs": 12, **options}
+    repeat = encoder_options.pop("repeat", True)
+    return get_train_dataset(
+        path,
+        worker_config=config(num_workers, rank, world_size, seed),
+        batch_size=batch_size,
+        shuffle_buffer_size=shuffle,
+        repeat=repeat,
+        task_encoder=PackedTaskEncoder(ByteTokenizer(), SEQ_LEN, **encoder_options),
+    )
+
+
+def trained_transitions(batches):
+    """How often each (input, label) is trained."""
+    counts = Counter()
+    for batch in batches:
+        weights = batch.token_weights.numpy()
+        for start, end in zip(batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist()):
+            tokens = batch.tokens[start:end].tolist()
+            labels = batch.labels[start:end].tolist()
+            for position, (token, label) in enumerate(zip(tokens, labels)):
+                if weights[start + position]:
+                    counts[token, label] += 1
+    return counts
+
+
+def expected_transitions(sources):
+    tokenizer = ByteTokenizer()
+    counts = Counter()
+    for source, number_of_documents in sources.items():
+        for number in range(number_of_documents):
+            tokens = tokenizer.encode(document(source, number))
+            counts.update(zip(tokens, tokens[1:]))
+    return counts
+
+
+def names_in(batches):
+    """The names of the documents that begin in the batches, in the order of their rows."""
+    found = []
+    for batch in batches:
+        for start, end in zip(batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist()):
+            tokens = batch.tokens[start:end]
+            if tokens[0] == 1:  # bos
+                text = ByteTokenizer().decode(
+                    tokens.tolist() + batch.labels[end - 1 : end].tolist()
+                )
+                found.append(text.split(">")[0].lstrip("<"))
+    return found
+
+
+@pytest.mark.parametrize("packing", ["bin", "sequential"])
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_one_epoch_trains_every_transition_exactly_once(mix, packing, num_workers, world_size):
+    weights = write_mix(mix.parent / "equal.yaml", [("prose", 3), ("code", 1), ("docs", 2)])
+    batches = []
+    for rank in range(world_size):
+        dataset = build(
+            weights,
+            num_workers=num_workers,
+            rank=rank,
+            world_size=world_size,
+            packing=packing,
+            mask_boundary_loss=True,
+            repeat=False,
+        )
+        batches.extend(batch.validate() for batch in loader_for(dataset))
+    assert trained_transitions(batches) == expected_transitions(
+        {"prose": 120, "code": 75, "docs": 40}
+    )
+    documents = Counter()
+    for batch in batches:
+        documents.update(batch.documents_per_source())
+    assert documents == {"prose:train": 120, "code:train": 75, "docs:train": 40}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_the_first_batch_at_a_knot_already_follows_the_new_weights(data, num_workers):
+    path = write_mix(
+        data / "switch.yaml", [("prose", {"step": {0: 1, 7: 0}}), ("code", {"step": {0: 0, 7: 1}})]
+    )
+    dataset = build(path, num_workers=num_workers, shuffle=30)
+    sources = [set(batch.tokens_per_source()) for batch in take(loader_for(dataset), 14)]
+    assert sources == [{"prose:train"}] * 7 + [{"code:train"}] * 7
+
+
+def test_shares_follow_a_schedule_as_it_moves(mix):
+    dataset = build(mix, batch_size=64)
+    choice = find_choice(dataset)
+    drawn, expected, variance = Counter(), Counter(), Counter()
+    for index, batch in enumerate(take(loader_for(dataset), 40)):
+        first_segments = [
+            int(batch.source_ids[batch.cu_seqlens[:-1].tolist().index(start)])
+            for start in range(0, 64 * SEQ_LEN, SEQ_LEN)
+        ]
+        for key, share in choice.planned_shares(index).items():
+            drawn[key] += first_segments.count(batch.sources.index(key))
+            expected[key] += 64 * share
+            variance[key] += 64 * share * (1 - share)
+    for key in expected:
+        assert abs(drawn[key] - expected[key]) <= 5 * math.sqrt(variance[key])
+
+
+def test_constant_weights_give_the_shares_that_stock_energon_gives(data):
+    """Stock chooses documents, we choose rows; here one row holds one document."""
+    for source in ("left", "right"):
+        write_dataset(data / source, [f"{source}{n:05d}"[:9] for n in range(60)])
+    path = write_mix(data / "constant.yaml", [("left", 1), ("right", 3)])
+    ours = build(path, batch_size=100, packing_max_docs_per_bin=1)
+    drawn = Counter()
+    for batch in take(loader_for(ours), 20):
+        drawn.update(batch.documents_per_source())
+    stock = megatron.energon.get_train_dataset(
+        path,
+        worker_config=config(),
+        batch_size=100,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        task_encoder=DefaultTaskEncoder(),
+    )
+    texts = [text for batch in take(loader_for(stock), 20) for text in batch.text]
+    sigma = math.sqrt(2000 * 0.25 * 0.75)
+    assert abs(sum(text.startswith("left") for text in texts) - 500) <= 5 * sigma
+    assert abs(drawn["left:train"] - 500) <= 5 * sigma
+    assert drawn["left:train"] + drawn["right:train"] == 2000
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "packing"), [(0, "bin"), (0, "sequential"), (1, "sequential"), (3, "bin")]
+)
+def test_a_run_continues_bit_by_bit_at_every_save_over_three_hops(mix, num_workers, packing):
+    def dataset():
+        return build(mix, num_workers=num_workers, packing=packing)
+
+    hashes = [batch_hash(batch) for batch in take(loader_for(dataset()), 44)]
+    for save_points in ((1, 2, 3), (19, 30, 31)):
+        state, position = None, 0
+        for save_point in (*save_points, 44):
+            loader = loader_for(dataset())
+            loader.restore_state_rank(state)
+            batches = take(loader, save_point - position)
+            assert [batch_hash(b) for b in batches] == hashes[position:save_point]
+            state, position = loader.save_state_rank(), save_point
+            close_loaders()
+
+
+def test_a_state_in_memory_may_be_restored_twice(mix):
+    loader = loader_for(build(mix))
+    take(loader, 5)
+    state = loader.save_state_rank()
+    futures = []
+    for _ in range(2):
+        resumed = loader_for(build(mix))
+        resumed.restore_state_rank(state)
+        futures.append([batch_hash(batch) for batch in take(resumed, 6)])
+    assert futures[0] == futures[1] == [batch_hash(batch) for batch in take(loader, 6)]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"seed": 1}, "seed"),
+        ({"seq_len": SEQ_LEN + 1}, "seq_len"),
+        ({"packing": "sequential"}, "packing"),
+        ({"packing_buffer_docs": 13}, "packing_buffer_docs"),
+        ({"shuffle": 17}, "shuffle_buffer_docs"),
+        ({"mask_boundary_loss": False}, "mask_boundary_loss"),
+        ({"train_on_eos": False}, "train_on_eos"),
+        ({"tokenizer": ByteTokenizer(add_bos=False)}, "tokenizer"),
+        ({"world_size": 2}, "global_workers"),
+        ({"world_size": 2, "rank": 1}, "global_worker"),
+    ],
+)
+def test_a_state_of_another_configuration_is_refused_with_the_field(mix, change, field):
+    loader = loader_for(build(mix))
+    take(loader, 3)
+    state = loader.save_state_rank()
+    seq_len = change.pop("seq_len", SEQ_LEN)
+    tokenizer = change.pop("tokenizer", ByteTokenizer())
+    options = {"seed": 0, "shuffle": 16, "rank": 0, "world_size": 1}
+    for name in options:
+        options[name] = change.pop(name, options[name])
+    other = get_train_dataset(
+        mix,
+        worker_config=config(0, options["rank"], options["world_size"], options["seed"]),
+        batch_size=2,
+        shuffle_buffer_size=options["shuffle"],
+        task_encoder=PackedTaskEncoder(tokenizer, seq_len, **{"packing_buffer_docs": 12, **change}),
+    )
+    with pytest.raises(StateMismatchError) as error:
+        loader_for(other).restore_state_rank(state)
+    assert field in error.value.differences
+    assert field in str(error.value)
+
+
+def test_a_refusal_in_a_worker_process_reaches_the_main_process(mix):
+    loader = loader_for(build(mix, num_workers=1))
+    take(loader, 3)
+    state = loader.save_state_rank()
+    other = loader_for(build(mix, num_workers=1, seed=5))
+    other.restore_state_rank(state)
+    with pytest.raises(StateMismatchError, match="seed: saved 0, now 5"):
+        take(other, 1)
+
+
+def test_sources_that_stay_continue_where_they_were_when_others_come_go_and_swap(data):
+    """Every name once in the epoch of its source, over three changes of the mix."""
+    mixes = [
+        [("prose", 2), ("code", 1)],
+        [("docs", 1), ("code", 3), ("prose", 1)],
+        [("code", 1)],
+        [("code", 2), ("prose", 1), ("docs", 1)],
+    ]
+    seen, state = Counter(), None
+    for number, entries in enumerate(mixes):
+        path = write_mix(data / f"changing{number}.yaml", entries)
+        loader = loader_for(build(path, packing_max_docs_per_bin=1))
+        loader.restore_state_rank(state)
+        seen.update(names_in(take(loader, 9)))
+        state = loader.save_state_rank()
+    assert set(seen.values()) == {1}
+    assert {name[:4] for name in seen} == {"pros", "code", "docs"}
+
+
+def test_the_same_folder_twice_is_read_in_two_orders(data):
+    path = write_mix(data / "twice.yaml", [("prose", 1), ("prose", 1)])
+    dataset = build(path, packing_max_docs_per_bin=1)
+    assert find_choice(dataset).keys == ("prose:train", "prose:train#2")
+    orders = {0: [], 1: []}
+    for batch in take(loader_for(dataset), 30):
+        for source, name in zip(
+            batch.source_ids[batch.source_ids >= 0].tolist(), names_in([batch])
+        ):
+            orders[source].append(name)
+    assert orders[0][:8] != orders[1][:8]
+
+
+def test_validation_reads_every_document_once_and_in_order(data):
+    path = write_mix(data / "val.yaml", [("prose", 1), ("code", 2)], split="val")
+    encoder = PackedTaskEncoder(ByteTokenizer(), SEQ_LEN, packing="sequential")
+    datasets = get_val_datasets(path, worker_config=config(), batch_size=3, task_encoder=encoder)
+    for (dataset, _), source in zip(datasets, ("prose", "code")):
+        batches = list(loader_for(dataset))
+        text = ByteTokenizer().decode(torch.cat([batch.tokens for batch in batches]))
+        assert re.findall(r"<(\w+)>", text) == [f"{source}{number:04d}" for number in range(50)]
+        assert batches[0].sources == (f"{source}:val",)
+
+
+def test_eos_labels_and_boundaries_are_masked_when_asked(mix):
+    for options in ({"train_on_eos": False}, {"mask_boundary_loss": True}):
+        batch = take(loader_for(build(mix, packing="sequential", **options)), 1)[0]
+        masked = batch.labels == (2 if "train_on_eos" in options else 1)
+        assert masked.any()
+        assert not batch.token_weights[masked].any()
+        assert batch.token_weights[~masked].all()
+
+
+def test_a_first_window_is_the_one_worked_out_by_hand(tmp_path):
+    write_dataset(tmp_path / "hi", ["hi"] * 40)
+    encoder = PackedTaskEncoder(ByteTokenizer(), 8, packing="sequential", mask_boundary_loss=True)
+    dataset = get_train_dataset(
+        tmp_path / "hi", worker_config=config(), batch_size=1, task_encoder=encoder
+    )
+    batch = take(loader_for(dataset), 1)[0]
+    assert batch.tokens.tolist() == [1, 108, 109, 2] * 2
+    assert np.flatnonzero(batch.token_weights.numpy() == 0).tolist() == [3, 7]
+    assert batch.grid(1, 1, 8)["segment_ids"].tolist() == [[[1, 1, 1, 1, 2, 2, 2, 2]]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"packing": "first-come"}, "'first-come' found"),
+        ({"packing_buffer_docs": 0}, "packing_buffer_docs"),
+        ({"packing_max_docs_per_bin": 0}, "packing_max_docs_per_bin"),
+    ],
+)
+def test_a_wrong_encoder_option_is_refused_at_once(options, message):
+    with pytest.raises(ConfigError, match=message):
+        PackedTaskEncoder(ByteTokenizer(), SEQ_LEN, **options)

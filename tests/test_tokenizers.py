@@ -1,0 +1,77 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+
+import pytest
+
+from energon_ext.errors import ConfigError
+from energon_ext.tokenizers import ByteTokenizer, HFTokenizer, load_tokenizer
+
+tokenizers = pytest.importorskip("tokenizers")
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(tmp_path_factory):
+    """A BPE tokenizer trained on a few words, with <s>, </s> and <pad>."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<unk>", "<s>", "</s>", "<pad>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator(["the quick brown fox", "the slow brown dog"] * 50, trainer)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+def test_bytes_are_shifted_past_the_special_ids():
+    tokenizer = ByteTokenizer()
+    assert tokenizer.encode("hi") == [1, 108, 109, 2]
+    assert tokenizer.encode("é") == [1, 0xC3 + 4, 0xA9 + 4, 2]
+    assert ByteTokenizer(add_bos=False, add_eos=False).encode("hi") == [108, 109]
+    assert tokenizer.decode(tokenizer.encode("naïve ∑")) == "naïve ∑"
+    assert tokenizer.encode("") == [1, 2]
+    assert (tokenizer.vocab_size, tokenizer.padded_vocab_size(64)) == (260, 320)
+
+
+def test_a_tokenizer_file_encodes_and_knows_its_special_tokens(tokenizer_file):
+    tokenizer = HFTokenizer(
+        tokenizer_file, add_bos=True, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    tokens = tokenizer.encode("the brown fox")
+    assert (tokens[0], tokens[-1], tokenizer.pad_id) == (1, 2, 3)
+    assert tokenizer.decode(tokens) == "the brown fox"
+    assert len(tokens) < len("the brown fox")
+
+
+def test_a_fingerprint_changes_with_the_ids(tokenizer_file):
+    options = {"eos_token": "</s>"}
+    first = load_tokenizer(tokenizer_file, **options)
+    assert first.fingerprint() == load_tokenizer(tokenizer_file, **options).fingerprint()
+    assert first.fingerprint() != load_tokenizer(tokenizer_file, eos_token="<pad>").fingerprint()
+    assert ByteTokenizer().fingerprint() != ByteTokenizer(add_bos=False).fingerprint()
+
+
+def test_a_transformers_folder_brings_its_special_tokens(tokenizer_file, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer_file), eos_token="</s>", pad_token="<pad>"
+    ).save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.eos_id, tokenizer.pad_id) == (2, 3)
+    assert tokenizer.encode("the dog")[-1] == 2
+
+
+def test_what_is_not_a_tokenizer_is_one_clear_error(tmp_path, tokenizer_file):
+    wrong = tmp_path / "tokenizer.json"
+    wrong.write_text('{"not": "a tokenizer"}')
+    with pytest.raises(ConfigError, match=r"tokenizer\.json.*is not a tokenizer"):
+        load_tokenizer(wrong)
+    with pytest.raises(ConfigError, match="not a file"):
+        load_tokenizer(tmp_path / "missing")
+    with pytest.raises(ConfigError, match="no eos token"):
+        load_tokenizer(tokenizer_file)
+    with pytest.raises(ConfigError, match="'<end>' in its vocabulary"):
+        load_tokenizer(tokenizer_file, eos_token="<end>")
