@@ -8,10 +8,10 @@ carries its specs in :class:`~energon_ext.weights.ScheduledFloat`, which any Tas
 :class:`~energon_ext.task_encoders.mixin.DynamicBlendMixin` understands and any other refuses.
 """
 
-# No `from __future__ import annotations` here: Energon's parser reads the annotations of the fields
-# and needs types, not strings.
-from dataclasses import dataclass
-from typing import Any
+# No `from __future__ import annotations` and no `A | B` in fields here: Energon's parser reads the
+# annotations, and knows types and typing.Union only.
+from dataclasses import dataclass, field
+from typing import Any, Union
 
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.structs import DatasetSubset
@@ -66,12 +66,12 @@ class ScheduledBlend(MetadatasetBlend):
         allow_nested_schedules: a schedule above and one below multiply, instead of being an error.
     """
 
-    blend: list[ScheduledDatasetReference | ScheduledJoinReference]
+    blend: list[Union[ScheduledDatasetReference, ScheduledJoinReference]]  # noqa: UP007
     allow_nested_schedules: bool = False
 
-    _specs: list[Any] | None = None
-    _where: str = ""
-    _root: EPath | None = None
+    _specs: list[WeightSpec] = field(default_factory=list, init=False)
+    _where: str = field(default="", init=False)
+    _root: EPath = field(default=None, init=False)
 
     def post_initialize(self, mds_path: EPath | None = None) -> None:
         if not self.blend:
@@ -129,7 +129,9 @@ class ScheduledMetadataset(MetadatasetV2):
 
     splits: dict[
         str,
-        ScheduledBlend | MetadatasetBlendEpochized | MetadatasetJoin | DatasetReference,
+        Union[  # noqa: UP007
+            ScheduledBlend, MetadatasetBlendEpochized, MetadatasetJoin, DatasetReference
+        ],
     ]
 
     def get_datasets(self, *, split_part: str, **kwargs: Any) -> LoadedDatasetList:

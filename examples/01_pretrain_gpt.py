@@ -89,6 +89,7 @@ def main():
     try:
         start_megatron(args)
         train(args)
+        dist.destroy_process_group()
     except EnergonExtError as error:
         sys.exit(f"{type(error).__name__}: {error}")
     except KeyboardInterrupt:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from energon_ext.errors import ConfigError
 from energon_ext.weights import (
     KINDS,
-    NEVER,
     ConstantWeight,
+    ScheduleAxis,
     ScheduledFloat,
     ScheduledWeight,
     WeightGroup,
@@ -21,6 +21,7 @@ from energon_ext.weights import (
     compose_weights,
     eval_weight,
     weight_from_config,
+    without_common_total,
 )
 
 
@@ -120,14 +121,65 @@ def test_a_group_without_weight_has_no_shares():
 points = st.dictionaries(st.integers(0, 60), st.floats(0.125, 8), min_size=1, max_size=6)
 
 
-@given(st.sampled_from(KINDS), points, st.integers(0, 80))
-def test_nothing_changes_before_the_index_that_a_weight_promises(kind, points, index):
+@given(st.sampled_from(KINDS), points, st.integers(0, 80), st.integers(0, 40))
+def test_bounds_hold_and_are_reached(kind, points, first, length):
     weight = ScheduledWeight.from_points(kind, points)
-    until = weight.stable_until(index)
-    assert until > index
-    assert {weight.evaluate(i) for i in range(index, min(until, 90))} == {weight.evaluate(index)}
-    # The promise is also worth something: past the last knot it is for ever.
-    assert (until == NEVER) or until <= max(points)
+    low, high = weight.bounds(first, first + length)
+    values = [weight.evaluate(index) for index in range(first, first + length + 1)]
+    assert low == min(values)
+    assert high == max(values)
+
+
+@given(points, points, points, st.integers(0, 60), st.integers(0, 30))
+def test_bounds_hold_for_shares_products_and_other_axes(one, two, three, first, length):
+    specs = [ScheduledWeight.from_points("linear", points) for points in (one, two, three)]
+    group = WeightGroup([*specs, ConstantWeight(0)])
+    product = compose_weights(group.share(0), specs[1], allow_nested_schedules=True)
+    axis = ScheduleAxis.steps(3, lookahead_batches=2)
+    for weight in (*map(group.share, range(4)), product, axis.restate(product)):
+        low, high = weight.bounds(first, first + length)
+        for index in range(first, first + length + 1):
+            assert low * (1 - 1e-12) <= weight.evaluate(index) <= high * (1 + 1e-12)
+
+
+def test_knots_may_count_optimizer_steps_or_tokens():
+    falling = weight_from_config({"linear": {0: 10, 10: 0}})
+    steps = ScheduleAxis.steps(batches_per_step=4).restate(falling)
+    # Four micro-batches of one optimizer step have one weight.
+    assert [steps.evaluate(i) for i in range(9)] == [10] * 4 + [9] * 4 + [8]
+    assert steps.evaluate_many(np.array([3, 4, 39, 40])).tolist() == [10, 9, 1, 0]
+    assert steps.knots() == (0, 40)
+    switch = weight_from_config({"step": {0: 1, 1000: 0}})
+    tokens = ScheduleAxis.tokens(tokens_per_batch=300).restate(switch)
+    # Batch 3 begins at token 900, batch 4 at 1200.
+    assert [tokens.evaluate(i) for i in (0, 3, 4)] == [1, 1, 0]
+    assert tokens.knots() == (0, 4)
+    ahead = ScheduleAxis(lookahead_batches=12).restate(switch)
+    assert [ahead.evaluate(i) for i in (987, 988)] == [1, 0]
+    assert ahead.knots() == (0, 988)
+    assert ScheduleAxis().restate(falling) is falling
+    with pytest.raises(ConfigError, match="batches: 0 found"):
+        ScheduleAxis.steps(0)
+
+
+def test_weights_compare_the_same_without_their_common_total():
+    schedule = weight_from_config({"linear": {0: 1, 10: 5}})
+    inner = WeightGroup([ConstantWeight(1), ConstantWeight(3)])
+    outer = WeightGroup([schedule, ConstantWeight(2)])
+    full = [
+        outer.share(0),
+        compose_weights(outer.share(1), inner.share(0)),
+        compose_weights(outer.share(1), inner.share(1)),
+    ]
+    lean = without_common_total(full)
+    assert lean[0] is schedule
+    assert [weight.knots() for weight in lean[1:]] == [(), ()]
+    for index in (0, 3, 10):
+        total = schedule.evaluate(index) + 2
+        expected = [schedule.evaluate(index) / total, 0.5 / total, 1.5 / total]
+        assert [weight.evaluate(index) for weight in full] == pytest.approx(expected)
+        assert [w.evaluate(index) / total for w in lean] == pytest.approx(expected)
+    assert without_common_total([full[0], ConstantWeight(1)]) == [full[0], ConstantWeight(1)]
 
 
 @given(st.sampled_from(KINDS), points)

@@ -93,6 +93,7 @@ def write_text_dataset(
         ConfigError: the output exists, the input is empty or damaged, or a split got no document.
     """
     _check_replaceable(output, options.force)
+    output = output.resolve()
     output.parent.mkdir(parents=True, exist_ok=True)
     staging = output.parent / f".{output.name}.partial-{os.getpid()}"
     staging.mkdir()

@@ -52,8 +52,9 @@ def mix_picture(run: Run) -> Picture:
     centres = np.array([run.step[window].mean() for window in windows])
     drawn = np.array([_share(run.tokens[window].sum(0)) for window in windows])
     expected = np.array([run.planned_share[window].mean(0) for window in windows])
-    spread = _chance(expected, run.rows_per_step * len(windows[0]))
-    step_spread = _chance(run.planned_share, run.rows_per_step * len(windows[0]))
+    rows = run.rows_per_step * np.array([len(window) for window in windows])
+    spread = _chance(expected, rows[:, None])
+    step_spread = _chance(run.planned_share, rows[0])
 
     figure, (axes,) = new_figure(
         "Planned and drawn mix",
@@ -84,8 +85,8 @@ def mix_picture(run: Run) -> Picture:
     return Picture(
         "mix",
         figure,
-        f"Each source was drawn as its schedule says: {inside.sum()} of {inside.size} dots lie in "
-        "the band, where chance alone puts about 95 %.",
+        f"{inside.sum()} of {inside.size} dots lie in their band; independent draws by the "
+        "schedule put about 95 % there.",
     )
 
 
@@ -254,7 +255,7 @@ def for_pictures(run: Run, keep: int = len(COLORS) - 1) -> Run:
     )
 
 
-def _chance(share: np.ndarray, rows: int) -> np.ndarray:
+def _chance(share: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Two standard deviations of a share of ``rows`` independent draws."""
     return 2 * np.sqrt(share * (1 - share) / rows)
 

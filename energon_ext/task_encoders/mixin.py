@@ -20,7 +20,12 @@ from energon_ext.blend import DynamicBlendDataset
 from energon_ext.choice import ChoiceDataset, Source
 from energon_ext.errors import ConfigError
 from energon_ext.source import get_origin, source_keys, stable_hash, worker_config_for
-from energon_ext.weights import ConstantWeight, as_weight
+from energon_ext.weights import (
+    ConstantWeight,
+    ScheduleAxis,
+    as_weight,
+    without_common_total,
+)
 
 #: ``(loaded dataset, its key) -> the dataset of that source``
 SourceBuilder = Callable[[LoadedDataset, str], SavableDataset]
@@ -60,11 +65,19 @@ class DynamicBlendMixin:
     batch. With a shuffle or packing buffer, samples chosen under old weights are still in it when a
     weight changes; :class:`~energon_ext.PackedTaskEncoder` chooses last and has no such lag.
 
+    Attributes:
+        schedule_axis: what the knots of the schedules count; batches of a rank by default. The
+            launch script sets it, since it knows micro-batches and ranks.
+
     Example:
         >>> from megatron.energon import DefaultTaskEncoder
         >>> class MyEncoder(DynamicBlendMixin, DefaultTaskEncoder):
         ...     pass
+        >>> encoder = MyEncoder()
+        >>> encoder.schedule_axis = ScheduleAxis.steps(batches_per_step=8)
     """
+
+    schedule_axis: ScheduleAxis = ScheduleAxis()
 
     def build_train_datasets(
         self,
@@ -86,6 +99,7 @@ class DynamicBlendMixin:
             ),
             self.build_blend,
             worker_config=worker_config,
+            axis=self.schedule_axis,
         )
         return super().build_train_datasets(
             datasets=[sources],
@@ -142,6 +156,7 @@ def collapse_sources(
     build_blend: Callable[..., SavableDataset],
     *,
     worker_config: WorkerConfig,
+    axis: ScheduleAxis,
 ) -> LoadedDataset:
     """Many loaded datasets as one whose factory builds the blend.
 
@@ -159,15 +174,18 @@ def collapse_sources(
                 f"Source {key}{place} has no samples; prepare it again or leave it out."
             )
 
+    weights = without_common_total([_weight_of(loaded) for loaded in datasets])
+    weights = [axis.restate(weight) for weight in weights]
+
     def build() -> SavableDataset:
         sources = [
             Source(
                 key=key,
                 dataset=build_source(loaded, key),
-                weight=_weight_of(loaded),
+                weight=weight,
                 documents=len(loaded.dataset),
             )
-            for key, loaded in zip(keys, datasets)
+            for key, loaded, weight in zip(keys, datasets, weights)
         ]
         return build_blend(sources, worker_config=worker_config)
 

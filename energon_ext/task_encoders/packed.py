@@ -152,6 +152,7 @@ is needed; a shorter row has no transition to train.
             ),
             bound.build_concatenation,
             worker_config=worker_config,
+            axis=bound.schedule_axis,
         )
         return super(PackedTaskEncoder, bound).build_val_datasets(
             datasets=[rows], worker_config=worker_config, **kwargs

@@ -8,7 +8,6 @@ The processes are started once and go through all layouts; the tests look at wha
 import hashlib
 import json
 import math
-import traceback
 
 import pytest
 import torch
@@ -24,6 +23,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from energon_ext import SampleError
 from energon_ext.megatron import forward_step, get_batch, mean_losses, summarize_step
+from tests.megatron import processes
 from tests.megatron.small_gpt import (
     MOE,
     megatron,
@@ -35,7 +35,6 @@ from tests.megatron.small_gpt import (
 
 STEPS = 3
 MICRO_BATCHES = 4
-TIMEOUT_SECONDS = 240
 
 TENSOR = {"tensor_model_parallel_size": 2}
 PIPELINE = {"pipeline_model_parallel_size": 2}
@@ -129,19 +128,14 @@ def global_summary():
 
 
 def two_ranks(rank, folder):
-    torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), 2)
-    try:
-        with megatron(rank, 2, store):
-            parallel_state.destroy_model_parallel()
-            results = {name: train(*layout) for name, layout in LAYOUTS.items()}
-            results["received batch"] = received_batch()
-            results["failed draw"] = failed_draw()
-            results["summary"] = global_summary()
-            parallel_state.initialize_model_parallel()
-    except BaseException:
-        traceback.print_exc()
-        raise
+    with megatron(rank, 2, store):
+        parallel_state.destroy_model_parallel()
+        results = {name: train(*layout) for name, layout in LAYOUTS.items()}
+        results["received batch"] = received_batch()
+        results["failed draw"] = failed_draw()
+        results["summary"] = global_summary()
+        parallel_state.initialize_model_parallel()
     (folder / f"rank{rank}.json").write_text(json.dumps(results))
 
 
@@ -149,14 +143,10 @@ def two_ranks(rank, folder):
 def ranks(tmp_path_factory):
     """What both ranks found: [rank][name]."""
     folder = tmp_path_factory.mktemp("ranks")
-    processes = torch.multiprocessing.start_processes(
-        two_ranks, args=(folder,), nprocs=2, join=False, start_method="spawn"
-    )
-    if not processes.join(timeout=TIMEOUT_SECONDS):
-        # The first call returns when one has ended; the other must follow.
-        processes.join(timeout=TIMEOUT_SECONDS)
-    for process in processes.processes:
-        process.kill()
+    errors = [folder / f"stderr{rank}" for rank in range(2)]
+    started = [processes.start(two_ranks, (rank, folder), errors[rank]) for rank in range(2)]
+    codes = processes.finish(started)
+    assert codes == [0, 0], "\n".join(error.read_text()[-3000:] for error in errors)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import support
+from tests.megatron import processes
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "01_pretrain_gpt.py"
 SMALL = [
@@ -40,28 +41,13 @@ def reference(mix, tmp_path_factory):
     return run_dir
 
 
-def command(mix, run_dir, *options, launcher=()):
-    return [sys.executable, *launcher, SCRIPT, mix, "--run-dir", run_dir, *SMALL, *options]
-
-
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": str(SCRIPT.parents[1]),
-    "PYTHONWARNINGS": "ignore",
-    "OMP_NUM_THREADS": "1",
-}
-
-
-def run(mix, run_dir, *options, launcher=(), succeeds=True):
-    done = subprocess.run(
-        command(mix, run_dir, *options, launcher=launcher),
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert (done.returncode == 0) is succeeds, done.stderr[-3000:]
-    return done.stderr
+def run(mix, run_dir, *options, ranks=1, succeeds=True):
+    """Run the script in processes of its own; what rank 0 wrote to standard error."""
+    stderr = run_dir.with_suffix(".stderr")
+    arguments = [mix, "--run-dir", run_dir, *SMALL, *options]
+    codes = processes.finish(processes.start_script(SCRIPT, arguments, stderr, ranks))
+    assert all((code == 0) is succeeds for code in codes), stderr.read_text()[-3000:]
+    return stderr.read_text()
 
 
 def events(run_dir, kind):
@@ -116,50 +102,49 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(mix, reference, tmp_pat
 
 @pytest.mark.parametrize("split", ["tensor", "pipeline"])
 def test_split_over_two_processes_it_trains_the_same(mix, reference, tmp_path, split):
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     run_dir = tmp_path / "run"
     options = (f"--{split}-model-parallel-size", "2")
-    run(mix, run_dir, *options, "--stop-after", "2", launcher=torchrun)
-    run(mix, run_dir, *options, "--stop-after", "4", "--resume", launcher=torchrun)
+    run(mix, run_dir, *options, "--stop-after", "2", ranks=2)
+    run(mix, run_dir, *options, "--stop-after", "4", "--resume", ranks=2)
     found, expected = events(run_dir, "step"), events(reference, "step")[:4]
     assert [step["batch_hash"] for step in found] == [step["batch_hash"] for step in expected]
     for one, other in zip(found, expected):
         assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
 
 
-def test_data_parallel_ranks_share_the_rows(mix, tmp_path):
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    run(mix, tmp_path / "run", "--stop-after", "2", launcher=torchrun)
-    first, second = events(tmp_path / "run", "step")
+def test_under_torchrun_data_parallel_ranks_share_the_rows(mix, tmp_path):
+    run_dir = tmp_path / "run"
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    subprocess.run(
+        [sys.executable, *launcher, SCRIPT, mix, "--run-dir", run_dir, *SMALL, "--stop-after", "2"],
+        env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[1]), "OMP_NUM_THREADS": "1"},
+        check=True,
+        timeout=processes.TIMEOUT_SECONDS,
+    )
+    first, second = events(run_dir, "step")
     assert (first["batch_index"], second["batch_index"]) == (0, 1)
     assert second["loss"] < first["loss"]
-    files = sorted(p.name for p in (tmp_path / "run/checkpoints/step_00000002").iterdir())
-    assert files[:2] == ["data_rank00000.pt", "data_rank00001.pt"]
+    files = {path.name for path in (run_dir / "checkpoints" / "step_00000002").iterdir()}
+    assert {"data_rank00000.pt", "data_rank00001.pt", "model_rank00001.pt"} <= files
 
 
 def test_resuming_what_does_not_exist_is_one_line(mix, tmp_path):
-    stderr = run(mix, tmp_path / "run", "--resume", succeeds=False)
-    (line,) = stderr.splitlines()
+    (line,) = run(mix, tmp_path / "run", "--resume", succeeds=False).splitlines()
     assert line.startswith("ConfigError: ")
     assert "holds no checkpoint to --resume" in line
 
 
 def test_ctrl_c_is_one_line_and_the_last_checkpoint_stays(mix, tmp_path):
-    run_dir = tmp_path / "run"
-    process = subprocess.Popen(
-        command(mix, run_dir, "--train-iters", "1000000"),
-        env=ENVIRONMENT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    run_dir, stderr = tmp_path / "run", tmp_path / "stderr"
+    arguments = [mix, "--run-dir", run_dir, *SMALL, "--train-iters", "1000000"]
+    (process,) = processes.start_script(SCRIPT, arguments, stderr)
     while not (run_dir / "metrics.jsonl").exists() or not events(run_dir, "save"):
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert stderr.splitlines()[-1] == (
+        assert process.is_alive(), stderr.read_text()
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    assert processes.finish([process]) == [1]
+    assert stderr.read_text().splitlines()[-1] == (
         f"Stopped by Ctrl-C; the last checkpoint stays in {run_dir / 'checkpoints'}."
     )
-    assert "Traceback" not in stderr
+    assert "Traceback" not in stderr.read_text()
     assert list((run_dir / "checkpoints").glob("step_*/manifest.json"))

@@ -1,0 +1,11 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What takes seconds to import; loaded once by the server that forks test processes."""
+
+import warnings
+
+warnings.simplefilter("ignore")
+
+import megatron.core.optimizer  # noqa: E402, F401
+
+import energon_ext.megatron  # noqa: E402, F401

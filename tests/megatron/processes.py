@@ -1,0 +1,88 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""New processes that start at once: a server imports Megatron one time and forks them."""
+
+import contextlib
+import multiprocessing
+import os
+import runpy
+import socket
+import sys
+import traceback
+
+import pytest
+
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["tests.megatron.imports"])
+
+TIMEOUT_SECONDS = 180
+
+
+def start(target, arguments, stderr):
+    """A process with one torch thread that writes its standard error to a file."""
+    process = _SERVER.Process(target=_call, args=(target, arguments, str(stderr)))
+    process.start()
+    return process
+
+
+def finish(processes):
+    """Exit codes; a process that hangs is killed and fails the test."""
+    for process in processes:
+        process.join(TIMEOUT_SECONDS)
+    hanging = [process for process in processes if process.is_alive()]
+    for process in hanging:
+        process.kill()
+    if hanging:
+        pytest.fail(f"{len(hanging)} of {len(processes)} processes hung")
+    return [process.exitcode for process in processes]
+
+
+def start_script(path, arguments, stderr, ranks=1):
+    """The processes of ``python path arguments``, or of torchrun with several ranks."""
+    port = _free_port()
+    environments = [{}]
+    if ranks > 1:
+        environments = [
+            {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
+            for rank in range(ranks)
+        ]
+    return [
+        start(_run_script, (str(path), [str(argument) for argument in arguments], environment), to)
+        for environment, to in zip(environments, _stderr_of_ranks(stderr, ranks))
+    ]
+
+
+def _stderr_of_ranks(stderr, ranks):
+    return [stderr, *(f"{stderr}.{rank}" for rank in range(1, ranks))]
+
+
+def _run_script(path, arguments, environment):
+    os.environ.update(environment)
+    sys.argv = [path, *arguments]
+    runpy.run_path(path, run_name="__main__")
+
+
+def _call(target, arguments, stderr):
+    import torch
+
+    torch.set_num_threads(1)
+    descriptor = os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 2)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    try:
+        target(*arguments)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(70)
+
+
+def _free_port():
+    with contextlib.closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
