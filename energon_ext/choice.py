@@ -25,7 +25,7 @@ from megatron.energon.wrappers.base import BaseWrapperDataset
 
 from energon_ext.choosers import Chooser
 from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
-from energon_ext.weights import ConstantWeight, WeightSpec
+from energon_ext.weights import WeightSpec
 
 STATE_VERSION = 1
 
@@ -83,7 +83,6 @@ class ChoiceDataset(BaseWrapperDataset):
             "seed": worker_config.seed_offset,
             "global_workers": _global_workers(worker_config),
         }
-        self.check_weights()
         self.reset_state_own()
 
     # What others may ask ------------------------------------------------------------------------
@@ -103,24 +102,6 @@ class ChoiceDataset(BaseWrapperDataset):
         weights = {key: s.weight.evaluate(batch_index) for key, s in self._sources.items()}
         total = sum(weights.values())
         return {key: weight / total if total else 0.0 for key, weight in weights.items()}
-
-    def check_weights(self) -> None:
-        """Find an index at which a worker of this rank would have nothing to draw.
-
-        Raises:
-            ConfigError: names the batch index, the worker and the weights.
-        """
-        for worker in range(max(1, self.worker_config.num_workers)):
-            present = [s for s in self._sources.values() if s.dataset.len_worker(worker) > 0]
-            for batch_index in _indices_to_check(s.weight for s in present):
-                if not any(s.weight.evaluate(batch_index) > 0 for s in present):
-                    weights = {s.key: repr(s.weight) for s in present}
-                    raise ConfigError(
-                        f"Every weight is 0 at batch index {batch_index} for worker {worker} of "
-                        f"rank {self.worker_config.rank}, which has samples of {weights}. Give one "
-                        f"of them a weight > 0 there; use fewer workers if a source is so small "
-                        f"that it has no sample for this one."
-                    )
 
     # Iteration ----------------------------------------------------------------------------------
 
@@ -297,12 +278,3 @@ def _global_workers(worker_config: WorkerConfig) -> int:
 
 def _global_worker(worker_config: WorkerConfig) -> int:
     return worker_config.rank * max(1, worker_config.num_workers) + worker_config.rank_worker_id()
-
-
-def _indices_to_check(weights) -> list[int]:
-    """Between two knots a weight is 0 everywhere or nowhere, so each knot and the index after it
-    stand for all indices."""
-    knots = {0}
-    for weight in weights:
-        knots.update(weight.knots() if not isinstance(weight, ConstantWeight) else ())
-    return sorted(knots | {knot + 1 for knot in knots})

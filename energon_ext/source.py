@@ -145,7 +145,9 @@ def worker_config_for(worker_config: WorkerConfig, key: str) -> WorkerConfig:
 def _key_of(factory: BaseCoreDatasetFactory) -> SourceKey:
     origin = get_origin(factory)
     path = "+".join(_portable(path, origin.root if origin else None) for path in factory.paths)
-    return SourceKey(path, _split_name(factory), _subset_text(factory), factory.subflavors or {})
+    # Joined datasets keep no subflavors of their own.
+    subflavors = getattr(factory, "subflavors", None) or {}
+    return SourceKey(path, _split_name(factory), _subset_text(factory), subflavors)
 
 
 def _portable(path: Any, root: EPath | None) -> str:

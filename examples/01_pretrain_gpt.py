@@ -117,26 +117,29 @@ def train(args):
     data = Data(args, tokenizer)
     ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     with CheckpointStore(args.run_dir / "checkpoints", **ranks) as store:
+        step = 0
         if args.resume:
             step = resume(store, args, model, optimizer, data)
         elif store.latest():
             raise ConfigError(f"{args.run_dir} holds a run: --resume it, or take another folder.")
-        else:
-            step = 0
-        log = start_log(args, step, data)
-        last_step = min(args.train_iters, args.stop_after or args.train_iters)
-        while step < last_step:
-            step += 1
-            began = time.perf_counter()
-            losses = train_step(args, step, model, optimizer, data)
-            seconds = time.perf_counter() - began
-            summary = data.take_summary()
-            if log.enabled:
-                log.write_step(step, seconds=seconds, **losses, **summary)
-            if step % args.save_interval == 0 or step == last_step:
-                path = save(store, step, args, model, optimizer, data)
-                log.write("save", step, path=str(path))
-        log.write("end", step, reason="finished" if step == args.train_iters else "stopped")
+        with start_log(args, step, data) as log:
+            train_steps(args, step, model, optimizer, data, store, log)
+
+
+def train_steps(args, step, model, optimizer, data, store, log):
+    last_step = min(args.train_iters, args.stop_after or args.train_iters)
+    while step < last_step:
+        step += 1
+        began = time.perf_counter()
+        losses = train_step(args, step, model, optimizer, data)
+        seconds = time.perf_counter() - began
+        summary = data.take_summary()
+        if log.enabled:
+            log.write_step(step, seconds=seconds, **losses, **summary)
+        if step % args.save_interval == 0 or step == last_step:
+            path = save(store, step, args, model, optimizer, data)
+            log.write("save", step, path=str(path))
+    log.write("end", step, reason="finished" if step == args.train_iters else "stopped")
 
 
 def start_log(args, step, data):

@@ -29,6 +29,7 @@ LAYERS = {
     "token_source": 2,
     "choice": 2,
     "blend": 2,
+    "blend_check": 2,
     "interleave": 2,
     "consumption": 2,
     "yaml_check": 2,

@@ -10,6 +10,7 @@ checkpoint, ``end``. A resumed run appends; of a step that was done twice the la
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from typing import Any
 from tqdm import tqdm
 
 
-class RunLog:
-    """Write the events of one process of a run.
+class RunLog(contextlib.AbstractContextManager):
+    """Write the events of one process of a run; leaving the ``with`` block closes its files.
 
     Args:
         run_dir: an existing folder; ``metrics.jsonl`` in it is appended to.
@@ -39,15 +40,21 @@ class RunLog:
     ):
         self.enabled = enabled
         self._board = None
+        self._open = contextlib.ExitStack()
         if not enabled:
             return
         # Line by line, so that a killed process leaves whole lines.
-        self._file = open(run_dir / "metrics.jsonl", "a", encoding="utf-8", buffering=1)  # noqa: SIM115
-        self._bar = tqdm(total=last_step, initial=first_step, unit="step")
+        file = open(run_dir / "metrics.jsonl", "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+        self._file = self._open.enter_context(file)
+        bar = tqdm(total=last_step, initial=first_step, unit="step")
+        self._bar = self._open.enter_context(bar)
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(run_dir / "tensorboard")
+            self._board = self._open.enter_context(SummaryWriter(run_dir / "tensorboard"))
+
+    def __exit__(self, *exception) -> None:
+        self._open.close()
 
     def write(self, event: str, step: int, **fields: Any) -> None:
         """Append one event."""

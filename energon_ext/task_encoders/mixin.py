@@ -9,6 +9,9 @@ factory builds our blend over the real sources, so the stock code never comes to
 
 from __future__ import annotations
 
+import logging
+import math
+from dataclasses import dataclass
 from typing import Any, Callable, Sequence
 
 from megatron.energon import WorkerConfig
@@ -17,6 +20,7 @@ from megatron.energon.metadataset.loader_interface import DatasetBlendMode, Load
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
 from energon_ext.blend import DynamicBlendDataset
+from energon_ext.blend_check import check_blend
 from energon_ext.choice import ChoiceDataset, Source
 from energon_ext.errors import ConfigError
 from energon_ext.source import get_origin, source_keys, stable_hash, worker_config_for
@@ -27,8 +31,24 @@ from energon_ext.weights import (
     without_common_total,
 )
 
+logger = logging.getLogger(__name__)
+
 #: ``(loaded dataset, its key) -> the dataset of that source``
 SourceBuilder = Callable[[LoadedDataset, str], SavableDataset]
+
+
+@dataclass(frozen=True)
+class ScheduleLag:
+    """Batches of a rank by which the effect of a weight trails its knot.
+
+    Attributes:
+        packing_batches: samples wait for so long in the packing buffer, if each becomes one packed
+            sample; divide by the samples per pack.
+        shuffle_batches: after so many, 99 % of what was in the shuffle buffer has left it.
+    """
+
+    packing_batches: int
+    shuffle_batches: int
 
 
 class SourcesFactory(BaseCoreDatasetFactory):
@@ -91,6 +111,7 @@ class DynamicBlendMixin:
     ) -> SavableDataset:
         """Energon's method, with the sources replaced by one blend of ours."""
         check_virtual_epoch(virtual_epoch_length, worker_config)
+        self._report_lag(datasets, worker_config, stages)
         epochized = blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
         sources = collapse_sources(
             datasets,
@@ -125,6 +146,7 @@ class DynamicBlendMixin:
         self, sources: Sequence[Source], *, worker_config: WorkerConfig
     ) -> ChoiceDataset:
         """The choice among the sources."""
+        check_blend(sources, self.schedule_axis, worker_config)
         return DynamicBlendDataset(
             sources, worker_config=worker_config, fingerprint=self.state_fingerprint()
         )
@@ -132,6 +154,46 @@ class DynamicBlendMixin:
     def state_fingerprint(self) -> dict[str, Any]:
         """JSON values that a saved state depends on; extend it with what changes your samples."""
         return {"task_encoder": type(self).__qualname__}
+
+    def schedule_lag(
+        self,
+        *,
+        batch_size: int | None,
+        shuffle_buffer_size: int | None = None,
+        packing_buffer_size: int | None = None,
+        num_workers: int = 0,
+        samples_per_pack: float = 1.0,
+    ) -> ScheduleLag:
+        """How many batches after a knot old samples still come, with buffers behind the choice."""
+        samples_per_batch = (batch_size or 1) * samples_per_pack
+        batches_per_sample = max(1, num_workers) / samples_per_batch
+        return ScheduleLag(
+            packing_batches=math.ceil((packing_buffer_size or 0) * batches_per_sample),
+            # Each draw empties one of n places, so a sample stays with probability (1 - 1/n)^draws.
+            shuffle_batches=math.ceil(
+                (shuffle_buffer_size or 0) * math.log(100) * batches_per_sample
+            ),
+        )
+
+    def _report_lag(
+        self, datasets: list[LoadedDataset], worker_config: WorkerConfig, stages: dict[str, Any]
+    ) -> None:
+        scheduled = any(as_weight(loaded.weight).is_scheduled for loaded in datasets)
+        lag = self.schedule_lag(
+            batch_size=stages.get("batch_size"),
+            shuffle_buffer_size=stages.get("shuffle_buffer_size"),
+            packing_buffer_size=stages.get("packing_buffer_size"),
+            num_workers=worker_config.num_workers,
+        )
+        if scheduled and (lag.packing_batches or lag.shuffle_batches):
+            logger.info(
+                "Weights act on the choice, and buffers lie behind it: a step shows about %d "
+                "batches later (packing buffer; a schedule_axis with lookahead_batches makes up "
+                "for it), and 99%% of the samples in the shuffle buffer are gone after %d more. "
+                "PackedTaskEncoder has no such lag.",
+                lag.packing_batches,
+                lag.shuffle_batches,
+            )
 
 
 def load_source(

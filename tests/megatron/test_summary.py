@@ -54,12 +54,12 @@ def read(folder):
 
 
 def test_a_resumed_run_appends_to_its_log(tmp_path, capsys):
-    log = RunLog(tmp_path, 0, 10)
-    log.write("start", 0, sources=["web"])
-    log.write_step(1, **STEP)
-    resumed = RunLog(tmp_path, 1, 10)
-    resumed.write("start", 1, sources=["web"])
-    resumed.write("end", 1, reason="stopped")
+    with RunLog(tmp_path, 0, 10) as log:
+        log.write("start", 0, sources=["web"])
+        log.write_step(1, **STEP)
+    with RunLog(tmp_path, 1, 10) as resumed:
+        resumed.write("start", 1, sources=["web"])
+        resumed.write("end", 1, reason="stopped")
     events = read(tmp_path)
     assert [(event["event"], event["step"]) for event in events] == [
         ("start", 0),
@@ -73,12 +73,13 @@ def test_a_resumed_run_appends_to_its_log(tmp_path, capsys):
 
 
 def test_ranks_that_do_not_log_write_nothing(tmp_path):
-    log = RunLog(tmp_path / "not there", 0, 10, enabled=False)
-    log.write("start", 0)
+    with RunLog(tmp_path / "not there", 0, 10, enabled=False) as log:
+        log.write("start", 0)
     assert not log.enabled
 
 
 def test_tensorboard_is_written_on_request(tmp_path):
     pytest.importorskip("tensorboard")
-    RunLog(tmp_path, 0, 10, tensorboard=True).write_step(1, **STEP)
+    with RunLog(tmp_path, 0, 10, tensorboard=True) as log:
+        log.write_step(1, **STEP)
     assert list((tmp_path / "tensorboard").rglob("events*"))

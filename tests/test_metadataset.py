@@ -1,0 +1,226 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Schedules at any level, with everything else that Energon's metadatasets can do."""
+
+import json
+
+import pytest
+from megatron.energon import Cooker, DefaultTaskEncoder, TextSample, basic_sample_keys, stateless
+from megatron.energon.epathlib import EPath
+from megatron.energon.metadataset import load_dataset
+from megatron.energon.metadataset.loader import prepare_metadataset, traverse_metadataset
+
+from energon_ext import ConfigError, DynamicBlendMixin, get_train_dataset, get_val_datasets
+from energon_ext.choice import find_choice
+from tests.support import config, loader_for, take, write_dataset, write_mix
+
+FALLING = {"linear": {0: 4, 100: 0}}
+
+
+class Encoder(DynamicBlendMixin, DefaultTaskEncoder):
+    """Nothing but the mixin."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    for source in ("a", "b", "c"):
+        write_dataset(
+            root / source,
+            [f"{source}{number:03d}" for number in range(60)],
+            split_parts=[("train", "shard_000.tar"), ("val", "shard_001.tar")],
+        )
+    return root
+
+
+def write(path, content):
+    path.write_text(json.dumps(content))
+    return path
+
+
+def stock(splits, version="MetadatasetV2"):
+    return {"__module__": "megatron.energon", "__class__": version, "splits": splits}
+
+
+def shares(path, index, encoder=None, **options):
+    """Planned shares by the first path component of each source."""
+    dataset = get_train_dataset(
+        path,
+        worker_config=config(),
+        batch_size=2,
+        task_encoder=encoder or Encoder(),
+        **options,
+    )
+    planned = find_choice(dataset).planned_shares(index)
+    return {key.split(":")[0]: round(share, 12) for key, share in planned.items()}
+
+
+def test_a_schedule_above_keeps_the_shares_below(data):
+    write_mix(data / "inner.yaml", [("a", 1), ("b", 3)])
+    path = write_mix(data / "outer.yaml", [("inner.yaml", FALLING), ("c", 4)])
+    assert shares(path, 0) == {"a": 0.125, "b": 0.375, "c": 0.5}
+    # At 50: 2 of 6 to the inner blend.
+    assert shares(path, 50) == pytest.approx({"a": 1 / 12, "b": 3 / 12, "c": 8 / 12})
+    assert shares(path, 100) == {"a": 0, "b": 0, "c": 1}
+
+
+def test_a_schedule_below_keeps_the_share_above(data):
+    write_mix(data / "inner.yaml", [("a", FALLING), ("b", 4)])
+    path = write_mix(data / "outer.yaml", [("inner.yaml", 1), ("c", 1)])
+    assert shares(path, 0) == {"a": 0.25, "b": 0.25, "c": 0.5}
+    assert shares(path, 50) == pytest.approx({"a": 1 / 6, "b": 2 / 6, "c": 0.5})
+    assert shares(path, 100) == {"a": 0, "b": 0.5, "c": 0.5}
+
+
+def test_ours_inside_a_stock_metadataset_of_either_version(data):
+    write_mix(data / "inner.yaml", [("a", FALLING), ("b", 4)])
+    entries = [{"path": "inner.yaml", "weight": 1}, {"path": "c", "weight": 3}]
+    second = write(data / "v2.yaml", stock({"train": {"blend": entries}}))
+    first = write(data / "v1.yaml", stock({"train": {"datasets": entries}}, "Metadataset"))
+    for path in (first, second):
+        for index, (a, b) in ((0, (0.125, 0.125)), (100, (0, 0.25))):
+            planned = shares(path, index)
+            assert sorted(planned.values()) == sorted([a, b, 0.75])
+
+
+def test_a_stock_metadataset_inside_ours(data):
+    write(
+        data / "inner.yaml",
+        stock({"train": {"blend": [{"path": "a", "weight": 1}, {"path": "b", "weight": 1}]}}),
+    )
+    path = write_mix(data / "outer.yaml", [("inner.yaml", FALLING), ("c", 4)])
+    assert shares(path, 0) == {"a": 0.25, "b": 0.25, "c": 0.5}
+    assert shares(path, 100) == {"a": 0, "b": 0, "c": 1}
+
+
+def test_a_join_may_have_a_schedule(data):
+    join = {
+        "join": [{"path": "a"}, {"path": "b"}],
+        "joiner": {"__module__": "megatron.energon", "__class__": "TextSample"},
+        "weight": FALLING,
+    }
+    content = json.loads(write_mix(data / "join.yaml", [("c", 4)]).read_text())
+    content["splits"]["train"]["blend"].append(join)
+    path = write(data / "join.yaml", content)
+    assert shares(path, 50) == pytest.approx({"a+b": 2 / 6, "c": 4 / 6})
+    dataset = get_train_dataset(
+        path, worker_config=config(), batch_size=8, task_encoder=Encoder(), repeat=False
+    )
+    texts = [text for batch in loader_for(dataset) for text in batch.text]
+    # The default joiner takes each field from the last of the joined samples.
+    assert sorted(texts) == [f"{source}{number:03d}" for source in "bc" for number in range(50)]
+
+
+def test_subsets_and_splits_select_what_they_say(data):
+    content = json.loads(write_mix(data / "subset.yaml", [("a", FALLING), ("a", 4)]).read_text())
+    first, second = content["splits"]["train"]["blend"]
+    first["subset"] = {"range": ["0%", "50%"]}
+    second["subset"] = {"range": ["50%", "100%"]}
+    content["splits"]["val"] = {"blend": [{"path": "b", "weight": FALLING}, {"path": "c"}]}
+    path = write(data / "subset.yaml", content)
+    dataset = get_train_dataset(
+        path, worker_config=config(), batch_size=1, task_encoder=Encoder(), repeat=False
+    )
+    assert find_choice(dataset).keys == ("a:train[0.0, 0.5]", "a:train[0.5, 1.0]")
+    assert sorted(batch.text[0] for batch in loader_for(dataset)) == [
+        f"a{number:03d}" for number in range(50)
+    ]
+    validation = get_val_datasets(
+        path, worker_config=config(), batch_size=1, task_encoder=Encoder()
+    )
+    texts = [[batch.text[0] for batch in loader_for(dataset)] for dataset, _ in validation]
+    assert texts == [[f"{s}{number:03d}" for number in range(50, 60)] for s in "bc"]
+
+
+def test_crude_samples_meet_their_cookers(data):
+    write_dataset(
+        data / "crude",
+        [f"crude{number}" for number in range(20)],
+        dataset_config={"__module__": "megatron.energon", "__class__": "CrudeWebdataset"},
+    )
+
+    @stateless
+    def cook(sample):
+        return TextSample(**basic_sample_keys(sample), text=sample["txt"])
+
+    class Cooking(Encoder):
+        cookers = [Cooker(cook)]
+
+    path = write_mix(
+        data / "crude.yaml", [("crude", {"step": {0: 1, 5: 0}}), ("a", {"step": {0: 0, 5: 1}})]
+    )
+    dataset = get_train_dataset(path, worker_config=config(), batch_size=2, task_encoder=Cooking())
+    batches = take(loader_for(dataset), 8)
+    assert [batch.text[0].startswith("crude") for batch in batches] == [True] * 5 + [False] * 3
+
+
+def test_traversing_and_preparing_are_energons(data):
+    write_mix(data / "inner.yaml", [("a", FALLING), ("b", 4)])
+    path = write_mix(data / "outer.yaml", [("inner.yaml", 1), ("c", 1)])
+    references = traverse_metadataset(path, split_part="train")
+    assert [reference.path.name for reference in references] == ["a", "b", "c"]
+    prepare_metadataset(EPath(path))
+
+
+def test_constant_weights_load_as_the_floats_that_stock_makes(data):
+    entries = [("a", 1), ("b", 3)]
+    ours = write_mix(data / "constant.yaml", entries)
+    theirs = write(
+        data / "stock.yaml",
+        stock({"train": {"blend": [{"path": p, "weight": w} for p, w in entries]}}),
+    )
+    weights = []
+    for path in (ours, theirs):
+        loaded = load_dataset(path).get_datasets(
+            training=True, split_part="train", worker_config=config()
+        )
+        weights.append([dataset.weight for dataset in loaded.datasets])
+        assert {type(weight) for weight in weights[-1]} == {float}
+    assert weights[0] == weights[1] == [0.25, 0.75]
+
+
+def test_an_epochized_blend_cannot_stand_in_a_blend(data):
+    write(data / "inner.yaml", stock({"train": {"blend_epochized": [{"path": "a"}]}}))
+    with pytest.raises(ConfigError, match=r"blend\[0\].*blend_epochized"):
+        shares(write_mix(data / "outer.yaml", [("inner.yaml", 1), ("b", 1)]), 0)
+
+
+def test_the_yaml_of_the_upstream_proposal_loads_unedited_but_for_its_header(data):
+    path = data / "upstream.yaml"
+    path.write_text(
+        """
+__module__: energon_ext
+__class__: ScheduledMetadataset
+splits:
+  train:
+    blend:
+      - path: ./a
+        weight:
+          step:
+            0: 100
+            1500: 10
+            3000: 0
+      - path: ./b
+        weight: {linear: {0: 1, 3000: 100}}
+      - {path: ./c, weight: 5}
+"""
+    )
+    assert shares(path, 0) == pytest.approx({"a": 100 / 106, "b": 1 / 106, "c": 5 / 106})
+    assert shares(path, 1500) == pytest.approx({"a": 10 / 65.5, "b": 50.5 / 65.5, "c": 5 / 65.5})
+    assert shares(path, 3000) == pytest.approx({"a": 0, "b": 100 / 105, "c": 5 / 105})
+
+
+def test_a_path_may_be_moved_with_its_yaml_and_keeps_its_key(data, tmp_path):
+    write_dataset(tmp_path / "old" / "web", ["text"] * 9)
+    write_mix(tmp_path / "old" / "mix.yaml", [("web", 1)])
+    before = list(shares(tmp_path / "old" / "mix.yaml", 0))
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert list(shares(tmp_path / "new" / "mix.yaml", 0)) == before == ["web"]
+
+
+def test_a_source_keeps_its_key_at_another_level_of_nesting(data):
+    (data / "below").mkdir(exist_ok=True)
+    flat = write_mix(data / "flat.yaml", [("a", 1), ("b", 1)])
+    write_mix(data / "below" / "inner.yaml", [("../a", 1)])
+    nested = write_mix(data / "nested.yaml", [("below/inner.yaml", 1), ("b", 1)])
+    assert set(shares(flat, 0)) == set(shares(nested, 0)) == {"a", "b"}
