@@ -102,6 +102,7 @@ def test_a_join_may_have_a_schedule(data):
     content = json.loads(write_mix(data / "join.yaml", [("c", 4)]).read_text())
     content["splits"]["train"]["blend"].append(join)
     path = write(data / "join.yaml", content)
+    prepare_metadataset(EPath(path))
     assert shares(path, 50) == pytest.approx({"a+b": 2 / 6, "c": 4 / 6})
     dataset = get_train_dataset(
         path, worker_config=config(), batch_size=8, task_encoder=Encoder(), repeat=False

@@ -1,0 +1,69 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Every file in metadatasets/ loads and does what its first comment says."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from energon_ext import PackedTaskEncoder, get_train_dataset
+from energon_ext.choice import find_choice
+from energon_ext.tokenizers import ByteTokenizer
+from tests.support import config, loader_for, take, write_dataset
+
+FOLDER = Path(__file__).parents[1] / "metadatasets"
+
+#: Planned shares at a batch index, worked out by hand from the files.
+EXPECTED = {
+    "constant": {0: {"prose": 3 / 6, "code": 2 / 6, "docs": 1 / 6}},
+    "step": {99: {"prose": 1}, 100: {"code": 1}, 200: {"code": 0.5, "docs": 0.5}},
+    "linear": {0: {"prose": 1}, 75: {"prose": 0.75, "code": 0.25}, 300: {"code": 1}},
+    "cosine": {0: {"prose": 10 / 11, "code": 1 / 11}, 150: {"prose": 0.5, "code": 0.5}},
+    "exponential": {0: {"prose": 0.8, "code": 0.2}, 100: {"prose": 0.5, "code": 0.5}},
+    "pairs": {100: {"prose": 5 / 7, "code": 2 / 7}, 300: {"code": 1}},
+    "nested": {100: {"prose": 1 / 4, "code": 1 / 6, "docs": 1 / 12 + 1 / 2}},
+    "schedule_in_schedule": {
+        0: {"prose": 0.5, "docs": 0.5},
+        150: {"prose": 1 / 6, "code": 1 / 6, "docs": 2 / 3},
+    },
+    "halves": {0: {"code": 1}},
+    "curriculum": {0: {"prose": 0.9, "docs": 0.1}, 50: {"prose": 0.5, "code": 0.4, "docs": 0.1}},
+}
+
+
+@pytest.fixture(scope="module")
+def metadatasets(tmp_path_factory):
+    """The files beside data like that of the demo."""
+    root = tmp_path_factory.mktemp("repo")
+    for source in ("prose", "code", "docs"):
+        write_dataset(
+            root / "demo" / "data" / source,
+            [f"{source} {number}" for number in range(60)],
+            split_parts=[("train", "shard_000.tar"), ("val", "shard_001.tar")],
+        )
+    shutil.copytree(FOLDER, root / "metadatasets")
+    return root / "metadatasets"
+
+
+def test_every_file_is_described_here():
+    assert {path.stem for path in FOLDER.glob("*.yaml")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+# Two sources of nested.yaml and halves.yaml read one dataset, which is the idea of them.
+@pytest.mark.filterwarnings("ignore:.*listed more than once")
+def test_a_file_plans_the_shares_it_describes_and_runs(metadatasets, name):
+    dataset = get_train_dataset(
+        metadatasets / f"{name}.yaml",
+        worker_config=config(),
+        batch_size=2,
+        task_encoder=PackedTaskEncoder(ByteTokenizer(), 32, packing_buffer_docs=8),
+    )
+    for batch_index, expected in EXPECTED[name].items():
+        shares = dict.fromkeys(("prose", "code", "docs"), 0.0)
+        for key, share in find_choice(dataset).planned_shares(batch_index).items():
+            shares[key.split(":")[0].rsplit("/", 1)[-1]] += share
+        assert shares == pytest.approx({**dict.fromkeys(shares, 0.0), **expected})
+    for batch in take(loader_for(dataset), 3):
+        batch.validate()
