@@ -75,9 +75,7 @@ def parse_args():
     add("--seed", type=int, default=1234)
     add("--num-layers", type=int, default=4)
     add("--hidden-size", type=int, default=128)
-    add("--num-attention-heads", type=int, default=8)
-    add("--num-query-groups", type=int, default=2)
-    add("--lr", type=float, default=3e-3, help="after a warmup; falls to a tenth")
+    add("--lr", type=float, default=4e-3, help="after a warmup; falls to a tenth")
     add("--lr-warmup-iters", type=int, default=15)
     add("--tensor-model-parallel-size", type=int, default=1)
     add("--pipeline-model-parallel-size", type=int, default=1)
@@ -196,9 +194,10 @@ def build_model(args, vocab_size):
     config = TransformerConfig(
         num_layers=args.num_layers,
         hidden_size=args.hidden_size,
-        num_attention_heads=args.num_attention_heads,
-        num_query_groups=args.num_query_groups,
+        num_attention_heads=8,
+        num_query_groups=2,
         normalization="RMSNorm",
+        init_method_std=0.05,  # the usual 0.02 is for larger models
         gated_linear_unit=True,
         activation_func=F.silu,
         add_bias_linear=False,

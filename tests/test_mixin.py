@@ -11,6 +11,7 @@ from megatron.energon import DefaultTaskEncoder, TextSample, stateless
 
 from energon_ext import ConfigError, DynamicBlendMixin, StateMismatchError, get_train_dataset
 from energon_ext.choice import find_choice
+from energon_ext.weights import ScheduleAxis
 from tests.support import close_loaders, config, loader_for, take, write_dataset, write_mix
 
 
@@ -129,6 +130,36 @@ def test_a_step_without_buffers_moves_the_very_next_batch(data):
     assert [{text[0].lower() for text in batch.text} for batch in batches] == [{"a"}] * 6 + [
         {"b"}
     ] * 6
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_lookahead_makes_up_for_the_packing_buffer_by_the_lag_that_is_reported(data, num_workers):
+    path = write_mix(
+        data / "late.yaml", [("a", {"step": {0: 1, 40: 0}}), ("b", {"step": {0: 0, 40: 1}})]
+    )
+    options = {"batch_size": 4, "packing_buffer_size": 48, "shuffle_buffer_size": None}
+
+    def first_batch_of_b(encoder):
+        batches = take(loader_for(build(path, encoder, num_workers=num_workers, **options)), 70)
+        return next(index for index, batch in enumerate(batches) if "b" in "".join(texts([batch])))
+
+    encoder = Packing()
+    lag = encoder.schedule_lag(**options, num_workers=num_workers, samples_per_pack=3)
+    # 48 samples wait, 12 leave with each batch of each worker.
+    assert lag.packing_batches == 4 * max(1, num_workers)
+    slack = max(1, num_workers)
+    assert abs(first_batch_of_b(encoder) - (40 + lag.packing_batches)) <= slack
+    encoder.schedule_axis = ScheduleAxis(lookahead_batches=lag.packing_batches)
+    assert abs(first_batch_of_b(encoder) - 40) <= slack
+
+
+def test_the_lag_is_told_when_a_schedule_meets_buffers(data, caplog):
+    with caplog.at_level("INFO", logger="energon_ext"):
+        build(data / "constant.yaml")
+        assert not caplog.messages
+        build(data / "mix.yaml", shuffle_buffer_size=100)
+    # ln(100) * 100 draws, 4 a batch.
+    assert "gone after 116 more" in caplog.messages[0]
 
 
 def test_sources_may_be_reordered_and_reweighted_between_runs(data):

@@ -148,6 +148,15 @@ def test_the_first_batch_at_a_knot_already_follows_the_new_weights(data, num_wor
     assert sources == [{"prose:train"}] * 7 + [{"code:train"}] * 7
 
 
+def test_the_order_in_the_yaml_says_nothing(data):
+    entries = [("prose", {"linear": {0: 4, 40: 0}}), ("code", 2), ("docs", 1)]
+    orders = []
+    for arranged in (entries, entries[::-1]):
+        path = write_mix(data / "arranged.yaml", arranged)
+        orders.append([batch_hash(batch) for batch in take(loader_for(build(path)), 12)])
+    assert orders[0] == orders[1]
+
+
 def test_shares_follow_a_schedule_as_it_moves(mix):
     dataset = build(mix, batch_size=64)
     choice = find_choice(dataset)
