@@ -8,7 +8,7 @@
                                        |
     per source:  load -> repeat -> encode -> shuffle -> pack          tokenizers.py packing.py
                                        |
-    choose:      choosers.py, wrapped by choice.py and blend.py
+    choose:      choosers/, wrapped by choice.py, blend.py, interleave.py
                                        |
     batch:       PackedBatch: flat, [A, B, T], Megatron dict          batch.py
                                        |
@@ -27,6 +27,7 @@ from energon_ext.errors import (
     StateFormatError,
     StateMismatchError,
 )
+from energon_ext.interleave import LeastConsumedDataset
 from energon_ext.loading import get_train_dataset, get_val_datasets
 from energon_ext.losses import group_advantages, unified_loss
 from energon_ext.metadataset import ScheduledMetadataset
@@ -40,6 +41,7 @@ __all__ = [
     "DynamicBlendDataset",
     "DynamicBlendMixin",
     "EnergonExtError",
+    "LeastConsumedDataset",
     "PackedBatch",
     "PackedTaskEncoder",
     "Row",

@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
-
-from megatron.energon import WorkerConfig
+from typing import Any, Sequence
 
 from energon_ext.choice import ChoiceDataset, Source
 from energon_ext.choosers import RandomChooser
@@ -19,19 +17,12 @@ class DynamicBlendDataset(ChoiceDataset):
     all sources that have samples for this worker. A weight of 0 is never drawn.
 
     Args:
-        sources, worker_config, fingerprint: as for :class:`~energon_ext.choice.ChoiceDataset`.
+        sources, **options: as for :class:`~energon_ext.choice.ChoiceDataset`.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[Source],
-        *,
-        worker_config: WorkerConfig,
-        fingerprint: Mapping[str, Any] | None = None,
-    ):
-        super().__init__(
-            sources,
-            make_chooser=RandomChooser,
-            worker_config=worker_config,
-            fingerprint=fingerprint,
-        )
+    def __init__(self, sources: Sequence[Source], **options: Any):
+        super().__init__(sources, make_chooser=_random_chooser, **options)
+
+
+def _random_chooser(keys, weights, *, seed, axis, sample_tokens):
+    return RandomChooser(keys, [axis.restate(weight) for weight in weights], seed=seed)

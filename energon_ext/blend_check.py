@@ -8,6 +8,7 @@ is an error; what works, but is rarely meant, is a :class:`BlendWarning`.
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from typing import Iterable, Sequence
 
@@ -30,13 +31,16 @@ def check_blend(sources: Sequence[Source], axis: ScheduleAxis, worker_config: Wo
     """Refuse a blend that some worker cannot draw from, and warn of one that looks wrong.
 
     Args:
-        sources: of one blend, weights as functions of the per-rank batch index.
+        sources: of one blend.
         axis: what the knots in the YAML count, and where the run ends.
         worker_config: Energon's; each rank looks at its own workers.
 
     Raises:
         ConfigError: all weights are 0 somewhere; names the batch index, the worker, the weights.
     """
+    sources = [
+        dataclasses.replace(source, weight=axis.restate(source.weight)) for source in sources
+    ]
     check_never_all_zero(sources, worker_config)
     for message in questionable(sources, axis):
         warnings.warn(message, BlendWarning, stacklevel=2)

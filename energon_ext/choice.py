@@ -15,6 +15,7 @@ stands in the configuration:
 from __future__ import annotations
 
 import copy
+import logging
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
@@ -23,9 +24,11 @@ from megatron.energon.flavors.base_dataset import SavableDataset, add_sample_res
 from megatron.energon.state import FlexState
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
-from energon_ext.choosers import Chooser
+from energon_ext.choosers import Chooser, chooser_for
 from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
-from energon_ext.weights import WeightSpec
+from energon_ext.weights import ScheduleAxis, WeightSpec
+
+logger = logging.getLogger(__name__)
 
 STATE_VERSION = 1
 
@@ -37,7 +40,7 @@ class Source:
     Attributes:
         key: its identity, see :class:`energon_ext.source.SourceKey`.
         dataset: what it yields.
-        weight: of the source, at each batch index.
+        weight: as the metadataset composed it; its knots count what the axis says.
         documents: number of samples in one epoch, over all ranks.
     """
 
@@ -52,21 +55,28 @@ class ChoiceDataset(BaseWrapperDataset):
 
     Args:
         sources: at least one; keys must be distinct. Their order means nothing.
-        make_chooser: ``(keys, weights, seed=...) -> Chooser``; called in each worker, with a seed
-            of its own.
+        make_chooser: ``(keys, weights, seed=..., axis=..., sample_tokens=...) -> Chooser``; called
+            in each worker, with a seed of its own.
+        axis: what the knots of the weights count.
+        sample_tokens: tokens of a sample, where all have about as many; 0 where they differ.
         worker_config: Energon's.
         fingerprint: JSON values that the state depends on; a state saved under other values is
             refused.
 
-    State: per source its own state, the chooser's counts, and what was parked; grows with the
-    buffers of the sources, not with what was consumed.
+    State: per source its own state and what was drawn from it, the chooser's state, and what was
+    parked; grows with the buffers of the sources, not with what was consumed.
     """
+
+    #: In states and restore keys; the same for every way of choosing, since a source does not care.
+    STATE_CLASS = "ChoiceDataset"
 
     def __init__(
         self,
         sources: Sequence[Source],
         *,
-        make_chooser: Callable[..., Chooser],
+        make_chooser: Callable[..., Chooser] = chooser_for,
+        axis: ScheduleAxis | None = None,
+        sample_tokens: int = 0,
         worker_config: WorkerConfig,
         fingerprint: Mapping[str, Any] | None = None,
     ):
@@ -78,6 +88,8 @@ class ChoiceDataset(BaseWrapperDataset):
         if len(self._sources) != len(ordered):
             raise ConfigError(f"Source keys must be distinct: {[s.key for s in ordered]}.")
         self._make_chooser = make_chooser
+        self._axis = axis or ScheduleAxis()
+        self._sample_tokens = sample_tokens
         self.fingerprint = {
             **(fingerprint or {}),
             "seed": worker_config.seed_offset,
@@ -97,9 +109,17 @@ class ChoiceDataset(BaseWrapperDataset):
         """Samples in one epoch of each source, over all ranks."""
         return {key: source.documents for key, source in self._sources.items()}
 
+    @property
+    def drawn(self) -> dict[str, tuple[int, int]]:
+        """Rows (documents) and tokens drawn from each source by the active worker."""
+        return {key: (self._rows[key], self._tokens[key]) for key in self._sources}
+
     def planned_shares(self, batch_index: int) -> dict[str, float]:
         """The share that the weights give each source at a batch index."""
-        weights = {key: s.weight.evaluate(batch_index) for key, s in self._sources.items()}
+        weights = {
+            key: self._axis.restate(source.weight).evaluate(batch_index)
+            for key, source in self._sources.items()
+        }
         total = sum(weights.values())
         return {key: weight / total if total else 0.0 for key, weight in weights.items()}
 
@@ -109,6 +129,8 @@ class ChoiceDataset(BaseWrapperDataset):
         self._chooser: Chooser | None = None
         self._chooser_state: dict[str, Any] | None = None
         self._parked: dict[str, FlexState] = {}
+        self._rows = dict.fromkeys(self._sources, 0)
+        self._tokens = dict.fromkeys(self._sources, 0)
 
     def len_worker(self, worker_idx: int | None = None) -> int:
         return sum(dataset.len_worker(worker_idx) for dataset in self.datasets)
@@ -129,7 +151,10 @@ class ChoiceDataset(BaseWrapperDataset):
             except StopIteration:
                 chooser.drop(key)
                 continue
-            chooser.consume(key, getattr(sample, "num_tokens", 1))
+            tokens = getattr(sample, "num_tokens", 1)
+            chooser.consume(key, tokens)
+            self._tokens[key] += tokens
+            self._rows[key] += getattr(sample, "documents", 1)
             yield add_sample_restore_key(sample, key, src=self)
         # The next pass over finite sources begins anew.
         chooser.revive()
@@ -138,21 +163,45 @@ class ChoiceDataset(BaseWrapperDataset):
         if self._chooser is None:
             weights = [source.weight for source in self._sources.values()]
             seed = f"choice/{self.worker_config.worker_seed()}"
-            self._chooser = self._make_chooser(self.keys, weights, seed=seed)
-            if self._chooser_state is not None:
-                self._chooser.restore_state(self._chooser_state)
-                self._chooser_state = None
+            self._chooser = self._make_chooser(
+                self.keys,
+                weights,
+                seed=seed,
+                axis=self._axis,
+                sample_tokens=self._sample_tokens,
+            )
+            self._restore_chooser(self._chooser)
         return self._chooser
+
+    def _restore_chooser(self, chooser: Chooser) -> None:
+        state, self._chooser_state = self._chooser_state, None
+        if state is None:
+            return
+        kind, state = state
+        if kind == type(chooser).__name__:
+            chooser.restore_state(state)
+        else:
+            logger.warning(
+                "The blend is chosen by %s now, by %s in the state: every source continues where "
+                "it was, the order of choice begins anew.",
+                type(chooser).__name__,
+                kind,
+            )
 
     # State --------------------------------------------------------------------------------------
 
     def save_state(self) -> FlexState:
         chooser = self._chooser_state
         if self._chooser is not None:
-            chooser = self._chooser.save_state()
-        states = {key: source.dataset.save_state() for key, source in self._sources.items()}
+            chooser = [type(self._chooser).__name__, self._chooser.save_state()]
+        states = {
+            key: FlexState(
+                dataset=source.dataset.save_state(), rows=self._rows[key], tokens=self._tokens[key]
+            )
+            for key, source in self._sources.items()
+        }
         return FlexState(
-            __class__=type(self).__name__,
+            __class__=self.STATE_CLASS,
             version=STATE_VERSION,
             fingerprint=dict(self.fingerprint),
             global_worker=_global_worker(self.worker_config),
@@ -164,20 +213,23 @@ class ChoiceDataset(BaseWrapperDataset):
         self._check_state(state)
         # Stock datasets keep references into what they are given; a state may be restored twice.
         states = copy.deepcopy(dict(state["sources"]))
+        self.reset_state_own()
         for key, source in self._sources.items():
             if key in states:
-                source.dataset.restore_state(states.pop(key))
+                own = states.pop(key)
+                source.dataset.restore_state(own["dataset"])
+                self._rows[key], self._tokens[key] = own["rows"], own["tokens"]
             else:
                 source.dataset.reset_state_deep()
-        self.reset_state_own()
         self._parked = states
         self._chooser_state = copy.deepcopy(state["chooser"])
 
     def _check_state(self, state: FlexState) -> None:
-        if state.get("__class__") != type(self).__name__ or "sources" not in state:
+        if state.get("__class__") != self.STATE_CLASS or "sources" not in state:
             raise StateMismatchError(
-                {"dataset": (state.get("__class__"), type(self).__name__)},
-                "A state saved by another kind of dataset cannot be continued here.",
+                {"dataset": (state.get("__class__"), self.STATE_CLASS)},
+                "A state saved without this package's mixin cannot be continued with it: finish "
+                "that run with stock Energon, or start a new one.",
             )
         if state["version"] != STATE_VERSION:
             raise StateFormatError(
@@ -191,8 +243,8 @@ class ChoiceDataset(BaseWrapperDataset):
     # Restoring single samples, for buffers above ------------------------------------------------
 
     def restore_sample(self, restore_key: tuple) -> Any:
-        class_name, key = restore_key[:2]
-        if class_name != type(self).__name__ or key not in self._sources:
+        _, key = restore_key[:2]
+        if key not in self._sources:
             raise StateMismatchError(
                 {"buffered sample of source": (key, list(self.keys))},
                 "A source with samples in a shuffle or packing buffer cannot leave; keep it with "

@@ -28,10 +28,10 @@ from megatron.energon.metadataset.metadataset_v2 import (
     MetadatasetV2,
 )
 
+from energon_ext.choosers import NEW_SOURCES
 from energon_ext.errors import ConfigError
 from energon_ext.source import Origin, set_origin
 from energon_ext.weights import (
-    ConstantWeight,
     ScheduledFloat,
     WeightGroup,
     WeightSpec,
@@ -39,6 +39,7 @@ from energon_ext.weights import (
     compose_weights,
     weight_from_config,
 )
+from energon_ext.weights.compose import INTERLEAVE, is_interleaved
 
 
 @dataclass
@@ -74,10 +75,10 @@ class ScheduledBlend(MetadatasetBlend):
     _root: EPath = field(default=None, init=False)
 
     def post_initialize(self, mds_path: EPath | None = None) -> None:
-        if not self.blend:
-            raise ConfigError(f"{mds_path}: an empty `blend`; list at least one source.")
         self._where = str(mds_path)
         self._root = mds_path.parent
+        if not self.blend:
+            raise ConfigError(f"{mds_path}: an empty `{self._name}`; list at least one source.")
         self._specs = [
             weight_from_config(entry.weight, f"{self._entry_name(index)}.weight")
             for index, entry in enumerate(self.blend)
@@ -88,7 +89,7 @@ class ScheduledBlend(MetadatasetBlend):
         self, *, subset: DatasetSubset | None = None, **kwargs: Any
     ) -> LoadedDatasetList:
         subset = self._get_subset(subset)
-        group = WeightGroup(self._specs)
+        group = self._group()
         datasets: list[LoadedDataset] = []
         for index, entry in enumerate(self.blend):
             share = group.share(index, f"{self._entry_name(index)}.weight")
@@ -96,7 +97,7 @@ class ScheduledBlend(MetadatasetBlend):
             if inner.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS:
                 raise ConfigError(
                     f"{self._entry_name(index)}: a `blend_epochized` cannot be an entry of a "
-                    f"`blend`; use one of the two on both levels."
+                    f"`{self._name}`; use `blend_epochized` on both levels, or on none."
                 )
             for loaded in inner.datasets:
                 spec = compose_weights(
@@ -104,18 +105,61 @@ class ScheduledBlend(MetadatasetBlend):
                     as_weight(loaded.weight),
                     allow_nested_schedules=self.allow_nested_schedules,
                 )
-                loaded.weight = self._transport(spec)
+                loaded.weight = _transport(spec)
                 set_origin(loaded.dataset, Origin(self._root, self._entry_name(index)))
                 datasets.append(loaded)
         return LoadedDatasetList(blend_mode=DatasetBlendMode.DATASET_WEIGHT, datasets=datasets)
 
-    def _transport(self, spec: WeightSpec) -> float:
-        if spec.knots() or isinstance(spec, ConstantWeight) and spec.value == 0:
-            return ScheduledFloat(spec)
-        return spec.evaluate(0)
+    def _group(self) -> WeightGroup:
+        return WeightGroup(self._specs)
+
+    @property
+    def _name(self) -> str:
+        return "blend"
 
     def _entry_name(self, index: int) -> str:
-        return f"{self._where}: blend[{index}] ({getattr(self.blend[index], 'path', 'join')})"
+        return (
+            f"{self._where}: {self._name}[{index}] ({getattr(self.blend[index], 'path', 'join')})"
+        )
+
+
+@dataclass(kw_only=True)
+class Interleave(ScheduledBlend):
+    """One interleave node: weights are target shares of tokens, kept exactly.
+
+    Attributes:
+        new_source: where a source starts that a resumed state does not know: ``baseline``, level
+            with the source that is furthest behind, or ``zero``.
+    """
+
+    interleave: list[Union[ScheduledDatasetReference, ScheduledJoinReference]]  # noqa: UP007
+    new_source: str = "baseline"
+
+    #: What the inherited methods call the entries.
+    blend: list = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self.blend = self.interleave
+
+    def post_initialize(self, mds_path: EPath | None = None) -> None:
+        if self.new_source not in NEW_SOURCES:
+            raise ConfigError(
+                f"{mds_path}: new_source: {self.new_source!r} found, {' or '.join(NEW_SOURCES)}."
+            )
+        super().post_initialize(mds_path)
+
+    def _group(self) -> WeightGroup:
+        return WeightGroup(self._specs, rule=INTERLEAVE, new_source=self.new_source)
+
+    @property
+    def _name(self) -> str:
+        return "interleave"
+
+
+def _transport(spec: WeightSpec) -> float:
+    """A plain float where stock Energon would have one, else one that carries the spec."""
+    plain = not spec.knots() and spec.evaluate(0) > 0 and not is_interleaved(spec)
+    return spec.evaluate(0) if plain else ScheduledFloat(spec)
 
 
 @dataclass(kw_only=True)
@@ -130,7 +174,7 @@ class ScheduledMetadataset(MetadatasetV2):
     splits: dict[
         str,
         Union[  # noqa: UP007
-            ScheduledBlend, MetadatasetBlendEpochized, MetadatasetJoin, DatasetReference
+            ScheduledBlend, Interleave, MetadatasetBlendEpochized, MetadatasetJoin, DatasetReference
         ],
     ]
 

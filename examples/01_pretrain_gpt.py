@@ -19,6 +19,7 @@ import math
 import os
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -112,9 +113,9 @@ def train(args):
     tokenizer = load_tokenizer(args.tokenizer)
     model = build_model(args, tokenizer.padded_vocab_size(128))
     optimizer = build_optimizer(args, model)
-    data = Data(args, tokenizer)
     ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
-    with CheckpointStore(args.run_dir / "checkpoints", **ranks) as store:
+    checkpoints = CheckpointStore(args.run_dir / "checkpoints", **ranks)
+    with closing(Data(args, tokenizer)) as data, checkpoints as store:
         step = 0
         if args.resume:
             step = resume(store, args, model, optimizer, data)
@@ -276,6 +277,10 @@ class Data:
     def __next__(self):
         self.batches.append(next(self.loader))
         return self.batches[-1]
+
+    def close(self):
+        if self.loader is not None:
+            self.loader.close()
 
     def take_summary(self):
         """Hash, tokens and documents of the step just done, and where it stood in the schedule."""

@@ -4,10 +4,16 @@
 import warnings
 
 import pytest
+from hypothesis import settings
 
 from tests.support import close_loaders
 
 warnings.filterwarnings("ignore", message=".*pin_memory.*|.*worker processes in total.*")
+
+
+# How long an example takes says nothing about whether it is right.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)

@@ -167,7 +167,14 @@ train_valid_test_dataloaders_provider.is_distributed = True
 
 
 def add_energon_args(parser):
-    """Add this package's arguments to Megatron-LM's parser; see ``extra_args_provider``."""
+    """Add this package's arguments to Megatron-LM's parser, as its ``extra_args_provider``.
+
+    Example:
+        >>> import argparse
+        >>> parser = add_energon_args(argparse.ArgumentParser())
+        >>> parser.parse_args(["--energon-packing", "sequential"]).energon_packing
+        'sequential'
+    """
     group = parser.add_argument_group(title="energon_ext")
     group.add_argument(
         "--dataloader-save",

@@ -27,6 +27,14 @@ class RunLog(contextlib.AbstractContextManager):
         last_step: step that it is to reach.
         enabled: False makes every method do nothing, for ranks that do not log.
         tensorboard: also write TensorBoard files to ``run_dir/tensorboard``.
+
+    Example:
+        >>> import tempfile
+        >>> run_dir = Path(tempfile.mkdtemp())
+        >>> with RunLog(run_dir, first_step=0, last_step=10) as log:
+        ...     log.write("end", 10, reason="finished")
+        >>> (run_dir / "metrics.jsonl").read_text()
+        '{"event": "end", "step": 10, "reason": "finished"}\\n'
     """
 
     def __init__(

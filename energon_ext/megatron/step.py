@@ -59,7 +59,17 @@ def get_batch(data_iterator: Iterator[PackedBatch] | None) -> PackedBatch:
 
 
 def build_packed_seq_params(batch: PackedBatch) -> PackedSeqParams:
-    """Return Megatron's description of the segments; padding is a segment of its own."""
+    """Return Megatron's description of the segments; padding is a segment of its own.
+
+    Example:
+        >>> import numpy as np
+        >>> from energon_ext import Row
+        >>> tokens = np.array([5, 6, 7, 8])
+        >>> row = Row(tokens, tokens, np.ones(4, np.float32), np.array([0, 1, 2, 0]), [3, 1])
+        >>> params = build_packed_seq_params(PackedBatch.from_rows([row, row], sources=[""]))
+        >>> params.cu_seqlens_q.tolist(), params.max_seqlen_q
+        ([0, 3, 4, 7, 8], 3)
+    """
     return PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=batch.cu_seqlens,
@@ -139,6 +149,16 @@ def make_loss_func(
     Raises:
         ConfigError: unknown ``denominator`` or a ``weight_scale`` below 1.
         SampleError: weights that are not whole are to be counted at ``weight_scale=1``.
+
+    Example:
+        >>> import numpy as np
+        >>> from energon_ext import Row
+        >>> tokens, weights = np.array([5, 6, 7]), np.array([1, -1, 0], np.float32)
+        >>> row = Row(tokens, tokens, weights, np.arange(3), [3], source="web")
+        >>> loss_func = make_loss_func(PackedBatch.from_rows([row], sources=["web"]))
+        >>> loss, num_tokens, report = loss_func(torch.tensor([[2.0, 0.5, 9.0]]))
+        >>> loss.item(), num_tokens.item(), report["lm loss/web"].tolist()
+        (1.5, 2, [1.5, 2.0])
     """
     check_denominator(denominator)
     if weight_scale < 1:

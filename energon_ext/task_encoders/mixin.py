@@ -19,7 +19,6 @@ from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, Savabl
 from megatron.energon.metadataset.loader_interface import DatasetBlendMode, LoadedDataset
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
-from energon_ext.blend import DynamicBlendDataset
 from energon_ext.blend_check import check_blend
 from energon_ext.choice import ChoiceDataset, Source
 from energon_ext.errors import ConfigError
@@ -28,7 +27,6 @@ from energon_ext.weights import (
     ConstantWeight,
     ScheduleAxis,
     as_weight,
-    without_common_total,
 )
 
 logger = logging.getLogger(__name__)
@@ -99,6 +97,9 @@ class DynamicBlendMixin:
 
     schedule_axis: ScheduleAxis = ScheduleAxis()
 
+    #: Tokens of a sample that the choice hands out, where all have about as many; else 0.
+    tokens_per_sample: int = 0
+
     def build_train_datasets(
         self,
         *,
@@ -120,7 +121,6 @@ class DynamicBlendMixin:
             ),
             self.build_blend,
             worker_config=worker_config,
-            axis=self.schedule_axis,
         )
         return super().build_train_datasets(
             datasets=[sources],
@@ -147,8 +147,12 @@ class DynamicBlendMixin:
     ) -> ChoiceDataset:
         """The choice among the sources."""
         check_blend(sources, self.schedule_axis, worker_config)
-        return DynamicBlendDataset(
-            sources, worker_config=worker_config, fingerprint=self.state_fingerprint()
+        return ChoiceDataset(
+            sources,
+            axis=self.schedule_axis,
+            sample_tokens=self.tokens_per_sample,
+            worker_config=worker_config,
+            fingerprint=self.state_fingerprint(),
         )
 
     def state_fingerprint(self) -> dict[str, Any]:
@@ -218,7 +222,6 @@ def collapse_sources(
     build_blend: Callable[..., SavableDataset],
     *,
     worker_config: WorkerConfig,
-    axis: ScheduleAxis,
 ) -> LoadedDataset:
     """Many loaded datasets as one whose factory builds the blend.
 
@@ -236,18 +239,15 @@ def collapse_sources(
                 f"Source {key}{place} has no samples; prepare it again or leave it out."
             )
 
-    weights = without_common_total([_weight_of(loaded) for loaded in datasets])
-    weights = [axis.restate(weight) for weight in weights]
-
     def build() -> SavableDataset:
         sources = [
             Source(
                 key=key,
                 dataset=build_source(loaded, key),
-                weight=weight,
+                weight=_weight_of(loaded),
                 documents=len(loaded.dataset),
             )
-            for key, loaded, weight in zip(keys, datasets, weights)
+            for key, loaded in zip(keys, datasets)
         ]
         return build_blend(sources, worker_config=worker_config)
 

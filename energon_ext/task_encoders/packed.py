@@ -90,7 +90,7 @@ is needed; a shorter row has no transition to train.
         if not train_on_eos and tokenizer.eos_id is None:
             raise ConfigError("train_on_eos=False, but the tokenizer has no EOS; leave it True.")
         self.tokenizer = tokenizer
-        self.seq_len = seq_len
+        self.seq_len = self.tokens_per_sample = seq_len
         self.packing = packing
         self.packing_buffer_docs = packing_buffer_docs
         self.packing_max_docs_per_bin = packing_max_docs_per_bin
@@ -152,7 +152,6 @@ is needed; a shorter row has no transition to train.
             ),
             bound.build_concatenation,
             worker_config=worker_config,
-            axis=bound.schedule_axis,
         )
         return super(PackedTaskEncoder, bound).build_val_datasets(
             datasets=[rows], worker_config=worker_config, **kwargs

@@ -17,6 +17,9 @@ import numpy as np
 from energon_ext.errors import ConfigError
 from energon_ext.weights.schedule import ConstantWeight, ScheduledWeight, WeightSpec
 
+#: How the members of a node take turns.
+BLEND, INTERLEAVE = "blend", "interleave"
+
 
 class ProductWeight(WeightSpec):
     """The product of weights along a path of nested blends."""
@@ -49,7 +52,12 @@ class ProductWeight(WeightSpec):
 
 
 class WeightGroup:
-    """The weights of one blend node; gives each of them its share of the node.
+    """The weights of one node; gives each of them its share of the node.
+
+    Args:
+        members: the weights.
+        rule: ``blend``, shares are probabilities, or ``interleave``, shares are kept exactly.
+        new_source: for an interleave, where a source starts that a resumed state does not know.
 
     Example:
         >>> group = WeightGroup([ConstantWeight(1), ConstantWeight(3)])
@@ -57,8 +65,12 @@ class WeightGroup:
         [0.25, 0.75]
     """
 
-    def __init__(self, members: Sequence[WeightSpec]):
+    def __init__(
+        self, members: Sequence[WeightSpec], rule: str = BLEND, new_source: str = "baseline"
+    ):
         self.members = tuple(members)
+        self.rule = rule
+        self.new_source = new_source
         # Siblings ask for the same index one after the other.
         self._values_at = functools.lru_cache(maxsize=1)(self._evaluate)
         self._bounds_on = functools.lru_cache(maxsize=1)(self._bound)
@@ -93,7 +105,7 @@ class WeightGroup:
         return bounds, math.fsum(lows), math.fsum(highs)
 
     def __reduce__(self):
-        return WeightGroup, (self.members,)
+        return WeightGroup, (self.members, self.rule, self.new_source)
 
 
 class ShareWeight(WeightSpec):
@@ -153,9 +165,9 @@ class ScheduledFloat(float):
 
     def __float__(self) -> float:
         raise ConfigError(
-            f"This blend has a scheduled weight ({self.spec.describe()}), but the TaskEncoder does "
-            f"not know schedules; put energon_ext.DynamicBlendMixin first among its base classes, "
-            f"or use energon_ext.PackedTaskEncoder."
+            f"This metadataset has a schedule or an interleave ({self.spec.describe()}), which the "
+            f"TaskEncoder does not know; put energon_ext.DynamicBlendMixin first among its base "
+            f"classes, or use energon_ext.PackedTaskEncoder."
         )
 
     def __reduce__(self):
@@ -194,6 +206,8 @@ def compose_weights(outer: Any, inner: Any, *, allow_nested_schedules: bool = Fa
         )
     if isinstance(outer, ConstantWeight) and isinstance(inner, ConstantWeight):
         return ConstantWeight(outer.value * inner.value)
+    if outer == ConstantWeight(1.0):
+        return inner
     for factor, schedule in ((outer, inner), (inner, outer)):
         if isinstance(factor, ConstantWeight) and isinstance(schedule, ScheduledWeight):
             values = [value * factor.value for value in schedule._values]
@@ -207,11 +221,32 @@ def eval_weight(weight: Any, batch_index: int) -> float:
     return as_weight(weight).evaluate(batch_index)
 
 
+def factors(weight: WeightSpec) -> tuple[WeightSpec, ...]:
+    """The factors of a weight, from the outermost node in."""
+    if isinstance(weight, ProductWeight):
+        return (*factors(weight.outer), *factors(weight.inner))
+    return (weight,)
+
+
+def product(weights: Sequence[WeightSpec]) -> WeightSpec:
+    """The product of factors, from the outermost node in."""
+    result: WeightSpec = ConstantWeight(1.0)
+    for weight in weights:
+        result = compose_weights(result, weight, allow_nested_schedules=True)
+    return result
+
+
+def is_interleaved(weight: WeightSpec) -> bool:
+    """Whether an interleave stands on the path of a source."""
+    shares = (factor for factor in factors(weight) if isinstance(factor, ShareWeight))
+    return any(share.group.rule == INTERLEAVE for share in shares)
+
+
 def without_common_total(weights: Sequence[WeightSpec]) -> list[WeightSpec]:
     """The same weights up to one common factor, cheaper to evaluate.
 
-    All sources of one metadataset share its outermost node, and whoever compares their weights
-    does not need them divided by that node's sum. Without it a constant beside a schedule is a
+    All sources of one metadataset share its outermost blend, and whoever compares their weights
+    does not need them divided by that blend's sum. Without it a constant beside a schedule is a
     constant again.
 
     Example:
@@ -219,23 +254,10 @@ def without_common_total(weights: Sequence[WeightSpec]) -> list[WeightSpec]:
         >>> without_common_total([group.share(0), group.share(1)])
         [1, 3]
     """
-    outermost = [_outermost_share(weight) for weight in weights]
-    if any(share is None or share.group is not outermost[0].group for share in outermost):
+    paths = [factors(weight) for weight in weights]
+    outermost = [path[0] for path in paths]
+    if not all(
+        isinstance(share, ShareWeight) and share.group is outermost[0].group for share in outermost
+    ):
         return list(weights)
-    return [
-        _replace_outermost(weight, share.group.members[share.index])
-        for weight, share in zip(weights, outermost)
-    ]
-
-
-def _outermost_share(weight: WeightSpec) -> ShareWeight | None:
-    while isinstance(weight, ProductWeight):
-        weight = weight.outer
-    return weight if isinstance(weight, ShareWeight) else None
-
-
-def _replace_outermost(weight: WeightSpec, member: WeightSpec) -> WeightSpec:
-    if isinstance(weight, ShareWeight):
-        return member
-    outer = _replace_outermost(weight.outer, member)
-    return compose_weights(outer, weight.inner, allow_nested_schedules=True)
+    return [product((path[0].group.members[path[0].index], *path[1:])) for path in paths]

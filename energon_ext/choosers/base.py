@@ -1,0 +1,124 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What every chooser has."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from typing import Any, Mapping, Sequence
+
+from energon_ext.errors import ConfigError, StateFormatError
+from energon_ext.weights import WeightSpec, as_weight
+
+STATE_VERSION = 1
+
+#: Random numbers made at a time; a restore makes one block again, whatever was drawn before.
+_BLOCK = 1024
+
+
+class UniformStream:
+    """Random numbers in [0, 1); the n-th depends on the seed and n alone.
+
+    Attributes:
+        position: n, all there is to save.
+    """
+
+    def __init__(self, seed: int | str, position: int = 0):
+        self._seed = seed
+        self.position = position
+        self._block: list[float] = []
+        self._block_number = -1
+
+    def next(self) -> float:
+        number, offset = divmod(self.position, _BLOCK)
+        if number != self._block_number:
+            numbers = random.Random(f"{self._seed}/{number}")
+            self._block = [numbers.random() for _ in range(_BLOCK)]
+            self._block_number = number
+        self.position += 1
+        return self._block[offset]
+
+
+class Chooser(ABC):
+    """The protocol of a chooser.
+
+    Args:
+        keys: names of the sources, each once.
+        weights: one number or :class:`~energon_ext.weights.WeightSpec` per key; 1 each by default.
+        seed: int or str; decides ties and draws.
+        counts: tokens consumed so far by key, 0 by default.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        weights: Sequence[Any] | None = None,
+        *,
+        seed: int | str = 0,
+        counts: Mapping[str, int] | None = None,
+    ):
+        if len(set(keys)) != len(keys) or not keys:
+            raise ConfigError(f"A chooser needs distinct keys, got {list(keys)}.")
+        if weights is not None and len(weights) != len(keys):
+            raise ConfigError(f"{len(keys)} keys, but {len(weights)} weights; give one for each.")
+        specs = dict(zip(keys, map(as_weight, weights or [1.0] * len(keys))))
+        self.keys = tuple(sorted(keys))
+        self.weights: dict[str, WeightSpec] = {key: specs[key] for key in self.keys}
+        self.seed = seed
+        self.counts: dict[str, int] = {key: int((counts or {}).get(key, 0)) for key in self.keys}
+        self._dropped: set[str] = set()
+
+    @abstractmethod
+    def choose(self, batch_index: int = 0) -> str:
+        """The key whose sample is next.
+
+        Raises:
+            ConfigError: no source is left, or all that are left have weight 0 at this index.
+        """
+
+    def consume(self, key: str, tokens: int) -> None:
+        """Count ``tokens`` for a source that was just read."""
+        self.counts[key] += tokens
+
+    def drop(self, key: str) -> None:
+        """Take a source out: it has ended, or has nothing for this worker."""
+        self._dropped.add(key)
+
+    def revive(self) -> None:
+        """Bring all dropped sources back, for another pass."""
+        self._dropped.clear()
+
+    @property
+    def active_keys(self) -> list[str]:
+        """The keys that were not dropped."""
+        return [key for key in self.keys if key not in self._dropped]
+
+    def save_state(self) -> dict[str, Any]:
+        """The state as JSON values."""
+        return {
+            "version": STATE_VERSION,
+            "counts": dict(self.counts),
+            "dropped": sorted(self._dropped),
+        }
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`save_state`. Keys that the state does not know start at 0."""
+        if state.get("version") != STATE_VERSION:
+            raise StateFormatError(
+                f"A chooser state of version {state.get('version')!r} was found, "
+                f"{STATE_VERSION} is known; use the energon_ext that wrote it, or a newer one."
+            )
+        self.counts = {key: int(state["counts"].get(key, 0)) for key in self.keys}
+        self._dropped = set(state["dropped"]) & set(self.keys)
+
+
+def nothing_to_draw(chooser: Chooser, batch_index: int) -> str:
+    """What to tell a user whose blend has nothing to draw."""
+    if not chooser.active_keys:
+        return f"Every source has ended at batch index {batch_index}: {list(chooser.keys)}."
+    weights = {key: repr(chooser.weights[key]) for key in chooser.active_keys}
+    return (
+        f"Every weight is 0 at batch index {batch_index} among the sources this worker has samples "
+        f"of: {weights}. Give one of them a weight > 0 there, or use fewer workers."
+    )
