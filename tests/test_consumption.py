@@ -1,0 +1,135 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+
+import json
+from collections import Counter
+
+import pytest
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+from energon_ext import PackedTaskEncoder, get_train_dataset
+from energon_ext.choice import find_choice
+from energon_ext.consumption import Consumption
+from energon_ext.errors import StateFormatError
+from energon_ext.tokenizers import ByteTokenizer
+from tests.support import config, loader_for, take, write_dataset, write_mix
+
+
+def test_the_state_lists_the_sources_of_the_run_and_then_those_it_no_longer_has():
+    consumed = Consumption({"b": 2, "z": 1}, {"b": 30, "z": 5, "old": 9})
+    state = json.loads(json.dumps(consumed.to_json(current=["b", "a"])))
+    assert state == {
+        "version": 1,
+        "datasets": [
+            {"spec": "b", "row_offset": 2, "token_offset": 30},
+            {"spec": "a", "row_offset": 0, "token_offset": 0},
+            {"spec": "old", "row_offset": 0, "token_offset": 9},
+            {"spec": "z", "row_offset": 1, "token_offset": 5},
+        ],
+    }
+    again = Consumption.from_json(state)
+    again.add("a", rows=1, tokens=10)
+    later = again.to_json(current=["a"])["datasets"]
+    assert [entry["spec"] for entry in later] == ["a", "b", "old", "z"]
+    assert later[2] == {"spec": "old", "row_offset": 0, "token_offset": 9}
+
+
+def test_older_files_load():
+    old = {"datasets": [{"spec": "web", "row_offset": 123}]}
+    assert Consumption.from_json(old).tokens["web"] == 0
+    assert Consumption.from_json(old).rows["web"] == 123
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        [],
+        {},
+        {"datasets": {}},
+        {"datasets": [3]},
+        {"datasets": [{"row_offset": 1}]},
+        {"datasets": [{"spec": "a", "row_offset": -1}]},
+        {"datasets": [{"spec": "a", "token_offset": 1.5}]},
+        {"version": 2, "datasets": []},
+    ],
+)
+def test_a_damaged_state_is_refused(state):
+    with pytest.raises(StateFormatError):
+        Consumption.from_json(state)
+
+
+def test_epochs_and_shares():
+    consumed = Consumption({"a": 30, "b": 5}, {"a": 100, "b": 300})
+    assert consumed.epochs({"a": 20, "b": 10}) == {"a": 1.5, "b": 0.5}
+    assert consumed.shares() == {"a": 0.25, "b": 0.75}
+    assert Consumption().shares() == {}
+
+
+@pytest.fixture(scope="module")
+def mix(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    for source, count in (("a", 50), ("b", 30)):
+        write_dataset(root / source, [f"{source}{n} " * (n % 9 + 1) for n in range(count)])
+    return write_mix(root / "mix.yaml", [("a", 2), ("b", 1)])
+
+
+def build(mix, rank=0, world_size=1):
+    encoder = PackedTaskEncoder(ByteTokenizer(), 24, packing_buffer_docs=6)
+    return get_train_dataset(
+        mix, worker_config=config(0, rank, world_size), batch_size=3, task_encoder=encoder
+    )
+
+
+def test_what_the_workers_drew_is_in_their_state_and_matches_the_batches(mix):
+    dataset = build(mix)
+    loader = loader_for(dataset)
+    tokens, rows = Counter(), Counter()
+    for batch in take(loader, 40):
+        tokens.update(batch.tokens_per_source())
+        rows.update(batch.documents_per_source())
+    drawn = find_choice(dataset).drawn
+    assert drawn == {key: (rows[key], tokens[key]) for key in ("a:train", "b:train")}
+    resumed = build(mix)
+    other = loader_for(resumed)
+    other.restore_state_rank(loader.save_state_rank())
+    assert find_choice(resumed).drawn == drawn
+
+
+def train_rank(rank, world_size, mix, store, folder):
+    """Three hops on one of several ranks; each restores what the last one saved."""
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size
+    )
+    consumed, state, independent = Consumption(), None, Counter()
+    for hop in range(3):
+        loader = loader_for(build(mix, rank, world_size))
+        loader.restore_state_rank(state)
+        for batch in take(loader, 4 + hop):
+            consumed.add_batch(batch)
+            weights = Counter(batch.segment_sources().tolist())
+            independent.update({batch.sources[s]: n for s, n in weights.items() if s >= 0})
+            if hop == 1:
+                consumed.reduce()  # logging must not change what is saved
+        state = loader.save_state_rank()
+        saved = json.loads(json.dumps(consumed.to_json(find_choice(loader).keys)))
+        consumed = Consumption.from_json(saved)
+    total = consumed.reduce()
+    with open(f"{folder}/rank{rank}.json", "w") as file:
+        json.dump({"global": total.tokens, "local": consumed.tokens, "recount": independent}, file)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_the_global_count_is_an_independent_recount_of_all_batches(mix, tmp_path, world_size):
+    multiprocessing.spawn(
+        train_rank,
+        args=(world_size, mix, str(tmp_path / "store"), str(tmp_path)),
+        nprocs=world_size,
+    )
+    ranks = [json.loads((tmp_path / f"rank{r}.json").read_text()) for r in range(world_size)]
+    recount = sum((Counter(rank["recount"]) for rank in ranks), Counter())
+    for rank in ranks:
+        assert rank["local"] == rank["recount"]
+        assert rank["global"] == recount
