@@ -18,6 +18,7 @@ full trains T transitions. No packer looks at a token, and none drops one:
 from __future__ import annotations
 
 import heapq
+import random
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import deque
@@ -191,6 +192,9 @@ class SequentialPacker(Packer):
 class BinPacker(Packer):
     """Whole documents in bins of T + 1 tokens, best fit decreasing within a buffer.
 
+    The bins of a buffer are handed out in a random order that depends on its number alone: as they
+    are filled, full rows of one long document would come first and many short ones last.
+
     State: the documents of the buffer and of the bins that were filled but not handed out yet; at
     most ``buffer_docs`` documents.
 
@@ -203,7 +207,7 @@ class BinPacker(Packer):
         >>> packer = BinPacker(row_length=7, buffer_docs=4)
         >>> for name, length in (("a", 6), ("b", 2), ("c", 6), ("d", 2)):
         ...     packer.add(name, length)
-        >>> [[p.document for p in packer.pop().pieces] for _ in range(2)]
+        >>> sorted([p.document for p in packer.pop().pieces] for _ in range(2))
         [['a', 'b'], ['c', 'd']]
     """
 
@@ -219,6 +223,7 @@ class BinPacker(Packer):
         self.max_docs_per_bin = max_docs_per_bin
         self._buffer: list[tuple[Any, int]] = []
         self._plans: deque[RowPlan] = deque()
+        self._buffers_packed = 0
 
     def add(self, document: Any, length: int) -> None:
         if length > 0:
@@ -248,6 +253,8 @@ class BinPacker(Packer):
             self.row_length + 1,
             max_items_per_bin=self.max_docs_per_bin,
         )
+        random.Random(self._buffers_packed).shuffle(bins)
+        self._buffers_packed += 1
         for bin_items in bins:
             self._plans.append(
                 RowPlan(tuple(pieces[i] for i in bin_items), sum(ends[i] for i in bin_items))
@@ -268,6 +275,7 @@ class BinPacker(Packer):
         }
         return {
             **self._header(),
+            "buffers_packed": self._buffers_packed,
             "buffer": [[index_of[id(document)], length] for document, length in self._buffer],
             "bins": [
                 {
@@ -279,6 +287,7 @@ class BinPacker(Packer):
         }
 
     def _restore(self, state: dict[str, Any], documents: Sequence[Any]) -> None:
+        self._buffers_packed = state["buffers_packed"]
         self._buffer = [(documents[index], length) for index, length in state["buffer"]]
         self._plans = deque(
             RowPlan(

@@ -96,8 +96,10 @@ def write_state_file(path: Path, value: Any) -> dict[str, Any]:
     return record
 
 
-def read_state_file(path: Path, record: dict[str, Any]) -> Any:
+def read_state_file(path: Path, record: dict[str, Any] | None) -> Any:
     """Read an object back, verified against its record first; tensors arrive on the CPU.
+
+    Without a record, of a file that somebody else wrote, damage shows only where it cannot be read.
 
     Raises:
         StateFormatError: the file is missing, damaged, or holds a class that is not allowed.
@@ -106,7 +108,7 @@ def read_state_file(path: Path, record: dict[str, Any]) -> Any:
     try:
         with open(path, "rb") as file:
             found = _measure(file)
-            if found == record:
+            if record is None or found == record:
                 file.seek(0)
                 return _unpickle(file)
     except OSError as error:

@@ -182,6 +182,8 @@ def _load_hf(name: str):
     """A ``tokenizers.Tokenizer`` and the names of its special tokens."""
     if Path(name).is_file():
         return _load_tokenizer_file(name), {}
+    if name.endswith(".json"):  # no model is called so; do not ask a hub for it
+        raise ConfigError(f"Tokenizer file {name!r} does not exist; check the path.")
     try:
         from transformers import AutoTokenizer
     except ImportError as error:

@@ -195,6 +195,7 @@ def build_model(args, vocab_size):
     config = TransformerConfig(
         num_layers=args.num_layers,
         hidden_size=args.hidden_size,
+        ffn_hidden_size=2 * args.hidden_size,
         num_attention_heads=8,
         num_query_groups=2,
         normalization="RMSNorm",

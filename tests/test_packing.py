@@ -137,12 +137,15 @@ def test_a_long_document_is_cut_into_pieces_that_share_a_token():
     assert list(cut_into_pieces(4, 4)) == [(0, 4)]
     assert list(cut_into_pieces(5, 4)) == [(0, 4), (3, 5)]
     plans = pack_all(BinPacker(3, buffer_docs=1), [10])
-    assert [[(p.start, p.stop) for p in plan.pieces] for plan in plans] == [
-        [(0, 4)],
-        [(3, 7)],
-        [(6, 10)],
-    ]
-    assert [plan.documents for plan in plans] == [0, 0, 1]
+    rows = sorted((plan.pieces[0].start, plan.pieces[0].stop, plan.documents) for plan in plans)
+    assert rows == [(0, 4, 0), (3, 7, 0), (6, 10, 1)]
+
+
+def test_rows_of_one_long_document_are_not_handed_out_in_a_run():
+    plans = pack_all(BinPacker(7, buffer_docs=40), [400] + [5] * 39)
+    from_long = [plan.pieces[0].document == 0 for plan in plans]
+    runs = sum(before != after for before, after in zip(from_long, from_long[1:]))
+    assert runs > 10
 
 
 @pytest.mark.parametrize("pack", [best_fit_decreasing, first_fit_decreasing])

@@ -71,6 +71,8 @@ def test_what_is_not_a_tokenizer_is_one_clear_error(tmp_path, tokenizer_file):
         load_tokenizer(wrong)
     with pytest.raises(ConfigError, match="not a file"):
         load_tokenizer(tmp_path / "missing")
+    with pytest.raises(ConfigError, match=r"absent\.json' does not exist"):
+        load_tokenizer(tmp_path / "absent.json")
     with pytest.raises(ConfigError, match="no eos token"):
         load_tokenizer(tokenizer_file)
     with pytest.raises(ConfigError, match="'<end>' in its vocabulary"):
