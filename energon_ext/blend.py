@@ -17,7 +17,8 @@ class DynamicBlendDataset(ChoiceDataset):
     all sources that have samples for this worker. A weight of 0 is never drawn.
 
     Args:
-        sources, **options: as for :class:`~energon_ext.choice.ChoiceDataset`.
+        sources: as for :class:`~energon_ext.choice.ChoiceDataset`.
+        **options: likewise.
     """
 
     def __init__(self, sources: Sequence[Source], **options: Any):

@@ -19,7 +19,8 @@ class LeastConsumedDataset(ChoiceDataset):
     :class:`~energon_ext.choosers.LeastConsumedChooser`.
 
     Args:
-        sources, **options: as for :class:`~energon_ext.choice.ChoiceDataset`.
+        sources: as for :class:`~energon_ext.choice.ChoiceDataset`.
+        **options: likewise.
         new_source: ``baseline`` or ``zero``, where a source starts that a resumed state does not
             know.
     """

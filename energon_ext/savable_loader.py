@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch
 from megatron.energon import SavableDataLoader
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState
@@ -44,6 +45,8 @@ class ExactDataLoader(SavableDataLoader):
         options.setdefault("checkpoint_every_sec", 0)
         options.setdefault("checkpoint_every_min_n_samples", 1)
         super().__init__(dataset, **options)
+        # Stock always asks for page-locked memory; torch warns where there is no GPU to copy to.
+        self.pin_memory = torch.cuda.is_available()
 
     def save_state_rank(self) -> SavableDataLoaderState | None:
         """The state after the last batch that was drawn, None before there is any."""

@@ -65,6 +65,7 @@ def test_a_wrong_weight_is_named_with_its_place(tmp_path, good, weight):
     refuse(mix, "mix.yaml: blend[1] (good).weight")
 
 
+@pytest.mark.filterwarnings("ignore:.*listed more than once")
 def test_weights_that_are_all_zero_somewhere_are_found_before_the_run(tmp_path, good):
     falling = {"linear": {0: 1, 50: 0}}
     rising = {"step": {0: 0, 52: 1}}
@@ -74,6 +75,7 @@ def test_weights_that_are_all_zero_somewhere_are_found_before_the_run(tmp_path, 
     load(write_mix(tmp_path / "mix.yaml", [("good", falling), ("good", {"step": {0: 0, 50: 1}})]))
 
 
+@pytest.mark.filterwarnings("ignore:.*listed more than once")
 def test_a_schedule_inside_a_schedule_names_both_places(tmp_path, good):
     schedule = {"step": {0: 1, 9: 2}}
     write_mix(tmp_path / "inner.yaml", [("good", schedule)])

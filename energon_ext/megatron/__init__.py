@@ -5,10 +5,10 @@
 from energon_ext.megatron.attention import SegmentAttention, gpt_layer_spec
 from energon_ext.megatron.cpu import enable_cpu
 from energon_ext.megatron.initialize import initialize_weights
-from energon_ext.megatron.loader import (
-    MegatronEnergonLoader,
+from energon_ext.megatron.loader import MegatronEnergonLoader, data_parallel_worker_config
+from energon_ext.megatron.megatron_lm import (
     add_energon_args,
-    data_parallel_worker_config,
+    schedule_axis,
     train_valid_test_dataloaders_provider,
 )
 from energon_ext.megatron.run_log import RunLog
@@ -35,6 +35,7 @@ __all__ = [
     "initialize_weights",
     "make_loss_func",
     "mean_losses",
+    "schedule_axis",
     "summarize_step",
     "train_valid_test_dataloaders_provider",
 ]

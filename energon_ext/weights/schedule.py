@@ -5,7 +5,7 @@
 Outside its knots a schedule keeps its first and last value.
 
 =========== =================================================== ======
-kind        between (x0, y0) and (x1, y1), t = (x - x0) / (x1 - x0) values
+kind        between (x0, y0) and (x1, y1), t = (x-x0) / (x1-x0) values
 =========== =================================================== ======
 step        y0                                                  >= 0
 linear      y0 + t (y1 - y0)                                    >= 0

@@ -18,12 +18,13 @@ from energon_ext import (
     StateMismatchError,
     get_train_dataset,
 )
+from energon_ext.choice import find_choice
 from energon_ext.megatron import (
     MegatronEnergonLoader,
     add_energon_args,
+    megatron_lm,
     train_valid_test_dataloaders_provider,
 )
-from energon_ext.megatron import loader as loader_module
 from energon_ext.tokenizers import ByteTokenizer
 from tests import support
 
@@ -137,6 +138,8 @@ def launch(mix, tmp_path, monkeypatch, one_rank):
         data_path=[str(mix)],
         dataloader_type="external",
         micro_batch_size=1,
+        global_batch_size=8,
+        train_iters=100,
         seq_length=32,
         num_workers=0,
         seed=7,
@@ -178,6 +181,33 @@ def test_the_provider_builds_an_endless_loader_of_one_row(launch):
     batch = next(loader).validate()
     assert batch.num_tokens == 32
     assert loader.loader.worker_config.seed_offset == 7
+
+
+@pytest.mark.parametrize(
+    ("counted", "knot", "first_batch", "end"),
+    [("batches", 5, 5, 800), ("steps", 5, 40, 100), ("tokens", 1000, 32, 100 * 8 * 32)],
+)
+def test_knots_count_what_the_launch_script_says(launch, mix, counted, knot, first_batch, end):
+    """8 micro-batches of 32 tokens make a step; token 1000 lies in batch 31, so 32 is the first."""
+    launch.data_path = [
+        str(
+            support.write_mix(
+                mix.parent / f"{counted}.yaml", [("./a", {"step": {0: 1, knot: 0}}), ("./b", 1)]
+            )
+        )
+    ]
+    launch.energon_schedule_axis = counted
+    assert megatron_lm.schedule_axis(launch).end == end
+    choice = find_choice(provide().loader)
+    shares = [choice.planned_shares(index)["a:train"] for index in (first_batch - 1, first_batch)]
+    assert shares == [0.5, 0]
+
+
+def test_steps_are_not_counted_while_the_batch_size_ramps_up(launch):
+    launch.energon_schedule_axis = "steps"
+    launch.rampup_batch_size = [8, 8, 100]
+    with pytest.raises(ConfigError, match="rampup"):
+        provide()
 
 
 def test_other_tensor_parallel_ranks_load_nothing(launch, monkeypatch):
@@ -242,7 +272,7 @@ def test_a_state_of_another_configuration_is_refused(launch):
 
 
 def test_a_state_that_only_some_ranks_have_is_refused(launch, monkeypatch):
-    monkeypatch.setattr(loader_module, "_count_over_data_parallel", lambda here: int(here))
+    monkeypatch.setattr(megatron_lm, "_count_over_data_parallel", lambda here: int(here))
     monkeypatch.setattr(parallel_state, "get_data_parallel_world_size", lambda: 2)
     loader = provide()
     next(loader)

@@ -1,0 +1,221 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The data of a Megatron-LM launch script: its options, its provider, its saved state."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.energon import TaskEncoder
+
+from energon_ext.errors import ConfigError, StateFormatError
+from energon_ext.loading import get_train_dataset
+from energon_ext.megatron.loader import MegatronEnergonLoader, data_parallel_worker_config
+from energon_ext.state_file import read_state_file
+from energon_ext.task_encoders.packed import PACKINGS, PackedTaskEncoder
+from energon_ext.tokenizers import load_tokenizer
+from energon_ext.weights import ScheduleAxis
+
+logger = logging.getLogger(__name__)
+
+
+def train_valid_test_dataloaders_provider(
+    train_val_test_num_samples: Any,
+    vp_stage: int | None = None,
+    *,
+    task_encoder: TaskEncoder | None = None,
+) -> tuple[MegatronEnergonLoader | None, None, None]:
+    """Build the training loader inside a Megatron-LM launch script.
+
+    Reads Megatron-LM's arguments and those of :func:`add_energon_args`::
+
+        pretrain(train_valid_test_dataloaders_provider, model_provider,
+                 ModelType.encoder_or_decoder, forward_step,
+                 extra_args_provider=add_energon_args)
+
+    with ``--dataloader-type external --micro-batch-size 1 --calculate-per-token-loss
+    --data-path mix.yaml --dataloader-save DIR``. A packed micro-batch is one sequence of
+    ``--seq-length`` positions. Validation is not built: give ``--eval-iters 0``.
+
+    When the model was loaded at an iteration > 0, the data continues from the state saved with it.
+
+    Args:
+        train_val_test_num_samples: not needed; sources repeat and blend by weight.
+        vp_stage: not needed; every virtual stage loads the same.
+        task_encoder: of the user; by default a :class:`~energon_ext.PackedTaskEncoder`.
+
+    Returns:
+        ``(loader, None, None)`` on ranks that load, ``(None, None, None)`` on the others.
+
+    Raises:
+        ConfigError: an argument, the YAML or a dataset is wrong.
+        StateFormatError: the data state cannot be read, or some ranks have one and others not.
+        StateMismatchError: the data state belongs to another configuration.
+    """
+    from megatron.training import get_args
+
+    if parallel_state.get_tensor_model_parallel_rank() != 0:
+        return None, None, None
+    args = get_args()
+    _check_args(args)
+    task_encoder = task_encoder or _default_task_encoder(args)
+    if getattr(task_encoder, "schedule_axis", None) == ScheduleAxis():  # not set by the user
+        task_encoder.schedule_axis = schedule_axis(args)
+    loader = MegatronEnergonLoader(
+        get_train_dataset(
+            args.data_path[0],
+            worker_config=data_parallel_worker_config(args.num_workers, seed=args.seed),
+            batch_size=args.micro_batch_size,
+            task_encoder=task_encoder,
+            shuffle_buffer_size=args.energon_shuffle_buffer_docs,
+        )
+    )
+    if args.iteration > 0:
+        _restore_megatron_state(loader, args)
+    return loader, None, None
+
+
+#: Megatron-LM calls the provider on every rank, not only on those of tensor-parallel rank 0.
+train_valid_test_dataloaders_provider.is_distributed = True
+
+
+def add_energon_args(parser):
+    """Add this package's arguments to Megatron-LM's parser, as its ``extra_args_provider``.
+
+    Example:
+        >>> import argparse
+        >>> parser = add_energon_args(argparse.ArgumentParser())
+        >>> parser.parse_args(["--energon-packing", "sequential"]).energon_packing
+        'sequential'
+    """
+    group = parser.add_argument_group(title="energon_ext")
+    group.add_argument(
+        "--dataloader-save",
+        help="Folder for the data state, saved with every model checkpoint.",
+    )
+    group.add_argument(
+        "--dataloader-load",
+        help="Folder to resume the data state from; default: that of --dataloader-save.",
+    )
+    group.add_argument(
+        "--energon-tokenizer",
+        default="bytes",
+        help="`bytes`, a tokenizer.json, a folder or a Hugging Face name.",
+    )
+    group.add_argument(
+        "--energon-schedule-axis",
+        choices=("batches", "steps", "tokens"),
+        default="batches",
+        help="What the knots of weight schedules count: micro-batches of a data-parallel rank, "
+        "optimizer steps, or tokens of all ranks.",
+    )
+    group.add_argument("--energon-packing", choices=PACKINGS, default="bin")
+    group.add_argument("--energon-packing-buffer-docs", type=int, default=512)
+    group.add_argument("--energon-shuffle-buffer-docs", type=int, default=1000)
+    return parser
+
+
+def schedule_axis(args) -> ScheduleAxis:
+    """Return what the knots of a Megatron-LM run count, from its arguments.
+
+    The end of the run is known from ``--train-iters``; knots after it are reported.
+
+    Raises:
+        ConfigError: optimizer steps are to be counted while ``--rampup-batch-size`` changes them.
+    """
+    replicas = parallel_state.get_data_parallel_world_size()
+    batches_per_step = args.global_batch_size // (args.micro_batch_size * replicas)
+    tokens_per_batch = args.micro_batch_size * args.seq_length * replicas
+    ramps_up = getattr(args, "rampup_batch_size", None) is not None
+    batches = None if ramps_up or not args.train_iters else args.train_iters * batches_per_step
+    if args.energon_schedule_axis == "tokens":
+        end = None if batches is None else batches * tokens_per_batch
+        return ScheduleAxis.tokens(tokens_per_batch, end=end)
+    if args.energon_schedule_axis == "batches":
+        return ScheduleAxis(end=batches)
+    if ramps_up:
+        raise ConfigError(
+            "--energon-schedule-axis steps: with --rampup-batch-size an optimizer step has no "
+            "fixed number of batches; count tokens."
+        )
+    return ScheduleAxis.steps(batches_per_step, end=args.train_iters)
+
+
+def _default_task_encoder(args) -> PackedTaskEncoder:
+    return PackedTaskEncoder(
+        load_tokenizer(args.energon_tokenizer),
+        args.seq_length,
+        packing=args.energon_packing,
+        packing_buffer_docs=args.energon_packing_buffer_docs,
+    )
+
+
+def _check_args(args) -> None:
+    for flag, found, allowed, right in (
+        ("--data-path", args.data_path, "one metadataset", len(args.data_path or ()) == 1),
+        ("--micro-batch-size", args.micro_batch_size, "1", args.micro_batch_size == 1),
+        ("--dataloader-type", args.dataloader_type, "external", args.dataloader_type == "external"),
+    ):
+        if not right:
+            raise ConfigError(f"{flag} must be {allowed} with energon_ext, got {found!r}.")
+
+
+def _restore_megatron_state(loader: MegatronEnergonLoader, args) -> None:
+    """Restore what Megatron-LM saved of this rank with the model it has just loaded."""
+    path = _megatron_state_path(args)
+    world_size = loader.loader.worker_config.world_size
+    found = _count_over_data_parallel(path is not None and os.path.exists(path))
+    if found == world_size:
+        loader.restore_state(_read_megatron_state(path))
+    elif found == 0:
+        # No state is a decision of the user (a model from elsewhere); half of one is damage.
+        logger.warning(
+            "NO DATA STATE: the model continues from iteration %d, but %s does not exist, so the "
+            "data starts from its beginning and what the model has seen will be seen again. To "
+            "continue the data as well, set --dataloader-load to the folder it was saved in.",
+            args.iteration,
+            path or "a folder given by --dataloader-save",
+        )
+    else:
+        raise StateFormatError(
+            f"Only {found} of {world_size} data-parallel ranks find their data state of iteration "
+            f"{args.iteration} (here: {path}). Copy the missing files, or resume elsewhere."
+        )
+
+
+def _read_megatron_state(path: str) -> Any:
+    saved = read_state_file(Path(path), record=None)  # Megatron-LM keeps no checksums
+    if not isinstance(saved, dict) or "dataloader_state_dict" not in saved:
+        raise StateFormatError(
+            f"{path} holds no dataloader_state_dict, so Megatron-LM did not write it there; set "
+            "--dataloader-load to the folder that --dataloader-save was."
+        )
+    return saved["dataloader_state_dict"]
+
+
+def _megatron_state_path(args) -> str | None:
+    from megatron.training.checkpointing import get_checkpoint_name
+
+    folder = args.dataloader_load or args.dataloader_save
+    if not folder:
+        return None
+    rank = parallel_state.get_data_parallel_rank()
+    # Megatron-LM saves on the first pipeline stage only; every stage loads that file.
+    return get_checkpoint_name(
+        folder,
+        args.iteration,
+        pipeline_rank=0,
+        basename=f"train_dataloader_dprank{rank:03d}.pt",
+    )
+
+
+def _count_over_data_parallel(here: bool) -> int:
+    device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
+    count = torch.tensor(int(here), device=device)
+    torch.distributed.all_reduce(count, group=parallel_state.get_data_parallel_group())
+    return int(count)
