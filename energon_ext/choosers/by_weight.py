@@ -12,7 +12,7 @@ from energon_ext.choosers.base import Chooser, UniformStream, nothing_to_draw
 from energon_ext.errors import ConfigError
 
 #: Batch indices for which bounds of moving weights are laid out at a time.
-_WINDOW = 256
+_WINDOW = 512
 
 #: Numbers drawn in vain before the exact weights are summed.
 _MOST_REJECTIONS = 16
