@@ -4,9 +4,9 @@
 
 ::
 
-    mix.yaml -- metadataset.py --> [source: path, split, subset, weight spec] x n        weights.py
+    mix.yaml -- metadataset.py --> [source: path, split, subset, weight spec] x n        weights/
                                        |
-    per source:  load -> repeat -> encode -> shuffle -> pack          tokenizers.py packing.py
+    per source:  load -> repeat -> encode -> shuffle -> pack          tokenizers.py packing/
                                        |
     choose:      choosers/, wrapped by choice.py, blend.py, interleave.py
                                        |
