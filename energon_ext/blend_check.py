@@ -9,6 +9,7 @@ is an error; what works, but is rarely meant, is a :class:`BlendWarning`.
 from __future__ import annotations
 
 import dataclasses
+import re
 import warnings
 from typing import Iterable, Sequence
 
@@ -98,7 +99,7 @@ def _drowned(sources: Sequence[Source]) -> Iterable[str]:
 
 def _listed_twice(sources: Sequence[Source]) -> Iterable[str]:
     for source in sources:
-        if "#" in source.key.rsplit("/", 1)[-1]:
+        if re.search(r"#\d+$", source.key):
             yield (
                 f"{source.key}: the same source is listed more than once; each reads all of it, in "
                 f"an order of its own."

@@ -120,10 +120,16 @@ def test_shares_follow_a_schedule_as_it_moves_and_nobody_starves_after_a_change(
             assert last_seen["b"] < 400
 
 
-def test_a_state_continues_at_every_draw_through_json():
+@pytest.mark.parametrize("sample_tokens", [0, 3])
+def test_a_state_continues_at_every_draw_through_json(sample_tokens):
     def chooser():
-        specs = [{"linear": {0: 1, 90: 4}}, {"step": {0: 1, 30: 0, 60: 1}}, 2]
-        return LeastConsumedChooser(list("abc"), [weight_from_config(spec) for spec in specs])
+        specs = [
+            {"linear": {0: 1, 90: 9}},
+            {"step": {0: 1, 30: 0, 60: 1}},
+            {"linear": {0: 9, 90: 1}},
+        ]
+        weights = [weight_from_config(spec) for spec in specs]
+        return LeastConsumedChooser(list("abc"), weights, sample_tokens=sample_tokens)
 
     def read(chooser, first):
         order = []

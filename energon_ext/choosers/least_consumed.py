@@ -81,7 +81,7 @@ class LeastConsumedChooser(Chooser):
             if key in (counts or {})
         }
         self._welcome_new_sources()
-        self._build_heap()
+        self._build_heap({})
 
     def choose(self, batch_index: int = 0) -> str:
         if batch_index != self._batch_index:
@@ -103,7 +103,7 @@ class LeastConsumedChooser(Chooser):
 
     def drop(self, key: str) -> None:
         super().drop(key)
-        self._build_heap()
+        self._build_heap(self._turns())
 
     def revive(self) -> None:
         back = sorted(self._dropped)
@@ -111,13 +111,13 @@ class LeastConsumedChooser(Chooser):
         super().revive()
         for key in back:
             self._clocks[key] = max(self._clocks[key], baseline)
-        self._build_heap()
+        self._build_heap(self._turns())
 
     def save_state(self) -> dict[str, Any]:
         return {
             **super().save_state(),
             "ties_drawn": self._ties.position,
-            "ties": {key: tie for _, tie, key in self._heap},
+            "turns": self._turns(),
             "clocks": dict(self._clocks),
             "at_rest": sorted(self._at_rest),
             "batch_index": self._batch_index,
@@ -130,7 +130,7 @@ class LeastConsumedChooser(Chooser):
         self._batch_index = state["batch_index"]
         self._ties.position = state["ties_drawn"]
         self._welcome_new_sources()
-        self._build_heap(state["ties"])
+        self._build_heap(state["turns"])
 
     def _welcome_new_sources(self) -> None:
         baseline = self._furthest_behind() if self.new_source == "baseline" else 0.0
@@ -152,19 +152,26 @@ class LeastConsumedChooser(Chooser):
             self._clocks[key] = max(self._clocks[key], baseline)
         self._at_rest = at_rest
         if build:
-            self._build_heap()
+            self._build_heap(self._turns())
 
     def _furthest_behind(self) -> float:
         active = self._clocks.keys() - self._at_rest - self._dropped
         return min((self._clocks[key] for key in active), default=0.0)
 
-    def _build_heap(self, ties: Mapping[str, float] | None = None) -> None:
-        ties = ties or {key: tie for _, tie, key in getattr(self, "_heap", ())}
+    def _turns(self) -> dict[str, list[float]]:
+        """What each source in line is compared by, as it was when the source was last read."""
+        return {key: [ahead, tie] for ahead, tie, key in self._heap}
+
+    def _build_heap(self, turns: Mapping[str, Sequence[float]]) -> None:
+        """Line up the active sources; those without a turn get one."""
         self._heap = []
         for key in self.keys:
-            if key not in self._dropped and key not in self._at_rest:
+            if key in self._dropped or key in self._at_rest:
+                continue
+            if key in turns:
+                ahead, tie = turns[key]
+            else:
                 rate = 1.0 / self.weights[key].evaluate(self._batch_index)
-                ahead = self._clocks[key] + self._half_sample * rate
-                tie = ties[key] if key in ties else self._ties.next()
-                self._heap.append((ahead, tie, key))
+                ahead, tie = self._clocks[key] + self._half_sample * rate, self._ties.next()
+            self._heap.append((ahead, tie, key))
         heapq.heapify(self._heap)
