@@ -10,7 +10,7 @@
                                        |
     choose:      choosers/, wrapped by choice.py, blend.py, interleave.py
                                        |
-    batch:       PackedBatch: flat, [A, B, T], Megatron dict          batch.py
+    batch:       PackedBatch: flat, [A, B, T], Megatron dict          assembly.py batch.py
                                        |
     step:        megatron/  get_batch -> GPTModel -> loss             losses.py
                                        |
@@ -18,7 +18,8 @@
     account:     rows and tokens per source                           consumption.py
 """
 
-from energon_ext.batch import PackedBatch, Row
+from energon_ext.assembly import BatchAssembler
+from energon_ext.batch import PackedBatch
 from energon_ext.blend import DynamicBlendDataset
 from energon_ext.errors import (
     ConfigError,
@@ -31,12 +32,14 @@ from energon_ext.interleave import LeastConsumedDataset
 from energon_ext.loading import get_train_dataset, get_val_datasets
 from energon_ext.losses import group_advantages, unified_loss
 from energon_ext.metadataset import ScheduledMetadataset
+from energon_ext.rows import Row
 from energon_ext.task_encoders.mixin import DynamicBlendMixin
 from energon_ext.task_encoders.packed import PackedTaskEncoder
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchAssembler",
     "ConfigError",
     "DynamicBlendDataset",
     "DynamicBlendMixin",

@@ -2,51 +2,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One batch contract for pretraining, fine-tuning and reinforcement learning.
 
-A :class:`Row` is one packed sequence of a fixed number of positions from one source. A
-:class:`PackedBatch` is a stack of rows as flat, contiguous tensors: what the task wants from the
-loss stands in ``token_weights``, so a training step never asks which task it is.
+A :class:`PackedBatch` is a stack of packed rows as flat, contiguous tensors: what the task wants
+from the loss stands in ``token_weights``, so a training step never asks which task it is.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
-from typing import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from energon_ext.batch_buffer import BatchSizes, as_buffer
 from energon_ext.errors import SampleError
-
-
-@dataclass(slots=True)
-class Row:
-    """One packed sequence of ``T`` positions from one source.
-
-    Attributes:
-        tokens: int64 [T], model input.
-        labels: int64 [T], the target at each position (already shifted).
-        token_weights: float32 [T], weight of the loss at each position.
-        position_ids: int64 [T].
-        segment_lengths: lengths of the segments in order; they sum to ``T - padding``.
-        padding: number of positions at the end that hold no document.
-        source: key of the source, set by the choice.
-        documents: documents that end in this row.
-    """
-
-    tokens: np.ndarray
-    labels: np.ndarray
-    token_weights: np.ndarray
-    position_ids: np.ndarray
-    segment_lengths: list[int]
-    padding: int = 0
-    source: str = ""
-    documents: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """Positions that hold a document."""
-        return len(self.tokens) - self.padding
 
 
 @dataclass
@@ -65,16 +33,17 @@ class PackedBatch:
         source_ids: int32 [n], index into ``sources`` of each segment, -1 for padding.
         sources: keys of the sources a batch of this run may hold.
         source_documents: int32 [len(sources)], documents of each source that end in this batch.
+        cu_seqlens_padded: int32 [m + 1] or None. Set when segments are aligned for context
+            parallelism: ends of the segments, each with the padding that aligns the next one.
         log_probs: float32 [N] or None, log-probabilities of a sampler, for metrics only.
         rewards: float32 [n] or None, reward of each segment, for metrics only.
+        buffer: the bytes that all fields are views of, when they are.
 
     Example:
-        >>> row = Row(
-        ...     tokens=np.array([5, 6, 7, 0]), labels=np.array([6, 7, 0, 0]),
-        ...     token_weights=np.array([1, 1, 0, 0], dtype=np.float32),
-        ...     position_ids=np.array([0, 1, 2, 0]), segment_lengths=[3], padding=1,
-        ...     source="web", documents=1)
-        >>> batch = PackedBatch.from_rows([row, row], sources=("code", "web"))
+        >>> import numpy as np
+        >>> from energon_ext import BatchAssembler, Row
+        >>> row = Row([np.array([5, 6, 7])], source="web", documents=1)
+        >>> batch = BatchAssembler(row_length=4)([row, row], sources=("code", "web"))
         >>> batch.cu_seqlens.tolist(), batch.source_ids.tolist()
         ([0, 3, 4, 7, 8], [1, -1, 1, -1])
         >>> batch.tokens_per_source()
@@ -92,57 +61,41 @@ class PackedBatch:
     source_ids: torch.Tensor
     sources: tuple[str, ...]
     source_documents: torch.Tensor
+    cu_seqlens_padded: torch.Tensor | None = None
     log_probs: torch.Tensor | None = None
     rewards: torch.Tensor | None = None
+    buffer: torch.Tensor | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Row], sources: Sequence[str]) -> "PackedBatch":
-        """Stack rows of equal length.
-
-        Args:
-            rows: at least one; all of the same number of positions.
-            sources: every key a row may name; fixes the meaning of ``source_ids``.
-
-        Raises:
-            SampleError: no rows, rows of different lengths, or a source not in ``sources``.
-        """
-        if not rows:
-            raise SampleError("A PackedBatch needs at least one row, got none.")
-        index_of = {key: index for index, key in enumerate(sources)}
-        row_length = len(rows[0].tokens)
-        lengths: list[int] = []
-        source_ids: list[int] = []
-        documents = [0] * len(index_of)
-        for row in rows:
-            if len(row.tokens) != row_length:
-                raise SampleError(
-                    f"Rows of one batch must have one length, got {row_length} and "
-                    f"{len(row.tokens)}."
-                )
-            if row.source not in index_of:
-                raise SampleError(
-                    f"Row of source {row.source!r}, but the batch knows {list(sources)}."
-                )
-            source = index_of[row.source]
-            lengths.extend(row.segment_lengths)
-            source_ids.extend([source] * len(row.segment_lengths))
-            if row.padding:
-                lengths.append(row.padding)
-                source_ids.append(-1)
-            documents[source] += row.documents
-        cu_seqlens = np.zeros(len(lengths) + 1, dtype=np.int32)
-        np.cumsum(lengths, out=cu_seqlens[1:])
+    def from_arrays(
+        cls,
+        fields: dict[str, np.ndarray],
+        buffer: np.ndarray,
+        *,
+        sources: tuple[str, ...],
+        max_seqlen: int,
+    ) -> "PackedBatch":
+        """The batch of arrays that are views of a uint8 array."""
         return cls(
-            tokens=_stack([row.tokens for row in rows], np.int64),
-            labels=_stack([row.labels for row in rows], np.int64),
-            token_weights=_stack([row.token_weights for row in rows], np.float32),
-            position_ids=_stack([row.position_ids for row in rows], np.int64),
-            cu_seqlens=torch.from_numpy(cu_seqlens),
-            max_seqlen=max(lengths),
-            source_ids=torch.tensor(source_ids, dtype=torch.int32),
-            sources=tuple(sources),
-            source_documents=torch.tensor(documents, dtype=torch.int32),
+            **{name: torch.from_numpy(array) for name, array in fields.items()},
+            sources=sources,
+            max_seqlen=max_seqlen,
+            buffer=torch.from_numpy(buffer),
         )
+
+    @classmethod
+    def from_buffer(
+        cls, buffer: torch.Tensor, sizes: BatchSizes, sources: tuple[str, ...], max_seqlen: int
+    ) -> "PackedBatch":
+        """The batch whose fields are views of a uint8 tensor."""
+        fields = sizes.tensors(buffer[: sizes.num_bytes])
+        return cls(**fields, sources=sources, max_seqlen=max_seqlen, buffer=buffer)
+
+    def __reduce__(self):
+        # One shared-memory file on the way out of a worker, whatever the number of fields.
+        sizes = BatchSizes.of(self)
+        arguments = (as_buffer(self), sizes, self.sources, self.max_seqlen)
+        return PackedBatch.from_buffer, arguments
 
     @property
     def num_tokens(self) -> int:
@@ -245,7 +198,7 @@ class PackedBatch:
         Raises:
             SampleError: names the first invariant that does not hold.
         """
-        for name, dtype, length in self._expected_fields():
+        for name, dtype, length in BatchSizes.of(self).fields():
             value = getattr(self, name)
             if value.dtype != dtype or tuple(value.shape) != (length,):
                 raise SampleError(
@@ -275,40 +228,29 @@ class PackedBatch:
             return "token_weights are finite"
         if bool(self.token_weights[self.padding_mask()].any()):
             return "token_weights are 0 on padding"
+        if self.cu_seqlens_padded is not None and not self._aligned_ends_fit():
+            return "cu_seqlens_padded rises from 0 to N and holds the start of every document"
         return None
 
-    def _expected_fields(self):
-        num_segments = len(self.cu_seqlens) - 1
-        yield "tokens", torch.int64, self.num_tokens
-        yield "labels", torch.int64, self.num_tokens
-        yield "token_weights", torch.float32, self.num_tokens
-        yield "position_ids", torch.int64, self.num_tokens
-        yield "cu_seqlens", torch.int32, num_segments + 1
-        yield "source_ids", torch.int32, num_segments
-        yield "source_documents", torch.int32, len(self.sources)
-        if self.log_probs is not None:
-            yield "log_probs", torch.float32, self.num_tokens
-        if self.rewards is not None:
-            yield "rewards", torch.float32, num_segments
-
-    def _map_tensors(self, function) -> "PackedBatch":
-        return dataclasses.replace(
-            self,
-            **{
-                field.name: function(value)
-                for field in dataclasses.fields(self)
-                if isinstance(value := getattr(self, field.name), torch.Tensor)
-            },
+    def _aligned_ends_fit(self) -> bool:
+        padded = self.cu_seqlens_padded
+        starts = self.cu_seqlens[:-1][self.source_ids >= 0]
+        return (
+            int(padded[0]) == 0
+            and int(padded[-1]) == self.num_tokens
+            and bool((padded.diff() > 0).all())
+            and bool(torch.isin(starts, padded).all())
         )
 
     def pin_memory(self, device=None) -> "PackedBatch":
         """A copy in page-locked memory; what the data loader calls when there is a GPU."""
-        return self._map_tensors(lambda tensor: tensor.pin_memory())
+        return self._with_buffer(as_buffer(self).pin_memory())
 
-    def to(self, device, non_blocking: bool = True) -> "PackedBatch":
-        """A copy on another device."""
-        return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+    def to(self, device: torch.device | str, non_blocking: bool = True) -> "PackedBatch":
+        """The batch on a device, in one copy; the batch itself where it is there already."""
+        if self.tokens.device == torch.device(device):
+            return self
+        return self._with_buffer(as_buffer(self).to(device, non_blocking=non_blocking))
 
-
-def _stack(arrays: Sequence[np.ndarray], dtype) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(arrays).astype(dtype, copy=False))
+    def _with_buffer(self, buffer: torch.Tensor) -> "PackedBatch":
+        return self.from_buffer(buffer, BatchSizes.of(self), self.sources, self.max_seqlen)

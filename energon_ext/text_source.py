@@ -13,8 +13,8 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.state import FlexState
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
-from energon_ext.batch import Row
 from energon_ext.packing import Packer, RowPlan
+from energon_ext.rows import Row
 
 
 @edataclass
@@ -30,66 +30,6 @@ class Document(Sample):
     label_weights: np.ndarray | None = None
 
 
-class RowAssembler:
-    """Writes the arrays of a row.
-
-    Args:
-        row_length: T.
-        pad_id: token on positions that hold no document.
-        mask_boundary_loss: weight 0 where the label is of another segment than the input.
-        masked_label: weight 0 where the label is this id; None to mask none.
-    """
-
-    def __init__(
-        self,
-        row_length: int,
-        *,
-        pad_id: int = 0,
-        mask_boundary_loss: bool = True,
-        masked_label: int | None = None,
-    ):
-        self.row_length = row_length
-        self.pad_id = pad_id
-        self.mask_boundary_loss = mask_boundary_loss
-        self.masked_label = masked_label
-
-    def __call__(self, plan: RowPlan) -> Row:
-        row_length = self.row_length
-        stream = np.full(row_length + 1, self.pad_id, dtype=np.int64)
-        label_weights = np.zeros(row_length + 1, dtype=np.float32)
-        position_ids = np.zeros(row_length + 1, dtype=np.int64)
-        segment_lengths: list[int] = []
-        offset = 0
-        for piece in plan.pieces:
-            length = piece.stop - piece.start
-            end = offset + length
-            weights = piece.document.label_weights
-            stream[offset:end] = piece.document.tokens[piece.start : piece.stop]
-            label_weights[offset:end] = (
-                1.0 if weights is None else weights[piece.start : piece.stop]
-            )
-            position_ids[offset:end] = np.arange(length)
-            if self.mask_boundary_loss:
-                # As a label, the first token of a segment belongs to the segment before it.
-                label_weights[offset] = 0.0
-            segment_lengths.append(min(end, row_length) - offset)
-            offset = end
-        if segment_lengths[-1] == 0:  # the last piece is the label of the last position only
-            segment_lengths.pop()
-        labels, token_weights = stream[1:], label_weights[1:]
-        if self.masked_label is not None:
-            token_weights[labels == self.masked_label] = 0.0
-        return Row(
-            tokens=stream[:row_length],
-            labels=labels,
-            token_weights=token_weights,
-            position_ids=position_ids[:row_length],
-            segment_lengths=segment_lengths,
-            padding=max(0, row_length - offset),
-            documents=plan.documents,
-        )
-
-
 class PackedRows(BaseWrapperDataset[Document, Row]):
     """Packs the documents of one source.
 
@@ -100,7 +40,6 @@ class PackedRows(BaseWrapperDataset[Document, Row]):
         documents: a dataset of :class:`Document` that can restore samples.
         source: key of the source, written on every row.
         packer: decides which pieces make a row.
-        assemble: writes a row.
     """
 
     def __init__(
@@ -109,14 +48,12 @@ class PackedRows(BaseWrapperDataset[Document, Row]):
         *,
         source: str,
         packer: Packer,
-        assemble: RowAssembler,
         worker_config: WorkerConfig,
     ):
         super().__init__(documents, worker_config=worker_config)
         self._source = source
         self._packer = packer
         self._empty_packer_state = packer.save_state()
-        self._assemble = assemble
         self.reset_state_own()
 
     def reset_state_own(self) -> None:
@@ -143,9 +80,22 @@ class PackedRows(BaseWrapperDataset[Document, Row]):
         self._source_ended = False
 
     def _row(self, plan: RowPlan) -> Row:
-        row = self._assemble(plan)
-        row.source = self._source
-        return row
+        pieces = plan.pieces
+        slices = [piece.document.tokens[piece.start : piece.stop] for piece in pieces]
+        label_weights = None
+        if any(piece.document.label_weights is not None for piece in pieces):
+            label_weights = [
+                weights if weights is None else weights[piece.start : piece.stop]
+                for piece in pieces
+                for weights in (piece.document.label_weights,)
+            ]
+        return Row(
+            slices,
+            source=self._source,
+            documents=plan.documents,
+            label_weights=label_weights,
+            num_tokens=min(sum(map(len, slices)), self._packer.row_length),
+        )
 
     def _read_held_documents(self) -> None:
         if self._pending is not None:

@@ -7,35 +7,30 @@ import numpy as np
 import pytest
 import torch
 
-from energon_ext.batch import PackedBatch, Row
+from energon_ext.assembly import BatchAssembler
 from energon_ext.errors import SampleError
+from energon_ext.rows import Row
+
+LENGTH = 6
+SOURCES = ("code", "web")
 
 
-def row(source="web", length=6, segments=(3, 2), start=10, documents=1):
-    padding = length - sum(segments)
-    positions = [i for size in segments for i in range(size)] + [0] * padding
-    return Row(
-        tokens=np.arange(start, start + length),
-        labels=np.arange(start + 1, start + 1 + length),
-        token_weights=np.array([1.0] * sum(segments) + [0.0] * padding, dtype=np.float32),
-        position_ids=np.array(positions),
-        segment_lengths=list(segments),
-        padding=padding,
-        source=source,
-        documents=documents,
-    )
+def row(source="web", segments=(3, 2), start=10, documents=1):
+    tokens = np.arange(start, start + sum(segments))
+    slices = np.split(tokens, np.cumsum(segments)[:-1])
+    return Row(slices, source=source, documents=documents)
 
 
 @pytest.fixture
 def batch():
     rows = [row(), row("code", segments=(6,), start=20, documents=0), row("code", start=30)]
-    return PackedBatch.from_rows(rows, sources=("code", "web"))
+    return BatchAssembler(LENGTH)(rows, SOURCES)
 
 
 def test_rows_become_flat_tensors_with_every_segment_named(batch):
     assert batch.validate() is batch
-    assert batch.tokens.tolist() == [*range(10, 16), *range(20, 26), *range(30, 36)]
-    assert batch.labels.tolist() == [*range(11, 17), *range(21, 27), *range(31, 37)]
+    assert batch.tokens.tolist() == [*range(10, 15), 0, *range(20, 26), *range(30, 35), 0]
+    assert batch.labels.tolist() == [*range(11, 15), 0, 0, *range(21, 26), 0, *range(31, 35), 0, 0]
     assert batch.cu_seqlens.tolist() == [0, 3, 5, 6, 12, 15, 17, 18]
     assert batch.max_seqlen == 6
     assert batch.source_ids.tolist() == [1, 1, -1, 0, 0, 0, -1]
@@ -85,6 +80,8 @@ def test_a_batch_survives_a_pickle_and_a_device(batch):
         assert torch.equal(copy.tokens, batch.tokens)
         assert copy.sources == batch.sources
         copy.validate()
+    assert batch.to("cpu") is batch
+    assert batch.to("meta").labels.device.type == "meta"
 
 
 @pytest.mark.parametrize(
@@ -107,6 +104,8 @@ def test_a_batch_survives_a_pickle_and_a_device(batch):
         ("source_ids", torch.tensor([1, 1, -1, 0, 0, 2, -1], dtype=torch.int32), "into sources"),
         ("source_ids", torch.tensor([1, 1, -2, 0, 0, 0, -1], dtype=torch.int32), "-1 or an index"),
         ("token_weights", torch.ones(18), "0 on padding"),
+        ("cu_seqlens_padded", torch.tensor([0, 6, 12, 18], dtype=torch.int32), "every document"),
+        ("cu_seqlens_padded", torch.tensor([0, 3, 6, 12, 15], dtype=torch.int32), "0 to N"),
         ("token_weights", torch.full((18,), float("nan")), "finite"),
     ],
 )
@@ -114,16 +113,3 @@ def test_validate_names_the_broken_rule(batch, field, value, rule):
     setattr(batch, field, value)
     with pytest.raises(SampleError, match=rule):
         batch.validate()
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([], "at least one row"),
-        ([row(), row(length=7)], "one length, got 6 and 7"),
-        ([row("unknown")], "'unknown'"),
-    ],
-)
-def test_rows_that_do_not_fit_are_refused(rows, message):
-    with pytest.raises(SampleError, match=message):
-        PackedBatch.from_rows(rows, sources=("code", "web"))

@@ -10,17 +10,17 @@ nothing is copied on arrival.
 from __future__ import annotations
 
 import json
-from typing import Callable, Iterator
+from typing import Callable
 
 import torch
 import torch.distributed as dist
 
 from energon_ext.batch import PackedBatch
+from energon_ext.batch_buffer import BatchSizes, as_buffer
 from energon_ext.errors import SampleError
 
-#: positions, segments, sources, bytes of their names, longest segment, and which of the optional
-#: fields are there. All zeros: the source failed to draw.
-_HEADER_SIZE = 7
+#: The sizes of the batch, bytes of the source names, longest segment. All zeros: the source failed.
+_HEADER_SIZE = 8
 
 
 def broadcast_batch(
@@ -47,78 +47,38 @@ def broadcast_batch(
 
 
 def _send(draw, rank: int, group: dist.ProcessGroup, device: torch.device) -> PackedBatch:
-    header = torch.zeros(_HEADER_SIZE, dtype=torch.int64)
+    header = [0] * _HEADER_SIZE
     try:
         batch = draw()
+        sizes = BatchSizes.of(batch)
         names = _encode_names(batch.sources)
-        header = _header(batch, len(names))
+        header = [*sizes.to_list(), len(names), batch.max_seqlen]
     finally:
         # Also when the draw failed: the others wait for this message.
-        dist.broadcast(header.to(device), rank, group=group)
-    sizes = header.tolist()
-    fields = [_as_bytes(getattr(batch, name)) for name, *_ in _fields(sizes)]
-    buffer = torch.cat([*fields, names]).to(device)
+        dist.broadcast(torch.tensor(header, device=device), rank, group=group)
+    buffer = torch.cat([as_buffer(batch), names]).to(device)
     dist.broadcast(buffer, rank, group=group)
-    return _from_buffer(buffer, sizes)
+    return _from_message(buffer, header)
 
 
 def _receive(rank: int, group: dist.ProcessGroup, device: torch.device) -> PackedBatch:
-    header = torch.zeros(_HEADER_SIZE, dtype=torch.int64, device=device)
-    dist.broadcast(header, rank, group=group)
-    sizes = header.tolist()
-    if not any(sizes):
+    message = torch.zeros(_HEADER_SIZE, dtype=torch.int64, device=device)
+    dist.broadcast(message, rank, group=group)
+    header = message.tolist()
+    if not any(header):
         raise SampleError(f"Rank {rank} failed to draw a batch; its own error says why.")
-    buffer = torch.empty(_buffer_size(sizes), dtype=torch.uint8, device=device)
+    *sizes, name_bytes, _ = header
+    num_bytes = BatchSizes.from_list(sizes).num_bytes + name_bytes
+    buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     dist.broadcast(buffer, rank, group=group)
-    return _from_buffer(buffer, sizes)
+    return _from_message(buffer, header)
 
 
-def _header(batch: PackedBatch, name_bytes: int) -> torch.Tensor:
-    return torch.tensor(
-        [
-            batch.num_tokens,
-            len(batch.source_ids),
-            len(batch.sources),
-            name_bytes,
-            batch.max_seqlen,
-            batch.log_probs is not None,
-            batch.rewards is not None,
-        ],
-        dtype=torch.int64,
-    )
-
-
-def _fields(sizes: list[int]) -> Iterator[tuple[str, torch.dtype, int]]:
-    """Tensors of a batch in the order of the buffer: name, dtype and number of elements."""
-    positions, segments, sources, _, _, has_log_probs, has_rewards = sizes
-    yield "tokens", torch.int64, positions
-    yield "labels", torch.int64, positions
-    yield "position_ids", torch.int64, positions
-    yield "token_weights", torch.float32, positions
-    yield "cu_seqlens", torch.int32, segments + 1
-    yield "source_ids", torch.int32, segments
-    yield "source_documents", torch.int32, sources
-    if has_log_probs:
-        yield "log_probs", torch.float32, positions
-    if has_rewards:
-        yield "rewards", torch.float32, segments
-
-
-def _buffer_size(sizes: list[int]) -> int:
-    return sum(count * dtype.itemsize for _, dtype, count in _fields(sizes)) + sizes[3]
-
-
-def _from_buffer(buffer: torch.Tensor, sizes: list[int]) -> PackedBatch:
-    tensors, start = {}, 0
-    for name, dtype, count in _fields(sizes):
-        end = start + count * dtype.itemsize
-        tensors[name] = buffer[start:end].view(dtype)
-        start = end
-    return PackedBatch(**tensors, max_seqlen=sizes[4], sources=_decode_names(buffer[start:]))
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.uint8)
+def _from_message(buffer: torch.Tensor, header: list[int]) -> PackedBatch:
+    *values, _, max_seqlen = header
+    sizes = BatchSizes.from_list(values)
+    sources = _decode_names(buffer[sizes.num_bytes :])
+    return PackedBatch.from_buffer(buffer, sizes, sources, max_seqlen)
 
 
 def _encode_names(sources: tuple[str, ...]) -> torch.Tensor:

@@ -63,10 +63,9 @@ def build_packed_seq_params(batch: PackedBatch) -> PackedSeqParams:
 
     Example:
         >>> import numpy as np
-        >>> from energon_ext import Row
-        >>> tokens = np.array([5, 6, 7, 8])
-        >>> row = Row(tokens, tokens, np.ones(4, np.float32), np.array([0, 1, 2, 0]), [3, 1])
-        >>> params = build_packed_seq_params(PackedBatch.from_rows([row, row], sources=[""]))
+        >>> from energon_ext import BatchAssembler, Row
+        >>> row = Row([np.array([5, 6, 7]), np.array([8])])
+        >>> params = build_packed_seq_params(BatchAssembler(4)([row, row], sources=[""]))
         >>> params.cu_seqlens_q.tolist(), params.max_seqlen_q
         ([0, 3, 4, 7, 8], 3)
     """
@@ -152,10 +151,10 @@ def make_loss_func(
 
     Example:
         >>> import numpy as np
-        >>> from energon_ext import Row
-        >>> tokens, weights = np.array([5, 6, 7]), np.array([1, -1, 0], np.float32)
-        >>> row = Row(tokens, tokens, weights, np.arange(3), [3], source="web")
-        >>> loss_func = make_loss_func(PackedBatch.from_rows([row], sources=["web"]))
+        >>> from energon_ext import BatchAssembler, Row
+        >>> label_weights = np.array([0, 1, -1])
+        >>> row = Row([np.array([5, 6, 7])], source="web", label_weights=[label_weights])
+        >>> loss_func = make_loss_func(BatchAssembler(3)([row], sources=["web"]))
         >>> loss, num_tokens, report = loss_func(torch.tensor([[2.0, 0.5, 9.0]]))
         >>> loss.item(), num_tokens.item(), report["lm loss/web"].tolist()
         (1.5, 2, [1.5, 2.0])

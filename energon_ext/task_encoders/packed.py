@@ -21,12 +21,14 @@ from megatron.energon.wrappers.concat_dataset import ConcatDataset
 from megatron.energon.wrappers.map_dataset import MapDataset
 from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
-from energon_ext.batch import PackedBatch, Row
+from energon_ext.assembly import BatchAssembler
+from energon_ext.batch import PackedBatch
 from energon_ext.choice import ChoiceDataset, Source
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.packing import BinPacker, Packer, SequentialPacker
+from energon_ext.rows import Row
 from energon_ext.task_encoders.mixin import DynamicBlendMixin, collapse_sources
-from energon_ext.text_source import Document, PackedRows, RowAssembler
+from energon_ext.text_source import Document, PackedRows
 from energon_ext.tokenizers import Tokenizer
 
 PACKINGS = ("bin", "sequential")
@@ -100,6 +102,12 @@ is needed; a shorter row has no transition to train.
         self.train_on_eos = train_on_eos
         self._shuffle_buffer_docs = 0
         self._sources: tuple[str, ...] = ()
+        self._assembler = BatchAssembler(
+            seq_len,
+            pad_id=tokenizer.pad_id,
+            mask_boundary_loss=self.mask_boundary_loss,
+            masked_label=None if train_on_eos else tokenizer.eos_id,
+        )
         self._new_packer()  # refuses bad sizes now, in the main process
 
     # What a subclass may change -------------------------------------------------------------
@@ -180,12 +188,6 @@ is needed; a shorter row has no transition to train.
             documents,
             source=key,
             packer=self._new_packer(),
-            assemble=RowAssembler(
-                self.seq_len,
-                pad_id=self.tokenizer.pad_id,
-                mask_boundary_loss=self.mask_boundary_loss,
-                masked_label=None if self.train_on_eos else self.tokenizer.eos_id,
-            ),
             worker_config=worker_config,
         )
 
@@ -205,8 +207,8 @@ is needed; a shorter row has no transition to train.
 
     @stateless
     def batch(self, rows: list[Row]) -> PackedBatch:
-        """Stack rows."""
-        return PackedBatch.from_rows(rows, self._sources)
+        """Write rows into a batch."""
+        return self._assembler(rows, self._sources)
 
     def _bound_to(
         self, shuffle_buffer_size: int | None, packing_buffer_size: int | None

@@ -13,8 +13,9 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from energon_ext.batch import PackedBatch, Row
+from energon_ext.assembly import BatchAssembler
 from energon_ext.megatron import enable_cpu, gpt_layer_spec, initialize_weights
+from energon_ext.rows import Row
 
 VOCABULARY = 64
 ROW_LENGTH = 32
@@ -96,24 +97,16 @@ def small_model(config, seed=0):
 def synthetic_batch(seed, rows=2, sources=("code", "web")):
     """Rows of two or three random documents and some padding; some positions masked."""
     random = np.random.default_rng(seed)
-    return PackedBatch.from_rows([_row(random, sources) for _ in range(rows)], sources)
+    batch = BatchAssembler(ROW_LENGTH)([_row(random, sources) for _ in range(rows)], sources)
+    masked = torch.from_numpy(random.random(batch.num_tokens) < 0.2)
+    batch.token_weights[masked] = 0.0
+    return batch
 
 
 def _row(random, sources):
     lengths = random.integers(4, 12, size=random.integers(2, 4)).tolist()
-    filled = sum(lengths)
-    padding = ROW_LENGTH - filled
-    tokens = np.zeros(ROW_LENGTH, np.int64)
-    tokens[:filled] = random.integers(4, VOCABULARY, size=filled)
-    weights = np.zeros(ROW_LENGTH, np.float32)
-    weights[:filled] = random.random(filled) < 0.8
     return Row(
-        tokens=tokens,
-        labels=np.roll(tokens, -1),
-        token_weights=weights,
-        position_ids=np.concatenate([np.arange(n) for n in [*lengths, padding]]),
-        segment_lengths=lengths,
-        padding=padding,
+        [random.integers(4, VOCABULARY, size=length) for length in lengths],
         source=sources[random.integers(len(sources))],
         documents=len(lengths),
     )

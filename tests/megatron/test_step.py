@@ -12,7 +12,7 @@ import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from energon_ext import ConfigError, SampleError, unified_loss
-from energon_ext.batch import PackedBatch, Row
+from energon_ext.assembly import BatchAssembler
 from energon_ext.megatron import (
     build_packed_seq_params,
     forward_step,
@@ -20,6 +20,7 @@ from energon_ext.megatron import (
     make_loss_func,
     mean_losses,
 )
+from energon_ext.rows import Row
 from tests.megatron.small_gpt import MOE, small_config, small_model, synthetic_batch
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -27,19 +28,10 @@ pytestmark = pytest.mark.usefixtures("one_rank")
 
 def batch_with_weights(code, web):
     """Two rows of three positions, the last of each padding, with the weights of the others."""
-    rows = [
-        Row(
-            tokens=np.array([5, 6, 0]),
-            labels=np.array([6, 5, 0]),
-            token_weights=np.array([*weights, 0], np.float32),
-            position_ids=np.array([0, 1, 0]),
-            segment_lengths=[2],
-            padding=1,
-            source=source,
-        )
-        for source, weights in (("code", code), ("web", web))
-    ]
-    return PackedBatch.from_rows(rows, ("code", "empty", "web"))
+    rows = [Row([np.array([5, 6])], source=source) for source in ("code", "web")]
+    batch = BatchAssembler(3)(rows, ("code", "empty", "web"))
+    batch.token_weights.copy_(torch.tensor([*code, 0, *web, 0]))
+    return batch
 
 
 LOSSES = torch.tensor([[1.0, 2.0, 9.0, 3.0, 4.0, 9.0]])

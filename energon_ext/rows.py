@@ -1,0 +1,172 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A packed sequence before it is written, and where the parts of many of them lie in a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Sequence
+
+import numpy as np
+
+from energon_ext.errors import SampleError
+
+
+@dataclass(slots=True)
+class Row:
+    """One packed sequence of ``T`` positions from one source, cut from up to ``T + 1`` tokens.
+
+    A slice of n tokens takes n positions and is one segment. Only a token at index T of the row
+    takes no position: it is the label of the last one. Gaps, and what is left at the end, are
+    padding.
+
+    Attributes:
+        slices: the tokens of each segment in order, integer arrays of any width, none empty.
+        source: key of the source.
+        documents: documents that end in this row.
+        label_weights: per slice, float [len(slice)] or None for ones: how much predicting each of
+            its tokens counts. None for ones everywhere.
+        first_positions: position id of the first token of each slice; None for 0.
+        gaps: padding positions before each slice; None for 0.
+        log_probs: per slice, float [len(slice)], log-probability of each of its tokens; or None.
+        rewards: per slice, or None.
+        num_tokens: positions that hold a document; by default the length of all slices, which is
+            one too many where the last token is a label alone.
+
+    Example:
+        >>> row = Row([np.array([5, 6, 7]), np.array([8, 9])], source="web")
+        >>> from energon_ext import BatchAssembler
+        >>> batch = BatchAssembler(row_length=6)([row], sources=["web"])
+        >>> batch.tokens.tolist(), batch.labels.tolist()
+        ([5, 6, 7, 8, 9, 0], [6, 7, 8, 9, 0, 0])
+        >>> batch.token_weights.tolist(), batch.cu_seqlens.tolist()
+        ([1.0, 1.0, 0.0, 1.0, 0.0, 0.0], [0, 3, 5, 6])
+    """
+
+    slices: list[np.ndarray]
+    source: str = ""
+    documents: int = 0
+    label_weights: Sequence[np.ndarray | None] | None = None
+    first_positions: Sequence[int] | None = None
+    gaps: Sequence[int] | None = None
+    log_probs: Sequence[np.ndarray] | None = None
+    rewards: Sequence[float] | None = None
+    num_tokens: int = -1
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 0:
+            self.num_tokens = sum(map(len, self.slices))
+
+
+class RowLayout:
+    """Where slices and padding lie, row after row, from lengths and gaps alone.
+
+    A batch has some fifty slices: lists of them are faster than arrays.
+
+    Attributes:
+        slices: of all rows.
+        runs: ``(first, last + 1, padding)`` in the order of the tokens: so many slices one after
+            another, and then so much padding.
+        lengths, sources: of each segment, padding included; its source or -1.
+        label_alone: slices whose token is the label of the last position of a row and no more.
+        full_rows: last positions of rows whose label is of the same slice.
+        before_padding: positions whose label is padding.
+        padding: ``(start, stop)`` of each stretch of padding.
+        aligned_ends: ends of the segments with the padding that aligns them.
+    """
+
+    def __init__(self, row_length: int, alignment: int):
+        self._row_length = row_length
+        self._alignment = alignment
+        self.num_rows = 0
+        self.slices: list[np.ndarray] = []
+        self.runs: list[tuple[int, int, int]] = []
+        self.lengths: list[int] = []
+        self.sources: list[int] = []
+        self.label_alone: set[int] = set()
+        self.full_rows: list[int] = []
+        self.before_padding: list[int] = []
+        self.padding: list[tuple[int, int]] = []
+        self.aligned_ends: list[int] = []
+
+    def add(self, row: Row, source: int) -> None:
+        """Lay out one more row."""
+        base = self.num_rows * self._row_length
+        lengths = list(map(len, row.slices))
+        if 0 in lengths:
+            raise SampleError("A row has an empty slice; leave it out.")
+        if self._alignment > 1 or row.gaps is not None:
+            end = self._add_with_gaps(lengths, row.gaps, source, base)
+        else:
+            end = self._add_slices(lengths, source, 0)
+        self.num_rows += 1
+        self.slices += row.slices
+        if not 0 < end <= self._row_length + 1:
+            raise SampleError(
+                f"A row has {end} tokens and gaps; {self._row_length} positions hold 1 to "
+                f"{self._row_length + 1}."
+            )
+        if end <= self._row_length:
+            self._pad(base, end, self._row_length + 1 - end)
+        elif len(self.slices) - 1 not in self.label_alone:
+            self.full_rows.append(base + self._row_length - 1)
+
+    def _add_slices(self, lengths: list[int], source: int, begin: int) -> int:
+        """One slice after another from a place in the row on; returns where the last one ends."""
+        first = self.runs[-1][1] if self.runs else 0
+        self.runs.append((first, first + len(lengths), 0))
+        end = begin + sum(lengths)
+        if end > self._row_length:
+            lengths[-1] -= 1
+            if not lengths[-1]:
+                lengths.pop()
+                self.label_alone.add(self.runs[-1][1] - 1)
+        self.lengths += lengths
+        self.sources += [source] * len(lengths)
+        return end
+
+    def _add_with_gaps(
+        self, lengths: list[int], gaps: Sequence[int] | None, source: int, base: int
+    ) -> int:
+        """Padding where the row asks for it, and as much as aligns the next slice."""
+        row_length, alignment = self._row_length, self._alignment
+        end = 0
+        for length, gap in zip(lengths, gaps or [0] * len(lengths)):
+            gap += -(end + gap) % alignment
+            if gap:
+                self._pad(base, end, gap)
+            end += gap
+            if alignment > 1 and 0 < end < row_length:
+                self.aligned_ends.append(base + end)
+            end = self._add_slices([length], source, end)
+        if alignment > 1:
+            aligned_end = end + -end % alignment
+            self.aligned_ends += [base + aligned_end] if aligned_end < row_length else []
+            self.aligned_ends.append(base + row_length)
+        return end
+
+    def _pad(self, base: int, end: int, length: int) -> None:
+        first = self.runs[-1][1] if self.runs else 0
+        self.runs.append((first, first, length))
+        if end:
+            self.before_padding.append(base + end - 1)
+        positions = min(length, self._row_length - end)
+        if positions:
+            self.lengths.append(positions)
+            self.sources.append(-1)
+            self.padding.append((base + end, base + end + positions))
+
+    def fill(self, slices: Sequence[np.ndarray], padding: np.ndarray) -> list[np.ndarray]:
+        """What fills the T + 1 places of all rows: something for each slice, padding between."""
+        filled: list[np.ndarray] = []
+        for first, stop, length in self.runs:
+            filled += slices[first:stop]
+            if length:
+                filled.append(padding[:length])
+        return filled
+
+    def segments_of_slices(self) -> list[tuple[int, int]]:
+        """``(segment, slice)`` for each slice that takes positions."""
+        segments = [segment for segment, source in enumerate(self.sources) if source >= 0]
+        kept = [index for index in range(len(self.slices)) if index not in self.label_alone]
+        return list(zip(segments, kept))
