@@ -1,0 +1,120 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A shuffled order of any length that is computed, not stored."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+
+from energon_ext.errors import ConfigError
+
+MAX_SIZE = 1 << 62
+
+#: Up to here the order is a table: two parts of a few values each mix too little.
+TABLE_SIZE = 1 << 12
+
+ROUNDS = 5
+
+# Odd constants of the 64-bit finalizer of MurmurHash3 (public domain).
+_MULTIPLIERS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))
+_HALF = np.uint64(32)
+
+
+class KeyedPermutation:
+    """Map ``0 .. size - 1`` onto itself in an order that depends on the key alone.
+
+    The index is written as ``high * low_size + low`` with both parts near the square root of the
+    size. In turn, one part moves in a circle by a hash of the other (a Feistel network with
+    additions), which is a bijection of ``[0, low_size * high_size)`` whatever the hash. An index
+    that leaves ``[0, size)`` goes through again until it is back (cycle walking; Black and Rogaway,
+    *Ciphers with Arbitrary Finite Domains*, 2002); few do, since the product is hardly larger than
+    the size. Any index is reached in constant time and memory, and the order is the same in every
+    process and on every machine.
+
+    This is for shuffling, not for secrets.
+
+    Args:
+        size: 1 .. 2^62.
+        key: names the order; another key, another order.
+
+    Raises:
+        ConfigError: the size is out of range.
+
+    Example:
+        >>> order = KeyedPermutation(10, "web/epoch 0")
+        >>> sorted(order(np.arange(10)).tolist())
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+        >>> KeyedPermutation(10**15, "web/epoch 0")(np.array([0, 1, 10**15 - 1])).shape
+        (3,)
+    """
+
+    def __init__(self, size: int, key: str | int):
+        if isinstance(size, bool) or not 1 <= size <= MAX_SIZE:
+            raise ConfigError(f"A permutation of {size!r} indices; 1 to 2^62 are possible.")
+        self.size = int(size)
+        digest = hashlib.blake2b(str(key).encode(), digest_size=8 * ROUNDS).digest()
+        self._round_keys = np.frombuffer(digest, "<u8").astype(np.uint64)
+        low_size = math.isqrt(self.size - 1) + 1
+        self._part_sizes = (np.uint64(low_size), np.uint64(-(-self.size // low_size)))
+        self._table = self._sorted_by_hash() if self.size <= TABLE_SIZE else None
+
+    def __call__(self, indices: np.ndarray) -> np.ndarray:
+        """Where the indices are mapped to.
+
+        Args:
+            indices: integers in ``[0, size)``, any shape.
+
+        Returns:
+            int64, of the same shape.
+
+        Raises:
+            IndexError: an index out of range.
+        """
+        indices = np.asarray(indices)
+        if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < self.size:
+            raise IndexError(f"indices of a permutation of {self.size} reach out of it")
+        if self._table is not None:
+            return self._table[indices.astype(np.int64)]
+        mapped = self._pass(indices.astype(np.uint64).reshape(-1))
+        outside = np.flatnonzero(mapped >= self.size)
+        while outside.size:
+            mapped[outside] = self._pass(mapped[outside])
+            outside = outside[mapped[outside] >= self.size]
+        return mapped.view(np.int64).reshape(indices.shape)
+
+    def _pass(self, values: np.ndarray) -> np.ndarray:
+        """The network once, a bijection of ``[0, low_size * high_size)``."""
+        low_size = self._part_sizes[0]
+        high = values // low_size
+        parts = [values - high * low_size, high]
+        for index, round_key in enumerate(self._round_keys):
+            size, moved = self._part_sizes[index % 2], parts[index % 2]
+            step = _mix(parts[1 - index % 2], round_key)
+            step >>= _HALF  # 32 random bits to a number below size, without a division
+            step *= size
+            step >>= _HALF
+            moved += step
+            # Below 0 an unsigned number is huge, so this is moved % size.
+            np.minimum(moved, moved - size, out=moved)
+        low, high = parts
+        high *= low_size
+        high += low
+        return high
+
+    def _sorted_by_hash(self) -> np.ndarray:
+        hashes = np.arange(self.size, dtype=np.uint64)
+        for round_key in self._round_keys:
+            hashes = _mix(hashes, round_key)
+        return np.argsort(hashes, kind="stable")
+
+
+def _mix(values: np.ndarray, round_key: np.uint64) -> np.ndarray:
+    """64 bits from 64 bits, the upper ones the better mixed."""
+    mixed = values ^ round_key
+    mixed *= _MULTIPLIERS[0]
+    mixed ^= mixed >> _HALF
+    mixed *= _MULTIPLIERS[1]
+    return mixed
