@@ -16,6 +16,7 @@ from energon_ext.packing import (
     SequentialPacker,
     best_fit_decreasing,
     cut_into_pieces,
+    fill_bins,
     first_fit_decreasing,
 )
 
@@ -24,6 +25,7 @@ PACKERS = {
     "bin": lambda row_length: BinPacker(row_length, buffer_docs=5),
     "bin, at most 2 a row": lambda row_length: BinPacker(row_length, 4, max_docs_per_bin=2),
     "bin, one document": lambda row_length: BinPacker(row_length, buffer_docs=1),
+    "bin, most are carried": lambda row_length: BinPacker(row_length, buffer_docs=8, carry=0.9),
 }
 every_packer = pytest.mark.parametrize("make", PACKERS.values(), ids=PACKERS)
 lengths_lists = st.lists(st.integers(0, 30), max_size=25)
@@ -36,6 +38,8 @@ def pack_all(packer, lengths, start=0):
         while (plan := packer.pop()) is not None:
             plans.append(plan)
         packer.add(document, length)
+    while (plan := packer.pop()) is not None:
+        plans.append(plan)
     return plans + list(packer.flush())
 
 
@@ -202,3 +206,81 @@ def test_random_lengths_fill_bins_well():
     lengths = np.random.default_rng(0).integers(1, 200, 4000).tolist()
     bins = best_fit_decreasing(lengths, 512)
     assert sum(lengths) / (512 * len(bins)) > 0.995
+
+
+@given(
+    lengths=st.lists(st.integers(1, 20), max_size=80),
+    capacity=st.integers(20, 40),
+    keep=st.integers(0, 40),
+    most=st.one_of(st.none(), st.integers(1, 5)),
+)
+def test_filled_bins_hold_items_once_and_leave_as_many_as_they_were_told(
+    lengths, capacity, keep, most
+):
+    items, ends = fill_bins(np.array(lengths, int), capacity, keep=keep, max_items_per_bin=most)
+    bins = [part.tolist() for part in np.split(items, ends[:-1])] if ends else []
+    assert len(set(items.tolist())) == len(items)
+    assert all(sum(lengths[item] for item in part) <= capacity for part in bins)
+    assert all(len(part) <= (most or 1000) for part in bins)
+    left = set(range(len(lengths))) - set(items.tolist())
+    assert len(left) <= max(keep, 0)
+    # No bin was filled that was not needed for that.
+    assert not bins or len(left) + len(bins[-1]) > keep
+
+
+@given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=80), capacity=st.integers(20, 40))
+def test_every_filled_bin_begins_with_the_oldest_item_that_is_left(lengths, capacity):
+    items, ends = fill_bins(np.array(lengths), capacity)
+    left = list(range(len(lengths)))
+    for part in np.split(items, ends[:-1]):
+        assert part[0] == left[0]
+        left = [item for item in left if item not in part]
+
+
+def test_a_bin_ends_with_the_pair_that_fills_it_exactly():
+    # After 10, the longest that fits leaves 1 empty; 5 and 4 leave nothing.
+    items, ends = fill_bins(np.array([10, 5, 8, 4]), 19, keep=1)
+    assert items.tolist() == [0, 1, 3]
+    assert ends == [3]
+    # Two of one length are a pair, one of them is not.
+    assert fill_bins(np.array([10, 4, 7, 4]), 18, keep=1)[0].tolist() == [0, 1, 3]
+    assert fill_bins(np.array([10, 4, 7]), 18, keep=1)[0].tolist() == [0, 2]
+
+
+def test_a_buffer_that_keeps_a_choice_fills_bins_to_the_last_token():
+    random = np.random.default_rng(0)
+    packer = BinPacker(4096, buffer_docs=512)
+    held = rows = 0
+    for document, length in enumerate(np.clip(random.lognormal(6, 1.2, 8000), 2, 4097).astype(int)):
+        packer.add(document, int(length))
+        while (plan := packer.pop()) is not None:
+            rows += 1
+            held += sum(piece.stop - piece.start for piece in plan.pieces)
+    assert held / (4097 * rows) > 0.9995
+
+
+def test_no_document_waits_for_more_rows_than_twice_the_buffer():
+    random = np.random.default_rng(1)
+    packer, rows, added, longest_wait = BinPacker(64, buffer_docs=32, carry=0.8), 0, {}, 0
+    for document in range(3000):
+        packer.add(document, int(random.integers(1, 66)))
+        added[document] = rows
+        while (plan := packer.pop()) is not None:
+            rows += 1
+            waits = [rows - added.pop(piece.document) for piece in plan.pieces]
+            longest_wait = max(longest_wait, *waits)
+    assert 16 < longest_wait <= 64
+
+
+def test_aligned_documents_take_whole_units_of_a_row():
+    packer = BinPacker(16, buffer_docs=3, carry=0, alignment=8)
+    for document, length in enumerate([3, 9, 17]):  # 1 unit, 2 units, 2 units and a label
+        packer.add(document, length)
+    rows = sorted([p.document for p in plan.pieces] for plan in packer.flush())
+    assert rows == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("carry", [1, -0.1, 2.0])
+def test_a_carry_that_would_leave_everything_is_refused(carry):
+    with pytest.raises(ConfigError, match="packing_carry"):
+        BinPacker(8, 4, carry=carry)

@@ -11,11 +11,15 @@ full trains T transitions. No packer looks at a token, and none drops one:
   windows of T + 1 tokens at stride T. Neighbouring windows share one token, so every transition of
   the stream is trained exactly once.
 * :class:`BinPacker` collects a buffer of documents and fills bins of T + 1 tokens with whole
-  documents, best fit decreasing. Longer documents are first cut into pieces of T + 1 tokens that
-  share their boundary token, so every transition of every document is trained exactly once.
+  documents. Longer documents are first cut into pieces of T + 1 tokens that share their boundary
+  token, so every transition of every document is trained exactly once.
+
+:func:`fill_bins` is what it fills them with; :func:`best_fit_decreasing` and
+:func:`first_fit_decreasing` are the classical rules for one closed set of items.
 """
 
 from energon_ext.packing.bins import best_fit_decreasing, cut_into_pieces, first_fit_decreasing
+from energon_ext.packing.fill import fill_bins
 from energon_ext.packing.packers import BinPacker, Packer, Piece, RowPlan, SequentialPacker
 
 __all__ = [
@@ -26,5 +30,6 @@ __all__ = [
     "SequentialPacker",
     "best_fit_decreasing",
     "cut_into_pieces",
+    "fill_bins",
     "first_fit_decreasing",
 ]

@@ -5,12 +5,12 @@
 Decreasing packers place the longest item first, and what is left at the end of a buffer fills its
 last bins badly. Here a bin begins with the oldest item, takes the longest that fits until one more
 would end it, and ends, where it can, with two items that fill it exactly. Filling stops while there
-is still much to choose from: the rest of the buffer meets the items that come next. Nobody waits for
-long, since whoever is oldest is next.
+is still much to choose from: the rest of the buffer meets the items that come next. Nobody waits
+for long, since whoever is oldest is next.
 
 Which pairs fill a space exactly is known from two bit sets, of the lengths that are present and of
-the same lengths counted from the other end: shifted by the space and laid over each other, they have
-a bit in common for every such pair.
+the same lengths counted from the other end: shifted by the space and laid over each other, they
+have a bit in common for every such pair.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def fill_bins(
         max_items_per_bin: a bin with so many items is full; None for no limit.
 
     Returns:
-        ``(items, ends)``: int64 indices of the items that were placed, bin after bin, and where each
-        bin ends among them.
+        ``(items, ends)``: int64 indices of the items that were placed, bin after bin, and where
+        each bin ends among them.
 
     Raises:
         ConfigError: ``capacity`` or ``max_items_per_bin`` below 1.
@@ -58,8 +58,8 @@ def fill_bins(
         return np.zeros(0, np.int64), []
     if lengths.min() < 1 or lengths.max() > capacity:
         raise SampleError(
-            f"Items of {lengths.min()} to {lengths.max()} tokens, 1..{capacity} fit into a bin; cut "
-            f"them first."
+            f"Items of {lengths.min()} to {lengths.max()} tokens, 1..{capacity} fit into a bin; "
+            f"cut them first."
         )
     classes = _Classes(lengths, capacity)
     chosen, ends = _choose_lengths(classes, capacity, len(lengths) - keep, most)
@@ -72,7 +72,8 @@ class _Classes:
     Attributes:
         distinct: lengths that are present, rising.
         left: ``{length: items of it that are left}``.
-        present, mirrored: bit ``length``, bit ``capacity - length``, of each length that is present.
+        present, mirrored: bit ``length``, and bit ``capacity - length``, of each length that is
+            present.
         length_of: of each item, oldest first.
         left_with: how many of its length are left as long as the item is.
     """

@@ -4,25 +4,33 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Hashable, Iterator, Sequence
 
+import numpy as np
+
 from energon_ext.errors import ConfigError, StateFormatError
-from energon_ext.packing.bins import best_fit_decreasing, cut_into_pieces
+from energon_ext.packing.bins import cut_into_pieces
+from energon_ext.packing.fill import fill_bins
 
 STATE_VERSION = 1
+
+#: Of a full buffer so much is left to choose from. More of it fills bins better, and costs time.
+DEFAULT_CARRY = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens ``[start, stop)`` of a document."""
+    """Tokens ``[start, stop)`` of a document; ``ends`` with its last one, cut for a bin."""
 
     document: Any
     start: int
     stop: int
+    ends: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +184,13 @@ class SequentialPacker(Packer):
 
 
 class BinPacker(Packer):
-    """Whole documents in bins of T + 1 tokens, best fit decreasing within a buffer.
+    """Whole documents in bins of T + 1 tokens, see :mod:`energon_ext.packing.fill`.
 
-    The bins of a buffer are handed out in a random order that depends on its number alone: as they
-    are filled, full rows of one long document would come first and many short ones last.
+    Bins are filled whenever the buffer is full, until the share ``carry`` of it is left; what is
+    left meets the documents that come next. The bins of one filling are handed out in a random
+    order that depends on its number alone: otherwise the pieces of a long document would make rows
+    in a run. A bin begins with the oldest document of the buffer, so none waits for more than
+    ``2 * buffer_docs`` rows.
 
     State: the documents of the buffer and of the bins that were filled but not handed out yet; at
     most ``buffer_docs`` documents.
@@ -188,72 +199,75 @@ class BinPacker(Packer):
         row_length: T, positions of a row.
         buffer_docs: documents that are looked at together; more of them fill bins better.
         max_docs_per_bin: most pieces in one row, None for no limit.
+        carry: share of the buffer that is left for the next bins, 0 <= carry < 1.
+        alignment: positions that every document is rounded up to.
 
     Example:
-        >>> packer = BinPacker(row_length=7, buffer_docs=4)
+        >>> packer = BinPacker(row_length=7, buffer_docs=4, carry=0)
         >>> for name, length in (("a", 6), ("b", 2), ("c", 6), ("d", 2)):
         ...     packer.add(name, length)
         >>> sorted([p.document for p in packer.pop().pieces] for _ in range(2))
         [['a', 'b'], ['c', 'd']]
     """
 
-    def __init__(self, row_length: int, buffer_docs: int, max_docs_per_bin: int | None = None):
+    def __init__(
+        self,
+        row_length: int,
+        buffer_docs: int,
+        max_docs_per_bin: int | None = None,
+        *,
+        carry: float = DEFAULT_CARRY,
+        alignment: int = 1,
+    ):
         super().__init__(row_length)
-        if buffer_docs < 1:
-            raise ConfigError(f"packing_buffer_docs: {buffer_docs!r} found, >= 1 is needed.")
-        if max_docs_per_bin is not None and max_docs_per_bin < 1:
-            raise ConfigError(
-                f"packing_max_docs_per_bin: {max_docs_per_bin!r} found, >= 1 or None is needed."
-            )
+        check_bin_options(buffer_docs, max_docs_per_bin, carry)
         self.buffer_docs = buffer_docs
         self.max_docs_per_bin = max_docs_per_bin
-        self._buffer: list[tuple[Any, int]] = []
+        self.carry = carry
+        self.alignment = alignment
+        self._buffer: list[Piece] = []
         self._plans: deque[RowPlan] = deque()
-        self._buffers_packed = 0
+        self._fillings = 0
 
     def add(self, document: Any, length: int) -> None:
-        if length > 0:
-            self._buffer.append((document, length))
+        for start, stop in cut_into_pieces(length, self.row_length + 1) if length else ():
+            self._buffer.append(Piece(document, start, stop, ends=stop == length))
 
     def pop(self) -> RowPlan | None:
         if not self._plans and len(self._buffer) >= self.buffer_docs:
-            self._fill_bins()
+            self._fill_bins(keep=int(self.carry * len(self._buffer)))
         return self._plans.popleft() if self._plans else None
 
     def flush(self) -> Iterator[RowPlan]:
         while self._plans or self._buffer:
             if not self._plans:
-                self._fill_bins()
+                self._fill_bins(keep=0)
             yield self._plans.popleft()
 
-    def _fill_bins(self) -> None:
-        pieces: list[Piece] = []
-        ends: list[int] = []
-        for document, length in self._buffer:
-            for start, stop in cut_into_pieces(length, self.row_length + 1):
-                pieces.append(Piece(document, start, stop))
-                ends.append(int(stop == length))
-        self._buffer.clear()
-        bins = best_fit_decreasing(
-            [piece.stop - piece.start for piece in pieces],
-            self.row_length + 1,
-            max_items_per_bin=self.max_docs_per_bin,
-        )
-        random.Random(self._buffers_packed).shuffle(bins)
-        self._buffers_packed += 1
+    def _fill_bins(self, keep: int) -> None:
+        pieces = self._buffer
+        lengths = np.array([piece.stop - piece.start for piece in pieces])
+        sizes, capacity = bin_sizes(lengths, self.row_length, self.alignment)
+        items, ends = fill_bins(sizes, capacity, keep=keep, max_items_per_bin=self.max_docs_per_bin)
+        placed = set(items.tolist())
+        self._buffer = [piece for index, piece in enumerate(pieces) if index not in placed]
+        bins = np.split(items, ends[:-1])
+        random.Random(self._fillings).shuffle(bins)
+        self._fillings += 1
         for bin_items in bins:
-            self._plans.append(
-                RowPlan(tuple(pieces[i] for i in bin_items), sum(ends[i] for i in bin_items))
-            )
+            row = tuple(pieces[index] for index in bin_items.tolist())
+            self._plans.append(RowPlan(row, sum(piece.ends for piece in row)))
 
     def held_documents(self) -> list[Any]:
         held: dict[int, Any] = {}
-        for plan in self._plans:
-            for piece in plan.pieces:
-                held.setdefault(id(piece.document), piece.document)
-        for document, _ in self._buffer:
-            held.setdefault(id(document), document)
+        for piece in self._held_pieces():
+            held.setdefault(id(piece.document), piece.document)
         return list(held.values())
+
+    def _held_pieces(self) -> Iterator[Piece]:
+        for plan in self._plans:
+            yield from plan.pieces
+        yield from self._buffer
 
     def save_state(self) -> dict[str, Any]:
         index_of: dict[Hashable, int] = {
@@ -261,24 +275,54 @@ class BinPacker(Packer):
         }
         return {
             **self._header(),
-            "buffers_packed": self._buffers_packed,
-            "buffer": [[index_of[id(document)], length] for document, length in self._buffer],
-            "bins": [
-                {
-                    "documents": plan.documents,
-                    "pieces": [[index_of[id(p.document)], p.start, p.stop] for p in plan.pieces],
-                }
-                for plan in self._plans
+            "fillings": self._fillings,
+            "pieces": [
+                [index_of[id(piece.document)], piece.start, piece.stop, piece.ends]
+                for piece in self._held_pieces()
             ],
+            "bins": [len(plan.pieces) for plan in self._plans],
         }
 
     def _restore(self, state: dict[str, Any], documents: Sequence[Any]) -> None:
-        self._buffers_packed = state["buffers_packed"]
-        self._buffer = [(documents[index], length) for index, length in state["buffer"]]
-        self._plans = deque(
-            RowPlan(
-                tuple(Piece(documents[index], start, stop) for index, start, stop in bin["pieces"]),
-                bin["documents"],
-            )
-            for bin in state["bins"]
+        self._fillings = state["fillings"]
+        pieces = iter(
+            [
+                Piece(documents[index], start, stop, ends)
+                for index, start, stop, ends in state["pieces"]
+            ]
         )
+        self._plans = deque()
+        for count in state["bins"]:
+            row = tuple(itertools.islice(pieces, count))
+            self._plans.append(RowPlan(row, sum(piece.ends for piece in row)))
+        self._buffer = list(pieces)
+
+
+def bin_sizes(lengths: np.ndarray, row_length: int, alignment: int) -> tuple[np.ndarray, int]:
+    """What pieces take of a bin, and how much a bin has.
+
+    Without alignment both are tokens, T + 1 in a bin. With it both are units of ``alignment``
+    positions, of which the T + 1st token, a label alone, takes none.
+
+    Example:
+        >>> bin_sizes(np.array([3, 9]), row_length=8, alignment=1)
+        (array([3, 9]), 9)
+        >>> bin_sizes(np.array([3, 9]), row_length=8, alignment=4)
+        (array([1, 2]), 2)
+    """
+    if alignment == 1:
+        return lengths, row_length + 1
+    positions = np.minimum(lengths, row_length)
+    return -(-positions // alignment), row_length // alignment
+
+
+def check_bin_options(buffer_docs: int, max_docs_per_bin: int | None, carry: float) -> None:
+    """Raise ConfigError for options of bin packing that mean nothing."""
+    if buffer_docs < 1:
+        raise ConfigError(f"packing_buffer_docs: {buffer_docs!r} found, >= 1 is needed.")
+    if max_docs_per_bin is not None and max_docs_per_bin < 1:
+        raise ConfigError(
+            f"packing_max_docs_per_bin: {max_docs_per_bin!r} found, >= 1 or None is needed."
+        )
+    if not 0 <= carry < 1:
+        raise ConfigError(f"packing_carry: {carry!r} found, 0 <= carry < 1 is needed.")

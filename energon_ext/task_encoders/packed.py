@@ -26,6 +26,7 @@ from energon_ext.batch import PackedBatch
 from energon_ext.choice import ChoiceDataset, Source
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.packing import BinPacker, Packer, SequentialPacker
+from energon_ext.packing.packers import DEFAULT_CARRY
 from energon_ext.rows import Row
 from energon_ext.task_encoders.mixin import DynamicBlendMixin, collapse_sources
 from energon_ext.text_source import Document, PackedRows
@@ -52,9 +53,12 @@ class PackedTaskEncoder(DynamicBlendMixin, TaskEncoder):
     Args:
         tokenizer: text to token ids.
         seq_len: T, positions of a row, at least 2.
-        packing: ``bin`` (whole documents, best fit) or ``sequential`` (one stream, cut at T).
+        packing: ``bin`` (whole documents in full rows) or ``sequential`` (one stream, cut at T).
         packing_buffer_docs: documents that ``bin`` looks at together.
         packing_max_docs_per_bin: most documents in a row, None for no limit.
+        packing_carry: share of that buffer that is left for the next rows, for fuller rows.
+        alignment: every document begins at a multiple of so many positions; context parallelism
+            needs ``2 * context_parallel_size``. The sequence length must be a multiple of it.
         mask_boundary_loss: weight 0 where input and label are of different documents; by default
             only with ``bin``.
         train_on_eos: False gives weight 0 to labels that are the end-of-document token.
@@ -63,7 +67,8 @@ class PackedTaskEncoder(DynamicBlendMixin, TaskEncoder):
     of ``packing_buffer_docs``) keep their meaning.
 
     Raises:
-        ConfigError: a sequence length below 2, an unknown packing, a buffer without documents,
+        ConfigError: a sequence length below 2, an unknown packing, a buffer without documents, an
+            alignment with ``sequential`` or of which ``seq_len`` is no multiple,
             ``train_on_eos=False`` with a tokenizer that has no such token.
 
     Example:
@@ -84,11 +89,18 @@ is needed; a shorter row has no transition to train.
         packing: str = "bin",
         packing_buffer_docs: int = 512,
         packing_max_docs_per_bin: int | None = None,
+        packing_carry: float = DEFAULT_CARRY,
+        alignment: int = 1,
         mask_boundary_loss: bool | None = None,
         train_on_eos: bool = True,
     ):
         if packing not in PACKINGS:
             raise ConfigError(f"packing: {packing!r} found, {' or '.join(PACKINGS)} is allowed.")
+        if alignment > 1 and packing == "sequential":
+            raise ConfigError(
+                "alignment needs packing='bin': in a sequential stream the documents of a row meet "
+                "anywhere."
+            )
         if not train_on_eos and tokenizer.eos_id is None:
             raise ConfigError("train_on_eos=False, but the tokenizer has no EOS; leave it True.")
         self.tokenizer = tokenizer
@@ -96,6 +108,8 @@ is needed; a shorter row has no transition to train.
         self.packing = packing
         self.packing_buffer_docs = packing_buffer_docs
         self.packing_max_docs_per_bin = packing_max_docs_per_bin
+        self.packing_carry = packing_carry
+        self.alignment = alignment
         self.mask_boundary_loss = (
             packing == "bin" if mask_boundary_loss is None else mask_boundary_loss
         )
@@ -107,6 +121,7 @@ is needed; a shorter row has no transition to train.
             pad_id=tokenizer.pad_id,
             mask_boundary_loss=self.mask_boundary_loss,
             masked_label=None if train_on_eos else tokenizer.eos_id,
+            alignment=alignment,
         )
         self._new_packer()  # refuses bad sizes now, in the main process
 
@@ -125,6 +140,8 @@ is needed; a shorter row has no transition to train.
             "packing": self.packing,
             "packing_buffer_docs": self.packing_buffer_docs if self.packing == "bin" else None,
             "packing_max_docs_per_bin": self.packing_max_docs_per_bin,
+            "packing_carry": self.packing_carry if self.packing == "bin" else None,
+            "alignment": self.alignment,
             "mask_boundary_loss": self.mask_boundary_loss,
             "train_on_eos": self.train_on_eos,
             "shuffle_buffer_docs": self._shuffle_buffer_docs,
@@ -223,4 +240,10 @@ is needed; a shorter row has no transition to train.
     def _new_packer(self) -> Packer:
         if self.packing == "sequential":
             return SequentialPacker(self.seq_len)
-        return BinPacker(self.seq_len, self.packing_buffer_docs, self.packing_max_docs_per_bin)
+        return BinPacker(
+            self.seq_len,
+            self.packing_buffer_docs,
+            self.packing_max_docs_per_bin,
+            carry=self.packing_carry,
+            alignment=self.alignment,
+        )
