@@ -26,6 +26,7 @@ from megatron.energon.wrappers.base import BaseWrapperDataset
 
 from energon_ext.choosers import Chooser, chooser_for
 from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
+from energon_ext.source import global_worker, global_workers
 from energon_ext.weights import ScheduleAxis, WeightSpec
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class ChoiceDataset(BaseWrapperDataset):
         self.fingerprint = {
             **(fingerprint or {}),
             "seed": worker_config.seed_offset,
-            "global_workers": _global_workers(worker_config),
+            "global_workers": global_workers(worker_config),
         }
         self.reset_state_own()
 
@@ -204,7 +205,7 @@ class ChoiceDataset(BaseWrapperDataset):
             __class__=self.STATE_CLASS,
             version=STATE_VERSION,
             fingerprint=dict(self.fingerprint),
-            global_worker=_global_worker(self.worker_config),
+            global_worker=global_worker(self.worker_config),
             chooser=copy.deepcopy(chooser),
             sources=FlexState({**self._parked, **states}),
         )
@@ -237,7 +238,7 @@ class ChoiceDataset(BaseWrapperDataset):
                 f"known; use the energon_ext that wrote it, or a newer one."
             )
         saved = {**state["fingerprint"], "global_worker": state["global_worker"]}
-        current = {**self.fingerprint, "global_worker": _global_worker(self.worker_config)}
+        current = {**self.fingerprint, "global_worker": global_worker(self.worker_config)}
         check_fingerprint(saved, current)
 
     # Restoring single samples, for buffers above ------------------------------------------------
@@ -322,11 +323,3 @@ def find_choice(dataset_or_loader: Any) -> ChoiceDataset:
 
 def _wraps_one(candidate: Any) -> bool:
     return not hasattr(candidate, "datasets") and hasattr(candidate, "dataset")
-
-
-def _global_workers(worker_config: WorkerConfig) -> int:
-    return max(1, worker_config.num_workers) * worker_config.world_size
-
-
-def _global_worker(worker_config: WorkerConfig) -> int:
-    return worker_config.rank * max(1, worker_config.num_workers) + worker_config.rank_worker_id()

@@ -13,12 +13,15 @@ carries its specs in :class:`~energon_ext.weights.ScheduledFloat`, which any Tas
 from dataclasses import dataclass, field
 from typing import Any, Union
 
+from megatron.energon import WorkerConfig
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.structs import DatasetSubset
 from megatron.energon.metadataset.loader_interface import (
     DatasetBlendMode,
+    DatasetLoaderInterface,
     LoadedDataset,
     LoadedDatasetList,
+    TraversedDatasetReference,
 )
 from megatron.energon.metadataset.metadataset_v2 import (
     DatasetReference,
@@ -31,6 +34,8 @@ from megatron.energon.metadataset.metadataset_v2 import (
 from energon_ext.choosers import NEW_SOURCES
 from energon_ext.errors import ConfigError
 from energon_ext.source import Origin, set_origin
+from energon_ext.token_file import is_token_file
+from energon_ext.token_source import TokenFileFactory
 from energon_ext.weights import (
     ScheduledFloat,
     WeightGroup,
@@ -49,8 +54,58 @@ class ScheduledWeightMixin:
     weight: Any = 1.0
 
 
+@dataclass
+class TokenFileLoader(DatasetLoaderInterface):
+    """What a reference to a ``.bin``/``.idx`` pair loads."""
+
+    path: EPath
+
+    def post_initialize(self, mds_path: EPath | None = None) -> None:
+        pass
+
+    def traverse(self, mds_path: EPath | None = None, *, split_part: str, **kwargs: Any) -> list:
+        subflavors = kwargs.get("_subflavors") or {}
+        return [TraversedDatasetReference(self.path, split_part, {}, subflavors)]
+
+    def get_datasets(
+        self,
+        *,
+        training: bool,
+        worker_config: WorkerConfig,
+        subflavors: dict[str, Any] | None = None,
+        subset: DatasetSubset | None = None,
+        shuffle_over_epochs_multiplier: int | None = 1,
+        **kwargs: Any,
+    ) -> LoadedDatasetList:
+        if shuffle_over_epochs_multiplier not in (1, None):
+            raise ConfigError(
+                f"{self.path}: shuffle_over_epochs_multiplier is for webdatasets; every epoch of a "
+                f"token file has an order of its own."
+            )
+        factory = TokenFileFactory(
+            self.path,
+            training=training,
+            worker_config=worker_config,
+            subflavors=subflavors,
+            subset=subset,
+        )
+        return LoadedDatasetList(datasets=[LoadedDataset(dataset=factory)])
+
+
 @dataclass(kw_only=True)
-class ScheduledDatasetReference(ScheduledWeightMixin, DatasetReference):
+class AnyDatasetReference(DatasetReference):
+    """A path to anything: a prepared folder, JSONL, a metadataset, or a token file."""
+
+    def post_initialize(self, mds_path: EPath | None = None) -> None:
+        path = self._resolve_path(mds_path)
+        if is_token_file(path):
+            self._dataset = TokenFileLoader(path)
+        else:
+            super().post_initialize(mds_path)
+
+
+@dataclass(kw_only=True)
+class ScheduledDatasetReference(ScheduledWeightMixin, AnyDatasetReference):
     """A path with a weight."""
 
 
@@ -174,7 +229,11 @@ class ScheduledMetadataset(MetadatasetV2):
     splits: dict[
         str,
         Union[  # noqa: UP007
-            ScheduledBlend, Interleave, MetadatasetBlendEpochized, MetadatasetJoin, DatasetReference
+            ScheduledBlend,
+            Interleave,
+            MetadatasetBlendEpochized,
+            MetadatasetJoin,
+            AnyDatasetReference,
         ],
     ]
 

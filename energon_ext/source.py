@@ -142,6 +142,16 @@ def worker_config_for(worker_config: WorkerConfig, key: str) -> WorkerConfig:
     return own
 
 
+def global_workers(worker_config: WorkerConfig) -> int:
+    """Number of workers of all data-parallel ranks; a rank without workers counts as one."""
+    return max(1, worker_config.num_workers) * worker_config.world_size
+
+
+def global_worker(worker_config: WorkerConfig) -> int:
+    """Which of them this process is."""
+    return worker_config.rank * max(1, worker_config.num_workers) + worker_config.rank_worker_id()
+
+
 def _key_of(factory: BaseCoreDatasetFactory) -> SourceKey:
     origin = get_origin(factory)
     path = "+".join(_portable(path, origin.root if origin else None) for path in factory.paths)

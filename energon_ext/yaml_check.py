@@ -31,6 +31,7 @@ from megatron.energon.flavors.webdataset.metadata import (
 )
 
 from energon_ext.errors import ConfigError
+from energon_ext.token_file import SUFFIXES, is_token_file
 
 MAX_YAML_BYTES = 16 * 1024 * 1024
 MAX_YAML_DEPTH = 32
@@ -112,6 +113,8 @@ class YamlChecker:
         above: tuple[str, ...],
         dataset_config: str = "dataset.yaml",
     ) -> None:
+        if is_token_file(path):
+            return  # holds numbers only, and says itself what is wrong with them
         kind = get_dataset_type(path)
         if kind is EnergonDatasetType.METADATASET:
             self._check_metadataset(path, split_part, above)
@@ -269,6 +272,9 @@ def _resolve(metadataset: EPath, path: Any, place: str) -> EPath:
 
 
 def _why_invalid(path: EPath) -> str:
+    prefix, _, suffix = str(path).rpartition(".")
+    if f".{suffix}" in SUFFIXES:
+        return f"{path}: give a token file without its suffix: {prefix}"
     if path.is_file():
         return f"{path}: neither a metadataset (.yaml), nor a .jsonl file."
     if path.is_dir():

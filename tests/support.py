@@ -6,6 +6,9 @@ import hashlib
 import json
 from pathlib import Path
 
+import numpy as np
+import torch
+from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from megatron.energon import TextSample, WorkerConfig
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
@@ -38,6 +41,16 @@ def write_dataset(folder, documents, *, split_parts=None, dataset_config=None, s
     config = dataset_config or {"sample_type": TEXT_SAMPLE, "field_map": {"text": "txt"}}
     (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps(config))
     return folder
+
+
+def write_tokens(prefix, documents, dtype=np.uint16):
+    """A ``.bin``/``.idx`` pair, written by megatron-core; ``documents`` are lists of token ids."""
+    Path(prefix).parent.mkdir(parents=True, exist_ok=True)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
+    for tokens in documents:
+        builder.add_document(torch.tensor(tokens), [len(tokens)])
+    builder.finalize(f"{prefix}.idx")
+    return Path(prefix)
 
 
 def write_mix(path, entries, *, split="train", **blend_fields):

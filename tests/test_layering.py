@@ -30,6 +30,8 @@ LAYERS = {
     "permutation": 1,
     "source": 2,
     "text_source": 2,
+    "document_order": 1,
+    "token_file": 2,
     "token_source": 2,
     "choice": 2,
     "blend": 2,
@@ -51,7 +53,7 @@ LAYERS = {
     "cli": 5,
 }
 PURE_LAYERS = (0, 1)
-MEGATRON_CORE_IS_FOR = ("megatron", "token_source")
+MEGATRON_CORE_IS_FOR = ("megatron", "token_file")
 
 MODULES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts)

@@ -14,6 +14,9 @@ full trains T transitions. No packer looks at a token, and none drops one:
   documents. Longer documents are first cut into pieces of T + 1 tokens that share their boundary
   token, so every transition of every document is trained exactly once.
 
+Documents of token files are not handed over one by one: :class:`BinPlanner` and
+:class:`SequentialPlanner` do the same to arrays of documents.
+
 :func:`fill_bins` is what it fills them with; :func:`best_fit_decreasing` and
 :func:`first_fit_decreasing` are the classical rules for one closed set of items.
 """
@@ -21,13 +24,19 @@ full trains T transitions. No packer looks at a token, and none drops one:
 from energon_ext.packing.bins import best_fit_decreasing, cut_into_pieces, first_fit_decreasing
 from energon_ext.packing.fill import fill_bins
 from energon_ext.packing.packers import BinPacker, Packer, Piece, RowPlan, SequentialPacker
+from energon_ext.packing.plans import BinPlanner, Pieces, PlannedRows, Planner, SequentialPlanner
 
 __all__ = [
     "BinPacker",
+    "BinPlanner",
     "Packer",
     "Piece",
+    "Pieces",
+    "PlannedRows",
+    "Planner",
     "RowPlan",
     "SequentialPacker",
+    "SequentialPlanner",
     "best_fit_decreasing",
     "cut_into_pieces",
     "fill_bins",

@@ -25,14 +25,25 @@ from energon_ext.assembly import BatchAssembler
 from energon_ext.batch import PackedBatch
 from energon_ext.choice import ChoiceDataset, Source
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.packing import BinPacker, Packer, SequentialPacker
+from energon_ext.packing import (
+    BinPacker,
+    BinPlanner,
+    Packer,
+    Planner,
+    SequentialPacker,
+    SequentialPlanner,
+)
 from energon_ext.packing.packers import DEFAULT_CARRY
 from energon_ext.rows import Row
 from energon_ext.task_encoders.mixin import DynamicBlendMixin, collapse_sources
 from energon_ext.text_source import Document, PackedRows
+from energon_ext.token_source import TokenFileFactory
 from energon_ext.tokenizers import Tokenizer
 
 PACKINGS = ("bin", "sequential")
+
+#: Documents of a token file that are packed together, unless ``packing_buffer_docs`` is more.
+TOKEN_FILE_BUFFER_DOCS = 4096
 
 
 @stateless
@@ -185,7 +196,9 @@ is needed; a shorter row has no transition to train.
     def build_source(
         self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
     ) -> SavableDataset[Row]:
-        """Load, repeat, encode, shuffle and pack one source."""
+        """Load, repeat, encode, shuffle and pack one source; a token file packs itself."""
+        if isinstance(loaded.dataset, TokenFileFactory):
+            return self._token_rows(loaded, key, worker_config=worker_config, repeat=repeat)
         documents = super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
         own_config = documents.worker_config
         documents = MapDataset(
@@ -236,6 +249,30 @@ is needed; a shorter row has no transition to train.
         if packing_buffer_size is not None:
             bound.packing_buffer_docs = packing_buffer_size
         return bound
+
+    def _token_rows(
+        self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
+    ) -> SavableDataset[Row]:
+        epochs = None if repeat else (loaded.repetitions or 1)
+        if epochs is not None and epochs != int(epochs):
+            raise ConfigError(f"{key}: {epochs} repetitions; a token file is read in whole epochs.")
+        loaded.dataset.worker_config = worker_config
+        return loaded.dataset.rows(
+            source=key, planner=self._new_planner(), epochs=None if epochs is None else int(epochs)
+        )
+
+    def _new_planner(self) -> Planner:
+        # Documents of a token file cost next to nothing to look at: a large buffer is the default.
+        buffer_docs = max(self.packing_buffer_docs, TOKEN_FILE_BUFFER_DOCS)
+        if self.packing == "sequential":
+            return SequentialPlanner(self.seq_len, buffer_docs)
+        return BinPlanner(
+            self.seq_len,
+            buffer_docs,
+            self.packing_max_docs_per_bin,
+            carry=self.packing_carry,
+            alignment=self.alignment,
+        )
 
     def _new_packer(self) -> Packer:
         if self.packing == "sequential":

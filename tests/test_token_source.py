@@ -1,0 +1,240 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Token files as sources: every document once an epoch, exact resume, errors that name the file."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from energon_ext import (
+    ConfigError,
+    PackedTaskEncoder,
+    StateMismatchError,
+    get_train_dataset,
+    get_val_datasets,
+)
+from energon_ext.choice import find_choice
+from energon_ext.token_file import TokenFile
+from energon_ext.tokenizers import ByteTokenizer
+from tests.support import (
+    batch_hash,
+    config,
+    loader_for,
+    take,
+    write_dataset,
+    write_mix,
+    write_tokens,
+)
+
+ROW_LENGTH = 16
+FIRST = 1000  # tokens of document d: FIRST + d * 100 + position, so that each is unique
+
+
+def documents(lengths):
+    return [[FIRST + 100 * d + p for p in range(length)] for d, length in enumerate(lengths)]
+
+
+LENGTHS = [int(n) for n in np.random.default_rng(0).integers(1, 40, 60)]
+
+
+def encoder(**options):
+    return PackedTaskEncoder(ByteTokenizer(), ROW_LENGTH, **options)
+
+
+def dataset_of(path, *, batch_size=2, task_encoder=None, seed=0, **worker_options):
+    return get_train_dataset(
+        path,
+        worker_config=config(seed=seed, **worker_options),
+        batch_size=batch_size,
+        task_encoder=task_encoder or encoder(),
+    )
+
+
+@pytest.fixture
+def pair(tmp_path):
+    return write_tokens(tmp_path / "web_text_document", documents(LENGTHS))
+
+
+@pytest.fixture
+def mix(tmp_path, pair):
+    return write_mix(tmp_path / "mix.yaml", [("web_text_document", 1)])
+
+
+def trained_transitions(batches):
+    """How often each pair (token, next token of the same document) is trained."""
+    counts = Counter()
+    for batch in batches:
+        trained = batch.token_weights > 0
+        pairs = zip(batch.tokens[trained].tolist(), batch.labels[trained].tolist())
+        counts.update((a, b) for a, b in pairs if b == a + 1)
+    return counts
+
+
+def one_epoch(mix, ranks, num_workers, packing):
+    """Batches of all ranks of a blend that is read once."""
+    batches = []
+    for rank in range(ranks):
+        dataset = get_train_dataset(
+            mix,
+            worker_config=config(num_workers, rank=rank, world_size=ranks),
+            batch_size=1,
+            task_encoder=encoder(packing=packing),
+            repeat=False,
+        )
+        batches += list(loader_for(dataset))
+    return batches
+
+
+@pytest.mark.parametrize("packing", ["bin", "sequential"])
+@pytest.mark.parametrize(("ranks", "num_workers"), [(1, 0), (1, 3), (3, 0), (2, 2)])
+def test_an_epoch_trains_every_transition_of_every_document_once(mix, ranks, num_workers, packing):
+    batches = one_epoch(mix, ranks, num_workers, packing)
+    counts = trained_transitions(batches)
+    expected = {(a, b) for tokens in documents(LENGTHS) for a, b in zip(tokens, tokens[1:])}
+    assert set(counts) == expected
+    assert set(counts.values()) == {1}
+    assert sum(sum(b.documents_per_source().values()) for b in batches) == len(LENGTHS)
+
+
+def test_two_epochs_have_two_orders_and_the_seed_decides_them(tmp_path):
+    write_tokens(tmp_path / "web", documents([ROW_LENGTH + 1] * 50))
+    mix = write_mix(tmp_path / "mix.yaml", [("web", 1)])
+
+    def order(seed):
+        """Documents as they come; each is a row."""
+        task_encoder = encoder(packing_carry=0)
+        dataset = dataset_of(mix, batch_size=1, seed=seed, task_encoder=task_encoder)
+        return [int(batch.tokens[0]) for batch in take(loader_for(dataset), 100)]
+
+    first = order(seed=0)
+    assert sorted(first[:50]) == sorted(first[50:]) == [FIRST + 100 * d for d in range(50)]
+    assert first[:50] != first[50:]
+    assert first == order(seed=0)
+    assert first != order(seed=1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("packing", ["bin", "sequential"])
+def test_a_resume_is_exact_at_every_batch_and_over_hops(mix, num_workers, packing):
+    def fresh():
+        return loader_for(
+            dataset_of(mix, task_encoder=encoder(packing=packing), num_workers=num_workers)
+        )
+
+    loader = fresh()
+    iterator = iter(loader)
+    hashes, states = [], []
+    for _ in range(40):  # more than an epoch
+        hashes.append(batch_hash(next(iterator)))
+        states.append(loader.save_state_rank())
+    for position in range(0, 39, 6 if num_workers == 0 else 19):
+        resumed = fresh()
+        resumed.restore_state_rank(states[position])
+        again = iter(resumed)
+        assert batch_hash(next(again)) == hashes[position + 1]
+        hop = fresh()
+        hop.restore_state_rank(resumed.save_state_rank())
+        expected = hashes[position + 2 : position + 8]
+        assert [batch_hash(batch) for batch in take(hop, len(expected))] == expected
+
+
+def test_text_and_token_files_mix_in_one_blend_by_their_weights(tmp_path, pair):
+    write_dataset(tmp_path / "text", [f"document {number} " * 5 for number in range(30)])
+    mix = write_mix(
+        tmp_path / "mix.yaml",
+        [("web_text_document", {"step": {0: 1, 20: 0}}), ("text", {"step": {0: 0, 20: 1}})],
+    )
+    dataset = dataset_of(mix)
+    assert find_choice(dataset).documents == {"text:train": 30, "web_text_document": 60}
+    batches = take(loader_for(dataset), 30)
+    sources = [set(batch.tokens_per_source()) for batch in batches]
+    assert sources == [{"web_text_document"}] * 20 + [{"text:train"}] * 10
+
+
+def test_a_subset_reads_its_documents_only_and_validation_reads_in_order(tmp_path, pair):
+    reference = {"path": "web_text_document", "subset": {"range": ["50%", "100%"]}}
+    head = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
+    content = {**head, "splits": {"train": {"blend": [reference]}, "val": reference}}
+    (tmp_path / "part.yaml").write_text(str(content))
+    batches = take(loader_for(dataset_of(tmp_path / "part.yaml")), 40)
+    seen = {t for b in batches for t in b.tokens.tolist() + b.labels.tolist()}
+    read = {(t - FIRST) // 100 for t in seen if t >= FIRST}
+    assert read == set(range(30, 60))
+    [(validation, _)] = get_val_datasets(
+        tmp_path / "part.yaml",
+        worker_config=config(),
+        batch_size=1,
+        task_encoder=encoder(packing="sequential"),
+    )
+    stream = [t for batch in loader_for(validation) for t in batch.tokens.tolist() if t >= FIRST]
+    assert stream == [t for tokens in documents(LENGTHS)[30:] for t in tokens][: len(stream)]
+
+
+def test_documents_of_several_sequences_and_empty_ones_are_read_whole(tmp_path):
+    import torch
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    builder = IndexedDatasetBuilder(f"{tmp_path}/web.bin", dtype=np.int32)
+    builder.add_document(torch.tensor([5, 6, 7, 8, 9]), [2, 3])
+    builder.add_document(torch.tensor([], dtype=torch.int64), [0])
+    builder.add_document(torch.tensor([70000, 70001]), [1, 1])
+    builder.finalize(f"{tmp_path}/web.idx")
+    file = TokenFile(tmp_path / "web")
+    assert len(file) == 3
+    found = [file.document(index).tolist() for index in range(3)]
+    assert found == [[5, 6, 7, 8, 9], [], [70000, 70001]]
+    mix = write_mix(tmp_path / "mix.yaml", [("web", 1)])
+    [batch] = take(loader_for(dataset_of(mix, batch_size=1)), 1)
+    assert batch.validate().tokens.max() == 70001
+
+
+def test_a_state_keeps_to_numbers_however_much_was_read(mix):
+    import pickle
+
+    loader = loader_for(dataset_of(mix))
+    sizes = []
+    iterator = iter(loader)
+    for number in range(200):
+        next(iterator)
+        if number % 50 == 0:
+            sizes.append(len(pickle.dumps(loader.save_state_rank())))
+    assert max(sizes) - min(sizes) < 1000
+
+
+def test_a_file_that_grew_is_another_file(tmp_path, pair, mix):
+    loader = loader_for(dataset_of(mix))
+    take(loader, 3)
+    state = loader.save_state_rank()
+    write_tokens(pair, documents([*LENGTHS, 5]))
+    grown = loader_for(dataset_of(mix))
+    with pytest.raises(StateMismatchError, match=r"web_text_document: documents and tokens"):
+        grown.restore_state_rank(state)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda pair: pair.with_suffix(".idx").unlink(), "web_text_document.idx: does not exist"),
+        (lambda pair: pair.with_suffix(".bin").unlink(), "web_text_document.bin: does not exist"),
+        (lambda pair: pair.with_suffix(".bin").write_bytes(b"123"), "has 3 bytes"),
+        (lambda pair: pair.with_suffix(".idx").write_bytes(b"no index"), "not an index"),
+    ],
+)
+def test_a_damaged_pair_is_refused_while_building(pair, mix, damage, message):
+    damage(pair)
+    with pytest.raises(ConfigError, match=message):
+        dataset_of(mix)
+
+
+def test_a_suffix_in_the_path_is_answered_with_the_path_to_write(tmp_path, pair):
+    mix = write_mix(tmp_path / "other.yaml", [("web_text_document.bin", 1)])
+    with pytest.raises(ConfigError, match="without its suffix"):
+        dataset_of(mix)
+
+
+def test_a_worker_without_documents_is_no_end(tmp_path):
+    write_tokens(tmp_path / "one", documents([30]))
+    write_tokens(tmp_path / "many", documents(LENGTHS))
+    mix = write_mix(tmp_path / "mix.yaml", [("one", 1), ("many", 1)])
+    assert len(take(loader_for(dataset_of(mix, num_workers=3)), 9)) == 9
