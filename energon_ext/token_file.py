@@ -4,15 +4,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping
 
 import numpy as np
 
 from energon_ext.errors import ConfigError
 
 SUFFIXES = (".bin", ".idx")
+
+#: Beside a pair that `energon-ext prepare` wrote: which tokenizer made it.
+META_SUFFIX = ".meta.json"
+
+#: Tokens that are looked at to find ids that the tokenizer does not have.
+_CHECKED_TOKENS = 1 << 20
 
 
 def is_token_file(path: Any) -> bool:
@@ -103,6 +110,31 @@ class TokenFile:
         """Tokens of one document."""
         starts, lengths = self.ranges(np.array([index]))
         return self.tokens[int(starts[0]) : int(starts[0] + lengths[0])]
+
+    def check_tokenizer(self, fingerprint: Mapping[str, Any], vocab_size: int) -> None:
+        """Raise ConfigError where the tokens are not those of a tokenizer, as far as can be seen.
+
+        Args:
+            fingerprint: of the tokenizer; compared where the file says which one wrote it.
+            vocab_size: ids are below it; the first million is looked at.
+        """
+        meta = Path(self.prefix + META_SUFFIX)
+        if meta.is_file():
+            try:
+                written = json.loads(meta.read_text(encoding="utf-8"))["tokenizer"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigError(f"{meta}: not what `energon-ext prepare` writes.") from error
+            if written != dict(fingerprint):
+                raise ConfigError(
+                    f"{self.prefix}: written with the tokenizer {written}, to be read with "
+                    f"{dict(fingerprint)}; use the one it was written with."
+                )
+        highest = int(self.tokens[:_CHECKED_TOKENS].max(initial=0))
+        if highest >= vocab_size:
+            raise ConfigError(
+                f"{self.prefix}: holds the token id {highest}, the tokenizer has {vocab_size}; use "
+                f"the one the file was written with."
+            )
 
     def _bytes_before(self, sequences: np.ndarray) -> np.ndarray:
         inside = sequences < len(self._pointers)

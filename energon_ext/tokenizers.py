@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -38,6 +38,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode_array(self, text: str) -> np.ndarray:
         """Token ids of ``text``, special tokens included, int64 [n]."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Token ids of many texts; where the library can, on all cores."""
+        return [self.encode_array(text) for text in texts]
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``, special tokens included."""
@@ -136,6 +140,10 @@ class HFTokenizer(Tokenizer):
     def encode_array(self, text: str) -> np.ndarray:
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         return self._surround(np.asarray(ids, dtype=np.int64))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [self._surround(np.asarray(e.ids, dtype=np.int64)) for e in encodings]
 
     def decode(self, tokens: Any) -> str:
         return self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=True)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Token files as sources: every document once an epoch, exact resume, errors that name the file."""
 
+import json
 from collections import Counter
 
 import numpy as np
@@ -38,8 +39,16 @@ def documents(lengths):
 LENGTHS = [int(n) for n in np.random.default_rng(0).integers(1, 40, 60)]
 
 
+class LargeTokenizer(ByteTokenizer):
+    """Has an id for every token of these tests."""
+
+    def __init__(self):
+        super().__init__()
+        self.vocab_size = 80_000
+
+
 def encoder(**options):
-    return PackedTaskEncoder(ByteTokenizer(), ROW_LENGTH, **options)
+    return PackedTaskEncoder(LargeTokenizer(), ROW_LENGTH, **options)
 
 
 def dataset_of(path, *, batch_size=2, task_encoder=None, seed=0, **worker_options):
@@ -238,3 +247,20 @@ def test_a_worker_without_documents_is_no_end(tmp_path):
     write_tokens(tmp_path / "many", documents(LENGTHS))
     mix = write_mix(tmp_path / "mix.yaml", [("one", 1), ("many", 1)])
     assert len(take(loader_for(dataset_of(mix, num_workers=3)), 9)) == 9
+
+
+def test_tokens_that_the_tokenizer_does_not_have_are_refused(mix):
+    with pytest.raises(ConfigError, match="holds the token id 6[0-9]+, the tokenizer has 260"):
+        dataset_of(mix, task_encoder=PackedTaskEncoder(ByteTokenizer(), ROW_LENGTH))
+
+
+def test_a_token_file_that_another_tokenizer_wrote_is_refused(mix, pair):
+    meta = pair.with_name(pair.name + ".meta.json")
+    meta.write_text(json.dumps({"tokenizer": LargeTokenizer().fingerprint()}))
+    dataset_of(mix)
+    meta.write_text(json.dumps({"tokenizer": {"kind": "hf", "sha256": "5f"}}))
+    with pytest.raises(ConfigError, match="written with the tokenizer {'kind': 'hf'"):
+        dataset_of(mix)
+    meta.write_text("[]")
+    with pytest.raises(ConfigError, match="meta.json: not what"):
+        dataset_of(mix)

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Writes documents as an Energon webdataset of ``TextSample``.
+"""Writes documents as an Energon webdataset of ``TextSample``, or tokenized as Megatron's files.
 
-Documents go one by one into tar shards, train and val apart, and Energon indexes the shards. All of
-it happens in a hidden folder beside the output, which takes the output's name at the very end: an
+Documents go one by one into tar shards, train and val apart, and Energon indexes the shards. Token
+files are one pair a split. All of it happens in a hidden folder beside the output, which takes the output's name at the very end: an
 interrupted run leaves nothing behind.
 """
 
@@ -12,7 +12,7 @@ import hashlib
 import io
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +22,13 @@ from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
 from tqdm import tqdm
 from webdataset import TarWriter
 
+from energon_ext.cli.counts import DatasetCounts, SplitCounts
 from energon_ext.cli.documents import Corpus, Document
+from energon_ext.cli.token_writer import TokenSplitWriter
 from energon_ext.errors import ConfigError
+from energon_ext.token_file import META_SUFFIX
+from energon_ext.token_file import SUFFIXES as TOKEN_FILE_SUFFIXES
+from energon_ext.tokenizers import Tokenizer
 
 SPLITS = ("train", "val")
 DATASET_YAML = {
@@ -44,6 +49,7 @@ class WriteOptions:
         min_chars: shorter documents are left out; white space at the ends does not count.
         workers: processes that index the shards.
         force: replace a dataset that is already there.
+        tokenizer: write token files instead of text.
     """
 
     val_fraction: float = 0.05
@@ -52,39 +58,16 @@ class WriteOptions:
     min_chars: int = 1
     workers: int = 1
     force: bool = False
+    tokenizer: Tokenizer | None = None
 
 
-@dataclass(slots=True)
-class SplitCounts:
-    """What one split holds; ``tokens`` stays 0 where no tokenizer counts."""
-
-    documents: int = 0
-    characters: int = 0
-    tokens: int = 0
-    shards: int = 0
-
-
-@dataclass(slots=True)
-class DatasetCounts:
-    """What was written, per split, and how many documents were left out as too short."""
-
-    splits: dict[str, SplitCounts]
-    skipped: int = 0
-
-
-def write_text_dataset(
-    corpus: Corpus,
-    output: Path,
-    options: WriteOptions,
-    count_tokens: Callable[[str], int] | None = None,
-) -> DatasetCounts:
-    """Write a corpus as an Energon dataset; the same input gives the same shards, byte by byte.
+def write_text_dataset(corpus: Corpus, output: Path, options: WriteOptions) -> DatasetCounts:
+    """Write a corpus as a dataset; the same input gives the same files, byte by byte.
 
     Args:
         corpus: read once, in constant memory.
         output: folder to create.
         options: split, shards and what to leave out.
-        count_tokens: tokens of a text, to be added up.
 
     Returns:
         Counts per split.
@@ -98,9 +81,10 @@ def write_text_dataset(
     staging = output.parent / f".{output.name}.partial-{os.getpid()}"
     staging.mkdir()
     try:
-        counts = _write_shards(corpus, staging, options, count_tokens)
+        counts = _write_splits(corpus, staging, options)
         _check_splits(counts, options)
-        _index(staging, counts, options.workers)
+        if options.tokenizer is None:
+            _index(staging, counts, options.workers)
         _replace(output, staging)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -147,13 +131,8 @@ class _SplitWriter:
         self._open_shard.close()
 
 
-def _write_shards(
-    corpus: Corpus,
-    folder: Path,
-    options: WriteOptions,
-    count_tokens: Callable[[str], int] | None,
-) -> DatasetCounts:
-    writers = {split: _SplitWriter(folder, split, options.shard_documents) for split in SPLITS}
+def _write_splits(corpus: Corpus, folder: Path, options: WriteOptions) -> DatasetCounts:
+    writers = {split: _split_writer(folder, split, options) for split in SPLITS}
     result = DatasetCounts({split: writer.counts for split, writer in writers.items()})
     with contextlib.ExitStack() as stack:
         for writer in writers.values():
@@ -167,8 +146,13 @@ def _write_shards(
             writer = writers[split_of(encoded, options.val_fraction, options.seed)]
             writer.write(f"{number:010d}", encoded)
             writer.counts.characters += len(text)
-            writer.counts.tokens += count_tokens(text) if count_tokens else 0
     return result
+
+
+def _split_writer(folder: Path, split: str, options: WriteOptions):
+    if options.tokenizer is not None:
+        return TokenSplitWriter(folder, split, options.tokenizer)
+    return _SplitWriter(folder, split, options.shard_documents)
 
 
 def _with_progress(corpus: Corpus) -> Iterator[Document]:
@@ -242,7 +226,8 @@ def _check_replaceable(output: Path, force: bool) -> None:
 
 
 def _is_dataset_file(path: Path) -> bool:
-    return path.name == MAIN_FOLDER_NAME or path.name.endswith((".tar", ".tar.idx"))
+    suffixes = (".tar", ".tar.idx", *TOKEN_FILE_SUFFIXES, META_SUFFIX)
+    return path.name == MAIN_FOLDER_NAME or path.name.endswith(suffixes)
 
 
 def _replace(output: Path, staging: Path) -> None:

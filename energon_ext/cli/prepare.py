@@ -10,7 +10,7 @@ import click
 from energon_ext.errors import ConfigError
 
 if TYPE_CHECKING:
-    from energon_ext.cli.dataset_writer import DatasetCounts
+    from energon_ext.cli.counts import DatasetCounts
     from energon_ext.cli.documents import Corpus
 
 FILE = click.Path(path_type=Path)
@@ -40,7 +40,7 @@ FILE = click.Path(path_type=Path)
     "--shard-documents", type=click.IntRange(1), default=10_000, help="Documents per tar."
 )
 @click.option("--min-chars", type=click.IntRange(1), default=1, help="Leave shorter documents out.")
-@click.option("--tokenizer", metavar="NAME", help="Count tokens: 'bytes', a name or a local file.")
+@click.option("--tokenizer", metavar="NAME", help="Write tokens: 'bytes', a name or a local file.")
 @click.option("--workers", type=click.IntRange(1), default=1, help="Processes that index shards.")
 @click.option("--force", is_flag=True, help="Replace the dataset at OUTPUT.")
 def prepare(
@@ -55,7 +55,7 @@ def prepare(
     force: bool,
     **inputs,
 ) -> None:
-    """Write text to OUTPUT as an Energon dataset.
+    """Write text to OUTPUT as an Energon dataset, or with --tokenizer as Megatron's token files.
 
     One kind of input: --text, --folder, --jsonl or --hf-dataset. FILES are further files of --text
     or --jsonl, so a shell pattern works.
@@ -64,10 +64,14 @@ def prepare(
     energon-ext prepare data/books --text books/*.txt
     energon-ext prepare data/code --folder src --glob '**/*.py'
     energon-ext prepare data/web --jsonl web-*.jsonl --key content
+    energon-ext prepare data/web --jsonl web-*.jsonl --tokenizer my/tokenizer.json
+
+    Token files are OUTPUT/train.bin and .idx, and the same for val; a metadataset names them as
+    `path: data/web/train`.
     """
     from energon_ext.cli.dataset_writer import WriteOptions, write_text_dataset
+    from energon_ext.tokenizers import load_tokenizer
 
-    count_tokens = _token_counter(tokenizer) if tokenizer else None
     options = WriteOptions(
         val_fraction=val,
         seed=seed,
@@ -75,14 +79,15 @@ def prepare(
         min_chars=min_chars,
         workers=workers,
         force=force,
+        tokenizer=load_tokenizer(tokenizer) if tokenizer else None,
     )
-    counts = write_text_dataset(_corpus(files, **inputs), output, options, count_tokens)
+    counts = write_text_dataset(_corpus(files, **inputs), output, options)
     click.echo(summary(output, counts, tokenizer))
 
 
 def summary(output: Path, counts: "DatasetCounts", tokenizer: str | None = None) -> str:
     """What was written, as a table for people."""
-    columns = ["documents", "characters", *(["tokens"] if tokenizer else []), "shards"]
+    columns = ["documents", "characters", "tokens" if tokenizer else "shards"]
     lines = [f"{output}:", " " * 9 + "".join(f"{column:>16}" for column in columns)]
     for split, numbers in counts.splits.items():
         cells = "".join(f"{getattr(numbers, column):>16,}" for column in columns)
@@ -125,10 +130,3 @@ def _corpus(
     return documents.hugging_face_dataset(
         hf_dataset, config=hf_config, split=hf_split, streaming=hf_streaming, key=key
     )
-
-
-def _token_counter(name: str):
-    from energon_ext.tokenizers import load_tokenizer
-
-    encode = load_tokenizer(name).encode_array
-    return lambda text: len(encode(text))

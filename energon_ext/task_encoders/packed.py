@@ -257,6 +257,7 @@ is needed; a shorter row has no transition to train.
         if epochs is not None and epochs != int(epochs):
             raise ConfigError(f"{key}: {epochs} repetitions; a token file is read in whole epochs.")
         loaded.dataset.worker_config = worker_config
+        loaded.dataset.file.check_tokenizer(self.tokenizer.fingerprint(), self.tokenizer.vocab_size)
         return loaded.dataset.rows(
             source=key, planner=self._new_planner(), epochs=None if epochs is None else int(epochs)
         )

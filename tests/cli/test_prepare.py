@@ -5,14 +5,18 @@ import json
 import tracemalloc
 
 import megatron.energon
+import numpy as np
 import pytest
 from megatron.energon import DefaultTaskEncoder, TextSample, WorkerConfig
 
 from energon_ext.cli.dataset_writer import WriteOptions, write_text_dataset
 from energon_ext.cli.documents import Corpus, Document
 from energon_ext.errors import ConfigError
+from energon_ext.token_file import TokenFile
+from energon_ext.tokenizers import load_tokenizer
 from tests.cli.command import energon_ext, error_line
 
+FILES_OF_A_PAIR = ("bin", "idx", "meta.json")
 TEXTS = [f"document {number}\r\nwith a second line and an é\n" for number in range(40)]
 
 
@@ -54,14 +58,32 @@ def test_energon_reads_every_document_once_and_unchanged(tmp_path, jsonl):
 
 
 def test_counts_are_those_of_the_documents(tmp_path, jsonl):
-    out = energon_ext(
-        "prepare", tmp_path / "out", "--jsonl", jsonl, "--val", 0, "--tokenizer", "bytes"
-    ).stdout
+    out = energon_ext("prepare", tmp_path / "out", "--jsonl", jsonl, "--val", 0).stdout
     characters = sum(map(len, TEXTS))
-    tokens = sum(len(text.encode()) + 2 for text in TEXTS)  # Begin and end of each document.
-    assert out.splitlines()[1].split() == ["documents", "characters", "tokens", "shards"]
-    assert out.splitlines()[2].split() == ["train", "40", f"{characters:,}", f"{tokens:,}", "1"]
-    assert out.splitlines()[3].split() == ["val", "0", "0", "0", "0"]
+    assert out.splitlines()[1].split() == ["documents", "characters", "shards"]
+    assert out.splitlines()[2].split() == ["train", "40", f"{characters:,}", "1"]
+    assert out.splitlines()[3].split() == ["val", "0", "0", "0"]
+
+
+def test_a_tokenizer_writes_megatrons_token_files_with_every_document(tmp_path, jsonl):
+    out = energon_ext("prepare", tmp_path / "out", "--jsonl", jsonl, "--tokenizer", "bytes").stdout
+    tokenizer = load_tokenizer("bytes")
+    names = [f"{split}.{suffix}" for split in ("train", "val") for suffix in FILES_OF_A_PAIR]
+    assert files(tmp_path / "out") == sorted(names)
+    found = []
+    for split in ("train", "val"):
+        tokens = TokenFile(tmp_path / "out" / split)
+        tokens.check_tokenizer(tokenizer.fingerprint(), tokenizer.vocab_size)
+        assert tokens.tokens.dtype == np.uint16
+        found += [tokens.document(index).tolist() for index in range(len(tokens))]
+    assert sorted(found) == sorted(tokenizer.encode(text) for text in TEXTS)
+    assert out.splitlines()[1].split() == ["documents", "characters", "tokens"]
+    total = sum(int(line.split()[3].replace(",", "")) for line in out.splitlines()[2:4])
+    assert total == sum(len(text.encode()) + 2 for text in TEXTS)  # begin and end of each document
+    again = energon_ext(
+        "prepare", tmp_path / "out", "--jsonl", jsonl, "--tokenizer", "bytes", "--force"
+    )
+    assert again.exit_code == 0
 
 
 def test_the_split_depends_on_the_text_and_the_seed_only(tmp_path):
