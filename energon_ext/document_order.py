@@ -56,7 +56,7 @@ class DocumentOrder:
 
     Example:
         >>> halves = [DocumentOrder(5, "web", worker, 2, epochs=1) for worker in (0, 1)]
-        >>> sorted([*halves[0].take(9), *halves[1].take(9)])
+        >>> sorted(halves[0].take(9).tolist() + halves[1].take(9).tolist())
         [0, 1, 2, 3, 4]
     """
 

@@ -79,14 +79,7 @@ class TokenFile:
 
     def _read_index(self) -> Any:
         try:
-            from megatron.core.datasets.indexed_dataset import IndexedDataset
-        except ImportError as error:
-            raise ConfigError(
-                f"{self.prefix}.idx is read with megatron-core: "
-                f"pip install 'energon_ext[megatron]'."
-            ) from error
-        try:
-            return IndexedDataset(self.prefix, mmap=True).index
+            return _indexed_dataset_module().IndexedDataset(self.prefix, mmap=True).index
         except (AssertionError, ValueError, KeyError, OSError) as error:
             raise ConfigError(
                 f"{self.prefix}.idx: not an index of Megatron ({error}); write the pair again."
@@ -147,3 +140,21 @@ class TokenFile:
 
     def __setstate__(self, prefix: str) -> None:
         self.__init__(prefix)
+
+
+def token_file_builder(prefix: str | Path, vocab_size: int) -> Any:
+    """Megatron-core's builder of a pair: ``add_document``, then ``finalize`` with the ``.idx``."""
+    module = _indexed_dataset_module()
+    dtype = module.DType.optimal_dtype(vocab_size)
+    return module.IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
+
+
+def _indexed_dataset_module() -> Any:
+    try:
+        from megatron.core.datasets import indexed_dataset
+    except ImportError as error:
+        raise ConfigError(
+            "Token files are read and written with megatron-core: "
+            "pip install 'energon_ext[megatron]'."
+        ) from error
+    return indexed_dataset

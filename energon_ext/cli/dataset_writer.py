@@ -3,8 +3,8 @@
 """Writes documents as an Energon webdataset of ``TextSample``, or tokenized as Megatron's files.
 
 Documents go one by one into tar shards, train and val apart, and Energon indexes the shards. Token
-files are one pair a split. All of it happens in a hidden folder beside the output, which takes the output's name at the very end: an
-interrupted run leaves nothing behind.
+files are one pair a split. All of it happens in a hidden folder beside the output, which takes the
+output's name at the very end: an interrupted run leaves nothing behind.
 """
 
 import contextlib

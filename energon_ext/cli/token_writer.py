@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 
 from energon_ext.cli.counts import SplitCounts
-from energon_ext.errors import ConfigError
-from energon_ext.token_file import META_SUFFIX
+from energon_ext.token_file import META_SUFFIX, token_file_builder
 from energon_ext.tokenizers import Tokenizer
 
 #: Texts that are tokenized together; the tokenizers library spreads them over all cores.
@@ -54,20 +53,10 @@ class TokenSplitWriter:
     def _write_batch(self) -> None:
         texts, self._texts = self._texts, []
         if texts and self._builder is None:
-            self._builder = self._new_builder()
+            self._builder = token_file_builder(self._prefix, self._tokenizer.vocab_size)
             self.counts.shards = 1
         for tokens in self._tokenizer.encode_batch(texts) if texts else ():
             self.counts.tokens += len(tokens)
             with warnings.catch_warnings():  # megatron-core 0.16 calls NumPy 2 the old way
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self._builder.add_document(torch.from_numpy(tokens), [len(tokens)])
-
-    def _new_builder(self):
-        try:
-            from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
-        except ImportError as error:
-            raise ConfigError(
-                "Token files are written by megatron-core: pip install 'energon_ext[megatron]'."
-            ) from error
-        dtype = DType.optimal_dtype(self._tokenizer.vocab_size)
-        return IndexedDatasetBuilder(f"{self._prefix}.bin", dtype=dtype)
