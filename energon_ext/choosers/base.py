@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from typing import Any, Mapping, Sequence
+from operator import length_hint
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 from energon_ext.errors import ConfigError, StateFormatError
 from energon_ext.weights import WeightSpec, as_weight
@@ -21,23 +22,39 @@ class UniformStream:
     """Random numbers in [0, 1); the n-th depends on the seed and n alone.
 
     Attributes:
-        position: n, all there is to save.
+        left: what is left of the block at hand, for loops in which a call would be felt::
+
+            for number in stream.left:
+                break
+            else:
+                number = stream.next()
     """
 
-    def __init__(self, seed: int | str, position: int = 0):
+    def __init__(self, seed: int | str):
         self._seed = seed
-        self.position = position
-        self._block: list[float] = []
         self._block_number = -1
+        self.left: Iterator[float] = iter(())
 
     def next(self) -> float:
-        number, offset = divmod(self.position, _BLOCK)
-        if number != self._block_number:
-            numbers = random.Random(f"{self._seed}/{number}")
-            self._block = [numbers.random() for _ in range(_BLOCK)]
-            self._block_number = number
-        self.position += 1
-        return self._block[offset]
+        for number in self.left:
+            return number
+        self._open_block(self._block_number + 1)
+        return next(self.left)
+
+    @property
+    def position(self) -> int:
+        """n, all there is to save."""
+        return (self._block_number + 1) * _BLOCK - length_hint(self.left)
+
+    @position.setter
+    def position(self, position: int) -> None:
+        block_number, offset = divmod(position, _BLOCK)
+        self._open_block(block_number, offset)
+
+    def _open_block(self, block_number: int, offset: int = 0) -> None:
+        numbers = random.Random(f"{self._seed}/{block_number}")
+        self._block_number = block_number
+        self.left = iter([numbers.random() for _ in range(_BLOCK)][offset:])
 
 
 class Chooser(ABC):
@@ -66,8 +83,13 @@ class Chooser(ABC):
         self.keys = tuple(sorted(keys))
         self.weights: dict[str, WeightSpec] = {key: specs[key] for key in self.keys}
         self.seed = seed
-        self.counts: dict[str, int] = {key: int((counts or {}).get(key, 0)) for key in self.keys}
+        self._counts: dict[str, int] = {key: int((counts or {}).get(key, 0)) for key in self.keys}
         self._dropped: set[str] = set()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Tokens consumed so far by key."""
+        return self._counts
 
     @abstractmethod
     def choose(self, batch_index: int = 0) -> str:
@@ -79,15 +101,15 @@ class Chooser(ABC):
 
     def consume(self, key: str, tokens: int) -> None:
         """Count ``tokens`` for a source that was just read."""
-        self.counts[key] += tokens
+        self._counts[key] += tokens
 
     def drop(self, key: str) -> None:
         """Take a source out: it has ended, or has nothing for this worker."""
         self._dropped.add(key)
 
-    def revive(self) -> None:
-        """Bring all dropped sources back, for another pass."""
-        self._dropped.clear()
+    def revive(self, keys: Iterable[str] | None = None) -> None:
+        """Bring dropped sources back: those named, or all of them for another pass."""
+        self._dropped -= self._dropped if keys is None else set(keys)
 
     @property
     def active_keys(self) -> list[str]:
@@ -109,7 +131,7 @@ class Chooser(ABC):
                 f"A chooser state of version {state.get('version')!r} was found, "
                 f"{STATE_VERSION} is known; use the energon_ext that wrote it, or a newer one."
             )
-        self.counts = {key: int(state["counts"].get(key, 0)) for key in self.keys}
+        self._counts = {key: int(state["counts"].get(key, 0)) for key in self.keys}
         self._dropped = set(state["dropped"]) & set(self.keys)
 
 
