@@ -22,6 +22,7 @@ from energon_ext.batch import PackedBatch, Row
 from energon_ext.blend import DynamicBlendDataset
 from energon_ext.errors import (
     ConfigError,
+    DataExhaustedError,
     EnergonExtError,
     SampleError,
     StateFormatError,
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ConfigError",
+    "DataExhaustedError",
     "DynamicBlendDataset",
     "DynamicBlendMixin",
     "EnergonExtError",

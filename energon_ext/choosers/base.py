@@ -140,7 +140,9 @@ def nothing_to_draw(chooser: Chooser, batch_index: int) -> str:
     if not chooser.active_keys:
         return f"Every source has ended at batch index {batch_index}: {list(chooser.keys)}."
     weights = {key: repr(chooser.weights[key]) for key in chooser.active_keys}
+    ended = [key for key in chooser.keys if key not in weights]
     return (
         f"Every weight is 0 at batch index {batch_index} among the sources this worker has samples "
-        f"of: {weights}. Give one of them a weight > 0 there, or use fewer workers."
+        f"of: {weights}{f' ({ended} have ended or have none)' if ended else ''}. Give one of them "
+        f"a weight > 0 there, or use fewer workers."
     )

@@ -104,14 +104,14 @@ class LeastConsumedChooser(Chooser):
 
     def consume(self, key: str, tokens: int) -> None:
         # This runs for every row of a run, hence one tuple that holds it all, and no calls.
-        ahead, tie, first, rate, consumed = self._line[0]
+        ahead, _, first, rate, consumed = self._line[0]
         if first != key:
             raise ConfigError(f"consume({key!r}): only what choose() returned can be consumed.")
         if rate is None:
             ahead = self._advance(key, tokens)
         else:
             ahead += tokens * rate
-        for tie in self._ties.left:
+        for tie in self._ties.left:  # noqa: B007, the first one
             break
         else:
             tie = self._ties.next()
