@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from abc import ABC, abstractmethod
 from operator import length_hint
 from typing import Any, Iterable, Iterator, Mapping, Sequence
@@ -30,12 +31,14 @@ class UniformStream:
                 number = stream.next()
     """
 
+    block_size = _BLOCK
+
     def __init__(self, seed: int | str):
         self._seed = seed
         self._block_number = -1
-        self.left: Iterator[float] = iter(())
+        self.left: Iterator[Any] = iter(())
 
-    def next(self) -> float:
+    def next(self) -> Any:
         for number in self.left:
             return number
         self._open_block(self._block_number + 1)
@@ -44,17 +47,29 @@ class UniformStream:
     @property
     def position(self) -> int:
         """n, all there is to save."""
-        return (self._block_number + 1) * _BLOCK - length_hint(self.left)
+        return (self._block_number + 1) * self.block_size - length_hint(self.left)
 
     @position.setter
     def position(self, position: int) -> None:
-        block_number, offset = divmod(position, _BLOCK)
+        block_number, offset = divmod(position, self.block_size)
         self._open_block(block_number, offset)
 
     def _open_block(self, block_number: int, offset: int = 0) -> None:
-        numbers = random.Random(f"{self._seed}/{block_number}")
+        generator = random.Random(f"{self._seed}/{block_number}")
         self._block_number = block_number
-        self.left = iter([numbers.random() for _ in range(_BLOCK)][offset:])
+        self.left = iter(self._numbers(generator)[offset:])
+
+    def _numbers(self, generator: random.Random) -> Sequence[Any]:
+        return [generator.random() for _ in range(self.block_size)]
+
+
+class IntegerStream(UniformStream):
+    """Random integers below 2**32, which are made much faster."""
+
+    block_size = 4 * _BLOCK
+
+    def _numbers(self, generator: random.Random) -> Sequence[Any]:
+        return struct.unpack(f"<{self.block_size}I", generator.randbytes(4 * self.block_size))
 
 
 class Chooser(ABC):

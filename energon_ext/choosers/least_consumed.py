@@ -7,7 +7,7 @@ from __future__ import annotations
 from heapq import heapify, heapreplace
 from typing import Any, Iterable, Mapping, Sequence
 
-from energon_ext.choosers.base import Chooser, UniformStream, nothing_to_draw
+from energon_ext.choosers.base import Chooser, IntegerStream, nothing_to_draw
 from energon_ext.errors import ConfigError
 
 NEW_SOURCES = ("baseline", "zero")
@@ -16,7 +16,7 @@ _FOREVER = 2**62
 
 #: A source in line: its clock half a sample ahead, what breaks ties, its key, clock units per token
 #: (None where the weight moves), and tokens consumed. The least is next.
-_Turn = tuple[float, float, str, "float | None", int]
+_Turn = tuple[float, int, str, "float | None", int]
 
 
 class LeastConsumedChooser(Chooser):
@@ -69,7 +69,7 @@ class LeastConsumedChooser(Chooser):
             raise ConfigError(f"new_source: {new_source!r} found, {' or '.join(NEW_SOURCES)}.")
         super().__init__(keys, weights, seed=seed, counts=counts)
         self.new_source = new_source
-        self._ties = UniformStream(self.seed)
+        self._ties = IntegerStream(self.seed)
         self._constant_rates = {
             key: 1.0 / weight.evaluate(0)
             for key, weight in self.weights.items()
