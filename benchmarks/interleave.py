@@ -13,6 +13,9 @@ from energon_ext.choosers import LeastConsumedChooser, RandomChooser
 NUM_SOURCES = (2, 10, 100, 1000)
 DRAWS = 20_000
 
+#: Tokens of the samples, laid out beforehand: making them up is no part of a draw.
+LENGTHS = [100 + number % 500 for number in range(DRAWS)]
+
 
 def run():
     rows = []
@@ -50,15 +53,15 @@ def measure(weights):
     choose, consume = chooser.choose, chooser.consume
 
     def ours(calls):
-        for number in range(calls):
-            consume(choose(), 100 + number % 500)
+        for tokens in LENGTHS[:calls]:
+            consume(choose(), tokens)
 
     clocks = [0.0] * len(weights)
 
     def plain_minimum(calls):
-        for number in range(calls):
+        for tokens in LENGTHS[:calls]:
             index = min(range(len(clocks)), key=clocks.__getitem__)
-            clocks[index] += (100 + number % 500) / weights[index]
+            clocks[index] += tokens / weights[index]
 
     contenders = {"ours": ours, "min": plain_minimum}
     helpers = megatron_helpers()

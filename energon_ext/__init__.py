@@ -23,6 +23,7 @@ from energon_ext.batch import PackedBatch
 from energon_ext.blend import DynamicBlendDataset
 from energon_ext.errors import (
     ConfigError,
+    DataExhaustedError,
     EnergonExtError,
     SampleError,
     StateFormatError,
@@ -41,6 +42,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BatchAssembler",
     "ConfigError",
+    "DataExhaustedError",
     "DynamicBlendDataset",
     "DynamicBlendMixin",
     "EnergonExtError",

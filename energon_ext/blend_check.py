@@ -64,7 +64,12 @@ def check_never_all_zero(sources: Sequence[Source], worker_config: WorkerConfig)
 
 def questionable(sources: Sequence[Source], axis: ScheduleAxis) -> list[str]:
     """One sentence for each thing that works and is probably not meant."""
-    return [*_never_reached(sources, axis), *_drowned(sources), *_listed_twice(sources)]
+    return [
+        *_never_reached(sources, axis),
+        *_drowned(sources),
+        *_listed_twice(sources),
+        *_nothing_after_caps(sources),
+    ]
 
 
 def _never_reached(sources: Sequence[Source], axis: ScheduleAxis) -> Iterable[str]:
@@ -104,6 +109,22 @@ def _listed_twice(sources: Sequence[Source]) -> Iterable[str]:
                 f"{source.key}: the same source is listed more than once; each reads all of it, in "
                 f"an order of its own."
             )
+
+
+def _nothing_after_caps(sources: Sequence[Source]) -> Iterable[str]:
+    """A capped source may leave at any index, so the others must do without it at every index."""
+    lasting = [source for source in sources if source.max_epochs is None]
+    if not lasting or len(lasting) == len(sources):
+        return
+    for batch_index in _decisive_indices(source.weight for source in sources):
+        if not any(source.weight.evaluate(batch_index) > 0 for source in lasting):
+            caps = {s.key: s.max_epochs for s in sources if s.max_epochs is not None}
+            yield (
+                f"At batch index {batch_index} only sources with a max_epochs have a weight > 0 "
+                f"({caps}); should they have left by then, the run ends there with an error. Give "
+                f"another source a weight, however small."
+            )
+            return
 
 
 def _decisive_indices(weights: Iterable[WeightSpec]) -> list[int]:

@@ -10,6 +10,9 @@ stands in the configuration:
 * a source that only the configuration knows starts fresh;
 * a source that only the state knows is *parked*: its state is kept, unchanged, in every later save,
   and taken up when the source comes back.
+
+A source that has read its ``max_epochs`` leaves. It stays out over a resume, unless its cap was
+raised since: then it reads the epochs that were added.
 """
 
 from __future__ import annotations
@@ -43,12 +46,14 @@ class Source:
         dataset: what it yields.
         weight: as the metadataset composed it; its knots count what the axis says.
         documents: number of samples in one epoch, over all ranks.
+        max_epochs: epochs after which ``dataset`` ends, None where it does not.
     """
 
     key: str
     dataset: SavableDataset
     weight: WeightSpec
     documents: int
+    max_epochs: int | None = None
 
 
 class ChoiceDataset(BaseWrapperDataset):
@@ -115,8 +120,13 @@ class ChoiceDataset(BaseWrapperDataset):
         """Rows (documents) and tokens drawn from each source by the active worker."""
         return {key: (self._rows[key], self._tokens[key]) for key in self._sources}
 
+    @property
+    def max_epochs(self) -> dict[str, int | None]:
+        """Epochs after which each source leaves, None where it does not."""
+        return {key: source.max_epochs for key, source in self._sources.items()}
+
     def planned_shares(self, batch_index: int) -> dict[str, float]:
-        """The share that the weights give each source at a batch index."""
+        """The share that the weights give each source at a batch index, as if none had left."""
         weights = {
             key: self._axis.restate(source.weight).evaluate(batch_index)
             for key, source in self._sources.items()
@@ -130,6 +140,7 @@ class ChoiceDataset(BaseWrapperDataset):
         self._chooser: Chooser | None = None
         self._chooser_state: dict[str, Any] | None = None
         self._parked: dict[str, FlexState] = {}
+        self._left_after: dict[str, int] = {}
         self._rows = dict.fromkeys(self._sources, 0)
         self._tokens = dict.fromkeys(self._sources, 0)
 
@@ -145,20 +156,39 @@ class ChoiceDataset(BaseWrapperDataset):
                 iterators[key] = iter(dataset)
             else:
                 chooser.drop(key)
-        while chooser.active_keys:
-            key = chooser.choose(current_batch_index())
+        sources_left = len(iterators)
+        choose, consume = chooser.choose, chooser.consume
+        while sources_left:
+            key = choose(current_batch_index())
             try:
                 sample = next(iterators[key])
             except StopIteration:
-                chooser.drop(key)
+                self._leave(key)
+                sources_left -= 1
                 continue
             tokens = getattr(sample, "num_tokens", 1)
-            chooser.consume(key, tokens)
+            consume(key, tokens)
             self._tokens[key] += tokens
             self._rows[key] += getattr(sample, "documents", 1)
             yield add_sample_restore_key(sample, key, src=self)
-        # The next pass over finite sources begins anew.
-        chooser.revive()
+        if not self._left_after:
+            # The next pass over finite sources begins anew.
+            chooser.revive()
+
+    def _leave(self, key: str) -> None:
+        self._chooser.drop(key)
+        cap = self._sources[key].max_epochs
+        if cap is None:
+            return
+        self._left_after[key] = cap
+        if global_worker(self.worker_config) == 0:  # the others say the same
+            logger.warning(
+                "%s: %d of %d epochs read; leaves the blend at batch %d.",
+                key,
+                cap,
+                cap,
+                current_batch_index(),
+            )
 
     def _active_chooser(self) -> Chooser:
         if self._chooser is None:
@@ -172,7 +202,18 @@ class ChoiceDataset(BaseWrapperDataset):
                 sample_tokens=self._sample_tokens,
             )
             self._restore_chooser(self._chooser)
+            self._keep_out(self._chooser)
         return self._chooser
+
+    def _keep_out(self, chooser: Chooser) -> None:
+        """Of the sources that had left, let those back in whose cap was raised since."""
+        for key, epochs in list(self._left_after.items()):
+            cap = self._sources[key].max_epochs
+            if cap is None or cap > epochs:
+                del self._left_after[key]
+                chooser.revive([key])
+            else:
+                chooser.drop(key)
 
     def _restore_chooser(self, chooser: Chooser) -> None:
         state, self._chooser_state = self._chooser_state, None
@@ -197,7 +238,10 @@ class ChoiceDataset(BaseWrapperDataset):
             chooser = [type(self._chooser).__name__, self._chooser.save_state()]
         states = {
             key: FlexState(
-                dataset=source.dataset.save_state(), rows=self._rows[key], tokens=self._tokens[key]
+                dataset=source.dataset.save_state(),
+                rows=self._rows[key],
+                tokens=self._tokens[key],
+                left_after=self._left_after.get(key),
             )
             for key, source in self._sources.items()
         }
@@ -220,6 +264,8 @@ class ChoiceDataset(BaseWrapperDataset):
                 own = states.pop(key)
                 source.dataset.restore_state(own["dataset"])
                 self._rows[key], self._tokens[key] = own["rows"], own["tokens"]
+                if own["left_after"] is not None:
+                    self._left_after[key] = own["left_after"]
             else:
                 source.dataset.reset_state_deep()
         self._parked = states
@@ -307,18 +353,32 @@ def find_choice(dataset_or_loader: Any) -> ChoiceDataset:
     Raises:
         ConfigError: there is none; the TaskEncoder lacks the mixin.
     """
+    for choice in _choices_in(dataset_or_loader):
+        return choice
+    raise ConfigError(
+        f"No scheduled blend in {type(dataset_or_loader).__name__}; build the dataset with "
+        f"energon_ext.PackedTaskEncoder, or a TaskEncoder with energon_ext.DynamicBlendMixin."
+    )
+
+
+def epoch_caps(dataset_or_loader: Any) -> dict[str, int]:
+    """The caps that end the whole run: those of all sources, empty where one has none."""
+    for choice in _choices_in(dataset_or_loader):
+        caps = choice.max_epochs
+        return {} if None in caps.values() else caps
+    return {}
+
+
+def _choices_in(dataset_or_loader: Any) -> Iterator[ChoiceDataset]:
     dataset = getattr(dataset_or_loader, "dataset", dataset_or_loader)
     pending = [dataset_or_loader, dataset]
     while pending:
         candidate = pending.pop()
         if isinstance(candidate, ChoiceDataset):
-            return candidate
+            yield candidate
+            continue
         pending.extend(getattr(candidate, "datasets", ()))
         pending.extend([candidate.dataset] if _wraps_one(candidate) else [])
-    raise ConfigError(
-        f"No scheduled blend in {type(dataset_or_loader).__name__}; build the dataset with "
-        f"energon_ext.PackedTaskEncoder, or a TaskEncoder with energon_ext.DynamicBlendMixin."
-    )
 
 
 def _wraps_one(candidate: Any) -> bool:

@@ -77,16 +77,25 @@ class DocumentOrder:
 
     def restart(self) -> None:
         """Begin with the first epoch again."""
-        # A worker without documents would look for some in epoch after epoch.
-        self.laps: list[Lap] = [Lap(0)] if self.size > self.worker else []
+        self.laps: list[Lap] = []
         self.taken = 0  # by this worker, of the first lap
+        self._next_epoch = 0
 
     @property
     def ended(self) -> bool:
         """Whether nothing is left."""
         while self.laps and self.taken >= self._share(self.laps[0]):
-            self._next_lap()
+            self.laps.pop(0)
+            self.taken = 0
+        if not self.laps and self._may_begin():
+            self.laps = [Lap(self._next_epoch)]
+            self._next_epoch += 1
         return not self.laps
+
+    def _may_begin(self) -> bool:
+        """Whether there is another epoch, with documents for this worker."""
+        more = self._epochs is None or self._next_epoch < self._epochs
+        return more and self.size > self.worker
 
     def take(self, count: int) -> np.ndarray:
         """The next documents of one epoch, int64; fewer than ``count`` where it ends."""
@@ -118,13 +127,6 @@ class DocumentOrder:
     def _share(self, lap: Lap) -> int:
         return max(0, -(-(lap.count(self.size) - self.worker) // self.workers))
 
-    def _next_lap(self) -> None:
-        done = self.laps.pop(0)
-        self.taken = 0
-        more = self._epochs is None or done.epoch + 1 < self._epochs
-        if not self.laps and more and self.size > self.worker:
-            self.laps = [Lap(done.epoch + 1)]
-
     def save_state(self) -> dict[str, Any]:
         """Plain values; grows with what was dealt anew, not with what was read."""
         return {
@@ -133,12 +135,14 @@ class DocumentOrder:
             "workers": self.workers,
             "laps": [[lap.epoch, lap.places.tobytes(), lap.tail] for lap in self.laps],
             "taken": self.taken,
+            "next_epoch": self._next_epoch,
         }
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`save_state` of the same worker of as many."""
+        """Continue from :meth:`save_state` of the same worker of as many, with any ``epochs``."""
         self.laps = laps_from(state["laps"])
         self.taken = state["taken"]
+        self._next_epoch = state["next_epoch"]
 
 
 def laps_from(saved: Sequence[Sequence[Any]]) -> list[Lap]:

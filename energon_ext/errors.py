@@ -20,6 +20,10 @@ class SampleError(EnergonExtError, ValueError):
     """One sample (document, row, prompt) cannot be used."""
 
 
+class DataExhaustedError(EnergonExtError):
+    """Every source of a run has reached its ``max_epochs``: there is nothing left to train on."""
+
+
 class StateFormatError(EnergonExtError, ValueError):
     """A checkpoint or a state is damaged, incomplete, or of an unknown format version."""
 

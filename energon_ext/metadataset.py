@@ -24,6 +24,8 @@ from megatron.energon.metadataset.loader_interface import (
     TraversedDatasetReference,
 )
 from megatron.energon.metadataset.metadataset_v2 import (
+    BlendEpochizedDatasetReference,
+    BlendEpochizedJoinDatasetReference,
     DatasetReference,
     MetadatasetBlend,
     MetadatasetBlendEpochized,
@@ -48,10 +50,16 @@ from energon_ext.weights.compose import INTERLEAVE, is_interleaved
 
 
 @dataclass
-class ScheduledWeightMixin:
-    """The ``weight`` of an entry: a number or a schedule."""
+class ScheduledEntryMixin:
+    """What an entry says beside what is read.
+
+    Attributes:
+        weight: a number or a schedule.
+        max_epochs: most passes over each source of the entry, None for no limit.
+    """
 
     weight: Any = 1.0
+    max_epochs: Any = None
 
 
 @dataclass
@@ -105,12 +113,12 @@ class AnyDatasetReference(DatasetReference):
 
 
 @dataclass(kw_only=True)
-class ScheduledDatasetReference(ScheduledWeightMixin, AnyDatasetReference):
+class ScheduledDatasetReference(ScheduledEntryMixin, AnyDatasetReference):
     """A path with a weight."""
 
 
 @dataclass(kw_only=True)
-class ScheduledJoinReference(ScheduledWeightMixin, MetadatasetJoin):
+class ScheduledJoinReference(ScheduledEntryMixin, MetadatasetJoin):
     """A join with a weight."""
 
 
@@ -138,6 +146,8 @@ class ScheduledBlend(MetadatasetBlend):
             weight_from_config(entry.weight, f"{self._entry_name(index)}.weight")
             for index, entry in enumerate(self.blend)
         ]
+        for index, entry in enumerate(self.blend):
+            _check_max_epochs(entry.max_epochs, self._entry_name(index))
         super().post_initialize(mds_path)
 
     def get_datasets(
@@ -148,6 +158,7 @@ class ScheduledBlend(MetadatasetBlend):
         datasets: list[LoadedDataset] = []
         for index, entry in enumerate(self.blend):
             share = group.share(index, f"{self._entry_name(index)}.weight")
+            origin = Origin(self._root, self._entry_name(index), entry.max_epochs)
             inner = entry.get_datasets(subset=subset, **kwargs)
             if inner.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS:
                 raise ConfigError(
@@ -161,7 +172,7 @@ class ScheduledBlend(MetadatasetBlend):
                     allow_nested_schedules=self.allow_nested_schedules,
                 )
                 loaded.weight = _transport(spec)
-                set_origin(loaded.dataset, Origin(self._root, self._entry_name(index)))
+                set_origin(loaded.dataset, origin)
                 datasets.append(loaded)
         return LoadedDatasetList(blend_mode=DatasetBlendMode.DATASET_WEIGHT, datasets=datasets)
 
@@ -211,6 +222,40 @@ class Interleave(ScheduledBlend):
         return "interleave"
 
 
+@dataclass(kw_only=True)
+class UncappedEpochizedReference(BlendEpochizedDatasetReference):
+    """A path with repetitions, which leave nothing for a cap to say."""
+
+    max_epochs: Any = None
+
+
+@dataclass(kw_only=True)
+class UncappedBlendEpochized(MetadatasetBlendEpochized):
+    """Energon's ``blend_epochized``, which says so where a cap is asked of it."""
+
+    blend_epochized: list[
+        Union[UncappedEpochizedReference, BlendEpochizedJoinDatasetReference]  # noqa: UP007
+    ]
+
+    def post_initialize(self, mds_path: EPath | None = None) -> None:
+        for index, entry in enumerate(self.blend_epochized):
+            if getattr(entry, "max_epochs", None) is not None:
+                raise ConfigError(
+                    f"{mds_path}: blend_epochized[{index}] ({entry.path}).max_epochs: an epochized "
+                    f"blend reads each source as often as its `repetitions` say, and then all of "
+                    f"it again; use `blend` with max_epochs, or leave it out."
+                )
+        super().post_initialize(mds_path)
+
+
+def _check_max_epochs(value: Any, entry: str) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ConfigError(
+            f"{entry}.max_epochs: {value!r} found, an integer >= 1 is needed; leave it out for no "
+            f"limit, or the entry for no epoch at all."
+        )
+
+
 def _transport(spec: WeightSpec) -> float:
     """A plain float where stock Energon would have one, else one that carries the spec."""
     plain = not spec.knots() and spec.evaluate(0) > 0 and not is_interleaved(spec)
@@ -231,7 +276,7 @@ class ScheduledMetadataset(MetadatasetV2):
         Union[  # noqa: UP007
             ScheduledBlend,
             Interleave,
-            MetadatasetBlendEpochized,
+            UncappedBlendEpochized,
             MetadatasetJoin,
             AnyDatasetReference,
         ],

@@ -34,10 +34,12 @@ class Origin:
     Attributes:
         root: folder of the outermost metadataset; keys are written relative to it.
         where: place of the reference in the YAML, for messages.
+        max_epochs: most passes over the source in a run, None for no limit.
     """
 
     root: EPath
     where: str
+    max_epochs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -82,16 +84,24 @@ def set_origin(factory: BaseCoreDatasetFactory, origin: Origin) -> None:
     """Leave word of the YAML on a factory.
 
     The outermost metadataset has the last say on the root; the place stays that of the innermost
-    reference, which is closest to the source.
+    reference, which is closest to the source; of several caps on the epochs the smallest holds.
     """
     inner = get_origin(factory)
-    where = origin.where if inner is None else inner.where
-    setattr(factory, _ORIGIN_ATTRIBUTE, Origin(origin.root, where))
+    if inner is not None:
+        caps = [cap for cap in (origin.max_epochs, inner.max_epochs) if cap is not None]
+        origin = Origin(origin.root, inner.where, min(caps, default=None))
+    setattr(factory, _ORIGIN_ATTRIBUTE, origin)
 
 
 def get_origin(factory: BaseCoreDatasetFactory) -> Origin | None:
     """What :func:`set_origin` left, or None."""
     return getattr(factory, _ORIGIN_ATTRIBUTE, None)
+
+
+def max_epochs_of(factory: BaseCoreDatasetFactory) -> int | None:
+    """The cap that the YAML sets on the epochs of a source, None for no limit."""
+    origin = get_origin(factory)
+    return None if origin is None else origin.max_epochs
 
 
 def source_keys(factories: Sequence[BaseCoreDatasetFactory]) -> list[str]:

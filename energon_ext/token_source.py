@@ -42,6 +42,8 @@ class TokenRows(SavableDataset[Row]):
         source: key of the source, written on every row; it also names the order.
         planner: makes rows of documents.
         epochs: passes, None for no end.
+        restarts: whether another iteration after the last epoch begins with the first one again;
+            otherwise the source stays at its end, also over a save.
         shuffled: False reads the documents in order.
         subset: range of the documents, None for all.
         worker_config: Energon's.
@@ -58,6 +60,7 @@ class TokenRows(SavableDataset[Row]):
         source: str,
         planner: Planner,
         epochs: int | None = None,
+        restarts: bool = True,
         shuffled: bool = True,
         subset: tuple[int, int] | None = None,
         worker_config: WorkerConfig,
@@ -67,6 +70,7 @@ class TokenRows(SavableDataset[Row]):
         self.source = source
         self._planner = planner
         self._epochs = epochs
+        self._restarts = restarts
         self._shuffled = shuffled
         self._first, self._stop = subset or (0, len(file))
         self.reset_state_own()
@@ -85,6 +89,7 @@ class TokenRows(SavableDataset[Row]):
         self._rows: PlannedRows | None = None
         self._next_row = 0
         self._plannings = 0
+        self._last = False
 
     def __iter__(self) -> Iterator[Row]:
         order = self._active_order()
@@ -108,9 +113,9 @@ class TokenRows(SavableDataset[Row]):
                     rows.documents[number],
                     num_tokens=rows.tokens[number],
                 )
-        # The next pass over a finite source begins anew.
-        order.restart()
-        self._rows, self._next_row, self._plannings = None, 0, 0
+        if self._restarts:
+            order.restart()
+            self._rows, self._next_row, self._plannings = None, 0, 0
 
     def _active_order(self) -> DocumentOrder:
         if self._order is None:
@@ -137,15 +142,17 @@ class TokenRows(SavableDataset[Row]):
         self._plan()
         return True
 
-    def _plan(self) -> None:
+    def _plan(self, last: bool | None = None) -> None:
+        """Make rows; ``last`` says again that no document followed, whatever follows by now."""
         order, held = self._active_order(), self._held
         wanted = max(1, self._planner.buffer_docs - len(held))
         documents = order.take(wanted) + self._first
         _, lengths = self.file.ranges(documents)
         pieces = held + self._planner.prepare(Pieces.whole(documents, lengths))
+        self._last = order.ended if last is None else last
         self._rows, self._next_row = None, 0
         if len(pieces):
-            self._rows = self._planner.plan(pieces, self._plannings, last=order.ended)
+            self._rows = self._planner.plan(pieces, self._plannings, last=self._last)
         self._plannings += 1
 
     # State --------------------------------------------------------------------------------------
@@ -162,6 +169,7 @@ class TokenRows(SavableDataset[Row]):
             held_starts=held.starts.tobytes(),
             plannings=self._plannings - planned,
             next_row=self._next_row if planned else None,
+            last=self._last,
         )
 
     def restore_state(self, state: FlexState) -> None:
@@ -190,7 +198,7 @@ class TokenRows(SavableDataset[Row]):
         self._plannings = state["plannings"]
         if state["next_row"] is not None:
             self._order_before = own.save_state()
-            self._plan()
+            self._plan(last=state["last"])
             self._next_row = state["next_row"]
 
     def _fresh_order(self) -> DocumentOrder:
@@ -277,13 +285,16 @@ class TokenFileFactory(BaseCoreDatasetFactory):
             f"{self.paths[0]}: a token file gives packed rows; load it with a PackedTaskEncoder."
         )
 
-    def rows(self, *, source: str, planner: Planner, epochs: int | None) -> TokenRows:
+    def rows(
+        self, *, source: str, planner: Planner, epochs: int | None, restarts: bool
+    ) -> TokenRows:
         """The rows of this file."""
         return TokenRows(
             self.file,
             source=source,
             planner=planner,
             epochs=epochs,
+            restarts=restarts,
             shuffled=self.training,
             subset=self.document_range,
             worker_config=self.worker_config,

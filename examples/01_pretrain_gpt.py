@@ -10,8 +10,8 @@ On CPU or GPU, one process or several under torchrun, without an edit:
         --tensor-model-parallel-size 2     (or pipeline; without either, data parallel)
 
 A run folder holds metrics.jsonl, one JSON object a line, and checkpoints/, each with the model, the
-optimizer, the random state and the state of the data. After a resume every batch and every loss is
-that of a run which was never stopped.
+optimizer, the random state, the state of the data and how much of each source was trained on. After
+a resume every batch and every loss is that of a run which was never stopped.
 """
 
 import argparse
@@ -24,7 +24,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.distributed import (
     DistributedDataParallel,
@@ -41,6 +40,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from energon_ext import ConfigError, EnergonExtError, PackedTaskEncoder, get_train_dataset
 from energon_ext.checkpoint import CheckpointStore
 from energon_ext.choice import check_fingerprint, find_choice
+from energon_ext.consumption import Consumption
 from energon_ext.megatron import (
     MegatronEnergonLoader,
     RunLog,
@@ -55,7 +55,8 @@ from energon_ext.megatron import (
 from energon_ext.tokenizers import load_tokenizer
 
 #: What a resumed run may change. The data state checks the metadataset itself.
-FREE_ARGUMENTS = ("metadataset", "run_dir", "resume", "stop_after", "save_interval", "tensorboard")
+FREE_ARGUMENTS = {"metadataset", "run_dir", "resume", "stop_after", "save_interval"}
+FREE_ARGUMENTS |= {"log_interval", "tensorboard", "wandb_project"}
 
 
 def parse_args():
@@ -67,7 +68,9 @@ def parse_args():
     add("--train-iters", type=int, default=150)
     add("--stop-after", type=int, metavar="STEP", help="save and leave after this step")
     add("--save-interval", type=int, default=50)
+    add("--log-interval", type=int, default=10, help="steps between two counts of all ranks")
     add("--tensorboard", action="store_true", help="write TensorBoard files to the run folder")
+    add("--wandb-project", metavar="NAME", help="log to this project of Weights & Biases")
     add("--tokenizer", default="bytes", help="bytes, a tokenizer.json, a folder or a HF name")
     add("--seq-length", type=int, default=256)
     add("--global-batch-rows", type=int, default=16, help="packed rows per optimizer step")
@@ -135,7 +138,11 @@ def train_steps(args, step, model, optimizer, data, store, log):
         summary = data.take_summary()
         if log.enabled:
             log.write_step(step, seconds=seconds, **losses, **summary)
-        if step % args.save_interval == 0 or step == last_step:
+        saves = step % args.save_interval == 0 or step == last_step
+        if data.loader is not None and (saves or step % args.log_interval == 0):
+            consumed = data.consumed.reduce(parallel_state.get_data_parallel_group())
+            log.write_consumption(step, consumed, data.choice.documents)
+        if saves:
             path = save(store, step, args, model, optimizer, data)
             log.write("save", step, path=str(path))
     log.write("end", step, reason="finished" if step == args.train_iters else "stopped")
@@ -150,6 +157,7 @@ def start_log(args, step, data):
         args.train_iters,
         enabled=logs and parallel_state.get_data_parallel_rank() == 0,
         tensorboard=args.tensorboard,
+        wandb_project=args.wandb_project,
     )
     if log.enabled:
         log.write(
@@ -201,7 +209,7 @@ def build_model(args, vocab_size):
         normalization="RMSNorm",
         init_method_std=0.05,  # the usual 0.02 is for larger models
         gated_linear_unit=True,
-        activation_func=F.silu,
+        activation_func=torch.nn.functional.silu,
         add_bias_linear=False,
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -263,12 +271,14 @@ class Data:
             )
         self.micro_batches = args.global_batch_rows // (self.rows * replicas)
         self.batches = []
+        self.consumed = Consumption()  # by the steps of this rank
         self.loader = None
         if parallel_state.get_tensor_model_parallel_rank() == 0:
             dataset = get_train_dataset(
                 args.metadataset,
                 worker_config=data_parallel_worker_config(args.num_workers, seed=args.seed),
                 batch_size=self.rows,
+                batch_drop_last=True,  # pipeline stages expect one shape
                 task_encoder=PackedTaskEncoder(tokenizer, args.seq_length, packing_buffer_docs=64),
                 shuffle_buffer_size=100,
             )
@@ -288,6 +298,8 @@ class Data:
         if self.loader is None:
             return {}
         batches, self.batches = self.batches, []
+        for batch in batches:
+            self.consumed.add_batch(batch)
         index = self.loader.next_batch_index - len(batches)
         planned_share = self.choice.planned_shares(index)
         return {"batch_index": index, "planned_share": planned_share, **summarize_step(batches)}
@@ -296,14 +308,15 @@ class Data:
 def save(store, step, args, model, optimizer, data):
     """Every rank saves its part of the model, the first stage of each replica its data."""
     files = {
-        model_file(): {
+        file_of("model"): {
             "model": model.state_dict_for_save_checkpoint(),
             "optimizer": optimizer.state_dict(),
             "random": torch.get_rng_state(),  # without dropout there is no other
         }
     }
     if data.loader is not None and parallel_state.is_pipeline_first_stage():
-        files[data_file()] = data.loader.save_state()
+        files[file_of("data")] = data.loader.save_state()
+        files[file_of("consumption")] = data.consumed.to_json(data.choice.keys)
     return store.save(step, files, metadata={"arguments": fixed_arguments(args)})
 
 
@@ -313,21 +326,19 @@ def resume(store, args, model, optimizer, data):
     if checkpoint is None:
         raise ConfigError(f"{store.root} holds no checkpoint to --resume; begin without it.")
     check_fingerprint(checkpoint.metadata["arguments"], fixed_arguments(args))
-    state = checkpoint.load(model_file())
+    state = checkpoint.load(file_of("model"))
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["random"])
     if data.loader is not None:
-        data.loader.restore_state(checkpoint.load(data_file()))
+        data.loader.restore_state(checkpoint.load(file_of("data")))
+        data.consumed = Consumption.from_json(checkpoint.load(file_of("consumption")))
     return checkpoint.step
 
 
-def model_file():
-    return f"model_rank{dist.get_rank():05d}.pt"
-
-
-def data_file():
-    return f"data_rank{parallel_state.get_data_parallel_rank():05d}.pt"
+def file_of(kind):
+    rank = dist.get_rank() if kind == "model" else parallel_state.get_data_parallel_rank()
+    return f"{kind}_rank{rank:05d}.pt"
 
 
 def fixed_arguments(args):

@@ -149,6 +149,69 @@ def test_a_state_continues_at_every_draw_through_json(sample_tokens):
         straight.consume(expected[draw], 1 + draw % 5)
 
 
+def test_ties_are_broken_at_random_by_the_seed():
+    def first_of_each_round(seed):
+        chooser, firsts = LeastConsumedChooser(["a", "b"], seed=seed), []
+        for draw in range(800):
+            key = chooser.choose()
+            chooser.consume(key, 7)
+            firsts += [key] if draw % 2 == 0 else []
+        return firsts
+
+    firsts = first_of_each_round(seed=1)
+    assert firsts == first_of_each_round(seed=1) != first_of_each_round(seed=2)
+    # 400 fair coins: 200 +- 10.
+    assert abs(firsts.count("a") - 200) < 50
+
+
+def test_half_a_sample_ahead_is_measured_at_the_weight_of_the_last_draw():
+    """An independent count of clocks: where weights move, the half sample moves with them."""
+    specs = {"a": {"linear": {0: 1, 300: 9}}, "b": {"linear": {0: 9, 300: 1}}, "c": 2}
+    weights = {key: weight_from_config(spec) for key, spec in specs.items()}
+    chooser = LeastConsumedChooser(list(weights), list(weights.values()), sample_tokens=30)
+    clocks = dict.fromkeys(weights, 0.0)
+    ahead = {key: 15 / weights[key].evaluate(0) for key in weights}
+    for draw in range(900):
+        key, tokens = chooser.choose(draw // 3), 25 + draw % 11
+        assert ahead[key] == pytest.approx(min(ahead.values()), rel=1e-12)
+        chooser.consume(key, tokens)
+        weight = weights[key].evaluate(draw // 3)
+        clocks[key] += tokens / weight
+        ahead[key] = clocks[key] + 15 / weight
+
+
+def test_half_a_sample_ahead_is_no_part_of_what_was_consumed():
+    state = LeastConsumedChooser(
+        ["a", "b"], [1, 0.5], sample_tokens=10, counts={"a": 100, "b": 50}
+    ).save_state()
+    assert state["clocks"] == {"a": 100, "b": 100}
+    resumed = LeastConsumedChooser(["a", "b", "c"], [1, 0.5, 1], sample_tokens=10)
+    resumed.restore_state(state)
+    assert resumed.counts == {"a": 100, "b": 50, "c": 100}
+
+
+def test_a_weight_that_was_changed_before_a_resume_holds_from_the_next_draw_on():
+    """Clocks 100 and 103; half a sample ahead 105 and 108, with a weight of 100 for b 103.05."""
+    counts = {"a": 100, "b": 103}
+    before = LeastConsumedChooser(["a", "b"], sample_tokens=10, counts=counts)
+    assert before.choose() == "a"
+    after = LeastConsumedChooser(["a", "b"], [1, 100], sample_tokens=10)
+    after.restore_state(before.save_state())
+    assert after.choose() == "b"
+    assert after.counts == counts
+
+
+@pytest.mark.parametrize("returning", [["b"], None])
+def test_a_source_that_returns_stands_level_with_the_source_furthest_behind(returning):
+    chooser = LeastConsumedChooser(["a", "b", "c"], counts={"a": 500, "b": 20, "c": 700})
+    chooser.drop("b")
+    chooser.revive(returning)
+    state = chooser.save_state()
+    assert state["clocks"] == {"a": 500, "b": 500, "c": 700}
+    assert chooser.counts == {"a": 500, "b": 20, "c": 700}
+    assert sorted(state["turns"]) == ["a", "b", "c"]
+
+
 def test_equal_samples_never_deviate_by_more_than_one_where_random_draws_drift():
     keys = list("abcdefghij")
     weights = [1 + number for number in range(10)]

@@ -264,3 +264,26 @@ def test_a_token_file_that_another_tokenizer_wrote_is_refused(mix, pair):
     meta.write_text("[]")
     with pytest.raises(ConfigError, match="meta.json: not what"):
         dataset_of(mix)
+
+
+def test_a_token_file_leaves_at_its_cap_and_comes_back_when_the_cap_is_raised(tmp_path, pair):
+    write_tokens(tmp_path / "other", documents(LENGTHS))
+
+    def fresh(cap):
+        entries = [{"path": "web_text_document", "max_epochs": cap}, {"path": "other"}]
+        write_mix(tmp_path / "capped.yaml", [])
+        content = json.loads((tmp_path / "capped.yaml").read_text())
+        content["splits"]["train"]["blend"] = entries
+        (tmp_path / "capped.yaml").write_text(json.dumps(content))
+        return loader_for(dataset_of(tmp_path / "capped.yaml"))
+
+    def documents_of_web(batches):
+        return sum(b.documents_per_source().get("web_text_document", 0) for b in batches)
+
+    loader = fresh(cap=2)
+    assert documents_of_web(take(loader, 150)) == 2 * len(LENGTHS)
+    state = loader.save_state_rank()
+    for cap, more in ((2, 0), (3, len(LENGTHS))):
+        resumed = fresh(cap)
+        resumed.restore_state_rank(state)
+        assert documents_of_web(take(resumed, 100)) == more

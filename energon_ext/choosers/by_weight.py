@@ -59,8 +59,8 @@ class RandomChooser(Chooser):
         super().drop(key)
         self._forget_window()
 
-    def revive(self) -> None:
-        super().revive()
+    def revive(self, keys=None) -> None:
+        super().revive(keys)
         self._forget_window()
 
     def save_state(self) -> dict[str, Any]:

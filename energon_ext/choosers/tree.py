@@ -99,10 +99,12 @@ class TreeChooser(Chooser):
         if not self._children[name].active_keys:
             self._root.drop(name)
 
-    def revive(self) -> None:
-        super().revive()
-        for node in (self._root, *self._children.values()):
-            node.revive()
+    def revive(self, keys=None) -> None:
+        back = set(self._dropped if keys is None else keys)
+        super().revive(back)
+        for node in self._children.values():
+            node.revive(back.intersection(node.keys))
+        self._root.revive({self._child_of.get(key, key) for key in back})
 
     def save_state(self) -> dict[str, Any]:
         return {

@@ -12,12 +12,20 @@ from __future__ import annotations
 import copy
 from typing import Any, Iterator
 
+import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState
 
-from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
+from energon_ext.choice import epoch_caps
+from energon_ext.errors import (
+    ConfigError,
+    DataExhaustedError,
+    StateFormatError,
+    StateMismatchError,
+)
 from energon_ext.savable_loader import ExactDataLoader
 
 
@@ -36,6 +44,7 @@ class MegatronEnergonLoader:
 
     def __init__(self, dataset: SavableDataset, **loader_options: Any):
         self.loader = ExactDataLoader(dataset, **loader_options)
+        self._epoch_caps = epoch_caps(dataset)
         self._iterator: Iterator[Any] | None = None
         self._next_batch_index = 0
 
@@ -50,21 +59,40 @@ class MegatronEnergonLoader:
     def __next__(self) -> Any:
         """Draw a batch; where the dataset ends, begin its next epoch.
 
+        Where every source has a ``max_epochs``, the data-parallel ranks call this together: the
+        first that has no batch left ends the run for all of them.
+
         Raises:
+            DataExhaustedError: every source has reached its cap, here or on another rank.
             ConfigError: an epoch holds no batch on this rank.
         """
-        batch = next(self._iterator, None) if self._iterator is not None else None
-        if batch is None:
-            self._iterator = iter(self.loader)
-            batch = next(self._iterator, None)
-        if batch is None:
-            worker = self.loader.worker_config
+        batch = self._draw()
+        worker = self.loader.worker_config
+        if self._epoch_caps:
+            if _on_any_rank(batch is None, worker):
+                raise DataExhaustedError(self._exhausted_message(here=batch is None))
+        elif batch is None:
             raise ConfigError(
                 f"The dataset has no batch for data-parallel rank {worker.rank} of "
                 f"{worker.world_size}: use fewer ranks or workers, or a smaller batch."
             )
         self._next_batch_index += 1
         return batch
+
+    def _draw(self) -> Any:
+        batch = next(self._iterator, None) if self._iterator is not None else None
+        if batch is None:
+            self._iterator = iter(self.loader)
+            batch = next(self._iterator, None)
+        return batch
+
+    def _exhausted_message(self, here: bool) -> str:
+        rank = "this" if here else "another"
+        caps = ", ".join(f"{key}: {cap}" for key, cap in self._epoch_caps.items())
+        return (
+            f"Every source has reached its max_epochs ({caps}): {rank} data-parallel rank has no "
+            f"batch {self._next_batch_index}. Train for fewer steps, raise a cap, or leave one out."
+        )
 
     def save_state(self) -> SavableDataLoaderState | None:
         """Return the state after the last batch drawn; None before workers drew the first."""
@@ -106,6 +134,16 @@ def data_parallel_worker_config(num_workers: int, seed: int = 0) -> WorkerConfig
         data_parallel_group=parallel_state.get_data_parallel_group(),
         seed_offset=seed,
     )
+
+
+def _on_any_rank(here: bool, worker_config: WorkerConfig) -> bool:
+    """Whether something holds on one of the data-parallel ranks, which ask together."""
+    if worker_config.world_size == 1 or not dist.is_initialized():
+        return here
+    device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
+    anywhere = torch.tensor(int(here), device=device)
+    dist.all_reduce(anywhere, dist.ReduceOp.MAX, group=worker_config.data_parallel_group)
+    return bool(anywhere)
 
 
 def _check_workers(state: SavableDataLoaderState, workers: int) -> None:

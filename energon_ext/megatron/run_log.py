@@ -1,11 +1,16 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a training run says while it runs: ``metrics.jsonl``, a progress bar, TensorBoard.
+"""What a training run says while it runs: ``metrics.jsonl``, a progress bar, scalars.
 
 ``metrics.jsonl`` is one JSON object a line, each with ``event`` and ``step``: ``start`` when a
-process begins (``step`` is where it resumed from), ``step`` per optimizer step, ``save`` per
-checkpoint, ``end``. A resumed run appends; of a step that was done twice the later line counts.
-``energon-ext report`` reads it.
+process begins (``step`` is where it resumed from), ``step`` per optimizer step, ``consumption`` now
+and then, ``save`` per checkpoint, ``end``. A resumed run appends; of a step that was done twice the
+later line counts. ``energon-ext report`` reads it.
+
+TensorBoard and Weights & Biases get the same scalars under the same names, with the key of a source
+in place of ``<source>``: ``train/loss``, ``train/loss/<source>``, ``data/planned_share/<source>``
+at every step; ``data/tokens/<source>``, ``data/share/<source>`` (of all tokens so far) and
+``data/epochs/<source>`` with each ``consumption``.
 """
 
 from __future__ import annotations
@@ -13,9 +18,16 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Mapping
 
 from tqdm import tqdm
+
+from energon_ext.consumption import Consumption
+from energon_ext.errors import ConfigError
+from energon_ext.source import stable_hash
+
+#: ``(scalars by name, step)``
+Board = Callable[[Mapping[str, float], int], None]
 
 
 class RunLog(contextlib.AbstractContextManager):
@@ -27,6 +39,10 @@ class RunLog(contextlib.AbstractContextManager):
         last_step: step that it is to reach.
         enabled: False makes every method do nothing, for ranks that do not log.
         tensorboard: also write TensorBoard files to ``run_dir/tensorboard``.
+        wandb_project: also log to this project of Weights & Biases; a resumed run goes on there.
+
+    Raises:
+        ConfigError: ``wandb_project`` without the package wandb.
 
     Example:
         >>> import tempfile
@@ -45,9 +61,10 @@ class RunLog(contextlib.AbstractContextManager):
         *,
         enabled: bool = True,
         tensorboard: bool = False,
+        wandb_project: str | None = None,
     ):
         self.enabled = enabled
-        self._board = None
+        self._boards: list[Board] = []
         self._open = contextlib.ExitStack()
         if not enabled:
             return
@@ -57,9 +74,9 @@ class RunLog(contextlib.AbstractContextManager):
         bar = tqdm(total=last_step, initial=first_step, unit="step")
         self._bar = self._open.enter_context(bar)
         if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = self._open.enter_context(SummaryWriter(run_dir / "tensorboard"))
+            self._boards.append(_tensorboard(run_dir, first_step, self._open))
+        if wandb_project:
+            self._boards.append(_weights_and_biases(run_dir, wandb_project, self._open))
 
     def __exit__(self, *exception) -> None:
         self._open.close()
@@ -105,10 +122,78 @@ class RunLog(contextlib.AbstractContextManager):
         mix = ", ".join(f"{_label(key)} {share:.0%}" for key, share in planned_share.items())
         self._bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s, {mix}")
         self._bar.update()
-        if self._board:
-            self._board.add_scalar("loss", loss, step)
-            self._board.add_scalars("loss by source", loss_by_source, step)
-            self._board.add_scalars("planned share", planned_share, step)
+        self._write_scalars(
+            step,
+            {
+                "train/loss": loss,
+                **_by_source("train/loss", loss_by_source),
+                **_by_source("data/planned_share", planned_share),
+            },
+        )
+
+    def write_consumption(
+        self, step: int, consumed: Consumption, documents: Mapping[str, int]
+    ) -> None:
+        """Append what the run has trained on so far.
+
+        Args:
+            step: the step just done.
+            consumed: over all data-parallel ranks, see :meth:`Consumption.reduce`.
+            documents: in one epoch of each source of the run.
+        """
+        shares, epochs = consumed.shares(), consumed.epochs(documents)
+        state = consumed.to_json(current=list(documents))
+        self.write("consumption", step, **state, shares=shares, epochs=epochs)
+        self._write_scalars(
+            step,
+            {
+                **_by_source("data/tokens", consumed.tokens),
+                **_by_source("data/share", shares),
+                **_by_source("data/epochs", epochs),
+            },
+        )
+
+    def _write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        for write in self._boards:
+            write(scalars, step)
+
+
+def _by_source(name: str, values: Mapping[str, float]) -> dict[str, float]:
+    return {f"{name}/{source}": value for source, value in values.items()}
+
+
+def _tensorboard(run_dir: Path, first_step: int, files: contextlib.ExitStack) -> Board:
+    from torch.utils.tensorboard import SummaryWriter
+
+    # What an earlier process wrote of the steps to come is done again.
+    writer = SummaryWriter(run_dir / "tensorboard", purge_step=first_step + 1)
+    files.enter_context(writer)
+
+    def write(scalars: Mapping[str, float], step: int) -> None:
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, step)
+
+    return write
+
+
+def _weights_and_biases(run_dir: Path, project: str, files: contextlib.ExitStack) -> Board:
+    try:
+        import wandb
+    except ImportError as error:
+        raise ConfigError(
+            f"Logging to the Weights & Biases project {project!r} needs the package wandb: pip "
+            f"install wandb, or leave the project out."
+        ) from error
+    run = wandb.init(
+        project=project,
+        name=run_dir.name,
+        # The same folder is the same run, also in another process.
+        id=f"{stable_hash(str(run_dir.resolve())):x}",
+        resume="allow",
+        dir=run_dir,
+    )
+    files.callback(run.finish)
+    return lambda scalars, step: run.log(dict(scalars), step=step)
 
 
 def _label(key: str) -> str:

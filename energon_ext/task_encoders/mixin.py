@@ -22,7 +22,13 @@ from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 from energon_ext.blend_check import check_blend
 from energon_ext.choice import ChoiceDataset, Source
 from energon_ext.errors import ConfigError
-from energon_ext.source import get_origin, source_keys, stable_hash, worker_config_for
+from energon_ext.source import (
+    get_origin,
+    max_epochs_of,
+    source_keys,
+    stable_hash,
+    worker_config_for,
+)
 from energon_ext.weights import (
     ConstantWeight,
     ScheduleAxis,
@@ -112,6 +118,8 @@ class DynamicBlendMixin:
     ) -> SavableDataset:
         """Energon's method, with the sources replaced by one blend of ours."""
         check_virtual_epoch(virtual_epoch_length, worker_config)
+        if not repeat:
+            check_uncapped(datasets)
         self._report_lag(datasets, worker_config, stages)
         epochized = blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
         sources = collapse_sources(
@@ -137,10 +145,16 @@ class DynamicBlendMixin:
     ) -> SavableDataset:
         """The samples of one source, before the choice. Override to add stages per source."""
         dataset = load_source(self, loaded, key, worker_config)
-        repeats = None if repeat else (loaded.repetitions or 1)
-        if repeats == 1:
+        if not repeat and (loaded.repetitions or 1) == 1:
             return dataset
-        return RepeatDataset(dataset, repeats=repeats, worker_config=dataset.worker_config)
+        cap = max_epochs_of(loaded.dataset)
+        return RepeatDataset(
+            dataset,
+            repeats=cap if repeat else loaded.repetitions,
+            # A source that has reached its cap stays at its end, also over a save.
+            restart=not repeat or cap is None,
+            worker_config=dataset.worker_config,
+        )
 
     def build_blend(
         self, sources: Sequence[Source], *, worker_config: WorkerConfig
@@ -246,6 +260,7 @@ def collapse_sources(
                 dataset=build_source(loaded, key),
                 weight=_weight_of(loaded),
                 documents=len(loaded.dataset),
+                max_epochs=max_epochs_of(loaded.dataset),
             )
             for key, loaded in zip(keys, datasets)
         ]
@@ -254,6 +269,17 @@ def collapse_sources(
     return LoadedDataset(
         dataset=SourcesFactory(sum(len(loaded.dataset) for loaded in datasets), build)
     )
+
+
+def check_uncapped(datasets: Sequence[LoadedDataset]) -> None:
+    """Refuse a cap on the epochs of a source where every source is read once anyway."""
+    for loaded in datasets:
+        cap = max_epochs_of(loaded.dataset)
+        if cap is not None:
+            raise ConfigError(
+                f"{get_origin(loaded.dataset).where}.max_epochs: {cap} with repeat=False, which "
+                f"reads every source once; leave out one of the two."
+            )
 
 
 def check_virtual_epoch(virtual_epoch_length: int, worker_config: WorkerConfig) -> None:

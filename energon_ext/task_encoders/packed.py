@@ -35,6 +35,7 @@ from energon_ext.packing import (
 )
 from energon_ext.packing.packers import DEFAULT_CARRY
 from energon_ext.rows import Row
+from energon_ext.source import max_epochs_of
 from energon_ext.task_encoders.mixin import DynamicBlendMixin, collapse_sources
 from energon_ext.text_source import Document, PackedRows
 from energon_ext.token_source import TokenFileFactory
@@ -253,13 +254,19 @@ is needed; a shorter row has no transition to train.
     def _token_rows(
         self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
     ) -> SavableDataset[Row]:
-        epochs = None if repeat else (loaded.repetitions or 1)
+        cap = max_epochs_of(loaded.dataset)
+        epochs = cap if repeat else (loaded.repetitions or 1)
         if epochs is not None and epochs != int(epochs):
             raise ConfigError(f"{key}: {epochs} repetitions; a token file is read in whole epochs.")
-        loaded.dataset.worker_config = worker_config
-        loaded.dataset.file.check_tokenizer(self.tokenizer.fingerprint(), self.tokenizer.vocab_size)
-        return loaded.dataset.rows(
-            source=key, planner=self._new_planner(), epochs=None if epochs is None else int(epochs)
+        factory = loaded.dataset
+        factory.worker_config = worker_config
+        factory.file.check_tokenizer(self.tokenizer.fingerprint(), self.tokenizer.vocab_size)
+        return factory.rows(
+            source=key,
+            planner=self._new_planner(),
+            epochs=None if epochs is None else int(epochs),
+            # A source that has reached its cap stays at its end.
+            restarts=not repeat,
         )
 
     def _new_planner(self) -> Planner:

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from energon_ext.checkpoint import CheckpointStore
 from tests import support
 from tests.megatron import processes
 
@@ -83,6 +85,37 @@ def test_a_run_says_what_it_does(reference):
     assert events(reference, "end")[0]["reason"] == "finished"
 
 
+def recount(steps):
+    """Tokens and documents of all steps, by source."""
+    return [sum((Counter(step[field]) for step in steps), Counter()) for field in COUNTED]
+
+
+COUNTED = ("tokens", "documents")
+
+
+def offsets(event, field):
+    return Counter({entry["spec"]: entry[field] for entry in event["datasets"] if entry[field]})
+
+
+def assert_counts(event, steps):
+    tokens, documents = recount(steps[: event["step"]])
+    assert offsets(event, "token_offset") == tokens
+    assert offsets(event, "row_offset") == documents
+    total = sum(tokens.values())
+    assert event["shares"] == pytest.approx({key: n / total for key, n in tokens.items()})
+    # 40 documents in each of both sources.
+    assert event["epochs"] == {
+        entry["spec"]: entry["row_offset"] / 40 for entry in event["datasets"]
+    }
+
+
+def test_what_was_trained_on_is_an_independent_recount_of_the_steps(reference):
+    counts = events(reference, "consumption")
+    assert [event["step"] for event in counts] == [2, 4, 6]
+    for event in counts:
+        assert_counts(event, events(reference, "step"))
+
+
 def test_a_resumed_run_is_the_run_that_was_never_stopped(mix, reference, tmp_path):
     run_dir = tmp_path / "run"
     run(mix, run_dir, "--stop-after", "3")
@@ -99,6 +132,8 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(mix, reference, tmp_pat
     assert [start["step"] for start in events(run_dir, "start")] == [0, 3]
     found, expected = events(run_dir, "step"), events(reference, "step")
     assert [comparable(step) for step in found] == [comparable(step) for step in expected]
+    # The count goes on over the resume.
+    assert events(run_dir, "consumption")[-1] == events(reference, "consumption")[-1]
 
 
 @pytest.mark.parametrize("split", ["tensor", "pipeline"])
@@ -115,18 +150,46 @@ def test_split_over_two_processes_it_trains_the_same(mix, reference, tmp_path, s
 
 def test_under_torchrun_data_parallel_ranks_share_the_rows(mix, tmp_path):
     run_dir = tmp_path / "run"
+    torchrun(mix, run_dir, "--stop-after", "2")
+    torchrun(mix, run_dir, "--stop-after", "3", "--resume")
+    steps = events(run_dir, "step")
+    assert [step["batch_index"] for step in steps] == [0, 1, 2]
+    assert steps[1]["loss"] < steps[0]["loss"]
+    files = {path.name for path in (run_dir / "checkpoints" / "step_00000002").iterdir()}
+    assert {"data_rank00000.pt", "data_rank00001.pt", "model_rank00001.pt"} <= files
+    counts = events(run_dir, "consumption")
+    assert [event["step"] for event in counts] == [2, 3]
+    for event in counts:
+        assert_counts(event, steps)
+    saved = CheckpointStore(run_dir / "checkpoints").latest()
+    ranks = [saved.load(f"consumption_rank{rank:05d}.pt") for rank in range(2)]
+    of_ranks = [offsets(json.loads(json.dumps(rank)), "token_offset") for rank in ranks]
+    assert of_ranks[0] + of_ranks[1] == offsets(counts[-1], "token_offset")
+    assert all(of_ranks)
+
+
+def torchrun(mix, run_dir, *options):
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     subprocess.run(
-        [sys.executable, *launcher, SCRIPT, mix, "--run-dir", run_dir, *SMALL, "--stop-after", "2"],
+        [sys.executable, *launcher, SCRIPT, mix, "--run-dir", run_dir, *SMALL, *options],
         env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[1]), "OMP_NUM_THREADS": "1"},
         check=True,
         timeout=processes.TIMEOUT_SECONDS,
     )
-    first, second = events(run_dir, "step")
-    assert (first["batch_index"], second["batch_index"]) == (0, 1)
-    assert second["loss"] < first["loss"]
-    files = {path.name for path in (run_dir / "checkpoints" / "step_00000002").iterdir()}
-    assert {"data_rank00000.pt", "data_rank00001.pt", "model_rank00001.pt"} <= files
+
+
+def test_a_run_whose_sources_all_end_says_which_caps_ended_it(mix, tmp_path):
+    capped = tmp_path / "capped.yaml"
+    entries = [{"path": str(mix.parent / name), "max_epochs": 1} for name in ("prose", "code")]
+    head = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
+    capped.write_text(json.dumps({**head, "splits": {"train": {"blend": entries}}}))
+    stderr = run(capped, tmp_path / "run", "--train-iters", "1000", succeeds=False)
+    assert "Traceback" not in stderr
+    line = stderr.splitlines()[-1]
+    assert line.startswith("DataExhaustedError: Every source has reached its max_epochs (")
+    assert "prose:train: 1" in line
+    for source in ("prose", "code"):
+        assert stderr.count(f"{source}:train: 1 of 1 epochs read; leaves the blend") == 1
 
 
 def test_resuming_what_does_not_exist_is_one_line(mix, tmp_path):

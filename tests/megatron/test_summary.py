@@ -4,9 +4,14 @@
 
 import dataclasses
 import json
+import struct
+import sys
+import time
 
 import pytest
 
+from energon_ext import ConfigError
+from energon_ext.consumption import Consumption
 from energon_ext.megatron import RunLog, summarize_step
 from tests.megatron.small_gpt import synthetic_batch
 
@@ -78,8 +83,91 @@ def test_ranks_that_do_not_log_write_nothing(tmp_path):
     assert not log.enabled
 
 
-def test_tensorboard_is_written_on_request(tmp_path):
-    pytest.importorskip("tensorboard")
-    with RunLog(tmp_path, 0, 10, tensorboard=True) as log:
+SCALARS = {
+    "train/loss": 2.5,
+    "train/loss/data/web:train": 2.5,
+    "data/planned_share/data/web:train": 1.0,
+    "data/tokens/data/web:train": 300,
+    "data/share/data/web:train": 0.75,
+    "data/epochs/data/web:train": 1.5,
+    "data/tokens/data/gone:train": 100,
+    "data/share/data/gone:train": 0.25,
+}
+
+
+def log_a_step(run_dir, **boards):
+    consumed = Consumption({"data/web:train": 3}, {"data/web:train": 300, "data/gone:train": 100})
+    with RunLog(run_dir, 0, 10, **boards) as log:
         log.write_step(1, **STEP)
-    assert list((tmp_path / "tensorboard").rglob("events*"))
+        log.write_consumption(1, consumed, {"data/web:train": 2})
+
+
+def test_consumption_is_an_event_with_the_sources_of_the_run_first(tmp_path):
+    log_a_step(tmp_path)
+    assert read(tmp_path)[-1] == {
+        "event": "consumption",
+        "step": 1,
+        "version": 1,
+        "datasets": [
+            {"spec": "data/web:train", "row_offset": 3, "token_offset": 300},
+            {"spec": "data/gone:train", "row_offset": 0, "token_offset": 100},
+        ],
+        "shares": {"data/web:train": 0.75, "data/gone:train": 0.25},
+        "epochs": {"data/web:train": 1.5},
+    }
+
+
+def test_tensorboard_gets_a_scalar_for_each_source(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    log_a_step(tmp_path, tensorboard=True)
+    board = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    found = {tag: board.Scalars(tag) for tag in board.Tags()["scalars"]}
+    assert {tag: [event.value for event in events] for tag, events in found.items()} == {
+        tag: [value] for tag, value in SCALARS.items()
+    }
+    assert {event.step for events in found.values() for event in events} == {1}
+
+
+def test_a_resumed_run_takes_back_the_scalars_of_steps_it_does_again(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for first_step, loss in ((0, 9.0), (2, 1.0)):
+        with RunLog(tmp_path, first_step, 10, tensorboard=True) as log:
+            for step in range(first_step + 1, 5):
+                log.write_step(step, **{**STEP, "loss": loss})
+        time.sleep(1.1)  # the names of the files count seconds
+    board = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    found = [(event.step, event.value) for event in board.Scalars("train/loss")]
+    assert found == [(1, 9), (2, 9), (3, 1), (4, 1)]
+
+
+def test_weights_and_biases_get_the_same_scalars(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    log_a_step(tmp_path, wandb_project="tests")
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    assert wandb_history(file) == SCALARS
+
+
+def wandb_history(file):
+    """What an offline run logged: protocol buffers in LevelDB's log format, blocks of 32 KiB."""
+    from wandb.proto import wandb_internal_pb2
+
+    content, position, data, history = file.read_bytes(), 7, b"", {}  # 7 bytes say what it is
+    while position + 7 <= len(content):
+        if 2**15 - position % 2**15 < 7:  # the rest of a block that holds no header
+            position += 2**15 - position % 2**15
+        _, length, part = struct.unpack_from("<IHB", content, position)
+        data += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if part in (1, 4):  # a whole record, or the last part of one
+            record, data = wandb_internal_pb2.Record.FromString(data), b""
+            for item in record.history.item:
+                history["/".join(item.nested_key) or item.key] = json.loads(item.value_json)
+    return {name: value for name, value in history.items() if not name.startswith("_")}
+
+
+def test_weights_and_biases_that_are_not_installed_are_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match="project 'mine' needs the package wandb: pip install"):
+        RunLog(tmp_path, 0, 10, wandb_project="mine")

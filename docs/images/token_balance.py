@@ -1,0 +1,132 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Draws token_balance.png: a blend by samples and an interleave by tokens, over the same sources.
+
+Both come from real loaders over three webdatasets whose documents are 200, 630 and 2000 bytes long
+on average. Prints the figures that docs/basic/token_balance.md names.
+"""
+
+import json
+import random
+import tempfile
+from pathlib import Path
+
+import megatron.energon
+import numpy as np
+from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader
+
+from energon_ext import PackedTaskEncoder, get_train_dataset
+from energon_ext.cli.corpora import Corpus
+from energon_ext.cli.dataset_writer import WriteOptions, write_text_dataset
+from energon_ext.cli.documents import Document
+from energon_ext.cli.figure_style import COLORS, INK, MUTED, new_figure
+from energon_ext.tokenizers import ByteTokenizer
+
+#: Source -> mean length of its documents in bytes.
+MEAN_LENGTHS = {"chat": 200, "web": 630, "papers": 2000}
+BYTES_OF_A_SOURCE = 400_000
+TOKENS = 1_000_000
+ROW_LENGTH = 512
+OPTIONS = {"worker_config": WorkerConfig(rank=0, world_size=1, num_workers=0), "batch_size": 1}
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name, mean_length in MEAN_LENGTHS.items():
+            write_source(root / name, name, mean_length)
+        counts = {
+            "blend of samples (stock Energon)": stock_blend(root),
+            "interleave of tokens": interleave(root),
+        }
+    draw(counts)
+
+
+def write_source(folder, name, mean_length):
+    generator = random.Random(name)
+    documents = []
+    for number in range(BYTES_OF_A_SOURCE // mean_length):
+        length = int(generator.uniform(0.5, 1.5) * mean_length)
+        text = f"{name} {number} ".ljust(length, ".")
+        documents.append(Document(text, origin=f"{name}:{number}", num_bytes=length))
+    corpus = Corpus(documents, total_bytes=sum(document.num_bytes for document in documents))
+    write_text_dataset(corpus, folder, WriteOptions(val_fraction=0.0))
+
+
+def write_mix(path, module, name, rule):
+    entries = [{"path": source, "weight": 1} for source in MEAN_LENGTHS]
+    content = {"__module__": module, "__class__": name, "splits": {"train": {rule: entries}}}
+    path.write_text(json.dumps(content))
+    return path
+
+
+def stock_blend(root):
+    """Tokens of each source, int64 [draws, sources], sample by sample."""
+    mix = write_mix(root / "blend.yaml", "megatron.energon", "MetadatasetV2", "blend")
+    dataset = megatron.energon.get_train_dataset(
+        mix,
+        task_encoder=DefaultTaskEncoder(),
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        **OPTIONS,
+    )
+    tokenizer = ByteTokenizer()
+    texts = (text for batch in get_savable_loader(dataset) for text in batch.text)
+    return until_enough({text.split()[0]: len(tokenizer.encode(text))} for text in texts)
+
+
+def interleave(root):
+    """Tokens of each source, int64 [draws, sources], row by row."""
+    mix = write_mix(root / "interleave.yaml", "energon_ext", "ScheduledMetadataset", "interleave")
+    encoder = PackedTaskEncoder(ByteTokenizer(), ROW_LENGTH, packing_buffer_docs=64)
+    loader = get_savable_loader(get_train_dataset(mix, task_encoder=encoder, **OPTIONS))
+    return until_enough(
+        {key.split(":")[0]: count for key, count in batch.tokens_per_source().items()}
+        for batch in loader
+    )
+
+
+def until_enough(draws):
+    counts, total = [], 0
+    while total < TOKENS:
+        drawn = next(draws)
+        counts.append([drawn.get(source, 0) for source in MEAN_LENGTHS])
+        total += sum(counts[-1])
+    return np.array(counts)
+
+
+def draw(counts):
+    figure, axes = new_figure(
+        "Equal weights, documents of 200, 630 and 2000 bytes",
+        "Share of each source in all tokens so far. The dashed line is what the weights say.",
+        height=3.4,
+        columns=len(counts),
+        top=0.95,
+        left=0.06,
+    )
+    for panel, (title, drawn) in zip(axes, counts.items()):
+        tokens = drawn.cumsum(axis=0)
+        total = tokens.sum(axis=1)
+        shares = tokens / total[:, None]
+        shown = total > 10_000  # before, a single document is a large share
+        panel.axhline(1 / 3, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
+        for index, (source, color) in enumerate(zip(MEAN_LENGTHS, COLORS)):
+            # Lines that lie on each other are all seen.
+            line = {"color": color, "linewidth": 5 - 1.7 * index, "label": source}
+            panel.plot(total[shown] / 1000, shares[shown, index], **line)
+        worst = np.ptp(tokens, axis=1).max()
+        print(f"{title}: {len(drawn)} draws, shares {shares[-1].round(5)}, furthest apart {worst}")
+        panel.set_title(title, loc="left", fontsize=10.5, color=INK)
+        panel.set_xlim(0, TOKENS / 1000)
+        panel.set_ylim(0, 1)
+        panel.set_xticks([0, 200, 400, 600, 800])
+        box = panel.get_position()
+        panel.set_position([box.x0, 0.17, box.width, box.y1 - 0.17])  # room for the x axis
+    axes[1].set_yticklabels([])
+    axes[1].legend(frameon=False, fontsize=9, loc="upper right")
+    figure.text(0.5, 0.03, "thousand tokens", ha="center", fontsize=8.5, color=MUTED)
+    figure.savefig(Path(__file__).with_name("token_balance.png"), dpi=120)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,351 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A source with `max_epochs` leaves when it has read them; the run goes on, or ends as one."""
+
+import json
+import warnings
+from collections import Counter
+
+import pytest
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from megatron.energon import DefaultTaskEncoder
+from megatron.energon.epathlib import EPath
+from megatron.energon.metadataset.loader import prepare_metadataset
+
+from energon_ext import (
+    ConfigError,
+    DataExhaustedError,
+    DynamicBlendMixin,
+    PackedTaskEncoder,
+    get_train_dataset,
+    get_val_datasets,
+)
+from energon_ext.blend_check import BlendWarning
+from energon_ext.choice import find_choice
+from energon_ext.megatron import MegatronEnergonLoader
+from energon_ext.tokenizers import ByteTokenizer
+from tests.support import config, loader_for, take, write_dataset
+
+
+class Encoder(DynamicBlendMixin, DefaultTaskEncoder):
+    """Nothing but the mixin."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    for source, count in (("web", 12), ("code", 30), ("math", 8)):
+        write_dataset(root / source, [f"{source}{number:02d}" for number in range(count)])
+    return root
+
+
+def write(path, split):
+    content = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
+    path.write_text(json.dumps({**content, "splits": {"train": split, "val": {"path": "web"}}}))
+    return path
+
+
+def entry(path, max_epochs=None, weight=1):
+    capped = {} if max_epochs is None else {"max_epochs": max_epochs}
+    return {"path": path, "weight": weight, **capped}
+
+
+def load(path, *, num_workers=0, worker_config=None, batch_size=2, encoder=None, **options):
+    return get_train_dataset(
+        path,
+        worker_config=worker_config or config(num_workers),
+        batch_size=batch_size,
+        task_encoder=encoder or Encoder(),
+        **options,
+    )
+
+
+def texts(batches):
+    return Counter(text for batch in batches for text in batch.text)
+
+
+def of(counts, source):
+    return {text: count for text, count in counts.items() if text.startswith(source)}
+
+
+@pytest.mark.parametrize("rule", ["blend", "interleave"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_every_document_is_read_so_many_times_and_then_the_others_go_on(data, rule, num_workers):
+    path = write(data / "capped.yaml", {rule: [entry("web", 2), entry("code")]})
+    found = texts(take(loader_for(load(path, num_workers=num_workers)), 100))
+    assert of(found, "web") == {f"web{number:02d}": 2 for number in range(12)}
+    assert sum(of(found, "code").values()) == 200 - 24
+
+
+def test_the_source_that_leaves_says_so_in_one_line(data, caplog):
+    path = write(data / "capped.yaml", {"interleave": [entry("web", 2), entry("code")]})
+    take(loader_for(load(path)), 100)
+    lines = [record.message for record in caplog.records if "leaves" in record.message]
+    # 24 rows of web and as many of code, two in a batch; the next to try the web finds its end.
+    assert lines == ["web:train: 2 of 2 epochs read; leaves the blend at batch 24."]
+
+
+@pytest.mark.parametrize("packing", ["bin", "sequential"])
+def test_buffers_of_a_packed_source_are_read_to_their_end(data, packing):
+    """12 documents of 5 bytes, BOS and EOS: 84 tokens an epoch."""
+    path = write(data / "capped.yaml", {"blend": [entry("web", 3), entry("code", 1)]})
+    encoder = PackedTaskEncoder(ByteTokenizer(), 16, packing=packing, packing_buffer_docs=5)
+    dataset = load(path, encoder=encoder, shuffle_buffer_size=4)
+    documents = Counter()
+    for batch in loader_for(dataset):
+        documents.update(batch.documents_per_source())
+    assert documents == {"web:train": 36, "code:train": 30}
+
+
+def test_the_smallest_cap_above_and_below_holds(data):
+    write(data / "inner.yaml", {"interleave": [entry("web", 2), entry("math", 9)]})
+    write(data / "middle.yaml", {"blend": [entry("inner.yaml", 5), entry("code")]})
+    outer = write(data / "outer.yaml", {"blend": [entry("middle.yaml", 7)]})
+    assert find_choice(load(outer)).max_epochs == {
+        "code:train": 7,
+        "math:train": 5,
+        "web:train": 2,
+    }
+
+
+def test_a_joined_source_is_capped_as_well(data):
+    write_dataset(data / "twin", [f"twin{number:02d}" for number in range(12)])
+    joiner = {"__module__": "megatron.energon", "__class__": "TextSample"}
+    join = {"join": [{"path": "web"}, {"path": "twin"}], "joiner": joiner, "max_epochs": 3}
+    path = write(data / "join.yaml", {"blend": [join, entry("code")]})
+    prepare_metadataset(EPath(path))
+    dataset = load(path)
+    assert find_choice(dataset).max_epochs == {"code:train": None, "web+twin:train": 3}
+    found = of(texts(take(loader_for(dataset), 60)), "twin")
+    assert found == {f"twin{number:02d}": 3 for number in range(12)}
+
+
+# Resuming ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["blend", "interleave"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_run_with_caps_continues_exactly_wherever_it_was_saved(data, rule, num_workers):
+    path = write(data / "capped.yaml", {rule: [entry("web", 2), entry("math", 1), entry("code")]})
+    options = {"num_workers": num_workers}
+    expected = [batch.text for batch in take(loader_for(load(path, **options)), 40)]
+    for save_point in (3, 11, 19, 30) if num_workers == 0 else (19,):
+        first = loader_for(load(path, **options))
+        take(first, save_point)
+        second = loader_for(load(path, **options))
+        second.restore_state_rank(first.save_state_rank())
+        found = [batch.text for batch in take(second, 40 - save_point)]
+        assert found == expected[save_point:]
+
+
+def resumed(data, before, after, batches):
+    """Texts before and after a resume under another cap of the web."""
+    first = loader_for(load(write(data / "x.yaml", {"blend": [entry("web", before), CODE]})))
+    seen = texts(take(first, batches))
+    second = loader_for(load(write(data / "x.yaml", {"blend": [entry("web", after), CODE]})))
+    second.restore_state_rank(first.save_state_rank())
+    return seen, texts(take(second, 100)), second
+
+
+CODE = entry("code")
+
+
+def test_a_source_that_has_left_stays_out_over_any_number_of_resumes(data, caplog):
+    seen, later, loader = resumed(data, 1, 1, 60)
+    assert len(of(seen, "web")) == 12
+    assert not of(later, "web")
+    third = loader_for(load(write(data / "x.yaml", {"interleave": [entry("web", 1), CODE]})))
+    third.restore_state_rank(loader.save_state_rank())
+    assert not of(texts(take(third, 50)), "web")
+    assert caplog.text.count("leaves the blend") == 1
+
+
+@pytest.mark.parametrize(("raised", "more"), [(3, 2), (2, 1)])
+def test_a_raised_cap_brings_a_source_back_for_the_epochs_that_were_added(data, raised, more):
+    _, later, loader = resumed(data, 1, raised, 60)
+    assert of(later, "web") == {f"web{number:02d}": more for number in range(12)}
+    again = loader_for(load(write(data / "x.yaml", {"blend": [entry("web", raised), CODE]})))
+    again.restore_state_rank(loader.save_state_rank())
+    assert not of(texts(take(again, 50)), "web")
+
+
+def test_without_its_cap_a_source_comes_back_for_good(data):
+    _, later, _ = resumed(data, 1, None, 60)
+    assert sum(of(later, "web").values()) > 4 * 12
+
+
+def test_a_raised_cap_of_a_source_that_had_not_ended_counts_from_the_beginning(data):
+    seen, later, _ = resumed(data, 2, 3, 8)
+    assert 0 < sum(of(seen, "web").values()) < 24
+    assert of(seen + later, "web") == {f"web{number:02d}": 3 for number in range(12)}
+
+
+def test_a_cap_that_a_run_gets_late_counts_the_epochs_before(data):
+    seen, later, _ = resumed(data, None, 2, 8)
+    assert 0 < sum(of(seen, "web").values()) < 24
+    assert of(seen + later, "web") == {f"web{number:02d}": 2 for number in range(12)}
+
+
+def test_a_cap_below_what_was_read_ends_the_source_at_once(data):
+    seen, later, _ = resumed(data, None, 1, 60)
+    assert sum(of(seen, "web").values()) > 12
+    assert not of(later, "web")
+
+
+@pytest.mark.parametrize("rule", ["blend", "interleave"])
+def test_a_source_that_comes_back_inside_a_nested_node_is_drawn_there(data, rule):
+    inner = data / "inner.yaml"
+    outer = write(data / "outer.yaml", {rule: [entry("inner.yaml"), entry("code")]})
+    write(inner, {"interleave": [entry("web", 1), entry("math", 1)]})
+    first = loader_for(load(outer))
+    take(first, 60)
+    write(inner, {"interleave": [entry("web", 2), entry("math", 1)]})
+    second = loader_for(load(outer))
+    second.restore_state_rank(first.save_state_rank())
+    later = texts(take(second, 60))
+    assert of(later, "web") == {f"web{number:02d}": 1 for number in range(12)}
+    assert not of(later, "math")
+
+
+# The end of all sources --------------------------------------------------------------------------
+
+
+def megatron_loader(path, **options):
+    return MegatronEnergonLoader(load(path, **options), watchdog_timeout_seconds=None)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_when_none_is_left_the_run_ends_with_the_caps(data, num_workers, caplog):
+    path = write(data / "all.yaml", {"blend": [entry("web", 2), entry("math", 1)]})
+    loader = megatron_loader(path, num_workers=num_workers)
+    found = Counter()
+    message = (
+        r"Every source has reached its max_epochs \(math:train: 1, web:train: 2\): this "
+        r"data-parallel rank has no batch 16\."
+    )
+    with pytest.raises(DataExhaustedError, match=message):
+        for batch in loader:
+            found.update(batch.text)
+    assert found == {
+        **{f"web{number:02d}": 2 for number in range(12)},
+        **{f"math{number:02d}": 1 for number in range(8)},
+    }
+    with pytest.raises(DataExhaustedError):  # it does not start over
+        next(loader)
+    if num_workers == 0:  # workers log in their own processes
+        assert caplog.text.count("leaves the blend") == 2
+    state = loader.save_state()
+    loader.close()
+    resumed_loader = megatron_loader(path, num_workers=num_workers)
+    resumed_loader.restore_state(state)
+    with pytest.raises(DataExhaustedError):
+        next(resumed_loader)
+    resumed_loader.close()
+
+
+def test_virtual_epochs_end_with_the_sources(data):
+    path = write(data / "all.yaml", {"blend": [entry("web", 2), entry("math", 1)]})
+    loader = megatron_loader(path, virtual_epoch_length=5)
+    batches = []
+    with pytest.raises(DataExhaustedError, match="no batch 16"):
+        for batch in loader:
+            batches.append(batch)
+    assert sum(texts(batches).values()) == 32
+
+
+def train_rank(rank, world_size, mix, folder):
+    """Two ranks whose sources end at different batches."""
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(f"{folder}/store", world_size),
+        rank=rank,
+        world_size=world_size,
+    )
+    # In the default group, not in one of its own: Energon keeps worker configurations, and a
+    # group that outlives destroy_process_group() now and then aborts its process at the exit.
+    worker_config = config(rank=rank, world_size=world_size)
+    loader = megatron_loader(mix, worker_config=worker_config, batch_size=1)
+    batches, message = 0, ""
+    try:
+        for _ in loader:
+            batches += 1
+            dist.barrier()  # as a training step would
+    except DataExhaustedError as error:
+        message = str(error)
+    with open(f"{folder}/rank{rank}.json", "w") as file:
+        json.dump([batches, message], file)
+    dist.destroy_process_group()
+
+
+def test_all_ranks_end_at_the_same_batch_though_one_has_more(data, tmp_path):
+    """Seven documents for two ranks: one of them has one more."""
+    write_dataset(data / "odd", [f"odd{number}" for number in range(7)])
+    mix = write(data / "odd.yaml", {"blend": [entry("odd", 3)]})
+    multiprocessing.spawn(train_rank, args=(2, str(mix), str(tmp_path)), nprocs=2)
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert [batches for batches, _ in ranks] == [9, 9]
+    assert sorted("this data-parallel rank" in message for _, message in ranks) == [False, True]
+    assert sorted("another data-parallel rank" in message for _, message in ranks) == [False, True]
+
+
+# What is refused, and what is doubted ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["blend", "interleave"])
+@pytest.mark.parametrize("value", [0, -1, True, 1.5, "2x", [2]])
+def test_what_is_no_number_of_epochs_is_refused_with_its_place(data, rule, value):
+    path = write(
+        data / "wrong.yaml", {rule: [entry("web"), {**entry("code"), "max_epochs": value}]}
+    )
+    place = rf"wrong.yaml: {rule}\[1\] \(code\).max_epochs: .* an integer >= 1"
+    with pytest.raises(ConfigError, match=place):
+        load(path)
+
+
+def test_repeat_false_and_a_cap_contradict_each_other(data):
+    path = write(data / "capped.yaml", {"blend": [entry("web", 2), entry("code")]})
+    with pytest.raises(ConfigError, match=r"blend\[0\] .*max_epochs: 2 with repeat=False"):
+        load(path, repeat=False)
+
+
+def test_an_epochized_blend_has_repetitions_instead(data):
+    epochized = [{"path": "web", "repetitions": 2, "max_epochs": 2}]
+    path = write(data / "epochized.yaml", {"blend_epochized": epochized})
+    with pytest.raises(ConfigError, match=r"blend_epochized\[0\] \(web\).max_epochs: .*repetition"):
+        load(path)
+
+
+def test_validation_reads_a_capped_source_once(data):
+    path = write(data / "capped.yaml", {"blend": [entry("web", 2), entry("code")]})
+    found = get_val_datasets(
+        path, worker_config=config(), batch_size=2, task_encoder=Encoder(), split_part="train"
+    )
+    assert len(found) >= 1
+
+
+def doubts(data, entries):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load(write(data / "doubtful.yaml", {"blend": entries}))
+    return [str(w.message) for w in caught if issubclass(w.category, BlendWarning)]
+
+
+def test_weights_that_only_capped_sources_carry_are_doubted(data):
+    late = {"step": {0: 0, 50: 1}}
+    (message,) = doubts(data, [entry("web", 2), entry("code", weight=late)])
+    assert message.startswith("At batch index 0 only sources with a max_epochs have a weight > 0")
+    assert "{'web:train': 2}" in message
+    assert doubts(data, [entry("web", 2), entry("code", 1, weight=late)]) == []
+    assert doubts(data, [entry("web", 2), entry("code")]) == []
+
+
+def test_a_gap_that_a_source_leaves_behind_is_an_error_that_names_it(data):
+    late = {"step": {0: 0, 50: 1}}
+    path = write(data / "gap.yaml", {"blend": [entry("web", 2), entry("code", weight=late)]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loader = loader_for(load(path))
+    take(loader, 12)
+    with pytest.raises(ConfigError, match=r"0 at batch index 12 .*\['web:train'\] have ended"):
+        take(loader, 1)
