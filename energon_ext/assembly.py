@@ -80,13 +80,13 @@ class BatchAssembler:
         index_of = {key: index for index, key in enumerate(sources)}
         documents = [0] * len(index_of)
         for row in rows:
-            source = index_of.get(row.source)
-            if source is None:
-                raise SampleError(
-                    f"Row of source {row.source!r}, but the batch knows {list(sources)}."
-                )
-            layout.add(row, source)
-            documents[source] += row.documents
+            indices = _source_indices(row, index_of)
+            layout.add(row, indices)
+            if row.slice_sources is None:
+                documents[indices[0]] += row.documents
+            else:
+                for index in indices:
+                    documents[index] += 1
         sizes = BatchSizes(
             positions=len(rows) * self.row_length,
             segments=len(layout.lengths),
@@ -193,6 +193,16 @@ class BatchAssembler:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_arrays": {}}
+
+
+def _source_indices(row: Row, index_of: dict[str, int]) -> list[int]:
+    """Of each slice; one for a row without slices, which the layout refuses."""
+    keys = row.slice_sources or [row.source]
+    unknown = [key for key in keys if key not in index_of]
+    if unknown:
+        raise SampleError(f"Row of source {unknown[0]!r}, but the batch knows {list(index_of)}.")
+    indices = [index_of[key] for key in keys]
+    return indices if row.slice_sources else indices * max(1, len(row.slices))
 
 
 def _write_ends(cu_seqlens: np.ndarray, ends: Sequence[int]) -> None:

@@ -31,6 +31,7 @@ LAYERS = {
     "source": 2,
     "text_source": 2,
     "token_source": 2,
+    "splice_source": 2,
     "choice": 2,
     "blend": 2,
     "blend_check": 2,

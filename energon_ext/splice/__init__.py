@@ -21,10 +21,13 @@ from energon_ext.splice.pairs import enumerate_pairs
 from energon_ext.splice.quotas import document_quotas
 from energon_ext.splice.selection import select_documents
 from energon_ext.splice.starts import start_positions
+from energon_ext.splice.validation import GridIndex, LossMap
 
 __all__ = [
     "Contents",
     "Frame",
+    "GridIndex",
+    "LossMap",
     "MultiSpliceConfig",
     "SpliceConfig",
     "SpliceIndex",

@@ -122,7 +122,7 @@ class SpliceIndex:
         return Contents(documents, starts, offsets, copy_lens)
 
     def mean_copy_lens(self) -> np.ndarray:
-        """Mean tokens of an example of each document, without the edge weights; float [documents]."""
+        """Mean tokens of an example of each document, edge weights left out; float [docs]."""
         return self._table.tokens / np.maximum(self.pairs, 1)
 
     def token_shares(self) -> np.ndarray:
@@ -131,7 +131,7 @@ class SpliceIndex:
         return tokens / tokens.sum()
 
     def coverage(self) -> np.ndarray:
-        """How often a token of each document is shown in an epoch, on average; float [documents]."""
+        """How often an epoch shows a token of each document, on average; float [docs]."""
         return self.quotas * self.mean_copy_lens() / self.doc_lengths
 
     def _jitter(self, epochs: np.ndarray, examples: np.ndarray, room: np.ndarray) -> np.ndarray:
