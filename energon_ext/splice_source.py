@@ -258,6 +258,15 @@ class SpliceSource(SavableDataset[Row]):
         return {"type": type(self).__qualname__, "size": self.examples.size, **self.fingerprint}
 
 
+def find_splices(dataset_or_loader: Any) -> list[SpliceSource]:
+    """The spliced sources inside a dataset or loader."""
+    dataset = getattr(dataset_or_loader, "dataset", None)
+    inner = getattr(dataset_or_loader, "datasets", [] if dataset is None else [dataset])
+    if isinstance(dataset_or_loader, SpliceSource):
+        return [dataset_or_loader]
+    return [splice for wrapped in inner for splice in find_splices(wrapped)]
+
+
 def log_plan(index: SpliceIndex, numbers: np.ndarray, source: str) -> None:
     """Write what will be shown of the first documents to the debug log."""
     logger.info(

@@ -22,7 +22,8 @@ class GridIndex:
         doc_lengths: tokens of each document.
         seq_len: S, positions of a frame.
         config: which contents there are.
-        starts, offsets: at most so many different ones; the first and the last are among them.
+        starts: at most so many different ones; the first and the last are among them.
+        offsets: likewise, at each start; those that training uses or not.
 
     Attributes:
         size: examples.
@@ -33,7 +34,7 @@ class GridIndex:
         >>> grid = GridIndex([10], 12, SpliceConfig(content_length=4), starts=2, offsets=3)
         >>> contents = grid.locate(np.arange(grid.size))
         >>> list(zip(contents.starts.tolist(), contents.offsets.tolist()))
-        [(0, 0), (0, 4), (0, 8), (6, 0), (6, 4), (6, 8)]
+        [(0, 0), (0, 4), (0, 8), (8, 0), (8, 5), (8, 10)]
     """
 
     def __init__(
@@ -53,9 +54,8 @@ class GridIndex:
         table = PairTable(self.doc_lengths, seq_len, config)
         points = [
             (document, start, offset, copy_len)
-            for document, copy_len in enumerate(table.copy_lens.tolist())
-            if table.rows[document]
-            for start in _spread((int(table.rows[document]) - 1) * config.content_stride, starts)
+            for document in np.flatnonzero(table.totals).tolist()
+            for start, copy_len in _spread_starts(table, document, starts)
             for offset in _spread(0 if config.mode == "slide" else seq_len - copy_len, offsets)
         ]
         self._points = np.array(points, np.int64).reshape(-1, 4)
@@ -117,6 +117,15 @@ class LossMap:
         losses = np.full((len(starts), len(offsets)), np.nan)
         losses[rows, columns] = self.losses[own]
         return starts.tolist(), offsets.tolist(), losses
+
+
+def _spread_starts(table: PairTable, document: int, count: int) -> list[tuple[int, int]]:
+    """Starts of a document, evenly, each with the tokens of a content there."""
+    counts = table.row_counts(document)
+    first_pairs = np.cumsum(counts) - counts
+    numbers = first_pairs[_spread(len(counts) - 1, count)]
+    places = table.locate(np.full_like(numbers, document), numbers)
+    return list(zip(places.starts.tolist(), places.copy_lens.tolist()))
 
 
 def _spread(last: int, count: int) -> list[int]:

@@ -128,7 +128,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
             seq_len=self.seq_len,
             fill_id=self._assembler.pad_id,
             epochs=None if repeat and not self._validating else loaded.repetitions or 1,
-            fingerprint={"splice": self.splice.to_json(), "documents": _digest(documents)},
+            fingerprint={**self.splice.to_json(), "documents": _digest(documents)},
             worker_config=worker_config,
         )
 

@@ -188,8 +188,8 @@ def test_shares_and_coverage_count_the_tokens_that_are_copied():
 def test_a_validation_grid_holds_the_corners():
     grid = GridIndex([10, 3, 1], 12, SpliceConfig(content_length=4), starts=3, offsets=2)
     assert triples(grid, np.arange(grid.size)) == [
-        *[(0, t, s) for t in (0, 3, 6) for s in (0, 8)],
-        *[(1, 0, s) for s in (0, 9)],
+        *[(0, t, s) for t, last in ((0, 8), (4, 8), (8, 10)) for s in (0, last)],
+        *[(1, t, s) for t, last in ((0, 9), (1, 10)) for s in (0, last)],
     ]
     with pytest.raises(ConfigError, match="both must be >= 1"):
         GridIndex([10], 12, SpliceConfig(), starts=0)
