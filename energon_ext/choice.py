@@ -136,6 +136,11 @@ class ChoiceDataset(BaseWrapperDataset):
             for part, share in getattr(source.dataset, "part_shares", {key: 1.0}).items()
         }
 
+    def knots(self) -> list[int]:
+        """Batch indices at which the weights change or change direction; 0 is always one."""
+        weights = (self._axis.restate(source.weight) for source in self._sources.values())
+        return sorted({0, *(knot for weight in weights for knot in weight.knots())})
+
     # Iteration ----------------------------------------------------------------------------------
 
     def reset_state_own(self) -> None:

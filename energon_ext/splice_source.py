@@ -260,10 +260,11 @@ class SpliceSource(SavableDataset[Row]):
 
 def find_splices(dataset_or_loader: Any) -> list[SpliceSource]:
     """The spliced sources inside a dataset or loader."""
-    dataset = getattr(dataset_or_loader, "dataset", None)
-    inner = getattr(dataset_or_loader, "datasets", [] if dataset is None else [dataset])
     if isinstance(dataset_or_loader, SpliceSource):
         return [dataset_or_loader]
+    inner = getattr(dataset_or_loader, "datasets", None)
+    if inner is None:  # a loader, or a leaf
+        inner = [dataset_or_loader.dataset] if hasattr(dataset_or_loader, "dataset") else []
     return [splice for wrapped in inner for splice in find_splices(wrapped)]
 
 
