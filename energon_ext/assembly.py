@@ -80,7 +80,13 @@ class BatchAssembler:
         index_of = {key: index for index, key in enumerate(sources)}
         documents = [0] * len(index_of)
         for row in rows:
-            indices = _source_indices(row, index_of)
+            keys = row.slice_sources or [row.source] * len(row.slices)
+            try:
+                indices = [index_of[key] for key in keys]
+            except KeyError as error:
+                raise SampleError(
+                    f"Row of source {error}, but the batch knows {list(sources)}."
+                ) from None
             layout.add(row, indices)
             if row.slice_sources is None:
                 documents[indices[0]] += row.documents
@@ -193,16 +199,6 @@ class BatchAssembler:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_arrays": {}}
-
-
-def _source_indices(row: Row, index_of: dict[str, int]) -> list[int]:
-    """Of each slice; one for a row without slices, which the layout refuses."""
-    keys = row.slice_sources or [row.source]
-    unknown = [key for key in keys if key not in index_of]
-    if unknown:
-        raise SampleError(f"Row of source {unknown[0]!r}, but the batch knows {list(index_of)}.")
-    indices = [index_of[key] for key in keys]
-    return indices if row.slice_sources else indices * max(1, len(row.slices))
 
 
 def _write_ends(cu_seqlens: np.ndarray, ends: Sequence[int]) -> None:

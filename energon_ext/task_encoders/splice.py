@@ -44,13 +44,14 @@ class SpliceTaskEncoder(PackedTaskEncoder):
     Validation shows a fixed grid of starts and offsets of the same documents.
 
     Args:
-        tokenizer, seq_len, **options: as for :class:`~energon_ext.PackedTaskEncoder`; they also say
-            how sources that are not spliced are packed.
+        tokenizer, seq_len: as for :class:`~energon_ext.PackedTaskEncoder`.
         splice: what to show where.
         spliced_subflavors: splice the sources whose entry in the YAML has all of these
             ``subflavors``; None for every source.
         named_documents: give documents names of their own; None for where they are at most 64.
         validation_starts, validation_offsets: of the validation grid.
+        **options: as for :class:`~energon_ext.PackedTaskEncoder`; they say how sources that are not
+            spliced are packed.
 
     Raises:
         ConfigError: a configuration of the other kind, or options that frames cannot keep.
