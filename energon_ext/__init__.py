@@ -36,6 +36,7 @@ from energon_ext.metadataset import ScheduledMetadataset
 from energon_ext.rows import Row
 from energon_ext.task_encoders.mixin import DynamicBlendMixin
 from energon_ext.task_encoders.packed import PackedTaskEncoder
+from energon_ext.task_encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
 
 __version__ = "0.1.0"
 
@@ -47,11 +48,13 @@ __all__ = [
     "DynamicBlendMixin",
     "EnergonExtError",
     "LeastConsumedDataset",
+    "MultiSpliceTaskEncoder",
     "PackedBatch",
     "PackedTaskEncoder",
     "Row",
     "SampleError",
     "ScheduledMetadataset",
+    "SpliceTaskEncoder",
     "StateFormatError",
     "StateMismatchError",
     "get_train_dataset",

@@ -80,13 +80,19 @@ class BatchAssembler:
         index_of = {key: index for index, key in enumerate(sources)}
         documents = [0] * len(index_of)
         for row in rows:
-            source = index_of.get(row.source)
-            if source is None:
+            keys = row.slice_sources or [row.source] * len(row.slices)
+            try:
+                indices = [index_of[key] for key in keys]
+            except KeyError as error:
                 raise SampleError(
-                    f"Row of source {row.source!r}, but the batch knows {list(sources)}."
-                )
-            layout.add(row, source)
-            documents[source] += row.documents
+                    f"Row of source {error}, but the batch knows {list(sources)}."
+                ) from None
+            layout.add(row, indices)
+            if row.slice_sources is None:
+                documents[indices[0]] += row.documents
+            else:
+                for index in indices:
+                    documents[index] += 1
         sizes = BatchSizes(
             positions=len(rows) * self.row_length,
             segments=len(layout.lengths),

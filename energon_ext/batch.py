@@ -158,12 +158,13 @@ class PackedBatch:
                 f"grid{shape} needs {accumulation * rows * row_length} positions, "
                 f"the batch has {self.num_tokens}."
             )
-        segment_of_position = torch.repeat_interleave(
-            torch.arange(len(self.source_ids), device=self.tokens.device),
-            self.segment_lengths().long(),
-        ).view(accumulation * rows, row_length)
-        segment_ids = segment_of_position - segment_of_position[:, :1] + 1
-        not_padding = ~self.padding_mask().view_as(segment_ids)
+        present = self.source_ids >= 0
+        lengths = self.segment_lengths().long()
+        by_row = (accumulation * rows, row_length)
+        not_padding = torch.repeat_interleave(present, lengths).view(by_row)
+        segment_ids = torch.repeat_interleave(present.cumsum(0), lengths).view(by_row)
+        # From 1 in every row; a row may begin with padding.
+        segment_ids = segment_ids - segment_ids[:, :1] + not_padding[:, :1].long()
         segment_ids = segment_ids * not_padding
         return {
             "input_ids": self.tokens.view(shape).to(dtype),

@@ -112,8 +112,14 @@ class ChoiceDataset(BaseWrapperDataset):
 
     @property
     def documents(self) -> dict[str, int]:
-        """Samples in one epoch of each source, over all ranks."""
-        return {key: source.documents for key, source in self._sources.items()}
+        """Samples in one epoch of each source (or part of it), over all ranks."""
+        return {
+            part: documents
+            for key, source in self._sources.items()
+            for part, documents in getattr(
+                source.dataset, "part_documents", {key: source.documents}
+            ).items()
+        }
 
     @property
     def drawn(self) -> dict[str, tuple[int, int]]:
@@ -126,13 +132,25 @@ class ChoiceDataset(BaseWrapperDataset):
         return {key: source.max_epochs for key, source in self._sources.items()}
 
     def planned_shares(self, batch_index: int) -> dict[str, float]:
-        """The share that the weights give each source at a batch index, as if none had left."""
+        """The share that the weights give each source at a batch index, as if none had left.
+
+        A source whose batches name its parts, as spliced documents are, is given as these.
+        """
         weights = {
             key: self._axis.restate(source.weight).evaluate(batch_index)
             for key, source in self._sources.items()
         }
         total = sum(weights.values())
-        return {key: weight / total if total else 0.0 for key, weight in weights.items()}
+        return {
+            part: weights[key] / total * share if total else 0.0
+            for key, source in self._sources.items()
+            for part, share in getattr(source.dataset, "part_shares", {key: 1.0}).items()
+        }
+
+    def knots(self) -> list[int]:
+        """Batch indices at which the weights change or change direction; 0 is always one."""
+        weights = (self._axis.restate(source.weight) for source in self._sources.values())
+        return sorted({0, *(knot for weight in weights for knot in weight.knots())})
 
     # Iteration ----------------------------------------------------------------------------------
 

@@ -55,8 +55,7 @@ class KeyedPermutation:
         if isinstance(size, bool) or not 1 <= size <= MAX_SIZE:
             raise ConfigError(f"A permutation of {size!r} indices; 1 to 2^62 are possible.")
         self.size = int(size)
-        digest = hashlib.blake2b(str(key).encode(), digest_size=8 * ROUNDS).digest()
-        self._round_keys = np.frombuffer(digest, "<u8").astype(np.uint64)
+        self._round_keys = _round_keys(key)
         low_size = math.isqrt(self.size - 1) + 1
         self._part_sizes = (np.uint64(low_size), np.uint64(-(-self.size // low_size)))
         self._table = self._sorted_by_hash() if self.size <= TABLE_SIZE else None
@@ -109,6 +108,31 @@ class KeyedPermutation:
         for round_key in self._round_keys:
             hashes = _mix(hashes, round_key)
         return np.argsort(hashes, kind="stable")
+
+
+def keyed_draws(indices: np.ndarray, bounds: np.ndarray, key: str | int) -> np.ndarray:
+    """One number in ``[0, bound)`` for each index, as if drawn at random; key and index decide it.
+
+    Args:
+        indices: integers >= 0 [n].
+        bounds: integers [n], 1 .. 2^31.
+        key: another key, other numbers.
+
+    Returns:
+        int64 [n].
+
+    Example:
+        >>> keyed_draws(np.arange(3), np.array([1, 1, 1]), "jitter").tolist()
+        [0, 0, 0]
+    """
+    keys = _round_keys(key)
+    hashes = _mix(_mix(indices.astype(np.uint64), keys[0]), keys[1])
+    return ((hashes >> _HALF) * bounds.astype(np.uint64) >> _HALF).astype(np.int64)
+
+
+def _round_keys(key: str | int) -> np.ndarray:
+    digest = hashlib.blake2b(str(key).encode(), digest_size=8 * ROUNDS).digest()
+    return np.frombuffer(digest, "<u8").astype(np.uint64)
 
 
 def _mix(values: np.ndarray, round_key: np.uint64) -> np.ndarray:

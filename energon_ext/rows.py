@@ -23,6 +23,7 @@ class Row:
     Attributes:
         slices: the tokens of each segment in order, integer arrays of any width, none empty.
         source: key of the source.
+        slice_sources: key of each slice, where they differ; each then counts as a document.
         documents: documents that end in this row.
         label_weights: per slice, float [len(slice)] or None for ones: how much predicting each of
             its tokens counts. None for ones everywhere.
@@ -51,6 +52,7 @@ class Row:
     gaps: Sequence[int] | None = None
     log_probs: Sequence[np.ndarray] | None = None
     rewards: Sequence[float] | None = None
+    slice_sources: Sequence[str] | None = None
     num_tokens: int = -1
 
     def __post_init__(self) -> None:
@@ -89,16 +91,16 @@ class RowLayout:
         self.padding: list[tuple[int, int]] = []
         self.aligned_ends: list[int] = []
 
-    def add(self, row: Row, source: int) -> None:
-        """Lay out one more row."""
+    def add(self, row: Row, sources: list[int]) -> None:
+        """Lay out one more row; ``sources`` of its slices."""
         base = self.num_rows * self._row_length
         lengths = list(map(len, row.slices))
         if 0 in lengths:
             raise SampleError("A row has an empty slice; leave it out.")
         if self._alignment > 1 or row.gaps is not None:
-            end = self._add_with_gaps(lengths, row.gaps, source, base)
+            end = self._add_with_gaps(lengths, row.gaps, sources, base)
         else:
-            end = self._add_slices(lengths, source, 0)
+            end = self._add_slices(lengths, sources, 0)
         self.num_rows += 1
         self.slices += row.slices
         if not 0 < end <= self._row_length + 1:
@@ -111,7 +113,7 @@ class RowLayout:
         elif len(self.slices) - 1 not in self.label_alone:
             self.full_rows.append(base + self._row_length - 1)
 
-    def _add_slices(self, lengths: list[int], source: int, begin: int) -> int:
+    def _add_slices(self, lengths: list[int], sources: list[int], begin: int) -> int:
         """One slice after another from a place in the row on; returns where the last one ends."""
         first = self.runs[-1][1] if self.runs else 0
         self.runs.append((first, first + len(lengths), 0))
@@ -122,23 +124,23 @@ class RowLayout:
                 lengths.pop()
                 self.label_alone.add(self.runs[-1][1] - 1)
         self.lengths += lengths
-        self.sources += [source] * len(lengths)
+        self.sources += sources[: len(lengths)]
         return end
 
     def _add_with_gaps(
-        self, lengths: list[int], gaps: Sequence[int] | None, source: int, base: int
+        self, lengths: list[int], gaps: Sequence[int] | None, sources: list[int], base: int
     ) -> int:
         """Padding where the row asks for it, and as much as aligns the next slice."""
         row_length, alignment = self._row_length, self._alignment
         end = 0
-        for length, gap in zip(lengths, gaps or [0] * len(lengths)):
+        for length, gap, source in zip(lengths, gaps or [0] * len(lengths), sources):
             gap += -(end + gap) % alignment
             if gap:
                 self._pad(base, end, gap)
             end += gap
             if alignment > 1 and 0 < end < row_length:
                 self.aligned_ends.append(base + end)
-            end = self._add_slices([length], source, end)
+            end = self._add_slices([length], [source], end)
         if alignment > 1:
             aligned_end = end + -end % alignment
             self.aligned_ends += [base + aligned_end] if aligned_end < row_length else []

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from energon_ext import PackedTaskEncoder, get_train_dataset
+from energon_ext import MultiSpliceTaskEncoder, PackedTaskEncoder, get_train_dataset
 from energon_ext.choice import find_choice
+from energon_ext.splice import MultiSpliceConfig
 from energon_ext.tokenizers import ByteTokenizer
 from tests.support import config, loader_for, take, write_dataset
 
@@ -28,6 +29,7 @@ EXPECTED = {
         150: {"prose": 1 / 6, "code": 1 / 6, "docs": 2 / 3},
     },
     "halves": {0: {"code": 1}},
+    "splice": {0: {"prose": 0.5, "docs": 0.5}, 200: {"docs": 1}},
     "curriculum": {0: {"prose": 0.9, "docs": 0.1}, 50: {"prose": 0.5, "code": 0.4, "docs": 0.1}},
 }
 
@@ -65,5 +67,25 @@ def test_a_file_plans_the_shares_it_describes_and_runs(metadatasets, name):
         for key, share in find_choice(dataset).planned_shares(batch_index).items():
             shares[key.split(":")[0].rsplit("/", 1)[-1]] += share
         assert shares == pytest.approx({**dict.fromkeys(shares, 0.0), **expected})
+    for batch in take(loader_for(dataset), 3):
+        batch.validate()
+
+
+def test_the_marked_source_of_splice_yaml_is_spliced(metadatasets):
+    dataset = get_train_dataset(
+        metadatasets / "splice.yaml",
+        worker_config=config(),
+        batch_size=2,
+        task_encoder=MultiSpliceTaskEncoder(
+            ByteTokenizer(),
+            32,
+            MultiSpliceConfig(num_docs=2),
+            spliced_subflavors={"splice": True},
+            packing_buffer_docs=8,
+        ),
+    )
+    packed, *spliced = find_choice(dataset).planned_shares(0)
+    assert packed.endswith("docs:train") and len(spliced) == 2
+    assert all('prose:train{"splice": true}/doc' in name for name in spliced)
     for batch in take(loader_for(dataset), 3):
         batch.validate()

@@ -33,6 +33,7 @@ LAYERS = {
     "document_order": 1,
     "token_file": 2,
     "token_source": 2,
+    "splice_source": 2,
     "choice": 2,
     "blend": 2,
     "blend_check": 2,

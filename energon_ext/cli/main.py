@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from energon_ext.cli.demo import demo
+from energon_ext.cli.plan import plan
 from energon_ext.cli.prepare import prepare
 from energon_ext.cli.report import report
 from energon_ext.errors import EnergonExtError
@@ -37,5 +38,5 @@ def main() -> None:
     """Scheduled blends, exact resume and packed batches for Megatron-Energon."""
 
 
-for command in (prepare, report, demo):
+for command in (prepare, plan, report, demo):
     main.add_command(command)

@@ -1,0 +1,111 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Spliced batches against copying the same bytes; finding examples; planning many documents."""
+
+import time
+
+import numpy as np
+from megatron.energon import WorkerConfig
+from timing import markdown, microseconds
+
+from energon_ext import BatchAssembler
+from energon_ext.splice import MultiSpliceConfig, SpliceIndex
+from energon_ext.splice_source import CHUNK, SpliceSource
+
+ROWS, SEQ_LEN = 8, 4096
+BATCHES = 400
+DOCUMENTS = 100_000
+
+CONFIGS = {
+    "coverage_balanced, K = 1024": MultiSpliceConfig(content_length=1024, offset_jitter=3),
+    "coverage_balanced, K = S, alpha 0.8": MultiSpliceConfig(alpha=0.8),
+    "slide_within, K = 1024": MultiSpliceConfig(
+        content_start_mode="slide_within", content_length=1024, epoch_length=10**7
+    ),
+    "slide_within, K = 256, packed": MultiSpliceConfig(
+        content_start_mode="slide_within",
+        content_length=256,
+        epoch_length=10**7,
+        pack_contents=True,
+    ),
+}
+
+
+def run():
+    random = np.random.default_rng(0)
+    documents = [random.integers(0, 50_000, n, np.int32) for n in random.integers(500, 50_000, 20)]
+    lengths = [len(tokens) for tokens in documents]
+    many = random.integers(10, 50_000, DOCUMENTS)
+    rows = []
+    for name, config in CONFIGS.items():
+        began = time.perf_counter()
+        SpliceIndex(many, SEQ_LEN, config)
+        planning = time.perf_counter() - began
+        index = SpliceIndex(lengths, SEQ_LEN, config)
+        batches, locating = contenders(documents, index, config)
+        times = microseconds(batches, calls=BATCHES) | microseconds(locating, calls=20)
+        rows.append(
+            (
+                name,
+                f"{times['copy']:.0f}",
+                f"{times['batch']:.0f}",
+                f"{times['batch'] / times['copy']:.1f}x",
+                f"{ROWS / times['batch'] * 1e6:,.0f}",
+                f"{times['locate'] / CHUNK:.2f}",
+                f"{planning:.2f}",
+            )
+        )
+    return markdown(
+        f"Spliced batches of [{ROWS}, {SEQ_LEN}]",
+        (
+            "configuration",
+            "copying their bytes, µs",
+            "batch, µs",
+            "batch / copy",
+            "frames/s",
+            "finding an example, µs",
+            f"planning {DOCUMENTS:,} documents, s",
+        ),
+        rows,
+    )
+
+
+def contenders(documents, index, config):
+    source = SpliceSource(
+        index,
+        documents,
+        ["doc"] * len(documents),
+        config=config,
+        seq_len=SEQ_LEN,
+        fill_id=0,
+        epochs=None,
+        fingerprint={},
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+    )
+    rows, assemble = iter(source), BatchAssembler(SEQ_LEN)
+
+    def next_batch():
+        return assemble([next(rows) for _ in range(ROWS)], ("doc",))
+
+    fields = ("tokens", "labels", "token_weights", "position_ids", "cu_seqlens", "source_ids")
+    arrays = [getattr(next_batch(), field).numpy() for field in fields]
+    numbers = np.arange(CHUNK)
+
+    def batch(calls):
+        for _ in range(calls):
+            next_batch()
+
+    def copy(calls):
+        for _ in range(calls):
+            for array in arrays:
+                array.copy()
+
+    def locate(calls):
+        for number in range(calls):
+            index.locate(numbers + number * len(numbers))
+
+    return {"batch": batch, "copy": copy}, {"locate": locate}
+
+
+if __name__ == "__main__":
+    print(run())

@@ -1,0 +1,150 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""``energon-ext plan``: what a run would read, before it does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Sequence
+
+import click
+
+from energon_ext.errors import ConfigError
+
+if TYPE_CHECKING:
+    from energon_ext.choice import ChoiceDataset
+    from energon_ext.splice_source import SpliceSource
+
+#: Documents of a source that are listed.
+MOST_DOCUMENTS = 40
+
+
+@click.command()
+@click.argument("metadataset", type=click.Path(path_type=Path))
+@click.option("--split", default="train", help="Split of the metadataset.")
+@click.option("--seq-length", default=256, help="Positions of a row.")
+@click.option("--tokenizer", default="bytes", help="bytes, a tokenizer.json, a folder or a name.")
+@click.option("--at", default="", help="Batch indices, as 0,100,500.  [default: the knots]")
+@click.option(
+    "--splice", help='Fields of a splice as JSON, as \'{"num_docs": 3, "content_length": 128}\'.'
+)
+@click.option("--spliced-subflavors", help="JSON; splice only sources that have these.")
+def plan(
+    metadataset: Path,
+    split: str,
+    seq_length: int,
+    tokenizer: str,
+    at: str,
+    splice: str | None,
+    spliced_subflavors: str | None,
+) -> None:
+    """Show the shares that METADATASET plans, and what a splice would show.
+
+    A share is one of rows, chosen last: it changes at the batch of its knot, without a lag. Reads
+    the documents of spliced sources once, and no others.
+    """
+    from megatron.energon import WorkerConfig
+
+    from energon_ext.choice import find_choice
+    from energon_ext.loading import get_train_dataset
+    from energon_ext.splice_source import find_splices
+
+    dataset = get_train_dataset(
+        metadataset,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=1,
+        split_part=split,
+        task_encoder=_encoder(tokenizer, seq_length, splice, spliced_subflavors),
+    )
+    choice = find_choice(dataset)
+    indices = _integers(at) or choice.knots()
+    click.echo(_shares(choice, indices))
+    for source in find_splices(dataset):
+        click.echo("\n" + _documents(source))
+
+
+def _encoder(tokenizer: str, seq_length: int, splice: str | None, subflavors: str | None) -> Any:
+    from energon_ext.splice import MultiSpliceConfig, SpliceConfig
+    from energon_ext.task_encoders.packed import PackedTaskEncoder
+    from energon_ext.task_encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
+    from energon_ext.tokenizers import load_tokenizer
+
+    loaded = load_tokenizer(tokenizer)
+    if splice is None:
+        return PackedTaskEncoder(loaded, seq_length)
+    fields = _json("--splice", splice)
+    many = "num_docs" in fields
+    config_class = MultiSpliceConfig if many else SpliceConfig
+    unknown = sorted(set(fields) - set(config_class.__dataclass_fields__))
+    if unknown:
+        raise ConfigError(
+            f"--splice: no field {', '.join(unknown)} in {config_class.__name__}; it has "
+            f"{', '.join(config_class.__dataclass_fields__)}."
+        )
+    chosen = _json("--spliced-subflavors", subflavors) if subflavors else None
+    encoder_class = MultiSpliceTaskEncoder if many else SpliceTaskEncoder
+    return encoder_class(
+        loaded, seq_length, config_class(**fields), spliced_subflavors=chosen, named_documents=True
+    )
+
+
+def _shares(choice: ChoiceDataset, indices: Sequence[int]) -> str:
+    columns = [choice.planned_shares(index) for index in indices]
+    rows = [[name, *(f"{shares[name]:.2%}" for shares in columns)] for name in columns[0]]
+    if len(rows) > MOST_DOCUMENTS:
+        rows[MOST_DOCUMENTS:] = [[f"... {len(rows) - MOST_DOCUMENTS} more", *[""] * len(columns)]]
+    return _table([["share at batch", *map(str, indices)], *rows])
+
+
+def _documents(source: SpliceSource) -> str:
+    index = source.examples
+    columns = zip(
+        source.names,
+        index.doc_lengths,
+        index.pairs,
+        index.quotas,
+        index.token_shares(),
+        index.coverage(),
+    )
+    rows = [
+        [name.rpartition("/")[2], f"{length:,}", f"{pairs:,}", f"{quota:,}"]
+        + [f"{share:.2%}", f"{coverage:,.2f}"]
+        for name, length, pairs, quota, share, coverage in list(columns)[:MOST_DOCUMENTS]
+    ]
+    more = len(source.names) - len(rows)
+    title = (
+        f"{source.names[0].rpartition('/')[0]}: {len(source.names):,} documents, "
+        f"{int(index.doc_lengths.sum()):,} tokens, {index.size:,} examples in an epoch"
+    )
+    header = ["document", "tokens", "pairs", "examples", "share", "views of a token"]
+    return title + "\n" + _table([header, *rows]) + (f"\n... {more:,} more" if more else "")
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns side by side, the first to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))])
+        for row in rows
+    )
+
+
+def _integers(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        numbers = [-1]
+    if any(number < 0 for number in numbers):
+        raise ConfigError(f"--at: {text!r} found; batch indices like 0,100,500 are needed.")
+    return numbers
+
+
+def _json(option: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{option}: {text!r} is not JSON ({error}).") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{option}: {text!r} found, a JSON object is needed.")
+    return value

@@ -1,0 +1,274 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What is spliced, where to, and how often: the fields of a splice, checked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Sequence
+
+from energon_ext.errors import ConfigError
+
+MODES = ("splice", "slide")
+CONTENT_START_MODES = ("anchor_start", "slide_within", "cyclic_roll", "coverage_balanced")
+DOC_SELECT_MODES = ("longest", "shortest", "first", "random")
+JITTER_MODES = ("uniform", "low_discrepancy")
+BALANCE_MODES = ("by_coverage", "by_document", "by_temperature")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpliceFields:
+    """What one document and many have in common.
+
+    Attributes:
+        dataset_name: take documents from this source only, by its key or the name of its folder;
+            None for every source that the encoder splices.
+        min_doc_length, max_doc_length: limits on a chosen document, in tokens.
+        doc_select_mode: ``longest``, ``shortest``, ``first`` or ``random`` among those.
+        restrict_to_training_subset: choose only among documents that lie within the first
+            ``max_train_batches * initial_batch_size`` rows of the source, if it were read in order.
+        initial_batch_size, max_train_batches: see there.
+        mode: ``splice`` places contents at offsets; ``slide`` cuts windows of a whole frame out of
+            documents that are at least as long.
+        content_start_mode: which starts t in the document and offsets s in the frame there are.
+            ``anchor_start``: t = 0. ``slide_within``: every t. ``cyclic_roll``: every t, and the
+            document goes on at its beginning. ``coverage_balanced``: every t with a whole content
+            after it, at the end of the frame.
+        content_length: K, tokens of a content; None for as many as fit.
+        content_stride, offset_stride: steps of t and of s.
+        min_copy_len: contents shorter than this are left out, at least 2.
+        adaptive_k: in ``coverage_balanced``, a document shorter than K is one content; without it
+            such a document has none. The other modes always shorten.
+        alpha: in ``coverage_balanced``, how much more often starts near an edge come, so that the
+            tokens there are seen as often; 0 for all alike.
+        offset_jitter: in ``coverage_balanced``, so many more places to the left of the last one.
+        jitter_mode: ``uniform`` (seeded) or ``low_discrepancy`` (golden ratio).
+        pad_token_id: what fills a frame; None for the tokenizer's.
+        eos_token_id: put before the content where the prefix is attended to.
+        attend_prefix: the content attends to the filler before it.
+        pack_contents: several contents in a frame where they fit, each with the position ids of
+            its offset.
+    """
+
+    dataset_name: str | None = None
+    min_doc_length: int | None = None
+    max_doc_length: int | None = None
+    doc_select_mode: str = "longest"
+    restrict_to_training_subset: bool = False
+    initial_batch_size: int | None = None
+    max_train_batches: int | None = None
+    mode: str = "splice"
+    content_start_mode: str = "slide_within"
+    content_length: int | None = None
+    content_stride: int = 1
+    offset_stride: int = 1
+    min_copy_len: int = 2
+    adaptive_k: bool = True
+    alpha: float = 0.0
+    offset_jitter: int = 0
+    jitter_mode: str = "uniform"
+    pad_token_id: int | None = None
+    eos_token_id: int | None = None
+    attend_prefix: bool = False
+    pack_contents: bool = False
+
+    def __post_init__(self) -> None:
+        for field, allowed in self._choices().items():
+            if getattr(self, field) not in allowed:
+                raise ConfigError(
+                    f"{field}: {getattr(self, field)!r} found, one of {', '.join(allowed)} is "
+                    f"allowed."
+                )
+        for field, least in self._least().items():
+            value = getattr(self, field)
+            if value is not None or self.__dataclass_fields__[field].default is not None:
+                _check_integer(field, value, least)
+        _check_number("alpha", self.alpha)
+        self._check_together()
+
+    def _choices(self) -> dict[str, tuple[str, ...]]:
+        return {
+            "mode": MODES,
+            "content_start_mode": CONTENT_START_MODES,
+            "doc_select_mode": DOC_SELECT_MODES,
+            "jitter_mode": JITTER_MODES,
+        }
+
+    def _least(self) -> dict[str, int]:
+        """The least value of each integer field; None is allowed where it is the default."""
+        return {
+            "min_doc_length": 1,
+            "max_doc_length": 1,
+            "initial_batch_size": 1,
+            "max_train_batches": 1,
+            "content_length": 2,
+            "content_stride": 1,
+            "offset_stride": 1,
+            "min_copy_len": 2,
+            "offset_jitter": 0,
+            "pad_token_id": 0,
+            "eos_token_id": 0,
+        }
+
+    def _check_together(self) -> None:
+        """Values that are fine one by one and not together."""
+        if self.max_doc_length and (self.min_doc_length or 0) > self.max_doc_length:
+            raise ConfigError(
+                f"min_doc_length: {self.min_doc_length} found, above max_doc_length: "
+                f"{self.max_doc_length}; no document can be both."
+            )
+        if self.content_length is not None and self.content_length < self.min_copy_len:
+            raise ConfigError(
+                f"content_length: {self.content_length} found, below min_copy_len: "
+                f"{self.min_copy_len}; every content would be left out."
+            )
+        balanced = self.mode == "splice" and self.content_start_mode == "coverage_balanced"
+        for field in ("alpha", "offset_jitter"):
+            if getattr(self, field) and not balanced:
+                raise ConfigError(
+                    f"{field}: {getattr(self, field)} found with mode: {self.mode}, "
+                    f"content_start_mode: {self.content_start_mode}; it belongs to "
+                    f"coverage_balanced, set it to 0 here."
+                )
+        if self.restrict_to_training_subset and not (
+            self.initial_batch_size and self.max_train_batches
+        ):
+            raise ConfigError(
+                "restrict_to_training_subset: true found, but the subset is unknown; give "
+                "initial_batch_size and max_train_batches as well."
+            )
+        if self.attend_prefix and self.pack_contents:
+            raise ConfigError(
+                "attend_prefix and pack_contents: both true; a packed content has no prefix of "
+                "its own. Use one of them."
+            )
+
+    @property
+    def documents_wanted(self) -> int:
+        """How many documents to choose."""
+        return 1
+
+    def token_limit(self, seq_len: int) -> int | None:
+        """Tokens of the source that documents may come from; None for all."""
+        if not self.restrict_to_training_subset:
+            return None
+        return self.max_train_batches * self.initial_batch_size * seq_len
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values, for the fingerprint of a state."""
+        return {
+            field: list(value) if isinstance(value, tuple) else value
+            for field, value in asdict(self).items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpliceConfig(SpliceFields):
+    """One document at many positions.
+
+    Attributes:
+        doc_index: number of the document in the source; None, or one outside the length limits,
+            leaves it to ``doc_select_mode``.
+        doc_key: only documents whose sample key matches this pattern (``*``, ``?``, ``[...]``).
+        shuffle_content, shuffle_offsets: how many epochs an order of the starts and of the offsets
+            lasts; True for 1, False to enumerate. Both: all pairs in one random order. One: the
+            order of that axis is random, starts outside, offsets inside.
+        content_seed, offset_seed: of those orders.
+
+    Raises:
+        ConfigError: names the field, what was found and what is allowed.
+
+    Example:
+        >>> SpliceConfig(content_length=1)
+        Traceback (most recent call last):
+        energon_ext.errors.ConfigError: content_length: 1 found, an integer >= 2 is needed.
+    """
+
+    doc_index: int | None = None
+    doc_key: str | None = None
+    shuffle_content: bool | int = True
+    shuffle_offsets: bool | int = True
+    content_seed: int = 0
+    offset_seed: int = 0
+
+    def _least(self) -> dict[str, int]:
+        return {**super()._least(), "doc_index": 0, "content_seed": 0, "offset_seed": 0}
+
+    def _check_together(self) -> None:
+        super()._check_together()
+        for field in ("shuffle_content", "shuffle_offsets"):
+            _check_integer(field, int(getattr(self, field)), 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiSpliceConfig(SpliceFields):
+    """Many documents, each at many positions.
+
+    Attributes:
+        num_docs: how many to choose; fewer where fewer meet the limits.
+        balance_mode: examples of a document in an epoch: ``by_coverage`` like its length,
+            ``by_document`` equally many, ``by_temperature`` like its length to the power of
+            ``balance_tau``.
+        balance_tau: 0 .. 1.
+        doc_weights: factors on that, one per chosen document in the order of choice.
+        epoch_length: examples in an epoch; None for as many as there are pairs, in
+            ``by_document`` for as many from every document as the one with most has.
+        shuffle_per_epoch: a new random order in every epoch; False to enumerate.
+        seed: of the orders, the jitter and the random choice of documents.
+
+    Raises:
+        ConfigError: names the field, what was found and what is allowed.
+
+    Example:
+        >>> MultiSpliceConfig(num_docs=3, balance_tau=0.7).content_start_mode
+        'coverage_balanced'
+    """
+
+    content_start_mode: str = "coverage_balanced"
+    num_docs: int = 10
+    balance_mode: str = "by_temperature"
+    balance_tau: float = 1.0
+    doc_weights: Sequence[float] | None = None
+    epoch_length: int | None = None
+    shuffle_per_epoch: bool = True
+    seed: int = 0
+
+    def _choices(self) -> dict[str, tuple[str, ...]]:
+        return {**super()._choices(), "balance_mode": BALANCE_MODES}
+
+    def _least(self) -> dict[str, int]:
+        return {**super()._least(), "num_docs": 1, "epoch_length": 1, "seed": 0}
+
+    def _check_together(self) -> None:
+        super()._check_together()
+        _check_number("balance_tau", self.balance_tau, most=1.0)
+        if self.doc_weights is None:
+            return
+        object.__setattr__(self, "doc_weights", tuple(self.doc_weights))
+        for index, weight in enumerate(self.doc_weights):
+            _check_number(f"doc_weights[{index}]", weight)
+        if not any(self.doc_weights):
+            raise ConfigError(
+                f"doc_weights: {list(self.doc_weights)} found, at least one must be above 0."
+            )
+
+    @property
+    def documents_wanted(self) -> int:
+        return self.num_docs
+
+
+def _check_integer(field: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{field}: {value!r} found, an integer >= {least} is needed.")
+
+
+def _check_number(field: str, value: Any, most: float = math.inf) -> None:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not math.isfinite(value)
+        or not 0 <= value <= most
+    ):
+        allowed = "a finite number >= 0" if most == math.inf else f"a number from 0 to {most:g}"
+        raise ConfigError(f"{field}: {value!r} found, {allowed} is needed.")

@@ -1,0 +1,205 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""All pairs of start and offset, by number."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from energon_ext.errors import ConfigError
+from energon_ext.splice.config import SpliceConfig, SpliceFields
+
+
+class Places(NamedTuple):
+    """Contents and where they go; int64 [n] each.
+
+    Attributes:
+        starts: t, first token in the document.
+        offsets: s, first position in the frame.
+        copy_lens: tokens.
+    """
+
+    starts: np.ndarray
+    offsets: np.ndarray
+    copy_lens: np.ndarray
+
+
+class PairTable:
+    """The pairs (t, s) of many documents, counted and found by number without listing them.
+
+    The pairs of a document are ordered by t, then s. Its first rows (one per t) copy the same
+    number of tokens and have equally many offsets. In ``slide_within`` a tail follows: the nearer t
+    comes to the end, the fewer tokens are left and the more offsets they fit. How many pairs there
+    are from a tail row on depends on the tokens it has left, not on the document, so one array of
+    at most S numbers serves all documents.
+
+    Args:
+        doc_lengths: int64 [documents], tokens of each.
+        seq_len: S, positions of a frame.
+        config: its ``content_*``, ``offset_stride``, ``min_copy_len``, ``adaptive_k`` and ``mode``.
+
+    Attributes:
+        totals: int64 [documents], pairs of each document.
+        tokens: int64 [documents], tokens that all of them copy.
+        copy_lens: int64 [documents], tokens of a content that the document does not cut short.
+        rows: int64 [documents], starts with such a content.
+
+    Raises:
+        ConfigError: a document or the frame is too short to hold anything.
+    """
+
+    def __init__(self, doc_lengths: np.ndarray, seq_len: int, config: SpliceFields):
+        lengths = np.asarray(doc_lengths, np.int64)
+        if seq_len < config.min_copy_len:
+            raise ConfigError(
+                f"seq_len: {seq_len} found, below min_copy_len: {config.min_copy_len}; no content "
+                f"fits."
+            )
+        if lengths.size and int(lengths.min()) < 1:
+            raise ConfigError("doc_lengths: every document needs at least one token.")
+        self._seq_len = seq_len
+        self._config = config
+        stride = config.content_stride
+        content = min(config.content_length or seq_len, seq_len)
+        self.copy_lens = self._copy_lens(lengths, content)
+        if self._is("cyclic_roll"):
+            self.rows = -(-lengths // stride)
+        elif self._is("anchor_start"):
+            self.rows = np.ones_like(lengths)
+        else:
+            self.rows = np.where(
+                lengths >= self.copy_lens, (lengths - self.copy_lens) // stride + 1, 0
+            )
+        self.rows = np.where(self.copy_lens >= config.min_copy_len, self.rows, 0)
+        one_offset = config.mode == "slide" or self._is("coverage_balanced")
+        self._per_row = np.ones_like(lengths) if one_offset else self._offsets(self.copy_lens)
+        self._tail_pairs, self._tail_tokens = self._tail_table(content)
+        has_tail = self.rows if self._is("slide_within") else lengths
+        self._tail_lens = np.maximum(lengths - has_tail * stride, 0)
+        self._tail_lens[self.rows == 0] = 0
+        self.totals = self.rows * self._per_row + self._tail_pairs[self._tail_lens]
+        self.tokens = (
+            self.rows * self._per_row * self.copy_lens + self._tail_tokens[self._tail_lens]
+        )
+
+    def locate(self, documents: np.ndarray, numbers: np.ndarray) -> Places:
+        """The pairs of some numbers.
+
+        Args:
+            documents: int64 [n].
+            numbers: int64 [n], each in ``[0, totals[document])``.
+        """
+        stride, offset_stride = self._config.content_stride, self._config.offset_stride
+        per_row, rows = self._per_row[documents], self.rows[documents]
+        row = numbers // per_row
+        copy_lens = self.copy_lens[documents]
+        columns = numbers - row * per_row
+        in_tail = np.flatnonzero(row >= rows)
+        if in_tail.size:
+            first = self._tail_lens[documents[in_tail]]
+            after = numbers[in_tail] - (rows * per_row)[in_tail]
+            # Pairs from this one to the last, this one included.
+            remaining = self._tail_pairs[first] - after
+            skipped = self._tail_rows_before(first, remaining)
+            lens = first - skipped * stride
+            row[in_tail] = rows[in_tail] + skipped
+            columns[in_tail] = self._tail_pairs[lens] - remaining
+            copy_lens[in_tail] = lens
+        offsets = columns * offset_stride
+        if self._config.mode == "splice" and self._is("coverage_balanced"):
+            offsets = self._seq_len - copy_lens
+        return Places(row * stride, offsets, copy_lens)
+
+    def row_counts(self, document: int) -> np.ndarray:
+        """Pairs of each start of one document, int64 [starts]."""
+        stride = self._config.content_stride
+        lens = np.arange(self._tail_lens[document], self._config.min_copy_len - 1, -stride)
+        return np.concatenate(
+            [np.full(self.rows[document], self._per_row[document]), self._offsets(lens)]
+        )
+
+    def _is(self, content_start_mode: str) -> bool:
+        return (
+            self._config.mode == "splice" and self._config.content_start_mode == content_start_mode
+        )
+
+    def _copy_lens(self, lengths: np.ndarray, content: int) -> np.ndarray:
+        if self._config.mode == "slide":
+            return np.full_like(lengths, self._seq_len)
+        shortened = self._config.adaptive_k or self._config.content_length is None
+        if self._is("coverage_balanced") and not shortened:
+            return np.full_like(lengths, content)
+        return np.minimum(lengths, content)
+
+    def _offsets(self, copy_lens: np.ndarray) -> np.ndarray:
+        """Offsets at which so many tokens lie wholly in the frame."""
+        return (self._seq_len - copy_lens) // self._config.offset_stride + 1
+
+    def _tail_table(self, content: int) -> tuple[np.ndarray, np.ndarray]:
+        """Pairs, and tokens, from a row with so many tokens left to the last row; [content]."""
+        stride = self._config.content_stride
+        left = np.arange(-(-content // stride) * stride, dtype=np.int64)
+        pairs = np.where(left >= self._config.min_copy_len, self._offsets(left), 0)
+        both = np.stack([pairs, pairs * left]).reshape(2, -1, stride)
+        return tuple(both.cumsum(axis=1).reshape(2, -1))
+
+    def _tail_rows_before(self, first: np.ndarray, remaining: np.ndarray) -> np.ndarray:
+        """By bisection, how many rows of the tail end before ``remaining`` pairs are left."""
+        stride = self._config.content_stride
+        low, high = np.zeros_like(first), first // stride
+        while bool((low < high).any()):
+            middle = (low + high + 1) // 2
+            reached = self._tail_pairs[first - middle * stride] >= remaining
+            low = np.where(reached, middle, low)
+            high = np.where(reached, high, middle - 1)
+        return low
+
+
+def enumerate_pairs(
+    doc_len: int,
+    seq_len: int,
+    content_length: int | None = None,
+    content_stride: int = 1,
+    offset_stride: int = 1,
+    content_start_mode: str = "slide_within",
+    min_copy_len: int = 2,
+    **fields,
+) -> np.ndarray:
+    """List every pair of start t and offset s of one document.
+
+    t ascending, then s ascending: ``0 <= s <= S - c`` for the ``c = min(K, L - t)`` tokens that a
+    content has, contents below ``min_copy_len`` left out.
+
+    Args:
+        doc_len: L, tokens of the document.
+        seq_len: S, positions of a frame.
+        content_length: K, tokens of a content; None for as many as fit.
+        content_stride, offset_stride: steps of t and of s.
+        content_start_mode: see :class:`SpliceConfig`.
+        min_copy_len: least tokens of a content.
+        **fields: ``adaptive_k`` and ``mode`` of :class:`SpliceConfig`.
+
+    Returns:
+        int64 [pairs, 2].
+
+    Raises:
+        ConfigError: a value out of range.
+
+    Example:
+        >>> enumerate_pairs(doc_len=3, seq_len=5).tolist()
+        [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [1, 3]]
+    """
+    config = SpliceConfig(
+        content_length=content_length,
+        content_stride=content_stride,
+        offset_stride=offset_stride,
+        content_start_mode=content_start_mode,
+        min_copy_len=min_copy_len,
+        **fields,
+    )
+    table = PairTable(np.array([doc_len]), seq_len, config)
+    numbers = np.arange(int(table.totals[0]))
+    places = table.locate(np.zeros_like(numbers), numbers)
+    return np.stack([places.starts, places.offsets], axis=1)

@@ -1,0 +1,88 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""How many examples of an epoch each document gets."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import numpy as np
+
+from energon_ext.errors import ConfigError
+from energon_ext.splice.config import BALANCE_MODES
+
+
+def document_quotas(
+    doc_lengths: Sequence[int],
+    epoch_length: int,
+    balance_mode: str = "by_coverage",
+    balance_tau: float = 1.0,
+    doc_weights: Sequence[float] | None = None,
+) -> np.ndarray:
+    """Divide an epoch among documents in proportion to length^tau, times their weights.
+
+    Largest remainders, ties to the lower index. Weights are taken as the binary fractions that the
+    floats are, and all arithmetic is in integers: the quotas are the same everywhere, and always
+    sum to the epoch.
+
+    Args:
+        doc_lengths: tokens of each document, >= 1.
+        epoch_length: examples in the epoch, >= 0.
+        balance_mode: ``by_coverage`` (tau 1), ``by_document`` (tau 0) or ``by_temperature``.
+        balance_tau: for ``by_temperature``.
+        doc_weights: factor of each document, >= 0; None for 1.
+
+    Returns:
+        int64 [documents].
+
+    Raises:
+        ConfigError: an unknown mode, no document, weights that are all 0 or not one per document.
+
+    Example:
+        >>> document_quotas([10_000, 5_000, 2_000], 17).tolist()
+        [10, 5, 2]
+        >>> document_quotas([10_000, 5_000, 2_000], 17, "by_document").tolist()
+        [6, 6, 5]
+    """
+    lengths = [int(length) for length in doc_lengths]
+    if balance_mode not in BALANCE_MODES:
+        raise ConfigError(
+            f"balance_mode: {balance_mode!r} found, one of {', '.join(BALANCE_MODES)} is allowed."
+        )
+    if not lengths or min(lengths) < 1 or epoch_length < 0:
+        raise ConfigError(
+            f"document_quotas: {len(lengths)} documents, the shortest of "
+            f"{min(lengths, default=0)} tokens, epoch_length {epoch_length}; at least one "
+            f"document, >= 1 token each and an epoch >= 0 are needed."
+        )
+    shares = lengths
+    if balance_mode == "by_document" or balance_tau == 0 and balance_mode == "by_temperature":
+        shares = [1] * len(lengths)
+    elif balance_mode == "by_temperature" and balance_tau != 1:
+        shares = _as_integers([float(length) ** balance_tau for length in lengths])
+    if doc_weights is not None:
+        if len(doc_weights) != len(lengths) or not any(doc_weights) or min(doc_weights) < 0:
+            raise ConfigError(
+                f"doc_weights: {len(doc_weights)} found for {len(lengths)} documents; one >= 0 "
+                f"for each is needed, and not all 0."
+            )
+        shares = [share * w for share, w in zip(shares, _as_integers(doc_weights))]
+    return _largest_remainder(shares, int(epoch_length))
+
+
+def _as_integers(values: Sequence[float]) -> list[int]:
+    """Floats times one common power of two."""
+    ratios = [float(value).as_integer_ratio() for value in values]
+    common = max(denominator for _, denominator in ratios)
+    return [numerator * (common // denominator) for numerator, denominator in ratios]
+
+
+def _largest_remainder(shares: Sequence[int], epoch_length: int) -> np.ndarray:
+    total = sum(shares)
+    divided = [divmod(share * epoch_length, total) for share in shares]
+    quotas = np.array([whole for whole, _ in divided], np.int64)
+    missing = epoch_length - int(quotas.sum())
+    # Python sorts stably, so equal remainders stay in the order of the documents.
+    order = sorted(range(len(shares)), key=lambda index: -divided[index][1])
+    quotas[order[:missing]] += 1
+    return quotas

@@ -1,0 +1,117 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Which documents, by their lengths and keys alone."""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+from typing import Sequence
+
+import numpy as np
+
+from energon_ext.errors import ConfigError
+from energon_ext.permutation import KeyedPermutation
+from energon_ext.splice.config import SpliceFields
+
+logger = logging.getLogger(__name__)
+
+
+def select_documents(
+    lengths: np.ndarray,
+    config: SpliceFields,
+    *,
+    seq_len: int,
+    keys: Sequence[str] | None = None,
+    source: str = "",
+) -> np.ndarray:
+    """Choose the documents that a configuration asks for.
+
+    Args:
+        lengths: int64 [documents], tokens of each document of a source, in its order.
+        config: for one document or many.
+        seq_len: S, positions of a frame, for ``restrict_to_training_subset``.
+        keys: of the samples, for ``doc_key``.
+        source: key of the source; the random choice depends on it.
+
+    Returns:
+        int64, numbers of the chosen documents in the order of choice; ties to the lower number.
+
+    Raises:
+        ConfigError: there is no document at all, ``doc_index`` is not one, ``doc_key`` fits none.
+
+    Example:
+        >>> from energon_ext.splice import MultiSpliceConfig
+        >>> lengths = np.array([7, 90, 50, 60])
+        >>> select_documents(lengths, MultiSpliceConfig(num_docs=2, max_doc_length=60), seq_len=8)
+        array([3, 2])
+    """
+    lengths = np.asarray(lengths, np.int64)
+    candidates = np.flatnonzero(lengths > 0)
+    limit = config.token_limit(seq_len)
+    if limit is not None:
+        candidates = candidates[np.cumsum(lengths)[candidates] <= limit]
+    pattern = getattr(config, "doc_key", None)
+    if pattern is not None:
+        candidates = _matching(candidates, keys, pattern, source)
+    if not candidates.size:
+        raise ConfigError(
+            f"Source {source}: no document to choose from among {len(lengths)}"
+            + (f" within its first {limit} tokens" if limit is not None else "")
+            + "; prepare it again, or widen the subset."
+        )
+    fitting = candidates[_within(lengths[candidates], config)]
+    index = getattr(config, "doc_index", None)
+    if index is not None:
+        if index >= len(lengths):
+            raise ConfigError(
+                f"doc_index: {index} found, source {source} has {len(lengths)} documents."
+            )
+        if index in fitting:
+            return np.array([index])
+        logger.warning(
+            "doc_index %d of source %s (%d tokens) is not among the documents that the other "
+            "fields allow; the choice is by doc_select_mode: %s.",
+            *(index, source, lengths[index], config.doc_select_mode),
+        )
+    if not fitting.size:
+        logger.warning(
+            "No document of source %s has %s to %s tokens; the longest are taken instead.",
+            *(source, config.min_doc_length or 1, config.max_doc_length or "any number of"),
+        )
+        return _by_policy(candidates, lengths, "longest", config, source)
+    return _by_policy(fitting, lengths, config.doc_select_mode, config, source)
+
+
+def _by_policy(
+    candidates: np.ndarray, lengths: np.ndarray, policy: str, config: SpliceFields, source: str
+) -> np.ndarray:
+    count = min(config.documents_wanted, len(candidates))
+    if policy == "random":
+        seed = getattr(config, "seed", getattr(config, "content_seed", 0))
+        order = KeyedPermutation(len(candidates), f"documents/{source}/{seed}/{count}")
+        return candidates[order(np.arange(count))]
+    if policy == "longest":
+        candidates = candidates[np.argsort(-lengths[candidates], kind="stable")]
+    elif policy == "shortest":
+        candidates = candidates[np.argsort(lengths[candidates], kind="stable")]
+    return candidates[:count]
+
+
+def _within(lengths: np.ndarray, config: SpliceFields) -> np.ndarray:
+    most = config.max_doc_length or np.iinfo(np.int64).max
+    return (lengths >= (config.min_doc_length or 1)) & (lengths <= most)
+
+
+def _matching(
+    candidates: np.ndarray, keys: Sequence[str] | None, pattern: str, source: str
+) -> np.ndarray:
+    if keys is None:
+        raise ConfigError(f"doc_key: the documents of source {source} have no keys; use doc_index.")
+    found = [index for index in candidates if fnmatch.fnmatchcase(keys[index], pattern)]
+    if not found:
+        raise ConfigError(
+            f"doc_key: {pattern!r} found, no sample of source {source} has such a key; its first "
+            f"is {keys[0]!r}."
+        )
+    return np.array(found, np.int64)

@@ -1,0 +1,133 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A fixed grid of starts and offsets, and the loss on each point of it."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import numpy as np
+
+from energon_ext.batch import PackedBatch
+from energon_ext.errors import ConfigError
+from energon_ext.splice.config import SpliceFields
+from energon_ext.splice.index import Contents
+from energon_ext.splice.pairs import PairTable
+
+
+class GridIndex:
+    """The same few contents of every document, evenly spread over its starts and offsets.
+
+    Args:
+        doc_lengths: tokens of each document.
+        seq_len: S, positions of a frame.
+        config: which contents there are.
+        starts: at most so many different ones; the first and the last are among them.
+        offsets: likewise, at each start; those that training uses or not.
+
+    Attributes:
+        size: examples.
+        doc_lengths: as given.
+
+    Example:
+        >>> from energon_ext.splice import SpliceConfig
+        >>> grid = GridIndex([10], 12, SpliceConfig(content_length=4), starts=2, offsets=3)
+        >>> contents = grid.locate(np.arange(grid.size))
+        >>> list(zip(contents.starts.tolist(), contents.offsets.tolist()))
+        [(0, 0), (0, 4), (0, 8), (8, 0), (8, 5), (8, 10)]
+    """
+
+    def __init__(
+        self,
+        doc_lengths: Sequence[int],
+        seq_len: int,
+        config: SpliceFields,
+        *,
+        starts: int = 4,
+        offsets: int = 8,
+    ):
+        if starts < 1 or offsets < 1:
+            raise ConfigError(
+                f"A validation grid of {starts} starts and {offsets} offsets; both must be >= 1."
+            )
+        self.doc_lengths = np.asarray(doc_lengths, np.int64)
+        table = PairTable(self.doc_lengths, seq_len, config)
+        points = [
+            (document, start, offset, copy_len)
+            for document in np.flatnonzero(table.totals).tolist()
+            for start, copy_len in _spread_starts(table, document, starts)
+            for offset in _spread(0 if config.mode == "slide" else seq_len - copy_len, offsets)
+        ]
+        self._points = np.array(points, np.int64).reshape(-1, 4)
+        self.size = len(points)
+
+    def locate(self, numbers: np.ndarray) -> Contents:
+        """The contents of some numbers below ``size``."""
+        return Contents(*self._points[numbers].T)
+
+
+class LossMap:
+    """The mean loss of every content of a validation grid.
+
+    Args:
+        grid: what the validation source shows.
+        names: of the documents, as batches call them.
+        worker, workers: of which this process has every ``workers``-th content.
+
+    Attributes:
+        losses: float [grid.size], NaN where nothing was shown yet.
+    """
+
+    def __init__(self, grid: GridIndex, names: Sequence[str], worker: int = 0, workers: int = 1):
+        self.contents = grid.locate(np.arange(grid.size))
+        self.names = list(names)
+        self.losses = np.full(grid.size, np.nan)
+        self._next, self._step = worker, workers
+
+    def add_batch(self, batch: PackedBatch, token_losses: np.ndarray) -> None:
+        """Add the next batch of the validation dataset.
+
+        Args:
+            batch: in the order that the dataset yields.
+            token_losses: float [N], cross-entropy at each position.
+        """
+        weights = batch.token_weights.numpy()
+        ends = batch.cu_seqlens.tolist()
+        for start, end, source in zip(ends, ends[1:], batch.source_ids.tolist()):
+            if source < 0 or batch.sources[source] not in self.names:
+                continue
+            weight = weights[start:end]
+            self.losses[self._next] = (weight * token_losses[start:end]).sum() / weight.sum()
+            self._next += self._step
+
+    def per_document(self) -> dict[str, float]:
+        """Mean loss of each document, over the contents that were shown."""
+        means = {}
+        for document, name in enumerate(self.names):
+            losses = self.losses[self.contents.documents == document]
+            if np.isfinite(losses).any():
+                means[name] = float(np.nanmean(losses))
+        return means
+
+    def of(self, document: int) -> tuple[list[int], list[int], np.ndarray]:
+        """Starts, offsets, and the losses on them, float [starts, offsets]."""
+        own = self.contents.documents == document
+        starts, rows = np.unique(self.contents.starts[own], return_inverse=True)
+        offsets, columns = np.unique(self.contents.offsets[own], return_inverse=True)
+        losses = np.full((len(starts), len(offsets)), np.nan)
+        losses[rows, columns] = self.losses[own]
+        return starts.tolist(), offsets.tolist(), losses
+
+
+def _spread_starts(table: PairTable, document: int, count: int) -> list[tuple[int, int]]:
+    """Starts of a document, evenly, each with the tokens of a content there."""
+    counts = table.row_counts(document)
+    first_pairs = np.cumsum(counts) - counts
+    numbers = first_pairs[_spread(len(counts) - 1, count)]
+    places = table.locate(np.full_like(numbers, document), numbers)
+    return list(zip(places.starts.tolist(), places.copy_lens.tolist()))
+
+
+def _spread(last: int, count: int) -> list[int]:
+    """At most ``count`` integers from 0 to ``last``, evenly, both included."""
+    return sorted({round(last * step / max(1, count - 1)) for step in range(count)})

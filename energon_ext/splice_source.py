@@ -1,0 +1,285 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Spliced documents as a source of rows, like any other source of a blend."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any, Iterator, Mapping, Protocol, Sequence
+
+import numpy as np
+from megatron.energon import WorkerConfig
+from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.state import FlexState
+from tqdm import tqdm
+
+from energon_ext.choice import check_fingerprint
+from energon_ext.rows import Row
+from energon_ext.splice.config import SpliceFields
+from energon_ext.splice.frames import content_of
+from energon_ext.splice.index import Contents, SpliceIndex
+from energon_ext.text_source import Document
+
+logger = logging.getLogger(__name__)
+
+#: Examples that are found at a time.
+CHUNK = 1024
+
+
+class DocumentStore(Protocol):
+    """Documents by number, with lengths that cost nothing.
+
+    Attributes:
+        lengths: int64 [documents], tokens of each.
+        keys: of the samples, or None where documents have none.
+    """
+
+    lengths: np.ndarray
+    keys: Sequence[str] | None
+
+    def tokens(self, number: int) -> np.ndarray:
+        """Token ids of a document; a view of a memory map where there is one."""
+
+
+class EnergonDocuments:
+    """The documents of an Energon dataset, numbered in the order of its files.
+
+    Text must be tokenized once to know its lengths. Only lengths and keys of that pass are kept;
+    the chosen documents are read again.
+
+    Args:
+        documents: built for one worker, so that it holds all of them.
+    """
+
+    def __init__(self, documents: SavableDataset[Document]):
+        self._documents = documents
+        found = list(self._each())
+        # Energon reads shards in an order of its own; the last part of a restore key is the number
+        # of the sample in its split.
+        found.sort(key=lambda entry: entry[0][-1])
+        self._restore_keys = [restore_key for restore_key, _, _ in found]
+        self.keys = [key for _, key, _ in found]
+        self.lengths = np.array([length for _, _, length in found], np.int64)
+
+    def tokens(self, number: int) -> np.ndarray:
+        worker_config = self._documents.worker_config
+        worker_config.worker_activate(number)
+        try:
+            return self._documents.restore_sample(self._restore_keys[number]).tokens
+        finally:
+            worker_config.worker_deactivate()
+
+    def _each(self) -> Iterator[tuple[tuple, str, int]]:
+        worker_config = self._documents.worker_config
+        worker_config.worker_activate(0)
+        try:
+            total = self._documents.len_worker(0)
+            for document in tqdm(self._documents, "lengths", total, unit="doc", delay=5):
+                yield document.__restore_key__, document.__key__, len(document.tokens)
+        finally:
+            worker_config.worker_deactivate()
+
+
+class Examples(Protocol):
+    """What shows documents: :class:`~energon_ext.splice.SpliceIndex`, or a grid of it.
+
+    Attributes:
+        size: examples in an epoch.
+    """
+
+    size: int
+
+    def locate(self, numbers: np.ndarray) -> Contents: ...
+
+
+class SpliceSource(SavableDataset[Row]):
+    """Frames of chosen documents.
+
+    State: how many examples this worker has shown, one integer. Its order depends on the seed, the
+    key of the source, the configuration and the chosen documents.
+
+    Args:
+        examples: where the documents are shown.
+        documents: token ids of each chosen document.
+        names: what batches call each document.
+        config: how frames are filled.
+        seq_len: S, positions of a frame.
+        fill_id: token before a content whose prefix is attended to.
+        epochs: passes over the examples, None for no end.
+        fingerprint: JSON values that the order depends on; a state saved under others is refused.
+        worker_config: Energon's.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        documents: Sequence[np.ndarray],
+        names: Sequence[str],
+        *,
+        config: SpliceFields,
+        seq_len: int,
+        fill_id: int,
+        epochs: int | None,
+        fingerprint: Mapping[str, Any],
+        worker_config: WorkerConfig,
+    ):
+        super().__init__(worker_config=worker_config)
+        self.examples = examples
+        self.names = list(names)
+        self.fingerprint = dict(fingerprint)
+        self._documents = documents
+        self._config = config
+        self._seq_len = seq_len
+        self._fill_id = fill_id
+        self._epochs = epochs
+        self._cyclic = config.mode == "splice" and config.content_start_mode == "cyclic_roll"
+        self.reset_state_own()
+
+    # What others may ask ------------------------------------------------------------------------
+
+    @property
+    def part_shares(self) -> dict[str, float]:
+        """Expected share of each name in the tokens of this source."""
+        if not isinstance(self.examples, SpliceIndex):
+            return dict.fromkeys(self.names, 1.0 / len(set(self.names)))
+        shares: Counter[str] = Counter()
+        for name, share in zip(self.names, self.examples.token_shares().tolist()):
+            shares[name] += share
+        return dict(shares)
+
+    @property
+    def part_documents(self) -> dict[str, int]:
+        """Examples of each name in an epoch."""
+        if not isinstance(self.examples, SpliceIndex):
+            return dict.fromkeys(self.names, 0)
+        counts: Counter[str] = Counter()
+        for name, quota in zip(self.names, self.examples.quotas.tolist()):
+            counts[name] += quota
+        return dict(counts)
+
+    # Iteration ----------------------------------------------------------------------------------
+
+    def reset_state_own(self) -> None:
+        self._shown = 0
+
+    def len_worker(self, worker_idx: int | None = None) -> int:
+        return len(range(self._worker(worker_idx), self._end or self.examples.size, self._workers))
+
+    def worker_has_samples(self) -> bool:
+        return self._end is None or self._worker() < self._end
+
+    def __iter__(self) -> Iterator[Row]:
+        frame: list[tuple[int, int, int, int]] = []
+        filled = 0
+        for content in self._contents():
+            copy_len = content[-1]
+            if frame and not (self._config.pack_contents and filled + copy_len <= self._seq_len):
+                self._shown += len(frame)
+                yield self._row(frame)
+                frame, filled = [], 0
+            frame.append(content)
+            filled += copy_len
+        if frame:
+            self._shown += len(frame)
+            yield self._row(frame)
+        self._shown = 0
+
+    def _contents(self) -> Iterator[tuple[int, int, int, int]]:
+        """``(document, t, s, tokens)`` of what this worker shows next."""
+        first = self._worker() + self._shown * self._workers
+        while self._end is None or first < self._end:
+            numbers = first + self._workers * np.arange(CHUNK)
+            if self._end is not None:
+                numbers = numbers[numbers < self._end]
+            yield from zip(*(column.tolist() for column in self.examples.locate(numbers)))
+            first += CHUNK * self._workers
+
+    def _row(self, contents: Sequence[tuple[int, int, int, int]]) -> Row:
+        names = [self.names[document] for document, _, _, _ in contents]
+        slices = [
+            content_of(self._documents[document], start, copy_len, self._cyclic)
+            for document, start, _, copy_len in contents
+        ]
+        offsets = [offset for _, _, offset, _ in contents]
+        if self._config.attend_prefix:
+            return self._row_with_prefix(slices[0], offsets[0], names[0])
+        if self._config.pack_contents:
+            return Row(slices, slice_sources=names, first_positions=offsets)
+        return Row(slices, source=names[0], documents=1, gaps=offsets, first_positions=offsets)
+
+    def _row_with_prefix(self, content: np.ndarray, offset: int, name: str) -> Row:
+        prefix = np.full(offset, self._fill_id, content.dtype)
+        if offset and self._config.eos_token_id is not None:
+            prefix[-1] = self._config.eos_token_id
+        label_weights = np.ones(offset + len(content), np.float32)
+        label_weights[: offset + 1] = 0.0  # the first token of the content is not predicted
+        return Row(
+            [np.concatenate([prefix, content])],
+            source=name,
+            documents=1,
+            label_weights=[label_weights],
+        )
+
+    @property
+    def _end(self) -> int | None:
+        return None if self._epochs is None else self._epochs * self.examples.size
+
+    @property
+    def _workers(self) -> int:
+        return max(1, self.worker_config.num_workers) * self.worker_config.world_size
+
+    def _worker(self, worker_idx: int | None = None) -> int:
+        if worker_idx is None:
+            worker_idx = self.worker_config.rank_worker_id()
+        return self.worker_config.rank * max(1, self.worker_config.num_workers) + worker_idx
+
+    # State --------------------------------------------------------------------------------------
+
+    def save_state(self) -> FlexState:
+        return FlexState(
+            __class__=type(self).__name__, shown=self._shown, fingerprint=dict(self.fingerprint)
+        )
+
+    def restore_state(self, state: FlexState) -> None:
+        check_fingerprint(
+            {**state.get("fingerprint", {}), "kind": state.get("__class__")},
+            {**self.fingerprint, "kind": type(self).__name__},
+        )
+        self._shown = state["shown"]
+
+    def can_restore_sample(self) -> bool:
+        return False
+
+    def assert_can_restore(self) -> None:
+        raise NotImplementedError("A spliced frame cannot be restored from a key.")
+
+    def config(self) -> dict[str, Any]:
+        return {"type": type(self).__qualname__, "size": self.examples.size, **self.fingerprint}
+
+
+def find_splices(dataset_or_loader: Any) -> list[SpliceSource]:
+    """The spliced sources inside a dataset or loader."""
+    if isinstance(dataset_or_loader, SpliceSource):
+        return [dataset_or_loader]
+    inner = getattr(dataset_or_loader, "datasets", None)
+    if inner is None:  # a loader, or a leaf
+        inner = [dataset_or_loader.dataset] if hasattr(dataset_or_loader, "dataset") else []
+    return [splice for wrapped in inner for splice in find_splices(wrapped)]
+
+
+def log_plan(index: SpliceIndex, numbers: np.ndarray, source: str) -> None:
+    """Write what will be shown of the first documents to the debug log."""
+    logger.info(
+        "%s: %d documents of %d to %d tokens, %d examples in an epoch.",
+        *(source, len(numbers), index.doc_lengths.min(), index.doc_lengths.max(), index.size),
+    )
+    columns = (numbers, index.doc_lengths, index.pairs, index.quotas)
+    shares, coverage = index.token_shares(), index.coverage()
+    for row, (number, length, pairs, quota) in enumerate(zip(*columns)):
+        if not logger.isEnabledFor(logging.DEBUG) or row >= CHUNK:
+            break
+        logger.debug(
+            "%s/doc%d: %d tokens, %d pairs, %d examples, share %.4f, each token %.2f times.",
+            *(source, number, length, pairs, quota, shares[row], coverage[row]),
+        )

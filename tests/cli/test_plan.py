@@ -1,0 +1,69 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a run would read, before it does."""
+
+import pytest
+
+from tests.cli.command import energon_ext, error_line
+from tests.support import write_dataset, write_mix
+
+
+@pytest.fixture(scope="module")
+def mix(tmp_path_factory):
+    root = tmp_path_factory.mktemp("plan")
+    write_dataset(root / "web", ["x" * 30] * 20)
+    # With two special tokens: 12, 22 and 7 tokens.
+    write_dataset(root / "book", ["a" * 10, "b" * 20, "c" * 5])
+    return write_mix(
+        root / "mix.yaml", [("web", {"linear": {0: 3, 100: 1}}), ("book", {"step": {0: 1, 200: 0}})]
+    )
+
+
+def cells(result):
+    assert result.exit_code == 0
+    return [line.split() for line in result.stdout.splitlines()]
+
+
+def test_shares_are_shown_at_the_knots_or_where_asked(mix):
+    assert cells(energon_ext("plan", mix)) == [
+        ["share", "at", "batch", "0", "100", "200"],
+        ["book:train", "25.00%", "50.00%", "0.00%"],
+        ["web:train", "75.00%", "50.00%", "100.00%"],
+    ]
+    assert cells(energon_ext("plan", mix, "--at", "50"))[1:] == [
+        ["book:train", "33.33%"],
+        ["web:train", "66.67%"],
+    ]
+
+
+def test_documents_of_a_splice_are_listed_with_their_examples(mix):
+    splice = '{"num_docs": 2, "content_length": 8, "dataset_name": "book", "balance_mode": '
+    result = energon_ext("plan", mix, "--seq-length", 32, "--splice", splice + '"by_document"}')
+    lines = cells(result)
+    # 15 and 5 starts; by_document gives each 15 examples of 8 tokens.
+    assert ["book:train/doc1", "12.50%", "25.00%", "0.00%"] in lines
+    assert "book:train: 2 documents, 34 tokens, 30 examples in an epoch" in result.stdout
+    assert lines[-2:] == [
+        ["doc1", "22", "15", "15", "50.00%", "5.45"],
+        ["doc0", "12", "5", "15", "50.00%", "10.00"],
+    ]
+
+
+def test_one_document_needs_no_number_of_documents(mix):
+    result = energon_ext("plan", mix, "--splice", '{"dataset_name": "book", "doc_index": 2}')
+    # 7 tokens in 256: c tokens left have 257 - c places, for c = 7 .. 2; tokens 6800.
+    assert cells(result)[-1] == ["doc2", "7", "1,515", "1,515", "100.00%", "971.43"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--at", "a"), "--at: 'a' found; batch indices like 0,100,500 are needed."),
+        (("--splice", "{"), "--splice: '{' is not JSON"),
+        (("--splice", "[1]"), "--splice: '[1]' found, a JSON object is needed."),
+        (("--splice", '{"docs": 1}'), "--splice: no field docs in SpliceConfig; it has"),
+        (("--splice", '{"num_docs": 0}'), "num_docs: 0 found, an integer >= 1 is needed."),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(mix, options, words):
+    assert words in error_line(energon_ext("plan", mix, *options))

@@ -1,0 +1,376 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Spliced documents of real Energon datasets, alone and in a blend."""
+
+import json
+import logging
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from energon_ext import (
+    ConfigError,
+    MultiSpliceTaskEncoder,
+    SpliceTaskEncoder,
+    StateMismatchError,
+    get_train_dataset,
+    get_val_datasets,
+)
+from energon_ext.choice import find_choice
+from energon_ext.consumption import Consumption
+from energon_ext.splice import LossMap, MultiSpliceConfig, SpliceConfig, SpliceIndex, make_frame
+from energon_ext.splice_source import find_splices
+from energon_ext.tokenizers import ByteTokenizer
+from tests.splice import slow
+from tests.support import (
+    batch_hash,
+    close_loaders,
+    config,
+    loader_for,
+    take,
+    write_dataset,
+    write_mix,
+)
+
+SEQ_LEN = 32
+LENGTHS = [5 + number * 7 % 30 for number in range(40)]
+SHORT = MultiSpliceConfig(
+    num_docs=3, max_doc_length=12, content_start_mode="slide_within", balance_mode="by_coverage"
+)
+
+
+def text(source, number):
+    """Letters that differ from document to document; two tokens are added around them."""
+    letters = "".join(chr(97 + (number * 5 + place * place) % 26) for place in range(40))
+    return (source + letters)[: LENGTHS[number] - 2]
+
+
+def tokens_of(number, source="s"):
+    return ByteTokenizer().encode(text(source, number))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    root = tmp_path_factory.mktemp("splice")
+    for source in ("book", "web"):
+        write_dataset(root / source, [text(source[-1], n) for n in range(40)], shard_size=9)
+    return root
+
+
+def text_of_book(number):
+    return ByteTokenizer().encode(text("k", number))
+
+
+@pytest.fixture(scope="module")
+def mix(data):
+    """Half of the rows from the book, which is spliced; from batch 6 on none."""
+    path = write_mix(data / "mix.yaml", [("book", {"step": {0: 1, 6: 0}}), ("web", 1)])
+    content = json.loads(path.read_text())
+    content["splits"]["train"]["blend"][0]["subflavors"] = {"splice": True}
+    path.write_text(json.dumps(content))
+    return path
+
+
+def build(path, encoder, *, num_workers=0, rank=0, world_size=1, seed=0, batch_size=4, **options):
+    return get_train_dataset(
+        path,
+        worker_config=config(num_workers, rank, world_size, seed),
+        batch_size=batch_size,
+        task_encoder=encoder,
+        **options,
+    )
+
+
+def one(splice=None, **options):
+    return SpliceTaskEncoder(ByteTokenizer(), SEQ_LEN, splice, packing_buffer_docs=8, **options)
+
+
+def many(splice=SHORT, **options):
+    return MultiSpliceTaskEncoder(
+        ByteTokenizer(), SEQ_LEN, splice, packing_buffer_docs=8, **options
+    )
+
+
+def segments(batch):
+    """``(name, tokens, position ids, weights)`` of each segment that is not padding."""
+    ends = batch.cu_seqlens.tolist()
+    return [
+        (batch.sources[source], *(f[a:b].tolist() for f in fields))
+        for fields in [(batch.tokens, batch.position_ids, batch.token_weights)]
+        for a, b, source in zip(ends, ends[1:], batch.source_ids.tolist())
+        if source >= 0
+    ]
+
+
+def placements(batches):
+    """How often each (name, tokens, offset) was shown."""
+    return Counter(
+        (name, tuple(tokens), positions[0])
+        for batch in batches
+        for name, tokens, positions, _ in segments(batch)
+    )
+
+
+def expected_placements(numbers):
+    found = Counter()
+    for number in numbers:
+        doc = text_of_book(number)
+        for t, s in slow.pairs(len(doc), SEQ_LEN):
+            found[f"book:train/doc{number}", tuple(doc[t:]), s] += 1
+    return found
+
+
+def three_longest_short():
+    fitting = [n for n in range(40) if LENGTHS[n] <= 12]
+    return sorted(fitting, key=lambda n: (-LENGTHS[n], n))[:3]
+
+
+def in_blend(data):
+    """The book alone, under the key that it has in a metadataset."""
+    return write_mix(data / "book.yaml", [("book", 1)])
+
+
+@pytest.mark.parametrize(("num_workers", "world_size"), [(0, 1), (2, 1), (0, 2), (3, 2)])
+@pytest.mark.parametrize("pack", [False, True])
+def test_one_epoch_shows_every_pair_once_whatever_the_ranks_and_workers(
+    data, num_workers, world_size, pack
+):
+    splice = MultiSpliceConfig(**{**SHORT.to_json(), "pack_contents": pack})
+    batches = []
+    for rank in range(world_size):
+        dataset = build(
+            in_blend(data),
+            many(splice),
+            num_workers=num_workers,
+            rank=rank,
+            world_size=world_size,
+            repeat=False,
+        )
+        batches += [batch.validate() for batch in loader_for(dataset)]
+    chosen = three_longest_short()
+    assert placements(batches) == expected_placements(chosen)
+    consumed = Consumption()
+    for batch in batches:
+        consumed.add_batch(batch)
+    for number in chosen:
+        name, doc = f"book:train/doc{number}", text_of_book(number)
+        pairs = slow.pairs(len(doc), SEQ_LEN)
+        assert consumed.rows[name] == len(pairs)
+        assert consumed.tokens[name] == sum(len(doc) - t for t, _ in pairs)
+
+
+def test_a_row_is_the_frame_of_its_pair(data):
+    splice = SpliceConfig(doc_index=17, content_length=9, pad_token_id=3)
+    dataset = build(in_blend(data), one(splice), batch_size=8)
+    doc = np.array(text_of_book(17))
+    frames = {
+        (t, s): make_frame(doc, t, s, SEQ_LEN, 9, pad_id=3)
+        for t, s in slow.pairs(len(doc), SEQ_LEN, 9)
+    }
+    seen = set()
+    for batch in take(loader_for(dataset), 20):
+        for row in range(8):
+            part = slice(row * SEQ_LEN, (row + 1) * SEQ_LEN)
+            weights = batch.token_weights[part]
+            s = int(weights.nonzero()[0])
+            inside = batch.tokens[part][s : s + int(weights.sum()) + 1].tolist()
+            t = next(t for t in range(len(doc)) if doc[t : t + len(inside)].tolist() == inside)
+            frame = frames[t, s]
+            assert batch.tokens[part].tolist() == frame.tokens.tolist()
+            assert batch.labels[part].tolist() == frame.labels.tolist()
+            assert weights.tolist() == frame.token_weights.tolist()
+            positions = batch.position_ids[part][s : s + len(inside)]
+            assert positions.tolist() == frame.position_ids[s : s + len(inside)].tolist()
+            grid = batch.grid(1, 8, SEQ_LEN)["segment_ids"][0, row]
+            assert grid[: s + len(inside)].tolist() == [0] * s + [1] * len(inside)
+            seen.add((t, s))
+    assert len(seen) == 160 < len(frames)
+
+
+def test_an_attended_prefix_is_of_the_segment_of_the_document(data):
+    splice = SpliceConfig(doc_index=17, attend_prefix=True, eos_token_id=2)
+    batch = take(loader_for(build(in_blend(data), one(splice), batch_size=16)), 1)[0].validate()
+    doc, moved = text_of_book(17), 0
+    for _, tokens, positions, weights in segments(batch):
+        offset = weights.index(1.0)
+        assert tokens[:offset] == ([0] * (offset - 1) + [2] if offset else [])
+        content = tokens[offset:]
+        assert content == doc[-len(content) :] or content == doc[: len(content)]
+        assert positions == list(range(len(tokens)))
+        assert weights == [0.0] * offset + [1.0] * (len(content) - 1) + [0.0]
+        moved += offset > 0
+    assert moved > 8
+
+
+def test_a_cyclic_document_goes_on_at_its_beginning(data):
+    splice = SpliceConfig(doc_index=3, content_start_mode="cyclic_roll")
+    dataset = build(in_blend(data), one(splice), repeat=False)
+    doc = text_of_book(3)
+    rolls = {tuple(doc[t:] + doc[:t]) for t in range(len(doc))}
+    assert {key[1] for key in placements(loader_for(dataset))} == rolls
+
+
+def test_long_documents_slide_through_the_frame(data):
+    longest = max(range(40), key=lambda n: (LENGTHS[n], -n))
+    doc = text_of_book(longest)
+    dataset = build(in_blend(data), one(SpliceConfig(mode="slide")), repeat=False)
+    assert set(placements(loader_for(dataset))) == {
+        (f"book:train/doc{longest}", tuple(doc[w : w + SEQ_LEN]), 0)
+        for w in range(len(doc) - SEQ_LEN + 1)
+    }
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_spliced_and_packed_sources_share_a_schedule(mix, num_workers):
+    encoder = many(spliced_subflavors={"splice": True})
+    dataset = build(mix, encoder, num_workers=num_workers, batch_size=16)
+    choice = find_choice(dataset)
+    names = [f'book:train{{"splice": true}}/doc{n}' for n in three_longest_short()]
+    shares = choice.planned_shares(0)
+    assert set(shares) == {*names, "web:train"} and shares["web:train"] == 0.5
+    assert sum(shares.values()) == pytest.approx(1)
+    assert choice.planned_shares(6)["web:train"] == 1
+    for index, batch in enumerate(take(loader_for(dataset), 9)):
+        batch.validate()
+        assert bool(set(batch.tokens_per_source()) & set(names)) == (index < 6)
+        assert "web:train" in batch.tokens_per_source()
+
+
+def test_the_name_of_a_folder_chooses_what_is_spliced(data):
+    path = write_mix(data / "named.yaml", [("book", 1), ("web", 1)])
+    splice = MultiSpliceConfig(**{**SHORT.to_json(), "dataset_name": "book"})
+    assert "web:train" in find_choice(build(path, many(splice))).planned_shares(0)
+    with pytest.raises(ConfigError, match="No source to splice among .*dataset_name 'letter'"):
+        build(path, many(MultiSpliceConfig(dataset_name="letter")))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_resumed_run_continues_exactly_at_every_batch(mix, num_workers, pack):
+    splice = MultiSpliceConfig(**{**SHORT.to_json(), "pack_contents": pack})
+
+    def loader():
+        encoder = many(splice, spliced_subflavors={"splice": True})
+        return loader_for(build(mix, encoder, num_workers=num_workers, shuffle_buffer_size=5))
+
+    expected = [batch_hash(batch) for batch in take(loader(), 9)]
+    assert len(set(expected)) == 9
+    state = None
+    for start in range(0, 9, 3):
+        resumed = loader()
+        if state is not None:
+            resumed.restore_state_rank(state)
+        assert [batch_hash(b) for b in take(resumed, 3)] == expected[start : start + 3]
+        state = resumed.save_state_rank()
+    close_loaders()
+
+
+def test_the_state_of_a_spliced_source_is_one_number_and_its_fingerprint(data):
+    loader = loader_for(build(in_blend(data), many()))
+    take(loader, 5)
+    source = find_choice(loader).datasets[0].save_state()
+    assert source["shown"] == 20 and set(source) == {"__class__", "shown", "fingerprint"}
+    other = MultiSpliceConfig(**{**SHORT.to_json(), "content_length": 5})
+    changed = loader_for(build(in_blend(data), many(other)))
+    with pytest.raises(StateMismatchError, match=r"\(content_length: saved None, now 5\)"):
+        changed.restore_state_rank(loader.save_state_rank())
+
+
+def test_seeds_and_keys_give_orders_of_their_own(data):
+    first = take(loader_for(build(in_blend(data), many())), 1)[0]
+    again = take(loader_for(build(in_blend(data), many())), 1)[0]
+    other = take(loader_for(build(in_blend(data), many(), seed=1)), 1)[0]
+    assert batch_hash(first) == batch_hash(again) != batch_hash(other)
+
+
+def test_many_documents_are_counted_under_the_key_of_their_source(data):
+    for named, names in ((False, {"book:train"}), (None, None)):
+        encoder = many(named_documents=named)
+        shares = find_choice(build(in_blend(data), encoder)).planned_shares(0)
+        assert set(shares) == (names or {f"book:train/doc{n}" for n in three_longest_short()})
+    assert find_choice(build(in_blend(data), many())).documents == {
+        f"book:train/doc{n}": len(slow.pairs(LENGTHS[n], SEQ_LEN)) for n in three_longest_short()
+    }
+
+
+def test_only_the_chosen_documents_are_read_again(data):
+    read: list[int] = []
+
+    class Noting(MultiSpliceTaskEncoder):
+        def encode_document(self, sample):
+            read.append(int(sample.__key__.rpartition("/")[2]))
+            return super().encode_document(sample)
+
+        encode_document.__stateless__ = True
+
+    build(in_blend(data), Noting(ByteTokenizer(), SEQ_LEN, SHORT))
+    assert sorted(read[:40]) == list(range(40))
+    assert read[40:] == three_longest_short()
+
+
+def test_a_key_chooses_a_document_through_the_yaml(data):
+    splice = SpliceConfig(doc_key="*21")
+    shares = find_choice(build(in_blend(data), one(splice))).planned_shares(0)
+    assert shares == {"book:train/doc21": 1}
+
+
+def test_validation_shows_a_fixed_grid_and_a_map_tells_the_points_apart(data):
+    path = write_mix(data / "val.yaml", [("book", 1)], split="val")
+    encoder = many(validation_starts=3, validation_offsets=4)
+    content = json.loads(path.read_text())
+    content["splits"]["val"]["blend"][0]["split_part"] = "train"
+    path.write_text(json.dumps(content))
+    ((dataset, _),) = get_val_datasets(
+        path, worker_config=config(), batch_size=5, task_encoder=encoder
+    )
+    (source,) = find_splices(dataset)
+    losses = LossMap(source.examples, source.names)
+    batches = list(loader_for(dataset))
+    for batch in batches:
+        # A loss that names its place: 1000 for each position id, plus the label.
+        losses.add_batch(batch, batch.position_ids.numpy() * 1000.0 + batch.labels.numpy())
+    assert not np.isnan(losses.losses).any()
+    for document, number in enumerate(three_longest_short()):
+        doc = text_of_book(number)
+        starts, offsets, grid = losses.of(document)
+        assert starts == [0, (len(doc) - 2) // 2, len(doc) - 2]
+        for row, t in enumerate(starts):
+            count = len(doc) - t - 1
+            shown = np.flatnonzero(~np.isnan(grid[row]))
+            assert len(shown) == 4 and offsets[shown[-1]] == SEQ_LEN - count - 1
+            for column in shown:
+                mean = 1000 * (offsets[column] + (count - 1) / 2) + sum(doc[t + 1 :]) / count
+                assert grid[row, column] == pytest.approx(mean, rel=1e-5)
+    assert set(losses.per_document()) == {f"book:train/doc{n}" for n in three_longest_short()}
+
+
+def test_the_plan_is_in_the_log(data, caplog):
+    with caplog.at_level(logging.DEBUG, logger="energon_ext.splice_source"):
+        build(in_blend(data), many())
+    first = three_longest_short()[0]
+    assert "book:train: 3 documents of 11 to 12 tokens, 837 examples" in caplog.text
+    assert f"book:train/doc{first}: 12 tokens, 286 pairs, 286 examples" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: one(SHORT), "a MultiSpliceConfig found, SpliceTaskEncoder takes a SpliceConfig"),
+        (lambda: many(alignment=2), "alignment: 2 found; frames begin at any offset"),
+        (
+            lambda: one(SpliceConfig(pack_contents=True), packing="sequential"),
+            "Set mask_boundary_loss=True",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_a_source_without_a_pair_says_what_it_needs(data):
+    splice = MultiSpliceConfig(content_length=32, adaptive_k=False, max_doc_length=20)
+    with pytest.raises(ConfigError, match="No document has a pair: the longest has 20 tokens"):
+        build(in_blend(data), many(splice))
+    assert SpliceIndex([20], SEQ_LEN, MultiSpliceConfig(content_length=32)).size == 1

@@ -1,0 +1,148 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Frames position by position, and which documents are chosen."""
+
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_ext.errors import ConfigError
+from energon_ext.splice import MultiSpliceConfig, SpliceConfig, make_frame, select_documents
+from tests.splice import slow
+
+P = 9
+DOC = np.arange(5)
+
+
+@pytest.mark.parametrize(
+    ("t", "s", "content_length", "tokens"),
+    [
+        (0, 0, None, [0, 1, 2, 3, 4]),
+        (0, 1, None, [P, 0, 1, 2, 3]),
+        (0, 2, None, [P, P, 0, 1, 2]),
+        (1, 0, 2, [1, 2, P, P, P]),
+        (2, 1, 3, [P, 2, 3, 4, P]),
+        (3, 0, 3, [3, 4, P, P, P]),
+        (3, 3, 3, [P, P, P, 3, 4]),
+    ],
+)
+def test_the_worked_frames(t, s, content_length, tokens):
+    assert make_frame(DOC, t, s, 5, content_length, P).tokens.tolist() == tokens
+
+
+def test_weights_and_segments_of_the_fourth_pair():
+    frame = make_frame(DOC, t=1, s=1, seq_len=5, content_length=3, pad_id=P)
+    assert frame.token_weights.tolist() == [0, 1, 1, 0, 0]
+    assert frame.segment_ids.tolist() == [0, 1, 1, 1, 1]
+    assert frame.labels.tolist() == [1, 2, 3, P, P]
+    assert frame.position_ids.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_first_start_of_the_suffix_trains_one_transition():
+    frame = make_frame(DOC, t=1, s=0, seq_len=5, content_length=2, pad_id=P)
+    assert frame.token_weights.tolist() == [1, 0, 0, 0, 0]
+    assert frame.segment_ids.tolist() == [1, 1, 1, 1, 1]
+
+
+def test_a_small_document_at_three_offsets():
+    for s, tokens, weights in (
+        (0, [1, 2, 3, 0, 0], [1, 1, 0, 0, 0]),
+        (1, [0, 1, 2, 3, 0], [0, 1, 1, 0, 0]),
+        (2, [0, 0, 1, 2, 3], [0, 0, 1, 1, 0]),
+    ):
+        frame = make_frame(np.array([1, 2, 3]), 0, s, 5)
+        assert (frame.tokens.tolist(), frame.token_weights.tolist()) == (tokens, weights)
+        assert frame.segment_ids.tolist() == [0] * s + [1] * (5 - s)
+
+
+def test_an_eos_stands_before_the_content_and_not_at_the_beginning():
+    assert make_frame(DOC, 3, 2, 5, None, P, eos_id=7).tokens.tolist() == [P, 7, 3, 4, P]
+    assert make_frame(DOC, 3, 0, 5, None, P, eos_id=7).tokens.tolist() == [3, 4, P, P, P]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.integers(1, 9), st.integers(2, 9), st.booleans())
+def test_frames_are_those_written_position_by_position(data, length, seq_len, cyclic):
+    t, s = data.draw(st.integers(0, length - 1)), data.draw(st.integers(0, seq_len - 1))
+    content_length = data.draw(st.none() | st.integers(2, 12))
+    doc = list(range(1, length + 1))
+    frame = make_frame(np.array(doc), t, s, seq_len, content_length, 0, cyclic=cyclic)
+    tokens, weights = slow.frame(doc, t, s, seq_len, content_length, cyclic=cyclic)
+    assert frame.tokens.tolist() == tokens
+    assert frame.token_weights.tolist() == weights
+    assert frame.labels.tolist()[:-1] == tokens[1:]
+    assert [array.dtype for array in frame] == [np.int64, np.int64, np.float32, np.int64, np.int64]
+
+
+def test_a_start_or_an_offset_outside_is_refused():
+    for t, s in ((5, 0), (-1, 0), (0, 5), (0, -1)):
+        with pytest.raises(ConfigError, match="has 5 tokens and the frame 5 positions"):
+            make_frame(DOC, t, s, 5)
+
+
+LENGTHS = np.array([30, 10, 50, 10, 40, 50])
+
+
+def choose(config, **options):
+    return select_documents(LENGTHS, config, seq_len=8, source="web", **options).tolist()
+
+
+@pytest.mark.parametrize(
+    ("mode", "three"),
+    [("longest", [2, 5, 4]), ("shortest", [1, 3, 0]), ("first", [0, 1, 2])],
+)
+def test_a_policy_chooses_one_document_and_many(mode, three):
+    assert choose(SpliceConfig(doc_select_mode=mode)) == three[:1]
+    assert choose(MultiSpliceConfig(num_docs=3, doc_select_mode=mode)) == three
+
+
+def test_random_documents_are_distinct_and_stay_the_same():
+    config = MultiSpliceConfig(num_docs=4, doc_select_mode="random", min_doc_length=11)
+    chosen = choose(config)
+    assert sorted(chosen) == [0, 2, 4, 5] and chosen == choose(config)
+    seeds = {
+        choose(MultiSpliceConfig(num_docs=1, doc_select_mode="random", seed=seed))[0]
+        for seed in range(40)
+    }
+    assert seeds == set(range(6))
+
+
+def test_limits_include_their_bounds():
+    config = MultiSpliceConfig(num_docs=9, min_doc_length=30, max_doc_length=40)
+    assert choose(config) == [4, 0]
+
+
+def test_no_document_within_the_limits_leaves_the_longest(caplog):
+    with caplog.at_level(logging.WARNING):
+        assert choose(SpliceConfig(min_doc_length=60, doc_select_mode="first")) == [2]
+    assert "No document of source web has 60 to any number of tokens" in caplog.text
+
+
+def test_an_index_within_the_limits_is_honoured_and_another_is_not(caplog):
+    assert choose(SpliceConfig(doc_index=3)) == [3]
+    with caplog.at_level(logging.WARNING):
+        assert choose(SpliceConfig(doc_index=3, min_doc_length=20)) == [2]
+    assert "doc_index 3 of source web (10 tokens) is not among" in caplog.text
+    with pytest.raises(ConfigError, match="doc_index: 6 found, source web has 6 documents"):
+        choose(SpliceConfig(doc_index=6))
+
+
+def test_a_key_pattern_narrows_the_choice():
+    keys = ["a/0", "a/1", "b/2", "b/3", "b/4", "c/5"]
+    assert choose(SpliceConfig(doc_key="b/*"), keys=keys) == [2]
+    assert choose(SpliceConfig(doc_key="b/3"), keys=keys) == [3]
+    with pytest.raises(ConfigError, match="doc_key: 'd/.' found, no sample .* its first is 'a/0'"):
+        choose(SpliceConfig(doc_key="d/*"), keys=keys)
+    with pytest.raises(ConfigError, match="have no keys; use doc_index"):
+        choose(SpliceConfig(doc_key="b/*"))
+
+
+def test_the_training_subset_holds_the_documents_that_end_in_it():
+    # Two batches of seven rows of 8 tokens: 112, and documents end at 30, 40, 90, 100, 140, 190.
+    subset = {"restrict_to_training_subset": True, "initial_batch_size": 7, "max_train_batches": 2}
+    assert choose(MultiSpliceConfig(**subset)) == [2, 0, 1, 3]
+    with pytest.raises(ConfigError, match="no document to choose from .* its first 8 tokens"):
+        choose(SpliceConfig(**{**subset, "initial_batch_size": 1, "max_train_batches": 1}))

@@ -1,0 +1,195 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Every example of an epoch, once, in an order that is computed."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_ext.errors import ConfigError
+from energon_ext.splice import (
+    GridIndex,
+    MultiSpliceConfig,
+    SpliceConfig,
+    SpliceIndex,
+    document_quotas,
+    start_positions,
+)
+from tests.splice import slow
+
+IN_ORDER = {"shuffle_per_epoch": False}
+
+
+def triples(index, numbers):
+    contents = index.locate(np.asarray(numbers))
+    columns = (contents.documents, contents.starts, contents.offsets)
+    return list(zip(*(column.tolist() for column in columns)))
+
+
+def epoch(index, number=0):
+    return triples(index, np.arange(index.size) + number * index.size)
+
+
+def test_by_document_repeats_the_pairs_of_shorter_documents():
+    config = MultiSpliceConfig(
+        content_length=4, balance_mode="by_document", adaptive_k=False, **IN_ORDER
+    )
+    index = SpliceIndex([7, 5, 3], 8, config)
+    assert index.quotas.tolist() == [4, 4, 0]
+    assert Counter(epoch(index)) == Counter(
+        [(0, 0, 4), (0, 1, 4), (0, 2, 4), (0, 3, 4), *[(1, 0, 4), (1, 1, 4)] * 2]
+    )
+
+
+def test_by_coverage_shows_every_pair_once():
+    config = MultiSpliceConfig(
+        content_start_mode="slide_within", content_length=3, balance_mode="by_coverage"
+    )
+    expected = [(doc, t, s) for doc, L in enumerate((5, 3, 7)) for t, s in slow.pairs(L, 5, 3)]
+    index = SpliceIndex([5, 3, 7], 5, config)
+    assert index.pairs.tolist() == index.quotas.tolist() == [13, 7, 19]
+    for number in (0, 1, 5):
+        assert sorted(epoch(index, number)) == expected
+        assert epoch(index, number) != expected
+    assert epoch(index, 0) != epoch(index, 1)
+
+
+def test_one_document_has_its_pairs_in_order_where_nothing_is_shuffled():
+    config = SpliceConfig(content_length=3, shuffle_content=False, shuffle_offsets=0)
+    assert epoch(SpliceIndex([5], 5, config), 2) == [(0, *pair) for pair in slow.pairs(5, 5, 3)]
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_one_axis_is_shuffled_and_the_other_is_not(stride):
+    expected = slow.pairs(40, 30, 12, stride)
+    shape = {"content_length": 12, "content_stride": stride}
+    content = SpliceIndex([40], 30, SpliceConfig(shuffle_offsets=False, **shape))
+    offsets = SpliceIndex([40], 30, SpliceConfig(shuffle_content=False, **shape))
+    for index in (content, offsets):
+        assert sorted(triple[1:] for triple in epoch(index, 3)) == expected
+        assert epoch(index, 0) != epoch(index, 1)
+    runs = [start for _, start, _ in epoch(content)]
+    changes = 1 + sum(a != b for a, b in zip(runs, runs[1:]))
+    assert changes == len(set(runs)) and runs != sorted(runs)
+    assert all(a[2] < b[2] for a, b in zip(epoch(content), epoch(content)[1:]) if a[1] == b[1])
+    assert [t for _, t, _ in epoch(offsets)] == [t for t, _ in expected]
+    first_row = [s for _, t, s in epoch(offsets) if t == 0]
+    assert first_row != sorted(first_row)
+
+
+def test_an_order_lasts_as_many_epochs_as_it_is_told():
+    index = SpliceIndex([9], 9, SpliceConfig(shuffle_content=3, shuffle_offsets=3))
+    orders = [epoch(index, number) for number in range(6)]
+    assert orders[0] == orders[1] == orders[2] != orders[3] == orders[5]
+    other_seed = SpliceConfig(shuffle_content=3, shuffle_offsets=3, offset_seed=1)
+    assert epoch(SpliceIndex([9], 9, other_seed)) != orders[0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=5),
+    alpha=st.sampled_from([0.0, 0.8]),
+    stride=st.integers(1, 3),
+    epoch_length=st.integers(1, 200),
+    tau=st.sampled_from([0.0, 0.6, 1.0]),
+)
+def test_starts_of_an_epoch_are_quantiles_of_each_documents_quota(
+    lengths, alpha, stride, epoch_length, tau
+):
+    config = MultiSpliceConfig(
+        content_length=8,
+        content_stride=stride,
+        min_copy_len=3,
+        alpha=alpha,
+        balance_tau=tau,
+        epoch_length=epoch_length,
+    )
+    long_enough = [doc for doc, length in enumerate(lengths) if length >= 3]
+    if not long_enough:
+        with pytest.raises(ConfigError, match="No document has a pair"):
+            SpliceIndex(lengths, 16, config)
+        return
+    index = SpliceIndex(lengths, 16, config)
+    quotas = document_quotas(
+        [lengths[doc] for doc in long_enough], epoch_length, "by_temperature", tau
+    )
+    expected = [
+        (doc, start, 16 - min(8, lengths[doc]))
+        for doc, quota in zip(long_enough, quotas.tolist())
+        for start in start_positions(
+            lengths[doc], min(8, lengths[doc]), quota, alpha, stride
+        ).tolist()
+    ]
+    assert sorted(epoch(index, 1)) == expected
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+def test_workers_share_nothing_and_cover_all(workers):
+    config = MultiSpliceConfig(
+        content_start_mode="slide_within", content_length=3, balance_mode="by_coverage"
+    )
+    index = SpliceIndex([5, 3, 7], 5, config)
+    taken = [np.arange(worker, 2 * index.size, workers) for worker in range(workers)]
+    shown = [triple for numbers in taken for triple in triples(index, numbers)]
+    assert Counter(shown) == Counter(epoch(index, 0) + epoch(index, 1))
+
+
+def test_examples_are_found_alone_as_together():
+    index = SpliceIndex([40, 90], 64, MultiSpliceConfig(content_length=16, offset_jitter=5))
+    numbers = np.random.default_rng(0).integers(0, 3 * index.size, 100)
+    assert triples(index, numbers) == [triples(index, [number])[0] for number in numbers]
+
+
+@pytest.mark.parametrize("jitter_mode", ["uniform", "low_discrepancy"])
+def test_jitter_spreads_over_the_last_places(jitter_mode):
+    config = MultiSpliceConfig(
+        content_length=10,
+        balance_mode="by_coverage",
+        offset_jitter=3,
+        jitter_mode=jitter_mode,
+        **IN_ORDER,
+    )
+    index = SpliceIndex([1009, 4, 40], 12, config)
+    offsets = {doc: Counter() for doc in range(3)}
+    for doc, _, s in epoch(index):
+        offsets[doc][s] += 1
+    # Contents of 10 in 12 have room for two more places, of 4 for all three.
+    assert set(offsets[0]) == {2, 1, 0} and set(offsets[1]) <= {8, 7, 6, 5}
+    most = 1 if jitter_mode == "low_discrepancy" else 60
+    assert all(abs(count - 1000 / 3) <= most + 1 for count in offsets[0].values())
+    again = [triple for number in range(12) for triple in epoch(index, number) if triple[0] == 0]
+    places = Counter(triple[1:] for triple in again)
+    # Over twelve epochs each start is seen at every place; evenly, if they are not drawn.
+    least = 2 if jitter_mode == "low_discrepancy" else 0
+    assert all(places[t, s] >= least for t in range(1000) for s in (0, 1, 2))
+
+
+def test_a_document_weight_of_zero_leaves_it_out_and_a_wrong_number_of_them_is_refused():
+    weights = {"content_length": 4, "doc_weights": [1, 0], "balance_mode": "by_document"}
+    assert SpliceIndex([9, 9], 8, MultiSpliceConfig(**weights)).quotas.tolist() == [12, 0]
+    with pytest.raises(ConfigError, match="doc_weights: 2 found for 3 documents"):
+        SpliceIndex([9, 9, 9], 8, MultiSpliceConfig(**weights))
+
+
+def test_shares_and_coverage_count_the_tokens_that_are_copied():
+    config = MultiSpliceConfig(
+        content_start_mode="slide_within", content_length=3, balance_mode="by_coverage"
+    )
+    index = SpliceIndex([5, 3], 5, config)
+    # 9 contents of 3 and 4 of 2 tokens; 3 of 3 and 4 of 2.
+    assert index.mean_copy_lens() * index.quotas == pytest.approx([35, 17])
+    assert index.token_shares() == pytest.approx([35 / 52, 17 / 52])
+    assert index.coverage() == pytest.approx([7, 17 / 3])
+
+
+def test_a_validation_grid_holds_the_corners():
+    grid = GridIndex([10, 3, 1], 12, SpliceConfig(content_length=4), starts=3, offsets=2)
+    assert triples(grid, np.arange(grid.size)) == [
+        *[(0, t, s) for t, last in ((0, 8), (4, 8), (8, 10)) for s in (0, last)],
+        *[(1, t, s) for t, last in ((0, 9), (1, 10)) for s in (0, last)],
+    ]
+    with pytest.raises(ConfigError, match="both must be >= 1"):
+        GridIndex([10], 12, SpliceConfig(), starts=0)

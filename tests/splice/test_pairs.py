@@ -1,0 +1,174 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Pairs by number are the pairs that loops list."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from energon_ext.errors import ConfigError
+from energon_ext.splice import MultiSpliceConfig, SpliceConfig, enumerate_pairs
+from energon_ext.splice.config import CONTENT_START_MODES
+from energon_ext.splice.pairs import PairTable
+from tests.splice import slow
+
+
+def listed(*args, **kwargs):
+    return [tuple(pair) for pair in enumerate_pairs(*args, **kwargs).tolist()]
+
+
+def test_the_thirteen_pairs_of_the_worked_example():
+    pairs = listed(5, 5, content_length=3)
+    assert pairs == [
+        *[(t, s) for t in (0, 1, 2) for s in (0, 1, 2)],
+        *[(3, 0), (3, 1), (3, 2), (3, 3)],
+    ]
+    assert (pairs[4], pairs[9], pairs[12]) == ((1, 1), (3, 0), (3, 3))
+
+
+def test_strides_of_two():
+    pairs = listed(6, 6, content_length=4, content_stride=2, offset_stride=2)
+    assert pairs == [(0, 0), (0, 2), (2, 0), (2, 2), (4, 0), (4, 2), (4, 4)]
+
+
+def test_without_a_content_length_as_much_as_fits_is_copied():
+    assert len(listed(3, 5)) == 7
+
+
+def test_the_left_anchored_suffix_is_among_the_pairs():
+    assert [pair for pair in listed(5, 5, content_length=2) if pair[0] == 1] == [
+        *[(1, 0), (1, 1), (1, 2), (1, 3)]
+    ]
+
+
+def test_anchor_start_slides_the_whole_document_over_the_frame():
+    assert listed(3, 6, content_start_mode="anchor_start") == [(0, 0), (0, 1), (0, 2), (0, 3)]
+
+
+def test_cyclic_roll_has_a_full_content_at_every_start():
+    pairs = listed(3, 4, content_start_mode="cyclic_roll")
+    assert pairs == [(t, s) for t in (0, 1, 2) for s in (0, 1)]
+
+
+def test_coverage_balanced_stands_at_the_end_of_the_frame():
+    assert listed(7, 8, 4, content_start_mode="coverage_balanced") == [(t, 4) for t in range(4)]
+    short = {"content_start_mode": "coverage_balanced"}
+    assert listed(3, 8, 4, **short) == [(0, 5)]
+    assert listed(3, 8, 4, adaptive_k=False, **short) == []
+
+
+def test_slide_cuts_whole_windows_out_of_long_documents():
+    assert listed(10, 4, content_stride=3, mode="slide") == [(0, 0), (3, 0), (6, 0)]
+    assert listed(4, 4, mode="slide") == [(0, 0)]
+    assert listed(3, 4, mode="slide") == []
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 25), min_size=1, max_size=4),
+    seq_len=st.integers(4, 14),
+    content_length=st.none() | st.integers(2, 20),
+    content_stride=st.integers(1, 7),
+    offset_stride=st.integers(1, 5),
+    mode=st.sampled_from([*CONTENT_START_MODES, "slide"]),
+    min_copy_len=st.integers(2, 4),
+    adaptive_k=st.booleans(),
+)
+def test_pairs_are_those_of_the_loops(
+    lengths, seq_len, content_length, content_stride, offset_stride, mode, min_copy_len, adaptive_k
+):
+    assume(content_length is None or content_length >= min_copy_len)
+    slide = mode == "slide"
+    start_mode = "slide_within" if slide else mode
+    config = SpliceConfig(
+        content_length=content_length,
+        content_stride=content_stride,
+        offset_stride=offset_stride,
+        content_start_mode=start_mode,
+        min_copy_len=min_copy_len,
+        adaptive_k=adaptive_k,
+        mode="slide" if slide else "splice",
+    )
+    table = PairTable(np.array(lengths), seq_len, config)
+    for document, length in enumerate(lengths):
+        expected = slow.pairs(
+            *(length, seq_len, content_length, content_stride, offset_stride, start_mode),
+            *(min_copy_len, adaptive_k, slide),
+        )
+        assert table.totals[document] == len(expected)
+        numbers = np.arange(len(expected))
+        places = table.locate(np.full_like(numbers, document), numbers)
+        assert list(zip(places.starts.tolist(), places.offsets.tolist())) == expected
+        copied = places.copy_lens
+        assert table.tokens[document] == copied.sum()
+        assert (copied >= min_copy_len).all() and (places.offsets + copied <= seq_len).all()
+        if mode != "cyclic_roll":
+            assert (places.starts + copied <= length).all()
+        # Every start in turn, with its number of offsets.
+        counts = np.unique(places.starts, return_counts=True)[1]
+        assert table.row_counts(document).tolist() == counts.tolist()
+
+
+def test_a_thousand_million_pairs_are_found_by_number():
+    table = PairTable(np.array([10**6]), 1100, SpliceConfig(content_length=100))
+    # 999 901 starts with 1001 offsets; then 99, 98, .. 2 tokens are left, with 1002 .. 1099.
+    assert table.totals[0] == 999_901 * 1001 + sum(range(1002, 1100))
+    numbers = np.array([0, 1001, 999_901 * 1001 - 1, 999_901 * 1001, int(table.totals[0]) - 1])
+    places = table.locate(np.zeros_like(numbers), numbers)
+    assert places.starts.tolist() == [0, 1, 999_900, 999_901, 999_998]
+    assert places.offsets.tolist() == [0, 0, 1000, 0, 1098]
+    assert places.copy_lens.tolist() == [100, 100, 100, 99, 2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"content_length": 1}, "content_length: 1 found, an integer >= 2"),
+        ({"content_length": True}, "content_length: True found"),
+        ({"content_length": 3, "min_copy_len": 4}, "below min_copy_len: 4"),
+        ({"content_stride": 0}, "content_stride: 0 found, an integer >= 1"),
+        ({"offset_stride": None}, "offset_stride: None found"),
+        ({"min_copy_len": 1}, "min_copy_len: 1 found, an integer >= 2"),
+        ({"content_start_mode": "anchor"}, "'anchor' found, one of anchor_start, slide_within"),
+        ({"mode": "both"}, "one of splice, slide is allowed"),
+        ({"doc_select_mode": "best"}, "one of longest, shortest, first, random"),
+        ({"min_doc_length": 9, "max_doc_length": 8}, "above max_doc_length: 8"),
+        ({"doc_index": -1}, "doc_index: -1 found, an integer >= 0"),
+        ({"alpha": 0.5}, "it belongs to coverage_balanced"),
+        ({"offset_jitter": 2}, "it belongs to coverage_balanced"),
+        ({"offset_jitter": -1}, "offset_jitter: -1 found"),
+        ({"alpha": float("nan")}, "alpha: nan found, a finite number >= 0"),
+        ({"restrict_to_training_subset": True}, "give initial_batch_size and max_train_batches"),
+        ({"shuffle_offsets": -2}, "shuffle_offsets: -2 found"),
+        ({"attend_prefix": True, "pack_contents": True}, "Use one of them"),
+    ],
+)
+def test_a_field_out_of_range_is_refused_by_name(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        SpliceConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_docs": 0}, "num_docs: 0 found, an integer >= 1"),
+        ({"balance_mode": "even"}, "one of by_coverage, by_document, by_temperature"),
+        ({"balance_tau": 1.5}, "balance_tau: 1.5 found, a number from 0 to 1"),
+        ({"epoch_length": 0}, "epoch_length: 0 found"),
+        ({"doc_weights": [1.0, -1.0]}, r"doc_weights\[1\]: -1.0 found"),
+        ({"doc_weights": [0.0, 0.0]}, "at least one must be above 0"),
+        ({"jitter_mode": "sobol"}, "one of uniform, low_discrepancy"),
+        ({"seed": "a"}, "seed: 'a' found"),
+    ],
+)
+def test_a_field_for_many_documents_out_of_range_is_refused_by_name(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        MultiSpliceConfig(**fields)
+
+
+def test_a_frame_too_short_or_an_empty_document_is_refused():
+    with pytest.raises(ConfigError, match="seq_len: 1 found, below min_copy_len: 2"):
+        enumerate_pairs(5, 1)
+    with pytest.raises(ConfigError, match="at least one token"):
+        enumerate_pairs(0, 5)
