@@ -35,6 +35,7 @@ from energon_ext.metadataset import ScheduledMetadataset
 from energon_ext.rows import Row
 from energon_ext.task_encoders.mixin import DynamicBlendMixin
 from energon_ext.task_encoders.packed import PackedTaskEncoder
+from energon_ext.task_encoders.sft import SFTTaskEncoder
 
 __version__ = "0.1.0"
 
@@ -48,6 +49,7 @@ __all__ = [
     "PackedBatch",
     "PackedTaskEncoder",
     "Row",
+    "SFTTaskEncoder",
     "SampleError",
     "ScheduledMetadataset",
     "StateFormatError",

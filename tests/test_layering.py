@@ -27,6 +27,7 @@ LAYERS = {
     "rows": 1,
     "assembly": 1,
     "tokenizers": 1,
+    "chat": 1,
     "source": 2,
     "text_source": 2,
     "token_source": 2,
