@@ -12,6 +12,8 @@
                                        |
     batch:       PackedBatch: flat, [A, B, T], Megatron dict          assembly.py batch.py
                                        |
+    rl:          prompts -> Sampler -> ScoredGroup -> PackedBatch     rl/
+                                       |
     step:        megatron/  get_batch -> GPTModel -> loss             losses.py
                                        |
     state:       keyed by source, saved atomically                    choice.py checkpoint.py
@@ -25,6 +27,7 @@ from energon_ext.errors import (
     ConfigError,
     EnergonExtError,
     SampleError,
+    SamplerError,
     StateFormatError,
     StateMismatchError,
 )
@@ -32,26 +35,36 @@ from energon_ext.interleave import LeastConsumedDataset
 from energon_ext.loading import get_train_dataset, get_val_datasets
 from energon_ext.losses import group_advantages, unified_loss
 from energon_ext.metadataset import ScheduledMetadataset
+from energon_ext.rl import BatchSource, OpenAISampler, RLDataset, Sampler, ScoredGroup
 from energon_ext.rows import Row
 from energon_ext.task_encoders.mixin import DynamicBlendMixin
 from energon_ext.task_encoders.packed import PackedTaskEncoder
+from energon_ext.task_encoders.prompts import Prompt, PromptTaskEncoder
 from energon_ext.task_encoders.sft import SFTTaskEncoder
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BatchAssembler",
+    "BatchSource",
     "ConfigError",
     "DynamicBlendDataset",
     "DynamicBlendMixin",
     "EnergonExtError",
     "LeastConsumedDataset",
+    "OpenAISampler",
     "PackedBatch",
     "PackedTaskEncoder",
+    "Prompt",
+    "PromptTaskEncoder",
+    "RLDataset",
     "Row",
     "SFTTaskEncoder",
     "SampleError",
+    "Sampler",
+    "SamplerError",
     "ScheduledMetadataset",
+    "ScoredGroup",
     "StateFormatError",
     "StateMismatchError",
     "get_train_dataset",
