@@ -176,7 +176,6 @@ def test_a_resume_continues_exactly_at_every_batch(sums, num_workers, tmp_path):
         assert found == expected[stop:]
         assert resumed.counts == reference.counts
         close_loaders()
-        reference = reference if num_workers == 0 else None
 
 
 def test_a_state_keeps_groups_that_wait(sums):
