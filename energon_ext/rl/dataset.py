@@ -43,8 +43,8 @@ class RLDataset:
     4. ``token_weights`` are the advantage of the sample on its response and 0 on the prompt;
        ``log_probs`` and ``rewards`` of the batch are for metrics.
 
-    Nothing is sampled ahead, so the policy that answers is the one that is trained; groups that
-    wait for the next batch are the only ones that are older, by one step.
+    Nothing is sampled ahead, so the policy that answers is the one that is trained. Only groups
+    that wait are older: by so many batches as one call of the sampler fills, at most.
 
     Args:
         prompts: a savable loader over a dataset of :class:`~energon_ext.PromptTaskEncoder`.
