@@ -45,6 +45,11 @@ from energon_ext.tokenizers import Tokenizer
 
 ROW_LENGTH = 66  # six samples of: bos 7 2 5 4 > 2 4 5 7 eos
 GROUP_SIZE = 8
+METADATASET = """\
+__module__: energon_ext
+__class__: ScheduledMetadataset
+splits: {{train: {{blend: [{{path: {path}, weight: 1}}]}}}}
+"""
 
 
 class DigitTokenizer(Tokenizer):
@@ -78,7 +83,7 @@ def parse_args():
     add("--prompts-per-call", type=int, default=32, help="prompts that are sampled together")
     add("--groups-per-batch", type=int, default=16, help="groups, of those that vary, in a step")
     add("--shuffle-rewards", action="store_true", help="deal the rewards of a group at random")
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=1)
     add("--num-layers", type=int, default=2)
     add("--hidden-size", type=int, default=64)
     add("--lr", type=float, default=8e-4, help="of GRPO; falls to a tenth")
@@ -121,10 +126,11 @@ def write_data(folder, seed):
     ]
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, records in (("prompts.jsonl", prompts), ("formats.jsonl", formats)):
-            path = folder / name
+        for name, records in (("prompts", prompts), ("formats", formats)):
+            path = folder / f"{name}.jsonl"
             path.write_text("".join(json.dumps(record) + "\n" for record in records))
             CrudeJsonlDatasetFactory.prepare_dataset(EPath(path))
+            path.with_suffix(".yaml").write_text(METADATASET.format(path=path.name))
     dist.barrier()
     return [(f"{digits}>", answer[digits]) for digits in held_out]
 
@@ -135,7 +141,7 @@ def warm_up(args, tokenizer, model):
     rows = 11
     source = MegatronEnergonLoader(
         get_train_dataset(
-            args.run_dir / "data" / "formats.jsonl",
+            args.run_dir / "data" / "formats.yaml",
             worker_config=data_parallel_worker_config(num_workers=0, seed=args.seed),
             batch_size=rows,
             task_encoder=SFTTaskEncoder(tokenizer, ROW_LENGTH, packing_buffer_docs=64),
@@ -150,7 +156,7 @@ def grpo(args, tokenizer, model, held_out):
     sampling = Sampling(max_new_tokens=5, stop_id=tokenizer.eos_id, vocab_size=tokenizer.vocab_size)
     prompts = ExactDataLoader(
         get_train_dataset(
-            args.run_dir / "data" / "prompts.jsonl",
+            args.run_dir / "data" / "prompts.yaml",
             worker_config=data_parallel_worker_config(num_workers=0, seed=args.seed),
             batch_size=args.prompts_per_call,
             task_encoder=PromptTaskEncoder(tokenizer),
