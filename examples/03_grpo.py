@@ -82,7 +82,7 @@ def parse_args():
     add("--eval-prompts", type=int, default=512)
     add("--prompts-per-call", type=int, default=32, help="prompts that are sampled together")
     add("--groups-per-batch", type=int, default=16, help="groups, of those that vary, in a step")
-    add("--shuffle-rewards", action="store_true", help="deal the rewards of a group at random")
+    add("--shuffle-rewards", action="store_true", help="reward answers at random")
     add("--seed", type=int, default=1)
     add("--num-layers", type=int, default=2)
     add("--hidden-size", type=int, default=64)
@@ -197,8 +197,8 @@ def exact_match(prompt, responses):
 
 
 def shuffled_reward(prompt, responses):
-    """The same rewards, dealt at random: what they teach is noise."""
-    rewards = exact_match(prompt, responses)
+    """1 for two of the answers, whichever they are: what that teaches is noise."""
+    rewards = [1.0, 1.0] + [0.0] * (len(responses) - 2)
     random.Random(f"{prompt.tokens.tolist()} {responses}").shuffle(rewards)
     return rewards
 

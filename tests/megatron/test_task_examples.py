@@ -101,7 +101,7 @@ def last_accuracy(folder, *options):
     evaluations = [line for line in lines if "eval/sampled" in line]
     assert evaluations[0]["step"] == 0
     assert evaluations[0]["eval/sampled"] <= 0.1
-    assert evaluations[0]["eval/greedy"] <= 0.1
+    assert evaluations[0]["eval/greedy"] <= 0.2
     return evaluations[-1]["eval/sampled"]
 
 
