@@ -30,6 +30,7 @@ def parse_args():
     add("--resume", action="store_true", help="continue from the last checkpoint of the run")
     add("--train-iters", type=int, default=100)
     add("--stop-after", type=int, metavar="STEP", help="save and leave after this step")
+    add("--tensorboard", action="store_true", help="write TensorBoard files to the run folder")
     add("--save-interval", type=int, default=50)
     add("--tokenizer", default="bytes", help="bytes, a tokenizer.json, a folder or a HF name")
     add("--seq-length", type=int, default=256)

@@ -77,6 +77,7 @@ def parse_args():
     add("--train-iters", type=int, default=160, help="steps of GRPO")
     add("--warm-up-iters", type=int, default=150)
     add("--stop-after", type=int, metavar="STEP", help="save and leave after this step of GRPO")
+    add("--tensorboard", action="store_true", help="write TensorBoard files to the run folder")
     add("--save-interval", type=int, default=40)
     add("--eval-interval", type=int, default=20)
     add("--eval-prompts", type=int, default=512)

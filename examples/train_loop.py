@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.utils.tensorboard import SummaryWriter
 
 from energon_ext import ConfigError
 from energon_ext.checkpoint import CheckpointStore
@@ -24,14 +23,8 @@ from energon_ext.megatron import RunLog
 pretrain = importlib.import_module("01_pretrain_gpt")
 
 #: What a resumed run may change.
-FREE_ARGUMENTS = (
-    "metadataset",
-    "run_dir",
-    "resume",
-    "stop_after",
-    "save_interval",
-    "eval_interval",
-)
+FREE_ARGUMENTS = {"metadataset", "run_dir", "resume", "stop_after", "tensorboard"}
+FREE_ARGUMENTS |= {"save_interval", "eval_interval"}
 
 
 @dataclass
@@ -66,7 +59,11 @@ def train(args, folder, model, source, *, rows, micro_batches=1, evaluate=lambda
         log = stack.enter_context(
             RunLog(folder, step, args.train_iters, enabled=dist.get_rank() == 0)
         )
-        board = stack.enter_context(SummaryWriter(folder / "tensorboard")) if log.enabled else None
+        board = None
+        if log.enabled and args.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            board = stack.enter_context(SummaryWriter(folder / "tensorboard"))
         last_step = min(args.train_iters, args.stop_after or args.train_iters)
         write(log, board, step, evaluate(step))
         while step < last_step:
@@ -100,7 +97,7 @@ def rollout_metrics(source):
 def write(log, board, step, metrics):
     if log.enabled and metrics:
         log.write("train", step, **metrics)
-        for name, value in metrics.items():
+        for name, value in metrics.items() if board else ():
             board.add_scalar(name, value, step)
 
 

@@ -59,6 +59,8 @@ class RLDataset:
         time_limit_seconds: for one call of the sampler, which is then made in another thread: for
             samplers that wait for others, not for those that run a model in this process.
         pad_id: token on positions without a sample.
+        alignment: every sample begins at a multiple of so many positions, as for
+            :class:`~energon_ext.BatchAssembler`.
         seed: of what a BatchSampler draws.
 
     Raises:
@@ -86,6 +88,7 @@ class RLDataset:
         max_attempts: int = 1000,
         time_limit_seconds: float | None = None,
         pad_id: int = 0,
+        alignment: int = 1,
         seed: int = 0,
     ):
         for name, value in (
@@ -108,13 +111,14 @@ class RLDataset:
         self.min_reward_std = min_reward_std
         self.max_attempts = max_attempts
         self.time_limit_seconds = time_limit_seconds
-        self._assembler = BatchAssembler(row_length, pad_id=pad_id)
+        self._assembler = BatchAssembler(row_length, pad_id=pad_id, alignment=alignment)
         self._sources = find_choice(prompts).keys
         self._seed = f"{seed}/{prompts.worker_config.rank}"
         self._fingerprint = {
             "seed": self._seed,
             "row_length": row_length,
             "rows": rows,
+            "alignment": alignment,
             "groups_per_batch": groups_per_batch,
             "reward_clip": reward_clip,
             "advantage_clip": advantage_clip,
@@ -259,7 +263,7 @@ class RLDataset:
                     f"Sample {sample} of prompt {weighted.key} has {length} tokens, a row has "
                     f"{row_length}: give shorter answers or prompts, or longer rows."
                 )
-        if arrange([weighted], self.rows, row_length) is None:
+        if self._arrange([weighted]) is None:
             raise SampleError(
                 f"The group of prompt {weighted.key} has {sum(weighted.group.sample_lengths())} "
                 f"tokens and does not fit into {self.rows} rows of {row_length}: use more rows."
@@ -267,7 +271,7 @@ class RLDataset:
 
     def _fitting_groups(self) -> tuple[list[WeightedGroup], list[list[tuple[int, int]]]]:
         taken = self._groups[: self.groups_per_batch]
-        while (arrangement := arrange(taken, self.rows, self._assembler.row_length)) is None:
+        while (arrangement := self._arrange(taken)) is None:
             taken.pop()
         if not all(arrangement):
             samples = sum(map(len, arrangement))
@@ -276,6 +280,10 @@ class RLDataset:
                 f"more than groups_per_batch={self.groups_per_batch}."
             )
         return taken, arrangement
+
+    def _arrange(self, groups: list[WeightedGroup]) -> list[list[tuple[int, int]]] | None:
+        assembler = self._assembler
+        return arrange(groups, self.rows, assembler.row_length, assembler.alignment)
 
     def _next_prompts(self) -> list[Prompt]:
         prompts = next(self._iterator, None) if self._iterator is not None else None

@@ -66,13 +66,16 @@ def balance_by_tokens(lengths: Sequence[int], bins: int, capacity: int) -> list[
 
 
 def arrange(
-    groups: Sequence[WeightedGroup], rows: int, row_length: int
+    groups: Sequence[WeightedGroup], rows: int, row_length: int, alignment: int = 1
 ) -> list[list[tuple[int, int]]] | None:
-    """``(group, sample)`` of each row, or None if they do not fit."""
+    """``(group, sample)`` of each row, or None if they do not fit.
+
+    Every sample takes a multiple of ``alignment`` positions.
+    """
     samples = [
         (index, sample) for index, g in enumerate(groups) for sample in range(len(g.advantages))
     ]
-    lengths = [length for g in groups for length in g.group.sample_lengths()]
+    lengths = [n + -n % alignment for g in groups for n in g.group.sample_lengths()]
     bins = balance_by_tokens(lengths, rows, row_length)
     return bins and [[samples[item] for item in items] for items in bins]
 

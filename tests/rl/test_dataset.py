@@ -137,6 +137,14 @@ def test_a_group_that_does_not_fit_comes_with_the_next_batch(one_prompt):
     assert dataset.metrics["valid_groups"] == 1
 
 
+def test_samples_are_aligned_for_context_parallelism(one_prompt):
+    # A sample of 5 tokens takes 8 positions.
+    batch = next(one_at_a_time(one_prompt, Fixed([1, 0]), alignment=4, row_length=16)).validate()
+    assert batch.cu_seqlens_padded.tolist() == [0, 8, 16]
+    with pytest.raises(SampleError, match="does not fit into 1 rows of 12"):
+        next(one_at_a_time(one_prompt, Fixed([1, 0]), alignment=4, row_length=12))
+
+
 def test_the_longest_sample_goes_into_the_bin_with_the_fewest_tokens():
     # 9 | 8 | 7: then 6 to the 7, 5 to the 8, 4 to the 9; ties go to the lower bin
     assert balance_by_tokens([4, 5, 6, 7, 8, 9], 3, 13) == [[5, 0], [4, 1], [3, 2]]
@@ -267,7 +275,7 @@ def test_a_bad_answer_is_named_with_its_prompt_and_the_counts(one_prompt, sample
     )
 
 
-def test_after_a_failure_the_same_prompts_are_asked_again(sums):
+def test_after_a_failure_the_same_prompts_are_asked_again(sums, tmp_path):
     class FailsOnce(Dice):
         fails = True
 
@@ -281,12 +289,15 @@ def test_after_a_failure_the_same_prompts_are_asked_again(sums):
     dataset = build(sums, sampler)
     with pytest.raises(SamplerError, match="and 1 more in the same call.: .*OSError: server gone"):
         next(dataset)
-    state = dataset.save_state()
+    with CheckpointStore(tmp_path) as store:
+        store.save(0, {"data.pt": dataset.save_state()}, metadata={})
     sampler.fails = False
     assert [batch_hash(batch) for batch in take(dataset, 4)] == expected
-    resumed = build(sums, Dice())
-    resumed.restore_state(state)
-    assert [batch_hash(batch) for batch in take(resumed, 4)] == expected
+    state = CheckpointStore(tmp_path).latest().load("data.pt")
+    for _ in range(2):  # a state may be restored again
+        resumed = build(sums, Dice())
+        resumed.restore_state(state)
+        assert [batch_hash(batch) for batch in take(resumed, 4)] == expected
 
 
 def test_groups_that_never_vary_are_an_error_after_so_many(one_prompt):
