@@ -53,7 +53,7 @@ $(INSTALLED): setup.py constraints.txt
 	  echo 'pip finds no "$(TORCH)". Take the URL of the CPU builds from' \
 	    'https://pytorch.org/get-started/locally and call: make $(MAKECMDGOALS) TORCH_INDEX=URL' >&2; \
 	  exit 1; }
-	$(PIP) --editable ".[hf,datasets,report,tensorboard,megatron,test]"
+	$(PIP) --editable ".[hf,datasets,report,tensorboard,megatron,openai,test]"
 	touch $@
 
 $(DOCS_INSTALLED): $(INSTALLED)

@@ -14,6 +14,7 @@ EXTRAS = {
     "datasets": ["datasets"],
     "report": ["matplotlib"],
     "tensorboard": ["tensorboard"],
+    "openai": ["httpx"],
     "megatron": ["megatron-core>=0.15"],
     "test": ["pytest", "pytest-xdist", "hypothesis", "ruff"],
     "docs": ["sphinx", "myst-parser", "furo"],

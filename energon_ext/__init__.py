@@ -12,6 +12,8 @@
                                        |
     batch:       PackedBatch: flat, [A, B, T], Megatron dict          assembly.py batch.py
                                        |
+    rl:          prompts -> Sampler -> ScoredGroup -> PackedBatch     rl/
+                                       |
     step:        megatron/  get_batch -> GPTModel -> loss             losses.py
                                        |
     state:       keyed by source, saved atomically                    choice.py checkpoint.py
@@ -26,6 +28,7 @@ from energon_ext.errors import (
     DataExhaustedError,
     EnergonExtError,
     SampleError,
+    SamplerError,
     StateFormatError,
     StateMismatchError,
 )
@@ -33,15 +36,19 @@ from energon_ext.interleave import LeastConsumedDataset
 from energon_ext.loading import get_train_dataset, get_val_datasets
 from energon_ext.losses import group_advantages, unified_loss
 from energon_ext.metadataset import ScheduledMetadataset
+from energon_ext.rl import BatchSource, OpenAISampler, RLDataset, Sampler, ScoredGroup
 from energon_ext.rows import Row
 from energon_ext.task_encoders.mixin import DynamicBlendMixin
 from energon_ext.task_encoders.packed import PackedTaskEncoder
+from energon_ext.task_encoders.prompts import Prompt, PromptTaskEncoder
+from energon_ext.task_encoders.sft import SFTTaskEncoder
 from energon_ext.task_encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BatchAssembler",
+    "BatchSource",
     "ConfigError",
     "DataExhaustedError",
     "DynamicBlendDataset",
@@ -49,11 +56,19 @@ __all__ = [
     "EnergonExtError",
     "LeastConsumedDataset",
     "MultiSpliceTaskEncoder",
+    "OpenAISampler",
     "PackedBatch",
     "PackedTaskEncoder",
+    "Prompt",
+    "PromptTaskEncoder",
+    "RLDataset",
     "Row",
+    "SFTTaskEncoder",
     "SampleError",
+    "Sampler",
+    "SamplerError",
     "ScheduledMetadataset",
+    "ScoredGroup",
     "SpliceTaskEncoder",
     "StateFormatError",
     "StateMismatchError",

@@ -24,6 +24,24 @@ class DataExhaustedError(EnergonExtError):
     """Every source of a run has reached its ``max_epochs``: there is nothing left to train on."""
 
 
+class SamplerError(EnergonExtError, RuntimeError):
+    """A sampler of answers failed, or its answers teach nothing.
+
+    Args:
+        reason: what happened.
+        key: of the prompt.
+        counts: groups sampled so far, and what became of them.
+    """
+
+    def __init__(self, reason: str, *, key: str = "", counts: "dict[str, int] | None" = None):
+        self.reason = reason
+        self.key = key
+        self.counts = dict(counts or {})
+        where = f"Prompt {key}: " if key else ""
+        so_far = ", ".join(f"{name} {count}" for name, count in self.counts.items())
+        super().__init__(f"{where}{reason}." + (f" So far: {so_far}." if so_far else ""))
+
+
 class StateFormatError(EnergonExtError, ValueError):
     """A checkpoint or a state is damaged, incomplete, or of an unknown format version."""
 

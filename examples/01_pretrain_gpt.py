@@ -20,6 +20,7 @@ import os
 import sys
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -53,6 +54,9 @@ from energon_ext.megatron import (
     summarize_step,
 )
 from energon_ext.tokenizers import load_tokenizer
+
+#: Megatron counts weights in integers: these are counted to the nearest 1 / 1024.
+WEIGHT_SCALE = 1024
 
 #: What a resumed run may change. The data state checks the metadataset itself.
 FREE_ARGUMENTS = {"metadataset", "run_dir", "resume", "stop_after", "save_interval"}
@@ -178,7 +182,7 @@ def train_step(args, step, model, optimizer, data):
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(args, step)
     reports = get_forward_backward_func()(
-        forward_step_func=forward_step,
+        forward_step_func=partial(forward_step, weight_scale=WEIGHT_SCALE),
         data_iterator=data,
         model=[model],
         num_microbatches=data.micro_batches,

@@ -28,6 +28,7 @@ LAYERS = {
     "assembly": 1,
     "tokenizers": 1,
     "permutation": 1,
+    "chat": 1,
     "source": 2,
     "text_source": 2,
     "document_order": 1,

@@ -12,6 +12,7 @@ from energon_ext.megatron.megatron_lm import (
     train_valid_test_dataloaders_provider,
 )
 from energon_ext.megatron.run_log import RunLog
+from energon_ext.megatron.sampler import MegatronSampler, Sampling, generate
 from energon_ext.megatron.step import (
     build_packed_seq_params,
     forward_step,
@@ -23,13 +24,16 @@ from energon_ext.megatron.summary import summarize_step
 
 __all__ = [
     "MegatronEnergonLoader",
+    "MegatronSampler",
     "RunLog",
+    "Sampling",
     "SegmentAttention",
     "add_energon_args",
     "build_packed_seq_params",
     "data_parallel_worker_config",
     "enable_cpu",
     "forward_step",
+    "generate",
     "get_batch",
     "gpt_layer_spec",
     "initialize_weights",

@@ -1,0 +1,184 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Conversations to text, and which stretches of that text are answers."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+from energon_ext.errors import ConfigError, SampleError
+
+#: ``{"role": ..., "content": ...}``
+Message = Mapping[str, str]
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class ChatTemplate(ABC):
+    """How a conversation is written as text.
+
+    Attributes:
+        writes_special_tokens: the text has the tokens that begin and end it; else the tokenizer's
+            ``add_bos`` and ``add_eos`` put them around it.
+    """
+
+    writes_special_tokens: bool = False
+
+    @abstractmethod
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+        """The messages as text; with what precedes the next answer, if asked for.
+
+        Raises:
+            SampleError: these messages cannot be written.
+        """
+
+    @abstractmethod
+    def fingerprint(self) -> dict[str, Any]:
+        """JSON values that change whenever the text of some conversation changes."""
+
+
+class PlainChatTemplate(ChatTemplate):
+    """One line a message, ``role: content``. The newline ends an answer.
+
+    Example:
+        >>> messages = [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4"}]
+        >>> PlainChatTemplate().render(messages)
+        'user: 2 + 2\\nassistant: 4\\n'
+        >>> PlainChatTemplate().render(messages[:1], add_generation_prompt=True)
+        'user: 2 + 2\\nassistant: '
+    """
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+        lines = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        return lines + ("assistant: " if add_generation_prompt else "")
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"kind": "plain"}
+
+
+class HFChatTemplate(ChatTemplate):
+    """The chat template that a Hugging Face tokenizer brings.
+
+    Args:
+        name_or_path: a folder, a name, or a ``transformers`` tokenizer.
+
+    Raises:
+        ConfigError: ``transformers`` is missing, cannot load it, or it has no chat template.
+    """
+
+    writes_special_tokens = True
+
+    def __init__(self, name_or_path: str | Path | Any):
+        self._tokenizer = name_or_path
+        if isinstance(name_or_path, (str, Path)):
+            self._tokenizer = load_transformers_tokenizer(str(name_or_path))
+        if not getattr(self._tokenizer, "chat_template", None):
+            raise ConfigError(
+                f"Tokenizer {name_or_path} has no chat template; take one that has, or pass "
+                f"chat_template=PlainChatTemplate()."
+            )
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except TemplateError as error:
+            raise SampleError(f"the chat template refuses it ({error})") from error
+
+    def fingerprint(self) -> dict[str, Any]:
+        text = repr((self._tokenizer.chat_template, self._tokenizer.special_tokens_map))
+        return {"kind": "hf", "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def check_messages(messages: Any) -> None:
+    """Check that messages are a conversation with an answer in it.
+
+    Raises:
+        SampleError: a message without role or content, an unknown role, a system message that is
+            not the first, an answer without a question, or no answer at all.
+
+    Example:
+        >>> check_messages([{"role": "user", "content": "2 + 2"}])
+        Traceback (most recent call last):
+        energon_ext.errors.SampleError: no assistant message, so there is nothing to train on
+    """
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise SampleError("`messages` must be a list of messages")
+    previous = None
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not all(
+            isinstance(message.get(field), str) for field in ("role", "content")
+        ):
+            raise SampleError(f"message {index} must have the texts `role` and `content`")
+        role = message["role"]
+        if role not in ROLES:
+            raise SampleError(f"message {index} has role {role!r}; {', '.join(ROLES)} are allowed")
+        if role == "system" and previous is not None:
+            raise SampleError(f"message {index} is a system message; only the first may be")
+        if role == "assistant" and previous in (None, "system", "assistant"):
+            raise SampleError(f"message {index} is an answer that nobody asked for")
+        previous = role
+    if all(message["role"] != "assistant" for message in messages):
+        raise SampleError("no assistant message, so there is nothing to train on")
+
+
+def split_answers(template: ChatTemplate, messages: Sequence[Message]) -> list[tuple[str, bool]]:
+    """Cut the text of a conversation where answers begin and end.
+
+    An answer is what rendering one more message adds to the text with the generation prompt: at
+    inference the model stands exactly there. What follows the last answer is left out.
+
+    Args:
+        template: writes the text.
+        messages: which :func:`check_messages` accepts.
+
+    Returns:
+        ``(text, is an answer)`` in order; joined, the text of the conversation.
+
+    Raises:
+        SampleError: the template does not write the beginning of a conversation as the beginning of
+            its text, so answers cannot be told from the rest.
+
+    Example:
+        >>> messages = [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4"}]
+        >>> split_answers(PlainChatTemplate(), messages)
+        [('user: 2 + 2\\nassistant: ', False), ('4\\n', True)]
+    """
+    pieces = []
+    written = ""
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        question = template.render(messages[:index], add_generation_prompt=True)
+        answered = template.render(messages[: index + 1])
+        if not (question.startswith(written) and answered.startswith(question)):
+            raise SampleError(
+                f"the chat template rewrites earlier text at message {index}, so the answer cannot "
+                f"be told from the rest"
+            )
+        pieces += [(question[len(written) :], False), (answered[len(question) :], True)]
+        written = answered
+    return pieces
+
+
+def load_transformers_tokenizer(name: str) -> Any:
+    """The ``transformers`` tokenizer of a folder or name; ConfigError where there is none."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise ConfigError(
+            f"The chat template of {name!r} needs transformers; pip install 'energon_ext[hf]'."
+        ) from error
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"Chat template of {name!r}: transformers cannot load it ({first_line}). Check the "
+            f"folder or the name."
+        ) from error

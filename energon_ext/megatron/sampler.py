@@ -1,0 +1,229 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Answers from the very model that is being trained.
+
+Every token is a forward pass over all tokens so far, in one batch. Megatron-core 0.16 has a cache
+of keys and values, but its attention without Transformer Engine does not read it, and with it a
+batch must have prompts of one length; recomputing is right for every layer and every batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Sequence
+
+import torch
+from megatron.core import parallel_state
+
+from energon_ext.errors import ConfigError
+from energon_ext.rl.sampler import RewardFunction, ScoredGroup
+from energon_ext.task_encoders.prompts import Prompt
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn.
+
+    Attributes:
+        max_new_tokens: longest response, >= 1.
+        temperature: the logits are divided by it; 0 takes the likeliest token.
+        top_p: of the likeliest tokens only so many that they hold this much probability, in (0, 1].
+        stop_id: token that ends a response and belongs to it; None for full length.
+        vocab_size: ids that may be drawn are below it; None for all of the model's, padding of the
+            vocabulary included.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop_id: int | None = None
+    vocab_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1 or not self.temperature >= 0 or not 0 < self.top_p <= 1:
+            raise ConfigError(
+                f"Sampling: found max_new_tokens {self.max_new_tokens!r}, temperature "
+                f"{self.temperature!r}, top_p {self.top_p!r}; allowed are >= 1, >= 0 and (0, 1]."
+            )
+
+
+class MegatronSampler:
+    """A :class:`~energon_ext.rl.BatchSampler` over a ``GPTModel`` in this process.
+
+    Keeps nothing between calls but the model. Each data-parallel rank samples for itself; the model
+    must be whole on its rank.
+
+    Args:
+        model: a ``GPTModel``, wrapped or not.
+        reward: ``(prompt, responses) -> rewards``; responses are lists of token ids.
+        group_size: answers to a prompt, >= 2.
+        sampling: how tokens are drawn.
+        rows_per_pass: most answers in one forward pass; None for all of a call.
+
+    Raises:
+        ConfigError: a group of less than two, or a model that is split over ranks.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        reward: RewardFunction,
+        *,
+        group_size: int,
+        sampling: Sampling,
+        rows_per_pass: int | None = None,
+    ):
+        if group_size < 2:
+            raise ConfigError(f"group_size is {group_size!r}; a group has at least 2 answers.")
+        _check_whole()
+        self.model = model
+        self.reward = reward
+        self.group_size = group_size
+        self.sampling = sampling
+        self.rows_per_pass = rows_per_pass
+
+    def sample_and_score_batch(self, prompts: Sequence[Prompt], seed: int) -> list[ScoredGroup]:
+        """A group for each prompt, in order; the same for the same seed and weights."""
+        size = self.group_size
+        asked = [prompt.tokens.tolist() for prompt in prompts for _ in range(size)]
+        responses, log_probs = generate(
+            self.model, asked, self.sampling, seed=seed, rows_per_pass=self.rows_per_pass
+        )
+        groups = []
+        for index, prompt in enumerate(prompts):
+            own = slice(index * size, (index + 1) * size)
+            rewards = self.reward(prompt, responses[own])
+            groups.append(
+                ScoredGroup.from_responses(prompt.tokens, responses[own], log_probs[own], rewards)
+            )
+        return groups
+
+
+def generate(
+    model: torch.nn.Module,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    *,
+    seed: int = 0,
+    rows_per_pass: int | None = None,
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Continue prompts with a Megatron model.
+
+    Args:
+        model: a ``GPTModel``, wrapped or not, whole on this rank; put back into the mode it was in.
+        prompts: token ids, at least one each; lengths may differ.
+        sampling: how tokens are drawn.
+        seed: of the draws.
+        rows_per_pass: most prompts in one forward pass; None for all.
+
+    Returns:
+        Response tokens of each prompt, the stop token included, and the log-probability that the
+        model gives each of them: at temperature 1 and without ``top_p``, as it is trained.
+
+    Raises:
+        ConfigError: the model is split over ranks.
+    """
+    _check_whole()
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed % 2**63)
+    step = rows_per_pass or len(prompts)
+    responses: list[list[int]] = []
+    log_probs: list[list[float]] = []
+    try:
+        for start in range(0, len(prompts), step):
+            found = _generate_rows(model, prompts[start : start + step], sampling, generator)
+            responses += found[0]
+            log_probs += found[1]
+    finally:
+        model.train(was_training)
+    return responses, log_probs
+
+
+@torch.no_grad()
+def _generate_rows(
+    model: torch.nn.Module,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    generator: torch.Generator,
+) -> tuple[list[list[int]], list[list[float]]]:
+    device = generator.device
+    starts = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    width = int(starts.max()) + sampling.max_new_tokens
+    tokens = torch.zeros(len(prompts), width, dtype=torch.int64, device=device)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)] = torch.as_tensor(prompt)
+    log_probs = torch.zeros(len(prompts), width, device=device)
+    ends = starts.clone()
+    going = torch.arange(len(prompts), device=device)
+    for _ in range(sampling.max_new_tokens):
+        logits = _next_logits(model, tokens[going], ends[going])[:, : sampling.vocab_size]
+        chosen = draw(logits, sampling, generator)
+        tokens[going, ends[going]] = chosen
+        chances = torch.log_softmax(logits, dim=-1)
+        log_probs[going, ends[going]] = chances.gather(1, chosen[:, None])[:, 0]
+        ends[going] += 1
+        if sampling.stop_id is not None:
+            going = going[chosen != sampling.stop_id]
+        if not len(going):
+            break
+    spans = list(enumerate(zip(starts.tolist(), ends.tolist())))
+    return (
+        [tokens[row, start:end].tolist() for row, (start, end) in spans],
+        [log_probs[row, start:end].tolist() for row, (start, end) in spans],
+    )
+
+
+def draw(
+    logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """Draw a token for each row of logits.
+
+    Args:
+        logits: float [rows, V].
+        sampling: temperature and top_p.
+        generator: of the draws, on the device of the logits.
+
+    Returns:
+        int64 [rows].
+
+    Example:
+        >>> draw(torch.tensor([[0.0, 2.0, 1.0]]), Sampling(1, temperature=0)).tolist()
+        [1]
+        >>> draw(torch.tensor([[0.0, 9.0, 1.0]]), Sampling(1, top_p=0.9)).tolist()
+        [1]
+    """
+    if sampling.temperature == 0:
+        return logits.argmax(-1)
+    chances = torch.softmax(logits.float() / sampling.temperature, dim=-1)
+    if sampling.top_p < 1:
+        ordered, order = chances.sort(dim=-1, descending=True)
+        before = ordered.cumsum(-1) - ordered
+        ordered = ordered.masked_fill(before >= sampling.top_p, 0.0)
+        chances = torch.zeros_like(chances).scatter(-1, order, ordered)
+    return torch.multinomial(chances, 1, generator=generator)[:, 0]
+
+
+def _next_logits(model: Any, tokens: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Logits of the token behind each row's last one; what lies behind it is not looked at."""
+    used = int(ends.max())
+    position_ids = torch.arange(used, device=tokens.device).expand(len(tokens), -1)
+    logits = model(tokens[:, :used], position_ids, None)
+    return logits[torch.arange(len(tokens), device=tokens.device), ends - 1].float()
+
+
+def _check_whole() -> None:
+    for name, size in (
+        ("tensor", parallel_state.get_tensor_model_parallel_world_size()),
+        ("pipeline", parallel_state.get_pipeline_model_parallel_world_size()),
+        ("context", parallel_state.get_context_parallel_world_size()),
+    ):
+        if size > 1:
+            raise ConfigError(
+                f"MegatronSampler: {name}-parallel size {size} found; the model must be whole on "
+                f"its rank. Use data parallelism, or a server and OpenAISampler."
+            )

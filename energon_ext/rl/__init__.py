@@ -1,0 +1,29 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Reinforcement learning as a source of packed batches.
+
+::
+
+    prompts (any blend) --> Sampler --> ScoredGroup: N answers to one prompt, with rewards
+                                            |
+                        rewards clipped, groups that do not vary dropped
+                                            |
+                        advantages * response mask = token_weights
+                                            |
+    PackedBatch <-- rows, longest sample first into the emptiest row
+"""
+
+from energon_ext.rl.dataset import RLDataset
+from energon_ext.rl.openai_sampler import OpenAISampler
+from energon_ext.rl.rollout_metrics import RolloutMetrics
+from energon_ext.rl.sampler import BatchSampler, BatchSource, Sampler, ScoredGroup
+
+__all__ = [
+    "BatchSampler",
+    "BatchSource",
+    "OpenAISampler",
+    "RLDataset",
+    "RolloutMetrics",
+    "Sampler",
+    "ScoredGroup",
+]

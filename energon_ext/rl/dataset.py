@@ -1,0 +1,298 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Prompts, a sampler and rewards as a stream of packed batches."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, Callable, Iterator
+
+import torch
+from megatron.energon import SavableDataLoader
+
+from energon_ext.assembly import BatchAssembler
+from energon_ext.batch import PackedBatch
+from energon_ext.choice import check_fingerprint, find_choice
+from energon_ext.errors import ConfigError, SampleError, SamplerError, StateFormatError
+from energon_ext.losses import group_advantages
+from energon_ext.rl.group_rows import WeightedGroup, arrange, write_groups
+from energon_ext.rl.rollout_metrics import RolloutMetrics
+from energon_ext.rl.sampler import (
+    BatchSampler,
+    Sampler,
+    ScoredGroup,
+    call_with_time_limit,
+    check_group,
+)
+from energon_ext.rl.state import load_group, load_prompt, save_group, save_prompt
+from energon_ext.source import stable_hash
+from energon_ext.task_encoders.prompts import Prompt
+
+STATE_VERSION = 1
+
+
+class RLDataset:
+    """Yields a :class:`~energon_ext.PackedBatch` of ``rows`` rows from sampled answers.
+
+    1. Prompts are drawn, as many as the loader's batch has, and sampled.
+    2. Rewards are clipped. A group whose rewards do not vary teaches nothing and is dropped.
+    3. Once ``groups_per_batch`` groups are there, their samples are packed, the longest first, each
+       into the row with the fewest tokens. A group that does not fit, or was one too many, comes
+       with the next batch.
+    4. ``token_weights`` are the advantage of the sample on its response and 0 on the prompt;
+       ``log_probs`` and ``rewards`` of the batch are for metrics.
+
+    Nothing is sampled ahead, so the policy that answers is the one that is trained. Only groups
+    that wait are older: by so many batches as one call of the sampler fills, at most.
+
+    Args:
+        prompts: a savable loader over a dataset of :class:`~energon_ext.PromptTaskEncoder`.
+        sampler: a :class:`~energon_ext.rl.BatchSampler`, or a :class:`~energon_ext.Sampler`,
+            which is asked prompt by prompt.
+        row_length: T, positions of a row.
+        rows: rows of a batch.
+        groups_per_batch: groups in a batch; fewer where no more fit.
+        reward_clip, advantage_clip: see :func:`~energon_ext.group_advantages`.
+        min_reward_std: groups whose clipped rewards have no larger unbiased deviation are dropped.
+        max_attempts: so many groups in a row that do not vary are an error.
+        time_limit_seconds: for one call of the sampler, which is then made in another thread: for
+            samplers that wait for others, not for those that run a model in this process.
+        pad_id: token on positions without a sample.
+        alignment: every sample begins at a multiple of so many positions, as for
+            :class:`~energon_ext.BatchAssembler`.
+        seed: of what a BatchSampler draws.
+
+    Raises:
+        ConfigError: an argument is out of range.
+        SamplerError: from ``next()``: the sampler raised, took too long, returned something that is
+            not a group, or groups never vary. It names the prompt and the counts so far. The next
+            ``next()`` asks for the same prompts again; a state saved meanwhile does so as well.
+        SampleError: from ``next()``: a sample is longer than a row.
+
+    State: the loader's, the prompts that were drawn and not sampled, the groups that wait, and
+    counters. It grows with the groups that wait: at most those of one call of the sampler.
+    """
+
+    def __init__(
+        self,
+        prompts: SavableDataLoader,
+        sampler: BatchSampler | Sampler,
+        *,
+        row_length: int,
+        rows: int,
+        groups_per_batch: int,
+        reward_clip: float | None = None,
+        advantage_clip: float | None = None,
+        min_reward_std: float = 1e-6,
+        max_attempts: int = 1000,
+        time_limit_seconds: float | None = None,
+        pad_id: int = 0,
+        alignment: int = 1,
+        seed: int = 0,
+    ):
+        for name, value in (
+            ("row_length", row_length),
+            ("rows", rows),
+            ("groups_per_batch", groups_per_batch),
+            ("max_attempts", max_attempts),
+        ):
+            if value < 1:
+                raise ConfigError(f"RLDataset: {name} is {value!r}, an integer >= 1 is needed.")
+        if not 0 <= min_reward_std < math.inf:
+            raise ConfigError(f"RLDataset: min_reward_std is {min_reward_std!r}, >= 0 is needed.")
+        group_advantages([0.0, 1.0], reward_clip, advantage_clip)  # refuses bad clips now
+        self.prompts = prompts
+        self.sampler = sampler
+        self.rows = rows
+        self.groups_per_batch = groups_per_batch
+        self.reward_clip = reward_clip
+        self.advantage_clip = advantage_clip
+        self.min_reward_std = min_reward_std
+        self.max_attempts = max_attempts
+        self.time_limit_seconds = time_limit_seconds
+        self._assembler = BatchAssembler(row_length, pad_id=pad_id, alignment=alignment)
+        self._sources = find_choice(prompts).keys
+        self._seed = f"{seed}/{prompts.worker_config.rank}"
+        self._fingerprint = {
+            "seed": self._seed,
+            "row_length": row_length,
+            "rows": rows,
+            "alignment": alignment,
+            "groups_per_batch": groups_per_batch,
+            "reward_clip": reward_clip,
+            "advantage_clip": advantage_clip,
+            "min_reward_std": min_reward_std,
+        }
+        self._iterator: Iterator[list[Prompt]] | None = None
+        self._drawn: list[Prompt] = []
+        self._groups: list[WeightedGroup] = []
+        self._calls = 0
+        self._rollout = RolloutMetrics()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """``rollout/*`` of the last batch, see :class:`~energon_ext.rl.RolloutMetrics`."""
+        return self._rollout.of_last_batch
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Groups sampled, those that varied, those that did not, and batches, since the start."""
+        return self._rollout.counts
+
+    def __iter__(self) -> "RLDataset":
+        return self
+
+    def __next__(self) -> PackedBatch:
+        """Sample until a batch is full."""
+        while len(self._groups) < self.groups_per_batch:
+            self._sample()
+        taken, arrangement = self._fitting_groups()
+        batch = write_groups(taken, arrangement, self._assembler, self._sources)
+        del self._groups[: len(taken)]
+        self._rollout.end_batch(len(taken))
+        return batch
+
+    def save_state(self) -> dict[str, Any]:
+        """The state after the last batch, which a ``CheckpointStore`` takes as it is."""
+        return {
+            "version": STATE_VERSION,
+            "fingerprint": dict(self._fingerprint),
+            # Energon shares objects between its states and itself.
+            "prompts": copy.deepcopy(self.prompts.save_state_rank()),
+            "drawn": [save_prompt(prompt) for prompt in self._drawn],
+            "groups": [save_group(group) for group in self._groups],
+            "calls": self._calls,
+            "rollout": self._rollout.save_state(),
+        }
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Continue after the batch that ``state`` was saved after.
+
+        Raises:
+            StateFormatError: ``state`` is something else, or of another version.
+            StateMismatchError: saved under other arguments.
+            ConfigError: this dataset has drawn prompts already.
+        """
+        if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
+            raise StateFormatError(
+                f"A state of RLDataset, version {STATE_VERSION}, is needed, found "
+                f"{state.get('version') if isinstance(state, dict) else type(state).__name__!r}. "
+                "Restore another checkpoint."
+            )
+        if self._iterator is not None:
+            raise ConfigError("Restore a state before the first batch, in a new RLDataset.")
+        check_fingerprint(state["fingerprint"], self._fingerprint)
+        self.prompts.restore_state_rank(copy.deepcopy(state["prompts"]))
+        self._drawn = [load_prompt(prompt) for prompt in state["drawn"]]
+        self._groups = [load_group(group) for group in state["groups"]]
+        self._calls = state["calls"]
+        self._rollout.restore_state(state["rollout"])
+
+    def _sample(self) -> None:
+        """Sample the next prompts; nothing has changed if that fails."""
+        self._drawn = self._drawn or self._next_prompts()
+        groups = self._ask_sampler(self._drawn)
+        weighted = [self._weigh(prompt, group) for prompt, group in zip(self._drawn, groups)]
+        last_prompt = self._drawn[-1]
+        self._drawn = []
+        self._calls += 1
+        self._rollout.add([group.rewards for group in groups], [w is not None for w in weighted])
+        self._groups += [group for group in weighted if group is not None]
+        if self._rollout.failures_in_a_row >= self.max_attempts:
+            failures, self._rollout.failures_in_a_row = self._rollout.failures_in_a_row, 0
+            raise self._error(
+                last_prompt.__key__,
+                f"the rewards of {failures} groups in a row do not vary (max_attempts="
+                f"{self.max_attempts}); look at the reward function, or take other prompts",
+            )
+
+    def _ask_sampler(self, prompts: list[Prompt]) -> list[ScoredGroup]:
+        sampler = self.sampler
+        if not hasattr(sampler, "sample_and_score_batch"):
+            return [self._ask_one(prompt) for prompt in prompts]
+        seed = stable_hash(f"{self._seed}/{self._calls}")
+        return self._call(prompts, lambda: sampler.sample_and_score_batch(prompts, seed))
+
+    def _ask_one(self, prompt: Prompt) -> ScoredGroup:
+        tokens = torch.as_tensor(prompt.tokens)
+        return self._call([prompt], lambda: [self.sampler.sample_and_score(tokens)])[0]
+
+    def _call(
+        self, prompts: list[Prompt], call: Callable[[], list[ScoredGroup]]
+    ) -> list[ScoredGroup]:
+        others = f" (and {len(prompts) - 1} more in the same call)" if len(prompts) > 1 else ""
+        key = f"{prompts[0].__key__}{others}"
+        try:
+            groups = call_with_time_limit(call, self.time_limit_seconds)
+        except TimeoutError as error:
+            if hasattr(self.sampler, "cancel"):
+                self.sampler.cancel()
+            raise self._error(key, f"the sampler timed out: {error}") from error
+        except SamplerError as error:
+            raise self._error(error.key or key, error.reason) from error
+        except Exception as error:  # a user's sampler may raise anything
+            raised = f"the sampler raised {type(error).__name__}: {error}"
+            raise self._error(key, raised) from error
+        if not isinstance(groups, list) or len(groups) != len(prompts):
+            found = f"{len(groups)} groups" if isinstance(groups, list) else type(groups).__name__
+            raise self._error(key, f"the sampler returned {found} for {len(prompts)} prompts")
+        for prompt, group in zip(prompts, groups):
+            try:
+                check_group(group, prompt)
+            except SampleError as error:
+                raise self._error(prompt.__key__, str(error)) from error
+        return [group.cpu() for group in groups]
+
+    def _weigh(self, prompt: Prompt, group: ScoredGroup) -> WeightedGroup | None:
+        """The group with its advantages; None if its rewards do not vary."""
+        clip = self.reward_clip or math.inf
+        rewards = group.rewards.double().clamp(-clip, clip)
+        if float(rewards.std()) <= self.min_reward_std:
+            return None
+        advantages = group_advantages(group.rewards, self.reward_clip, self.advantage_clip)
+        weighted = WeightedGroup(prompt.__key__, prompt.source, group, advantages)
+        self._check_fits(weighted)
+        return weighted
+
+    def _check_fits(self, weighted: WeightedGroup) -> None:
+        row_length = self._assembler.row_length
+        for sample, length in enumerate(weighted.group.sample_lengths()):
+            if length > row_length:
+                raise SampleError(
+                    f"Sample {sample} of prompt {weighted.key} has {length} tokens, a row has "
+                    f"{row_length}: give shorter answers or prompts, or longer rows."
+                )
+        if self._arrange([weighted]) is None:
+            raise SampleError(
+                f"The group of prompt {weighted.key} has {sum(weighted.group.sample_lengths())} "
+                f"tokens and does not fit into {self.rows} rows of {row_length}: use more rows."
+            )
+
+    def _fitting_groups(self) -> tuple[list[WeightedGroup], list[list[tuple[int, int]]]]:
+        taken = self._groups[: self.groups_per_batch]
+        while (arrangement := self._arrange(taken)) is None:
+            taken.pop()
+        if not all(arrangement):
+            samples = sum(map(len, arrangement))
+            raise ConfigError(
+                f"RLDataset: {samples} samples cannot fill {self.rows} rows; use fewer rows, or "
+                f"more than groups_per_batch={self.groups_per_batch}."
+            )
+        return taken, arrangement
+
+    def _arrange(self, groups: list[WeightedGroup]) -> list[list[tuple[int, int]]] | None:
+        assembler = self._assembler
+        return arrange(groups, self.rows, assembler.row_length, assembler.alignment)
+
+    def _next_prompts(self) -> list[Prompt]:
+        prompts = next(self._iterator, None) if self._iterator is not None else None
+        if prompts is None:  # not begun, or at the end of an epoch
+            self._iterator = iter(self.prompts)
+            prompts = next(self._iterator, None)
+        if prompts is None:
+            raise ConfigError("The dataset has no prompts for this rank; use fewer ranks.")
+        return list(prompts)
+
+    def _error(self, key: str, reason: str) -> SamplerError:
+        return SamplerError(reason, key=key, counts=self.counts)

@@ -1,0 +1,117 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Groups of answers into the rows of a batch."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Sequence
+
+import numpy as np
+import torch
+
+from energon_ext.assembly import BatchAssembler
+from energon_ext.batch import PackedBatch
+from energon_ext.rl.sampler import ScoredGroup
+from energon_ext.rows import Row
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedGroup:
+    """A group that is trained on.
+
+    Attributes:
+        key: of its prompt.
+        source: of its prompt.
+        group: the answers.
+        advantages: float32 [N].
+    """
+
+    key: str
+    source: str
+    group: ScoredGroup
+    advantages: torch.Tensor
+
+
+def balance_by_tokens(lengths: Sequence[int], bins: int, capacity: int) -> list[list[int]] | None:
+    """Spread items over bins: the longest first, each into the bin with the fewest tokens.
+
+    Graham's rule for the longest processing time first (https://doi.org/10.1137/0117039): the
+    fullest bin holds at most 4/3 of the least possible. Ties go to the lower index.
+
+    Args:
+        lengths: tokens of each item, >= 1.
+        bins: number of bins.
+        capacity: most tokens of a bin.
+
+    Returns:
+        Items of each bin, or None if one of them does not fit where most room is.
+
+    Example:
+        >>> balance_by_tokens([2, 5, 3, 4], bins=2, capacity=8)
+        [[1, 0], [3, 2]]
+        >>> balance_by_tokens([2, 5, 3, 4], bins=2, capacity=6) is None
+        True
+    """
+    loads = [(0, index) for index in range(bins)]
+    filled: list[list[int]] = [[] for _ in range(bins)]
+    for item in sorted(range(len(lengths)), key=lambda item: -lengths[item]):
+        tokens, index = loads[0]
+        if tokens + lengths[item] > capacity:
+            return None
+        filled[index].append(item)
+        heapq.heapreplace(loads, (tokens + lengths[item], index))
+    return filled
+
+
+def arrange(
+    groups: Sequence[WeightedGroup], rows: int, row_length: int, alignment: int = 1
+) -> list[list[tuple[int, int]]] | None:
+    """``(group, sample)`` of each row, or None if they do not fit.
+
+    Every sample takes a multiple of ``alignment`` positions.
+    """
+    samples = [
+        (index, sample) for index, g in enumerate(groups) for sample in range(len(g.advantages))
+    ]
+    lengths = [n + -n % alignment for g in groups for n in g.group.sample_lengths()]
+    bins = balance_by_tokens(lengths, rows, row_length)
+    return bins and [[samples[item] for item in items] for items in bins]
+
+
+def write_groups(
+    groups: Sequence[WeightedGroup],
+    arrangement: Sequence[Sequence[tuple[int, int]]],
+    assembler: BatchAssembler,
+    sources: Sequence[str],
+) -> PackedBatch:
+    """The batch of arranged groups: every response token weighs the advantage of its sample."""
+    rows = [
+        _row([(groups[group], sample) for group, sample in members], sources[0])
+        for members in arrangement
+    ]
+    batch = assembler(rows, sources)
+    # A row has one source, and answers from several share one here.
+    index_of = {source: index for index, source in enumerate(sources)}
+    of_samples = [index_of[groups[group].source] for row in arrangement for group, _ in row]
+    batch.source_ids[batch.source_ids >= 0] = torch.tensor(of_samples, dtype=torch.int32)
+    counts = np.bincount(of_samples, minlength=len(sources))
+    batch.source_documents.copy_(torch.from_numpy(counts))
+    return batch
+
+
+def _row(members: Sequence[tuple[WeightedGroup, int]], source: str) -> Row:
+    slices, weights, log_probs, rewards = [], [], [], []
+    for weighted, sample in members:
+        group = weighted.group
+        prompt, length = group.prompt_len, group.sample_lengths()[sample]
+        slices.append(group.tokens[sample, :length].numpy())
+        response = np.zeros(length, np.float32)
+        response[prompt:] = float(weighted.advantages[sample])
+        weights.append(response)
+        seen = np.zeros(length, np.float32)
+        seen[prompt:] = group.log_probs[sample, : length - prompt].numpy()
+        log_probs.append(seen)
+        rewards.append(float(group.rewards[sample]))
+    return Row(slices, source, label_weights=weights, log_probs=log_probs, rewards=rewards)

@@ -1,0 +1,196 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a sampler is asked for and what it answers."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass
+from typing import Any, Callable, Iterator, Protocol, Sequence
+
+import torch
+
+from energon_ext.batch import PackedBatch
+from energon_ext.errors import SampleError
+from energon_ext.task_encoders.prompts import Prompt
+
+
+class BatchSource(Protocol):
+    """Whatever yields packed batches: a loader of text, an :class:`~energon_ext.RLDataset`."""
+
+    def __iter__(self) -> Iterator[PackedBatch]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredGroup:
+    """N answers to one prompt.
+
+    Attributes:
+        tokens: int64 [N, prompt_len + G], each the prompt and a response; what lies behind a
+            response may be anything.
+        log_probs: float32 [N, G], of the response tokens, as the sampler saw them.
+        rewards: float32 [N].
+        prompt_len: tokens of the prompt.
+        response_lens: int64 [N], tokens of each response; None where all have G.
+
+    Example:
+        >>> group = ScoredGroup(
+        ...     tokens=torch.tensor([[7, 5, 6], [7, 8, 0]]), log_probs=torch.zeros(2, 2),
+        ...     rewards=torch.tensor([1.0, 0.0]), prompt_len=1, response_lens=torch.tensor([2, 1]))
+        >>> group.sample_lengths()
+        [3, 2]
+    """
+
+    tokens: torch.Tensor
+    log_probs: torch.Tensor
+    rewards: torch.Tensor
+    prompt_len: int
+    response_lens: torch.Tensor | None = None
+
+    def sample_lengths(self) -> list[int]:
+        """Tokens of the prompt and each response together."""
+        if self.response_lens is None:
+            return [self.tokens.shape[1]] * len(self.tokens)
+        return (self.response_lens + self.prompt_len).tolist()
+
+    def cpu(self) -> "ScoredGroup":
+        """The group with its tensors on the CPU."""
+        lengths = self.response_lens
+        return ScoredGroup(
+            self.tokens.cpu(),
+            self.log_probs.cpu(),
+            self.rewards.cpu(),
+            self.prompt_len,
+            None if lengths is None else lengths.cpu(),
+        )
+
+    @classmethod
+    def from_responses(
+        cls,
+        prompt: Sequence[int],
+        responses: Sequence[Sequence[int]],
+        log_probs: Sequence[Sequence[float]],
+        rewards: Sequence[float],
+    ) -> "ScoredGroup":
+        """A group from lists of response tokens, padded with 0.
+
+        Raises:
+            SampleError: a response is empty or has another number of log-probabilities.
+
+        Example:
+            >>> group = ScoredGroup.from_responses([7], [[5, 6], [8]], [[-1, -2], [-3]], [1, 0])
+            >>> group.tokens.tolist(), group.log_probs.tolist()
+            ([[7, 5, 6], [7, 8, 0]], [[-1.0, -2.0], [-3.0, 0.0]])
+        """
+        lengths = [len(response) for response in responses]
+        if 0 in lengths or lengths != [len(values) for values in log_probs]:
+            raise SampleError(
+                f"responses of {lengths} tokens with {[len(values) for values in log_probs]} "
+                f"log-probabilities"
+            )
+        tokens = torch.zeros(len(lengths), len(prompt) + max(lengths), dtype=torch.int64)
+        tokens[:, : len(prompt)] = torch.as_tensor(prompt)
+        padded = torch.zeros(len(lengths), max(lengths))
+        for row, (response, values) in enumerate(zip(responses, log_probs)):
+            tokens[row, len(prompt) : len(prompt) + len(response)] = torch.as_tensor(response)
+            padded[row, : len(values)] = torch.as_tensor(values)
+        return cls(
+            tokens,
+            padded,
+            torch.as_tensor(rewards, dtype=torch.float32),
+            len(prompt),
+            torch.tensor(lengths),
+        )
+
+
+class Sampler(Protocol):
+    """Answers one prompt; keeps nothing between two calls.
+
+    A sampler that draws at random from a generator of its own cannot be repeated after a resume;
+    a :class:`BatchSampler` is given a seed, and can.
+    """
+
+    def sample_and_score(self, prompt: torch.Tensor) -> ScoredGroup:
+        """N >= 2 answers to a prompt of int64 [n], with their rewards."""
+
+
+class BatchSampler(Protocol):
+    """Answers many prompts at once, and is given the random seed and what the reward needs."""
+
+    def sample_and_score_batch(self, prompts: Sequence[Prompt], seed: int) -> list[ScoredGroup]:
+        """A group for each prompt, in order; the same for the same seed and policy."""
+
+
+#: ``(prompt, response tokens of each answer) -> reward of each answer``
+RewardFunction = Callable[[Prompt, list[list[int]]], Sequence[float]]
+
+
+def check_group(group: Any, prompt: Prompt) -> None:
+    """Check the answer of a sampler.
+
+    Raises:
+        SampleError: says what is wrong with the group of this prompt.
+    """
+    if not isinstance(group, ScoredGroup):
+        raise SampleError(f"the sampler returned a {type(group).__name__}, not a ScoredGroup")
+    length = group.prompt_len
+    tokens, log_probs, rewards = group.tokens, group.log_probs, group.rewards
+    if tokens.dim() != 2 or tokens.is_floating_point() or len(tokens) < 2:
+        raise SampleError(f"tokens must be integers [N >= 2, T], got {_shape(tokens)}")
+    samples, generated = len(tokens), tokens.shape[1] - length
+    if length != len(prompt.tokens) or generated < 1:
+        raise SampleError(
+            f"prompt_len is {length} in {_shape(tokens)} tokens; the prompt has "
+            f"{len(prompt.tokens)} tokens, and a response at least one"
+        )
+    if not bool((tokens[:, :length].cpu() == torch.as_tensor(prompt.tokens)).all()):
+        raise SampleError("tokens do not begin with the prompt")
+    if tuple(log_probs.shape) != (samples, generated):
+        raise SampleError(f"log_probs must be [{samples}, {generated}], got {_shape(log_probs)}")
+    if tuple(rewards.shape) != (samples,):
+        raise SampleError(f"rewards must be [{samples}], got {_shape(rewards)}")
+    if not bool(torch.isfinite(rewards).all()):
+        raise SampleError(f"rewards must be finite, got {rewards.tolist()}")
+    lengths = group.response_lens
+    if lengths is not None and (
+        tuple(lengths.shape) != (samples,)
+        or not 1 <= int(lengths.min()) <= int(lengths.max()) <= generated
+    ):
+        raise SampleError(
+            f"response_lens must be [{samples}] from 1 to {generated}, got {lengths.tolist()}"
+        )
+    if not bool(torch.isfinite(log_probs).all()):
+        raise SampleError("log_probs must be finite")
+
+
+def call_with_time_limit(function: Callable[[], Any], seconds: float | None) -> Any:
+    """The result of a call, made in another thread if it may take only so long.
+
+    A thread cannot be stopped from outside: after the limit it is left alone.
+
+    Raises:
+        TimeoutError: no result in time. What the call itself raises is raised here.
+    """
+    if seconds is None:
+        return function()
+    outcome: queue.SimpleQueue = queue.SimpleQueue()
+
+    def call() -> None:
+        try:
+            outcome.put((function(), None))
+        except BaseException as error:  # whatever it is belongs to the caller
+            outcome.put((None, error))
+
+    threading.Thread(target=call, daemon=True, name="sampler").start()
+    try:
+        result, error = outcome.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {seconds:g} s") from None
+    if error is not None:
+        raise error
+    return result
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,0 +1,158 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Advantages for weights, over two processes: the loss is that of one formula over everything.
+
+What is expected is plain autograd of :func:`energon_ext.unified_loss` over the logits of the whole
+global batch, without Megatron's schedules, wrappers or counts.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from energon_ext import unified_loss
+from energon_ext.megatron import build_packed_seq_params, forward_step, mean_losses
+from tests.megatron import processes
+from tests.megatron.small_gpt import (
+    megatron,
+    model_parallel,
+    small_config,
+    small_model,
+    synthetic_batch,
+)
+
+MICRO_BATCHES = 4
+PIPELINE = {"pipeline_model_parallel_size": 2}
+LAYOUTS = {"data parallel": {}, "pipeline parallel": PIPELINE}
+SCALE = {"weight_scale": 1 << 14}
+TOKENS = {"denominator": "tokens"}
+
+#: Name -> (what the weights are multiplied by, options of forward_step)
+CASES = {
+    "advantages by weight": ([-0.7, 0.9, 1.3, -0.25], SCALE),
+    "advantages by token": ([-0.7, 0.9, 1.3, -0.25], TOKENS),
+    "only negative": ([-0.5], SCALE),
+    "one micro-batch without a trained token": ([0.0, 0.9, 1.3, -0.25], SCALE),
+    "nothing to train": ([0.0], SCALE),
+    "nothing to train, by token": ([0.0], TOKENS),
+}
+
+
+def batch(case, index):
+    """Micro-batch ``index``; the weights of its quarter change from one to the next position."""
+    factors, _ = CASES[case]
+    plain = synthetic_batch(index)
+    if index == 1 and case.startswith("one micro-batch"):
+        return dataclasses.replace(plain, token_weights=torch.zeros(plain.num_tokens))
+    # Micro-batches differ in size too, so that a mean of means is another number.
+    pattern = torch.tensor(factors) * (1 + index)
+    weights = pattern.repeat(plain.num_tokens // len(factors) + 1)[: plain.num_tokens]
+    return dataclasses.replace(plain, token_weights=plain.token_weights * weights)
+
+
+def step(case, sizes):
+    """Loss and gradient norm of one step; no loss where this rank sees none."""
+    with model_parallel(**sizes):
+        model = small_model(small_config(**sizes))
+        model = DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
+        options = OptimizerConfig(optimizer="sgd", lr=0.1, sgd_momentum=0.0, clip_grad=1.0)
+        optimizer = get_megatron_optimizer(options, [model])
+        model.config.finalize_model_grads_func = finalize_model_grads
+        replicas = parallel_state.get_data_parallel_world_size()
+        mine = range(parallel_state.get_data_parallel_rank(), MICRO_BATCHES, replicas)
+        model.zero_grad_buffer()
+        optimizer.zero_grad()
+        reports = get_forward_backward_func()(
+            forward_step_func=functools.partial(forward_step, **CASES[case][1]),
+            data_iterator=iter([batch(case, index) for index in mine]),
+            model=[model],
+            num_microbatches=len(mine),
+            seq_length=synthetic_batch(0).num_tokens,
+            micro_batch_size=1,
+            forward_only=False,
+        )
+        _, gradient_norm, _ = optimizer.step()
+        parameters_are_finite = all(bool(p.isfinite().all()) for p in model.parameters())
+        return {**mean_losses(reports), "norm": gradient_norm, "finite": parameters_are_finite}
+
+
+def expected_step(case):
+    model = small_model(small_config())
+    batches = [batch(case, index) for index in range(MICRO_BATCHES)]
+    logits = [
+        model(
+            found.tokens[None],
+            found.position_ids[None],
+            None,
+            packed_seq_params=build_packed_seq_params(found),
+        )[0]
+        for found in batches
+    ]
+    loss = unified_loss(
+        torch.cat(logits),
+        torch.cat([found.labels for found in batches]),
+        torch.cat([found.token_weights for found in batches]),
+        CASES[case][1].get("denominator", "weights"),
+    )
+    loss.backward()
+    squares = [p.grad.double().square().sum().item() for p in model.parameters()]
+    return loss.item(), math.sqrt(sum(squares))
+
+
+def two_ranks(rank, folder):
+    with megatron(rank, 2, dist.FileStore(str(folder / "store"), 2)):
+        parallel_state.destroy_model_parallel()
+        results = {
+            layout: {case: step(case, sizes) for case in CASES} for layout, sizes in LAYOUTS.items()
+        }
+        parallel_state.initialize_model_parallel()
+    (folder / f"rank{rank}.json").write_text(json.dumps(results))
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    errors = [folder / f"stderr{rank}" for rank in range(2)]
+    started = [processes.start(two_ranks, (rank, folder), errors[rank]) for rank in range(2)]
+    codes = processes.finish(started)
+    assert codes == [0, 0], "\n".join(error.read_text()[-3000:] for error in errors)
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def expected():
+    with megatron():
+        return {case: expected_step(case) for case in CASES}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_have_the_loss_and_gradient_of_the_formula(case, layout, ranks, expected):
+    loss, norm = expected[case]
+    found = [rank[layout][case] for rank in ranks]
+    with_loss = [result["loss"] for result in found if "loss" in result]
+    assert len(with_loss) == (2 if layout == "data parallel" else 1)
+    assert with_loss == pytest.approx([loss] * len(with_loss), abs=2e-5)
+    for result in found:
+        assert result["finite"]
+        assert result["norm"] == pytest.approx(norm, rel=1e-3, abs=1e-7)
+
+
+def test_the_cases_are_told_apart(expected):
+    assert expected["nothing to train"] == (0.0, 0.0)
+    assert expected["only negative"][0] < -1
+    losses = [expected[case][0] for case in list(CASES)[:4]]
+    assert min(abs(a - b) for i, a in enumerate(losses) for b in losses[:i]) > 1e-3

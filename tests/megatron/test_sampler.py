@@ -1,0 +1,148 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Generation with a real GPTModel, against the same model in training."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from energon_ext import BatchAssembler, ConfigError, Prompt, Row
+from energon_ext.megatron import MegatronSampler, Sampling, build_packed_seq_params, generate
+from energon_ext.megatron.sampler import draw
+from tests.megatron.small_gpt import VOCABULARY, small_config, small_model
+
+pytestmark = pytest.mark.usefixtures("one_rank")
+
+PROMPTS = [[5, 6, 7], [9], [11, 12, 13, 14, 15]]
+
+
+@pytest.fixture(scope="module")
+def model(one_rank):
+    return small_model(small_config())
+
+
+def training_log_probs(model, prompt, response):
+    """What one training step would see of each response token."""
+    tokens = np.array([*prompt, *response])
+    batch = BatchAssembler(len(tokens))([Row([tokens])], sources=[""])
+    losses = model(
+        batch.tokens[None],
+        batch.position_ids[None],
+        None,
+        labels=batch.labels[None],
+        packed_seq_params=build_packed_seq_params(batch),
+    )[0]
+    return (-losses[len(prompt) - 1 : len(tokens) - 1]).tolist()
+
+
+def greedy_by_hand(model, prompt, count):
+    tokens = list(prompt)
+    for _ in range(count):
+        logits = model(torch.tensor([tokens]), torch.arange(len(tokens))[None], None)
+        tokens.append(int(logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_greedy_answers_of_a_batch_are_those_of_each_prompt_alone(model):
+    responses, _ = generate(model, PROMPTS, Sampling(4, temperature=0))
+    assert responses == [greedy_by_hand(model, prompt, 4) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("rows_per_pass", [None, 2])
+def test_log_probs_are_those_of_the_model_in_training(model, rows_per_pass):
+    sampling = Sampling(5, temperature=1.7, top_p=0.8)
+    responses, log_probs = generate(model, PROMPTS, sampling, seed=3, rows_per_pass=rows_per_pass)
+    for prompt, response, found in zip(PROMPTS, responses, log_probs):
+        assert found == pytest.approx(training_log_probs(model, prompt, response), abs=1e-4)
+
+
+def test_a_response_ends_with_the_stop_token_and_the_others_go_on(model):
+    full, _ = generate(model, PROMPTS, Sampling(6), seed=1)
+    stop = full[0][2]
+    stopped, log_probs = generate(model, PROMPTS, Sampling(6, stop_id=stop), seed=1)
+    assert stopped[0] == full[0][: full[0].index(stop) + 1]
+    for response, values in zip(stopped, log_probs):
+        assert len(values) == len(response) <= 6
+        assert stop not in response[:-1]
+        assert len(response) == 6 or response[-1] == stop
+
+
+def test_the_seed_decides_and_nothing_is_left_behind(model):
+    model.train()
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    one, _ = generate(model, PROMPTS, Sampling(6), seed=1)
+    again, _ = generate(model, PROMPTS, Sampling(6), seed=1)
+    other, _ = generate(model, PROMPTS, Sampling(6), seed=2)
+    assert one == again != other
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_ids_beyond_the_vocabulary_are_never_drawn(model):
+    responses, _ = generate(model, PROMPTS * 10, Sampling(4, temperature=5.0, vocab_size=7))
+    assert max(max(response) for response in responses) == 6
+    responses, _ = generate(model, PROMPTS * 10, Sampling(4, temperature=5.0))
+    assert 7 < max(max(response) for response in responses) < VOCABULARY
+
+
+def shares(sampling, draws=20000):
+    logits = torch.log(torch.tensor([0.5, 0.3, 0.2])).repeat(draws, 1)
+    chosen = draw(logits, sampling, torch.Generator().manual_seed(0))
+    return (torch.bincount(chosen, minlength=3) / draws).tolist()
+
+
+def test_temperature_and_top_p_shape_the_draws():
+    assert shares(Sampling(1)) == pytest.approx([0.5, 0.3, 0.2], abs=0.02)
+    roots = [math.sqrt(p) for p in (0.5, 0.3, 0.2)]
+    expected = [root / sum(roots) for root in roots]
+    assert shares(Sampling(1, temperature=2.0)) == pytest.approx(expected, abs=0.02)
+    # .5 + .3 reach .7: the third is out, and the first two keep their odds
+    assert shares(Sampling(1, top_p=0.7)) == pytest.approx([5 / 8, 3 / 8, 0], abs=0.02)
+    assert shares(Sampling(1, top_p=0.1)) == [1, 0, 0]
+
+
+def prompt_of(tokens):
+    return Prompt(
+        __key__="p", __restore_key__=(), __subflavors__=None,
+        tokens=np.array(tokens), source="web", metadata={"answer": 3},
+    )  # fmt: skip
+
+
+def test_a_group_holds_answers_log_probs_and_the_users_rewards(model):
+    asked = []
+
+    def reward(prompt, responses):
+        asked.append((prompt.metadata["answer"], len(responses)))
+        return [float(len(response)) for response in responses]
+
+    sampling = Sampling(5, temperature=1.5, stop_id=3)
+    sampler = MegatronSampler(model, reward, group_size=4, sampling=sampling)
+    groups = sampler.sample_and_score_batch([prompt_of(p) for p in PROMPTS], seed=5)
+    assert asked == [(3, 4)] * 3
+    for prompt, group in zip(PROMPTS, groups):
+        assert group.tokens[:, : len(prompt)].tolist() == [prompt] * 4
+        assert group.rewards.tolist() == group.response_lens.tolist()
+        for sample, length in enumerate(group.response_lens.tolist()):
+            response = group.tokens[sample, len(prompt) : len(prompt) + length].tolist()
+            assert group.log_probs[sample, :length].tolist() == pytest.approx(
+                training_log_probs(model, prompt, response), abs=1e-4
+            )
+    again = sampler.sample_and_score_batch([prompt_of(p) for p in PROMPTS], seed=5)
+    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(groups, again))
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_new_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.1}]
+)
+def test_bad_sampling_is_refused(options):
+    with pytest.raises(ConfigError, match="allowed are >= 1, >= 0 and .0, 1.."):
+        Sampling(**{"max_new_tokens": 1, **options})
+
+
+def test_a_group_of_one_is_refused(model):
+    with pytest.raises(ConfigError, match="at least 2 answers"):
+        MegatronSampler(model, None, group_size=1, sampling=Sampling(1))

@@ -1,0 +1,389 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Sampled groups to packed batches: weights by hand, exact resume, and every way to go wrong."""
+
+import math
+import re
+import threading
+
+import pytest
+import torch
+
+from energon_ext import (
+    ConfigError,
+    RLDataset,
+    SampleError,
+    SamplerError,
+    ScoredGroup,
+    StateFormatError,
+    StateMismatchError,
+)
+from energon_ext.checkpoint import CheckpointStore
+from energon_ext.rl.group_rows import balance_by_tokens
+from energon_ext.tokenizers import ByteTokenizer
+from tests.rl.prompts import Dice, Fixed, prompt_loader, write_prompts, write_sums
+from tests.support import batch_hash, close_loaders, take
+
+
+@pytest.fixture(scope="module")
+def sums(tmp_path_factory):
+    return write_sums(tmp_path_factory.mktemp("prompts"))
+
+
+@pytest.fixture(scope="module")
+def one_prompt(tmp_path_factory):
+    """Every prompt is "ab": 1, 101, 102 in bytes."""
+    folder = tmp_path_factory.mktemp("one")
+    return write_prompts(folder / "one.jsonl", [{"prompt": "ab"}] * 3)
+
+
+def build(path, sampler, *, loader=None, **options):
+    defaults = {"row_length": 24, "rows": 2, "groups_per_batch": 3}
+    loader = {"prompts_per_call": 2, **(loader or {})}
+    return RLDataset(prompt_loader(path, **loader), sampler, **{**defaults, **options})
+
+
+def one_at_a_time(path, sampler, **options):
+    """One group a batch, one prompt a call, one row of 10."""
+    defaults = {"row_length": 10, "rows": 1, "groups_per_batch": 1}
+    return build(path, sampler, loader={"prompts_per_call": 1}, **{**defaults, **options})
+
+
+def test_response_tokens_weigh_the_advantage_of_their_sample(one_prompt):
+    batch = next(one_at_a_time(one_prompt, Fixed([1, 0]))).validate()
+    assert batch.tokens.tolist() == [1, 101, 102, 50, 51, 1, 101, 102, 60, 61]
+    assert batch.labels.tolist()[:4] == [101, 102, 50, 51]
+    # (1 - 0.5) / sqrt(0.5), on the labels that are of the response
+    a = 0.5 / math.sqrt(0.5)
+    assert batch.token_weights.tolist() == pytest.approx([0, 0, a, a, 0, 0, 0, -a, -a, 0])
+    assert batch.log_probs.tolist() == [0, 0, -1, -2, 0, 0, 0, -3, -4, 0]
+    assert batch.rewards.tolist() == [1, 0]
+    assert batch.cu_seqlens.tolist() == [0, 5, 10]
+    assert batch.position_ids.tolist() == [0, 1, 2, 3, 4] * 2
+
+
+def test_rewards_and_advantages_are_clipped(one_prompt):
+    rewards = ([100, 0], [7, 5], [5, -5])
+    dataset = one_at_a_time(one_prompt, Fixed(*rewards), reward_clip=1, advantage_clip=0.5)
+    first, third = take(dataset, 2)  # both 7 and 5 are 1
+    assert first.token_weights.abs().max() == third.token_weights.abs().max() == 0.5
+    assert (first.rewards.tolist(), third.rewards.tolist()) == ([100, 0], [5, -5])
+    assert dataset.metrics["zero_var_groups"] == 1
+
+
+def test_groups_that_do_not_vary_are_dropped_and_counted(one_prompt):
+    dataset = one_at_a_time(one_prompt, Fixed([1, 1], [0, 0], [1, 0], [0.5, 0.5], [0, 3]))
+    next(dataset)
+    assert dataset.metrics == {
+        "zero_var_groups": 2,
+        "valid_groups": 1,
+        "attempts_per_batch": 3,
+        "reward/mean": 0.5,  # of 1 1 0 0 1 0
+        "reward/std": pytest.approx(math.sqrt(6 * 0.25 / 5)),
+    }
+    next(dataset)
+    assert dataset.metrics["attempts_per_batch"] == 2
+    assert dataset.metrics["reward/mean"] == 1.0  # of .5 .5 0 3
+    assert dataset.counts == {"groups": 5, "valid_groups": 2, "zero_var_groups": 3, "batches": 2}
+
+
+def test_a_deviation_at_the_limit_does_not_count_as_one(one_prompt):
+    limit = math.sqrt(0.5)  # of 1 and 0
+    dataset = one_at_a_time(one_prompt, Fixed([1, 0], [1.2, 0]), min_reward_std=limit)
+    assert next(dataset).rewards.tolist() == pytest.approx([1.2, 0])
+
+
+def test_every_sample_of_every_valid_group_is_in_one_batch(sums):
+    sampler = Dice()
+    groups = []
+    answer = sampler.sample_and_score_batch
+
+    def recorded(prompts, seed):
+        found = answer(prompts, seed)
+        groups.extend(zip(prompts, found))
+        return found
+
+    sampler.sample_and_score_batch = recorded
+    dataset = build(sums, sampler, row_length=40)
+    seen = []
+    for batch in take(dataset, 12):
+        batch.validate()
+        assert batch.num_tokens == 2 * 40
+        counts = dict.fromkeys(batch.sources, 0)
+        spans = zip(batch.cu_seqlens.tolist(), batch.cu_seqlens[1:].tolist(), batch.rewards)
+        for source, (start, end, reward) in zip(batch.source_ids.tolist(), spans):
+            if source >= 0:
+                key = batch.sources[source]
+                counts[key] += 1
+                seen.append((key, batch.tokens[start:end].tolist(), float(reward)))
+        assert batch.source_documents.tolist() == list(counts.values())
+    expected = [
+        (prompt.source, group.tokens[sample, :length].tolist(), float(group.rewards[sample]))
+        for prompt, group in groups
+        if group.rewards.std() > 0
+        for sample, length in enumerate(group.sample_lengths())
+    ]
+    assert {source for source, _, _ in seen} == {"easy.jsonl", "hard.jsonl"}
+    assert len(expected) >= len(seen) == 12 * 3 * 3
+    assert sorted(seen) == sorted(expected[: len(seen)])
+
+
+def test_a_group_that_does_not_fit_comes_with_the_next_batch(one_prompt):
+    # A group takes 10 of 16 positions: one a batch, though two were asked for.
+    sampler = Fixed([1, 0], [2, 0], [3, 0], [4, 0])
+    dataset = build(one_prompt, sampler, rows=1, row_length=16, groups_per_batch=2)
+    batches = take(dataset, 3)
+    assert [batch.rewards[:2].tolist() for batch in batches] == [[1, 0], [2, 0], [3, 0]]
+    assert dataset.metrics["valid_groups"] == 1
+
+
+def test_samples_are_aligned_for_context_parallelism(one_prompt):
+    # A sample of 5 tokens takes 8 positions.
+    batch = next(one_at_a_time(one_prompt, Fixed([1, 0]), alignment=4, row_length=16)).validate()
+    assert batch.cu_seqlens_padded.tolist() == [0, 8, 16]
+    with pytest.raises(SampleError, match="does not fit into 1 rows of 12"):
+        next(one_at_a_time(one_prompt, Fixed([1, 0]), alignment=4, row_length=12))
+
+
+def test_the_longest_sample_goes_into_the_bin_with_the_fewest_tokens():
+    # 9 | 8 | 7: then 6 to the 7, 5 to the 8, 4 to the 9; ties go to the lower bin
+    assert balance_by_tokens([4, 5, 6, 7, 8, 9], 3, 13) == [[5, 0], [4, 1], [3, 2]]
+    assert balance_by_tokens([3, 3, 3], 2, 6) == [[0, 2], [1]]
+    assert balance_by_tokens([4, 5, 6, 7, 8, 9], 3, 12) is None
+    assert balance_by_tokens([5], 1, 5) == [[0]]
+
+
+def test_a_sample_longer_than_a_row_is_named(one_prompt):
+    with pytest.raises(SampleError) as error:
+        next(one_at_a_time(one_prompt, Fixed([1, 0]), row_length=4))
+    assert re.fullmatch(
+        r"Sample 0 of prompt \d has 5 tokens, a row has 4: give shorter answers or prompts, or "
+        r"longer rows.",
+        str(error.value),
+    )
+    with pytest.raises(SampleError, match=r"group of prompt \d has 10 tokens and does not fit"):
+        next(one_at_a_time(one_prompt, Fixed([1, 0]), row_length=9))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_resume_continues_exactly_at_every_batch(sums, num_workers, tmp_path):
+    def fresh():
+        loader = {"num_workers": num_workers, "prompts_per_call": 3}
+        return build(sums, Dice(), loader=loader, groups_per_batch=2)
+
+    reference = fresh()
+    expected = [(batch_hash(next(reference)), reference.metrics) for _ in range(8)]
+    for stop in (0, 1, 3, 4) if num_workers == 0 else (3,):
+        first = fresh()
+        take(first, stop)
+        with CheckpointStore(tmp_path / f"at{stop}") as store:
+            store.save(stop, {"data.pt": first.save_state()}, metadata={})
+        resumed = fresh()
+        resumed.restore_state(CheckpointStore(tmp_path / f"at{stop}").latest().load("data.pt"))
+        found = [(batch_hash(next(resumed)), resumed.metrics) for _ in range(8 - stop)]
+        assert found == expected[stop:]
+        assert resumed.counts == reference.counts
+        close_loaders()
+
+
+def test_a_state_keeps_groups_that_wait(sums):
+    dataset = build(sums, Dice(), loader={"prompts_per_call": 8}, groups_per_batch=1)
+    next(dataset)
+    state = dataset.save_state()
+    assert len(state["groups"]) >= 2
+    asked = []
+    sampler = Dice()
+    sampler.sample_and_score_batch = lambda prompts, seed: asked.append(seed)
+    resumed = build(sums, sampler, loader={"prompts_per_call": 8}, groups_per_batch=1)
+    resumed.restore_state(state)
+    take(resumed, 2)
+    assert not asked
+
+
+def test_ranks_ask_with_seeds_of_their_own(sums):
+    hashes = set()
+    for rank in range(2):
+        dataset = build(sums, Dice(), loader={"rank": rank, "world_size": 2})
+        hashes.add(batch_hash(next(dataset)))
+    assert len(hashes) == 2
+
+
+def group_of(prompt, **changes):
+    values = {
+        "tokens": torch.cat([prompt.repeat(2, 1), torch.tensor([[5, 6], [7, 8]])], dim=1),
+        "log_probs": torch.zeros(2, 2),
+        "rewards": torch.tensor([1.0, 0.0]),
+        "prompt_len": len(prompt),
+        **changes,
+    }
+    return ScoredGroup(**values)
+
+
+class Changed:
+    """A good group, but for some fields."""
+
+    def __init__(self, **changes):
+        self.changes = changes
+
+    def sample_and_score(self, prompt):
+        return group_of(prompt, **self.changes)
+
+
+class Raises:
+    def sample_and_score(self, prompt):
+        raise KeyError("no such tool")
+
+
+class ReturnsNone:
+    def sample_and_score(self, prompt):
+        return None
+
+
+class TooFew:
+    def sample_and_score_batch(self, prompts, seed):
+        return []
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (Raises(), "the sampler raised KeyError: 'no such tool'"),
+        (ReturnsNone(), "the sampler returned a NoneType, not a ScoredGroup"),
+        (TooFew(), "the sampler returned 0 groups for 1 prompts"),
+        (Changed(rewards=torch.tensor([math.nan, 0.0])), "rewards must be finite, got .nan, 0.0"),
+        (Changed(rewards=torch.tensor([math.inf, 0.0])), "rewards must be finite, got .inf, 0.0"),
+        (Changed(rewards=torch.zeros(3)), r"rewards must be .2., got float32 .3."),
+        (Changed(log_probs=torch.zeros(2, 3)), r"log_probs must be .2, 2., got float32 .2, 3."),
+        (Changed(log_probs=torch.full((2, 2), math.nan)), "log_probs must be finite"),
+        (Changed(prompt_len=2), r"prompt_len is 2 in int64 .2, 5. tokens; the prompt has 3"),
+        (Changed(tokens=torch.zeros(2, 5)), r"tokens must be integers .*got float32 .2, 5."),
+        (Changed(tokens=torch.ones(1, 5).long()), "tokens must be integers"),
+        (Changed(tokens=torch.ones(2, 5).long()), "tokens do not begin with the prompt"),
+        (Changed(tokens=torch.ones(2, 3).long()), "prompt_len is 3 in int64 .2, 3. tokens"),
+        (Changed(response_lens=torch.tensor([2, 3])), r"response_lens must be .2. from 1 to 2"),
+        (Changed(response_lens=torch.tensor([0, 2])), r"response_lens must be .2. from 1 to 2"),
+    ],
+)
+def test_a_bad_answer_is_named_with_its_prompt_and_the_counts(one_prompt, sampler, message):
+    dataset = one_at_a_time(one_prompt, sampler)
+    with pytest.raises(SamplerError, match=rf"^Prompt \d: {message}") as error:
+        next(dataset)
+    assert re.fullmatch(r"\d", error.value.key)
+    assert error.value.counts == dataset.counts
+    assert str(error.value).endswith(
+        "So far: groups 0, valid_groups 0, zero_var_groups 0, batches 0."
+    )
+
+
+def test_after_a_failure_the_same_prompts_are_asked_again(sums, tmp_path):
+    class FailsOnce(Dice):
+        fails = True
+
+        def sample_and_score_batch(self, prompts, seed):
+            if self.fails:
+                raise OSError("server gone")
+            return super().sample_and_score_batch(prompts, seed)
+
+    expected = [batch_hash(batch) for batch in take(build(sums, Dice()), 4)]
+    sampler = FailsOnce()
+    dataset = build(sums, sampler)
+    with pytest.raises(SamplerError, match="and 1 more in the same call.: .*OSError: server gone"):
+        next(dataset)
+    with CheckpointStore(tmp_path) as store:
+        store.save(0, {"data.pt": dataset.save_state()}, metadata={})
+    sampler.fails = False
+    assert [batch_hash(batch) for batch in take(dataset, 4)] == expected
+    state = CheckpointStore(tmp_path).latest().load("data.pt")
+    for _ in range(2):  # a state may be restored again
+        resumed = build(sums, Dice())
+        resumed.restore_state(state)
+        assert [batch_hash(batch) for batch in take(resumed, 4)] == expected
+
+
+def test_groups_that_never_vary_are_an_error_after_so_many(one_prompt):
+    rewards = [[1, 0], *[[0, 0]] * 6, [1, 0]]
+    dataset = one_at_a_time(one_prompt, Fixed(*rewards), max_attempts=3)
+    next(dataset)
+    for batches in ("groups 4, valid_groups 1", "groups 7, valid_groups 1"):
+        with pytest.raises(SamplerError, match="rewards of 3 groups in a row do not vary") as error:
+            next(dataset)
+        assert batches in str(error.value)
+    assert next(dataset).rewards.tolist() == [1, 0]  # it may go on
+
+
+def test_a_sampler_that_hangs_is_left_after_its_time(one_prompt):
+    release, cancelled = threading.Event(), threading.Event()
+
+    class Hangs(Changed):
+        cancel = staticmethod(cancelled.set)
+
+        def sample_and_score(self, prompt):
+            release.wait(60)
+            return super().sample_and_score(prompt)
+
+    dataset = one_at_a_time(one_prompt, Hangs(), time_limit_seconds=0.05)
+    with pytest.raises(SamplerError, match=r"Prompt \d: .*timed out: no answer within 0.05 s"):
+        next(dataset)
+    assert cancelled.is_set()
+    release.set()
+    dataset.time_limit_seconds = 60
+    assert next(dataset).rewards.tolist() == [1, 0]
+
+
+def test_states_of_other_runs_are_refused(sums):
+    dataset = build(sums, Dice(), seed=1)
+    next(dataset)
+    state = dataset.save_state()
+    with pytest.raises(StateMismatchError, match="reward_clip: saved None, now 2.0"):
+        build(sums, Dice(), seed=1, reward_clip=2.0).restore_state(state)
+    with pytest.raises(StateMismatchError, match="seed: saved '1/0', now '0/0'"):
+        build(sums, Dice()).restore_state(state)
+    with pytest.raises(StateFormatError, match="version 1, is needed, found 9"):
+        build(sums, Dice()).restore_state({**state, "version": 9})
+    with pytest.raises(StateFormatError, match="found 'NoneType'"):
+        build(sums, Dice()).restore_state(None)
+    with pytest.raises(ConfigError, match="before the first batch"):
+        dataset.restore_state(state)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rows": 0}, "rows is 0"),
+        ({"groups_per_batch": 0}, "groups_per_batch is 0"),
+        ({"max_attempts": 0}, "max_attempts is 0"),
+        ({"min_reward_std": math.nan}, "min_reward_std is nan"),
+        ({"reward_clip": -1}, "reward_clip must be a positive number"),
+    ],
+)
+def test_bad_arguments_are_refused(sums, options, message):
+    with pytest.raises(ConfigError, match=message):
+        build(sums, Dice(), **options)
+
+
+def test_rows_that_stay_empty_are_refused(one_prompt):
+    with pytest.raises(ConfigError, match="2 samples cannot fill 3 rows; use fewer rows"):
+        next(one_at_a_time(one_prompt, Fixed([1, 0]), rows=3))
+
+
+def test_prompts_keep_their_metadata_and_name_their_source(sums):
+    prompts = [p for batch in take(prompt_loader(sums), 30) for p in batch]
+    for prompt in prompts:
+        text = ByteTokenizer().decode(prompt.tokens)
+        assert prompt.tokens[0] == 1
+        assert text == f"{prompt.source[0]}{prompt.metadata['answer']}?"
+    assert {prompt.source for prompt in prompts} == {"easy.jsonl", "hard.jsonl"}
+
+
+def test_conversations_are_prompts_that_wait_for_an_answer(tmp_path, capsys):
+    question = [{"role": "user", "content": "hi"}]
+    records = [{"messages": question, "n": 1}, {"text": "no prompt"}, {"prompt": "x" * 40}]
+    path = write_prompts(tmp_path / "chat.jsonl", records)
+    loader = prompt_loader(path, prompts_per_call=1, max_prompt_tokens=30)
+    ((prompt,),) = take(loader, 1)
+    assert ByteTokenizer().decode(prompt.tokens) == "user: hi\nassistant: "
+    assert prompt.metadata == {"n": 1}
+    take(loader, 3)
+    reported = capsys.readouterr().out
+    assert "neither `prompt` nor `messages`" in reported
+    assert "a prompt of 41 tokens; 1 to 30 allowed" in reported

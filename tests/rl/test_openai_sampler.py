@@ -1,0 +1,314 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The HTTP sampler against a real local server that speaks both dialects and fails on demand."""
+
+import json
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from energon_ext import ConfigError, OpenAISampler, Prompt, RLDataset, SamplerError
+from energon_ext.rl import openai_sampler
+from tests.rl.prompts import prompt_loader, write_sums
+
+
+class Server(ThreadingHTTPServer):
+    """Answers with the last token of the prompt + 1, + 2, ...; answer n of a group has n tokens."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.requests = []
+        self.misfortunes = []  # what happens to the next requests, in order
+        self.waiting = threading.Event()
+        self.release = threading.Event()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    def handle_error(self, request, client_address):
+        pass  # a client that went away
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        server = self.server
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server.requests.append((self.path, self.headers.get("Authorization"), body))
+        happens = server.misfortunes.pop(0) if server.misfortunes else None
+        if happens == "hang":
+            server.waiting.set()
+            server.release.wait(30)
+        elif happens == "drop":
+            self.connection.shutdown(socket.SHUT_RDWR)
+        elif isinstance(happens, tuple):
+            self._send(happens[0], {"error": "out of luck"}, headers=happens[1])
+        elif happens is not None:
+            self._send(200, happens)
+        else:
+            self._send(200, _ANSWERS[self.path](body))
+
+    def _send(self, status, content, headers=()):
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args):
+        pass
+
+
+def vllm_answers(body):
+    last = body["prompt"][-1]
+    choices = [
+        {
+            "index": n,
+            "text": "?",
+            "token_ids": [last + 1 + k for k in range(n + 1)],
+            "logprobs": {"token_logprobs": [-0.5 * (k + 1) for k in range(n + 1)]},
+        }
+        for n in range(body["n"])
+    ]
+    return {"choices": choices[::-1]}
+
+
+def sglang_answers(body):
+    last = body["input_ids"][-1]
+    return [
+        {
+            "text": "?",
+            "meta_info": {
+                "output_token_logprobs": [
+                    [-0.5 * (k + 1), last + 1 + k, None] for k in range(n + 1)
+                ]
+            },
+        }
+        for n in range(body["sampling_params"]["n"])
+    ]
+
+
+_ANSWERS = {"/v1/completions": vllm_answers, "/generate": sglang_answers}
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    yield server
+    server.release.set()
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """Seconds between tries, which are not waited for."""
+    found = []
+    sleep = openai_sampler.asyncio.sleep
+
+    async def no_sleep(seconds):
+        found.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(openai_sampler.asyncio, "sleep", no_sleep)
+    return found
+
+
+def count_tokens(prompt, responses):
+    return [float(len(response)) for response in responses]
+
+
+def sampler_for(server, **options):
+    defaults = {"group_size": 3, "max_new_tokens": 8, "timeout_seconds": 20.0}
+    return OpenAISampler(server.url, count_tokens, **{**defaults, **options})
+
+
+def prompts(*last_tokens):
+    return [
+        Prompt(
+            __key__=f"p{last}", __restore_key__=(), __subflavors__=None,
+            tokens=np.array([1, last]), source="web", metadata={},
+        )
+        for last in last_tokens
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("api", ["vllm", "sglang"])
+def test_tokens_and_log_probs_of_either_server_become_groups(server, api):
+    groups = sampler_for(server, api=api).sample_and_score_batch(prompts(10, 20, 30), seed=4)
+    for last, group in zip((10, 20, 30), groups):
+        assert group.tokens.tolist() == [
+            [1, last, last + 1, 0, 0],
+            [1, last, last + 1, last + 2, 0],
+            [1, last, last + 1, last + 2, last + 3],
+        ]
+        assert group.log_probs.tolist() == [[-0.5, 0, 0], [-0.5, -1, 0], [-0.5, -1, -1.5]]
+        assert group.rewards.tolist() == group.response_lens.tolist() == [1, 2, 3]
+        assert group.prompt_len == 2
+
+
+def test_the_request_says_what_is_wanted(server):
+    sampler = sampler_for(
+        server, model="policy", temperature=0.7, top_p=0.9, stop_token_ids=[2], api_key="secret",
+        extra={"top_k": 5},
+    )  # fmt: skip
+    sampler.sample_and_score_batch(prompts(10), seed=4)
+    ((path, authorization, body),) = server.requests
+    assert (path, authorization) == ("/v1/completions", "Bearer secret")
+    assert body == {
+        "model": "policy", "prompt": [1, 10], "n": 3, "max_tokens": 8, "temperature": 0.7,
+        "top_p": 0.9, "seed": 4, "stop_token_ids": [2], "logprobs": 1, "return_token_ids": True,
+        "top_k": 5,
+    }  # fmt: skip
+
+
+def test_each_prompt_has_a_seed_of_its_own_from_that_of_the_call(server):
+    sampler = sampler_for(server)
+    seeds = []
+    for seed in (4, 4, 2**62):
+        server.requests.clear()
+        sampler.sample_and_score_batch(prompts(10, 20), seed=seed)
+        seeds.append({body["prompt"][-1]: body["seed"] for _, _, body in server.requests})
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds[0].values())) == 2
+    assert all(0 <= seed < 2**31 for seed in seeds[2].values())
+
+
+@pytest.mark.parametrize("happens", [(429, ()), (500, ()), (503, ()), "drop"])
+def test_passing_failures_are_tried_again_with_longer_waits(server, waits, happens):
+    server.misfortunes = [happens] * 3
+    (group,) = sampler_for(server, backoff_seconds=0.5).sample_and_score_batch(prompts(10), 0)
+    assert group.rewards.tolist() == [1, 2, 3]
+    assert waits == [0.5, 1.0, 2.0]
+    assert len(server.requests) == 4
+
+
+def test_a_server_that_says_how_long_to_wait_is_believed(server, waits):
+    server.misfortunes = [(429, [("Retry-After", "7")]), (503, [("Retry-After", "Wed, 1 Jan")])]
+    sampler_for(server).sample_and_score_batch(prompts(10), 0)
+    assert waits == [7.0, 1.0]
+
+
+def test_a_server_that_keeps_failing_is_an_error_with_the_prompt(server, waits):
+    server.misfortunes = [(503, ())] * 3
+    with pytest.raises(SamplerError, match="Prompt p10: .* failed 3 times, at last: status 503"):
+        sampler_for(server, max_retries=2).sample_and_score_batch(prompts(10), 0)
+    assert len(server.requests) == 3
+
+
+def test_no_server_is_an_error_and_not_a_hang(waits):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        sampler = OpenAISampler(url, count_tokens, group_size=2, max_new_tokens=1, max_retries=1)
+        with pytest.raises(SamplerError, match="failed 2 times, at last: ConnectError"):
+            sampler.sample_and_score_batch(prompts(10), 0)
+
+
+def test_a_refused_request_is_not_tried_again(server):
+    server.misfortunes = [(400, ())]
+    with pytest.raises(SamplerError, match="answered status 400: .*out of luck"):
+        sampler_for(server).sample_and_score_batch(prompts(10), 0)
+    assert len(server.requests) == 1
+
+
+def test_a_request_that_takes_too_long_is_given_up_and_tried_again(server):
+    server.misfortunes = ["hang"]
+    sampler = sampler_for(server, timeout_seconds=0.2, backoff_seconds=0.0)
+    assert sampler.sample_and_score_batch(prompts(10), 0)[0].rewards.tolist() == [1, 2, 3]
+    server.misfortunes = ["hang", "hang"]
+    sampler = sampler_for(server, timeout_seconds=0.1, backoff_seconds=0.0, max_retries=1)
+    with pytest.raises(SamplerError, match="at last: no answer within 0.1 s"):
+        sampler.sample_and_score_batch(prompts(10), 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"choices": [{"index": 0, "text": "hi"}]}, "without token ids.*is it the server"),
+        ({}, "without token ids"),
+        ([], "without token ids"),
+        (vllm_answers({"prompt": [3], "n": 2}), "sent 2 answers, 3 were asked for"),
+        (
+            {"choices": [{"index": n, "token_ids": [4], "logprobs": {"token_logprobs": []}}
+                         for n in range(3)]},
+            r"responses of \[1, 1, 1\] tokens with \[0, 0, 0\] log-probabilities",
+        ),
+    ],
+)  # fmt: skip
+def test_answers_that_are_none_are_named(server, answer, message):
+    server.misfortunes = [answer]
+    with pytest.raises(SamplerError, match=f"Prompt p10: .*{message}"):
+        sampler_for(server).sample_and_score_batch(prompts(10), 0)
+
+
+def test_one_failure_cancels_the_other_requests(server):
+    server.misfortunes = ["hang", (400, ())]
+    sampler = sampler_for(server)
+    with pytest.raises(SamplerError, match="status 400"):
+        sampler.sample_and_score_batch(prompts(10, 20), 0)  # returns though one of them hangs
+
+
+def test_a_call_can_be_cancelled_from_another_thread(server):
+    server.misfortunes = ["hang"]
+    sampler = sampler_for(server)
+    sampler.cancel()  # nothing to cancel
+    outcome = []
+
+    def call():
+        try:
+            sampler.sample_and_score_batch(prompts(10), 0)
+        except SamplerError as error:
+            outcome.append(str(error))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert server.waiting.wait(20)
+    sampler.cancel()
+    thread.join(20)
+    assert outcome == ["the call was cancelled."]
+    assert sampler.sample_and_score_batch(prompts(10), 0)  # and used again
+
+
+def test_a_dataset_samples_from_a_server_and_leaves_one_that_hangs(server, tmp_path):
+    dataset = RLDataset(
+        prompt_loader(write_sums(tmp_path)),
+        sampler_for(server),
+        row_length=48,
+        rows=2,
+        groups_per_batch=4,
+        time_limit_seconds=20,
+    )
+    batch = next(dataset).validate()
+    assert dataset.metrics["reward/mean"] == 2.0
+    assert len(batch.rewards) >= 12
+    server.misfortunes = ["hang"] * 2
+    dataset.time_limit_seconds = 0.1
+    with pytest.raises(SamplerError, match="Prompt .*no answer within 0.1 s"):
+        next(dataset)
+    dataset.time_limit_seconds = 20
+    for _ in range(200):  # the abandoned call ends when it notices
+        if dataset.sampler._running is None:
+            break
+        time.sleep(0.01)
+    next(dataset).validate()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"api": "tgi"}, "api: 'tgi' found, vllm or sglang allowed"),
+        ({"group_size": 1}, "found group_size 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens 0"),
+        ({"max_retries": -1}, "max_retries -1"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        OpenAISampler("http://x", count_tokens, **{"group_size": 2, "max_new_tokens": 1, **options})

@@ -1,0 +1,295 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Conversations to packed batches with loss on the answers, through real Energon loaders."""
+
+import json
+
+import pytest
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
+from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
+from webdataset import ShardWriter
+
+from energon_ext import ConfigError, SampleError, SFTTaskEncoder, get_train_dataset
+from energon_ext.chat import ChatTemplate, HFChatTemplate, PlainChatTemplate, split_answers
+from energon_ext.task_encoders.sft import Dialogue, PromptResponse
+from energon_ext.tokenizers import ByteTokenizer, HFTokenizer
+from tests.support import batch_hash, config, loader_for, take, write_mix
+
+CHATML = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "one"},
+    {"role": "assistant", "content": "1"},
+    {"role": "user", "content": "two"},
+    {"role": "assistant", "content": "22"},
+    {"role": "user", "content": "never answered"},
+]
+IDENTITY = {"__key__": "chats/7", "__restore_key__": (), "__subflavors__": None}
+
+
+def pair(prompt, response):
+    return PromptResponse(**IDENTITY, prompt=prompt, response=response)
+
+
+def dialogue(messages):
+    return Dialogue(**IDENTITY, messages=messages)
+
+
+def say(*roles):
+    return [{"role": role, "content": "x"} for role in roles]
+
+
+def trained_text(document, tokenizer):
+    return tokenizer.decode(document.tokens[document.label_weights > 0])
+
+
+def prepare_jsonl(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    CrudeJsonlDatasetFactory.prepare_dataset(EPath(path))
+    return path
+
+
+def prepare_webdataset(folder, records):
+    folder.mkdir()
+    with ShardWriter(f"{folder}/shard_%03d.tar", maxcount=50, verbose=0) as shards:
+        for index, record in enumerate(records):
+            shards.write({"__key__": f"{index:06d}", "json": json.dumps(record).encode()})
+    BaseWebdatasetFactory.prepare_dataset(
+        EPath(folder),
+        sorted(file.name for file in folder.glob("*.tar")),
+        split_parts_patterns=[("train", ".*")],
+        progress_fn=lambda items, total: items,
+        tar_index_only=False,
+        workers=1,
+    )
+    crude = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+    (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps(crude))
+    return folder
+
+
+def load(path, *, repeat=False, batch_size=1, seq_len=32, **options):
+    encoder = SFTTaskEncoder(ByteTokenizer(), seq_len, packing_buffer_docs=4, **options)
+    return get_train_dataset(
+        path,
+        worker_config=config(),
+        batch_size=batch_size,
+        shuffle_buffer_size=None,
+        repeat=repeat,
+        task_encoder=encoder,
+    )
+
+
+def answers_in(batches):
+    """The labels of each segment that are trained on, decoded."""
+    found = []
+    for batch in batches:
+        batch.validate()
+        for start, end, source in zip(batch.cu_seqlens, batch.cu_seqlens[1:], batch.source_ids):
+            if source >= 0:
+                trained = batch.token_weights[start:end] > 0
+                found.append(ByteTokenizer().decode(batch.labels[start:end][trained]))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("prepare", [prepare_jsonl, prepare_webdataset])
+def test_only_responses_are_trained_from_either_format(tmp_path, prepare):
+    records = [{"prompt": f"say {n}: ", "response": f"<{n}>"} for n in range(9)]
+    records += [{"messages": TURNS[1:3]}, {"messages": TURNS[1:5]}]
+    prepare(tmp_path / "pairs.jsonl", records)
+    mix = write_mix(tmp_path / "mix.yaml", [("pairs.jsonl", 1)])
+    batches = list(loader_for(load(mix, seq_len=64)))
+    expected = [f"<{n}>" for n in range(9)] + ["1\n", "1\n22\n"]
+    assert answers_in(batches) == sorted(expected)
+
+
+def test_a_prompt_of_three_tokens_masks_the_labels_within_it(tmp_path):
+    # bos, "ab" | "c", eos: the prompt is 3 of 5 tokens
+    prepare_jsonl(tmp_path / "one.jsonl", [{"prompt": "ab", "response": "c"}])
+    (batch,) = loader_for(load(tmp_path / "one.jsonl", seq_len=5))
+    assert batch.tokens.tolist() == [1, 101, 102, 103, 2]
+    assert batch.labels.tolist()[:4] == [101, 102, 103, 2]
+    assert batch.token_weights.tolist() == [0, 0, 1, 1, 0]
+
+
+def test_every_answer_of_a_conversation_is_trained_and_nothing_else():
+    tokenizer = ByteTokenizer()
+    document = SFTTaskEncoder(tokenizer, 128).encode_document(dialogue(TURNS))
+    text = "system: Be brief.\nuser: one\nassistant: 1\nuser: two\nassistant: 22\n"
+    assert tokenizer.decode(document.tokens) == text
+    assert trained_text(document, tokenizer) == "1\n22\n"
+    assert document.tokens[[0, -1]].tolist() == [1, 2]
+    assert document.label_weights[[0, -1]].tolist() == [0, 1]
+
+
+@pytest.fixture(scope="module")
+def hf_folder(tmp_path_factory):
+    """A tiny tokenizer of characters with a chat template, as a model folder holds it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<unk>", "<|im_start|>", "<|im_end|>", "<pad>"]
+    characters = [chr(code) for code in range(33, 127)] + ["Ġ", "Ċ"]
+    vocabulary = {token: index for index, token in enumerate(special + characters)}
+    backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    from tokenizers.decoders import ByteLevel
+
+    backend.decoder = ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        unk_token="<unk>",
+        eos_token="<|im_end|>",
+        pad_token="<pad>",
+        additional_special_tokens=["<|im_start|>"],
+        chat_template=CHATML,
+    )
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_the_chat_template_of_a_hugging_face_tokenizer_is_used(hf_folder):
+    tokenizer = HFTokenizer(hf_folder)
+    encoder = SFTTaskEncoder(tokenizer, 256)
+    document = encoder.encode_document(dialogue(TURNS))
+    assert isinstance(encoder.chat_template, HFChatTemplate)
+    # The template writes its own special tokens: they are ids, and no other is put around them.
+    starts, ends = (document.tokens == 1).sum(), (document.tokens == 2).sum()
+    assert (starts, ends) == (5, 5)
+    assert document.tokens[-1] != tokenizer.eos_id
+    trained = document.tokens[document.label_weights > 0].tolist()
+    one, two, newline = (tokenizer.encode(text)[0] for text in ("1", "2", "\n"))
+    assert trained == [one, 2, newline, two, two, 2, newline]
+
+
+def test_a_state_depends_on_the_chat_template(hf_folder):
+    tokenizer = HFTokenizer(hf_folder)
+    own = SFTTaskEncoder(tokenizer, 64).state_fingerprint()
+    plain = SFTTaskEncoder(tokenizer, 64, chat_template=PlainChatTemplate()).state_fingerprint()
+    cut = SFTTaskEncoder(tokenizer, 64, over_long="error").state_fingerprint()
+    assert len({json.dumps(found, sort_keys=True) for found in (own, plain, cut)}) == 3
+
+
+def test_a_tokenizer_without_a_template_says_what_to_pass(hf_folder, tmp_path):
+    from transformers import AutoTokenizer
+
+    bare = AutoTokenizer.from_pretrained(hf_folder)
+    bare.chat_template = None
+    bare.save_pretrained(tmp_path / "bare")
+    with pytest.raises(ConfigError, match="has no chat template; take one that has, or pass"):
+        HFChatTemplate(tmp_path / "bare")
+    with pytest.raises(ConfigError, match="transformers cannot load it"):
+        HFChatTemplate(tmp_path)
+    encoder = SFTTaskEncoder(HFTokenizer(tmp_path / "bare"), 64)
+    assert isinstance(encoder.chat_template, PlainChatTemplate)
+
+
+def test_a_template_that_refuses_or_rewrites_a_conversation_is_named(hf_folder):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(hf_folder)
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    encoder = SFTTaskEncoder(ByteTokenizer(), 64, chat_template=HFChatTemplate(tokenizer))
+    with pytest.raises(SampleError, match="chats/7: the chat template refuses it .roles must alt"):
+        encoder.encode_document(dialogue(TURNS))
+
+    class CountsFirst(ChatTemplate):
+        def render(self, messages, add_generation_prompt=False):
+            return f"{len(messages)} messages"
+
+        def fingerprint(self):
+            return {}
+
+    with pytest.raises(SampleError, match="rewrites earlier text at message 2"):
+        split_answers(CountsFirst(), TURNS)
+
+
+def test_over_long_samples_are_cut_and_keep_a_trained_label():
+    encoder = SFTTaskEncoder(ByteTokenizer(), 8)
+    document = encoder.encode_document(pair("abc", "d" * 50))
+    assert document.tokens.tolist() == [1, 101, 102, 103] + [104] * 5
+    assert document.label_weights.tolist() == [0, 0, 0, 0] + [1] * 5
+    # bos and 7 of the prompt leave one place of nine: for the first token of the response
+    assert encoder.encode_document(pair("a" * 7, "dd")).label_weights.tolist() == [0] * 8 + [1]
+    with pytest.raises(SampleError) as error:
+        encoder.encode_document(pair("a" * 8, "dd"))
+    assert str(error.value) == (
+        "Sample chats/7: no token of an answer in its first 9 of 12 tokens, so there is nothing to "
+        "train on."
+    )
+
+
+def test_over_long_samples_are_refused_if_wished():
+    encoder = SFTTaskEncoder(ByteTokenizer(), 8, over_long="error")
+    assert len(encoder.encode_document(pair("abc", "defg")).tokens) == 9
+    with pytest.raises(SampleError, match="chats/7: 10 tokens, and a row has room for 9"):
+        encoder.encode_document(pair("abc", "defgh"))
+
+
+def test_a_sample_whose_only_label_is_masked_is_refused():
+    without_eos = SFTTaskEncoder(ByteTokenizer(), 8, train_on_eos=False)
+    SFTTaskEncoder(ByteTokenizer(), 8).encode_document(pair("abc", ""))
+    with pytest.raises(SampleError, match="no token of an answer"):
+        without_eos.encode_document(pair("abc", ""))
+    with pytest.raises(SampleError, match="no token of an answer"):
+        bare = ByteTokenizer(add_bos=False, add_eos=False)
+        SFTTaskEncoder(bare, 8).encode_document(pair("", "d"))
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ("hi", "`messages` must be a list of messages"),
+        ([], "`messages` must be a list of messages"),
+        ([{"role": "user"}], "message 0 must have the texts `role` and `content`"),
+        ([{"role": "user", "content": None}], "message 0 must have the texts"),
+        (["hi"], "message 0 must have the texts"),
+        (say("user", "gpt"), "message 1 has role 'gpt'; system, user, assistant, tool are"),
+        (say("user", "system", "assistant"), "message 1 is a system message; only the first"),
+        (say("assistant", "user"), "message 0 is an answer that nobody asked for"),
+        (say("system", "assistant"), "message 1 is an answer that nobody asked for"),
+        (say("user", "assistant", "assistant"), "message 2 is an answer that nobody asked"),
+        (say("system", "user"), "no assistant message, so there is nothing to train on"),
+    ],
+)
+def test_a_conversation_without_sense_is_named(messages, message):
+    encoder = SFTTaskEncoder(ByteTokenizer(), 64)
+    with pytest.raises(SampleError, match=f"^Sample chats/7: {message}"):
+        encoder.encode_document(dialogue(messages))
+
+
+def test_bad_samples_are_reported_by_name_and_left_out(tmp_path, capsys):
+    bad = [{"prompt": "no answer"}, {"messages": say("user")}, {"prompt": 3, "response": "x"}]
+    good = [{"prompt": f"{n}?", "response": f"{n}!"} for n in range(5)]
+    prepare_jsonl(tmp_path / "mixed.jsonl", [*good, *bad])
+    assert answers_in(loader_for(load(tmp_path / "mixed.jsonl"))) == [f"{n}!" for n in range(5)]
+    reported = capsys.readouterr().out
+    assert "has ['prompt']" in reported
+    assert "Sample 6: no assistant message" in reported
+    assert "has ['prompt', 'response']" in reported
+
+
+def test_a_resume_continues_exactly(tmp_path):
+    records = [{"prompt": f"say {n}: ", "response": "x" * (n % 9 + 1)} for n in range(40)]
+    prepare_jsonl(tmp_path / "pairs.jsonl", records)
+
+    def loader():
+        return loader_for(load(tmp_path / "pairs.jsonl", repeat=True, batch_size=2))
+
+    reference = [batch_hash(batch) for batch in take(loader(), 12)]
+    first = loader()
+    take(first, 5)
+    second = loader()
+    second.restore_state_rank(first.save_state_rank())
+    assert [batch_hash(batch) for batch in take(second, 7)] == reference[5:]
+
+
+def test_bad_options_are_refused():
+    with pytest.raises(ConfigError, match="over_long: 'drop' found, cut or error allowed"):
+        SFTTaskEncoder(ByteTokenizer(), 8, over_long="drop")
