@@ -65,6 +65,8 @@ class PackedBatch:
         source_ids: int32 [n], index into ``sources`` of each segment, -1 for padding.
         sources: keys of the sources a batch of this run may hold.
         source_documents: int32 [len(sources)], documents of each source that end in this batch.
+        cu_seqlens_padded: int32 [m + 1] or None. Set when segments are aligned for context
+            parallelism: ends of the segments, each with the padding that aligns the next one.
         log_probs: float32 [N] or None, log-probabilities of a sampler, for metrics only.
         rewards: float32 [n] or None, reward of each segment, for metrics only.
 
@@ -92,6 +94,7 @@ class PackedBatch:
     source_ids: torch.Tensor
     sources: tuple[str, ...]
     source_documents: torch.Tensor
+    cu_seqlens_padded: torch.Tensor | None = None
     log_probs: torch.Tensor | None = None
     rewards: torch.Tensor | None = None
 
@@ -275,7 +278,18 @@ class PackedBatch:
             return "token_weights are finite"
         if bool(self.token_weights[self.padding_mask()].any()):
             return "token_weights are 0 on padding"
+        if self.cu_seqlens_padded is not None and not self._aligned_ends_are_ends():
+            return "cu_seqlens_padded rises from 0 to N and holds segment ends only"
         return None
+
+    def _aligned_ends_are_ends(self) -> bool:
+        padded, ends = self.cu_seqlens_padded, self.cu_seqlens
+        return (
+            int(padded[0]) == 0
+            and int(padded[-1]) == self.num_tokens
+            and bool((padded.diff() > 0).all())
+            and bool(torch.isin(padded, ends).all())
+        )
 
     def _expected_fields(self):
         num_segments = len(self.cu_seqlens) - 1
@@ -286,6 +300,8 @@ class PackedBatch:
         yield "cu_seqlens", torch.int32, num_segments + 1
         yield "source_ids", torch.int32, num_segments
         yield "source_documents", torch.int32, len(self.sources)
+        if self.cu_seqlens_padded is not None:
+            yield "cu_seqlens_padded", torch.int32, len(self.cu_seqlens_padded)
         if self.log_probs is not None:
             yield "log_probs", torch.float32, self.num_tokens
         if self.rewards is not None:

@@ -3,6 +3,7 @@
 """Batches into a Megatron-core model: loader, step, attention; also without a GPU."""
 
 from energon_ext.megatron.attention import SegmentAttention, gpt_layer_spec
+from energon_ext.megatron.context_parallel import slice_for_context_parallel
 from energon_ext.megatron.cpu import enable_cpu
 from energon_ext.megatron.initialize import initialize_weights
 from energon_ext.megatron.loader import MegatronEnergonLoader, data_parallel_worker_config
@@ -11,6 +12,7 @@ from energon_ext.megatron.megatron_lm import (
     schedule_axis,
     train_valid_test_dataloaders_provider,
 )
+from energon_ext.megatron.moe import scale_router_losses
 from energon_ext.megatron.run_log import RunLog
 from energon_ext.megatron.step import (
     build_packed_seq_params,
@@ -35,7 +37,9 @@ __all__ = [
     "initialize_weights",
     "make_loss_func",
     "mean_losses",
+    "scale_router_losses",
     "schedule_axis",
+    "slice_for_context_parallel",
     "summarize_step",
     "train_valid_test_dataloaders_provider",
 ]

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from energon_ext.batch import PackedBatch
 from energon_ext.errors import SampleError
 
-#: positions, segments, sources, bytes of their names, longest segment, and which of the optional
-#: fields are there. All zeros: the source failed to draw.
-_HEADER_SIZE = 7
+#: positions, segments, sources, bytes of their names, longest segment, ends in cu_seqlens_padded,
+#: and which of the other optional fields are there. All zeros: the source failed to draw.
+_HEADER_SIZE = 8
 
 
 def broadcast_batch(
@@ -81,6 +81,7 @@ def _header(batch: PackedBatch, name_bytes: int) -> torch.Tensor:
             len(batch.sources),
             name_bytes,
             batch.max_seqlen,
+            0 if batch.cu_seqlens_padded is None else len(batch.cu_seqlens_padded),
             batch.log_probs is not None,
             batch.rewards is not None,
         ],
@@ -90,7 +91,7 @@ def _header(batch: PackedBatch, name_bytes: int) -> torch.Tensor:
 
 def _fields(sizes: list[int]) -> Iterator[tuple[str, torch.dtype, int]]:
     """Tensors of a batch in the order of the buffer: name, dtype and number of elements."""
-    positions, segments, sources, _, _, has_log_probs, has_rewards = sizes
+    positions, segments, sources, _, _, padded_ends, has_log_probs, has_rewards = sizes
     yield "tokens", torch.int64, positions
     yield "labels", torch.int64, positions
     yield "position_ids", torch.int64, positions
@@ -98,6 +99,8 @@ def _fields(sizes: list[int]) -> Iterator[tuple[str, torch.dtype, int]]:
     yield "cu_seqlens", torch.int32, segments + 1
     yield "source_ids", torch.int32, segments
     yield "source_documents", torch.int32, sources
+    if padded_ends:
+        yield "cu_seqlens_padded", torch.int32, padded_ends
     if has_log_probs:
         yield "log_probs", torch.float32, positions
     if has_rewards:

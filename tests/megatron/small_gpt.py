@@ -3,6 +3,7 @@
 """A small real GPTModel and synthetic packed batches for it, on the CPU."""
 
 import contextlib
+import inspect
 
 import numpy as np
 import torch
@@ -29,6 +30,13 @@ MOE = {
     "moe_router_load_balancing_type": "none",
     "qk_layernorm": True,
 }
+
+#: Large enough that a wrong share of the auxiliary loss shows in the gradients.
+BALANCED_MOE = {**MOE, "moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.5}
+
+
+#: Routers of megatron-core 0.15 count padding: they are given no mask.
+ROUTERS_TAKE_A_MASK = "padding_mask" in inspect.signature(GPTModel.forward).parameters
 
 
 @contextlib.contextmanager
