@@ -14,8 +14,9 @@ from megatron.core import parallel_state
 from megatron.energon import TaskEncoder
 
 from energon_ext.errors import ConfigError, StateFormatError
-from energon_ext.loading import get_train_dataset
+from energon_ext.loading import get_train_dataset, get_val_datasets
 from energon_ext.megatron.loader import MegatronEnergonLoader, data_parallel_worker_config
+from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.state_file import read_state_file
 from energon_ext.task_encoders.packed import PACKINGS, PackedTaskEncoder
 from energon_ext.tokenizers import load_tokenizer
@@ -29,8 +30,8 @@ def train_valid_test_dataloaders_provider(
     vp_stage: int | None = None,
     *,
     task_encoder: TaskEncoder | None = None,
-) -> tuple[MegatronEnergonLoader | None, None, None]:
-    """Build the training loader inside a Megatron-LM launch script.
+) -> tuple[MegatronEnergonLoader | None, ValidationLoader | None, None]:
+    """Build the loaders for training and validation inside a Megatron-LM launch script.
 
     Reads Megatron-LM's arguments and those of :func:`add_energon_args`::
 
@@ -40,7 +41,8 @@ def train_valid_test_dataloaders_provider(
 
     with ``--dataloader-type external --micro-batch-size 1 --calculate-per-token-loss
     --data-path mix.yaml --dataloader-save DIR``. A packed micro-batch is one sequence of
-    ``--seq-length`` positions. Validation is not built: give ``--eval-iters 0``.
+    ``--seq-length`` positions. Validation reads the ``val`` split of the metadataset, unless
+    ``--eval-iters`` is 0; every evaluation sees the same batches.
 
     When the model was loaded at an iteration > 0, the data continues from the state saved with it.
 
@@ -50,7 +52,8 @@ def train_valid_test_dataloaders_provider(
         task_encoder: of the user; by default a :class:`~energon_ext.PackedTaskEncoder`.
 
     Returns:
-        ``(loader, None, None)`` on ranks that load, ``(None, None, None)`` on the others.
+        ``(training, validation, None)`` on ranks that load, ``(None, None, None)`` on the others.
+        Validation is None with ``--eval-iters 0``.
 
     Raises:
         ConfigError: an argument, the YAML or a dataset is wrong.
@@ -66,18 +69,22 @@ def train_valid_test_dataloaders_provider(
     task_encoder = task_encoder or _default_task_encoder(args)
     if getattr(task_encoder, "schedule_axis", None) == ScheduleAxis():  # not set by the user
         task_encoder.schedule_axis = schedule_axis(args)
+    options = {
+        "worker_config": data_parallel_worker_config(args.num_workers, seed=args.seed),
+        "batch_size": args.micro_batch_size,
+        "task_encoder": task_encoder,
+    }
     loader = MegatronEnergonLoader(
         get_train_dataset(
-            args.data_path[0],
-            worker_config=data_parallel_worker_config(args.num_workers, seed=args.seed),
-            batch_size=args.micro_batch_size,
-            task_encoder=task_encoder,
-            shuffle_buffer_size=args.energon_shuffle_buffer_docs,
+            args.data_path[0], shuffle_buffer_size=args.energon_shuffle_buffer_docs, **options
         )
     )
     if args.iteration > 0:
         _restore_megatron_state(loader, args)
-    return loader, None, None
+    if not args.eval_iters:
+        return loader, None, None
+    validation = get_val_datasets(args.data_path[0], **options)
+    return loader, ValidationLoader(validation, _batches_per_evaluation(args)), None
 
 
 #: Megatron-LM calls the provider on every rank, not only on those of tensor-parallel rank 0.
@@ -146,6 +153,13 @@ def schedule_axis(args) -> ScheduleAxis:
     return ScheduleAxis.steps(batches_per_step, end=args.train_iters)
 
 
+def _batches_per_evaluation(args) -> int:
+    replicas = parallel_state.get_data_parallel_world_size()
+    # Megatron-core 0.18 and later let evaluation have sizes of its own.
+    rows = getattr(args, "eval_global_batch_size", None) or args.global_batch_size
+    return args.eval_iters * (rows // (args.micro_batch_size * replicas))
+
+
 def _default_task_encoder(args) -> PackedTaskEncoder:
     return PackedTaskEncoder(
         load_tokenizer(args.energon_tokenizer),
@@ -160,6 +174,11 @@ def _check_args(args) -> None:
         ("--data-path", args.data_path, "one metadataset", len(args.data_path or ()) == 1),
         ("--micro-batch-size", args.micro_batch_size, "1", args.micro_batch_size == 1),
         ("--dataloader-type", args.dataloader_type, "external", args.dataloader_type == "external"),
+        # Both count the batches of a validation set, which packing finds out only by drawing them.
+        *(
+            (f"--{flag.replace('_', '-')}", True, "left out", not getattr(args, flag, False))
+            for flag in ("full_validation", "multiple_validation_sets")
+        ),
     ):
         if not right:
             raise ConfigError(f"{flag} must be {allowed} with energon_ext, got {found!r}.")
@@ -167,9 +186,10 @@ def _check_args(args) -> None:
 
 def _restore_megatron_state(loader: MegatronEnergonLoader, args) -> None:
     """Restore what Megatron-LM saved of this rank with the model it has just loaded."""
-    path = _megatron_state_path(args)
+    paths = _megatron_state_paths(args)
+    path = next(filter(os.path.exists, paths), None)
     world_size = loader.loader.worker_config.world_size
-    found = _count_over_data_parallel(path is not None and os.path.exists(path))
+    found = _count_over_data_parallel(path is not None)
     if found == world_size:
         loader.restore_state(_read_megatron_state(path))
     elif found == 0:
@@ -179,12 +199,12 @@ def _restore_megatron_state(loader: MegatronEnergonLoader, args) -> None:
             "data starts from its beginning and what the model has seen will be seen again. To "
             "continue the data as well, set --dataloader-load to the folder it was saved in.",
             args.iteration,
-            path or "a folder given by --dataloader-save",
+            paths[0] if paths else "a folder given by --dataloader-save",
         )
     else:
         raise StateFormatError(
             f"Only {found} of {world_size} data-parallel ranks find their data state of iteration "
-            f"{args.iteration} (here: {path}). Copy the missing files, or resume elsewhere."
+            f"{args.iteration} (here: {path or paths}). Copy what is missing, or resume elsewhere."
         )
 
 
@@ -198,20 +218,22 @@ def _read_megatron_state(path: str) -> Any:
     return saved["dataloader_state_dict"]
 
 
-def _megatron_state_path(args) -> str | None:
+def _megatron_state_paths(args) -> list[str]:
+    """Where Megatron-LM may have written the data state of this rank, the latest habit first."""
     from megatron.training.checkpointing import get_checkpoint_name
 
     folder = args.dataloader_load or args.dataloader_save
     if not folder:
-        return None
+        return []
     rank = parallel_state.get_data_parallel_rank()
     # Megatron-LM saves on the first pipeline stage only; every stage loads that file.
-    return get_checkpoint_name(
-        folder,
-        args.iteration,
-        pipeline_rank=0,
-        basename=f"train_dataloader_dprank{rank:03d}.pt",
-    )
+    place = {"pipeline_rank": 0, "basename": f"train_dataloader_dprank{rank:03d}.pt"}
+    # Until megatron-core 0.18 the folder was named after the expert-parallel rank as well.
+    without_experts = {"expert_parallel": False, "expert_rank": 0}
+    return [
+        get_checkpoint_name(folder, args.iteration, **place, **without_experts),
+        get_checkpoint_name(folder, args.iteration, **place),
+    ]
 
 
 def _count_over_data_parallel(here: bool) -> int:
