@@ -1,28 +1,22 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The data of a Megatron-LM launch script: its options, its provider, its saved state."""
+"""The data of a Megatron-LM launch script: its options and its provider."""
 
 from __future__ import annotations
 
-import logging
-import os
-from pathlib import Path
 from typing import Any
 
-import torch
 from megatron.core import parallel_state
 from megatron.energon import TaskEncoder
 
-from energon_ext.errors import ConfigError, StateFormatError
+from energon_ext.errors import ConfigError
 from energon_ext.loading import get_train_dataset, get_val_datasets
-from energon_ext.megatron.loader import MegatronEnergonLoader, data_parallel_worker_config
+from energon_ext.megatron.loader import data_parallel_worker_config
+from energon_ext.megatron.megatron_lm_state import MegatronLMLoader
 from energon_ext.megatron.validation import ValidationLoader
-from energon_ext.state_file import read_state_file
 from energon_ext.task_encoders.packed import PACKINGS, PackedTaskEncoder
 from energon_ext.tokenizers import load_tokenizer
 from energon_ext.weights import ScheduleAxis
-
-logger = logging.getLogger(__name__)
 
 
 def train_valid_test_dataloaders_provider(
@@ -30,7 +24,7 @@ def train_valid_test_dataloaders_provider(
     vp_stage: int | None = None,
     *,
     task_encoder: TaskEncoder | None = None,
-) -> tuple[MegatronEnergonLoader | None, ValidationLoader | None, None]:
+) -> tuple[MegatronLMLoader | None, ValidationLoader | None, None]:
     """Build the loaders for training and validation inside a Megatron-LM launch script.
 
     Reads Megatron-LM's arguments and those of :func:`add_energon_args`::
@@ -74,13 +68,13 @@ def train_valid_test_dataloaders_provider(
         "batch_size": args.micro_batch_size,
         "task_encoder": task_encoder,
     }
-    loader = MegatronEnergonLoader(
+    loader = MegatronLMLoader(
         get_train_dataset(
             args.data_path[0], shuffle_buffer_size=args.energon_shuffle_buffer_docs, **options
         )
     )
     if args.iteration > 0:
-        _restore_megatron_state(loader, args)
+        loader.restore_from(args)
     if not args.eval_iters:
         return loader, None, None
     validation = get_val_datasets(args.data_path[0], **options)
@@ -182,62 +176,3 @@ def _check_args(args) -> None:
     ):
         if not right:
             raise ConfigError(f"{flag} must be {allowed} with energon_ext, got {found!r}.")
-
-
-def _restore_megatron_state(loader: MegatronEnergonLoader, args) -> None:
-    """Restore what Megatron-LM saved of this rank with the model it has just loaded."""
-    paths = _megatron_state_paths(args)
-    path = next(filter(os.path.exists, paths), None)
-    world_size = loader.loader.worker_config.world_size
-    found = _count_over_data_parallel(path is not None)
-    if found == world_size:
-        loader.restore_state(_read_megatron_state(path))
-    elif found == 0:
-        # No state is a decision of the user (a model from elsewhere); half of one is damage.
-        logger.warning(
-            "NO DATA STATE: the model continues from iteration %d, but %s does not exist, so the "
-            "data starts from its beginning and what the model has seen will be seen again. To "
-            "continue the data as well, set --dataloader-load to the folder it was saved in.",
-            args.iteration,
-            paths[0] if paths else "a folder given by --dataloader-save",
-        )
-    else:
-        raise StateFormatError(
-            f"Only {found} of {world_size} data-parallel ranks find their data state of iteration "
-            f"{args.iteration} (here: {path or paths}). Copy what is missing, or resume elsewhere."
-        )
-
-
-def _read_megatron_state(path: str) -> Any:
-    saved = read_state_file(Path(path), record=None)  # Megatron-LM keeps no checksums
-    if not isinstance(saved, dict) or "dataloader_state_dict" not in saved:
-        raise StateFormatError(
-            f"{path} holds no dataloader_state_dict, so Megatron-LM did not write it there; set "
-            "--dataloader-load to the folder that --dataloader-save was."
-        )
-    return saved["dataloader_state_dict"]
-
-
-def _megatron_state_paths(args) -> list[str]:
-    """Where Megatron-LM may have written the data state of this rank, the latest habit first."""
-    from megatron.training.checkpointing import get_checkpoint_name
-
-    folder = args.dataloader_load or args.dataloader_save
-    if not folder:
-        return []
-    rank = parallel_state.get_data_parallel_rank()
-    # Megatron-LM saves on the first pipeline stage only; every stage loads that file.
-    place = {"pipeline_rank": 0, "basename": f"train_dataloader_dprank{rank:03d}.pt"}
-    # Until megatron-core 0.18 the folder was named after the expert-parallel rank as well.
-    without_experts = {"expert_parallel": False, "expert_rank": 0}
-    return [
-        get_checkpoint_name(folder, args.iteration, **place, **without_experts),
-        get_checkpoint_name(folder, args.iteration, **place),
-    ]
-
-
-def _count_over_data_parallel(here: bool) -> int:
-    device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
-    count = torch.tensor(int(here), device=device)
-    torch.distributed.all_reduce(count, group=parallel_state.get_data_parallel_group())
-    return int(count)

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from energon_ext.choice import find_choice
 from energon_ext.megatron import (
     add_energon_args,
     megatron_lm,
+    megatron_lm_state,
     train_valid_test_dataloaders_provider,
 )
 from energon_ext.megatron.validation import ValidationLoader
@@ -70,7 +72,7 @@ def launch(mix, tmp_path, monkeypatch, one_rank):
 
 def checkpoint_name(folder, iteration, *, pipeline_rank, basename, expert_parallel=True, **_):
     experts = "_ep0" if expert_parallel else ""
-    return f"{folder}/iter_{iteration:07d}_pp{pipeline_rank}{experts}_{basename}"
+    return f"{folder}/iter_{iteration:07d}_pp{pipeline_rank}{experts}/{basename}"
 
 
 def provide():
@@ -91,6 +93,7 @@ def save_as_megatron_does(loader, args, iteration, **place):
     path = checkpoint_name(
         args.dataloader_save, iteration, pipeline_rank=0, basename=basename, **place
     )
+    Path(path).parent.mkdir(exist_ok=True)
     torch.save({"dataloader_state_dict": loader.save_state()}, path)
 
 
@@ -148,6 +151,16 @@ def test_data_continues_from_the_state_saved_with_the_model(launch, expert_paral
     assert hashes(provide(), 3) == expected
 
 
+def test_saving_makes_the_folder_of_every_rank(launch, tmp_path):
+    """Until megatron-core 0.18 Megatron-LM makes that of data-parallel rank 0 alone."""
+    launch.dataloader_save = str(tmp_path / "data")
+    launch.curr_iteration = 4
+    loader = provide()
+    next(loader)
+    loader.save_state()
+    assert (tmp_path / "data" / "iter_0000005_pp0_ep0").is_dir()
+
+
 def test_data_can_be_loaded_from_another_folder_than_it_is_saved_to(launch, tmp_path):
     loader = provide()
     next(loader)
@@ -174,6 +187,7 @@ def test_bad_data_state_is_an_error_and_not_a_fresh_start(launch):
         launch.dataloader_save, 5, pipeline_rank=0, basename="train_dataloader_dprank000.pt"
     )
     launch.iteration = 5
+    Path(path).parent.mkdir()
     with open(path, "wb") as file:
         file.write(b"not a checkpoint")
     with pytest.raises(StateFormatError):
@@ -196,7 +210,7 @@ def test_a_state_of_another_configuration_is_refused(launch):
 
 
 def test_a_state_that_only_some_ranks_have_is_refused(launch, monkeypatch):
-    monkeypatch.setattr(megatron_lm, "_count_over_data_parallel", lambda here: int(here))
+    monkeypatch.setattr(megatron_lm_state, "_count_over_data_parallel", lambda here: int(here))
     monkeypatch.setattr(parallel_state, "get_data_parallel_world_size", lambda: 2)
     loader = provide()
     next(loader)
