@@ -13,6 +13,7 @@ from energon_ext.megatron.megatron_lm import (
     train_valid_test_dataloaders_provider,
 )
 from energon_ext.megatron.moe import scale_router_losses
+from energon_ext.megatron.rope import rope_by_position_ids
 from energon_ext.megatron.run_log import RunLog
 from energon_ext.megatron.step import (
     build_packed_seq_params,
@@ -22,11 +23,13 @@ from energon_ext.megatron.step import (
     mean_losses,
 )
 from energon_ext.megatron.summary import summarize_step
+from energon_ext.megatron.validation import ValidationLoader
 
 __all__ = [
     "MegatronEnergonLoader",
     "RunLog",
     "SegmentAttention",
+    "ValidationLoader",
     "add_energon_args",
     "build_packed_seq_params",
     "data_parallel_worker_config",
@@ -37,6 +40,7 @@ __all__ = [
     "initialize_weights",
     "make_loss_func",
     "mean_losses",
+    "rope_by_position_ids",
     "scale_router_losses",
     "schedule_axis",
     "slice_for_context_parallel",

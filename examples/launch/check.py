@@ -45,7 +45,9 @@ def main():
     print(f"parallelism: {describe_parallelism(config)}, data {replicas}")
     model = build_model(options)
     total = sum(parameter.numel() for parameter in model.parameters())
-    print(f"parameters: {total:,} ({total / 1e9:.2f}B), {active_parameters(model) / 1e9:.2f}B active")
+    print(
+        f"parameters: {total:,} ({total / 1e9:.2f}B), {active_parameters(model) / 1e9:.2f}B active"
+    )
 
 
 def read_options(path):

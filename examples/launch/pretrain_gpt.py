@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A launch script of Megatron-LM that reads its data from Energon.
 
-Against Megatron-LM's own pretrain_gpt.py three lines of the call at the end change, marked below. Run
-it by torchrun.sh or slurm.sh.
+Against Megatron-LM's own pretrain_gpt.py three lines of the call at the end change, marked below.
+Run it by torchrun.sh or slurm.sh.
 """
 
 from megatron.core.enums import ModelType

@@ -86,11 +86,11 @@ def small_config(**overrides):
     )
 
 
-def small_model(config, seed=0):
+def small_model(config, seed=0, vocabulary=VOCABULARY):
     model = GPTModel(
         config,
         gpt_layer_spec(config),
-        VOCABULARY,
+        vocabulary,
         ROW_LENGTH,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
