@@ -14,7 +14,7 @@ EXTRAS = {
     "datasets": ["datasets"],
     "report": ["matplotlib"],
     "tensorboard": ["tensorboard"],
-    "megatron": ["megatron-core>=0.15"],
+    "megatron": ["megatron-core>=0.15,<0.20"],  # the oldest and the newest that were tried
     "test": ["pytest", "pytest-xdist", "hypothesis", "ruff"],
     "docs": ["sphinx", "myst-parser", "furo"],
 }

@@ -155,11 +155,15 @@ def _batches_per_evaluation(args) -> int:
 
 
 def _default_task_encoder(args) -> PackedTaskEncoder:
+    # Each context-parallel rank takes two of the equal chunks that a segment is cut into.
+    ranks = parallel_state.get_context_parallel_world_size()
+    aligned = {"alignment": 2 * ranks} if ranks > 1 else {}
     return PackedTaskEncoder(
         load_tokenizer(args.energon_tokenizer),
         args.seq_length,
         packing=args.energon_packing,
         packing_buffer_docs=args.energon_packing_buffer_docs,
+        **aligned,
     )
 
 
