@@ -15,7 +15,7 @@ EXTRAS = {
     "report": ["matplotlib"],
     "tensorboard": ["tensorboard"],
     "openai": ["httpx"],
-    "megatron": ["megatron-core>=0.15"],
+    "megatron": ["megatron-core>=0.15,<0.20"],  # the oldest and the newest that were tried
     "test": ["pytest", "pytest-xdist", "hypothesis", "ruff"],
     "docs": ["sphinx", "myst-parser", "furo"],
 }

@@ -3,6 +3,7 @@
 """Batches into a Megatron-core model: loader, step, attention; also without a GPU."""
 
 from energon_ext.megatron.attention import SegmentAttention, gpt_layer_spec
+from energon_ext.megatron.context_parallel import slice_for_context_parallel
 from energon_ext.megatron.cpu import enable_cpu
 from energon_ext.megatron.initialize import initialize_weights
 from energon_ext.megatron.loader import MegatronEnergonLoader, data_parallel_worker_config
@@ -11,6 +12,8 @@ from energon_ext.megatron.megatron_lm import (
     schedule_axis,
     train_valid_test_dataloaders_provider,
 )
+from energon_ext.megatron.moe import scale_router_losses
+from energon_ext.megatron.rope import rope_by_position_ids
 from energon_ext.megatron.run_log import RunLog
 from energon_ext.megatron.sampler import MegatronSampler, Sampling, generate
 from energon_ext.megatron.step import (
@@ -21,6 +24,7 @@ from energon_ext.megatron.step import (
     mean_losses,
 )
 from energon_ext.megatron.summary import summarize_step
+from energon_ext.megatron.validation import ValidationLoader
 
 __all__ = [
     "MegatronEnergonLoader",
@@ -28,6 +32,7 @@ __all__ = [
     "RunLog",
     "Sampling",
     "SegmentAttention",
+    "ValidationLoader",
     "add_energon_args",
     "build_packed_seq_params",
     "data_parallel_worker_config",
@@ -39,7 +44,10 @@ __all__ = [
     "initialize_weights",
     "make_loss_func",
     "mean_losses",
+    "rope_by_position_ids",
+    "scale_router_losses",
     "schedule_axis",
+    "slice_for_context_parallel",
     "summarize_step",
     "train_valid_test_dataloaders_provider",
 ]

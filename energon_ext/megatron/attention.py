@@ -51,7 +51,7 @@ def gpt_layer_spec(config, vp_stage: int | None = None):
         config,
         use_transformer_engine,
         normalization=config.normalization,
-        qk_l2_norm=config.qk_l2_norm,
+        qk_l2_norm=getattr(config, "qk_l2_norm", False),  # megatron-core 0.15.0 has none
         vp_stage=vp_stage,
     )
     if use_transformer_engine:

@@ -1,27 +1,22 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The data of a Megatron-LM launch script: its options, its provider, its saved state."""
+"""The data of a Megatron-LM launch script: its options and its provider."""
 
 from __future__ import annotations
 
-import logging
-import os
-from pathlib import Path
 from typing import Any
 
-import torch
 from megatron.core import parallel_state
 from megatron.energon import TaskEncoder
 
-from energon_ext.errors import ConfigError, StateFormatError
-from energon_ext.loading import get_train_dataset
-from energon_ext.megatron.loader import MegatronEnergonLoader, data_parallel_worker_config
-from energon_ext.state_file import read_state_file
+from energon_ext.errors import ConfigError
+from energon_ext.loading import get_train_dataset, get_val_datasets
+from energon_ext.megatron.loader import data_parallel_worker_config
+from energon_ext.megatron.megatron_lm_state import MegatronLMLoader
+from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.task_encoders.packed import PACKINGS, PackedTaskEncoder
 from energon_ext.tokenizers import load_tokenizer
 from energon_ext.weights import ScheduleAxis
-
-logger = logging.getLogger(__name__)
 
 
 def train_valid_test_dataloaders_provider(
@@ -29,8 +24,8 @@ def train_valid_test_dataloaders_provider(
     vp_stage: int | None = None,
     *,
     task_encoder: TaskEncoder | None = None,
-) -> tuple[MegatronEnergonLoader | None, None, None]:
-    """Build the training loader inside a Megatron-LM launch script.
+) -> tuple[MegatronLMLoader | None, ValidationLoader | None, None]:
+    """Build the loaders for training and validation inside a Megatron-LM launch script.
 
     Reads Megatron-LM's arguments and those of :func:`add_energon_args`::
 
@@ -40,7 +35,8 @@ def train_valid_test_dataloaders_provider(
 
     with ``--dataloader-type external --micro-batch-size 1 --calculate-per-token-loss
     --data-path mix.yaml --dataloader-save DIR``. A packed micro-batch is one sequence of
-    ``--seq-length`` positions. Validation is not built: give ``--eval-iters 0``.
+    ``--seq-length`` positions. Validation reads the ``val`` split of the metadataset, unless
+    ``--eval-iters`` is 0; every evaluation sees the same batches.
 
     When the model was loaded at an iteration > 0, the data continues from the state saved with it.
 
@@ -50,7 +46,8 @@ def train_valid_test_dataloaders_provider(
         task_encoder: of the user; by default a :class:`~energon_ext.PackedTaskEncoder`.
 
     Returns:
-        ``(loader, None, None)`` on ranks that load, ``(None, None, None)`` on the others.
+        ``(training, validation, None)`` on ranks that load, ``(None, None, None)`` on the others.
+        Validation is None with ``--eval-iters 0``.
 
     Raises:
         ConfigError: an argument, the YAML or a dataset is wrong.
@@ -66,18 +63,22 @@ def train_valid_test_dataloaders_provider(
     task_encoder = task_encoder or _default_task_encoder(args)
     if getattr(task_encoder, "schedule_axis", None) == ScheduleAxis():  # not set by the user
         task_encoder.schedule_axis = schedule_axis(args)
-    loader = MegatronEnergonLoader(
+    options = {
+        "worker_config": data_parallel_worker_config(args.num_workers, seed=args.seed),
+        "batch_size": args.micro_batch_size,
+        "task_encoder": task_encoder,
+    }
+    loader = MegatronLMLoader(
         get_train_dataset(
-            args.data_path[0],
-            worker_config=data_parallel_worker_config(args.num_workers, seed=args.seed),
-            batch_size=args.micro_batch_size,
-            task_encoder=task_encoder,
-            shuffle_buffer_size=args.energon_shuffle_buffer_docs,
+            args.data_path[0], shuffle_buffer_size=args.energon_shuffle_buffer_docs, **options
         )
     )
     if args.iteration > 0:
-        _restore_megatron_state(loader, args)
-    return loader, None, None
+        loader.restore_from(args)
+    if not args.eval_iters:
+        return loader, None, None
+    validation = get_val_datasets(args.data_path[0], **options)
+    return loader, ValidationLoader(validation, _batches_per_evaluation(args)), None
 
 
 #: Megatron-LM calls the provider on every rank, not only on those of tensor-parallel rank 0.
@@ -146,12 +147,23 @@ def schedule_axis(args) -> ScheduleAxis:
     return ScheduleAxis.steps(batches_per_step, end=args.train_iters)
 
 
+def _batches_per_evaluation(args) -> int:
+    replicas = parallel_state.get_data_parallel_world_size()
+    # Megatron-core 0.18 and later let evaluation have sizes of its own.
+    rows = getattr(args, "eval_global_batch_size", None) or args.global_batch_size
+    return args.eval_iters * (rows // (args.micro_batch_size * replicas))
+
+
 def _default_task_encoder(args) -> PackedTaskEncoder:
+    # Each context-parallel rank takes two of the equal chunks that a segment is cut into.
+    ranks = parallel_state.get_context_parallel_world_size()
+    aligned = {"alignment": 2 * ranks} if ranks > 1 else {}
     return PackedTaskEncoder(
         load_tokenizer(args.energon_tokenizer),
         args.seq_length,
         packing=args.energon_packing,
         packing_buffer_docs=args.energon_packing_buffer_docs,
+        **aligned,
     )
 
 
@@ -160,62 +172,11 @@ def _check_args(args) -> None:
         ("--data-path", args.data_path, "one metadataset", len(args.data_path or ()) == 1),
         ("--micro-batch-size", args.micro_batch_size, "1", args.micro_batch_size == 1),
         ("--dataloader-type", args.dataloader_type, "external", args.dataloader_type == "external"),
+        # Both count the batches of a validation set, which packing finds out only by drawing them.
+        *(
+            (f"--{flag.replace('_', '-')}", True, "left out", not getattr(args, flag, False))
+            for flag in ("full_validation", "multiple_validation_sets")
+        ),
     ):
         if not right:
             raise ConfigError(f"{flag} must be {allowed} with energon_ext, got {found!r}.")
-
-
-def _restore_megatron_state(loader: MegatronEnergonLoader, args) -> None:
-    """Restore what Megatron-LM saved of this rank with the model it has just loaded."""
-    path = _megatron_state_path(args)
-    world_size = loader.loader.worker_config.world_size
-    found = _count_over_data_parallel(path is not None and os.path.exists(path))
-    if found == world_size:
-        loader.restore_state(_read_megatron_state(path))
-    elif found == 0:
-        # No state is a decision of the user (a model from elsewhere); half of one is damage.
-        logger.warning(
-            "NO DATA STATE: the model continues from iteration %d, but %s does not exist, so the "
-            "data starts from its beginning and what the model has seen will be seen again. To "
-            "continue the data as well, set --dataloader-load to the folder it was saved in.",
-            args.iteration,
-            path or "a folder given by --dataloader-save",
-        )
-    else:
-        raise StateFormatError(
-            f"Only {found} of {world_size} data-parallel ranks find their data state of iteration "
-            f"{args.iteration} (here: {path}). Copy the missing files, or resume elsewhere."
-        )
-
-
-def _read_megatron_state(path: str) -> Any:
-    saved = read_state_file(Path(path), record=None)  # Megatron-LM keeps no checksums
-    if not isinstance(saved, dict) or "dataloader_state_dict" not in saved:
-        raise StateFormatError(
-            f"{path} holds no dataloader_state_dict, so Megatron-LM did not write it there; set "
-            "--dataloader-load to the folder that --dataloader-save was."
-        )
-    return saved["dataloader_state_dict"]
-
-
-def _megatron_state_path(args) -> str | None:
-    from megatron.training.checkpointing import get_checkpoint_name
-
-    folder = args.dataloader_load or args.dataloader_save
-    if not folder:
-        return None
-    rank = parallel_state.get_data_parallel_rank()
-    # Megatron-LM saves on the first pipeline stage only; every stage loads that file.
-    return get_checkpoint_name(
-        folder,
-        args.iteration,
-        pipeline_rank=0,
-        basename=f"train_dataloader_dprank{rank:03d}.pt",
-    )
-
-
-def _count_over_data_parallel(here: bool) -> int:
-    device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
-    count = torch.tensor(int(here), device=device)
-    torch.distributed.all_reduce(count, group=parallel_state.get_data_parallel_group())
-    return int(count)

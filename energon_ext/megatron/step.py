@@ -3,7 +3,8 @@
 """One training step's data, forward pass and loss, as Megatron's schedules call them.
 
 1. :func:`get_batch`: tensor-parallel rank 0 of every pipeline stage draws a ``PackedBatch`` (the
-   loader is deterministic, so all stages hold the same), the other ranks receive it.
+   loader is deterministic, so all stages hold the same), the other ranks receive it; each
+   context-parallel rank keeps its slice.
 2. :func:`build_packed_seq_params`: the segment ends, for attention on every stage.
 3. :func:`make_loss_func`: the weighted loss as Megatron wants it, a sum and an integer count.
 
@@ -12,7 +13,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, Callable, Iterator
 
 import torch
@@ -23,6 +23,12 @@ from energon_ext.batch import PackedBatch
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.losses import check_denominator
 from energon_ext.megatron.broadcast import broadcast_batch
+from energon_ext.megatron.context_parallel import (
+    ContextParallelSlice,
+    attention_ends,
+    slice_for_context_parallel,
+)
+from energon_ext.megatron.moe import check_router_losses, padding_mask_for
 
 LossFunc = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]
 
@@ -38,16 +44,27 @@ _NO_TOKENS = 1e-30
 def get_batch(data_iterator: Iterator[PackedBatch] | None) -> PackedBatch:
     """Return this micro-batch on this rank's device, the same on all ranks of a model replica.
 
+    With context parallelism each rank gets its slice of it, see
+    :mod:`energon_ext.megatron.context_parallel`.
+
     Args:
         data_iterator: the loader on tensor-parallel rank 0 of every pipeline stage; not looked at
             on other ranks.
 
     Raises:
-        ConfigError: tensor-parallel rank 0 has no iterator.
+        ConfigError: tensor-parallel rank 0 has no iterator, or a segment is not aligned for
+            context parallelism.
         SampleError: tensor-parallel rank 0 failed to draw; there the original error is raised.
         StopIteration: the iterator ended.
     """
-    device = _device()
+    batch = _whole_batch(data_iterator, _device())
+    size = parallel_state.get_context_parallel_world_size()
+    if size == 1:
+        return batch
+    return slice_for_context_parallel(batch, size, parallel_state.get_context_parallel_rank())
+
+
+def _whole_batch(data_iterator, device: torch.device) -> PackedBatch:
     if parallel_state.get_tensor_model_parallel_world_size() == 1:
         return _draw(data_iterator).to(device)
     return broadcast_batch(
@@ -61,6 +78,9 @@ def get_batch(data_iterator: Iterator[PackedBatch] | None) -> PackedBatch:
 def build_packed_seq_params(batch: PackedBatch) -> PackedSeqParams:
     """Return Megatron's description of the segments; padding is a segment of its own.
 
+    Of a slice for context parallelism it describes the whole batch: which of it is on which rank,
+    attention and RoPE work out themselves.
+
     Example:
         >>> import numpy as np
         >>> from energon_ext import BatchAssembler, Row
@@ -69,6 +89,18 @@ def build_packed_seq_params(batch: PackedBatch) -> PackedSeqParams:
         >>> params.cu_seqlens_q.tolist(), params.max_seqlen_q
         ([0, 3, 4, 7, 8], 3)
     """
+    if isinstance(batch, ContextParallelSlice):
+        ends, padded_ends = attention_ends(batch.whole)
+        longest = int(padded_ends.diff().max())
+        return PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=ends,
+            cu_seqlens_kv=ends,
+            cu_seqlens_q_padded=padded_ends,
+            cu_seqlens_kv_padded=padded_ends,
+            max_seqlen_q=longest,
+            max_seqlen_kv=longest,
+        )
     return PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=batch.cu_seqlens,
@@ -100,20 +132,22 @@ def forward_step(
     Returns:
         The model's output (on the last stage the loss of each position, [1, N]) and the loss
         function.
+
+    Raises:
+        ConfigError: the routers of the model were not told of ``weight_scale``, see
+            :func:`energon_ext.megatron.scale_router_losses`.
     """
+    check_router_losses(model, weight_scale)
     batch = get_batch(data_iterator)
     # Made before the forward pass is queued: looking at the weights waits for the device.
     loss_func = make_loss_func(batch, denominator, weight_scale)
-    optional = {}
-    if _takes_padding_mask(model):
-        optional["padding_mask"] = batch.padding_mask()[None]
     output = model(
         batch.tokens[None],
         batch.position_ids[None],
         None,  # attention mask: the segments say it all
         labels=batch.labels[None],
         packed_seq_params=build_packed_seq_params(batch),
-        **optional,
+        **padding_mask_for(model, batch),
     )
     return output, loss_func
 
@@ -131,8 +165,8 @@ def make_loss_func(
     The count is an int32 tensor. Whole weights (0, 1, -1) count themselves. Others need, with
     ``denominator="weights"``, a ``weight_scale``: ``sum_i |w_i|`` of the micro-batch is then
     counted to the nearest ``1 / weight_scale``. The scale must be the same in all micro-batches,
-    and the count of the global batch below 2**31. It also divides the auxiliary losses of MoE
-    routers, which Megatron multiplies by real tokens: there use ``denominator="tokens"``.
+    and the count of the global batch below 2**31. It would divide the auxiliary losses of MoE
+    routers as well: :func:`energon_ext.megatron.scale_router_losses` keeps their weight.
 
     Args:
         batch: what :func:`get_batch` returned.
@@ -231,11 +265,3 @@ def _device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
-
-
-def _takes_padding_mask(model: torch.nn.Module) -> bool:
-    while hasattr(model, "module"):
-        model = model.module
-    return bool(model.config.num_moe_experts) and (
-        "padding_mask" in inspect.signature(model.forward).parameters
-    )

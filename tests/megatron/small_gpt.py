@@ -3,6 +3,7 @@
 """A small real GPTModel and synthetic packed batches for it, on the CPU."""
 
 import contextlib
+import inspect
 
 import numpy as np
 import torch
@@ -30,6 +31,13 @@ MOE = {
     "moe_router_load_balancing_type": "none",
     "qk_layernorm": True,
 }
+
+#: Large enough that a wrong share of the auxiliary loss shows in the gradients.
+BALANCED_MOE = {**MOE, "moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.5}
+
+
+#: Routers of megatron-core 0.15 count padding: they are given no mask.
+ROUTERS_TAKE_A_MASK = "padding_mask" in inspect.signature(GPTModel.forward).parameters
 
 
 @contextlib.contextmanager
@@ -79,11 +87,11 @@ def small_config(**overrides):
     )
 
 
-def small_model(config, seed=0):
+def small_model(config, seed=0, vocabulary=VOCABULARY):
     model = GPTModel(
         config,
         gpt_layer_spec(config),
-        VOCABULARY,
+        vocabulary,
         ROW_LENGTH,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),

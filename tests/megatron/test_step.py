@@ -21,7 +21,7 @@ from energon_ext.megatron import (
     mean_losses,
 )
 from energon_ext.rows import Row
-from tests.megatron.small_gpt import MOE, small_config, small_model, synthetic_batch
+from tests.megatron.small_gpt import small_config, small_model, synthetic_batch
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -197,21 +197,6 @@ def test_one_rank_gets_the_batch_of_its_iterator():
 def test_a_loading_rank_without_an_iterator_says_so():
     with pytest.raises(ConfigError, match="is_distributed = True"):
         get_batch(None)
-
-
-def test_routers_do_not_see_padding():
-    """Load balancing of a packed batch is that of its documents: padding takes no part."""
-    config = small_config(
-        **{**MOE, "moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 1.0}
-    )
-    model = small_model(config)
-    batch = synthetic_batch(4)
-    assert batch.padding_mask().any()
-    routed = []
-    router = model.decoder.layers[0].mlp.router
-    router.register_forward_pre_hook(lambda module, args: routed.append(args[1]))
-    forward_step(iter([batch]), model)
-    assert routed[0][:, 0].tolist() == batch.padding_mask().tolist()
 
 
 def test_dense_models_are_given_no_padding_mask():

@@ -1,0 +1,99 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The data state of a Megatron-LM run: one file a data-parallel rank, beside the model's."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.energon.savable_loader import SavableDataLoaderState
+
+from energon_ext.errors import StateFormatError
+from energon_ext.megatron.loader import MegatronEnergonLoader
+from energon_ext.state_file import read_state_file
+
+logger = logging.getLogger(__name__)
+
+
+class MegatronLMLoader(MegatronEnergonLoader):
+    """The loader of a Megatron-LM run, saved by Megatron-LM and restored from where it saves."""
+
+    def save_state(self) -> SavableDataLoaderState | None:
+        """Return the state for Megatron-LM to save, and see to it that it can."""
+        # Until megatron-core 0.18 Megatron-LM makes the folder of data-parallel rank 0 alone, while
+        # under expert parallelism each rank writes to one of its own.
+        from megatron.training import get_args
+
+        args = get_args()
+        if args.dataloader_save and getattr(args, "curr_iteration", None) is not None:
+            path = _paths(args.dataloader_save, args.curr_iteration + 1)[-1]
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        return super().save_state()
+
+    def restore_from(self, args) -> None:
+        """Restore what Megatron-LM saved of this rank with the model it has just loaded.
+
+        Raises:
+            StateFormatError: the data state cannot be read, or some ranks have one, others not.
+            StateMismatchError: it belongs to another configuration.
+        """
+        folder = args.dataloader_load or args.dataloader_save
+        paths = _paths(folder, args.iteration) if folder else []
+        path = next(filter(os.path.exists, paths), None)
+        world_size = self.loader.worker_config.world_size
+        found = _count_over_data_parallel(path is not None)
+        if found == world_size:
+            self.restore_state(_read(path))
+        elif found == 0:
+            # No state is a decision of the user (a model from elsewhere); half of one is damage.
+            logger.warning(
+                "NO DATA STATE: the model continues from iteration %d, but %s does not exist, so "
+                "the data starts from its beginning and what the model has seen will be seen again."
+                " To continue the data as well, set --dataloader-load to the folder it was saved "
+                "in.",
+                args.iteration,
+                paths[0] if paths else "a folder given by --dataloader-save",
+            )
+        else:
+            raise StateFormatError(
+                f"Only {found} of {world_size} data-parallel ranks find their data state of "
+                f"iteration {args.iteration} (here: {path or paths}). Copy what is missing, or "
+                "resume elsewhere."
+            )
+
+
+def _read(path: str) -> Any:
+    saved = read_state_file(Path(path), record=None)  # Megatron-LM keeps no checksums
+    if not isinstance(saved, dict) or "dataloader_state_dict" not in saved:
+        raise StateFormatError(
+            f"{path} holds no dataloader_state_dict, so Megatron-LM did not write it there; set "
+            "--dataloader-load to the folder that --dataloader-save was."
+        )
+    return saved["dataloader_state_dict"]
+
+
+def _paths(folder: str, iteration: int) -> list[str]:
+    """Where Megatron-LM may have written the data state of this rank, the latest habit first."""
+    from megatron.training.checkpointing import get_checkpoint_name
+
+    rank = parallel_state.get_data_parallel_rank()
+    # Megatron-LM saves on the first pipeline stage only; every stage loads that file.
+    place = {"pipeline_rank": 0, "basename": f"train_dataloader_dprank{rank:03d}.pt"}
+    # Until megatron-core 0.18 the folder was named after the expert-parallel rank as well.
+    without_experts = {"expert_parallel": False, "expert_rank": 0}
+    return [
+        get_checkpoint_name(folder, iteration, **place, **without_experts),
+        get_checkpoint_name(folder, iteration, **place),
+    ]
+
+
+def _count_over_data_parallel(here: bool) -> int:
+    device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
+    count = torch.tensor(int(here), device=device)
+    torch.distributed.all_reduce(count, group=parallel_state.get_data_parallel_group())
+    return int(count)

@@ -1,0 +1,115 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the routers of mixtures of experts need to know of a packed batch.
+
+1. Which positions are padding, or it would count as load (:func:`padding_mask_for`).
+2. By how much the token count is scaled (:func:`scale_router_losses`): with
+   ``calculate_per_token_loss`` Megatron multiplies a router's losses by the tokens it saw and
+   divides them, with all gradients, by the count that the loss function returned.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from megatron.core import parallel_state
+
+from energon_ext.batch import PackedBatch
+from energon_ext.errors import ConfigError
+
+#: Where scale_router_losses notes what it did to a config.
+_SCALE = "energon_ext_router_loss_scale"
+_COEFFICIENTS = ("moe_aux_loss_coeff", "moe_z_loss_coeff")
+
+
+def padding_mask_for(model: torch.nn.Module, batch: PackedBatch) -> dict[str, torch.Tensor]:
+    """Return ``{"padding_mask": bool [1, positions]}`` for models that route, ``{}`` for others.
+
+    Under sequence parallelism Megatron cuts the mask where it embeds the tokens, so on the first
+    pipeline stage only; the others are given the part of their tensor-parallel rank.
+
+    Args:
+        model: a ``GPTModel``, wrapped or not.
+        batch: as :func:`~energon_ext.megatron.get_batch` returned it.
+    """
+    model = unwrap(model)
+    config = model.config
+    if not config.num_moe_experts:
+        return {}
+    if "padding_mask" not in inspect.signature(model.forward).parameters:
+        return {}  # megatron-core 0.15
+    mask = batch.padding_mask()[None]
+    if config.sequence_parallel and not model.pre_process:
+        ranks = parallel_state.get_tensor_model_parallel_world_size()
+        mask = mask.chunk(ranks, dim=1)[parallel_state.get_tensor_model_parallel_rank()]
+    return {"padding_mask": mask}
+
+
+def scale_router_losses(config, weight_scale: int) -> None:
+    """Scale the auxiliary losses of routers like the token count, so that they keep their weight.
+
+    Call it once, before the model is built, when ``forward_step`` is given a ``weight_scale``.
+    What Megatron logs of these losses stays what it was: it is divided by the coefficient.
+
+    Args:
+        config: Megatron's ``TransformerConfig``; its coefficients are multiplied in place.
+        weight_scale: that of :func:`~energon_ext.megatron.make_loss_func`.
+
+    Raises:
+        ConfigError: the config has been scaled already.
+
+    Example:
+        >>> from megatron.core.transformer.transformer_config import TransformerConfig
+        >>> config = TransformerConfig(
+        ...     num_layers=1, hidden_size=8, num_attention_heads=1, num_moe_experts=2,
+        ...     moe_router_load_balancing_type="aux_loss", moe_aux_loss_coeff=0.5)
+        >>> scale_router_losses(config, 1024)
+        >>> config.moe_aux_loss_coeff
+        512.0
+    """
+    if hasattr(config, _SCALE):
+        raise ConfigError(
+            f"scale_router_losses(config, {weight_scale}): the config is scaled by "
+            f"{getattr(config, _SCALE)} already; call it once, on a new config."
+        )
+    for name in _COEFFICIENTS:
+        value = getattr(config, name)
+        if isinstance(value, list):
+            setattr(config, name, [each * weight_scale for each in value])
+        elif value:
+            setattr(config, name, value * weight_scale)
+    setattr(config, _SCALE, weight_scale)
+
+
+def check_router_losses(model: torch.nn.Module, weight_scale: int) -> None:
+    """Refuse a ``weight_scale`` that the auxiliary losses of the model were not scaled by.
+
+    Raises:
+        ConfigError: they would be divided by it.
+    """
+    config = unwrap(model).config
+    if not config.num_moe_experts or not any(map(_is_set, _coefficients(config))):
+        return
+    scale = getattr(config, _SCALE, 1)
+    if scale != weight_scale:
+        raise ConfigError(
+            f"weight_scale={weight_scale}, but the auxiliary losses of the routers are scaled by "
+            f"{scale}: call scale_router_losses(config, {weight_scale}) on a new config before "
+            "the model is built, or use denominator='tokens' without a weight_scale."
+        )
+
+
+def unwrap(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model inside wrappers of data parallelism and precision."""
+    while hasattr(model, "module"):
+        model = model.module
+    return model
+
+
+def _coefficients(config):
+    return [getattr(config, name) for name in _COEFFICIENTS]
+
+
+def _is_set(coefficient) -> bool:
+    return any(coefficient) if isinstance(coefficient, list) else bool(coefficient)

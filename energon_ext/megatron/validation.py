@@ -1,0 +1,101 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Finite validation datasets as the endless iterator that Megatron-LM evaluates with."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Iterator, Sequence
+
+import torch
+from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
+
+from energon_ext.batch import PackedBatch
+from energon_ext.errors import ConfigError
+from energon_ext.savable_loader import ExactDataLoader
+from energon_ext.source import source_keys
+
+
+class ValidationLoader:
+    """An endless iterator that gives every evaluation the same batches, one of each source in turn.
+
+    The losses of two evaluations differ by the model alone, and a resumed run has nothing to
+    restore. The batches are drawn in the first evaluation and kept: 28 bytes a position on the CPU.
+    A source that ends before the others begins again.
+
+    Args:
+        datasets: of :func:`energon_ext.get_val_datasets`, one for each source.
+        batches_per_evaluation: micro-batches that a rank draws in one evaluation.
+        **loader_options: as for ``megatron.energon.get_savable_loader``.
+
+    Raises:
+        ConfigError: fewer than one batch per evaluation.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[tuple[SavableDataset, BaseCoreDatasetFactory]],
+        batches_per_evaluation: int,
+        **loader_options: Any,
+    ):
+        if batches_per_evaluation < 1:
+            raise ConfigError(
+                f"batches_per_evaluation={batches_per_evaluation}: an evaluation needs at least "
+                "one micro-batch on each rank."
+            )
+        self.sources = tuple(source_keys([factory for _, factory in datasets]))
+        self._loaders = [ExactDataLoader(dataset, **loader_options) for dataset, _ in datasets]
+        self._batches: list[PackedBatch] = []
+        self._batches_per_evaluation = batches_per_evaluation
+        self._drawing = self._draw()
+        self._next = 0
+
+    def __iter__(self) -> "ValidationLoader":
+        return self
+
+    def __next__(self) -> PackedBatch:
+        """Return the next batch of this evaluation, or the first of the next one.
+
+        Raises:
+            ConfigError: no source has a document for this rank.
+        """
+        index, self._next = self._next, (self._next + 1) % self._batches_per_evaluation
+        if index == len(self._batches):
+            self._batches.append(next(self._drawing))
+            if len(self._batches) == self._batches_per_evaluation:
+                self.close()
+        return self._batches[index]
+
+    def close(self) -> None:
+        """End the worker processes."""
+        for loader in self._loaders:
+            loader.close()
+
+    def _draw(self) -> Iterator[PackedBatch]:
+        iterators = {index: iter(loader) for index, loader in enumerate(self._loaders)}
+        while iterators:
+            for index in list(iterators):
+                batch = next(iterators[index], None)
+                if batch is None:
+                    iterators[index] = iter(self._loaders[index])
+                    batch = next(iterators[index], None)
+                if batch is None:  # fewer documents than ranks and workers
+                    del iterators[index]
+                else:
+                    yield self._of_source(batch, index)
+        worker = self._loaders[0].worker_config
+        raise ConfigError(
+            f"No validation source has a document for data-parallel rank {worker.rank} of "
+            f"{worker.world_size}: use fewer ranks or workers, more documents, or --eval-iters 0."
+        )
+
+    def _of_source(self, batch: PackedBatch, index: int) -> PackedBatch:
+        """The batch among all sources: Megatron-LM wants the same losses of every micro-batch."""
+        documents = torch.zeros(len(self.sources), dtype=torch.int32)
+        documents[index] = batch.source_documents.sum()
+        return dataclasses.replace(
+            batch,
+            sources=self.sources,
+            source_ids=batch.source_ids.clamp(max=0) + index * (batch.source_ids >= 0).int(),
+            source_documents=documents,
+        )

@@ -1,0 +1,69 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A dataset provider for Megatron-Bridge, and the step that goes with it.
+
+    config = ...  # any pretraining recipe of Megatron-Bridge
+    use_energon(config, path="mix.yaml", tokenizer="tokenizer.json")
+    pretrain(config, forward_step_func=bridge_forward_step)
+
+Written against the interface of Megatron-Bridge and not run inside it. It trains and validates; the
+data state is not restored by it.
+"""
+
+from dataclasses import dataclass
+
+from megatron.bridge.training.config import DatasetBuildContext, DatasetProvider
+from megatron.core import parallel_state
+
+from energon_ext import PackedTaskEncoder, get_train_dataset, get_val_datasets
+from energon_ext.megatron import (
+    MegatronEnergonLoader,
+    ValidationLoader,
+    data_parallel_worker_config,
+    forward_step,
+)
+from energon_ext.tokenizers import load_tokenizer
+
+
+@dataclass(kw_only=True)
+class EnergonExtProvider(DatasetProvider):
+    """Packed rows of a metadataset; tensor-parallel rank 0 of every pipeline stage loads."""
+
+    path: str
+    seq_length: int
+    tokenizer: str = "bytes"
+    batches_per_evaluation: int = 0
+    shuffle_buffer_size: int = 1000
+    seed: int = 1234
+    dataloader_type: str = "external"
+
+    def build_datasets(self, context: DatasetBuildContext):
+        """The iterators that Bridge passes to the step as they are."""
+        if parallel_state.get_tensor_model_parallel_rank() != 0:
+            return None, None, None
+        options = {
+            "worker_config": data_parallel_worker_config(self.num_workers, seed=self.seed),
+            "batch_size": 1,  # a packed micro-batch is one sequence
+            "task_encoder": PackedTaskEncoder(load_tokenizer(self.tokenizer), self.seq_length),
+        }
+        train = MegatronEnergonLoader(
+            get_train_dataset(self.path, shuffle_buffer_size=self.shuffle_buffer_size, **options)
+        )
+        if not self.batches_per_evaluation:
+            return train, None, None
+        validation = get_val_datasets(self.path, **options)
+        return train, ValidationLoader(validation, self.batches_per_evaluation), None
+
+
+def use_energon(config, path, tokenizer):
+    """Let a recipe read ``path``; its model and optimizer stay as they are."""
+    config.dataset = EnergonExtProvider(
+        path=path, tokenizer=tokenizer, seq_length=config.model.seq_length
+    )
+    config.train.micro_batch_size = 1
+    config.model.calculate_per_token_loss = True
+
+
+def bridge_forward_step(state, data_iterator, model, return_schedule_plan=False):
+    """What Bridge's schedules call."""
+    return forward_step(data_iterator, model)

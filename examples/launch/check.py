@@ -1,0 +1,175 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Check a file of Megatron-LM arguments on a machine without GPUs.
+
+    python examples/launch/check.py examples/launch/llama3_8b.args --gpus 16
+
+Checks that the sizes of parallelism fit the model, the batch and the GPUs, builds Megatron's config
+with them, and the whole model on the meta device, which takes no memory; prints its parameters.
+"""
+
+import argparse
+import ast
+import dataclasses
+import shlex
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from energon_ext import ConfigError
+from energon_ext.megatron import enable_cpu, gpt_layer_spec
+
+#: Arguments of Megatron-LM whose field of the config has another name.
+RENAMED = {"num_experts": "num_moe_experts", "norm_epsilon": "layernorm_epsilon"}
+SWIGLU = {"gated_linear_unit": True, "activation_func": F.silu}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("arguments", type=Path)
+    parser.add_argument("--gpus", type=int, required=True)
+    args = parser.parse_args()
+    options = read_options(args.arguments)
+    try:
+        replicas = check_parallelism(options, args.gpus)
+    except ConfigError as error:
+        sys.exit(f"ConfigError: {args.arguments}: {error}")
+    config = build_config(options)
+    print(f"parallelism: {describe_parallelism(config)}, data {replicas}")
+    model = build_model(options)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    print(
+        f"parameters: {total:,} ({total / 1e9:.2f}B), {active_parameters(model) / 1e9:.2f}B active"
+    )
+
+
+def read_options(path):
+    """Options of a file as a dictionary: numbers are numbers, flags are True."""
+    options, name = {}, None
+    for token in shlex.split(path.read_text(), comments=True):
+        if token.startswith("--"):
+            name = token[2:].replace("-", "_")
+            options[name] = True
+        else:
+            try:
+                options[name] = ast.literal_eval(token)
+            except (ValueError, SyntaxError):
+                options[name] = token
+    return options
+
+
+def check_parallelism(options, gpus):
+    """Number of data-parallel replicas.
+
+    Raises:
+        ConfigError: a size does not divide what it splits.
+    """
+
+    def size(kind):
+        return options.get(f"{kind}_parallel_size", 1)
+
+    tensor, pipeline, context = size("tensor_model"), size("pipeline_model"), size("context")
+    experts = size("expert_model") * size("expert_tensor") * pipeline
+    alignment = (2 * context if context > 1 else 1) * tensor
+    replica = tensor * pipeline * context
+    for what, number, divisor in (
+        ("--gpus", gpus, replica),
+        ("--gpus", gpus, experts),
+        ("--num-experts", options.get("num_experts", 0), size("expert_model")),
+        ("--num-attention-heads", options["num_attention_heads"], tensor),
+        ("--num-query-groups", options["num_query_groups"], tensor),
+        ("--num-layers", options["num_layers"], pipeline),
+        ("--seq-length", options["seq_length"], alignment),
+        ("--global-batch-size", options["global_batch_size"], max(1, gpus // replica)),
+    ):
+        if number % divisor:
+            raise ConfigError(f"{what} {number} is not a multiple of {divisor}.")
+    return gpus // replica
+
+
+def build_config(options, **overrides):
+    """Megatron's config of these options."""
+    fields = {field.name for field in dataclasses.fields(TransformerConfig)}
+    values = {RENAMED.get(name, name): value for name, value in options.items()}
+    values = {name: value for name, value in values.items() if name in fields}
+    dtype = torch.bfloat16 if options.get("bf16") else torch.float32
+    return TransformerConfig(
+        **{
+            **values,
+            **(SWIGLU if options.get("swiglu") else {}),
+            "add_bias_linear": not options.get("disable_bias_linear"),
+            "params_dtype": dtype,
+            "pipeline_dtype": dtype,
+            "calculate_per_token_loss": True,
+            **overrides,
+        }
+    )
+
+
+def build_model(options):
+    """The model of all ranks together on the meta device."""
+    whole = {
+        f"{kind}_parallel_size": 1
+        for kind in ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor")
+    }
+    config = build_config(
+        options,
+        **whole,
+        sequence_parallel=False,
+        moe_grouped_gemm=False,  # needs kernels of the GPU; the parameters are the same
+        perform_initialization=False,
+        use_cpu_initialization=True,
+        gradient_accumulation_fusion=False,
+    )
+    with torch.device("meta"):
+        return GPTModel(
+            config,
+            gpt_layer_spec(config),
+            padded_vocab_size(options),
+            options["max_position_embeddings"],
+            share_embeddings_and_output_weights=not options.get(
+                "untie_embeddings_and_output_weights"
+            ),
+            position_embedding_type=options["position_embedding_type"],
+            rotary_base=options["rotary_base"],
+        )
+
+
+def padded_vocab_size(options):
+    """What Megatron-LM makes of NullTokenizer's vocabulary and its one special token."""
+    multiple = 128 * options["tensor_model_parallel_size"]
+    return -(-(options["vocab_size"] + 1) // multiple) * multiple
+
+
+def active_parameters(model):
+    """Parameters that take part in the prediction of a token."""
+    config = model.config
+    total = sum(parameter.numel() for parameter in model.parameters())
+    if not config.num_moe_experts:
+        return total
+    in_experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    idle = 1 - config.moe_router_topk / config.num_moe_experts
+    return total - round(in_experts * idle)
+
+
+def describe_parallelism(config):
+    names = ("tensor_model", "pipeline_model", "context", "expert_model")
+    sizes = (getattr(config, f"{name}_parallel_size") for name in names)
+    return ", ".join(
+        f"{name.partition('_')[0]} {size}" for name, size in zip(names, sizes, strict=True)
+    )
+
+
+if __name__ == "__main__":
+    enable_cpu()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    model_parallel_cuda_manual_seed(1, inference_rng_tracker=True)
+    main()

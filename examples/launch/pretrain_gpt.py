@@ -1,0 +1,48 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A launch script of Megatron-LM that reads its data from Energon.
+
+Against Megatron-LM's own pretrain_gpt.py three lines of the call at the end change, marked below.
+Run it by torchrun.sh or slurm.sh.
+"""
+
+from megatron.core.enums import ModelType
+from megatron.core.models.gpt import GPTModel
+from megatron.training import get_args, pretrain
+from megatron.training.arguments import core_transformer_config_from_args
+
+from energon_ext.megatron import (
+    add_energon_args,
+    forward_step,
+    gpt_layer_spec,
+    train_valid_test_dataloaders_provider,
+)
+
+
+def model_provider(pre_process=True, post_process=True, vp_stage=None, config=None, **_):
+    """The model of Megatron-LM's arguments; your own script keeps its own."""
+    args = get_args()
+    config = config or core_transformer_config_from_args(args)
+    return GPTModel(
+        config,
+        gpt_layer_spec(config, vp_stage),
+        args.padded_vocab_size,
+        args.max_position_embeddings,
+        pre_process=pre_process,
+        post_process=post_process,
+        share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+        position_embedding_type=args.position_embedding_type,
+        rotary_percent=args.rotary_percent,
+        rotary_base=args.rotary_base,
+        vp_stage=vp_stage,
+    )
+
+
+if __name__ == "__main__":
+    pretrain(
+        train_valid_test_dataloaders_provider,  # 1: the data
+        model_provider,
+        ModelType.encoder_or_decoder,
+        forward_step,  # 2: packed batches, every source with a loss of its own
+        extra_args_provider=add_energon_args,  # 3: --dataloader-save and --energon-*
+    )

@@ -1,0 +1,151 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Four real processes under gloo: layouts mixed, and stages that neither embed nor see the loss."""
+
+import pytest
+import torch
+from megatron.core import parallel_state
+
+from energon_ext.megatron import forward_step
+from tests.megatron.small_gpt import (
+    BALANCED_MOE,
+    MOE,
+    ROUTERS_TAKE_A_MASK,
+    VOCABULARY,
+    megatron,
+    model_parallel,
+    small_config,
+    small_model,
+    synthetic_batch,
+)
+from tests.megatron.small_training import position_losses, run_ranks, run_schedule, train
+
+TENSOR_PIPELINE = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
+EXPERT_PIPELINE = {"expert_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
+STAGES = {"pipeline_model_parallel_size": 4}
+FOUR_LAYERS = {"num_layers": 4}
+SEQUENCE = {"sequence_parallel": True}
+
+#: Name -> (sizes of model parallelism, configuration of the model)
+FAST = {
+    "dense, 4 stages": (STAGES, FOUR_LAYERS),
+    "moe, tensor and sequence parallel in 2 stages": (
+        TENSOR_PIPELINE,
+        {**MOE, **SEQUENCE, **FOUR_LAYERS},
+    ),
+}
+NIGHTLY = {
+    "dense, tensor parallel in 2 stages": (TENSOR_PIPELINE, FOUR_LAYERS),
+    "dense, tensor and sequence parallel in 2 stages": (
+        TENSOR_PIPELINE,
+        {**SEQUENCE, **FOUR_LAYERS},
+    ),
+    "balanced moe, 4 stages": (STAGES, {**BALANCED_MOE, **FOUR_LAYERS}),
+    "balanced moe, expert parallel in 2 stages": (
+        EXPERT_PIPELINE,
+        {**BALANCED_MOE, **FOUR_LAYERS},
+    ),
+}
+FAST_STEPS = 2
+
+
+def losses_before_and_after_a_change():
+    """Losses of a batch through four stages, then with its first token changed."""
+    with model_parallel(**STAGES):
+        model = small_model(small_config(**STAGES, **FOUR_LAYERS))
+        batch = synthetic_batch(3)
+        before = position_losses(model, batch)
+        batch.tokens[0] = (batch.tokens[0] + 1) % VOCABULARY
+        return [before, position_losses(model, batch)]
+
+
+def masks_of_routers():
+    """The padding mask that the router of each layer was given on this rank."""
+    with model_parallel(**TENSOR_PIPELINE):
+        config = {**TENSOR_PIPELINE, **MOE, **SEQUENCE, **FOUR_LAYERS}
+        model = small_model(small_config(**config))
+        seen = []
+        for layer in model.decoder.layers:
+            layer.mlp.router.register_forward_pre_hook(
+                lambda _, args: seen.append(args[1].flatten().tolist())
+            )
+        with torch.no_grad():
+            run_schedule(model, [synthetic_batch(4)], forward_step, forward_only=True)
+        return {"rank": parallel_state.get_tensor_model_parallel_rank(), "masks": seen}
+
+
+def fast_layouts():
+    results = {name: train(*layout, FAST_STEPS) for name, layout in FAST.items()}
+    results["change"] = losses_before_and_after_a_change()
+    if ROUTERS_TAKE_A_MASK:
+        results["masks"] = masks_of_routers()
+    return results
+
+
+def nightly_layouts():
+    return {name: train(*layout, FAST_STEPS) for name, layout in NIGHTLY.items()}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return run_ranks(4, fast_layouts, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module")
+def nightly_ranks(tmp_path_factory):
+    return run_ranks(4, nightly_layouts, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """What one rank finds, by the kind of model."""
+    with megatron():
+        parallel_state.destroy_model_parallel()
+        return {
+            name: train({}, {**config, **FOUR_LAYERS}, FAST_STEPS)
+            for name, config in (("dense", {}), ("moe", MOE), ("balanced moe", BALANCED_MOE))
+        }
+
+
+def check_layout(layout, ranks, expected):
+    expected = expected[layout.partition(",")[0]]
+    tolerance = 1e-4 if layout.startswith("moe") else 1e-5
+    for step in range(FAST_STEPS):
+        found = [rank[layout][step] for rank in ranks]
+        with_loss = [result for result in found if "loss" in result]
+        assert len(with_loss) == (1 if "4 stages" in layout else 2)
+        for result in with_loss:
+            assert result["loss"] == pytest.approx(expected[step]["loss"], abs=tolerance)
+        for result in found:
+            assert result["gradient_norm"] == pytest.approx(
+                expected[step]["gradient_norm"], rel=tolerance
+            )
+
+
+@pytest.mark.parametrize("layout", FAST)
+def test_four_ranks_train_like_one(layout, ranks, expected):
+    check_layout(layout, ranks, expected)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("layout", NIGHTLY)
+def test_more_layouts_of_four_ranks_train_like_one(layout, nightly_ranks, expected):
+    check_layout(layout, nightly_ranks, expected)
+
+
+def test_no_stage_attends_across_segments(ranks):
+    end = int(synthetic_batch(3).cu_seqlens[1])
+    assert [rank["change"] for rank in ranks[:3]] == [[None, None]] * 3
+    before, after = ranks[3]["change"]
+    assert before[end:] == after[end:]
+    # The change does reach every position of its own document.
+    assert all(one != other for one, other in zip(before[:end], after))
+
+
+@pytest.mark.skipif(not ROUTERS_TAKE_A_MASK, reason="routers of megatron-core 0.15 take no mask")
+def test_under_sequence_parallelism_routers_of_every_stage_know_their_own_padding(ranks):
+    halves = synthetic_batch(4).padding_mask().view(2, -1).tolist()
+    assert halves[0] != halves[1]
+    for rank in ranks:
+        found = rank["masks"]
+        assert found["masks"] == [halves[found["rank"]]] * 2  # two layers on each stage

@@ -1,0 +1,183 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""On one GPU: a packed batch is its documents, and what it takes to get one there.
+
+    python -m pytest -m gpu -n 0 -s tests/gpu
+
+Prints one table; asserts what is right and never how fast.
+"""
+
+import time
+
+import pytest
+import torch
+
+from energon_ext import PackedTaskEncoder, get_train_dataset
+from energon_ext.megatron import MegatronEnergonLoader, build_packed_seq_params, forward_step
+from energon_ext.megatron.attention import SegmentAttention, _has_varlen_kernel
+from energon_ext.tokenizers import ByteTokenizer
+from tests import support
+from tests.megatron.small_gpt import (
+    VOCABULARY,
+    megatron,
+    small_config,
+    small_model,
+    synthetic_batch,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+#: Of the norm: bfloat16 keeps 8 bits.
+TOLERANCE = 0.02
+ROW_LENGTH, ROWS, STEPS = 4096, 4, 50
+
+
+@pytest.fixture(scope="module")
+def one_gpu():
+    with megatron():
+        yield torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.fixture(scope="module")
+def table():
+    rows = []
+    yield rows
+    print("\n| what | found |\n| --- | --- |")
+    for what, found in rows:
+        print(f"| {what} | {found} |")
+
+
+def make_model(device, dtype=torch.bfloat16, vocabulary=VOCABULARY, **overrides):
+    half = dtype == torch.bfloat16
+    options = {"params_dtype": dtype, "pipeline_dtype": dtype, "bf16": half, "kv_channels": 64}
+    config = small_config(**{**options, **overrides})
+    return small_model(config, vocabulary=vocabulary).to(device=device, dtype=dtype)
+
+
+def documents(batch):
+    ends = batch.cu_seqlens.tolist()
+    return [
+        slice(start, end)
+        for start, end, source in zip(ends, ends[1:], batch.source_ids.tolist())
+        if source >= 0
+    ]
+
+
+def packed_and_alone(model, batch):
+    """Logits of every document and the gradients, packed and each document run alone."""
+    parts = documents(batch)
+    packed = model(
+        batch.tokens[None],
+        batch.position_ids[None],
+        None,
+        packed_seq_params=build_packed_seq_params(batch),
+    )[0]
+    alone = [
+        model(batch.tokens[None, part], batch.position_ids[None, part], None)[0] for part in parts
+    ]
+    found = []
+    for logits in (torch.cat([packed[part] for part in parts]), torch.cat(alone)):
+        model.zero_grad()
+        logits.float().square().mean().backward()
+        gradients = torch.cat([p.grad.flatten().float() for p in model.parameters()])
+        found.append((logits.detach().float(), gradients))
+    return found
+
+
+def difference(found, expected):
+    return float((found - expected).norm() / expected.norm())
+
+
+def test_packed_is_unpacked_in_bfloat16(one_gpu, table):
+    batch = synthetic_batch(1).to(one_gpu)
+    model = make_model(one_gpu)
+    attention = model.decoder.layers[0].self_attention.core_attention
+    kernel = type(attention).__name__
+    if isinstance(attention, SegmentAttention):
+        query = torch.empty(1, device=one_gpu, dtype=torch.bfloat16)
+        kernel += ", one kernel" if _has_varlen_kernel(query) else ", a call per segment"
+    (packed, packed_gradients), (alone, alone_gradients) = packed_and_alone(model, batch)
+    logits = difference(packed, alone)
+    gradients = difference(packed_gradients, alone_gradients)
+    table.append(("device, attention", f"{torch.cuda.get_device_name()}, {kernel}"))
+    table.append(("packed against alone, logits, relative", f"{logits:.1e}"))
+    table.append(("packed against alone, gradients, relative", f"{gradients:.1e}"))
+    assert logits < TOLERANCE
+    assert gradients < TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def loader(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    support.write_dataset(folder / "text", [f"Document {n}. " * 100 for n in range(2000)])
+    dataset = get_train_dataset(
+        folder / "text",
+        worker_config=support.config(num_workers=2),
+        batch_size=ROWS,
+        task_encoder=PackedTaskEncoder(ByteTokenizer(), ROW_LENGTH, packing_buffer_docs=64),
+        shuffle_buffer_size=100,
+    )
+    loader = MegatronEnergonLoader(dataset)
+    yield loader
+    loader.close()
+
+
+def tokens_per_second(device, step, steps=STEPS):
+    for _ in range(3):
+        step()
+    _wait(device)
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    _wait(device)
+    return f"{steps * ROWS * ROW_LENGTH / (time.perf_counter() - began) / 1e6:.2f} M tokens/s"
+
+
+def _wait(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure(device, loader, model, steps=STEPS):
+    """Rows of the table: the loader, the copy, the step, and all three overlapped."""
+    batch = next(loader)
+    pinned = batch.pin_memory() if device.type == "cuda" else batch
+    there = batch.to(device)
+
+    def train(iterator):
+        output, loss_func = forward_step(iterator, model)
+        loss_func(output)[0].backward()
+
+    def measured(step):
+        return tokens_per_second(device, step, steps)
+
+    yield "loader alone", measured(lambda: next(loader))
+    yield "copy, pageable", measured(lambda: batch.to(device))
+    yield "copy, pinned", measured(lambda: pinned.to(device))
+    yield "step, batch already there", measured(lambda: train(iter([there])))
+    # The copy of a pinned batch and the workers run while the GPU computes.
+    yield "step, loader to GPU", measured(lambda: train(loader))
+
+
+def test_batches_arrive_pinned_and_equal(one_gpu, loader):
+    batch = next(loader)
+    assert batch.tokens.is_pinned()
+    there = batch.to(one_gpu)
+    torch.cuda.synchronize()
+    assert torch.equal(there.tokens.cpu(), batch.tokens)
+    assert torch.equal(there.cu_seqlens.cpu(), batch.cu_seqlens)
+
+
+def test_loader_to_gpu(one_gpu, loader, table):
+    model = make_model(
+        one_gpu,
+        vocabulary=ByteTokenizer().padded_vocab_size(128),
+        num_layers=4,
+        hidden_size=512,
+        num_attention_heads=8,
+        ffn_hidden_size=2048,
+    )
+    table.extend(measure(one_gpu, loader, model))

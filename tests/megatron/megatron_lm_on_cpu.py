@@ -1,0 +1,77 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs examples/launch/pretrain_gpt.py inside the real Megatron-LM, on a machine without CUDA.
+
+Megatron-LM asks the GPU for its memory and random state, and starts NCCL. Those questions are
+answered here; arguments, model, data, schedules, optimizer, evaluation and checkpoints are its own.
+"""
+
+import collections
+import functools
+import os
+import runpy
+import sys
+import types
+from pathlib import Path
+
+import torch
+
+from energon_ext.megatron import enable_cpu
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "launch" / "pretrain_gpt.py"
+
+
+def answer_for_the_gpu():
+    gpu = types.SimpleNamespace(major=9, minor=0, name="cpu", total_memory=1)
+    answers = {
+        "get_device_properties": gpu,
+        "get_device_capability": (9, 0),
+        "memory_stats": collections.defaultdict(int),
+        "get_rng_state": torch.zeros(1, dtype=torch.uint8),
+        **dict.fromkeys(
+            (
+                *("set_device", "empty_cache", "reset_peak_memory_stats"),
+                *("memory_allocated", "max_memory_allocated"),
+                *("memory_reserved", "max_memory_reserved"),
+            ),
+            0,
+        ),
+    }
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
+
+
+def start_on_gloo(*_):
+    from megatron.core import parallel_state
+    from megatron.training import get_args
+
+    args = get_args()
+    torch.distributed.init_process_group("gloo")
+    parallel_state.initialize_model_parallel(
+        args.tensor_model_parallel_size,
+        args.pipeline_model_parallel_size,
+        expert_model_parallel_size=args.expert_model_parallel_size,
+    )
+
+
+def main():
+    sys.stdout = open(f"{sys.argv.pop(1)}.{os.environ['RANK']}", "w")  # noqa: SIM115
+    enable_cpu()
+    torch._dynamo.config.disable = True
+    answer_for_the_gpu()
+    import megatron.training.initialize
+    import megatron.training.training
+
+    megatron.training.initialize._initialize_distributed = start_on_gloo
+    megatron.training.initialize._compile_dependencies = lambda: None
+    megatron.training.training.initialize_megatron = functools.partial(
+        megatron.training.training.initialize_megatron, allow_no_cuda=True
+    )
+    try:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    finally:
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

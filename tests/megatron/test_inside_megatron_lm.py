@@ -1,0 +1,118 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The launch script inside the real Megatron-LM: it trains, evaluates, is saved and resumed."""
+
+import importlib.util
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import support
+from tests.megatron import processes
+
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(
+        importlib.util.find_spec("megatron.training") is None,
+        reason="wheels of megatron-core hold Megatron-LM's training loop from 0.17 on",
+    ),
+]
+
+RUNNER = Path(__file__).with_name("megatron_lm_on_cpu.py")
+MODEL = """
+    --num-layers 2 --hidden-size 32 --num-attention-heads 4 --group-query-attention
+    --num-query-groups 2 --swiglu --normalization RMSNorm --disable-bias-linear
+    --position-embedding-type rope --untie-embeddings-and-output-weights
+    --seq-length 64 --max-position-embeddings 64 --attention-dropout 0 --hidden-dropout 0
+    --tokenizer-type NullTokenizer --vocab-size 383 --micro-batch-size 1 --global-batch-size 4
+    --train-iters 6 --lr 1e-3 --lr-warmup-iters 1 --log-interval 1
+    --dataloader-type external --calculate-per-token-loss --num-workers 0
+    --eval-iters 1 --eval-interval 3 --save-interval 3
+"""
+EXPERTS = """
+    --num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 32 --qk-layernorm
+    --moe-token-dispatcher-type allgather --moe-router-load-balancing-type aux_loss
+    --moe-aux-loss-coeff 0.01 --expert-model-parallel-size 2
+"""
+WITHOUT_CUDA = """
+    --distributed-backend gloo --transformer-impl local --use-cpu-initialization
+    --no-rope-fusion --no-gradient-accumulation-fusion --no-masked-softmax-fusion
+    --no-persist-layer-norm --no-bias-swiglu-fusion --no-bias-dropout-fusion
+    --inference-rng-tracker --no-load-rng --no-check-for-nan-in-loss-and-grad
+    --rerun-mode disabled
+"""
+LAYOUTS = {
+    "data parallel": "",
+    "tensor parallel": "--tensor-model-parallel-size 2",
+    "pipeline parallel": "--pipeline-model-parallel-size 2",
+    "expert parallel": EXPERTS,
+}
+
+
+@pytest.fixture(scope="module")
+def mix(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    texts = [f"The {animal} sat on the mat. " * 5 for animal in ("cat", "dog", "cow", "hen")] * 10
+    parts = [("train", "shard_00[0-2].tar"), ("val", "shard_003.tar")]
+    for name in ("a", "b"):
+        support.write_dataset(folder / name, texts, split_parts=parts, shard_size=10)
+    train = [{"path": "./a", "weight": {"linear": {0: 3, 8: 1}}}, {"path": "./b", "weight": 1}]
+    content = {
+        "__module__": "energon_ext",
+        "__class__": "ScheduledMetadataset",
+        "splits": {
+            "train": {"blend": train},
+            "val": {"blend": [{"path": "./a"}, {"path": "./b"}]},
+        },
+    }
+    path = folder / "mix.yaml"
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def launcher(monkeypatch):
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+
+
+def run(mix, folder, *options):
+    """Training losses by iteration and the validation losses, of two ranks."""
+    out, stderr = folder / "stdout", folder / "stderr"
+    arguments = " ".join((MODEL, WITHOUT_CUDA, *options)).split()
+    codes = processes.finish(
+        processes.start_script(RUNNER, [out, *arguments, "--data-path", mix], stderr, ranks=2)
+    )
+    assert codes == [0, 0], stderr.read_text()[-3000:]
+    text = Path(f"{out}.1").read_text()  # the last rank logs
+    losses = re.findall(r"iteration +(\d+)/.*?lm loss: (\S+)", text)
+    evaluations = re.findall(r"validation loss at iteration (\d+) \| lm loss value: (\S+)", text)
+    return dict(losses), dict(evaluations)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(layout, mix, tmp_path):
+    parallelism = LAYOUTS[layout]
+    losses, evaluations = run(mix, tmp_path, parallelism)
+    assert list(losses) == ["1", "2", "3", "4", "5", "6"]
+    assert list(evaluations) == ["3", "6"]
+    assert float(losses["6"]) < float(losses["1"]) - 0.1
+    assert float(evaluations["6"]) < float(evaluations["3"])
+
+    saved = f"--save {tmp_path}/model --dataloader-save {tmp_path}/data"
+    run(mix, tmp_path, parallelism, saved, "--exit-interval 3")
+    assert sorted(path.name for path in (tmp_path / "data").rglob("*.pt")) == [
+        f"train_dataloader_dprank{rank:03d}.pt"
+        for rank in range(2 if layout in ("data parallel", "expert parallel") else 1)
+    ]
+    resumed, resumed_evaluations = run(
+        mix, tmp_path, parallelism, saved, f"--load {tmp_path}/model"
+    )
+    assert list(resumed) == ["4", "5", "6"]
+    # Megatron-LM logs the mean of the first two iterations of a process as the second.
+    for iteration in ("4", "6"):
+        assert resumed[iteration] == losses[iteration]
+    assert resumed_evaluations == {"6": evaluations["6"]}
+    assert os.listdir(tmp_path / "model")

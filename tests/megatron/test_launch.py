@@ -1,0 +1,145 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The launch scripts: sizes that fit, models of the size that their names say, whole commands."""
+
+import ast
+import importlib.util
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from energon_ext import ConfigError
+
+LAUNCH = Path(__file__).parents[2] / "examples" / "launch"
+GPUS = {"llama3_8b": 16, "qwen3_30b_a3b": 32}
+
+
+@pytest.fixture(scope="module")
+def check(one_rank):
+    spec = importlib.util.spec_from_file_location("check", LAUNCH / "check.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def options_of(check, model):
+    return check.read_options(LAUNCH / f"{model}.args")
+
+
+def parameters_by_hand(layers, hidden, heads, groups, channels, vocabulary, mlp):
+    attention = 2 * hidden * heads * channels + 2 * hidden * groups * channels
+    norms = 2 * hidden
+    return layers * (attention + norms + mlp) + hidden + 2 * vocabulary * hidden
+
+
+def test_the_dense_model_has_8_billion_parameters(check):
+    options = options_of(check, "llama3_8b")
+    model = check.build_model(options)
+    found = sum(parameter.numel() for parameter in model.parameters())
+    expected = parameters_by_hand(32, 4096, 32, 8, 128, 128256, mlp=3 * 4096 * 14336)
+    assert found == expected == 8_030_261_248  # as published for Llama 3 8B
+    assert check.active_parameters(model) == found
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def test_the_mixture_has_30_billion_parameters_of_which_3_are_active(check):
+    options = options_of(check, "qwen3_30b_a3b")
+    assert check.padded_vocab_size(options) == 152064  # 151936, to a multiple of 2 x 128
+    model = check.build_model(options)
+    found = sum(parameter.numel() for parameter in model.parameters())
+    experts, router, qk_norms = 128 * 3 * 2048 * 768, 128 * 2048, 2 * 128
+    expected = parameters_by_hand(48, 2048, 32, 4, 128, 152064, mlp=experts + router + qk_norms)
+    assert found == expected
+    assert found - 2 * 128 * 2048 == 30_532_122_624  # without padding, as published
+    assert check.active_parameters(model) == expected - 48 * experts * 120 // 128
+
+
+@pytest.mark.parametrize("model", GPUS)
+def test_configs_with_their_parallelism_are_built(check, model):
+    options = options_of(check, model)
+    config = check.build_config(options)
+    assert config.tensor_model_parallel_size == 2
+    assert config.sequence_parallel
+    assert config.calculate_per_token_loss
+    assert config.moe_aux_loss_coeff == (1e-3 if model.startswith("qwen3") else 0)
+    assert check.check_parallelism(options, GPUS[model]) == 8
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"gpus": 12}, "--gpus 12 is not a multiple of 16."),  # 8 expert parallel x 2 stages
+        ({"num_experts": 100}, "--num-experts 100 is not a multiple of 8."),
+        ({"num_layers": 47}, "--num-layers 47 is not a multiple of 2."),
+        ({"num_query_groups": 1}, "--num-query-groups 1 is not a multiple of 2."),
+        ({"seq_length": 4095}, "--seq-length 4095 is not a multiple of 2."),
+        (
+            {"context_parallel_size": 2, "seq_length": 4092},
+            "--seq-length 4092 is not a multiple of 8.",
+        ),
+        ({"global_batch_size": 12}, "--global-batch-size 12 is not a multiple of 8."),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(check, changed, message):
+    gpus = changed.pop("gpus", 32)
+    with pytest.raises(ConfigError) as error:
+        check.check_parallelism({**options_of(check, "qwen3_30b_a3b"), **changed}, gpus)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("model", GPUS)
+def test_the_command_holds_every_option_and_what_the_caller_adds(model, tmp_path):
+    """Bash runs the script; in place of torchrun stands a program that prints its arguments."""
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    torchrun.chmod(0o755)
+    run = subprocess.run(
+        ["bash", LAUNCH / "torchrun.sh", "--train-iters", "7"],
+        env={
+            **os.environ,
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            **{"MODEL": model, "DATA": "mix.yaml", "TOKENIZER": "bytes", "RUN": "/runs/a"},
+            "NNODES": "2",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    arguments = run.stdout.split("\n")
+    assert arguments[arguments.index("--nnodes") + 1] == "2"
+    script = arguments.index(str(LAUNCH / "pretrain_gpt.py"))
+    command = " ".join(arguments[script:])
+    for file in (f"{model}.args", "energon.args"):
+        for line in (LAUNCH / file).read_text().splitlines():
+            assert line.startswith("#") or line in command
+    assert "--data-path mix.yaml --energon-tokenizer bytes" in command
+    assert "--dataloader-save /runs/a/data" in command
+    assert command.rstrip().endswith("--train-iters 7")
+
+
+def test_a_missing_setting_is_named():
+    run = subprocess.run(["bash", LAUNCH / "torchrun.sh"], env={}, capture_output=True, text=True)
+    assert run.returncode != 0
+    assert "MODEL: llama3_8b or qwen3_30b_a3b" in run.stderr
+
+
+@pytest.mark.parametrize("script", ["torchrun.sh", "slurm.sh"])
+def test_shell_scripts_parse(script):
+    subprocess.run(["bash", "-n", LAUNCH / script], check=True)
+
+
+@pytest.mark.parametrize("script", ["pretrain_gpt.py", "bridge_recipe.py"])
+def test_what_scripts_for_megatron_take_from_here_exists(script):
+    """They cannot be imported without Megatron-LM or Megatron-Bridge."""
+    tree = ast.parse((LAUNCH / script).read_text())
+    imports = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("energon_ext")
+    ]
+    assert imports
+    for node in imports:
+        module = importlib.import_module(node.module)
+        assert all(hasattr(module, alias.name) for alias in node.names)

@@ -1,0 +1,311 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a Megatron-LM launch script gets: options, loaders, their state, validation."""
+
+import argparse
+import json
+import logging
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from megatron.core import parallel_state
+
+from energon_ext import ConfigError, StateFormatError, StateMismatchError
+from energon_ext.choice import find_choice
+from energon_ext.megatron import (
+    add_energon_args,
+    megatron_lm,
+    megatron_lm_state,
+    train_valid_test_dataloaders_provider,
+)
+from energon_ext.megatron.validation import ValidationLoader
+from energon_ext.tokenizers import ByteTokenizer
+from tests import support
+
+TEXTS = ["one fish two fish", "red fish", "blue fish, black fish, old fish", "new fish"] * 9
+VALIDATION_TEXTS = ["9 fish", "99 red fish", "9 blue fish, 9 old fish", "9 new fish"]
+
+
+@pytest.fixture(scope="module")
+def mix(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mix")
+    parts = [("train", "shard_00[0-2].tar"), ("val", "shard_003.tar")]
+    documents = TEXTS + VALIDATION_TEXTS
+    for name, texts in (("a", documents), ("b", [text.upper() for text in documents])):
+        support.write_dataset(folder / name, texts, split_parts=parts, shard_size=12)
+    train = [("./a", {"step": {0: 3, 5: 1}}), ("./b", 1)]
+    path = support.write_mix(folder / "mix.yaml", train)
+    content = json.loads(path.read_text())
+    content["splits"]["val"] = {"blend": [{"path": "./a"}, {"path": "./b"}]}
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.fixture
+def launch(mix, tmp_path, monkeypatch, one_rank):
+    """The arguments of a Megatron-LM launch script, which the provider will find."""
+    parser = add_energon_args(argparse.ArgumentParser())
+    args = parser.parse_args(["--dataloader-save", str(tmp_path)])
+    args.__dict__.update(
+        data_path=[str(mix)],
+        dataloader_type="external",
+        micro_batch_size=1,
+        global_batch_size=8,
+        train_iters=100,
+        eval_iters=0,
+        seq_length=32,
+        num_workers=0,
+        seed=7,
+        iteration=0,
+    )
+    training = types.ModuleType("megatron.training")
+    training.get_args = lambda: args
+    checkpointing = types.ModuleType("megatron.training.checkpointing")
+    checkpointing.get_checkpoint_name = checkpoint_name
+    monkeypatch.setitem(sys.modules, "megatron.training", training)
+    monkeypatch.setitem(sys.modules, "megatron.training.checkpointing", checkpointing)
+    return args
+
+
+def checkpoint_name(folder, iteration, *, pipeline_rank, basename, expert_parallel=True, **_):
+    experts = "_ep0" if expert_parallel else ""
+    return f"{folder}/iter_{iteration:07d}_pp{pipeline_rank}{experts}/{basename}"
+
+
+def provide():
+    train, valid, test = train_valid_test_dataloaders_provider([100, 0, 0])
+    assert valid is None
+    assert test is None
+    if train is not None:
+        support._open_loaders.append(train)
+    return train
+
+
+def hashes(loader, count):
+    return [support.batch_hash(next(loader)) for _ in range(count)]
+
+
+def save_as_megatron_does(loader, args, iteration, **place):
+    basename = "train_dataloader_dprank000.pt"
+    path = checkpoint_name(
+        args.dataloader_save, iteration, pipeline_rank=0, basename=basename, **place
+    )
+    Path(path).parent.mkdir(exist_ok=True)
+    torch.save({"dataloader_state_dict": loader.save_state()}, path)
+
+
+def test_the_provider_runs_on_every_rank():
+    assert train_valid_test_dataloaders_provider.is_distributed is True
+
+
+def test_the_provider_builds_an_endless_loader_of_one_row(launch):
+    loader = provide()
+    batch = next(loader).validate()
+    assert batch.num_tokens == 32
+    assert loader.loader.worker_config.seed_offset == 7
+
+
+@pytest.mark.parametrize(
+    ("counted", "knot", "first_batch", "end"),
+    [("batches", 5, 5, 800), ("steps", 5, 40, 100), ("tokens", 1000, 32, 100 * 8 * 32)],
+)
+def test_knots_count_what_the_launch_script_says(launch, mix, counted, knot, first_batch, end):
+    """8 micro-batches of 32 tokens make a step; token 1000 lies in batch 31, so 32 is the first."""
+    launch.data_path = [
+        str(
+            support.write_mix(
+                mix.parent / f"{counted}.yaml", [("./a", {"step": {0: 1, knot: 0}}), ("./b", 1)]
+            )
+        )
+    ]
+    launch.energon_schedule_axis = counted
+    assert megatron_lm.schedule_axis(launch).end == end
+    choice = find_choice(provide().loader)
+    shares = [choice.planned_shares(index)["a:train"] for index in (first_batch - 1, first_batch)]
+    assert shares == [0.5, 0]
+
+
+def test_steps_are_not_counted_while_the_batch_size_ramps_up(launch):
+    launch.energon_schedule_axis = "steps"
+    launch.rampup_batch_size = [8, 8, 100]
+    with pytest.raises(ConfigError, match="rampup"):
+        provide()
+
+
+def test_other_tensor_parallel_ranks_load_nothing(launch, monkeypatch):
+    monkeypatch.setattr(parallel_state, "get_tensor_model_parallel_rank", lambda: 1)
+    assert provide() is None
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True], ids=["latest", "until 0.18"])
+def test_data_continues_from_the_state_saved_with_the_model(launch, expert_parallel):
+    """Megatron-core until 0.18 puts the expert-parallel rank in the name of the folder."""
+    loader = provide()
+    hashes(loader, 3)
+    save_as_megatron_does(loader, launch, iteration=3, expert_parallel=expert_parallel)
+    expected = hashes(loader, 3)
+    launch.iteration = 3
+    assert hashes(provide(), 3) == expected
+
+
+def test_saving_makes_the_folder_of_every_rank(launch, tmp_path):
+    """Until megatron-core 0.18 Megatron-LM makes that of data-parallel rank 0 alone."""
+    launch.dataloader_save = str(tmp_path / "data")
+    launch.curr_iteration = 4
+    loader = provide()
+    next(loader)
+    loader.save_state()
+    assert (tmp_path / "data" / "iter_0000005_pp0_ep0").is_dir()
+
+
+def test_data_can_be_loaded_from_another_folder_than_it_is_saved_to(launch, tmp_path):
+    loader = provide()
+    next(loader)
+    save_as_megatron_does(loader, launch, iteration=1)
+    launch.iteration = 1
+    launch.dataloader_load, launch.dataloader_save = launch.dataloader_save, str(tmp_path / "new")
+    assert hashes(provide(), 1) == hashes(loader, 1)
+
+
+@pytest.mark.parametrize("folder", ["given", "not given"])
+def test_missing_data_state_is_said_loudly(launch, caplog, folder):
+    launch.iteration = 40
+    if folder == "not given":
+        launch.dataloader_save = None
+    with caplog.at_level(logging.WARNING):
+        loader = provide()
+    assert "NO DATA STATE: the model continues from iteration 40" in caplog.text
+    assert "--dataloader-load" in caplog.text
+    assert loader.next_batch_index == 0
+
+
+def test_bad_data_state_is_an_error_and_not_a_fresh_start(launch):
+    path = checkpoint_name(
+        launch.dataloader_save, 5, pipeline_rank=0, basename="train_dataloader_dprank000.pt"
+    )
+    launch.iteration = 5
+    Path(path).parent.mkdir()
+    with open(path, "wb") as file:
+        file.write(b"not a checkpoint")
+    with pytest.raises(StateFormatError):
+        provide()
+    torch.save({"dataloader_state_dict": {"cursor": 3}}, path)
+    with pytest.raises(StateFormatError, match="is a dict, not what save_state"):
+        provide()
+    torch.save(["something else"], path)
+    with pytest.raises(StateFormatError, match="dataloader_state_dict"):
+        provide()
+
+
+def test_a_state_of_another_configuration_is_refused(launch):
+    loader = provide()
+    next(loader)
+    save_as_megatron_does(loader, launch, iteration=1)
+    launch.iteration, launch.seed = 1, 8
+    with pytest.raises(StateMismatchError, match="seed: saved 7, now 8"):
+        provide()
+
+
+def test_a_state_that_only_some_ranks_have_is_refused(launch, monkeypatch):
+    monkeypatch.setattr(megatron_lm_state, "_count_over_data_parallel", lambda here: int(here))
+    monkeypatch.setattr(parallel_state, "get_data_parallel_world_size", lambda: 2)
+    loader = provide()
+    next(loader)
+    save_as_megatron_does(loader, launch, iteration=1)
+    launch.iteration = 1
+    with pytest.raises(StateFormatError, match="Only 1 of 2 data-parallel ranks"):
+        provide()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("micro_batch_size", 4, "--micro-batch-size must be 1"),
+        ("data_path", None, "--data-path must be one metadataset"),
+        ("data_path", ["a", "b"], "--data-path must be one metadataset"),
+        ("dataloader_type", "single", "--dataloader-type must be external"),
+        ("full_validation", True, "--full-validation must be left out"),
+        ("multiple_validation_sets", True, "--multiple-validation-sets must be left out"),
+    ],
+)
+def test_launch_arguments_that_cannot_work_are_refused(launch, name, value, message):
+    setattr(launch, name, value)
+    with pytest.raises(ConfigError, match=message):
+        provide()
+
+
+# Validation --------------------------------------------------------------------------------------
+
+
+def provide_validation(launch, eval_iters=2):
+    launch.eval_iters = eval_iters
+    _, validation, _ = train_valid_test_dataloaders_provider([100, 0, 0])
+    support._open_loaders.append(validation)
+    return validation
+
+
+def test_every_evaluation_sees_the_same_batches(launch):
+    """Two iterations of 8 micro-batches."""
+    validation = provide_validation(launch)
+    assert iter(validation) is validation
+    first = hashes(validation, 16)
+    assert len(set(first)) > 2
+    assert hashes(validation, 16) == first
+    assert hashes(provide_validation(launch), 16) == first
+
+
+def test_evaluation_may_have_a_batch_size_of_its_own(launch):
+    launch.eval_global_batch_size = 3
+    validation = provide_validation(launch, eval_iters=1)
+    first = hashes(validation, 3)
+    assert len(set(first)) == 3
+    assert hashes(validation, 3) == first
+
+
+def test_sources_take_turns_and_every_batch_names_all_of_them(launch):
+    validation = provide_validation(launch)
+    batches = [next(validation).validate() for _ in range(16)]
+    assert validation.sources == ("a:val", "b:val")
+    assert {batch.sources for batch in batches} == {("a:val", "b:val")}
+    held = [list(batch.tokens_per_source()) for batch in batches]
+    assert held == [["a:val"], ["b:val"]] * 8
+    assert any(batch.documents_per_source().get("b:val") for batch in batches)
+
+
+def test_training_and_validation_read_their_own_splits(launch):
+    def text(loader):
+        return ByteTokenizer().decode(torch.cat([next(loader).tokens for _ in range(8)]))
+
+    assert "9" not in text(provide())
+    assert text(provide_validation(launch)).count("9") > 8
+
+
+def test_a_metadataset_without_validation_says_how_to_do_without(launch, mix):
+    path = support.write_mix(mix.parent / "train_only.yaml", [("./a", 1)])
+    launch.data_path = [str(path)]
+    with pytest.raises(ConfigError, match="val"):
+        provide_validation(launch)
+
+
+def test_an_evaluation_of_no_batches_is_refused():
+    with pytest.raises(ConfigError, match="at least one micro-batch"):
+        ValidationLoader([], 0)
+
+
+def test_a_rank_without_validation_documents_says_so(launch):
+    validation = provide_validation(launch)
+    for loader in validation._loaders:
+        loader.close()
+    validation._loaders = [EmptyLoader(), EmptyLoader()]
+    with pytest.raises(ConfigError, match="No validation source .* rank 0 of 1.* --eval-iters 0"):
+        next(validation)
+
+
+class EmptyLoader(list):
+    worker_config = support.config()
+
+    def close(self):
+        pass
