@@ -56,10 +56,10 @@ def train_valid_test_dataloaders_provider(
     """
     from megatron.training import get_args
 
+    args = get_args()
+    _check_args(args)  # on every rank, so that none waits for one that has failed
     if parallel_state.get_tensor_model_parallel_rank() != 0:
         return None, None, None
-    args = get_args()
-    _check_args(args)
     task_encoder = task_encoder or _default_task_encoder(args)
     if getattr(task_encoder, "schedule_axis", None) == ScheduleAxis():  # not set by the user
         task_encoder.schedule_axis = schedule_axis(args)
@@ -168,10 +168,28 @@ def _default_task_encoder(args) -> PackedTaskEncoder:
 
 
 def _check_args(args) -> None:
+    context, tensor = args.context_parallel_size, args.tensor_model_parallel_size
+    multiple = (2 * context if context > 1 else 1) * (tensor if args.sequence_parallel else 1)
     for flag, found, allowed, right in (
         ("--data-path", args.data_path, "one metadataset", len(args.data_path or ()) == 1),
         ("--micro-batch-size", args.micro_batch_size, "1", args.micro_batch_size == 1),
         ("--dataloader-type", args.dataloader_type, "external", args.dataloader_type == "external"),
+        # Without it a step has the mean of its micro-batches' means.
+        ("--calculate-per-token-loss", False, "given", args.calculate_per_token_loss),
+        # What context and sequence parallelism cut a row into.
+        (
+            "--seq-length",
+            args.seq_length,
+            f"a multiple of {multiple}",
+            args.seq_length % multiple == 0,
+        ),
+        # Megatron-LM would fail at its first save: it knows the state of one iterator only.
+        (
+            "--dataloader-save",
+            args.dataloader_save,
+            "left out, as virtual pipeline stages are used,",
+            not (args.dataloader_save and args.virtual_pipeline_model_parallel_size),
+        ),
         # Both count the batches of a validation set, which packing finds out only by drawing them.
         *(
             (f"--{flag.replace('_', '-')}", True, "left out", not getattr(args, flag, False))

@@ -60,6 +60,11 @@ def launch(mix, tmp_path, monkeypatch, one_rank):
         num_workers=0,
         seed=7,
         iteration=0,
+        calculate_per_token_loss=True,
+        tensor_model_parallel_size=1,
+        context_parallel_size=1,
+        sequence_parallel=False,
+        virtual_pipeline_model_parallel_size=None,
     )
     training = types.ModuleType("megatron.training")
     training.get_args = lambda: args
@@ -229,12 +234,45 @@ def test_a_state_that_only_some_ranks_have_is_refused(launch, monkeypatch):
         ("dataloader_type", "single", "--dataloader-type must be external"),
         ("full_validation", True, "--full-validation must be left out"),
         ("multiple_validation_sets", True, "--multiple-validation-sets must be left out"),
+        ("calculate_per_token_loss", False, "--calculate-per-token-loss must be given"),
+        (
+            "virtual_pipeline_model_parallel_size",
+            2,
+            "--dataloader-save must be left out, as virtual",
+        ),
     ],
 )
-def test_launch_arguments_that_cannot_work_are_refused(launch, name, value, message):
+@pytest.mark.parametrize("tensor_parallel_rank", [0, 1])
+def test_launch_arguments_that_cannot_work_are_refused_on_every_rank(
+    launch, monkeypatch, name, value, message, tensor_parallel_rank
+):
+    monkeypatch.setattr(
+        parallel_state, "get_tensor_model_parallel_rank", lambda: tensor_parallel_rank
+    )
     setattr(launch, name, value)
     with pytest.raises(ConfigError, match=message):
         provide()
+
+
+@pytest.mark.parametrize(
+    ("context", "tensor", "sequence_parallel", "multiple"),
+    [(1, 4, True, 4), (4, 4, False, 8), (2, 8, True, 32)],
+)
+def test_rows_that_cannot_be_cut_over_ranks_are_refused(
+    launch, context, tensor, sequence_parallel, multiple
+):
+    launch.context_parallel_size, launch.tensor_model_parallel_size = context, tensor
+    launch.sequence_parallel = sequence_parallel
+    launch.seq_length = 3 * multiple
+    assert provide()
+    launch.seq_length += multiple // 2
+    with pytest.raises(ConfigError, match=rf"--seq-length must be a multiple of {multiple} "):
+        provide()
+
+
+def test_virtual_stages_may_load_without_saving(launch):
+    launch.virtual_pipeline_model_parallel_size, launch.dataloader_save = 2, None
+    assert next(provide()).num_tokens == 32
 
 
 # Validation --------------------------------------------------------------------------------------
