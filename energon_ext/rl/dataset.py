@@ -242,7 +242,7 @@ class RLDataset:
                 check_group(group, prompt)
             except SampleError as error:
                 raise self._error(prompt.__key__, str(error)) from error
-        return [group.cpu() for group in groups]
+        return [group.plain() for group in groups]
 
     def _weigh(self, prompt: Prompt, group: ScoredGroup) -> WeightedGroup | None:
         """The group with its advantages; None if its rewards do not vary."""

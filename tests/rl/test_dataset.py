@@ -6,6 +6,7 @@ import math
 import re
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -262,6 +263,17 @@ class TooFew:
         (Changed(tokens=torch.ones(2, 3).long()), "prompt_len is 3 in int64 .2, 3. tokens"),
         (Changed(response_lens=torch.tensor([2, 3])), r"response_lens must be .2. from 1 to 2"),
         (Changed(response_lens=torch.tensor([0, 2])), r"response_lens must be .2. from 1 to 2"),
+        (Changed(response_lens=torch.tensor([1.0, 2.0])), "response_lens must be integers"),
+        (Changed(response_lens=[2, 2]), "response_lens must be a tensor, got a list"),
+        (Changed(rewards=[1.0, 0.0]), "rewards must be a tensor, got a list"),
+        (Changed(rewards=None), "rewards must be a tensor, got a NoneType"),
+        (Changed(log_probs=np.zeros((2, 2))), "log_probs must be a tensor, got a ndarray"),
+        (Changed(tokens=[[1, 101, 102, 5, 6]]), "tokens must be a tensor, got a list"),
+        (Changed(prompt_len=3.0), "prompt_len must be an integer, got 3.0"),
+        (
+            Changed(tokens=torch.tensor([[1, 101, 102, 5, -1], [1, 101, 102, 5, 6]])),
+            r"tokens of a response must be >= 0, got .1, 101, 102, 5, -1.",
+        ),
     ],
 )
 def test_a_bad_answer_is_named_with_its_prompt_and_the_counts(one_prompt, sampler, message):
@@ -273,6 +285,21 @@ def test_a_bad_answer_is_named_with_its_prompt_and_the_counts(one_prompt, sample
     assert str(error.value).endswith(
         "So far: groups 0, valid_groups 0, zero_var_groups 0, batches 0."
     )
+
+
+def test_groups_of_other_dtypes_and_with_gradients_are_groups(one_prompt):
+    """As a model in half precision returns them, outside of no_grad; behind a response is -100."""
+    tokens = torch.tensor([[1, 101, 102, 5, 6], [1, 101, 102, 7, -100]], dtype=torch.int32)
+    sampler = Changed(
+        tokens=tokens,
+        log_probs=torch.full((2, 2), -0.5, dtype=torch.bfloat16, requires_grad=True),
+        rewards=torch.tensor([True, False]),
+        response_lens=torch.tensor([2, 1]),
+    )
+    batch = next(one_at_a_time(one_prompt, sampler)).validate()
+    assert batch.tokens[:9].tolist() == [1, 101, 102, 5, 6, 1, 101, 102, 7]
+    assert batch.log_probs.tolist() == [0, 0, -0.5, -0.5, 0, 0, 0, -0.5, 0, 0]
+    assert batch.rewards.tolist() == [1, 0, 0]
 
 
 def test_after_a_failure_the_same_prompts_are_asked_again(sums, tmp_path):
