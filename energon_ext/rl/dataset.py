@@ -39,7 +39,7 @@ class RLDataset:
     2. Rewards are clipped. A group whose rewards do not vary teaches nothing and is dropped.
     3. Once ``groups_per_batch`` groups are there, their samples are packed, the longest first, each
        into the row with the fewest tokens. A group that does not fit, or was one too many, comes
-       with the next batch.
+       with the next batch; a row that gets no sample is padding.
     4. ``token_weights`` are the advantage of the sample on its response and 0 on the prompt;
        ``log_probs`` and ``rewards`` of the batch are for metrics.
 
@@ -273,12 +273,6 @@ class RLDataset:
         taken = self._groups[: self.groups_per_batch]
         while (arrangement := self._arrange(taken)) is None:
             taken.pop()
-        if not all(arrangement):
-            samples = sum(map(len, arrangement))
-            raise ConfigError(
-                f"RLDataset: {samples} samples cannot fill {self.rows} rows; use fewer rows, or "
-                f"more than groups_per_batch={self.groups_per_batch}."
-            )
         return taken, arrangement
 
     def _arrange(self, groups: list[WeightedGroup]) -> list[list[tuple[int, int]]] | None:

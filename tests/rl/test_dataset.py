@@ -388,9 +388,19 @@ def test_bad_arguments_are_refused(sums, options, message):
         build(sums, Dice(), **options)
 
 
-def test_rows_that_stay_empty_are_refused(one_prompt):
-    with pytest.raises(ConfigError, match="2 samples cannot fill 3 rows; use fewer rows"):
-        next(one_at_a_time(one_prompt, Fixed([1, 0]), rows=3))
+@pytest.mark.parametrize("alignment", [1, 4])
+def test_rows_that_get_no_sample_are_padding(one_prompt, alignment):
+    """Answers grow in training: where two groups fitted, at last one does, and fills two rows."""
+    dataset = one_at_a_time(one_prompt, Fixed([1, 0]), rows=3, row_length=8, alignment=alignment)
+    batch = next(dataset).validate()
+    assert batch.num_tokens == 24
+    assert batch.source_ids.tolist() == [0, -1, 0, -1, -1]
+    assert batch.cu_seqlens.tolist() == [0, 5, 8, 13, 16, 24]
+    assert batch.rewards.tolist() == [1, 0, 0, 0, 0]
+    assert batch.source_documents.tolist() == [2]
+    assert batch.token_weights[16:].tolist() == batch.tokens[16:].tolist() == [0] * 8
+    if alignment > 1:
+        assert batch.cu_seqlens_padded.tolist() == [0, 8, 16, 24]
 
 
 def test_prompts_keep_their_metadata_and_name_their_source(sums):
