@@ -40,6 +40,7 @@ LAYERS = {
     "blend_check": 2,
     "interleave": 2,
     "consumption": 2,
+    "exhaustion": 2,
     "yaml_check": 2,
     "savable_loader": 2,
     "metadataset": 3,

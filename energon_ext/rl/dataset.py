@@ -13,8 +13,9 @@ from megatron.energon import SavableDataLoader
 
 from energon_ext.assembly import BatchAssembler
 from energon_ext.batch import PackedBatch
-from energon_ext.choice import check_fingerprint, find_choice
+from energon_ext.choice import check_fingerprint, epoch_caps, find_choice
 from energon_ext.errors import ConfigError, SampleError, SamplerError, StateFormatError
+from energon_ext.exhaustion import end_together
 from energon_ext.losses import group_advantages
 from energon_ext.rl.group_rows import WeightedGroup, arrange, write_groups
 from energon_ext.rl.rollout_metrics import RolloutMetrics
@@ -69,6 +70,8 @@ class RLDataset:
             not a group, or groups never vary. It names the prompt and the counts so far. The next
             ``next()`` asks for the same prompts again; a state saved meanwhile does so as well.
         SampleError: from ``next()``: a sample is longer than a row.
+        DataExhaustedError: from ``next()``: every source of prompts has reached its ``max_epochs``,
+            here or on another rank; the last batch may have fewer groups.
 
     State: the loader's, the prompts that were drawn and not sampled, the groups that wait, and
     counters. It grows with the groups that wait: at most those of one call of the sampler.
@@ -113,6 +116,7 @@ class RLDataset:
         self.time_limit_seconds = time_limit_seconds
         self._assembler = BatchAssembler(row_length, pad_id=pad_id, alignment=alignment)
         self._sources = find_choice(prompts).keys
+        self._epoch_caps = epoch_caps(prompts)
         self._seed = f"{seed}/{prompts.worker_config.rank}"
         self._fingerprint = {
             "seed": self._seed,
@@ -144,9 +148,16 @@ class RLDataset:
         return self
 
     def __next__(self) -> PackedBatch:
-        """Sample until a batch is full."""
-        while len(self._groups) < self.groups_per_batch:
+        """Sample until a batch is full, or the prompts have reached their ``max_epochs``.
+
+        Where every source of prompts has one, the data-parallel ranks call this together: the first
+        that has no group left ends the run for all of them.
+        """
+        while len(self._groups) < self.groups_per_batch and self._draw():
             self._sample()
+        if self._epoch_caps:
+            index = self.counts["batches"]
+            end_together(not self._groups, self.prompts.worker_config, self._epoch_caps, index)
         taken, arrangement = self._fitting_groups()
         batch = write_groups(taken, arrangement, self._assembler, self._sources)
         del self._groups[: len(taken)]
@@ -190,8 +201,7 @@ class RLDataset:
         self._rollout.restore_state(state["rollout"])
 
     def _sample(self) -> None:
-        """Sample the next prompts; nothing has changed if that fails."""
-        self._drawn = self._drawn or self._next_prompts()
+        """Sample the prompts that were drawn; nothing has changed if that fails."""
         groups = self._ask_sampler(self._drawn)
         weighted = [self._weigh(prompt, group) for prompt, group in zip(self._drawn, groups)]
         last_prompt = self._drawn[-1]
@@ -279,14 +289,16 @@ class RLDataset:
         assembler = self._assembler
         return arrange(groups, self.rows, assembler.row_length, assembler.alignment)
 
-    def _next_prompts(self) -> list[Prompt]:
-        prompts = next(self._iterator, None) if self._iterator is not None else None
-        if prompts is None:  # not begun, or at the end of an epoch
+    def _draw(self) -> bool:
+        """Draw prompts, unless some wait for a sampler that failed; False where there are none."""
+        if not self._drawn and self._iterator is not None:
+            self._drawn = next(self._iterator, [])
+        if not self._drawn:  # not begun, or at the end of an epoch
             self._iterator = iter(self.prompts)
-            prompts = next(self._iterator, None)
-        if prompts is None:
+            self._drawn = next(self._iterator, [])
+        if not self._drawn and not self._epoch_caps:
             raise ConfigError("The dataset has no prompts for this rank; use fewer ranks.")
-        return list(prompts)
+        return bool(self._drawn)
 
     def _error(self, key: str, reason: str) -> SamplerError:
         return SamplerError(reason, key=key, counts=self.counts)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Sampled groups to packed batches: weights by hand, exact resume, and every way to go wrong."""
 
+import json
 import math
 import re
 import threading
@@ -12,6 +13,7 @@ import torch
 
 from energon_ext import (
     ConfigError,
+    DataExhaustedError,
     RLDataset,
     SampleError,
     SamplerError,
@@ -199,6 +201,27 @@ def test_a_state_keeps_groups_that_wait(sums):
     resumed.restore_state(state)
     take(resumed, 2)
     assert not asked
+
+
+def test_prompts_with_caps_end_after_the_last_group(sums, tmp_path):
+    """Each of 19 prompts is answered once, though batches hold 3 groups, and then the run ends."""
+    entries = [
+        {"path": str(sums.parent / f"{name}.jsonl"), "weight": 1, "max_epochs": 1}
+        for name in ("easy", "hard")
+    ]
+    path = tmp_path / "capped.yaml"
+    splits = {"train": {"blend": entries}}
+    header = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
+    path.write_text(json.dumps({**header, "splits": splits}))
+    dataset = build(path, Fixed(*[[1, 0]] * 30), rows=3)
+    groups = []
+    with pytest.raises(DataExhaustedError, match=r"max_epochs \(.*easy.*: 1.*no batch 7"):
+        while True:
+            next(dataset)
+            groups.append(dataset.metrics["valid_groups"])
+    assert groups == [3] * 6 + [1]
+    with pytest.raises(DataExhaustedError):
+        next(dataset)
 
 
 def test_ranks_ask_with_seeds_of_their_own(sums):
