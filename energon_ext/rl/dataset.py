@@ -17,6 +17,7 @@ from energon_ext.choice import check_fingerprint, epoch_caps, find_choice
 from energon_ext.errors import ConfigError, SampleError, SamplerError, StateFormatError
 from energon_ext.exhaustion import end_together
 from energon_ext.losses import group_advantages
+from energon_ext.rl.arguments import check_integers, check_numbers
 from energon_ext.rl.group_rows import WeightedGroup, arrange, write_groups
 from energon_ext.rl.rollout_metrics import RolloutMetrics
 from energon_ext.rl.sampler import (
@@ -25,6 +26,7 @@ from energon_ext.rl.sampler import (
     ScoredGroup,
     call_with_time_limit,
     check_group,
+    check_sampler,
 )
 from energon_ext.rl.state import load_group, load_prompt, save_group, save_prompt
 from energon_ext.source import stable_hash
@@ -94,16 +96,13 @@ class RLDataset:
         alignment: int = 1,
         seed: int = 0,
     ):
-        for name, value in (
-            ("row_length", row_length),
-            ("rows", rows),
-            ("groups_per_batch", groups_per_batch),
-            ("max_attempts", max_attempts),
-        ):
-            if value < 1:
-                raise ConfigError(f"RLDataset: {name} is {value!r}, an integer >= 1 is needed.")
-        if not 0 <= min_reward_std < math.inf:
-            raise ConfigError(f"RLDataset: min_reward_std is {min_reward_std!r}, >= 0 is needed.")
+        sizes = {"row_length": row_length, "rows": rows, "groups_per_batch": groups_per_batch}
+        check_integers("RLDataset", **sizes, max_attempts=max_attempts, alignment=alignment)
+        check_integers("RLDataset", least=0, pad_id=pad_id)
+        check_numbers("RLDataset", zero=True, min_reward_std=min_reward_std)
+        if time_limit_seconds is not None:
+            check_numbers("RLDataset", time_limit_seconds=time_limit_seconds)
+        check_sampler(sampler)
         group_advantages([0.0, 1.0], reward_clip, advantage_clip)  # refuses bad clips now
         self.prompts = prompts
         self.sampler = sampler
@@ -120,10 +119,8 @@ class RLDataset:
         self._seed = f"{seed}/{prompts.worker_config.rank}"
         self._fingerprint = {
             "seed": self._seed,
-            "row_length": row_length,
-            "rows": rows,
+            **sizes,
             "alignment": alignment,
-            "groups_per_batch": groups_per_batch,
             "reward_clip": reward_clip,
             "advantage_clip": advantage_clip,
             "min_reward_std": min_reward_std,

@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator, Protocol, Sequence
 import torch
 
 from energon_ext.batch import PackedBatch
-from energon_ext.errors import SampleError
+from energon_ext.errors import ConfigError, SampleError
 from energon_ext.task_encoders.prompts import Prompt
 
 
@@ -124,6 +124,15 @@ class BatchSampler(Protocol):
 
 #: ``(prompt, response tokens of each answer) -> reward of each answer``
 RewardFunction = Callable[[Prompt, list[list[int]]], Sequence[float]]
+
+
+def check_sampler(sampler: Any) -> None:
+    """Raise ConfigError unless the object has one of the two methods."""
+    methods = ("sample_and_score_batch", "sample_and_score")
+    if not any(callable(getattr(sampler, name, None)) for name in methods):
+        raise ConfigError(
+            f"sampler: a {type(sampler).__name__} found; it needs {' or '.join(methods)}."
+        )
 
 
 def check_group(group: Any, prompt: Prompt) -> None:

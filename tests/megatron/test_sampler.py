@@ -136,13 +136,35 @@ def test_a_group_holds_answers_log_probs_and_the_users_rewards(model):
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_new_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.1}]
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens is 0, an integer >= 1"),
+        ({"temperature": -1.0}, "temperature is -1.0, a finite number >= 0"),
+        ({"top_p": 0.0}, "top_p is 0.0, a number > 0 and <= 1"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"vocab_size": 0}, "vocab_size is 0"),
+    ],
 )
-def test_bad_sampling_is_refused(options):
-    with pytest.raises(ConfigError, match="allowed are >= 1, >= 0 and .0, 1.."):
+def test_bad_sampling_is_refused(options, message):
+    with pytest.raises(ConfigError, match=f"Sampling: {message}"):
         Sampling(**{"max_new_tokens": 1, **options})
 
 
-def test_a_group_of_one_is_refused(model):
-    with pytest.raises(ConfigError, match="at least 2 answers"):
-        MegatronSampler(model, None, group_size=1, sampling=Sampling(1))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"group_size": 1}, "group_size is 1, an integer >= 2"), ({"rows_per_pass": 0}, "is 0")],
+)
+def test_bad_groups_are_refused(model, options, message):
+    with pytest.raises(ConfigError, match=message):
+        MegatronSampler(model, None, **{"group_size": 2, "sampling": Sampling(1), **options})
+
+
+@pytest.mark.parametrize("prompts", [[], [[3], []]])
+def test_a_prompt_without_tokens_is_refused(model, prompts):
+    with pytest.raises(ConfigError, match="at least one prompt, and a token in each"):
+        generate(model, prompts, Sampling(1))
+
+
+def test_passes_without_rows_are_refused(model):
+    with pytest.raises(ConfigError, match="rows_per_pass is -1"):
+        generate(model, [[3]], Sampling(1), rows_per_pass=-1)

@@ -402,6 +402,11 @@ def test_states_of_other_runs_are_refused(sums):
         ({"rows": 0}, "rows is 0"),
         ({"groups_per_batch": 0}, "groups_per_batch is 0"),
         ({"max_attempts": 0}, "max_attempts is 0"),
+        ({"row_length": 24.0}, "row_length is 24.0"),
+        ({"rows": True}, "rows is True, an integer >= 1 is needed"),
+        ({"pad_id": -1}, "pad_id is -1"),
+        ({"time_limit_seconds": 0}, "time_limit_seconds is 0, a finite number > 0"),
+        ({"time_limit_seconds": math.nan}, "time_limit_seconds is nan"),
         ({"min_reward_std": math.nan}, "min_reward_std is nan"),
         ({"reward_clip": -1}, "reward_clip must be a positive number"),
     ],
@@ -409,6 +414,17 @@ def test_states_of_other_runs_are_refused(sums):
 def test_bad_arguments_are_refused(sums, options, message):
     with pytest.raises(ConfigError, match=message):
         build(sums, Dice(), **options)
+
+
+def test_what_is_no_sampler_is_refused(sums):
+    with pytest.raises(ConfigError, match="sampler: a dict found; it needs sample_and_score_batch"):
+        build(sums, {})
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_that_no_prompt_meets_is_refused(sums, limit):
+    with pytest.raises(ConfigError, match=f"max_prompt_tokens: {limit} found"):
+        prompt_loader(sums, max_prompt_tokens=limit)
 
 
 @pytest.mark.parametrize("alignment", [1, 4])
