@@ -14,7 +14,7 @@ from megatron.energon import SavableDataLoader
 from energon_ext.assembly import BatchAssembler
 from energon_ext.batch import PackedBatch
 from energon_ext.choice import check_fingerprint, epoch_caps, find_choice
-from energon_ext.errors import ConfigError, SampleError, SamplerError, StateFormatError
+from energon_ext.errors import ConfigError, SampleError, SamplerError
 from energon_ext.exhaustion import end_together
 from energon_ext.losses import group_advantages
 from energon_ext.rl.arguments import check_integers, check_numbers
@@ -28,7 +28,7 @@ from energon_ext.rl.sampler import (
     check_group,
     check_sampler,
 )
-from energon_ext.rl.state import load_group, load_prompt, save_group, save_prompt
+from energon_ext.rl.state import check_state, load_group, load_prompt, save_group, save_prompt
 from energon_ext.source import stable_hash
 from energon_ext.task_encoders.prompts import Prompt
 
@@ -182,12 +182,7 @@ class RLDataset:
             StateMismatchError: saved under other arguments.
             ConfigError: this dataset has drawn prompts already.
         """
-        if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
-            raise StateFormatError(
-                f"A state of RLDataset, version {STATE_VERSION}, is needed, found "
-                f"{state.get('version') if isinstance(state, dict) else type(state).__name__!r}. "
-                "Restore another checkpoint."
-            )
+        check_state(state, STATE_VERSION, self.save_state())
         if self._iterator is not None:
             raise ConfigError("Restore a state before the first batch, in a new RLDataset.")
         check_fingerprint(state["fingerprint"], self._fingerprint)

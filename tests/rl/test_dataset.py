@@ -392,6 +392,9 @@ def test_states_of_other_runs_are_refused(sums):
         build(sums, Dice()).restore_state({**state, "version": 9})
     with pytest.raises(StateFormatError, match="found 'NoneType'"):
         build(sums, Dice()).restore_state(None)
+    for field in ("fingerprint", "drawn", "groups", "calls", "rollout"):
+        with pytest.raises(StateFormatError, match=f"damaged: {field} is None"):
+            build(sums, Dice(), seed=1).restore_state({**state, field: None})
     with pytest.raises(ConfigError, match="before the first batch"):
         dataset.restore_state(state)
 
