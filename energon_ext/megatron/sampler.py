@@ -17,7 +17,7 @@ from megatron.core import parallel_state
 
 from energon_ext.errors import ConfigError
 from energon_ext.rl.arguments import check_integers, check_numbers
-from energon_ext.rl.sampler import RewardFunction, ScoredGroup
+from energon_ext.rl.sampler import RewardFunction, ScoredGroup, score
 from energon_ext.task_encoders.prompts import Prompt
 
 
@@ -66,6 +66,7 @@ class MegatronSampler:
 
     Raises:
         ConfigError: a group of less than two, or a model that is split over ranks.
+        SamplerError: from a call: the reward failed on the answers to a prompt.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class MegatronSampler:
         groups = []
         for index, prompt in enumerate(prompts):
             own = slice(index * size, (index + 1) * size)
-            rewards = self.reward(prompt, responses[own])
+            rewards = score(self.reward, prompt, responses[own])
             groups.append(
                 ScoredGroup.from_responses(prompt.tokens, responses[own], log_probs[own], rewards)
             )

@@ -14,7 +14,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 from energon_ext.errors import ConfigError, SampleError, SamplerError
 from energon_ext.rl.arguments import check_integers, check_numbers
-from energon_ext.rl.sampler import RewardFunction, ScoredGroup
+from energon_ext.rl.sampler import RewardFunction, ScoredGroup, score
 from energon_ext.task_encoders.prompts import Prompt
 
 #: Responses of a group, and the log-probabilities of their tokens.
@@ -60,7 +60,7 @@ class OpenAISampler:
     Raises:
         ConfigError: httpx is missing, or an argument is out of range.
         SamplerError: from a call: the server refused, kept failing, or answered something else; the
-            other requests of the call are cancelled.
+            other requests of the call are cancelled. Or the reward failed on the answers.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class OpenAISampler:
                 f"the server sent {len(responses)} answers, {self.group_size} were asked for",
                 key=prompt.__key__,
             )
-        rewards = self.reward(prompt, responses)
+        rewards = score(self.reward, prompt, responses)
         try:
             return ScoredGroup.from_responses(prompt.tokens, responses, log_probs, rewards)
         except SampleError as error:

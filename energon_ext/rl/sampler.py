@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator, Protocol, Sequence
 import torch
 
 from energon_ext.batch import PackedBatch
-from energon_ext.errors import ConfigError, SampleError
+from energon_ext.errors import ConfigError, SampleError, SamplerError
 from energon_ext.task_encoders.prompts import Prompt
 
 
@@ -124,6 +124,28 @@ class BatchSampler(Protocol):
 
 #: ``(prompt, response tokens of each answer) -> reward of each answer``
 RewardFunction = Callable[[Prompt, list[list[int]]], Sequence[float]]
+
+
+def score(reward: RewardFunction, prompt: Prompt, responses: list[list[int]]) -> Sequence[float]:
+    """The rewards of the answers to one prompt.
+
+    Raises:
+        SamplerError: names the prompt whose answers the function failed on, or gave other than one
+            number each.
+    """
+    try:
+        rewards = reward(prompt, responses)
+        numbers = [float(value) for value in rewards]
+    except Exception as error:  # a user's function may raise anything
+        raise SamplerError(
+            f"the reward raised {type(error).__name__}: {error}", key=prompt.__key__
+        ) from error
+    if len(numbers) != len(responses):
+        raise SamplerError(
+            f"the reward gave {len(numbers)} numbers for {len(responses)} answers",
+            key=prompt.__key__,
+        )
+    return numbers
 
 
 def check_sampler(sampler: Any) -> None:

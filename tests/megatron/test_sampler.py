@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Generation with a real GPTModel, against the same model in training."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 import torch
 
-from energon_ext import BatchAssembler, ConfigError, Prompt, Row
+from energon_ext import BatchAssembler, ConfigError, Prompt, Row, SamplerError
 from energon_ext.megatron import MegatronSampler, Sampling, build_packed_seq_params, generate
 from energon_ext.megatron.sampler import draw
 from tests.megatron.small_gpt import VOCABULARY, small_config, small_model
@@ -133,6 +134,25 @@ def test_a_group_holds_answers_log_probs_and_the_users_rewards(model):
             )
     again = sampler.sample_and_score_batch([prompt_of(p) for p in PROMPTS], seed=5)
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(groups, again))
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (lambda prompt, _: [1, 2] if prompt.__key__ != "p1" else 1 / 0, "raised ZeroDivisionError"),
+        (lambda prompt, _: [1, 2] if prompt.__key__ != "p1" else None, "raised TypeError"),
+        (lambda prompt, _: [1, 2] if prompt.__key__ != "p1" else "ab", "raised ValueError"),
+        (lambda prompt, _: [1, 2] if prompt.__key__ != "p1" else [1], "gave 1 numbers for 2 answ"),
+    ],
+)
+def test_a_reward_that_fails_names_its_own_prompt(model, reward, message):
+    """Of three prompts in the same call."""
+    prompts = [
+        dataclasses.replace(prompt_of(p), __key__=f"p{n}") for n, p in enumerate(PROMPTS[:3])
+    ]
+    sampler = MegatronSampler(model, reward, group_size=2, sampling=Sampling(1))
+    with pytest.raises(SamplerError, match=f"^Prompt p1: the reward {message}"):
+        sampler.sample_and_score_batch(prompts, seed=0)
 
 
 @pytest.mark.parametrize(
