@@ -107,6 +107,8 @@ class SpliceSource(SavableDataset[Row]):
         seq_len: S, positions of a frame.
         fill_id: token before a content whose prefix is attended to.
         epochs: passes over the examples, None for no end.
+        restarts: whether another iteration after the last epoch begins with the first one again;
+            else there is none until a state is restored under more epochs.
         fingerprint: JSON values that the order depends on; a state saved under others is refused.
         worker_config: Energon's.
     """
@@ -120,7 +122,8 @@ class SpliceSource(SavableDataset[Row]):
         config: SpliceFields,
         seq_len: int,
         fill_id: int,
-        epochs: int | None,
+        epochs: float | None,
+        restarts: bool = True,
         fingerprint: Mapping[str, Any],
         worker_config: WorkerConfig,
     ):
@@ -133,6 +136,7 @@ class SpliceSource(SavableDataset[Row]):
         self._seq_len = seq_len
         self._fill_id = fill_id
         self._epochs = epochs
+        self._restarts = restarts
         self._cyclic = config.mode == "splice" and config.content_start_mode == "cyclic_roll"
         self.reset_state_own()
 
@@ -183,7 +187,8 @@ class SpliceSource(SavableDataset[Row]):
         if frame:
             self._shown += len(frame)
             yield self._row(frame)
-        self._shown = 0
+        if self._restarts:
+            self._shown = 0
 
     def _contents(self) -> Iterator[tuple[int, int, int, int]]:
         """``(document, t, s, tokens)`` of what this worker shows next."""
@@ -223,7 +228,7 @@ class SpliceSource(SavableDataset[Row]):
 
     @property
     def _end(self) -> int | None:
-        return None if self._epochs is None else self._epochs * self.examples.size
+        return None if self._epochs is None else int(self._epochs * self.examples.size)
 
     @property
     def _workers(self) -> int:

@@ -23,6 +23,7 @@ from energon_ext.assembly import BatchAssembler
 from energon_ext.choice import ChoiceDataset, Source
 from energon_ext.errors import ConfigError
 from energon_ext.rows import Row
+from energon_ext.source import max_epochs_of
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig, SpliceIndex, select_documents
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.validation import GridIndex
@@ -121,6 +122,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         )
         # Token ids are below 2^31, and int32 halves what the workers share.
         documents = [np.asarray(store.tokens(number)).astype(np.int32) for number in numbers]
+        training = repeat and not self._validating
         return SpliceSource(
             self._examples(store.lengths[numbers], numbers, key, worker_config),
             documents,
@@ -128,7 +130,9 @@ class SpliceTaskEncoder(PackedTaskEncoder):
             config=self.splice,
             seq_len=self.seq_len,
             fill_id=self._assembler.pad_id,
-            epochs=None if repeat and not self._validating else loaded.repetitions or 1,
+            epochs=max_epochs_of(loaded.dataset) if training else loaded.repetitions or 1,
+            # A source that has reached its cap stays at its end.
+            restarts=not training,
             fingerprint={**self.splice.to_json(), "documents": _digest(documents)},
             worker_config=worker_config,
         )

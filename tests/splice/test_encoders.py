@@ -266,6 +266,42 @@ def test_a_resumed_run_continues_exactly_at_every_batch(mix, num_workers, pack):
     close_loaders()
 
 
+@pytest.mark.parametrize(("num_workers", "pack"), [(0, False), (0, True), (2, False)])
+def test_a_spliced_source_leaves_at_its_cap_and_a_raised_cap_adds_its_epochs(
+    data, num_workers, pack
+):
+    """A content of 8 of 12, 12 and 11 tokens: 5 + 5 + 4 examples in an epoch, each once."""
+    splice = MultiSpliceConfig(
+        num_docs=3, max_doc_length=12, content_length=8, epoch_length=None, pack_contents=pack,
+        balance_mode="by_coverage",
+    )  # fmt: skip
+
+    def fresh(cap):
+        path = write_mix(data / "capped.yaml", [("book", 1), ("web", 1)])
+        content = json.loads(path.read_text())
+        content["splits"]["train"]["blend"][0].update(
+            {"subflavors": {"splice": True}, "max_epochs": cap}
+        )
+        path.write_text(json.dumps(content))
+        encoder = many(splice, spliced_subflavors={"splice": True})
+        return loader_for(build(path, encoder, num_workers=num_workers))
+
+    def shown(batches):
+        """How often each content of the book was."""
+        found = placements(batches)
+        return {key: count for key, count in found.items() if key[0].startswith("book")}
+
+    loader = fresh(cap=2)
+    twice = shown(take(loader, 30))
+    assert len(twice) == 14 and set(twice.values()) == {2}
+    state = loader.save_state_rank()
+    for cap, expected in ((2, {}), (3, dict.fromkeys(twice, 1)), (5, dict.fromkeys(twice, 3))):
+        resumed = fresh(cap)
+        resumed.restore_state_rank(state)
+        assert shown(take(resumed, 30)) == expected
+    close_loaders()
+
+
 def test_the_state_of_a_spliced_source_is_one_number_and_its_fingerprint(data):
     loader = loader_for(build(in_blend(data), many()))
     take(loader, 5)
