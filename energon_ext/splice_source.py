@@ -214,7 +214,7 @@ class SpliceSource(SavableDataset[Row]):
         return Row(slices, source=names[0], documents=1, gaps=offsets, first_positions=offsets)
 
     def _row_with_prefix(self, content: np.ndarray, offset: int, name: str) -> Row:
-        prefix = np.full(offset, self._fill_id, content.dtype)
+        prefix = np.full(offset, self._fill_id, np.int64)
         if offset and self._config.eos_token_id is not None:
             prefix[-1] = self._config.eos_token_id
         label_weights = np.ones(offset + len(content), np.float32)

@@ -34,6 +34,7 @@ LAYERS = {
     "document_order": 1,
     "token_file": 2,
     "token_source": 2,
+    "token_documents": 2,
     "splice_source": 2,
     "choice": 2,
     "blend": 2,

@@ -30,6 +30,8 @@ from energon_ext.splice.validation import GridIndex
 from energon_ext.splice_source import DocumentStore, EnergonDocuments, SpliceSource, log_plan
 from energon_ext.task_encoders.mixin import load_source
 from energon_ext.task_encoders.packed import PackedTaskEncoder
+from energon_ext.token_documents import TokenFileDocuments
+from energon_ext.token_source import TokenFileFactory
 from energon_ext.tokenizers import Tokenizer
 
 #: Up to so many documents of a source, each is counted under a name of its own.
@@ -120,8 +122,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         numbers = select_documents(
             store.lengths, self.splice, seq_len=self.seq_len, keys=store.keys, source=key
         )
-        # Token ids are below 2^31, and int32 halves what the workers share.
-        documents = [np.asarray(store.tokens(number)).astype(np.int32) for number in numbers]
+        documents = [_compact(store.tokens(int(number))) for number in numbers]
         training = repeat and not self._validating
         return SpliceSource(
             self._examples(store.lengths[numbers], numbers, key, worker_config),
@@ -133,7 +134,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
             epochs=max_epochs_of(loaded.dataset) if training else loaded.repetitions or 1,
             # A source that has reached its cap stays at its end.
             restarts=not training,
-            fingerprint={**self.splice.to_json(), "documents": _digest(documents)},
+            fingerprint={**self.splice.to_json(), "documents": _digest(store, numbers, documents)},
             worker_config=worker_config,
         )
 
@@ -174,6 +175,10 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         self, loaded: LoadedDataset, key: str, worker_config: WorkerConfig
     ) -> DocumentStore:
         """The documents of a source, all of them on every rank."""
+        if isinstance(loaded.dataset, TokenFileFactory):
+            file = loaded.dataset.file
+            file.check_tokenizer(self.tokenizer.fingerprint(), self.tokenizer.vocab_size)
+            return TokenFileDocuments(loaded.dataset)
         alone = WorkerConfig(
             rank=0, world_size=1, num_workers=0, seed_offset=worker_config.seed_offset
         )
@@ -232,7 +237,14 @@ def _names_in_batches(sources: Sequence[Source]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _digest(documents: Sequence[np.ndarray]) -> str:
+def _compact(tokens: np.ndarray) -> np.ndarray:
+    """A view stays a view; ids are below 2^31, and int32 halves what the workers share."""
+    return tokens if tokens.dtype.itemsize <= 4 else tokens.astype(np.int32)
+
+
+def _digest(store: DocumentStore, numbers: np.ndarray, documents: Sequence[np.ndarray]) -> str:
+    if isinstance(store, TokenFileDocuments):
+        return store.digest(numbers)
     digest = hashlib.sha256()
     for tokens in documents:
         digest.update(len(tokens).to_bytes(8, "little"))
