@@ -237,6 +237,32 @@ def test_spliced_and_packed_sources_share_a_schedule(mix, num_workers):
         assert "web:train" in batch.tokens_per_source()
 
 
+@pytest.mark.parametrize("weights", [(1, 1), (1, {"step": {0: 1, 40: 3}})])
+def test_a_spliced_source_takes_its_share_of_an_interleave_in_tokens(data, weights):
+    """Frames bring few tokens, so they come more often; the bound is a row over each weight."""
+    path = write_mix(data / "interleave.yaml", [("book", weights[0]), ("web", weights[1])])
+    content = json.loads(path.read_text())
+    (entries,) = content["splits"]["train"].values()
+    entries[0]["subflavors"] = {"splice": True}
+    content["splits"]["train"] = {"interleave": entries}
+    path.write_text(json.dumps(content))
+    encoder = many(spliced_subflavors={"splice": True})
+    loader = loader_for(build(path, encoder, batch_size=4))
+
+    def tokens_of(count):
+        shown = Counter()
+        for batch in take(loader, count):
+            shown.update(batch.tokens_per_source())
+        web = shown.pop("web:train")
+        return sum(shown.values()), web
+
+    book, web = tokens_of(40)
+    assert abs(book - web) <= 2 * SEQ_LEN
+    book, web = tokens_of(40)
+    factor = 1 if weights[1] == 1 else 3
+    assert abs(book - web / factor) <= SEQ_LEN + SEQ_LEN / factor
+
+
 def test_the_name_of_a_folder_chooses_what_is_spliced(data):
     path = write_mix(data / "named.yaml", [("book", 1), ("web", 1)])
     splice = MultiSpliceConfig(**{**SHORT.to_json(), "dataset_name": "book"})
