@@ -42,20 +42,23 @@ class Feed:
         return next(self._iterator)
 
 
-def train(args, folder, model, source, *, rows, micro_batches=1, evaluate=lambda step: {}):
+def train(
+    args, folder, model, source, *, rows, micro_batches=1, evaluate=lambda step: {}, may_begin=False
+):
     """Train from the last checkpoint in a folder, or from the start, and return the last step.
 
     Args:
         args: what 01 takes, and resume, stop_after, save_interval.
         source: yields batches of so many rows.
         evaluate: step -> what else is to be logged.
+        may_begin: a resumed run may have been stopped before it came here.
     """
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = pretrain.build_optimizer(args, model)
     ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     with ExitStack() as stack:
         store = stack.enter_context(CheckpointStore(folder / "checkpoints", **ranks))
-        step = restore(store, args, model, optimizer, source)
+        step = restore(store, args, model, optimizer, source, may_begin)
         log = stack.enter_context(
             RunLog(folder, step, args.train_iters, enabled=dist.get_rank() == 0)
         )
@@ -114,10 +117,12 @@ def save(store, step, args, model, optimizer, source):
     store.save(step, files, metadata={"arguments": fixed_arguments(args)})
 
 
-def restore(store, args, model, optimizer, source):
+def restore(store, args, model, optimizer, source, may_begin):
     """Restore everything from the last checkpoint; return its step, 0 where there is none."""
     checkpoint = store.latest()
     if checkpoint is None:
+        if args.resume and not may_begin:
+            raise ConfigError(f"{store.root} holds no checkpoint to --resume; begin without it.")
         return 0
     if not args.resume:
         raise ConfigError(f"{store.root} holds checkpoints: --resume, or take another folder.")
