@@ -14,8 +14,10 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.state import FlexState
 from tqdm import tqdm
 
-from energon_ext.choice import check_fingerprint
+from energon_ext.document_order import ENDLESS, Share, deal_anew
+from energon_ext.resume import check_fingerprint
 from energon_ext.rows import Row
+from energon_ext.source import global_worker, global_workers
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.frames import content_of
 from energon_ext.splice.index import Contents, SpliceIndex
@@ -96,8 +98,9 @@ class Examples(Protocol):
 class SpliceSource(SavableDataset[Row]):
     """Frames of chosen documents.
 
-    State: how many examples this worker has shown, one integer. Its order depends on the seed, the
-    key of the source, the configuration and the chosen documents.
+    State: how many examples this worker has shown, one integer, and, after a change of the number
+    of workers, what it was dealt of the examples that were left over then. Its order depends on the
+    seed, the key of the source, the configuration and the chosen documents.
 
     Args:
         examples: where the documents are shown.
@@ -161,13 +164,17 @@ class SpliceSource(SavableDataset[Row]):
     # Iteration ----------------------------------------------------------------------------------
 
     def reset_state_own(self) -> None:
+        self._share: Share | None = None  # known in the worker, which knows its number
         self._shown = 0
 
     def len_worker(self, worker_idx: int | None = None) -> int:
-        return len(range(self._worker(worker_idx), self._end or self.examples.size, self._workers))
+        worker = self.worker_config.rank * max(1, self.worker_config.num_workers)
+        worker += self.worker_config.rank_worker_id() if worker_idx is None else worker_idx
+        share = Share.fresh(worker, global_workers(self.worker_config))
+        return share.count(self.examples.size if self._epochs is None else self._end)
 
     def worker_has_samples(self) -> bool:
-        return self._end is None or self._worker() < self._end
+        return self._active_share().count(self._end) > 0
 
     def __iter__(self) -> Iterator[Row]:
         frame: list[tuple[int, int, int, int]] = []
@@ -187,13 +194,18 @@ class SpliceSource(SavableDataset[Row]):
 
     def _contents(self) -> Iterator[tuple[int, int, int, int]]:
         """``(document, t, s, tokens)`` of what this worker shows next."""
-        first = self._worker() + self._shown * self._workers
-        while self._end is None or first < self._end:
-            numbers = first + self._workers * np.arange(CHUNK)
-            if self._end is not None:
-                numbers = numbers[numbers < self._end]
+        share, place = self._active_share(), self._shown
+        count = share.count(self._end)
+        while place < count:
+            numbers = share[np.arange(place, min(place + CHUNK, count))]
             yield from zip(*(column.tolist() for column in self.examples.locate(numbers)))
-            first += CHUNK * self._workers
+            place += CHUNK
+
+    def _active_share(self) -> Share:
+        if self._share is None:
+            workers = global_workers(self.worker_config)
+            self._share = Share.fresh(global_worker(self.worker_config), workers)
+        return self._share
 
     def _row(self, contents: Sequence[tuple[int, int, int, int]]) -> Row:
         names = [self.names[document] for document, _, _, _ in contents]
@@ -222,31 +234,55 @@ class SpliceSource(SavableDataset[Row]):
         )
 
     @property
-    def _end(self) -> int | None:
-        return None if self._epochs is None else self._epochs * self.examples.size
-
-    @property
-    def _workers(self) -> int:
-        return max(1, self.worker_config.num_workers) * self.worker_config.world_size
-
-    def _worker(self, worker_idx: int | None = None) -> int:
-        if worker_idx is None:
-            worker_idx = self.worker_config.rank_worker_id()
-        return self.worker_config.rank * max(1, self.worker_config.num_workers) + worker_idx
+    def _end(self) -> int:
+        return ENDLESS if self._epochs is None else self._epochs * self.examples.size
 
     # State --------------------------------------------------------------------------------------
 
     def save_state(self) -> FlexState:
+        return self._state(self._active_share(), self._shown)
+
+    def _state(self, share: Share, shown: int) -> FlexState:
+        share, shown = share.without(shown)
         return FlexState(
-            __class__=type(self).__name__, shown=self._shown, fingerprint=dict(self.fingerprint)
+            __class__=type(self).__name__,
+            shown=shown,
+            listed=share.listed.tobytes(),
+            tail=share.tail,
+            worker=[share.worker, share.workers],
+            fingerprint=dict(self.fingerprint),
         )
 
     def restore_state(self, state: FlexState) -> None:
+        self.reset_state_own()
+        own = self._active_share()
+        self._check(state, worker=[own.worker, own.workers])
+        self._share, self._shown = _share_of(state), state["shown"]
+
+    def redeal(
+        self, states: Sequence[FlexState], workers: int, wanted: Sequence[int]
+    ) -> list[FlexState]:
+        """The states of some of ``workers`` workers that continue what others did.
+
+        Args:
+            states: of every old worker.
+            workers: how many there are now.
+            wanted: the numbers of those whose states are returned.
+        """
+        for state in states:
+            self._check(state)
+        dealt = [(_share_of(state), state["shown"]) for state in states]
+        return [self._state(deal_anew(dealt, self._end, worker, workers), 0) for worker in wanted]
+
+    def _check(self, state: FlexState, **current: Any) -> None:
         check_fingerprint(
-            {**state.get("fingerprint", {}), "kind": state.get("__class__")},
-            {**self.fingerprint, "kind": type(self).__name__},
+            {
+                **state.get("fingerprint", {}),
+                "kind": state.get("__class__"),
+                **{name: state.get(name) for name in current},
+            },
+            {**self.fingerprint, "kind": type(self).__name__, **current},
         )
-        self._shown = state["shown"]
 
     def can_restore_sample(self) -> bool:
         return False
@@ -256,6 +292,11 @@ class SpliceSource(SavableDataset[Row]):
 
     def config(self) -> dict[str, Any]:
         return {"type": type(self).__qualname__, "size": self.examples.size, **self.fingerprint}
+
+
+def _share_of(state: FlexState) -> Share:
+    worker, workers = state["worker"]
+    return Share(worker, workers, np.frombuffer(state["listed"], np.int64), state["tail"])
 
 
 def find_splices(dataset_or_loader: Any) -> list[SpliceSource]:

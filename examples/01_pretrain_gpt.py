@@ -40,7 +40,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from energon_ext import ConfigError, EnergonExtError, PackedTaskEncoder, get_train_dataset
 from energon_ext.checkpoint import CheckpointStore
-from energon_ext.choice import check_fingerprint, find_choice
+from energon_ext.choice import find_choice
 from energon_ext.consumption import Consumption
 from energon_ext.megatron import (
     MegatronEnergonLoader,
@@ -53,6 +53,7 @@ from energon_ext.megatron import (
     mean_losses,
     summarize_step,
 )
+from energon_ext.resume import check_fingerprint
 from energon_ext.tokenizers import load_tokenizer
 
 #: Megatron counts weights in integers: these are counted to the nearest 1 / 1024.

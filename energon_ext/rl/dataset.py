@@ -13,9 +13,10 @@ from megatron.energon import SavableDataLoader
 
 from energon_ext.assembly import BatchAssembler
 from energon_ext.batch import PackedBatch
-from energon_ext.choice import check_fingerprint, find_choice
+from energon_ext.choice import find_choice
 from energon_ext.errors import ConfigError, SampleError, SamplerError, StateFormatError
 from energon_ext.losses import group_advantages
+from energon_ext.resume import check_fingerprint
 from energon_ext.rl.group_rows import WeightedGroup, arrange, write_groups
 from energon_ext.rl.rollout_metrics import RolloutMetrics
 from energon_ext.rl.sampler import (

@@ -23,6 +23,7 @@ from energon_ext.assembly import BatchAssembler
 from energon_ext.choice import ChoiceDataset, Source
 from energon_ext.errors import ConfigError
 from energon_ext.rows import Row
+from energon_ext.source import order_name
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig, SpliceIndex, select_documents
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.validation import GridIndex
@@ -122,7 +123,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         # Token ids are below 2^31, and int32 halves what the workers share.
         documents = [np.asarray(store.tokens(number)).astype(np.int32) for number in numbers]
         return SpliceSource(
-            self._examples(store.lengths[numbers], numbers, key, worker_config),
+            self._examples(store.lengths[numbers], numbers, loaded, key, worker_config),
             documents,
             self._names(numbers, key),
             config=self.splice,
@@ -187,7 +188,12 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         )
 
     def _examples(
-        self, lengths: np.ndarray, numbers: np.ndarray, key: str, worker_config: WorkerConfig
+        self,
+        lengths: np.ndarray,
+        numbers: np.ndarray,
+        loaded: LoadedDataset,
+        key: str,
+        worker_config: WorkerConfig,
     ) -> SpliceIndex | GridIndex:
         if self._validating:
             return GridIndex(
@@ -197,7 +203,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
                 starts=self.validation_starts,
                 offsets=self.validation_offsets,
             )
-        order = f"{key}/{worker_config.seed_offset}"
+        order = f"{order_name(key, loaded.dataset)}/{worker_config.seed_offset}"
         index = SpliceIndex(lengths, self.seq_len, self.splice, key=order)
         log_plan(index, numbers, key)
         return index
