@@ -10,7 +10,8 @@ repeated; the rows are other rows, since other documents meet in a worker.
 from __future__ import annotations
 
 import copy
-from typing import Mapping, Sequence
+from collections import Counter
+from typing import Any, Iterator, Mapping, Sequence
 
 from megatron.energon.savable_loader import (
     SavableDataLoaderState,
@@ -23,8 +24,10 @@ from energon_ext.choice import ChoiceDataset, Source
 from energon_ext.choosers import part_of, redealt_chooser_state
 from energon_ext.errors import StateFormatError, StateMismatchError
 from energon_ext.resume import (
+    PARKED,
     STATE_CLASS,
     STATE_VERSION,
+    SourceChange,
     check_fingerprint,
     check_format,
     is_index_addressed,
@@ -132,18 +135,59 @@ def workers_of(state: SavableDataLoaderState) -> int:
     return 0 if isinstance(state.worker_states[0], dict) else len(state.worker_states)
 
 
-def choices_in(state: SavableDataLoaderState) -> list[FlexState]:
-    """The state of the choice in every worker of a rank; those that had begun.
+def choices_in(state: SavableDataLoaderState) -> dict[int, FlexState]:
+    """The state of the choice in every worker of a rank that had begun, by its number.
 
     Raises:
         StateMismatchError: stock Energon saved the state.
     """
-    trees = [
-        worker["datasets"][0] if isinstance(worker, dict) else worker.state.dataset_state
+    return {
+        number: _choice_in(
+            worker["datasets"][0] if isinstance(worker, dict) else worker.state.dataset_state
+        )
+        for number, worker in enumerate(state.worker_states)
+        if isinstance(worker, dict) or worker.state is not None
+    }
+
+
+def check_nothing_waits(state: SavableDataLoaderState, changes: Sequence[SourceChange]) -> None:
+    """Refuse to park a source that still has samples behind the choice.
+
+    In Energon's order, shuffle and packing buffers lie behind the choice; the samples in them are
+    read again on a resume, which a source that is gone cannot.
+
+    Raises:
+        StateMismatchError: names the sources and how many of their samples wait.
+    """
+    parked = {change.key for change in changes if change.change == PARKED}
+    waiting = Counter(
+        key
         for worker in state.worker_states
         if isinstance(worker, dict) or worker.state is not None
-    ]
-    return [_choice_in(tree) for tree in trees]
+        for key in _keys_behind_choice(
+            worker if isinstance(worker, dict) else worker.state.dataset_state
+        )
+        if key in parked
+    )
+    if waiting:
+        raise StateMismatchError(
+            {f"samples of {key} in buffers": (count, 0) for key, count in waiting.items()},
+            "A source with samples in a shuffle or packing buffer cannot leave; keep it with "
+            "`weight: 0` until they are gone.",
+        )
+
+
+def _keys_behind_choice(state: Any) -> Iterator[str]:
+    """The source of every restore key in a state, but for those inside the choice."""
+    if isinstance(state, Mapping):
+        if state.get("__class__") != STATE_CLASS:
+            for value in state.values():
+                yield from _keys_behind_choice(value)
+    elif isinstance(state, tuple) and STATE_CLASS in state[:-1]:
+        yield state[state.index(STATE_CLASS) + 1]
+    elif isinstance(state, (list, tuple)):
+        for value in state:
+            yield from _keys_behind_choice(value)
 
 
 def _redealt_source(

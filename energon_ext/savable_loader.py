@@ -29,9 +29,14 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState, SavableDatasetWrapper
 from torch.utils.data._utils import signal_handling
 
-from energon_ext.choice import choices_inside
+from energon_ext.choice import choices_inside, find_choice
 from energon_ext.errors import ConfigError, EnergonExtError
-from energon_ext.redistribution import choices_in, state_for_rank, workers_of
+from energon_ext.redistribution import (
+    check_nothing_waits,
+    choices_in,
+    state_for_rank,
+    workers_of,
+)
 from energon_ext.resume import SourceChange, check_fingerprint, compare_sources
 
 logger = logging.getLogger(__name__)
@@ -95,21 +100,23 @@ class ExactDataLoader(SavableDataLoader):
 
         Raises:
             StateMismatchError: another configuration, or another number of ranks or workers with a
-                source that cannot be dealt anew.
+                source that only the saved number can continue.
+            ConfigError: the dataset was built without this package's mixin.
         """
-        choices = list(choices_inside(self.dataset))
-        if not choices:
-            raise ConfigError("The dataset has no blend of this package; restore_state_rank() it.")
-        state = state_for_rank(states, choices[0])
-        if state is not states[min(self.worker_config.rank, len(states) - 1)]:
+        self.restore_state_rank(self.state_of(states))
+
+    def state_of(self, states: Sequence[SavableDataLoaderState]) -> SavableDataLoaderState:
+        """The state with which this rank continues what the ranks of ``states`` did."""
+        layout = [workers_of(state) for state in states]
+        if layout != [self.num_workers] * self.worker_config.world_size:
             logger.info(
-                "The data of %d ranks with %d workers each is dealt anew to %d with %d.",
+                "The data of %d ranks with %s workers is dealt anew to %d ranks with %d.",
                 len(states),
-                workers_of(states[0]),
+                layout[0],
                 self.worker_config.world_size,
                 self.num_workers,
             )
-        self.restore_state_rank(state)
+        return state_for_rank(states, find_choice(self.dataset))
 
     def restore_state_rank(self, state: SavableDataLoaderState | None) -> None:
         """Continue after the batch that ``state`` was saved after."""
@@ -124,15 +131,27 @@ class ExactDataLoader(SavableDataLoader):
 
     def _compare(self, state: SavableDataLoaderState) -> None:
         """Refuse another configuration; say what becomes of each source of this one."""
+        saved_workers = {"num_workers": workers_of(state)}
+        workers = {"num_workers": self.num_workers}
         for choice in choices_inside(self.dataset):
-            workers = choices_in(state)
-            for worker in workers:
-                check_fingerprint(worker["fingerprint"], choice.fingerprint)
-            self.changes = compare_sources(workers, choice.names) if workers else []
+            saved = choices_in(state)
+            for number, worker in saved.items():
+                own = self.worker_config.rank * max(1, self.num_workers) + number
+                check_fingerprint(
+                    {
+                        **saved_workers,
+                        **worker["fingerprint"],
+                        "global_worker": worker["global_worker"],
+                    },
+                    {**workers, **choice.fingerprint, "global_worker": own},
+                )
+            self.changes = compare_sources(list(saved.values()), choice.names) if saved else []
+            check_nothing_waits(state, self.changes)
             # The same on every rank, so one says it.
             if self.worker_config.rank == 0 and self.changes:
                 lines = "\n  ".join(map(str, self.changes))
                 logger.info("Resuming the data of %d sources:\n  %s", len(self.changes), lines)
+        check_fingerprint(saved_workers, workers)
 
     def close(self) -> None:
         """End the worker processes now; torch would wait five seconds for each of them."""
