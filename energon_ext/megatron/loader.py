@@ -37,7 +37,7 @@ class MegatronEnergonLoader:
 
     Args:
         dataset: an Energon dataset, for example of :func:`energon_ext.get_train_dataset`.
-        **loader_options: as for ``megatron.energon.get_savable_loader``.
+        **loader_options: as for :class:`~energon_ext.savable_loader.ExactDataLoader`.
 
     State: the stock ``SavableDataLoaderState`` of this data-parallel rank. It depends on the
     dataset's configuration, the rank, the world size and the number of workers.
