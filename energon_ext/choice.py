@@ -28,13 +28,19 @@ from megatron.energon.state import FlexState
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
 from energon_ext.choosers import Chooser, chooser_for
-from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
+from energon_ext.errors import ConfigError, StateMismatchError
+from energon_ext.resume import (
+    STATE_CLASS,
+    STATE_VERSION,
+    check_fingerprint,
+    check_format,
+    match_sources,
+    rename_sources,
+)
 from energon_ext.source import global_worker, global_workers
 from energon_ext.weights import ScheduleAxis, WeightSpec
 
 logger = logging.getLogger(__name__)
-
-STATE_VERSION = 1
 
 
 @dataclass
@@ -47,6 +53,8 @@ class Source:
         weight: as the metadataset composed it; its knots count what the axis says.
         documents: number of samples in one epoch, over all ranks.
         max_epochs: epochs after which ``dataset`` ends, None where it does not.
+        identity: its key with absolute paths; finds its state where the key has changed.
+        order: what names the order it is read in.
     """
 
     key: str
@@ -54,6 +62,8 @@ class Source:
     weight: WeightSpec
     documents: int
     max_epochs: int | None = None
+    identity: str = ""
+    order: str = ""
 
 
 class ChoiceDataset(BaseWrapperDataset):
@@ -72,9 +82,6 @@ class ChoiceDataset(BaseWrapperDataset):
     State: per source its own state and what was drawn from it, the chooser's state, and what was
     parked; grows with the buffers of the sources, not with what was consumed.
     """
-
-    #: In states and restore keys; the same for every way of choosing, since a source does not care.
-    STATE_CLASS = "ChoiceDataset"
 
     def __init__(
         self,
@@ -127,6 +134,16 @@ class ChoiceDataset(BaseWrapperDataset):
         return {key: (self._rows[key], self._tokens[key]) for key in self._sources}
 
     @property
+    def sources(self) -> Mapping[str, Source]:
+        """The sources by key."""
+        return self._sources
+
+    @property
+    def names(self) -> dict[str, tuple[str, str]]:
+        """Identity and order name of each source, see :mod:`energon_ext.resume`."""
+        return {key: (source.identity, source.order) for key, source in self._sources.items()}
+
+    @property
     def max_epochs(self) -> dict[str, int | None]:
         """Epochs after which each source leaves, None where it does not."""
         return {key: source.max_epochs for key, source in self._sources.items()}
@@ -159,6 +176,7 @@ class ChoiceDataset(BaseWrapperDataset):
         self._chooser_state: dict[str, Any] | None = None
         self._parked: dict[str, FlexState] = {}
         self._left_after: dict[str, int] = {}
+        self._moved: dict[str, str] = {}  # key in the state -> key of now
         self._rows = dict.fromkeys(self._sources, 0)
         self._tokens = dict.fromkeys(self._sources, 0)
 
@@ -260,11 +278,13 @@ class ChoiceDataset(BaseWrapperDataset):
                 rows=self._rows[key],
                 tokens=self._tokens[key],
                 left_after=self._left_after.get(key),
+                identity=source.identity,
+                order=source.order,
             )
             for key, source in self._sources.items()
         }
         return FlexState(
-            __class__=self.STATE_CLASS,
+            __class__=STATE_CLASS,
             version=STATE_VERSION,
             fingerprint=dict(self.fingerprint),
             global_worker=global_worker(self.worker_config),
@@ -273,42 +293,40 @@ class ChoiceDataset(BaseWrapperDataset):
         )
 
     def restore_state(self, state: FlexState) -> None:
-        self._check_state(state)
+        check_format(state)
+        check_fingerprint(
+            {**state["fingerprint"], "global_worker": state["global_worker"]},
+            {**self.fingerprint, "global_worker": global_worker(self.worker_config)},
+        )
         # Stock datasets keep references into what they are given; a state may be restored twice.
         states = copy.deepcopy(dict(state["sources"]))
+        matched = match_sources(states, self.names)
         self.reset_state_own()
         for key, source in self._sources.items():
-            if key in states:
-                own = states.pop(key)
-                source.dataset.restore_state(own["dataset"])
-                self._rows[key], self._tokens[key] = own["rows"], own["tokens"]
-                if own["left_after"] is not None:
-                    self._left_after[key] = own["left_after"]
-            else:
+            if key not in matched:
                 source.dataset.reset_state_deep()
+                continue
+            own = states.pop(matched[key])
+            source.dataset.restore_state(self._dealt(source, own))
+            self._rows[key], self._tokens[key] = own["rows"], own["tokens"]
+            if own["left_after"] is not None:
+                self._left_after[key] = own["left_after"]
         self._parked = states
-        self._chooser_state = copy.deepcopy(state["chooser"])
+        self._moved = {saved: key for key, saved in matched.items() if saved != key}
+        self._chooser_state = rename_sources(copy.deepcopy(state["chooser"]), self._moved)
 
-    def _check_state(self, state: FlexState) -> None:
-        if state.get("__class__") != self.STATE_CLASS or "sources" not in state:
-            raise StateMismatchError(
-                {"dataset": (state.get("__class__"), self.STATE_CLASS)},
-                "A state saved without this package's mixin cannot be continued with it: finish "
-                "that run with stock Energon, or start a new one.",
-            )
-        if state["version"] != STATE_VERSION:
-            raise StateFormatError(
-                f"A blend state of version {state['version']!r} was found, {STATE_VERSION} is "
-                f"known; use the energon_ext that wrote it, or a newer one."
-            )
-        saved = {**state["fingerprint"], "global_worker": state["global_worker"]}
-        current = {**self.fingerprint, "global_worker": global_worker(self.worker_config)}
-        check_fingerprint(saved, current)
+    def _dealt(self, source: Source, own: FlexState) -> FlexState:
+        """The state of a source, which may have been parked while others were dealt anew."""
+        if not own.get("undealt"):
+            return own["dataset"]
+        worker, workers = global_worker(self.worker_config), global_workers(self.worker_config)
+        return source.dataset.redeal(own["undealt"], workers, [worker])[0]
 
     # Restoring single samples, for buffers above ------------------------------------------------
 
     def restore_sample(self, restore_key: tuple) -> Any:
         _, key = restore_key[:2]
+        key = self._moved.get(key, key)
         if key not in self._sources:
             raise StateMismatchError(
                 {"buffered sample of source": (key, list(self.keys))},
@@ -344,34 +362,13 @@ def current_batch_index() -> int:
     return active.active_worker_batch_index
 
 
-def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Compare what a state was saved under with what it is restored under.
-
-    Raises:
-        StateMismatchError: lists every field that differs.
-
-    Example:
-        >>> check_fingerprint({"seed": 0, "row_length": 256}, {"seed": 0, "row_length": 512})
-        Traceback (most recent call last):
-        energon_ext.errors.StateMismatchError: The state belongs to another configuration \
-(row_length: saved 256, now 512). Use the saved values, or start a new run.
-    """
-    differences = {
-        field: (saved.get(field), current.get(field))
-        for field in {*saved, *current}
-        if saved.get(field) != current.get(field)
-    }
-    if differences:
-        raise StateMismatchError(differences, "Use the saved values, or start a new run.")
-
-
 def find_choice(dataset_or_loader: Any) -> ChoiceDataset:
     """The choice inside a dataset or loader.
 
     Raises:
         ConfigError: there is none; the TaskEncoder lacks the mixin.
     """
-    for choice in _choices_in(dataset_or_loader):
+    for choice in choices_inside(dataset_or_loader):
         return choice
     raise ConfigError(
         f"No scheduled blend in {type(dataset_or_loader).__name__}; build the dataset with "
@@ -381,13 +378,14 @@ def find_choice(dataset_or_loader: Any) -> ChoiceDataset:
 
 def epoch_caps(dataset_or_loader: Any) -> dict[str, int]:
     """The caps that end the whole run: those of all sources, empty where one has none."""
-    for choice in _choices_in(dataset_or_loader):
+    for choice in choices_inside(dataset_or_loader):
         caps = choice.max_epochs
         return {} if None in caps.values() else caps
     return {}
 
 
-def _choices_in(dataset_or_loader: Any) -> Iterator[ChoiceDataset]:
+def choices_inside(dataset_or_loader: Any) -> Iterator[ChoiceDataset]:
+    """Every choice inside a dataset or loader; several where validation sets are joined."""
     dataset = getattr(dataset_or_loader, "dataset", dataset_or_loader)
     pending = [dataset_or_loader, dataset]
     while pending:

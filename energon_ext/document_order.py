@@ -9,39 +9,84 @@ read is a number, and what is left of an epoch can be dealt anew to any number o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
 import numpy as np
 
 from energon_ext.permutation import KeyedPermutation
 
+#: Size of a sequence without an end.
+ENDLESS = 2**62
+
 
 @dataclass(frozen=True)
-class Lap:
-    """What was left of an epoch when it was dealt.
+class Share:
+    """The places of a sequence that one worker was dealt.
 
     Attributes:
-        epoch: number of the pass.
-        places: int64, single places of the epoch's order, rising.
-        tail: and all places from here to the end.
+        worker, workers: which of how many.
+        listed: int64, single places; they come first.
+        tail: from here on every ``workers``-th place, beginning with ``tail + worker``.
+
+    Example:
+        >>> Share(1, 3, np.array([2]), tail=6)[np.arange(3)].tolist()
+        [2, 7, 10]
     """
 
-    epoch: int
-    places: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    worker: int
+    workers: int
+    listed: np.ndarray
     tail: int = 0
 
+    @classmethod
+    def fresh(cls, worker: int, workers: int, tail: int = 0) -> "Share":
+        return cls(worker, workers, np.zeros(0, np.int64), tail)
+
     def count(self, size: int) -> int:
-        """Places that are left, of a source of ``size`` documents."""
-        return len(self.places) + size - self.tail
+        """Places of a sequence of ``size``."""
+        return len(self.listed) + max(0, -(-(size - self.tail - self.worker) // self.workers))
 
     def __getitem__(self, indices: np.ndarray) -> np.ndarray:
-        listed = len(self.places)
-        places = indices + (self.tail - listed)
+        listed = len(self.listed)
+        places = self.tail + self.worker + (indices - listed) * self.workers
         is_listed = indices < listed
         if is_listed.any():
-            places[is_listed] = self.places[indices[is_listed]]
+            places[is_listed] = self.listed[indices[is_listed]]
         return places
+
+    def without(self, taken: int) -> tuple["Share", int]:
+        """The share without its listed places that were taken, and how many were taken of it."""
+        gone = min(taken, len(self.listed))
+        return Share(self.worker, self.workers, self.listed[gone:], self.tail), taken - gone
+
+
+def deal_anew(dealt: Sequence[tuple[Share, int]], size: int, worker: int, workers: int) -> Share:
+    """What one of ``workers`` gets of all that others had left.
+
+    Workers advance at about the same pace. So few places are left below the one that the fastest
+    has reached: those are listed, and all others follow in turn.
+
+    Args:
+        dealt: the share of every old worker, and how many of its places it took.
+        size: places of the sequence.
+
+    Example:
+        >>> old = [(Share.fresh(0, 2), 3), (Share.fresh(1, 2), 1)]  # 0, 2 and 4; 1
+        >>> new = deal_anew(old, 8, 0, 1)
+        >>> new[np.arange(new.count(8))].tolist()
+        [3, 5, 6, 7]
+    """
+    tail = dealt[0][0].tail
+    old_workers = dealt[0][0].workers
+    left, steps = zip(*(share.without(taken) for share, taken in dealt))
+    furthest = max(steps)
+    places = [share.listed for share in left]
+    for share, step in zip(left, steps):
+        own = tail + share.worker + old_workers * np.arange(step, furthest)
+        places.append(own[own < size])
+    listed = np.sort(np.concatenate(places))[worker::workers]
+    return Share(worker, workers, listed, min(size, tail + old_workers * furthest))
 
 
 class DocumentOrder:
@@ -77,20 +122,24 @@ class DocumentOrder:
 
     def restart(self) -> None:
         """Begin with the first epoch again."""
-        self.laps: list[Lap] = []
-        self.taken = 0  # by this worker, of the first lap
+        self._shares: dict[int, Share] = {}  # of the epochs that were begun, in order
+        self._taken = 0  # of the first of them
         self._next_epoch = 0
 
     @property
     def ended(self) -> bool:
         """Whether nothing is left."""
-        while self.laps and self.taken >= self._share(self.laps[0]):
-            self.laps.pop(0)
-            self.taken = 0
-        if not self.laps and self._may_begin():
-            self.laps = [Lap(self._next_epoch)]
-            self._next_epoch += 1
-        return not self.laps
+        while self._shares:
+            epoch, share = next(iter(self._shares.items()))
+            if self._taken < share.count(self.size):
+                return False
+            del self._shares[epoch]
+            self._taken = 0
+        if not self._may_begin():
+            return True
+        self._shares[self._next_epoch] = Share.fresh(self.worker, self.workers)
+        self._next_epoch += 1
+        return False
 
     def _may_begin(self) -> bool:
         """Whether there is another epoch, with documents for this worker."""
@@ -101,11 +150,11 @@ class DocumentOrder:
         """The next documents of one epoch, int64; fewer than ``count`` where it ends."""
         if self.ended:
             return np.zeros(0, np.int64)
-        lap = self.laps[0]
-        number = min(count, self._share(lap) - self.taken)
-        own = np.arange(self.taken, self.taken + number) * self.workers + self.worker
-        self.taken += number
-        return self.documents(lap.epoch, lap[own])
+        epoch, share = next(iter(self._shares.items()))
+        number = min(count, share.count(self.size) - self._taken)
+        places = share[np.arange(self._taken, self._taken + number)]
+        self._taken += number
+        return self.documents(epoch, places)
 
     def documents(self, epoch: int, places: np.ndarray) -> np.ndarray:
         """The documents at places of the order of an epoch."""
@@ -115,36 +164,53 @@ class DocumentOrder:
             self._permutation = epoch, KeyedPermutation(self.size, f"{self._key}/{epoch}")
         return self._permutation[1](places)
 
-    def places_left(self) -> list[Lap]:
-        """What this worker has not taken of the epochs it has begun."""
-        left = []
-        for number, lap in enumerate(self.laps):
-            taken = self.taken if number == 0 else 0
-            own = np.arange(taken, self._share(lap)) * self.workers + self.worker
-            left.append(Lap(lap.epoch, lap[own], self.size))
-        return left
+    def take_over(self, orders: Sequence["DocumentOrder"]) -> None:
+        """Continue with this worker's part of what others had left.
 
-    def _share(self, lap: Lap) -> int:
-        return max(0, -(-(lap.count(self.size) - self.worker) // self.workers))
+        Args:
+            orders: of all old workers.
+        """
+        self.restart()
+        self._next_epoch = max(order._next_epoch for order in orders)
+        for epoch in range(self._next_epoch):
+            tails = [order._shares[epoch].tail for order in orders if epoch in order._shares]
+            unbegun = any(epoch >= order._next_epoch for order in orders)
+            if not tails and not unbegun:
+                continue  # everyone has read it
+            dealt = [order._part_of(epoch, tails[0] if tails else 0) for order in orders]
+            share = deal_anew(dealt, self.size, self.worker, self.workers)
+            if share.count(self.size):
+                self._shares[epoch] = share
+
+    def _part_of(self, epoch: int, tail: int) -> tuple[Share, int]:
+        """This worker's share of an epoch, and what it took of it."""
+        if epoch in self._shares:
+            is_first = epoch == next(iter(self._shares))
+            return self._shares[epoch], self._taken if is_first else 0
+        share = Share.fresh(self.worker, self.workers, tail)
+        return share, share.count(self.size) if epoch < self._next_epoch else 0
 
     def save_state(self) -> dict[str, Any]:
         """Plain values; grows with what was dealt anew, not with what was read."""
+        taken, shares = self._taken, []
+        for epoch, share in self._shares.items():
+            if not shares:
+                share, taken = share.without(taken)
+            shares.append([epoch, share.listed.tobytes(), share.tail])
         return {
             "size": self.size,
             "worker": self.worker,
             "workers": self.workers,
-            "laps": [[lap.epoch, lap.places.tobytes(), lap.tail] for lap in self.laps],
-            "taken": self.taken,
+            "shares": shares,
+            "taken": taken,
             "next_epoch": self._next_epoch,
         }
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`save_state` of the same worker of as many, with any ``epochs``."""
-        self.laps = laps_from(state["laps"])
-        self.taken = state["taken"]
+        self._shares = {
+            epoch: Share(self.worker, self.workers, np.frombuffer(listed, np.int64), tail)
+            for epoch, listed, tail in state["shares"]
+        }
+        self._taken = state["taken"]
         self._next_epoch = state["next_epoch"]
-
-
-def laps_from(saved: Sequence[Sequence[Any]]) -> list[Lap]:
-    """The laps of a saved state."""
-    return [Lap(epoch, np.frombuffer(places, np.int64), tail) for epoch, places, tail in saved]

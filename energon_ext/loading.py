@@ -15,7 +15,9 @@ import megatron.energon
 from megatron.energon import TaskEncoder, WorkerConfig
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
+from megatron.energon.metadataset.loader import load_dataset
 
+from energon_ext.source import order_name, source_identities, source_keys
 from energon_ext.task_encoders.mixin import check_virtual_epoch
 from energon_ext.yaml_check import YamlChecker
 
@@ -63,6 +65,33 @@ def get_train_dataset(
         virtual_epoch_length=virtual_epoch_length,
         **options,
     )
+
+
+def source_names(
+    path: str | Path | EPath,
+    *,
+    split_part: str = "train",
+    trusted_modules: Iterable[str] = (),
+    allow_dataset_code: bool = False,
+) -> dict[str, tuple[str, str]]:
+    """The sources of a metadataset, without a TaskEncoder.
+
+    Args, Raises: as :func:`get_train_dataset`.
+
+    Returns:
+        Key -> its identity and order name, see :func:`energon_ext.resume.match_sources`.
+    """
+    checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
+    checker.check(EPath(path), split_part)
+    loaded = load_dataset(EPath(path)).get_datasets(
+        training=True,
+        split_part=split_part,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+    )
+    factories = [dataset.dataset for dataset in loaded.datasets]
+    keys = source_keys(factories)
+    orders = map(order_name, keys, factories)
+    return dict(zip(keys, zip(source_identities(factories), orders)))
 
 
 def get_val_datasets(

@@ -104,15 +104,30 @@ def max_epochs_of(factory: BaseCoreDatasetFactory) -> int | None:
     return None if origin is None else origin.max_epochs
 
 
-def source_keys(factories: Sequence[BaseCoreDatasetFactory]) -> list[str]:
+def source_keys(factories: Sequence[BaseCoreDatasetFactory], portable: bool = True) -> list[str]:
     """One key for each factory; sources that read the same are numbered in the given order."""
-    seen: dict[SourceKey | str, int] = {}
+    seen: dict[str, int] = {}
     keys = []
     for factory in factories:
-        key = _key_of(factory)
+        key = _key_of(factory, portable)
         seen[str(key)] = seen.get(str(key), 0) + 1
         keys.append(str(SourceKey(key.path, key.split, key.subset, key.subflavors, seen[str(key)])))
     return keys
+
+
+def source_identities(factories: Sequence[BaseCoreDatasetFactory]) -> list[str]:
+    """Like keys, with absolute paths: what stays when a metadataset moves to another folder."""
+    return source_keys(factories, portable=False)
+
+
+def order_name(key: str, factory: BaseCoreDatasetFactory) -> str:
+    """The part of a key that names the order in which a source is read: its path left out.
+
+    So the order stays when the metadataset, or all the data, moves to another folder. A dataset
+    that is listed twice is still read in two orders.
+    """
+    path = _key_of(factory).path
+    return "+".join(part.rsplit("/", 1)[-1] for part in path.split("+")) + key[len(path) :]
 
 
 def display_names(keys: Sequence[str]) -> dict[str, str]:
@@ -162,9 +177,10 @@ def global_worker(worker_config: WorkerConfig) -> int:
     return worker_config.rank * max(1, worker_config.num_workers) + worker_config.rank_worker_id()
 
 
-def _key_of(factory: BaseCoreDatasetFactory) -> SourceKey:
+def _key_of(factory: BaseCoreDatasetFactory, portable: bool = True) -> SourceKey:
     origin = get_origin(factory)
-    path = "+".join(_portable(path, origin.root if origin else None) for path in factory.paths)
+    root = origin.root if origin and portable else None
+    path = "+".join(_portable(path, root) for path in factory.paths)
     # Joined datasets keep no subflavors of their own.
     subflavors = getattr(factory, "subflavors", None) or {}
     return SourceKey(path, _split_name(factory), _subset_text(factory), subflavors)

@@ -12,73 +12,19 @@ import numpy as np
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.state import FlexState
-from tqdm import tqdm
 
-from energon_ext.choice import check_fingerprint
+from energon_ext.document_order import ENDLESS, Share, deal_anew
+from energon_ext.resume import check_fingerprint
 from energon_ext.rows import Row
+from energon_ext.source import global_worker, global_workers
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.frames import content_of
 from energon_ext.splice.index import Contents, SpliceIndex
-from energon_ext.text_source import Document
 
 logger = logging.getLogger(__name__)
 
 #: Examples that are found at a time.
 CHUNK = 1024
-
-
-class DocumentStore(Protocol):
-    """Documents by number, with lengths that cost nothing.
-
-    Attributes:
-        lengths: int64 [documents], tokens of each.
-        keys: of the samples, or None where documents have none.
-    """
-
-    lengths: np.ndarray
-    keys: Sequence[str] | None
-
-    def tokens(self, number: int) -> np.ndarray:
-        """Token ids of a document; a view of a memory map where there is one."""
-
-
-class EnergonDocuments:
-    """The documents of an Energon dataset, numbered in the order of its files.
-
-    Text must be tokenized once to know its lengths. Only lengths and keys of that pass are kept;
-    the chosen documents are read again.
-
-    Args:
-        documents: built for one worker, so that it holds all of them.
-    """
-
-    def __init__(self, documents: SavableDataset[Document]):
-        self._documents = documents
-        found = list(self._each())
-        # Energon reads shards in an order of its own; the last part of a restore key is the number
-        # of the sample in its split.
-        found.sort(key=lambda entry: entry[0][-1])
-        self._restore_keys = [restore_key for restore_key, _, _ in found]
-        self.keys = [key for _, key, _ in found]
-        self.lengths = np.array([length for _, _, length in found], np.int64)
-
-    def tokens(self, number: int) -> np.ndarray:
-        worker_config = self._documents.worker_config
-        worker_config.worker_activate(number)
-        try:
-            return self._documents.restore_sample(self._restore_keys[number]).tokens
-        finally:
-            worker_config.worker_deactivate()
-
-    def _each(self) -> Iterator[tuple[tuple, str, int]]:
-        worker_config = self._documents.worker_config
-        worker_config.worker_activate(0)
-        try:
-            total = self._documents.len_worker(0)
-            for document in tqdm(self._documents, "lengths", total, unit="doc", delay=5):
-                yield document.__restore_key__, document.__key__, len(document.tokens)
-        finally:
-            worker_config.worker_deactivate()
 
 
 class Examples(Protocol):
@@ -96,8 +42,9 @@ class Examples(Protocol):
 class SpliceSource(SavableDataset[Row]):
     """Frames of chosen documents.
 
-    State: how many examples this worker has shown, one integer. Its order depends on the seed, the
-    key of the source, the configuration and the chosen documents.
+    State: how many examples this worker has shown, one integer, and, after a change of the number
+    of workers, what it was dealt of the examples that were left over then. Its order depends on the
+    seed, the key of the source, the configuration and the chosen documents.
 
     Args:
         examples: where the documents are shown.
@@ -165,13 +112,17 @@ class SpliceSource(SavableDataset[Row]):
     # Iteration ----------------------------------------------------------------------------------
 
     def reset_state_own(self) -> None:
+        self._share: Share | None = None  # known in the worker, which knows its number
         self._shown = 0
 
     def len_worker(self, worker_idx: int | None = None) -> int:
-        return len(range(self._worker(worker_idx), self._end or self.examples.size, self._workers))
+        worker = self.worker_config.rank * max(1, self.worker_config.num_workers)
+        worker += self.worker_config.rank_worker_id() if worker_idx is None else worker_idx
+        share = Share.fresh(worker, global_workers(self.worker_config))
+        return share.count(self.examples.size if self._epochs is None else self._end)
 
     def worker_has_samples(self) -> bool:
-        return self._end is None or self._worker() < self._end
+        return self._active_share().count(self._end) > 0
 
     def __iter__(self) -> Iterator[Row]:
         frame: list[tuple[int, int, int, int]] = []
@@ -192,13 +143,18 @@ class SpliceSource(SavableDataset[Row]):
 
     def _contents(self) -> Iterator[tuple[int, int, int, int]]:
         """``(document, t, s, tokens)`` of what this worker shows next."""
-        first = self._worker() + self._shown * self._workers
-        while self._end is None or first < self._end:
-            numbers = first + self._workers * np.arange(CHUNK)
-            if self._end is not None:
-                numbers = numbers[numbers < self._end]
+        share, place = self._active_share(), self._shown
+        count = share.count(self._end)
+        while place < count:
+            numbers = share[np.arange(place, min(place + CHUNK, count))]
             yield from zip(*(column.tolist() for column in self.examples.locate(numbers)))
-            first += CHUNK * self._workers
+            place += CHUNK
+
+    def _active_share(self) -> Share:
+        if self._share is None:
+            workers = global_workers(self.worker_config)
+            self._share = Share.fresh(global_worker(self.worker_config), workers)
+        return self._share
 
     def _row(self, contents: Sequence[tuple[int, int, int, int]]) -> Row:
         names = [self.names[document] for document, _, _, _ in contents]
@@ -227,31 +183,55 @@ class SpliceSource(SavableDataset[Row]):
         )
 
     @property
-    def _end(self) -> int | None:
-        return None if self._epochs is None else int(self._epochs * self.examples.size)
-
-    @property
-    def _workers(self) -> int:
-        return max(1, self.worker_config.num_workers) * self.worker_config.world_size
-
-    def _worker(self, worker_idx: int | None = None) -> int:
-        if worker_idx is None:
-            worker_idx = self.worker_config.rank_worker_id()
-        return self.worker_config.rank * max(1, self.worker_config.num_workers) + worker_idx
+    def _end(self) -> int:
+        return ENDLESS if self._epochs is None else int(self._epochs * self.examples.size)
 
     # State --------------------------------------------------------------------------------------
 
     def save_state(self) -> FlexState:
+        return self._state(self._active_share(), self._shown)
+
+    def _state(self, share: Share, shown: int) -> FlexState:
+        share, shown = share.without(shown)
         return FlexState(
-            __class__=type(self).__name__, shown=self._shown, fingerprint=dict(self.fingerprint)
+            __class__=type(self).__name__,
+            shown=shown,
+            listed=share.listed.tobytes(),
+            tail=share.tail,
+            worker=[share.worker, share.workers],
+            fingerprint=dict(self.fingerprint),
         )
 
     def restore_state(self, state: FlexState) -> None:
+        self.reset_state_own()
+        own = self._active_share()
+        self._check(state, worker=[own.worker, own.workers])
+        self._share, self._shown = _share_of(state), state["shown"]
+
+    def redeal(
+        self, states: Sequence[FlexState], workers: int, wanted: Sequence[int]
+    ) -> list[FlexState]:
+        """The states of some of ``workers`` workers that continue what others did.
+
+        Args:
+            states: of every old worker.
+            workers: how many there are now.
+            wanted: the numbers of those whose states are returned.
+        """
+        for state in states:
+            self._check(state)
+        dealt = [(_share_of(state), state["shown"]) for state in states]
+        return [self._state(deal_anew(dealt, self._end, worker, workers), 0) for worker in wanted]
+
+    def _check(self, state: FlexState, **current: Any) -> None:
         check_fingerprint(
-            {**state.get("fingerprint", {}), "kind": state.get("__class__")},
-            {**self.fingerprint, "kind": type(self).__name__},
+            {
+                **state.get("fingerprint", {}),
+                "kind": state.get("__class__"),
+                **{name: state.get(name) for name in current},
+            },
+            {**self.fingerprint, "kind": type(self).__name__, **current},
         )
-        self._shown = state["shown"]
 
     def can_restore_sample(self) -> bool:
         return False
@@ -261,6 +241,11 @@ class SpliceSource(SavableDataset[Row]):
 
     def config(self) -> dict[str, Any]:
         return {"type": type(self).__qualname__, "size": self.examples.size, **self.fingerprint}
+
+
+def _share_of(state: FlexState) -> Share:
+    worker, workers = state["worker"]
+    return Share(worker, workers, np.frombuffer(state["listed"], np.int64), state["tail"])
 
 
 def find_splices(dataset_or_loader: Any) -> list[SpliceSource]:

@@ -12,7 +12,8 @@ resume plans once and reads nothing that was consumed.
 
 from __future__ import annotations
 
-from typing import Any, Iterator
+import copy
+from typing import Any, Iterator, Sequence
 
 import numpy as np
 from megatron.energon import WorkerConfig
@@ -21,11 +22,11 @@ from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, Savabl
 from megatron.energon.flavors.webdataset.structs import DatasetSubset
 from megatron.energon.state import FlexState
 
-from energon_ext.document_order import DocumentOrder
+from energon_ext.document_order import DocumentOrder, Share
 from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
 from energon_ext.packing import Pieces, PlannedRows, Planner
 from energon_ext.rows import Row
-from energon_ext.source import global_worker, global_workers, stable_hash
+from energon_ext.source import global_worker, global_workers, order_name, stable_hash
 from energon_ext.token_file import TokenFile
 
 STATE_VERSION = 1
@@ -39,8 +40,9 @@ class TokenRows(SavableDataset[Row]):
 
     Args:
         file: the tokens.
-        source: key of the source, written on every row; it also names the order.
+        source: key of the source, written on every row.
         planner: makes rows of documents.
+        order_key: names the order of the documents, the key by default.
         epochs: passes, None for no end.
         restarts: whether another iteration after the last epoch begins with the first one again;
             otherwise the source stays at its end, also over a save.
@@ -48,9 +50,9 @@ class TokenRows(SavableDataset[Row]):
         subset: range of the documents, None for all.
         worker_config: Energon's.
 
-    State: two numbers, the documents that the last planning took over from the one before it (at
-    most ``carry`` of the buffer, 16 bytes each), and, after a change of the number of workers, the
-    places of the epoch that were left then.
+    State: some numbers, the documents that the last planning took over from the one before it (at
+    most ``carry`` of the buffer, 16 bytes each), and, after a change of the number of workers, what
+    this worker was dealt of the documents that were left over then.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class TokenRows(SavableDataset[Row]):
         *,
         source: str,
         planner: Planner,
+        order_key: str | None = None,
         epochs: int | None = None,
         restarts: bool = True,
         shuffled: bool = True,
@@ -69,6 +72,7 @@ class TokenRows(SavableDataset[Row]):
         self.file = file
         self.source = source
         self._planner = planner
+        self._order_key = source if order_key is None else order_key
         self._epochs = epochs
         self._restarts = restarts
         self._shuffled = shuffled
@@ -88,7 +92,7 @@ class TokenRows(SavableDataset[Row]):
         self._order_before: dict[str, Any] | None = None
         self._rows: PlannedRows | None = None
         self._next_row = 0
-        self._plannings = 0
+        self._rows_before = 0  # those that this planning made
         self._last = False
 
     def __iter__(self) -> Iterator[Row]:
@@ -115,27 +119,34 @@ class TokenRows(SavableDataset[Row]):
                 )
         if self._restarts:
             order.restart()
-            self._rows, self._next_row, self._plannings = None, 0, 0
+            self._rows, self._next_row, self._rows_before = None, 0, 0
 
     def _active_order(self) -> DocumentOrder:
         if self._order is None:
-            workers = global_workers(self.worker_config)
-            # Who gets the odd document out differs from source to source.
-            turn = stable_hash(self.source) % workers
-            self._order = DocumentOrder(
-                self.documents,
-                f"{self.worker_config.seed_offset}/{self.source}",
-                (global_worker(self.worker_config) + turn) % workers,
-                workers,
-                epochs=self._epochs,
-                shuffled=self._shuffled,
+            self._order = self._order_of(
+                global_worker(self.worker_config), global_workers(self.worker_config)
             )
         return self._order
 
+    def _order_of(self, worker: int, workers: int) -> DocumentOrder:
+        return DocumentOrder(
+            self.documents,
+            f"{self.worker_config.seed_offset}/{self._order_key}",
+            self._turn(worker, workers),
+            workers,
+            epochs=self._epochs,
+            shuffled=self._shuffled,
+        )
+
+    def _turn(self, worker: int, workers: int) -> int:
+        """Who gets the odd document out differs from source to source."""
+        return (worker + stable_hash(self._order_key)) % workers
+
     def _plan_next(self) -> bool:
         """Plan more rows from what is held and what comes next; False at the end."""
-        held = self._rows.rest if self._rows is not None else self._held
-        order = self._active_order()
+        order, held = self._active_order(), self._held
+        if self._rows is not None:
+            held, self._rows_before = self._rows.rest, self._rows_before + len(self._rows.ends)
         if not len(held) and order.ended:
             return False
         self._held, self._order_before = held, order.save_state()
@@ -152,8 +163,7 @@ class TokenRows(SavableDataset[Row]):
         self._last = order.ended if last is None else last
         self._rows, self._next_row = None, 0
         if len(pieces):
-            self._rows = self._planner.plan(pieces, self._plannings, last=self._last)
-        self._plannings += 1
+            self._rows = self._planner.plan(pieces, self._rows_before, last=self._last)
 
     # State --------------------------------------------------------------------------------------
 
@@ -167,37 +177,103 @@ class TokenRows(SavableDataset[Row]):
             order=self._order_before if planned else self._active_order().save_state(),
             held_documents=held.documents.tobytes(),
             held_starts=held.starts.tobytes(),
-            plannings=self._plannings - planned,
+            rows_before=self._rows_before,
             next_row=self._next_row if planned else None,
             last=self._last,
         )
 
     def restore_state(self, state: FlexState) -> None:
+        own = self._fresh_order()
+        self._check(
+            state,
+            {
+                "documents of an epoch": own.size,
+                "worker and workers": [own.worker, own.workers],
+            },
+        )
+        self._continue(own, state)
+
+    def redeal(
+        self, states: Sequence[FlexState], workers: int, wanted: Sequence[int]
+    ) -> list[FlexState]:
+        """The states of some of ``workers`` workers that continue what others did.
+
+        The documents that the old workers held in their buffers, and the places of the epoch that
+        none of them had reached, are dealt to the new ones: nothing is lost, nothing comes twice.
+
+        Args:
+            states: of every old worker.
+            workers: how many there are now.
+            wanted: the numbers of those whose states are returned.
+
+        Raises:
+            StateMismatchError: another file, or not the states of all workers.
+        """
+        orders, unread = [], Pieces.none()
+        for state in states:
+            other = copy.copy(self)
+            other.reset_state_own()
+            self._check(state, {"documents of an epoch": self.documents})
+            worker, workers_then = state["order"]["worker"], state["order"]["workers"]
+            # The state knows the place in the deal, which is not the number of the worker.
+            other._order = self._order_of(worker - self._turn(0, workers_then), workers_then)
+            other._continue(other._order, state)
+            orders.append(other._order)
+            unread += other._unread()
+        found = sorted(order.worker for order in orders)
+        if found != list(range(orders[0].workers)):
+            raise StateMismatchError(
+                {f"{self.source}: workers": (found, list(range(orders[0].workers)))},
+                "Give the states of all ranks.",
+            )
+        return [self._part_of(orders, unread, worker, workers) for worker in wanted]
+
+    def _part_of(
+        self, orders: Sequence[DocumentOrder], unread: Pieces, worker: int, workers: int
+    ) -> FlexState:
+        new = copy.copy(self)
+        new.reset_state_own()
+        new._order = self._order_of(worker, workers)
+        new._order.take_over(orders)
+        new._held = unread[new._order.worker :: workers]
+        return new.save_state()
+
+    def _unread(self) -> Pieces:
+        """What this worker holds in its buffers."""
+        rows = self._rows or PlannedRows(Pieces.none(), [], [], [], self._held)
+        return self._planner.unread(rows, self._next_row, self._rows_before)
+
+    def _check(self, state: FlexState, current: dict[str, Any]) -> None:
         if state.get("__class__") != type(self).__name__ or state.get("version") != STATE_VERSION:
             raise StateFormatError(
                 f"{self.source}: a state of {state.get('__class__')!r} version "
                 f"{state.get('version')!r} was found, of {type(self).__name__!r} version "
                 f"{STATE_VERSION} is needed."
             )
-        current = [len(self.file), self.file.num_tokens]
         order = state["order"]
-        own = self._fresh_order()
-        found = {
-            f"{self.source}: documents and tokens of the file": (list(state["file"]), current),
-            f"{self.source}: documents of an epoch": (order["size"], own.size),
-            f"{self.source}: worker and workers": (
-                [order["worker"], order["workers"]],
-                [own.worker, own.workers],
-            ),
+        saved = {
+            "documents and tokens of the file": list(state["file"]),
+            "documents of an epoch": order["size"],
+            "worker and workers": [order["worker"], order["workers"]],
         }
-        differences = {name: pair for name, pair in found.items() if pair[0] != pair[1]}
+        current = {
+            "documents and tokens of the file": [len(self.file), self.file.num_tokens],
+            **current,
+        }
+        differences = {
+            f"{self.source}: {name}": (saved[name], value)
+            for name, value in current.items()
+            if saved[name] != value
+        }
         if differences:
             raise StateMismatchError(differences, "Use the saved file and workers.")
-        own.restore_state(order)
+
+    def _continue(self, order: DocumentOrder, state: FlexState) -> None:
+        order.restore_state(state["order"])
         self._held = self._pieces(state["held_documents"], state["held_starts"])
-        self._plannings = state["plannings"]
+        self._rows_before = state["rows_before"]
         if state["next_row"] is not None:
-            self._order_before = own.save_state()
+            self._order_before = order.save_state()
             self._plan(last=state["last"])
             self._next_row = state["next_row"]
 
@@ -224,8 +300,7 @@ class TokenRows(SavableDataset[Row]):
             worker = global_worker(self.worker_config)
         else:
             worker = self.worker_config.rank * max(1, self.worker_config.num_workers) + worker_idx
-        turn = stable_hash(self.source) % workers
-        return max(0, -(-(self.documents - (worker + turn) % workers) // workers))
+        return Share.fresh(self._turn(worker, workers), workers).count(self.documents)
 
     def worker_has_samples(self) -> bool:
         return len(self._held) > 0 or not self._active_order().ended or self._rows is not None
@@ -293,6 +368,7 @@ class TokenFileFactory(BaseCoreDatasetFactory):
             self.file,
             source=source,
             planner=planner,
+            order_key=order_name(source, self),
             epochs=epochs,
             restarts=restarts,
             shuffled=self.training,

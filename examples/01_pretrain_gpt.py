@@ -40,7 +40,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from energon_ext import ConfigError, EnergonExtError, PackedTaskEncoder, get_train_dataset
 from energon_ext.checkpoint import CheckpointStore
-from energon_ext.choice import check_fingerprint, find_choice
+from energon_ext.choice import find_choice
 from energon_ext.consumption import Consumption
 from energon_ext.megatron import (
     MegatronEnergonLoader,
@@ -53,6 +53,7 @@ from energon_ext.megatron import (
     mean_losses,
     summarize_step,
 )
+from energon_ext.resume import check_fingerprint
 from energon_ext.tokenizers import load_tokenizer
 
 #: Megatron counts weights in integers: these are counted to the nearest 1 / 1024.
@@ -60,7 +61,7 @@ WEIGHT_SCALE = 1024
 
 #: What a resumed run may change. The data state checks the metadataset itself.
 FREE_ARGUMENTS = {"metadataset", "run_dir", "resume", "stop_after", "save_interval"}
-FREE_ARGUMENTS |= {"log_interval", "tensorboard", "wandb_project"}
+FREE_ARGUMENTS |= {"log_interval", "tensorboard", "wandb_project", "num_workers"}
 
 
 def parse_args():
@@ -287,7 +288,9 @@ class Data:
                 shuffle_buffer_size=100,
             )
             self.choice = find_choice(dataset)
-            self.loader = MegatronEnergonLoader(dataset)
+            # Workers then store their states where a save asks for them, and nowhere else.
+            save_every = args.save_interval * self.micro_batches
+            self.loader = MegatronEnergonLoader(dataset, save_every=save_every)
 
     def __next__(self):
         self.batches.append(next(self.loader))
@@ -321,7 +324,10 @@ def save(store, step, args, model, optimizer, data):
     if data.loader is not None and parallel_state.is_pipeline_first_stage():
         files[file_of("data")] = data.loader.save_state()
         files[file_of("consumption")] = data.consumed.to_json(data.choice.keys)
-    return store.save(step, files, metadata={"arguments": fixed_arguments(args)})
+    metadata = {"arguments": fixed_arguments(args)}
+    if data.loader is not None:
+        metadata["resumed"] = [change.to_json() for change in data.loader.changes]
+    return store.save(step, files, metadata=metadata)
 
 
 def resume(store, args, model, optimizer, data):
@@ -335,13 +341,15 @@ def resume(store, args, model, optimizer, data):
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["random"])
     if data.loader is not None:
-        data.loader.restore_state(checkpoint.load(file_of("data")))
+        replicas = range(parallel_state.get_data_parallel_world_size())
+        data.loader.restore_states([checkpoint.load(file_of("data", rank)) for rank in replicas])
         data.consumed = Consumption.from_json(checkpoint.load(file_of("consumption")))
     return checkpoint.step
 
 
-def file_of(kind):
-    rank = dist.get_rank() if kind == "model" else parallel_state.get_data_parallel_rank()
+def file_of(kind, rank=None):
+    if rank is None:
+        rank = dist.get_rank() if kind == "model" else parallel_state.get_data_parallel_rank()
     return f"{kind}_rank{rank:05d}.pt"
 
 

@@ -267,14 +267,18 @@ def test_a_state_of_another_configuration_is_refused_with_the_field(mix, change,
     assert field in str(error.value)
 
 
-def test_a_refusal_in_a_worker_process_reaches_the_main_process(mix):
+def test_the_state_of_worker_processes_is_refused_before_they_start(mix):
     loader = loader_for(build(mix, num_workers=1))
     take(loader, 3)
     state = loader.save_state_rank()
-    other = loader_for(build(mix, num_workers=1, seed=5))
-    other.restore_state_rank(state)
-    with pytest.raises(StateMismatchError, match="seed: saved 0, now 5"):
-        take(other, 1)
+    other = loader_for(build(mix, num_workers=2, seed=5))
+    with pytest.raises(StateMismatchError) as error:
+        other.restore_state_rank(state)
+    assert error.value.differences == {
+        "num_workers": (1, 2),
+        "global_workers": (1, 2),
+        "seed": (0, 5),
+    }
 
 
 def test_sources_that_stay_continue_where_they_were_when_others_come_go_and_swap(data):

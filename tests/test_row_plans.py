@@ -24,7 +24,7 @@ lengths_lists = st.lists(st.integers(0, 30), min_size=1, max_size=25)
 def plan_all(planner, lengths):
     """Rows of documents ``0..n-1``, planned as a source does: a buffer at a time."""
     lengths = np.array(lengths, np.int64)
-    rows, held, at, number = [], Pieces.none(), 0, 0
+    rows, held, at = [], Pieces.none(), 0
     while True:
         stop = max(at, min(len(lengths), at + planner.buffer_docs - len(held)))
         stop = max(stop, min(at + 1, len(lengths)))
@@ -34,7 +34,7 @@ def plan_all(planner, lengths):
             if at == len(lengths):
                 return rows
             continue
-        planned = planner.plan(held, number, last=at == len(lengths))
+        planned = planner.plan(held, len(rows), last=at == len(lengths))
         begins = [0, *planned.ends[:-1]]
         for begin, end, tokens, documents in zip(
             begins, planned.ends, planned.tokens, planned.documents
@@ -42,7 +42,7 @@ def plan_all(planner, lengths):
             part = planned.pieces[begin:end]
             spans = list(zip(part.documents.tolist(), part.starts.tolist(), part.stops.tolist()))
             rows.append((spans, tokens, documents))
-        held, number = planned.rest, number + 1
+        held = planned.rest
         if at == len(lengths) and not len(held):
             return rows
 

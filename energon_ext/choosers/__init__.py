@@ -9,6 +9,7 @@ the set of keys and its state only: keys are sorted, so the order in a YAML file
 from energon_ext.choosers.base import Chooser
 from energon_ext.choosers.by_weight import RandomChooser
 from energon_ext.choosers.least_consumed import NEW_SOURCES, LeastConsumedChooser
+from energon_ext.choosers.redeal import part_of, redealt_chooser_state
 from energon_ext.choosers.tree import TreeChooser, chooser_for
 
 __all__ = [
@@ -18,4 +19,6 @@ __all__ = [
     "RandomChooser",
     "TreeChooser",
     "chooser_for",
+    "part_of",
+    "redealt_chooser_state",
 ]

@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The entry point: collects the commands and prints what a user did wrong as one line."""
 
+import warnings
 from typing import Any
 
 import click
 
+from energon_ext.cli.checkpoint import checkpoint
 from energon_ext.cli.demo import demo
 from energon_ext.cli.plan import plan
 from energon_ext.cli.prepare import prepare
@@ -19,6 +21,8 @@ class OneLineErrors(click.Group):
     """A group whose commands end with one line on stderr where a user or the disk is at fault."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        # Megatron-core speaks of kernels that it does not find, which no command here uses.
+        warnings.filterwarnings("ignore", module=r"megatron\.core")
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -38,5 +42,5 @@ def main() -> None:
     """Scheduled blends, exact resume and packed batches for Megatron-Energon."""
 
 
-for command in (prepare, plan, report, demo):
+for command in (prepare, plan, checkpoint, report, demo):
     main.add_command(command)

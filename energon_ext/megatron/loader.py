@@ -10,7 +10,7 @@ stage's state is every stage's.
 from __future__ import annotations
 
 import copy
-from typing import Any, Iterator
+from typing import Any, Iterator, Sequence
 
 from megatron.core import parallel_state
 from megatron.energon import WorkerConfig
@@ -18,8 +18,10 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState
 
 from energon_ext.choice import epoch_caps
-from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
+from energon_ext.errors import ConfigError, StateFormatError
 from energon_ext.exhaustion import end_together
+from energon_ext.redistribution import workers_of
+from energon_ext.resume import SourceChange
 from energon_ext.savable_loader import ExactDataLoader
 
 
@@ -30,7 +32,7 @@ class MegatronEnergonLoader:
 
     Args:
         dataset: an Energon dataset, for example of :func:`energon_ext.get_train_dataset`.
-        **loader_options: as for ``megatron.energon.get_savable_loader``.
+        **loader_options: as for :class:`~energon_ext.savable_loader.ExactDataLoader`.
 
     State: the stock ``SavableDataLoaderState`` of this data-parallel rank. It depends on the
     dataset's configuration, the rank, the world size and the number of workers.
@@ -83,13 +85,29 @@ class MegatronEnergonLoader:
         """Return the state after the last batch drawn; None before workers drew the first."""
         return copy.deepcopy(self.loader.save_state_rank())
 
+    @property
+    def changes(self) -> list[SourceChange]:
+        """What the last restore did with each source."""
+        return self.loader.changes
+
+    def restore_states(self, states: Sequence[SavableDataLoaderState]) -> None:
+        """Continue a run on any number of data-parallel ranks and workers, where its sources can.
+
+        Args:
+            states: of all data-parallel ranks of the saved run, in their order.
+
+        Raises:
+            StateMismatchError: another configuration, or another number of ranks or workers with a
+                source that only the saved number can continue.
+        """
+        self.restore_state(self.loader.state_of(states))
+
     def restore_state(self, state: SavableDataLoaderState | None) -> None:
         """Continue after the batch that ``state`` was saved after.
 
         Raises:
             StateFormatError: ``state`` is something else.
-            StateMismatchError: saved with another number of workers; what else differs in the
-                dataset's configuration is reported by the dataset, for workers at the first batch.
+            StateMismatchError: saved with another configuration; names every field that differs.
             ConfigError: this loader has drawn batches already.
         """
         if state is not None and not isinstance(state, SavableDataLoaderState):
@@ -100,7 +118,6 @@ class MegatronEnergonLoader:
         if self._iterator is not None:
             raise ConfigError("Restore a data state before the first batch, in a new loader.")
         if state is not None:
-            _check_workers(state, self.loader.num_workers)
             self._next_batch_index = _batches_drawn(state)
         # Energon keeps references into a state it is given, and it may be restored again.
         self.loader.restore_state_rank(copy.deepcopy(state))
@@ -121,20 +138,7 @@ def data_parallel_worker_config(num_workers: int, seed: int = 0) -> WorkerConfig
     )
 
 
-def _check_workers(state: SavableDataLoaderState, workers: int) -> None:
-    saved = 0 if _without_workers(state) else len(state.worker_states)
-    if saved != workers:
-        raise StateMismatchError(
-            {"num_workers": (saved, workers)},
-            "Resume with the saved number of workers.",
-        )
-
-
-def _without_workers(state: SavableDataLoaderState) -> bool:
-    return len(state.worker_states) == 1 and isinstance(state.worker_states[0], dict)
-
-
 def _batches_drawn(state: SavableDataLoaderState) -> int:
-    if _without_workers(state):
+    if workers_of(state) == 0:
         return state.worker_states[0]["_sample_index"]
     return sum(worker.state.sample_index + worker.offset for worker in state.worker_states)

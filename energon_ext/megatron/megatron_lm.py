@@ -71,7 +71,8 @@ def train_valid_test_dataloaders_provider(
     loader = MegatronLMLoader(
         get_train_dataset(
             args.data_path[0], shuffle_buffer_size=args.energon_shuffle_buffer_docs, **options
-        )
+        ),
+        save_every=_batches_per_save(args),
     )
     if args.iteration > 0:
         loader.restore_from(args)
@@ -145,6 +146,15 @@ def schedule_axis(args) -> ScheduleAxis:
             "fixed number of batches; count tokens."
         )
     return ScheduleAxis.steps(batches_per_step, end=args.train_iters)
+
+
+def _batches_per_save(args) -> int:
+    """Batches of a rank between two saves; 1 where that changes."""
+    if getattr(args, "rampup_batch_size", None) is not None:
+        return 1
+    replicas = parallel_state.get_data_parallel_world_size()
+    batches_per_step = args.global_batch_size // (args.micro_batch_size * replicas)
+    return max(1, (getattr(args, "save_interval", None) or 0) * batches_per_step)
 
 
 def _batches_per_evaluation(args) -> int:

@@ -15,6 +15,7 @@ from megatron.energon.savable_loader import SavableDataLoaderState
 
 from energon_ext.errors import StateFormatError
 from energon_ext.megatron.loader import MegatronEnergonLoader
+from energon_ext.redistribution import choices_in, workers_of
 from energon_ext.state_file import read_state_file
 
 logger = logging.getLogger(__name__)
@@ -31,25 +32,31 @@ class MegatronLMLoader(MegatronEnergonLoader):
 
         args = get_args()
         if args.dataloader_save and getattr(args, "curr_iteration", None) is not None:
-            path = _paths(args.dataloader_save, args.curr_iteration + 1)[-1]
+            rank = self.loader.worker_config.rank
+            path = _paths(args.dataloader_save, args.curr_iteration + 1, rank)[-1]
             os.makedirs(os.path.dirname(path), exist_ok=True)
         return super().save_state()
 
     def restore_from(self, args) -> None:
-        """Restore what Megatron-LM saved of this rank with the model it has just loaded.
+        """Restore what Megatron-LM saved with the model it has just loaded.
+
+        Where another number of data-parallel ranks saved it, the data is dealt anew.
 
         Raises:
-            StateFormatError: the data state cannot be read, or some ranks have one, others not.
-            StateMismatchError: it belongs to another configuration.
+            StateFormatError: a data state cannot be read, or that of a rank is missing.
+            StateMismatchError: it belongs to another configuration, or a source cannot be dealt
+                anew.
         """
         folder = args.dataloader_load or args.dataloader_save
-        paths = _paths(folder, args.iteration) if folder else []
-        path = next(filter(os.path.exists, paths), None)
-        world_size = self.loader.worker_config.world_size
-        found = _count_over_data_parallel(path is not None)
-        if found == world_size:
-            self.restore_state(_read(path))
-        elif found == 0:
+        worker = self.loader.worker_config
+        mine = _find(folder, args.iteration, worker.rank)
+        known = mine or _find(folder, args.iteration, 0)
+        ranks = _ranks_that_saved(_read(known), worker.world_size) if known else 0
+        paths = [_find(folder, args.iteration, rank) for rank in range(ranks)]
+        if ranks == worker.world_size:
+            paths = [mine]  # of the others every rank looks after its own
+        here = bool(paths) and None not in paths
+        if _count_over_data_parallel(known is not None) == 0:
             # No state is a decision of the user (a model from elsewhere); half of one is damage.
             logger.warning(
                 "NO DATA STATE: the model continues from iteration %d, but %s does not exist, so "
@@ -57,14 +64,36 @@ class MegatronLMLoader(MegatronEnergonLoader):
                 " To continue the data as well, set --dataloader-load to the folder it was saved "
                 "in.",
                 args.iteration,
-                paths[0] if paths else "a folder given by --dataloader-save",
+                _paths(folder, args.iteration, worker.rank)[0]
+                if folder
+                else "a folder given by --dataloader-save",
             )
-        else:
+            return
+        found = _count_over_data_parallel(here)
+        if found != worker.world_size:
             raise StateFormatError(
-                f"Only {found} of {world_size} data-parallel ranks find their data state of "
-                f"iteration {args.iteration} (here: {path or paths}). Copy what is missing, or "
-                "resume elsewhere."
+                f"Only {found} of {worker.world_size} data-parallel ranks find the data state of "
+                f"iteration {args.iteration} that they need (here: {paths}). Copy what is missing, "
+                "or resume elsewhere."
             )
+        if ranks == worker.world_size:
+            self.restore_state(_read(mine))
+        else:
+            self.restore_states([_read(path) for path in paths])
+
+
+def _ranks_that_saved(state: Any, now: int) -> int:
+    """Data-parallel ranks of the run that saved a state; ``now``, where it does not say."""
+    if not isinstance(state, SavableDataLoaderState):
+        return now
+    for choice in choices_in(state).values():
+        return choice["fingerprint"]["global_workers"] // max(1, workers_of(state))
+    return now
+
+
+def _find(folder: str | None, iteration: int, rank: int) -> str | None:
+    paths = _paths(folder, iteration, rank) if folder else []
+    return next(filter(os.path.exists, paths), None)
 
 
 def _read(path: str) -> Any:
@@ -77,11 +106,10 @@ def _read(path: str) -> Any:
     return saved["dataloader_state_dict"]
 
 
-def _paths(folder: str, iteration: int) -> list[str]:
-    """Where Megatron-LM may have written the data state of this rank, the latest habit first."""
+def _paths(folder: str, iteration: int, rank: int) -> list[str]:
+    """Where Megatron-LM may have written the data state of a rank, the latest habit first."""
     from megatron.training.checkpointing import get_checkpoint_name
 
-    rank = parallel_state.get_data_parallel_rank()
     # Megatron-LM saves on the first pipeline stage only; every stage loads that file.
     place = {"pipeline_rank": 0, "basename": f"train_dataloader_dprank{rank:03d}.pt"}
     # Until megatron-core 0.18 the folder was named after the expert-parallel rank as well.

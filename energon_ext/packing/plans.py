@@ -123,12 +123,17 @@ class BinPlanner:
         stops = np.minimum(held.starts + self.row_length + 1, held.lengths)
         return Pieces(held.documents, held.starts, stops, held.lengths)
 
-    def plan(self, pieces: Pieces, number: int, last: bool) -> PlannedRows:
+    def unread(self, rows: PlannedRows, next_row: int, rows_before: int) -> Pieces:
+        """The pieces of a planning that are left from row ``next_row`` on."""
+        begin = rows.ends[next_row - 1] if next_row else 0
+        return rows.pieces[begin:] + rows.rest
+
+    def plan(self, pieces: Pieces, rows_before: int, last: bool) -> PlannedRows:
         """Rows of pieces, the oldest first.
 
         Args:
             pieces: what was left by the planning before, then new ones.
-            number: of this planning, 0, 1, 2 ...
+            rows_before: rows that earlier plannings made; names the order of the new ones.
             last: no more will come; nothing is left over.
         """
         lengths = pieces.stops - pieces.starts
@@ -140,7 +145,7 @@ class BinPlanner:
             max_items_per_bin=self.max_docs_per_bin,
         )
         bins = np.split(items, ends[:-1])
-        random.Random(number).shuffle(bins)
+        random.Random(rows_before).shuffle(bins)
         placed = np.zeros(len(pieces), bool)
         placed[items] = True
         binned = pieces[np.concatenate(bins)]
@@ -175,14 +180,31 @@ class SequentialPlanner:
         """Pieces of which documents and starts were saved: they reach to the end."""
         return held
 
-    def plan(self, pieces: Pieces, number: int, last: bool) -> PlannedRows:
+    def unread(self, rows: PlannedRows, next_row: int, rows_before: int) -> Pieces:
+        """The documents of a planning that are left from row ``next_row`` on, to their ends."""
+        begin = rows.ends[next_row - 1] if next_row else 0
+        windows = rows.pieces[begin:] + rows.rest
+        if not len(windows):
+            return windows
+        # A window begins with the last token of the one before it.
+        continues = np.zeros(len(windows), bool)
+        continues[1:] = (windows.documents[1:] == windows.documents[:-1]) & (
+            windows.starts[1:] == windows.stops[:-1] - 1
+        )
+        left = windows[~continues]
+        left = Pieces(left.documents, left.starts, left.lengths, left.lengths)
+        # The first token was the last label of an earlier window; alone it teaches nothing.
+        was_label = bool(next_row or rows_before) and left.starts[0] == left.lengths[0] - 1
+        return left[int(was_label) :]
+
+    def plan(self, pieces: Pieces, rows_before: int, last: bool) -> PlannedRows:
         """Windows of the stream of pieces; see :meth:`BinPlanner.plan`."""
         row_length = self.row_length
         sizes = pieces.stops - pieces.starts
         stream_stops = np.cumsum(sizes)
         transitions = int(stream_stops[-1]) - 1
         rows = -(-transitions // row_length) if last else transitions // row_length
-        if last and not transitions and number == 0:
+        if last and not transitions and not rows_before:
             rows = 1  # a stream of one token
         firsts = np.arange(rows, dtype=np.int64) * row_length
         lasts = np.minimum(firsts + row_length, transitions)
@@ -195,7 +217,7 @@ class SequentialPlanner:
         stops = np.minimum(parts.stops, parts.starts + np.repeat(lasts + 1, counts) - begins)
         # The first token of a window was the last one of the window before, and counted there.
         final_tokens = stream_stops[pieces.stops == pieces.lengths] - 1
-        if number:
+        if rows_before:
             final_tokens = final_tokens[final_tokens > 0]
         windows = np.maximum(final_tokens - 1, 0) // row_length
         return _planned(

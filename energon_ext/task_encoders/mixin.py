@@ -25,6 +25,8 @@ from energon_ext.errors import ConfigError
 from energon_ext.source import (
     get_origin,
     max_epochs_of,
+    order_name,
+    source_identities,
     source_keys,
     stable_hash,
     worker_config_for,
@@ -219,14 +221,15 @@ def load_source(
 ) -> SavableDataset:
     """The raw (or cooked) samples of one source, in an order of its own.
 
-    Which worker gets the odd sample out rotates with the key, so that it depends neither on the
+    Which worker gets the odd sample out rotates with its name, so that it depends neither on the
     order of the sources nor on their number.
     """
-    own_config = worker_config_for(worker_config, key)
+    name = order_name(key, loaded.dataset)
+    own_config = worker_config_for(worker_config, name)
     # Energon built the factory for all sources alike; random numbers come from its configuration.
     loaded.dataset.worker_config = own_config
     global_workers = max(1, worker_config.num_workers) * worker_config.world_size
-    rotation = stable_hash(key) % global_workers
+    rotation = stable_hash(name) % global_workers
     return task_encoder._load_dataset(loaded, rotation, worker_config=own_config)
 
 
@@ -244,7 +247,8 @@ def collapse_sources(
     """
     if not datasets:
         raise ConfigError("The metadataset names no source; list at least one.")
-    keys = source_keys([loaded.dataset for loaded in datasets])
+    factories = [loaded.dataset for loaded in datasets]
+    keys, identities = source_keys(factories), source_identities(factories)
     for key, loaded in zip(keys, datasets):
         if len(loaded.dataset) == 0:
             origin = get_origin(loaded.dataset)
@@ -261,8 +265,10 @@ def collapse_sources(
                 weight=_weight_of(loaded),
                 documents=len(loaded.dataset),
                 max_epochs=max_epochs_of(loaded.dataset),
+                identity=identity,
+                order=order_name(key, loaded.dataset),
             )
-            for key, loaded in zip(keys, datasets)
+            for key, identity, loaded in zip(keys, identities, datasets)
         ]
         return build_blend(sources, worker_config=worker_config)
 

@@ -23,14 +23,14 @@ from energon_ext.assembly import BatchAssembler
 from energon_ext.choice import ChoiceDataset, Source
 from energon_ext.errors import ConfigError
 from energon_ext.rows import Row
-from energon_ext.source import max_epochs_of
+from energon_ext.source import max_epochs_of, order_name
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig, SpliceIndex, select_documents
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.validation import GridIndex
-from energon_ext.splice_source import DocumentStore, EnergonDocuments, SpliceSource, log_plan
+from energon_ext.splice_documents import DocumentStore, EnergonDocuments, TokenFileDocuments
+from energon_ext.splice_source import SpliceSource, log_plan
 from energon_ext.task_encoders.mixin import load_source
 from energon_ext.task_encoders.packed import PackedTaskEncoder
-from energon_ext.token_documents import TokenFileDocuments
 from energon_ext.token_source import TokenFileFactory
 from energon_ext.tokenizers import Tokenizer
 
@@ -125,7 +125,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         documents = [_compact(store.tokens(int(number))) for number in numbers]
         training = repeat and not self._validating
         return SpliceSource(
-            self._examples(store.lengths[numbers], numbers, key, worker_config),
+            self._examples(store.lengths[numbers], numbers, loaded, key, worker_config),
             documents,
             self._names(numbers, key),
             config=self.splice,
@@ -196,7 +196,12 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         )
 
     def _examples(
-        self, lengths: np.ndarray, numbers: np.ndarray, key: str, worker_config: WorkerConfig
+        self,
+        lengths: np.ndarray,
+        numbers: np.ndarray,
+        loaded: LoadedDataset,
+        key: str,
+        worker_config: WorkerConfig,
     ) -> SpliceIndex | GridIndex:
         if self._validating:
             return GridIndex(
@@ -206,7 +211,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
                 starts=self.validation_starts,
                 offsets=self.validation_offsets,
             )
-        order = f"{key}/{worker_config.seed_offset}"
+        order = f"{order_name(key, loaded.dataset)}/{worker_config.seed_offset}"
         index = SpliceIndex(lengths, self.seq_len, self.splice, key=order)
         log_plan(index, numbers, key)
         return index

@@ -93,8 +93,8 @@ def hashes(loader, count):
     return [support.batch_hash(next(loader)) for _ in range(count)]
 
 
-def save_as_megatron_does(loader, args, iteration, **place):
-    basename = "train_dataloader_dprank000.pt"
+def save_as_megatron_does(loader, args, iteration, rank=0, **place):
+    basename = f"train_dataloader_dprank{rank:03d}.pt"
     path = checkpoint_name(
         args.dataloader_save, iteration, pipeline_rank=0, basename=basename, **place
     )
@@ -223,6 +223,31 @@ def test_a_state_that_only_some_ranks_have_is_refused(launch, monkeypatch):
     launch.iteration = 1
     with pytest.raises(StateFormatError, match="Only 1 of 2 data-parallel ranks"):
         provide()
+
+
+def test_token_files_continue_on_another_number_of_data_parallel_ranks(launch, monkeypatch, mix):
+    """Two ranks save, one continues: the documents that neither had read."""
+    support.write_tokens(mix.parent / "tokens", [[5, 6, 7, 8] * 8] * 40)
+    launch.data_path = [str(support.write_mix(mix.parent / "tokens.yaml", [("tokens", 1)]))]
+    ranks = pretend_ranks(monkeypatch, 2)
+    for ranks["rank"] in (0, 1):
+        loader = provide()
+        hashes(loader, 10)
+        save_as_megatron_does(loader, launch, iteration=5, rank=ranks["rank"])
+    ranks.update(rank=0, world_size=1)
+    launch.iteration = 5
+    alone = provide()
+    assert alone.next_batch_index == 20
+    [change] = alone.changes
+    assert (change.change, change.tokens) == ("kept", 2 * 10 * 32)
+
+
+def pretend_ranks(monkeypatch, world_size):
+    ranks = {"rank": 0, "world_size": world_size}
+    monkeypatch.setattr(megatron_lm_state, "_count_over_data_parallel", lambda here: int(here))
+    monkeypatch.setattr(parallel_state, "get_data_parallel_world_size", lambda: ranks["world_size"])
+    monkeypatch.setattr(parallel_state, "get_data_parallel_rank", lambda: ranks["rank"])
+    return ranks
 
 
 @pytest.mark.parametrize(
