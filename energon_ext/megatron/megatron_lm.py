@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from megatron.core import parallel_state
@@ -17,6 +18,8 @@ from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.task_encoders.packed import PACKINGS, PackedTaskEncoder
 from energon_ext.tokenizers import load_tokenizer
 from energon_ext.weights import ScheduleAxis
+
+logger = logging.getLogger(__name__)
 
 
 def train_valid_test_dataloaders_provider(
@@ -76,6 +79,11 @@ def train_valid_test_dataloaders_provider(
     )
     if args.iteration > 0:
         loader.restore_from(args)
+    if args.save and not args.dataloader_save:
+        logger.warning(
+            "--save without --dataloader-save: checkpoints will hold the model and not where its "
+            "data stands, so a resumed run will start the data over. Give --dataloader-save DIR."
+        )
     if not args.eval_iters:
         return loader, None, None
     validation = get_val_datasets(args.data_path[0], **options)

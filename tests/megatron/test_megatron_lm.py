@@ -65,6 +65,7 @@ def launch(mix, tmp_path, monkeypatch, one_rank):
         context_parallel_size=1,
         sequence_parallel=False,
         virtual_pipeline_model_parallel_size=None,
+        save=None,
     )
     training = types.ModuleType("megatron.training")
     training.get_args = lambda: args
@@ -185,6 +186,16 @@ def test_missing_data_state_is_said_loudly(launch, caplog, folder):
     assert "NO DATA STATE: the model continues from iteration 40" in caplog.text
     assert "--dataloader-load" in caplog.text
     assert loader.next_batch_index == 0
+
+
+@pytest.mark.parametrize(("folder", "said"), [(None, True), ("given", False)])
+def test_a_model_that_is_saved_without_its_data_is_said_at_the_start(
+    launch, caplog, tmp_path, folder, said
+):
+    launch.save, launch.dataloader_save = "checkpoints", folder and str(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        provide()
+    assert ("--save without --dataloader-save" in caplog.text) is said
 
 
 def test_bad_data_state_is_an_error_and_not_a_fresh_start(launch):
