@@ -119,7 +119,9 @@ class SpliceSource(SavableDataset[Row]):
         worker = self.worker_config.rank * max(1, self.worker_config.num_workers)
         worker += self.worker_config.rank_worker_id() if worker_idx is None else worker_idx
         share = Share.fresh(worker, global_workers(self.worker_config))
-        return share.count(self.examples.size if self._epochs is None else self._end)
+        if self._epochs is not None:
+            return share.count(self._end)
+        return max(1, share.count(self.examples.size))  # if not of this epoch, then of a later one
 
     def worker_has_samples(self) -> bool:
         return self._active_share().count(self._end) > 0

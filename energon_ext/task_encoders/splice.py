@@ -25,6 +25,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.rows import Row
 from energon_ext.source import max_epochs_of, order_name
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig, SpliceIndex, select_documents
+from energon_ext.splice.checks import check_integer
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.validation import GridIndex
 from energon_ext.splice_documents import DocumentStore, EnergonDocuments, TokenFileDocuments
@@ -90,6 +91,13 @@ class SpliceTaskEncoder(PackedTaskEncoder):
             raise ConfigError(
                 "pack_contents: true found with mask_boundary_loss=False; contents in a frame do "
                 "not continue each other. Set mask_boundary_loss=True."
+            )
+        check_integer("validation_starts", validation_starts, 1)
+        check_integer("validation_offsets", validation_offsets, 1)
+        if not isinstance(spliced_subflavors or {}, Mapping):
+            raise ConfigError(
+                f"spliced_subflavors: {spliced_subflavors!r} found, a mapping like "
+                f"{{'splice': True}} or None is needed."
             )
         self.spliced_subflavors = spliced_subflavors
         self.named_documents = named_documents

@@ -425,11 +425,21 @@ def test_the_plan_is_in_the_log(data, caplog):
             lambda: one(SpliceConfig(pack_contents=True), packing="sequential"),
             "Set mask_boundary_loss=True",
         ),
+        (lambda: one(validation_starts=0), "validation_starts: 0 found, an integer >= 1"),
+        (lambda: one(validation_offsets="8"), "validation_offsets: '8' found"),
+        (lambda: one(spliced_subflavors=["splice"]), r"spliced_subflavors: \['splice'\] found"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_fewer_examples_than_workers_go_round(data):
+    """One example an epoch and three workers: worker 1 shows it in the second epoch."""
+    splice = SpliceConfig(doc_index=3, content_start_mode="anchor_start", offset_stride=SEQ_LEN)
+    loader = loader_for(build(in_blend(data), one(splice), num_workers=3))
+    assert [len(segments(batch)) for batch in take(loader, 6)] == [4] * 6
 
 
 def test_a_source_without_a_pair_says_what_it_needs(data):
