@@ -76,7 +76,7 @@ def train(
             drawn = time.perf_counter()
             losses = pretrain.train_step(args, step, model, optimizer, Feed(batches, rows))
             seconds = time.perf_counter() - began
-            trained = sum(int((batch.token_weights != 0).sum()) for batch in batches)
+            trained = over_ranks(sum(int((batch.token_weights != 0).sum()) for batch in batches))
             metrics = {
                 "train/loss": losses["loss"],
                 "train/learning_rate": pretrain.learning_rate(args, step),
@@ -92,8 +92,14 @@ def train(
     return step
 
 
+def over_ranks(count):
+    total = torch.tensor(count, device="cuda")  # which is the CPU where there is no GPU
+    dist.all_reduce(total)
+    return int(total)
+
+
 def rollout_metrics(source):
-    """What a source that samples says of its last batch."""
+    """What a source that samples says of its last batch, on this rank."""
     return getattr(source, "metrics", {})
 
 
