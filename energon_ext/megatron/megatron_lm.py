@@ -36,8 +36,9 @@ def train_valid_test_dataloaders_provider(
                  ModelType.encoder_or_decoder, forward_step,
                  extra_args_provider=add_energon_args)
 
-    with ``--dataloader-type external --micro-batch-size 1 --calculate-per-token-loss
-    --data-path mix.yaml --dataloader-save DIR``. A packed micro-batch is one sequence of
+    (since megatron-core 0.18 as in ``examples/launch/pretrain_gpt.py``) with ``--dataloader-type
+    external --micro-batch-size 1 --calculate-per-token-loss --data-path mix.yaml
+    --dataloader-save DIR``. A packed micro-batch is one sequence of
     ``--seq-length`` positions. Validation reads the ``val`` split of the metadataset, unless
     ``--eval-iters`` is 0; every evaluation sees the same batches.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A launch script of Megatron-LM that reads its data from Energon.
 
-Against Megatron-LM's own pretrain_gpt.py three lines of the call at the end change, marked below.
+Against Megatron-LM's own pretrain_gpt.py three arguments at the end change, marked there.
 Run it by torchrun.sh or slurm.sh.
 """
 
@@ -10,6 +10,12 @@ from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
 from megatron.training import get_args, pretrain
 from megatron.training.arguments import core_transformer_config_from_args
+
+try:  # Megatron-LM of megatron-core 0.18 and later
+    from megatron.training.argument_utils import pretrain_cfg_container_from_args
+    from megatron.training.arguments import parse_and_validate_args
+except ImportError:
+    parse_and_validate_args = None
 
 from energon_ext.megatron import (
     add_energon_args,
@@ -39,10 +45,14 @@ def model_provider(pre_process=True, post_process=True, vp_stage=None, config=No
 
 
 if __name__ == "__main__":
-    pretrain(
-        train_valid_test_dataloaders_provider,  # 1: the data
-        model_provider,
-        ModelType.encoder_or_decoder,
-        forward_step,  # 2: packed batches, every source with a loss of its own
-        extra_args_provider=add_energon_args,  # 3: --dataloader-save and --energon-*
-    )
+    run = {
+        "train_valid_test_dataset_provider": train_valid_test_dataloaders_provider,  # 1: the data
+        "model_provider": model_provider,
+        "model_type": ModelType.encoder_or_decoder,
+        "forward_step_func": forward_step,  # 2: packed batches, every source with a loss of its own
+    }
+    extra = {"extra_args_provider": add_energon_args}  # 3: --dataloader-save and --energon-*
+    if parse_and_validate_args is None:
+        pretrain(**run, **extra)
+    else:
+        pretrain(pretrain_cfg_container_from_args(parse_and_validate_args(**extra)), **run)

@@ -12,6 +12,7 @@ import os
 import runpy
 import sys
 import types
+import typing
 from pathlib import Path
 
 import torch
@@ -41,7 +42,7 @@ def answer_for_the_gpu():
         setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
 
 
-def start_on_gloo(*_):
+def start_on_gloo(*_, **__):
     from megatron.core import parallel_state
     from megatron.training import get_args
 
@@ -55,6 +56,8 @@ def start_on_gloo(*_):
 
 
 def main():
+    # megatron-core after 0.16 asks for Python 3.12; this is what it misses on an older one.
+    typing.override = getattr(typing, "override", lambda method: method)
     sys.stdout = open(f"{sys.argv.pop(1)}.{os.environ['RANK']}", "w")  # noqa: SIM115
     enable_cpu()
     torch._dynamo.config.disable = True
