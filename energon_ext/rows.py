@@ -23,7 +23,8 @@ class Row:
     Attributes:
         slices: the tokens of each segment in order, integer arrays of any width, none empty.
         source: key of the source.
-        slice_sources: key of each slice, where they differ; each then counts as a document.
+        slice_sources: key of each slice, where they differ; each then counts as a document. A row
+            of no slices, and so of no sources, is padding.
         documents: documents that end in this row.
         label_weights: per slice, float [len(slice)] or None for ones: how much predicting each of
             its tokens counts. None for ones everywhere.
@@ -103,7 +104,8 @@ class RowLayout:
             end = self._add_slices(lengths, sources, 0)
         self.num_rows += 1
         self.slices += row.slices
-        if not 0 < end <= self._row_length + 1:
+        least = 1 if lengths or row.slice_sources is None else 0
+        if not least <= end <= self._row_length + 1:
             raise SampleError(
                 f"A row has {end} tokens and gaps; {self._row_length} positions hold 1 to "
                 f"{self._row_length + 1}."
@@ -143,7 +145,7 @@ class RowLayout:
             end = self._add_slices([length], [source], end)
         if alignment > 1:
             aligned_end = end + -end % alignment
-            self.aligned_ends += [base + aligned_end] if aligned_end < row_length else []
+            self.aligned_ends += [base + aligned_end] if 0 < aligned_end < row_length else []
             self.aligned_ends.append(base + row_length)
         return end
 

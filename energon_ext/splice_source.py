@@ -12,7 +12,6 @@ import numpy as np
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.state import FlexState
-from tqdm import tqdm
 
 from energon_ext.document_order import ENDLESS, Share, deal_anew
 from energon_ext.resume import check_fingerprint
@@ -21,66 +20,11 @@ from energon_ext.source import global_worker, global_workers
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.frames import content_of
 from energon_ext.splice.index import Contents, SpliceIndex
-from energon_ext.text_source import Document
 
 logger = logging.getLogger(__name__)
 
 #: Examples that are found at a time.
 CHUNK = 1024
-
-
-class DocumentStore(Protocol):
-    """Documents by number, with lengths that cost nothing.
-
-    Attributes:
-        lengths: int64 [documents], tokens of each.
-        keys: of the samples, or None where documents have none.
-    """
-
-    lengths: np.ndarray
-    keys: Sequence[str] | None
-
-    def tokens(self, number: int) -> np.ndarray:
-        """Token ids of a document; a view of a memory map where there is one."""
-
-
-class EnergonDocuments:
-    """The documents of an Energon dataset, numbered in the order of its files.
-
-    Text must be tokenized once to know its lengths. Only lengths and keys of that pass are kept;
-    the chosen documents are read again.
-
-    Args:
-        documents: built for one worker, so that it holds all of them.
-    """
-
-    def __init__(self, documents: SavableDataset[Document]):
-        self._documents = documents
-        found = list(self._each())
-        # Energon reads shards in an order of its own; the last part of a restore key is the number
-        # of the sample in its split.
-        found.sort(key=lambda entry: entry[0][-1])
-        self._restore_keys = [restore_key for restore_key, _, _ in found]
-        self.keys = [key for _, key, _ in found]
-        self.lengths = np.array([length for _, _, length in found], np.int64)
-
-    def tokens(self, number: int) -> np.ndarray:
-        worker_config = self._documents.worker_config
-        worker_config.worker_activate(number)
-        try:
-            return self._documents.restore_sample(self._restore_keys[number]).tokens
-        finally:
-            worker_config.worker_deactivate()
-
-    def _each(self) -> Iterator[tuple[tuple, str, int]]:
-        worker_config = self._documents.worker_config
-        worker_config.worker_activate(0)
-        try:
-            total = self._documents.len_worker(0)
-            for document in tqdm(self._documents, "lengths", total, unit="doc", delay=5):
-                yield document.__restore_key__, document.__key__, len(document.tokens)
-        finally:
-            worker_config.worker_deactivate()
 
 
 class Examples(Protocol):
@@ -110,6 +54,8 @@ class SpliceSource(SavableDataset[Row]):
         seq_len: S, positions of a frame.
         fill_id: token before a content whose prefix is attended to.
         epochs: passes over the examples, None for no end.
+        restarts: whether another iteration after the last epoch begins with the first one again;
+            else there is none until a state is restored under more epochs.
         fingerprint: JSON values that the order depends on; a state saved under others is refused.
         worker_config: Energon's.
     """
@@ -123,7 +69,8 @@ class SpliceSource(SavableDataset[Row]):
         config: SpliceFields,
         seq_len: int,
         fill_id: int,
-        epochs: int | None,
+        epochs: float | None,
+        restarts: bool = True,
         fingerprint: Mapping[str, Any],
         worker_config: WorkerConfig,
     ):
@@ -136,6 +83,7 @@ class SpliceSource(SavableDataset[Row]):
         self._seq_len = seq_len
         self._fill_id = fill_id
         self._epochs = epochs
+        self._restarts = restarts
         self._cyclic = config.mode == "splice" and config.content_start_mode == "cyclic_roll"
         self.reset_state_own()
 
@@ -171,7 +119,9 @@ class SpliceSource(SavableDataset[Row]):
         worker = self.worker_config.rank * max(1, self.worker_config.num_workers)
         worker += self.worker_config.rank_worker_id() if worker_idx is None else worker_idx
         share = Share.fresh(worker, global_workers(self.worker_config))
-        return share.count(self.examples.size if self._epochs is None else self._end)
+        if self._epochs is not None:
+            return share.count(self._end)
+        return max(1, share.count(self.examples.size))  # if not of this epoch, then of a later one
 
     def worker_has_samples(self) -> bool:
         return self._active_share().count(self._end) > 0
@@ -190,7 +140,8 @@ class SpliceSource(SavableDataset[Row]):
         if frame:
             self._shown += len(frame)
             yield self._row(frame)
-        self._shown = 0
+        if self._restarts:
+            self._shown = 0
 
     def _contents(self) -> Iterator[tuple[int, int, int, int]]:
         """``(document, t, s, tokens)`` of what this worker shows next."""
@@ -221,7 +172,7 @@ class SpliceSource(SavableDataset[Row]):
         return Row(slices, source=names[0], documents=1, gaps=offsets, first_positions=offsets)
 
     def _row_with_prefix(self, content: np.ndarray, offset: int, name: str) -> Row:
-        prefix = np.full(offset, self._fill_id, content.dtype)
+        prefix = np.full(offset, self._fill_id, np.int64)
         if offset and self._config.eos_token_id is not None:
             prefix[-1] = self._config.eos_token_id
         label_weights = np.ones(offset + len(content), np.float32)
@@ -235,7 +186,7 @@ class SpliceSource(SavableDataset[Row]):
 
     @property
     def _end(self) -> int:
-        return ENDLESS if self._epochs is None else self._epochs * self.examples.size
+        return ENDLESS if self._epochs is None else int(self._epochs * self.examples.size)
 
     # State --------------------------------------------------------------------------------------
 

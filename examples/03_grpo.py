@@ -188,7 +188,8 @@ def grpo(args, tokenizer, model, held_out):
             ),
         }
 
-    train(args, args.run_dir / "grpo", model, source, rows=rows, evaluate=evaluate)
+    folder = args.run_dir / "grpo"
+    train(args, folder, model, source, rows=rows, evaluate=evaluate, may_begin=True)
 
 
 def exact_match(prompt, responses):

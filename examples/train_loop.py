@@ -42,20 +42,23 @@ class Feed:
         return next(self._iterator)
 
 
-def train(args, folder, model, source, *, rows, micro_batches=1, evaluate=lambda step: {}):
+def train(
+    args, folder, model, source, *, rows, micro_batches=1, evaluate=lambda step: {}, may_begin=False
+):
     """Train from the last checkpoint in a folder, or from the start, and return the last step.
 
     Args:
         args: what 01 takes, and resume, stop_after, save_interval.
         source: yields batches of so many rows.
         evaluate: step -> what else is to be logged.
+        may_begin: a resumed run may have been stopped before it came here.
     """
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = pretrain.build_optimizer(args, model)
     ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     with ExitStack() as stack:
         store = stack.enter_context(CheckpointStore(folder / "checkpoints", **ranks))
-        step = restore(store, args, model, optimizer, source)
+        step = restore(store, args, model, optimizer, source, may_begin)
         log = stack.enter_context(
             RunLog(folder, step, args.train_iters, enabled=dist.get_rank() == 0)
         )
@@ -73,7 +76,7 @@ def train(args, folder, model, source, *, rows, micro_batches=1, evaluate=lambda
             drawn = time.perf_counter()
             losses = pretrain.train_step(args, step, model, optimizer, Feed(batches, rows))
             seconds = time.perf_counter() - began
-            trained = sum(int((batch.token_weights != 0).sum()) for batch in batches)
+            trained = over_ranks(sum(int((batch.token_weights != 0).sum()) for batch in batches))
             metrics = {
                 "train/loss": losses["loss"],
                 "train/learning_rate": pretrain.learning_rate(args, step),
@@ -89,8 +92,14 @@ def train(args, folder, model, source, *, rows, micro_batches=1, evaluate=lambda
     return step
 
 
+def over_ranks(count):
+    total = torch.tensor(count, device="cuda")  # which is the CPU where there is no GPU
+    dist.all_reduce(total)
+    return int(total)
+
+
 def rollout_metrics(source):
-    """What a source that samples says of its last batch."""
+    """What a source that samples says of its last batch, on this rank."""
     return getattr(source, "metrics", {})
 
 
@@ -114,10 +123,12 @@ def save(store, step, args, model, optimizer, source):
     store.save(step, files, metadata={"arguments": fixed_arguments(args)})
 
 
-def restore(store, args, model, optimizer, source):
+def restore(store, args, model, optimizer, source, may_begin):
     """Restore everything from the last checkpoint; return its step, 0 where there is none."""
     checkpoint = store.latest()
     if checkpoint is None:
+        if args.resume and not may_begin:
+            raise ConfigError(f"{store.root} holds no checkpoint to --resume; begin without it.")
         return 0
     if not args.resume:
         raise ConfigError(f"{store.root} holds checkpoints: --resume, or take another folder.")

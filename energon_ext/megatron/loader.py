@@ -12,19 +12,14 @@ from __future__ import annotations
 import copy
 from typing import Any, Iterator, Sequence
 
-import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState
 
 from energon_ext.choice import epoch_caps
-from energon_ext.errors import (
-    ConfigError,
-    DataExhaustedError,
-    StateFormatError,
-)
+from energon_ext.errors import ConfigError, StateFormatError
+from energon_ext.exhaustion import end_together
 from energon_ext.redistribution import workers_of
 from energon_ext.resume import SourceChange
 from energon_ext.savable_loader import ExactDataLoader
@@ -70,8 +65,7 @@ class MegatronEnergonLoader:
         batch = self._draw()
         worker = self.loader.worker_config
         if self._epoch_caps:
-            if _on_any_rank(batch is None, worker):
-                raise DataExhaustedError(self._exhausted_message(here=batch is None))
+            end_together(batch is None, worker, self._epoch_caps, self._next_batch_index)
         elif batch is None:
             raise ConfigError(
                 f"The dataset has no batch for data-parallel rank {worker.rank} of "
@@ -86,14 +80,6 @@ class MegatronEnergonLoader:
             self._iterator = iter(self.loader)
             batch = next(self._iterator, None)
         return batch
-
-    def _exhausted_message(self, here: bool) -> str:
-        rank = "this" if here else "another"
-        caps = ", ".join(f"{key}: {cap}" for key, cap in self._epoch_caps.items())
-        return (
-            f"Every source has reached its max_epochs ({caps}): {rank} data-parallel rank has no "
-            f"batch {self._next_batch_index}. Train for fewer steps, raise a cap, or leave one out."
-        )
 
     def save_state(self) -> SavableDataLoaderState | None:
         """Return the state after the last batch drawn; None before workers drew the first."""
@@ -150,16 +136,6 @@ def data_parallel_worker_config(num_workers: int, seed: int = 0) -> WorkerConfig
         data_parallel_group=parallel_state.get_data_parallel_group(),
         seed_offset=seed,
     )
-
-
-def _on_any_rank(here: bool, worker_config: WorkerConfig) -> bool:
-    """Whether something holds on one of the data-parallel ranks, which ask together."""
-    if worker_config.world_size == 1 or not dist.is_initialized():
-        return here
-    device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
-    anywhere = torch.tensor(int(here), device=device)
-    dist.all_reduce(anywhere, dist.ReduceOp.MAX, group=worker_config.data_parallel_group)
-    return bool(anywhere)
 
 
 def _batches_drawn(state: SavableDataLoaderState) -> int:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from megatron.core import parallel_state
@@ -17,6 +18,8 @@ from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.task_encoders.packed import PACKINGS, PackedTaskEncoder
 from energon_ext.tokenizers import load_tokenizer
 from energon_ext.weights import ScheduleAxis
+
+logger = logging.getLogger(__name__)
 
 
 def train_valid_test_dataloaders_provider(
@@ -56,10 +59,10 @@ def train_valid_test_dataloaders_provider(
     """
     from megatron.training import get_args
 
+    args = get_args()
+    _check_args(args)  # on every rank, so that none waits for one that has failed
     if parallel_state.get_tensor_model_parallel_rank() != 0:
         return None, None, None
-    args = get_args()
-    _check_args(args)
     task_encoder = task_encoder or _default_task_encoder(args)
     if getattr(task_encoder, "schedule_axis", None) == ScheduleAxis():  # not set by the user
         task_encoder.schedule_axis = schedule_axis(args)
@@ -76,6 +79,11 @@ def train_valid_test_dataloaders_provider(
     )
     if args.iteration > 0:
         loader.restore_from(args)
+    if args.save and not args.dataloader_save:
+        logger.warning(
+            "--save without --dataloader-save: checkpoints will hold the model and not where its "
+            "data stands, so a resumed run will start the data over. Give --dataloader-save DIR."
+        )
     if not args.eval_iters:
         return loader, None, None
     validation = get_val_datasets(args.data_path[0], **options)
@@ -178,10 +186,28 @@ def _default_task_encoder(args) -> PackedTaskEncoder:
 
 
 def _check_args(args) -> None:
+    context, tensor = args.context_parallel_size, args.tensor_model_parallel_size
+    multiple = (2 * context if context > 1 else 1) * (tensor if args.sequence_parallel else 1)
     for flag, found, allowed, right in (
         ("--data-path", args.data_path, "one metadataset", len(args.data_path or ()) == 1),
         ("--micro-batch-size", args.micro_batch_size, "1", args.micro_batch_size == 1),
         ("--dataloader-type", args.dataloader_type, "external", args.dataloader_type == "external"),
+        # Without it a step has the mean of its micro-batches' means.
+        ("--calculate-per-token-loss", False, "given", args.calculate_per_token_loss),
+        # What context and sequence parallelism cut a row into.
+        (
+            "--seq-length",
+            args.seq_length,
+            f"a multiple of {multiple}",
+            args.seq_length % multiple == 0,
+        ),
+        # Megatron-LM would fail at its first save: it knows the state of one iterator only.
+        (
+            "--dataloader-save",
+            args.dataloader_save,
+            "left out, as virtual pipeline stages are used,",
+            not (args.dataloader_save and args.virtual_pipeline_model_parallel_size),
+        ),
         # Both count the batches of a validation set, which packing finds out only by drawing them.
         *(
             (f"--{flag.replace('_', '-')}", True, "left out", not getattr(args, flag, False))

@@ -8,9 +8,10 @@ and then, ``save`` per checkpoint, ``end``. A resumed run appends; of a step tha
 later line counts. ``energon-ext report`` reads it.
 
 TensorBoard and Weights & Biases get the same scalars under the same names, with the key of a source
-in place of ``<source>``: ``train/loss``, ``train/loss/<source>``, ``data/planned_share/<source>``
-at every step; ``data/tokens/<source>``, ``data/share/<source>`` (of all tokens so far) and
-``data/epochs/<source>`` with each ``consumption``.
+in place of ``<source>``: ``train/loss``, ``train/loss/<source>``, ``data/planned_share/<source>``,
+``perf/step_seconds`` and ``perf/tokens_per_second`` at every step; ``data/tokens/<source>``,
+``data/share/<source>`` (of all tokens so far) and ``data/epochs/<source>`` with each
+``consumption``.
 """
 
 from __future__ import annotations
@@ -128,6 +129,8 @@ class RunLog(contextlib.AbstractContextManager):
                 "train/loss": loss,
                 **_by_source("train/loss", loss_by_source),
                 **_by_source("data/planned_share", planned_share),
+                "perf/step_seconds": seconds,
+                "perf/tokens_per_second": speed,
             },
         )
 

@@ -16,7 +16,8 @@ import torch
 from megatron.core import parallel_state
 
 from energon_ext.errors import ConfigError
-from energon_ext.rl.sampler import RewardFunction, ScoredGroup
+from energon_ext.rl.arguments import check_integers, check_numbers
+from energon_ext.rl.sampler import RewardFunction, ScoredGroup, score
 from energon_ext.task_encoders.prompts import Prompt
 
 
@@ -43,11 +44,11 @@ class Sampling:
     vocab_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1 or not self.temperature >= 0 or not 0 < self.top_p <= 1:
-            raise ConfigError(
-                f"Sampling: found max_new_tokens {self.max_new_tokens!r}, temperature "
-                f"{self.temperature!r}, top_p {self.top_p!r}; allowed are >= 1, >= 0 and (0, 1]."
-            )
+        check_integers("Sampling", max_new_tokens=self.max_new_tokens)
+        check_numbers("Sampling", zero=True, temperature=self.temperature)
+        check_numbers("Sampling", most=1, top_p=self.top_p)
+        if self.vocab_size is not None:
+            check_integers("Sampling", vocab_size=self.vocab_size)
 
 
 class MegatronSampler:
@@ -65,6 +66,7 @@ class MegatronSampler:
 
     Raises:
         ConfigError: a group of less than two, or a model that is split over ranks.
+        SamplerError: from a call: the reward failed on the answers to a prompt.
     """
 
     def __init__(
@@ -76,8 +78,9 @@ class MegatronSampler:
         sampling: Sampling,
         rows_per_pass: int | None = None,
     ):
-        if group_size < 2:
-            raise ConfigError(f"group_size is {group_size!r}; a group has at least 2 answers.")
+        check_integers("MegatronSampler", least=2, group_size=group_size)
+        if rows_per_pass is not None:
+            check_integers("MegatronSampler", rows_per_pass=rows_per_pass)
         _check_whole()
         self.model = model
         self.reward = reward
@@ -95,7 +98,7 @@ class MegatronSampler:
         groups = []
         for index, prompt in enumerate(prompts):
             own = slice(index * size, (index + 1) * size)
-            rewards = self.reward(prompt, responses[own])
+            rewards = score(self.reward, prompt, responses[own])
             groups.append(
                 ScoredGroup.from_responses(prompt.tokens, responses[own], log_probs[own], rewards)
             )
@@ -124,9 +127,13 @@ def generate(
         model gives each of them: at temperature 1 and without ``top_p``, as it is trained.
 
     Raises:
-        ConfigError: the model is split over ranks.
+        ConfigError: the model is split over ranks, or a prompt is empty.
     """
     _check_whole()
+    if rows_per_pass is not None:
+        check_integers("generate", rows_per_pass=rows_per_pass)
+    if not len(prompts) or not all(map(len, prompts)):
+        raise ConfigError("generate: at least one prompt, and a token in each, are needed.")
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device

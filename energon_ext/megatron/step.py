@@ -165,7 +165,8 @@ def make_loss_func(
     The count is an int32 tensor. Whole weights (0, 1, -1) count themselves. Others need, with
     ``denominator="weights"``, a ``weight_scale``: ``sum_i |w_i|`` of the micro-batch is then
     counted to the nearest ``1 / weight_scale``. The scale must be the same in all micro-batches,
-    and the count of the global batch below 2**31. It would divide the auxiliary losses of MoE
+    and the count of the global batch below 2**31; a micro-batch that alone, times the data-parallel
+    ranks, reaches that is refused. It would divide the auxiliary losses of MoE
     routers as well: :func:`energon_ext.megatron.scale_router_losses` keeps their weight.
 
     Args:
@@ -180,7 +181,7 @@ def make_loss_func(
         ``"lm loss/<source>"``.
 
     Raises:
-        ConfigError: unknown ``denominator`` or a ``weight_scale`` below 1.
+        ConfigError: unknown ``denominator``, or a ``weight_scale`` below 1 or too large.
         SampleError: weights that are not whole are to be counted at ``weight_scale=1``.
 
     Example:
@@ -203,6 +204,8 @@ def make_loss_func(
             "token_weights hold fractions, which Megatron cannot count: pass weight_scale (for "
             "example 1024, the same in every micro-batch) or denominator='tokens'."
         )
+    if weight_scale > 1:
+        _check_count(float(counted.sum()) * weight_scale, weight_scale)
 
     def loss_func(output: torch.Tensor):
         losses = weights * output.float().view(-1)
@@ -236,6 +239,17 @@ def mean_losses(reports: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
         if key == LOSS_KEY or count > 1e6 * _NO_TOKENS  # of so many micro-batches
     }
     return {"loss": means.pop(LOSS_KEY), "loss_by_source": means}
+
+
+def _check_count(count: float, weight_scale: int) -> None:
+    """Megatron sums counts in int32, and scales nothing when the sum has wrapped around."""
+    ranks = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+    if count * ranks >= 2**31:
+        raise ConfigError(
+            f"weight_scale={weight_scale} counts {count:.0f} in one micro-batch, with {ranks} "
+            "data-parallel ranks more than the 2**31 that Megatron can count in a global batch: "
+            "use a smaller weight_scale or denominator='tokens'."
+        )
 
 
 def _report(batch: PackedBatch, losses: torch.Tensor, counted: torch.Tensor):

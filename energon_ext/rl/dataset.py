@@ -13,10 +13,12 @@ from megatron.energon import SavableDataLoader
 
 from energon_ext.assembly import BatchAssembler
 from energon_ext.batch import PackedBatch
-from energon_ext.choice import find_choice
-from energon_ext.errors import ConfigError, SampleError, SamplerError, StateFormatError
+from energon_ext.choice import epoch_caps, find_choice
+from energon_ext.errors import ConfigError, SampleError, SamplerError
+from energon_ext.exhaustion import end_together
 from energon_ext.losses import group_advantages
 from energon_ext.resume import check_fingerprint
+from energon_ext.rl.arguments import check_integers, check_numbers
 from energon_ext.rl.group_rows import WeightedGroup, arrange, write_groups
 from energon_ext.rl.rollout_metrics import RolloutMetrics
 from energon_ext.rl.sampler import (
@@ -25,8 +27,9 @@ from energon_ext.rl.sampler import (
     ScoredGroup,
     call_with_time_limit,
     check_group,
+    check_sampler,
 )
-from energon_ext.rl.state import load_group, load_prompt, save_group, save_prompt
+from energon_ext.rl.state import check_state, load_group, load_prompt, save_group, save_prompt
 from energon_ext.source import stable_hash
 from energon_ext.task_encoders.prompts import Prompt
 
@@ -40,7 +43,7 @@ class RLDataset:
     2. Rewards are clipped. A group whose rewards do not vary teaches nothing and is dropped.
     3. Once ``groups_per_batch`` groups are there, their samples are packed, the longest first, each
        into the row with the fewest tokens. A group that does not fit, or was one too many, comes
-       with the next batch.
+       with the next batch; a row that gets no sample is padding.
     4. ``token_weights`` are the advantage of the sample on its response and 0 on the prompt;
        ``log_probs`` and ``rewards`` of the batch are for metrics.
 
@@ -70,6 +73,8 @@ class RLDataset:
             not a group, or groups never vary. It names the prompt and the counts so far. The next
             ``next()`` asks for the same prompts again; a state saved meanwhile does so as well.
         SampleError: from ``next()``: a sample is longer than a row.
+        DataExhaustedError: from ``next()``: every source of prompts has reached its ``max_epochs``,
+            here or on another rank; the last batch may have fewer groups.
 
     State: the loader's, the prompts that were drawn and not sampled, the groups that wait, and
     counters. It grows with the groups that wait: at most those of one call of the sampler.
@@ -92,16 +97,13 @@ class RLDataset:
         alignment: int = 1,
         seed: int = 0,
     ):
-        for name, value in (
-            ("row_length", row_length),
-            ("rows", rows),
-            ("groups_per_batch", groups_per_batch),
-            ("max_attempts", max_attempts),
-        ):
-            if value < 1:
-                raise ConfigError(f"RLDataset: {name} is {value!r}, an integer >= 1 is needed.")
-        if not 0 <= min_reward_std < math.inf:
-            raise ConfigError(f"RLDataset: min_reward_std is {min_reward_std!r}, >= 0 is needed.")
+        sizes = {"row_length": row_length, "rows": rows, "groups_per_batch": groups_per_batch}
+        check_integers("RLDataset", **sizes, max_attempts=max_attempts, alignment=alignment)
+        check_integers("RLDataset", least=0, pad_id=pad_id)
+        check_numbers("RLDataset", zero=True, min_reward_std=min_reward_std)
+        if time_limit_seconds is not None:
+            check_numbers("RLDataset", time_limit_seconds=time_limit_seconds)
+        check_sampler(sampler)
         group_advantages([0.0, 1.0], reward_clip, advantage_clip)  # refuses bad clips now
         self.prompts = prompts
         self.sampler = sampler
@@ -114,13 +116,12 @@ class RLDataset:
         self.time_limit_seconds = time_limit_seconds
         self._assembler = BatchAssembler(row_length, pad_id=pad_id, alignment=alignment)
         self._sources = find_choice(prompts).keys
+        self._epoch_caps = epoch_caps(prompts)
         self._seed = f"{seed}/{prompts.worker_config.rank}"
         self._fingerprint = {
             "seed": self._seed,
-            "row_length": row_length,
-            "rows": rows,
+            **sizes,
             "alignment": alignment,
-            "groups_per_batch": groups_per_batch,
             "reward_clip": reward_clip,
             "advantage_clip": advantage_clip,
             "min_reward_std": min_reward_std,
@@ -145,9 +146,16 @@ class RLDataset:
         return self
 
     def __next__(self) -> PackedBatch:
-        """Sample until a batch is full."""
-        while len(self._groups) < self.groups_per_batch:
+        """Sample until a batch is full, or the prompts have reached their ``max_epochs``.
+
+        Where every source of prompts has one, the data-parallel ranks call this together: the first
+        that has no group left ends the run for all of them.
+        """
+        while len(self._groups) < self.groups_per_batch and self._draw():
             self._sample()
+        if self._epoch_caps:
+            index = self.counts["batches"]
+            end_together(not self._groups, self.prompts.worker_config, self._epoch_caps, index)
         taken, arrangement = self._fitting_groups()
         batch = write_groups(taken, arrangement, self._assembler, self._sources)
         del self._groups[: len(taken)]
@@ -175,12 +183,7 @@ class RLDataset:
             StateMismatchError: saved under other arguments.
             ConfigError: this dataset has drawn prompts already.
         """
-        if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
-            raise StateFormatError(
-                f"A state of RLDataset, version {STATE_VERSION}, is needed, found "
-                f"{state.get('version') if isinstance(state, dict) else type(state).__name__!r}. "
-                "Restore another checkpoint."
-            )
+        check_state(state, STATE_VERSION, self.save_state())
         if self._iterator is not None:
             raise ConfigError("Restore a state before the first batch, in a new RLDataset.")
         check_fingerprint(state["fingerprint"], self._fingerprint)
@@ -191,8 +194,7 @@ class RLDataset:
         self._rollout.restore_state(state["rollout"])
 
     def _sample(self) -> None:
-        """Sample the next prompts; nothing has changed if that fails."""
-        self._drawn = self._drawn or self._next_prompts()
+        """Sample the prompts that were drawn; nothing has changed if that fails."""
         groups = self._ask_sampler(self._drawn)
         weighted = [self._weigh(prompt, group) for prompt, group in zip(self._drawn, groups)]
         last_prompt = self._drawn[-1]
@@ -243,7 +245,7 @@ class RLDataset:
                 check_group(group, prompt)
             except SampleError as error:
                 raise self._error(prompt.__key__, str(error)) from error
-        return [group.cpu() for group in groups]
+        return [group.plain() for group in groups]
 
     def _weigh(self, prompt: Prompt, group: ScoredGroup) -> WeightedGroup | None:
         """The group with its advantages; None if its rewards do not vary."""
@@ -274,26 +276,22 @@ class RLDataset:
         taken = self._groups[: self.groups_per_batch]
         while (arrangement := self._arrange(taken)) is None:
             taken.pop()
-        if not all(arrangement):
-            samples = sum(map(len, arrangement))
-            raise ConfigError(
-                f"RLDataset: {samples} samples cannot fill {self.rows} rows; use fewer rows, or "
-                f"more than groups_per_batch={self.groups_per_batch}."
-            )
         return taken, arrangement
 
     def _arrange(self, groups: list[WeightedGroup]) -> list[list[tuple[int, int]]] | None:
         assembler = self._assembler
         return arrange(groups, self.rows, assembler.row_length, assembler.alignment)
 
-    def _next_prompts(self) -> list[Prompt]:
-        prompts = next(self._iterator, None) if self._iterator is not None else None
-        if prompts is None:  # not begun, or at the end of an epoch
+    def _draw(self) -> bool:
+        """Draw prompts, unless some wait for a sampler that failed; False where there are none."""
+        if not self._drawn and self._iterator is not None:
+            self._drawn = next(self._iterator, [])
+        if not self._drawn:  # not begun, or at the end of an epoch
             self._iterator = iter(self.prompts)
-            prompts = next(self._iterator, None)
-        if prompts is None:
+            self._drawn = next(self._iterator, [])
+        if not self._drawn and not self._epoch_caps:
             raise ConfigError("The dataset has no prompts for this rank; use fewer ranks.")
-        return list(prompts)
+        return bool(self._drawn)
 
     def _error(self, key: str, reason: str) -> SamplerError:
         return SamplerError(reason, key=key, counts=self.counts)

@@ -86,22 +86,15 @@ def write_groups(
     assembler: BatchAssembler,
     sources: Sequence[str],
 ) -> PackedBatch:
-    """The batch of arranged groups: every response token weighs the advantage of its sample."""
-    rows = [
-        _row([(groups[group], sample) for group, sample in members], sources[0])
-        for members in arrangement
-    ]
-    batch = assembler(rows, sources)
-    # A row has one source, and answers from several share one here.
-    index_of = {source: index for index, source in enumerate(sources)}
-    of_samples = [index_of[groups[group].source] for row in arrangement for group, _ in row]
-    batch.source_ids[batch.source_ids >= 0] = torch.tensor(of_samples, dtype=torch.int32)
-    counts = np.bincount(of_samples, minlength=len(sources))
-    batch.source_documents.copy_(torch.from_numpy(counts))
-    return batch
+    """The batch of arranged groups: every response token weighs the advantage of its sample.
+
+    A row without samples is padding, since batches have one shape.
+    """
+    rows = [_row([(groups[group], sample) for group, sample in row]) for row in arrangement]
+    return assembler(rows, sources)
 
 
-def _row(members: Sequence[tuple[WeightedGroup, int]], source: str) -> Row:
+def _row(members: Sequence[tuple[WeightedGroup, int]]) -> Row:
     slices, weights, log_probs, rewards = [], [], [], []
     for weighted, sample in members:
         group = weighted.group
@@ -114,4 +107,10 @@ def _row(members: Sequence[tuple[WeightedGroup, int]], source: str) -> Row:
         seen[prompt:] = group.log_probs[sample, : length - prompt].numpy()
         log_probs.append(seen)
         rewards.append(float(group.rewards[sample]))
-    return Row(slices, source, label_weights=weights, log_probs=log_probs, rewards=rewards)
+    return Row(
+        slices,
+        slice_sources=[weighted.source for weighted, _ in members],
+        label_weights=weights,
+        log_probs=log_probs,
+        rewards=rewards,
+    )

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Sequence
 
 from energon_ext.errors import ConfigError, SampleError, SamplerError
-from energon_ext.rl.sampler import RewardFunction, ScoredGroup
+from energon_ext.rl.arguments import check_integers, check_numbers
+from energon_ext.rl.sampler import RewardFunction, ScoredGroup, score
 from energon_ext.task_encoders.prompts import Prompt
 
 #: Responses of a group, and the log-probabilities of their tokens.
@@ -51,14 +52,15 @@ class OpenAISampler:
         api_key: sent as a bearer token.
         timeout_seconds: for a request, from the first byte to the last.
         max_retries: further tries after a connection error, a time-out or status 408, 409, 425,
-            429 or 5xx; a try waits ``backoff_seconds`` * 2 ** tries, or what ``Retry-After`` says.
+            429 or 5xx; a try waits ``backoff_seconds`` * 2 ** tries, or what ``Retry-After`` says,
+            in either case no longer than ``timeout_seconds``.
         max_concurrent: requests at the same time.
         extra: further fields of the request, for example ``{"top_k": 20}``.
 
     Raises:
         ConfigError: httpx is missing, or an argument is out of range.
         SamplerError: from a call: the server refused, kept failing, or answered something else; the
-            other requests of the call are cancelled.
+            other requests of the call are cancelled. Or the reward failed on the answers.
     """
 
     def __init__(
@@ -88,12 +90,16 @@ class OpenAISampler:
             ) from error
         if api not in _APIS:
             raise ConfigError(f"api: {api!r} found, {' or '.join(_APIS)} allowed.")
-        if group_size < 2 or max_new_tokens < 1 or max_retries < 0 or max_concurrent < 1:
-            raise ConfigError(
-                f"OpenAISampler: found group_size {group_size}, max_new_tokens {max_new_tokens}, "
-                f"max_retries {max_retries}, max_concurrent {max_concurrent}; allowed are >= 2, "
-                f">= 1, >= 0 and >= 1."
-            )
+        check_integers("OpenAISampler", least=2, group_size=group_size)
+        check_integers(
+            "OpenAISampler", max_new_tokens=max_new_tokens, max_concurrent=max_concurrent
+        )
+        check_integers("OpenAISampler", least=0, max_retries=max_retries)
+        check_numbers("OpenAISampler", timeout_seconds=timeout_seconds)
+        check_numbers(
+            "OpenAISampler", zero=True, temperature=temperature, backoff_seconds=backoff_seconds
+        )
+        check_numbers("OpenAISampler", most=1, top_p=top_p)
         self._httpx = httpx
         self.base_url = base_url.rstrip("/")
         self.reward = reward
@@ -132,7 +138,7 @@ class OpenAISampler:
                 f"the server sent {len(responses)} answers, {self.group_size} were asked for",
                 key=prompt.__key__,
             )
-        rewards = self.reward(prompt, responses)
+        rewards = score(self.reward, prompt, responses)
         try:
             return ScoredGroup.from_responses(prompt.tokens, responses, log_probs, rewards)
         except SampleError as error:
@@ -166,7 +172,8 @@ class OpenAISampler:
             if wait is None:
                 return body
             if tries < self.max_retries:
-                await asyncio.sleep(max(wait, self.backoff_seconds * 2**tries))
+                wait = max(wait, self.backoff_seconds * 2**tries)
+                await asyncio.sleep(min(wait, self.timeout_seconds))
         raise SamplerError(
             f"{self.base_url} failed {self.max_retries + 1} times, at last: {reason}",
             key=prompt.__key__,

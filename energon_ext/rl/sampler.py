@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator, Protocol, Sequence
 import torch
 
 from energon_ext.batch import PackedBatch
-from energon_ext.errors import SampleError
+from energon_ext.errors import ConfigError, SampleError, SamplerError
 from energon_ext.task_encoders.prompts import Prompt
 
 
@@ -54,15 +54,15 @@ class ScoredGroup:
             return [self.tokens.shape[1]] * len(self.tokens)
         return (self.response_lens + self.prompt_len).tolist()
 
-    def cpu(self) -> "ScoredGroup":
-        """The group with its tensors on the CPU."""
+    def plain(self) -> "ScoredGroup":
+        """The group with the dtypes above, on the CPU and apart from the graph of a model."""
         lengths = self.response_lens
         return ScoredGroup(
-            self.tokens.cpu(),
-            self.log_probs.cpu(),
-            self.rewards.cpu(),
+            _plain(self.tokens, torch.int64),
+            _plain(self.log_probs, torch.float32),
+            _plain(self.rewards, torch.float32),
             self.prompt_len,
-            None if lengths is None else lengths.cpu(),
+            None if lengths is None else _plain(lengths, torch.int64),
         )
 
     @classmethod
@@ -126,6 +126,37 @@ class BatchSampler(Protocol):
 RewardFunction = Callable[[Prompt, list[list[int]]], Sequence[float]]
 
 
+def score(reward: RewardFunction, prompt: Prompt, responses: list[list[int]]) -> Sequence[float]:
+    """The rewards of the answers to one prompt.
+
+    Raises:
+        SamplerError: names the prompt whose answers the function failed on, or gave other than one
+            number each.
+    """
+    try:
+        rewards = reward(prompt, responses)
+        numbers = [float(value) for value in rewards]
+    except Exception as error:  # a user's function may raise anything
+        raise SamplerError(
+            f"the reward raised {type(error).__name__}: {error}", key=prompt.__key__
+        ) from error
+    if len(numbers) != len(responses):
+        raise SamplerError(
+            f"the reward gave {len(numbers)} numbers for {len(responses)} answers",
+            key=prompt.__key__,
+        )
+    return numbers
+
+
+def check_sampler(sampler: Any) -> None:
+    """Raise ConfigError unless the object has one of the two methods."""
+    methods = ("sample_and_score_batch", "sample_and_score")
+    if not any(callable(getattr(sampler, name, None)) for name in methods):
+        raise ConfigError(
+            f"sampler: a {type(sampler).__name__} found; it needs {' or '.join(methods)}."
+        )
+
+
 def check_group(group: Any, prompt: Prompt) -> None:
     """Check the answer of a sampler.
 
@@ -134,6 +165,7 @@ def check_group(group: Any, prompt: Prompt) -> None:
     """
     if not isinstance(group, ScoredGroup):
         raise SampleError(f"the sampler returned a {type(group).__name__}, not a ScoredGroup")
+    _check_types(group)
     length = group.prompt_len
     tokens, log_probs, rewards = group.tokens, group.log_probs, group.rewards
     if tokens.dim() != 2 or tokens.is_floating_point() or len(tokens) < 2:
@@ -162,6 +194,21 @@ def check_group(group: Any, prompt: Prompt) -> None:
         )
     if not bool(torch.isfinite(log_probs).all()):
         raise SampleError("log_probs must be finite")
+    for sample, held in enumerate(group.sample_lengths()):
+        if int(tokens[sample, :held].min()) < 0:
+            raise SampleError(f"tokens of a response must be >= 0, got {tokens[sample].tolist()}")
+
+
+def _check_types(group: ScoredGroup) -> None:
+    for field in ("tokens", "log_probs", "rewards", "response_lens"):
+        value = getattr(group, field)
+        if not isinstance(value, torch.Tensor) and (field, value) != ("response_lens", None):
+            raise SampleError(f"{field} must be a tensor, got a {type(value).__name__}")
+    lengths = group.response_lens
+    if lengths is not None and lengths.is_floating_point():
+        raise SampleError(f"response_lens must be integers, got {_shape(lengths)}")
+    if not isinstance(group.prompt_len, int):
+        raise SampleError(f"prompt_len must be an integer, got {group.prompt_len!r}")
 
 
 def call_with_time_limit(function: Callable[[], Any], seconds: float | None) -> Any:
@@ -190,6 +237,10 @@ def call_with_time_limit(function: Callable[[], Any], seconds: float | None) -> 
     if error is not None:
         raise error
     return result
+
+
+def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.detach().to("cpu", dtype)
 
 
 def _shape(tensor: torch.Tensor) -> str:

@@ -6,11 +6,32 @@ from __future__ import annotations
 
 from typing import Any
 
+from energon_ext.errors import StateFormatError
 from energon_ext.rl.group_rows import WeightedGroup
 from energon_ext.rl.sampler import ScoredGroup
 from energon_ext.task_encoders.prompts import Prompt
 
 _GROUP_FIELDS = ("tokens", "log_probs", "rewards", "prompt_len", "response_lens")
+
+
+def check_state(state: Any, version: int, fresh: dict[str, Any]) -> None:
+    """Compare the form of a state with that of a fresh one.
+
+    Raises:
+        StateFormatError: it is of another version, or a field is missing or of another type.
+    """
+    if not isinstance(state, dict) or state.get("version") != version:
+        raise StateFormatError(
+            f"A state of RLDataset, version {version}, is needed, found "
+            f"{state.get('version') if isinstance(state, dict) else type(state).__name__!r}. "
+            "Restore another checkpoint."
+        )
+    for name, value in fresh.items():
+        if not isinstance(state.get(name), type(value)) and name != "prompts":
+            raise StateFormatError(
+                f"The state of RLDataset is damaged: {name} is {state.get(name)!r:.80}, a "
+                f"{type(value).__name__} is needed. Restore another checkpoint."
+            )
 
 
 def save_prompt(prompt: Prompt) -> dict[str, Any]:

@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any, Sequence
 
 from energon_ext.errors import ConfigError
+from energon_ext.splice.checks import check_integer, check_kind, check_number
 
 MODES = ("splice", "slide")
 CONTENT_START_MODES = ("anchor_start", "slide_within", "cyclic_roll", "coverage_balanced")
@@ -83,8 +83,12 @@ class SpliceFields:
         for field, least in self._least().items():
             value = getattr(self, field)
             if value is not None or self.__dataclass_fields__[field].default is not None:
-                _check_integer(field, value, least)
-        _check_number("alpha", self.alpha)
+                check_integer(field, value, least)
+        for field, kind in self._kinds().items():
+            value = getattr(self, field)
+            if value is not None or self.__dataclass_fields__[field].default is not None:
+                check_kind(field, value, kind)
+        check_number("alpha", self.alpha)
         self._check_together()
 
     def _choices(self) -> dict[str, tuple[str, ...]]:
@@ -93,6 +97,16 @@ class SpliceFields:
             "content_start_mode": CONTENT_START_MODES,
             "doc_select_mode": DOC_SELECT_MODES,
             "jitter_mode": JITTER_MODES,
+        }
+
+    def _kinds(self) -> dict[str, type]:
+        """Fields that are true or false, or text; None is allowed where it is the default."""
+        return {
+            "dataset_name": str,
+            "restrict_to_training_subset": bool,
+            "adaptive_k": bool,
+            "attend_prefix": bool,
+            "pack_contents": bool,
         }
 
     def _least(self) -> dict[str, int]:
@@ -123,6 +137,12 @@ class SpliceFields:
                 f"content_length: {self.content_length} found, below min_copy_len: "
                 f"{self.min_copy_len}; every content would be left out."
             )
+        for field in ("content_length", "attend_prefix", "pack_contents"):
+            if self.mode == "slide" and getattr(self, field):
+                raise ConfigError(
+                    f"{field}: {getattr(self, field)} found with mode: slide, whose windows fill "
+                    f"whole frames; leave it out."
+                )
         balanced = self.mode == "splice" and self.content_start_mode == "coverage_balanced"
         for field in ("alpha", "offset_jitter"):
             if getattr(self, field) and not balanced:
@@ -192,13 +212,18 @@ class SpliceConfig(SpliceFields):
     content_seed: int = 0
     offset_seed: int = 0
 
+    def _kinds(self) -> dict[str, type]:
+        return {**super()._kinds(), "doc_key": str}
+
     def _least(self) -> dict[str, int]:
         return {**super()._least(), "doc_index": 0, "content_seed": 0, "offset_seed": 0}
 
     def _check_together(self) -> None:
         super()._check_together()
         for field in ("shuffle_content", "shuffle_offsets"):
-            _check_integer(field, int(getattr(self, field)), 0)
+            value = getattr(self, field)
+            if not isinstance(value, bool):
+                check_integer(field, value, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,17 +262,24 @@ class MultiSpliceConfig(SpliceFields):
     def _choices(self) -> dict[str, tuple[str, ...]]:
         return {**super()._choices(), "balance_mode": BALANCE_MODES}
 
+    def _kinds(self) -> dict[str, type]:
+        return {**super()._kinds(), "shuffle_per_epoch": bool}
+
     def _least(self) -> dict[str, int]:
         return {**super()._least(), "num_docs": 1, "epoch_length": 1, "seed": 0}
 
     def _check_together(self) -> None:
         super()._check_together()
-        _check_number("balance_tau", self.balance_tau, most=1.0)
+        check_number("balance_tau", self.balance_tau, most=1.0)
         if self.doc_weights is None:
             return
+        if not isinstance(self.doc_weights, Sequence) or isinstance(self.doc_weights, str):
+            raise ConfigError(
+                f"doc_weights: {self.doc_weights!r} found, a list of numbers is needed."
+            )
         object.__setattr__(self, "doc_weights", tuple(self.doc_weights))
         for index, weight in enumerate(self.doc_weights):
-            _check_number(f"doc_weights[{index}]", weight)
+            check_number(f"doc_weights[{index}]", weight)
         if not any(self.doc_weights):
             raise ConfigError(
                 f"doc_weights: {list(self.doc_weights)} found, at least one must be above 0."
@@ -256,19 +288,3 @@ class MultiSpliceConfig(SpliceFields):
     @property
     def documents_wanted(self) -> int:
         return self.num_docs
-
-
-def _check_integer(field: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{field}: {value!r} found, an integer >= {least} is needed.")
-
-
-def _check_number(field: str, value: Any, most: float = math.inf) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not math.isfinite(value)
-        or not 0 <= value <= most
-    ):
-        allowed = "a finite number >= 0" if most == math.inf else f"a number from 0 to {most:g}"
-        raise ConfigError(f"{field}: {value!r} found, {allowed} is needed.")

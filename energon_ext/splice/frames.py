@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from energon_ext.errors import ConfigError
+from energon_ext.splice.checks import check_integer
 
 
 class Frame(NamedTuple):
@@ -55,7 +56,7 @@ def make_frame(
         cyclic: the document goes on at its beginning, and L tokens are left at any t.
 
     Raises:
-        ConfigError: a start outside the document or an offset outside the frame.
+        ConfigError: a start outside the document, an offset outside the frame, no tokens to copy.
 
     Example:
         >>> frame = make_frame(np.arange(5), t=1, s=1, seq_len=5, content_length=3, pad_id=9)
@@ -63,6 +64,10 @@ def make_frame(
         ([9, 1, 2, 3, 9], [0.0, 1.0, 1.0, 0.0, 0.0], [0, 1, 1, 1, 1])
     """
     doc = np.asarray(doc)
+    if content_length is not None:
+        check_integer("content_length", content_length, 1)
+    if doc.ndim != 1:
+        raise ConfigError(f"make_frame: a document of shape {list(doc.shape)} found, not [L].")
     if not 0 <= t < len(doc) or not 0 <= s < seq_len:
         raise ConfigError(
             f"make_frame: t={t} and s={s} found; the document has {len(doc)} tokens and the frame "

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from energon_ext.errors import ConfigError
+from energon_ext.splice.checks import check_integer
 from energon_ext.splice.config import SpliceConfig, SpliceFields
 
 
@@ -139,7 +140,7 @@ class PairTable:
 
     def _tail_table(self, content: int) -> tuple[np.ndarray, np.ndarray]:
         """Pairs, and tokens, from a row with so many tokens left to the last row; [content]."""
-        stride = self._config.content_stride
+        stride = min(self._config.content_stride, content)  # less than a content is left
         left = np.arange(-(-content // stride) * stride, dtype=np.int64)
         pairs = np.where(left >= self._config.min_copy_len, self._offsets(left), 0)
         both = np.stack([pairs, pairs * left]).reshape(2, -1, stride)
@@ -191,6 +192,7 @@ def enumerate_pairs(
         >>> enumerate_pairs(doc_len=3, seq_len=5).tolist()
         [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [1, 3]]
     """
+    check_integer("doc_len", doc_len, 1)
     config = SpliceConfig(
         content_length=content_length,
         content_stride=content_stride,

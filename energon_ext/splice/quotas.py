@@ -9,6 +9,7 @@ from typing import Sequence
 import numpy as np
 
 from energon_ext.errors import ConfigError
+from energon_ext.splice.checks import check_integer, check_number
 from energon_ext.splice.config import BALANCE_MODES
 
 
@@ -36,7 +37,8 @@ def document_quotas(
         int64 [documents].
 
     Raises:
-        ConfigError: an unknown mode, no document, weights that are all 0 or not one per document.
+        ConfigError: an unknown mode, no document, a tau outside 0 .. 1, weights that are negative,
+            not finite, all 0 or not one per document.
 
     Example:
         >>> document_quotas([10_000, 5_000, 2_000], 17).tolist()
@@ -44,27 +46,34 @@ def document_quotas(
         >>> document_quotas([10_000, 5_000, 2_000], 17, "by_document").tolist()
         [6, 6, 5]
     """
-    lengths = [int(length) for length in doc_lengths]
+    check_integer("epoch_length", epoch_length, 0)
+    lengths = np.asarray(doc_lengths)
+    if lengths.dtype.kind not in "iu" and lengths.size:
+        raise ConfigError(f"doc_lengths: {lengths.dtype} found, integers are needed.")
+    lengths = lengths.tolist()
     if balance_mode not in BALANCE_MODES:
         raise ConfigError(
             f"balance_mode: {balance_mode!r} found, one of {', '.join(BALANCE_MODES)} is allowed."
         )
-    if not lengths or min(lengths) < 1 or epoch_length < 0:
+    if not lengths or min(lengths) < 1:
         raise ConfigError(
             f"document_quotas: {len(lengths)} documents, the shortest of "
-            f"{min(lengths, default=0)} tokens, epoch_length {epoch_length}; at least one "
-            f"document, >= 1 token each and an epoch >= 0 are needed."
+            f"{min(lengths, default=0)} tokens; at least one document and >= 1 token each are "
+            f"needed."
         )
+    check_number("balance_tau", balance_tau, most=1.0)
     shares = lengths
     if balance_mode == "by_document" or balance_tau == 0 and balance_mode == "by_temperature":
         shares = [1] * len(lengths)
     elif balance_mode == "by_temperature" and balance_tau != 1:
         shares = _as_integers([float(length) ** balance_tau for length in lengths])
     if doc_weights is not None:
-        if len(doc_weights) != len(lengths) or not any(doc_weights) or min(doc_weights) < 0:
+        for index, weight in enumerate(doc_weights):
+            check_number(f"doc_weights[{index}]", float(weight))
+        if len(doc_weights) != len(lengths) or not any(doc_weights):
             raise ConfigError(
-                f"doc_weights: {len(doc_weights)} found for {len(lengths)} documents; one >= 0 "
-                f"for each is needed, and not all 0."
+                f"doc_weights: {len(doc_weights)} found for {len(lengths)} documents; one for "
+                f"each is needed, and not all 0."
             )
         shares = [share * w for share, w in zip(shares, _as_integers(doc_weights))]
     return _largest_remainder(shares, int(epoch_length))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from energon_ext.errors import ConfigError
+from energon_ext.splice.checks import check_integer, check_number
 
 #: Products of two counts must stay below this to be exact in int64.
 _EXACT = 2**62
@@ -59,9 +60,12 @@ class EdgeWeights:
     def __init__(self, content_length: int, content_stride: int, alpha: float):
         self._stride = content_stride
         self._steps = -(-content_length // content_stride)
-        distances = np.arange(self._steps) * content_stride + np.arange(content_stride)[:, None] + 1
+        # So far from an edge and further, all starts weigh the same.
+        self._furthest = min(content_stride - 1, content_length)
+        begins = np.arange(self._furthest + 1)[:, None]
+        distances = np.arange(self._steps) * content_stride + begins + 1
         weights = (content_length / np.minimum(distances, content_length)) ** alpha
-        self._sums = np.zeros((content_stride, self._steps + 1))
+        self._sums = np.zeros((len(begins), self._steps + 1))
         np.cumsum(weights, axis=1, out=self._sums[:, 1:])
 
     def rows(self, last_starts: np.ndarray, fractions: np.ndarray) -> np.ndarray:
@@ -93,9 +97,8 @@ class EdgeWeights:
 
     def _sum(self, remainder: np.ndarray | int, count: np.ndarray) -> np.ndarray:
         """Weight of the ``count`` starts nearest to an edge, the first ``remainder`` from it."""
-        return self._sums[remainder, np.minimum(count, self._steps)] + np.maximum(
-            count - self._steps, 0
-        )
+        row = np.minimum(remainder, self._furthest)
+        return self._sums[row, np.minimum(count, self._steps)] + np.maximum(count - self._steps, 0)
 
 
 def start_positions(
@@ -125,11 +128,15 @@ def start_positions(
         >>> start_positions(doc_len=10, content_length=4, quota=4, alpha=2.0).tolist()
         [0, 1, 5, 6]
     """
-    if not 1 <= content_length <= doc_len or quota < 0 or content_stride < 1 or alpha < 0:
+    check_integer("doc_len", doc_len, 1)
+    check_integer("content_length", content_length, 1)
+    check_integer("quota", quota, 0)
+    check_integer("content_stride", content_stride, 1)
+    check_number("alpha", alpha)
+    if content_length > doc_len:
         raise ConfigError(
-            f"start_positions: doc_len {doc_len}, content_length {content_length}, quota {quota}, "
-            f"alpha {alpha}, content_stride {content_stride} found; 1 <= content_length <= "
-            f"doc_len, quota >= 0, alpha >= 0 and content_stride >= 1 are needed."
+            f"content_length: {content_length} found, the document has {doc_len} tokens; at most "
+            f"so many are allowed."
         )
     numbers = np.arange(quota)
     quotas = np.full_like(numbers, quota)

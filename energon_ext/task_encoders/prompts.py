@@ -19,7 +19,7 @@ from megatron.energon.wrappers.map_dataset import MapDataset
 from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
 from energon_ext.chat import ChatTemplate, PlainChatTemplate
-from energon_ext.errors import SampleError
+from energon_ext.errors import ConfigError, SampleError
 from energon_ext.task_encoders.mixin import DynamicBlendMixin
 from energon_ext.task_encoders.sft import encode_bare
 from energon_ext.tokenizers import Tokenizer
@@ -84,6 +84,9 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         tokenizer: text to token ids; puts its ``bos`` in front if it does so with text.
         chat_template: writes ``messages`` as text.
         max_prompt_tokens: a longer prompt is a SampleError: Energon logs it and goes on.
+
+    Raises:
+        ConfigError: ``max_prompt_tokens`` is below 1.
     """
 
     cookers = [Cooker(cook_prompt)]
@@ -95,6 +98,11 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         chat_template: ChatTemplate | None = None,
         max_prompt_tokens: int | None = None,
     ):
+        if max_prompt_tokens is not None and max_prompt_tokens < 1:
+            raise ConfigError(
+                f"max_prompt_tokens: {max_prompt_tokens!r} found, an integer >= 1 or None is "
+                f"needed."
+            )
         self.tokenizer = tokenizer
         self.chat_template = chat_template or PlainChatTemplate()
         self.max_prompt_tokens = max_prompt_tokens

@@ -23,13 +23,16 @@ from energon_ext.assembly import BatchAssembler
 from energon_ext.choice import ChoiceDataset, Source
 from energon_ext.errors import ConfigError
 from energon_ext.rows import Row
-from energon_ext.source import order_name
+from energon_ext.source import max_epochs_of, order_name
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig, SpliceIndex, select_documents
+from energon_ext.splice.checks import check_integer
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.validation import GridIndex
-from energon_ext.splice_source import DocumentStore, EnergonDocuments, SpliceSource, log_plan
+from energon_ext.splice_documents import DocumentStore, EnergonDocuments, TokenFileDocuments
+from energon_ext.splice_source import SpliceSource, log_plan
 from energon_ext.task_encoders.mixin import load_source
 from energon_ext.task_encoders.packed import PackedTaskEncoder
+from energon_ext.token_source import TokenFileFactory
 from energon_ext.tokenizers import Tokenizer
 
 #: Up to so many documents of a source, each is counted under a name of its own.
@@ -89,6 +92,13 @@ class SpliceTaskEncoder(PackedTaskEncoder):
                 "pack_contents: true found with mask_boundary_loss=False; contents in a frame do "
                 "not continue each other. Set mask_boundary_loss=True."
             )
+        check_integer("validation_starts", validation_starts, 1)
+        check_integer("validation_offsets", validation_offsets, 1)
+        if not isinstance(spliced_subflavors or {}, Mapping):
+            raise ConfigError(
+                f"spliced_subflavors: {spliced_subflavors!r} found, a mapping like "
+                f"{{'splice': True}} or None is needed."
+            )
         self.spliced_subflavors = spliced_subflavors
         self.named_documents = named_documents
         self.validation_starts = validation_starts
@@ -120,8 +130,8 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         numbers = select_documents(
             store.lengths, self.splice, seq_len=self.seq_len, keys=store.keys, source=key
         )
-        # Token ids are below 2^31, and int32 halves what the workers share.
-        documents = [np.asarray(store.tokens(number)).astype(np.int32) for number in numbers]
+        documents = [_compact(store.tokens(int(number))) for number in numbers]
+        training = repeat and not self._validating
         return SpliceSource(
             self._examples(store.lengths[numbers], numbers, loaded, key, worker_config),
             documents,
@@ -129,8 +139,10 @@ class SpliceTaskEncoder(PackedTaskEncoder):
             config=self.splice,
             seq_len=self.seq_len,
             fill_id=self._assembler.pad_id,
-            epochs=None if repeat and not self._validating else loaded.repetitions or 1,
-            fingerprint={**self.splice.to_json(), "documents": _digest(documents)},
+            epochs=max_epochs_of(loaded.dataset) if training else loaded.repetitions or 1,
+            # A source that has reached its cap stays at its end.
+            restarts=not training,
+            fingerprint={**self.splice.to_json(), "documents": _digest(store, numbers, documents)},
             worker_config=worker_config,
         )
 
@@ -171,6 +183,10 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         self, loaded: LoadedDataset, key: str, worker_config: WorkerConfig
     ) -> DocumentStore:
         """The documents of a source, all of them on every rank."""
+        if isinstance(loaded.dataset, TokenFileFactory):
+            file = loaded.dataset.file
+            file.check_tokenizer(self.tokenizer.fingerprint(), self.tokenizer.vocab_size)
+            return TokenFileDocuments(loaded.dataset)
         alone = WorkerConfig(
             rank=0, world_size=1, num_workers=0, seed_offset=worker_config.seed_offset
         )
@@ -234,7 +250,14 @@ def _names_in_batches(sources: Sequence[Source]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _digest(documents: Sequence[np.ndarray]) -> str:
+def _compact(tokens: np.ndarray) -> np.ndarray:
+    """A view stays a view; ids are below 2^31, and int32 halves what the workers share."""
+    return tokens if tokens.dtype.itemsize <= 4 else tokens.astype(np.int32)
+
+
+def _digest(store: DocumentStore, numbers: np.ndarray, documents: Sequence[np.ndarray]) -> str:
+    if isinstance(store, TokenFileDocuments):
+        return store.digest(numbers)
     digest = hashlib.sha256()
     for tokens in documents:
         digest.update(len(tokens).to_bytes(8, "little"))

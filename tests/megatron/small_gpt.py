@@ -57,10 +57,23 @@ def megatron(rank=0, world_size=1, store=None, **parallel_sizes):
 def model_parallel(**parallel_sizes):
     parallel_state.initialize_model_parallel(**parallel_sizes)
     model_parallel_cuda_manual_seed(1, inference_rng_tracker=True, force_reset_rng=True)
+    forget_router_losses()
     try:
         yield
     finally:
         parallel_state.destroy_model_parallel()
+
+
+def forget_router_losses():
+    """Megatron logs router losses in an array that has room for the layers of the first model."""
+    try:
+        from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
+    except ImportError:  # megatron-core before 0.18
+        from megatron.core.transformer.moe import moe_utils
+
+        moe_utils.get_moe_layer_wise_logging_tracker().clear()
+    else:
+        destroy_moe_metrics_tracker()
 
 
 def small_config(**overrides):

@@ -60,6 +60,12 @@ def launch(mix, tmp_path, monkeypatch, one_rank):
         num_workers=0,
         seed=7,
         iteration=0,
+        calculate_per_token_loss=True,
+        tensor_model_parallel_size=1,
+        context_parallel_size=1,
+        sequence_parallel=False,
+        virtual_pipeline_model_parallel_size=None,
+        save=None,
     )
     training = types.ModuleType("megatron.training")
     training.get_args = lambda: args
@@ -182,6 +188,16 @@ def test_missing_data_state_is_said_loudly(launch, caplog, folder):
     assert loader.next_batch_index == 0
 
 
+@pytest.mark.parametrize(("folder", "said"), [(None, True), ("given", False)])
+def test_a_model_that_is_saved_without_its_data_is_said_at_the_start(
+    launch, caplog, tmp_path, folder, said
+):
+    launch.save, launch.dataloader_save = "checkpoints", folder and str(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        provide()
+    assert ("--save without --dataloader-save" in caplog.text) is said
+
+
 def test_bad_data_state_is_an_error_and_not_a_fresh_start(launch):
     path = checkpoint_name(
         launch.dataloader_save, 5, pipeline_rank=0, basename="train_dataloader_dprank000.pt"
@@ -254,12 +270,45 @@ def pretend_ranks(monkeypatch, world_size):
         ("dataloader_type", "single", "--dataloader-type must be external"),
         ("full_validation", True, "--full-validation must be left out"),
         ("multiple_validation_sets", True, "--multiple-validation-sets must be left out"),
+        ("calculate_per_token_loss", False, "--calculate-per-token-loss must be given"),
+        (
+            "virtual_pipeline_model_parallel_size",
+            2,
+            "--dataloader-save must be left out, as virtual",
+        ),
     ],
 )
-def test_launch_arguments_that_cannot_work_are_refused(launch, name, value, message):
+@pytest.mark.parametrize("tensor_parallel_rank", [0, 1])
+def test_launch_arguments_that_cannot_work_are_refused_on_every_rank(
+    launch, monkeypatch, name, value, message, tensor_parallel_rank
+):
+    monkeypatch.setattr(
+        parallel_state, "get_tensor_model_parallel_rank", lambda: tensor_parallel_rank
+    )
     setattr(launch, name, value)
     with pytest.raises(ConfigError, match=message):
         provide()
+
+
+@pytest.mark.parametrize(
+    ("context", "tensor", "sequence_parallel", "multiple"),
+    [(1, 4, True, 4), (4, 4, False, 8), (2, 8, True, 32)],
+)
+def test_rows_that_cannot_be_cut_over_ranks_are_refused(
+    launch, context, tensor, sequence_parallel, multiple
+):
+    launch.context_parallel_size, launch.tensor_model_parallel_size = context, tensor
+    launch.sequence_parallel = sequence_parallel
+    launch.seq_length = 3 * multiple
+    assert provide()
+    launch.seq_length += multiple // 2
+    with pytest.raises(ConfigError, match=rf"--seq-length must be a multiple of {multiple} "):
+        provide()
+
+
+def test_virtual_stages_may_load_without_saving(launch):
+    launch.virtual_pipeline_model_parallel_size, launch.dataloader_save = 2, None
+    assert next(provide()).num_tokens == 32
 
 
 # Validation --------------------------------------------------------------------------------------

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Generation with a real GPTModel, against the same model in training."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 import torch
 
-from energon_ext import BatchAssembler, ConfigError, Prompt, Row
+from energon_ext import BatchAssembler, ConfigError, Prompt, Row, SamplerError
 from energon_ext.megatron import MegatronSampler, Sampling, build_packed_seq_params, generate
 from energon_ext.megatron.sampler import draw
 from tests.megatron.small_gpt import VOCABULARY, small_config, small_model
@@ -136,13 +137,54 @@ def test_a_group_holds_answers_log_probs_and_the_users_rewards(model):
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_new_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.1}]
+    ("reward", "message"),
+    [
+        (lambda prompt, _: [1, 2] if prompt.__key__ != "p1" else 1 / 0, "raised ZeroDivisionError"),
+        (lambda prompt, _: [1, 2] if prompt.__key__ != "p1" else None, "raised TypeError"),
+        (lambda prompt, _: [1, 2] if prompt.__key__ != "p1" else "ab", "raised ValueError"),
+        (lambda prompt, _: [1, 2] if prompt.__key__ != "p1" else [1], "gave 1 numbers for 2 answ"),
+    ],
 )
-def test_bad_sampling_is_refused(options):
-    with pytest.raises(ConfigError, match="allowed are >= 1, >= 0 and .0, 1.."):
+def test_a_reward_that_fails_names_its_own_prompt(model, reward, message):
+    """Of three prompts in the same call."""
+    prompts = [
+        dataclasses.replace(prompt_of(p), __key__=f"p{n}") for n, p in enumerate(PROMPTS[:3])
+    ]
+    sampler = MegatronSampler(model, reward, group_size=2, sampling=Sampling(1))
+    with pytest.raises(SamplerError, match=f"^Prompt p1: the reward {message}"):
+        sampler.sample_and_score_batch(prompts, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens is 0, an integer >= 1"),
+        ({"temperature": -1.0}, "temperature is -1.0, a finite number >= 0"),
+        ({"top_p": 0.0}, "top_p is 0.0, a number > 0 and <= 1"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"vocab_size": 0}, "vocab_size is 0"),
+    ],
+)
+def test_bad_sampling_is_refused(options, message):
+    with pytest.raises(ConfigError, match=f"Sampling: {message}"):
         Sampling(**{"max_new_tokens": 1, **options})
 
 
-def test_a_group_of_one_is_refused(model):
-    with pytest.raises(ConfigError, match="at least 2 answers"):
-        MegatronSampler(model, None, group_size=1, sampling=Sampling(1))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"group_size": 1}, "group_size is 1, an integer >= 2"), ({"rows_per_pass": 0}, "is 0")],
+)
+def test_bad_groups_are_refused(model, options, message):
+    with pytest.raises(ConfigError, match=message):
+        MegatronSampler(model, None, **{"group_size": 2, "sampling": Sampling(1), **options})
+
+
+@pytest.mark.parametrize("prompts", [[], [[3], []]])
+def test_a_prompt_without_tokens_is_refused(model, prompts):
+    with pytest.raises(ConfigError, match="at least one prompt, and a token in each"):
+        generate(model, prompts, Sampling(1))
+
+
+def test_passes_without_rows_are_refused(model):
+    with pytest.raises(ConfigError, match="rows_per_pass is -1"):
+        generate(model, [[3]], Sampling(1), rows_per_pass=-1)

@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from energon_ext import ConfigError, SampleError, unified_loss
@@ -100,6 +101,15 @@ def test_the_loss_is_in_float32_and_carries_a_gradient():
 def test_bad_loss_options_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         make_loss_func(synthetic_batch(0), **options)
+
+
+def test_a_scale_whose_counts_would_wrap_around_is_refused(monkeypatch):
+    batch = batch_with_weights(code=[1.5, -0.5], web=[-0.5, -0.5])  # 3 in all
+    scale = 2**31 // 3
+    assert make_loss_func(batch, weight_scale=scale)(LOSSES)[1].item() == 3 * scale
+    monkeypatch.setattr(parallel_state, "get_data_parallel_world_size", lambda **_: 2)
+    with pytest.raises(ConfigError, match="in one micro-batch, with 2 data-parallel ranks more"):
+        make_loss_func(batch, weight_scale=scale)
 
 
 def run_step(model, batches, **options):

@@ -87,6 +87,8 @@ SCALARS = {
     "train/loss": 2.5,
     "train/loss/data/web:train": 2.5,
     "data/planned_share/data/web:train": 1.0,
+    "perf/step_seconds": 0.5,
+    "perf/tokens_per_second": 200.0,
     "data/tokens/data/web:train": 300,
     "data/share/data/web:train": 0.75,
     "data/epochs/data/web:train": 1.5,

@@ -67,6 +67,8 @@ def test_fine_tuning_learns_answers_and_resumes_exactly(chats, tmp_path):
     assert 0 < whole[1]["train/tokens"] < 8 * 64 / 2  # answers only
     stderr = run("02_sft.py", tmp_path / "parts", *options, succeeds=False)
     assert "holds checkpoints: --resume, or take another folder" in stderr
+    stderr = run("02_sft.py", tmp_path / "new", *options, "--resume", succeeds=False)
+    assert "holds no checkpoint to --resume; begin without it" in stderr
 
 
 @pytest.fixture(scope="module")

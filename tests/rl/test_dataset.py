@@ -2,15 +2,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Sampled groups to packed batches: weights by hand, exact resume, and every way to go wrong."""
 
+import json
 import math
 import re
 import threading
 
+import numpy as np
 import pytest
 import torch
 
 from energon_ext import (
     ConfigError,
+    DataExhaustedError,
     RLDataset,
     SampleError,
     SamplerError,
@@ -200,6 +203,27 @@ def test_a_state_keeps_groups_that_wait(sums):
     assert not asked
 
 
+def test_prompts_with_caps_end_after_the_last_group(sums, tmp_path):
+    """Each of 19 prompts is answered once, though batches hold 3 groups, and then the run ends."""
+    entries = [
+        {"path": str(sums.parent / f"{name}.jsonl"), "weight": 1, "max_epochs": 1}
+        for name in ("easy", "hard")
+    ]
+    path = tmp_path / "capped.yaml"
+    splits = {"train": {"blend": entries}}
+    header = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
+    path.write_text(json.dumps({**header, "splits": splits}))
+    dataset = build(path, Fixed(*[[1, 0]] * 30), rows=3)
+    groups = []
+    with pytest.raises(DataExhaustedError, match=r"max_epochs \(.*easy.*: 1.*no batch 7"):
+        while True:
+            next(dataset)
+            groups.append(dataset.metrics["valid_groups"])
+    assert groups == [3] * 6 + [1]
+    with pytest.raises(DataExhaustedError):
+        next(dataset)
+
+
 def test_ranks_ask_with_seeds_of_their_own(sums):
     hashes = set()
     for rank in range(2):
@@ -262,6 +286,17 @@ class TooFew:
         (Changed(tokens=torch.ones(2, 3).long()), "prompt_len is 3 in int64 .2, 3. tokens"),
         (Changed(response_lens=torch.tensor([2, 3])), r"response_lens must be .2. from 1 to 2"),
         (Changed(response_lens=torch.tensor([0, 2])), r"response_lens must be .2. from 1 to 2"),
+        (Changed(response_lens=torch.tensor([1.0, 2.0])), "response_lens must be integers"),
+        (Changed(response_lens=[2, 2]), "response_lens must be a tensor, got a list"),
+        (Changed(rewards=[1.0, 0.0]), "rewards must be a tensor, got a list"),
+        (Changed(rewards=None), "rewards must be a tensor, got a NoneType"),
+        (Changed(log_probs=np.zeros((2, 2))), "log_probs must be a tensor, got a ndarray"),
+        (Changed(tokens=[[1, 101, 102, 5, 6]]), "tokens must be a tensor, got a list"),
+        (Changed(prompt_len=3.0), "prompt_len must be an integer, got 3.0"),
+        (
+            Changed(tokens=torch.tensor([[1, 101, 102, 5, -1], [1, 101, 102, 5, 6]])),
+            r"tokens of a response must be >= 0, got .1, 101, 102, 5, -1.",
+        ),
     ],
 )
 def test_a_bad_answer_is_named_with_its_prompt_and_the_counts(one_prompt, sampler, message):
@@ -273,6 +308,21 @@ def test_a_bad_answer_is_named_with_its_prompt_and_the_counts(one_prompt, sample
     assert str(error.value).endswith(
         "So far: groups 0, valid_groups 0, zero_var_groups 0, batches 0."
     )
+
+
+def test_groups_of_other_dtypes_and_with_gradients_are_groups(one_prompt):
+    """As a model in half precision returns them, outside of no_grad; behind a response is -100."""
+    tokens = torch.tensor([[1, 101, 102, 5, 6], [1, 101, 102, 7, -100]], dtype=torch.int32)
+    sampler = Changed(
+        tokens=tokens,
+        log_probs=torch.full((2, 2), -0.5, dtype=torch.bfloat16, requires_grad=True),
+        rewards=torch.tensor([True, False]),
+        response_lens=torch.tensor([2, 1]),
+    )
+    batch = next(one_at_a_time(one_prompt, sampler)).validate()
+    assert batch.tokens[:9].tolist() == [1, 101, 102, 5, 6, 1, 101, 102, 7]
+    assert batch.log_probs.tolist() == [0, 0, -0.5, -0.5, 0, 0, 0, -0.5, 0, 0]
+    assert batch.rewards.tolist() == [1, 0, 0]
 
 
 def test_after_a_failure_the_same_prompts_are_asked_again(sums, tmp_path):
@@ -342,6 +392,9 @@ def test_states_of_other_runs_are_refused(sums):
         build(sums, Dice()).restore_state({**state, "version": 9})
     with pytest.raises(StateFormatError, match="found 'NoneType'"):
         build(sums, Dice()).restore_state(None)
+    for field in ("fingerprint", "drawn", "groups", "calls", "rollout"):
+        with pytest.raises(StateFormatError, match=f"damaged: {field} is None"):
+            build(sums, Dice(), seed=1).restore_state({**state, field: None})
     with pytest.raises(ConfigError, match="before the first batch"):
         dataset.restore_state(state)
 
@@ -352,6 +405,11 @@ def test_states_of_other_runs_are_refused(sums):
         ({"rows": 0}, "rows is 0"),
         ({"groups_per_batch": 0}, "groups_per_batch is 0"),
         ({"max_attempts": 0}, "max_attempts is 0"),
+        ({"row_length": 24.0}, "row_length is 24.0"),
+        ({"rows": True}, "rows is True, an integer >= 1 is needed"),
+        ({"pad_id": -1}, "pad_id is -1"),
+        ({"time_limit_seconds": 0}, "time_limit_seconds is 0, a finite number > 0"),
+        ({"time_limit_seconds": math.nan}, "time_limit_seconds is nan"),
         ({"min_reward_std": math.nan}, "min_reward_std is nan"),
         ({"reward_clip": -1}, "reward_clip must be a positive number"),
     ],
@@ -361,9 +419,30 @@ def test_bad_arguments_are_refused(sums, options, message):
         build(sums, Dice(), **options)
 
 
-def test_rows_that_stay_empty_are_refused(one_prompt):
-    with pytest.raises(ConfigError, match="2 samples cannot fill 3 rows; use fewer rows"):
-        next(one_at_a_time(one_prompt, Fixed([1, 0]), rows=3))
+def test_what_is_no_sampler_is_refused(sums):
+    with pytest.raises(ConfigError, match="sampler: a dict found; it needs sample_and_score_batch"):
+        build(sums, {})
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_that_no_prompt_meets_is_refused(sums, limit):
+    with pytest.raises(ConfigError, match=f"max_prompt_tokens: {limit} found"):
+        prompt_loader(sums, max_prompt_tokens=limit)
+
+
+@pytest.mark.parametrize("alignment", [1, 4])
+def test_rows_that_get_no_sample_are_padding(one_prompt, alignment):
+    """Answers grow in training: where two groups fitted, at last one does, and fills two rows."""
+    dataset = one_at_a_time(one_prompt, Fixed([1, 0]), rows=3, row_length=8, alignment=alignment)
+    batch = next(dataset).validate()
+    assert batch.num_tokens == 24
+    assert batch.source_ids.tolist() == [0, -1, 0, -1, -1]
+    assert batch.cu_seqlens.tolist() == [0, 5, 8, 13, 16, 24]
+    assert batch.rewards.tolist() == [1, 0, 0, 0, 0]
+    assert batch.source_documents.tolist() == [2]
+    assert batch.token_weights[16:].tolist() == batch.tokens[16:].tolist() == [0] * 8
+    if alignment > 1:
+        assert batch.cu_seqlens_padded.tolist() == [0, 8, 16, 24]
 
 
 def test_prompts_keep_their_metadata_and_name_their_source(sums):

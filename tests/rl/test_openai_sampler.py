@@ -195,6 +195,13 @@ def test_a_server_that_says_how_long_to_wait_is_believed(server, waits):
     assert waits == [7.0, 1.0]
 
 
+@pytest.mark.parametrize("seconds", ["1e9", "inf"])
+def test_a_server_that_wants_us_to_wait_for_ever_is_not_believed(server, waits, seconds):
+    server.misfortunes = [(429, [("Retry-After", seconds)])]
+    sampler_for(server, timeout_seconds=3.0).sample_and_score_batch(prompts(10), 0)
+    assert waits == [3.0]
+
+
 def test_a_server_that_keeps_failing_is_an_error_with_the_prompt(server, waits):
     server.misfortunes = [(503, ())] * 3
     with pytest.raises(SamplerError, match="Prompt p10: .* failed 3 times, at last: status 503"):
@@ -304,9 +311,12 @@ def test_a_dataset_samples_from_a_server_and_leaves_one_that_hangs(server, tmp_p
     ("options", "message"),
     [
         ({"api": "tgi"}, "api: 'tgi' found, vllm or sglang allowed"),
-        ({"group_size": 1}, "found group_size 1"),
-        ({"max_new_tokens": 0}, "max_new_tokens 0"),
-        ({"max_retries": -1}, "max_retries -1"),
+        ({"group_size": 1}, "group_size is 1, an integer >= 2"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"max_retries": -1}, "max_retries is -1"),
+        ({"timeout_seconds": 0}, "timeout_seconds is 0"),
+        ({"temperature": -1.0}, "temperature is -1.0, a finite number >= 0"),
+        ({"top_p": 1.1}, "top_p is 1.1, a number > 0 and <= 1"),
     ],
 )
 def test_bad_options_are_refused(options, message):

@@ -237,6 +237,32 @@ def test_spliced_and_packed_sources_share_a_schedule(mix, num_workers):
         assert "web:train" in batch.tokens_per_source()
 
 
+@pytest.mark.parametrize("weights", [(1, 1), (1, {"step": {0: 1, 40: 3}})])
+def test_a_spliced_source_takes_its_share_of_an_interleave_in_tokens(data, weights):
+    """Frames bring few tokens, so they come more often; the bound is a row over each weight."""
+    path = write_mix(data / "interleave.yaml", [("book", weights[0]), ("web", weights[1])])
+    content = json.loads(path.read_text())
+    (entries,) = content["splits"]["train"].values()
+    entries[0]["subflavors"] = {"splice": True}
+    content["splits"]["train"] = {"interleave": entries}
+    path.write_text(json.dumps(content))
+    encoder = many(spliced_subflavors={"splice": True})
+    loader = loader_for(build(path, encoder, batch_size=4))
+
+    def tokens_of(count):
+        shown = Counter()
+        for batch in take(loader, count):
+            shown.update(batch.tokens_per_source())
+        web = shown.pop("web:train")
+        return sum(shown.values()), web
+
+    book, web = tokens_of(40)
+    assert abs(book - web) <= 2 * SEQ_LEN
+    book, web = tokens_of(40)
+    factor = 1 if weights[1] == 1 else 3
+    assert abs(book - web / factor) <= SEQ_LEN + SEQ_LEN / factor
+
+
 def test_the_name_of_a_folder_chooses_what_is_spliced(data):
     path = write_mix(data / "named.yaml", [("book", 1), ("web", 1)])
     splice = MultiSpliceConfig(**{**SHORT.to_json(), "dataset_name": "book"})
@@ -263,6 +289,42 @@ def test_a_resumed_run_continues_exactly_at_every_batch(mix, num_workers, pack):
             resumed.restore_state_rank(state)
         assert [batch_hash(b) for b in take(resumed, 3)] == expected[start : start + 3]
         state = resumed.save_state_rank()
+    close_loaders()
+
+
+@pytest.mark.parametrize(("num_workers", "pack"), [(0, False), (0, True), (2, False)])
+def test_a_spliced_source_leaves_at_its_cap_and_a_raised_cap_adds_its_epochs(
+    data, num_workers, pack
+):
+    """A content of 8 of 12, 12 and 11 tokens: 5 + 5 + 4 examples in an epoch, each once."""
+    splice = MultiSpliceConfig(
+        num_docs=3, max_doc_length=12, content_length=8, epoch_length=None, pack_contents=pack,
+        balance_mode="by_coverage",
+    )  # fmt: skip
+
+    def fresh(cap):
+        path = write_mix(data / "capped.yaml", [("book", 1), ("web", 1)])
+        content = json.loads(path.read_text())
+        content["splits"]["train"]["blend"][0].update(
+            {"subflavors": {"splice": True}, "max_epochs": cap}
+        )
+        path.write_text(json.dumps(content))
+        encoder = many(splice, spliced_subflavors={"splice": True})
+        return loader_for(build(path, encoder, num_workers=num_workers))
+
+    def shown(batches):
+        """How often each content of the book was."""
+        found = placements(batches)
+        return {key: count for key, count in found.items() if key[0].startswith("book")}
+
+    loader = fresh(cap=2)
+    twice = shown(take(loader, 30))
+    assert len(twice) == 14 and set(twice.values()) == {2}
+    state = loader.save_state_rank()
+    for cap, expected in ((2, {}), (3, dict.fromkeys(twice, 1)), (5, dict.fromkeys(twice, 3))):
+        resumed = fresh(cap)
+        resumed.restore_state_rank(state)
+        assert shown(take(resumed, 30)) == expected
     close_loaders()
 
 
@@ -363,11 +425,21 @@ def test_the_plan_is_in_the_log(data, caplog):
             lambda: one(SpliceConfig(pack_contents=True), packing="sequential"),
             "Set mask_boundary_loss=True",
         ),
+        (lambda: one(validation_starts=0), "validation_starts: 0 found, an integer >= 1"),
+        (lambda: one(validation_offsets="8"), "validation_offsets: '8' found"),
+        (lambda: one(spliced_subflavors=["splice"]), r"spliced_subflavors: \['splice'\] found"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_fewer_examples_than_workers_go_round(data):
+    """One example an epoch and three workers: worker 1 shows it in the second epoch."""
+    splice = SpliceConfig(doc_index=3, content_start_mode="anchor_start", offset_stride=SEQ_LEN)
+    loader = loader_for(build(in_blend(data), one(splice), num_workers=3))
+    assert [len(segments(batch)) for batch in take(loader, 6)] == [4] * 6
 
 
 def test_a_source_without_a_pair_says_what_it_needs(data):

@@ -47,6 +47,20 @@ def test_the_first_start_of_the_suffix_trains_one_transition():
     assert frame.segment_ids.tolist() == [1, 1, 1, 1, 1]
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"t": 5}, "t=5 and s=0 found"),
+        ({"s": 5}, "t=0 and s=5 found"),
+        ({"content_length": 0}, "content_length: 0 found"),
+        ({"doc": np.ones((2, 5))}, r"a document of shape \[2, 5\] found"),
+    ],
+)
+def test_frames_that_cannot_be_are_refused(changed, message):
+    with pytest.raises(ConfigError, match=message):
+        make_frame(**{"doc": DOC, "t": 0, "s": 0, "seq_len": 5, **changed})
+
+
 def test_a_small_document_at_three_offsets():
     for s, tokens, weights in (
         (0, [1, 2, 3, 0, 0], [1, 1, 0, 0, 0]),

@@ -61,7 +61,11 @@ def test_quotas_of_huge_epochs_are_exact():
         (([3], 4, "even"), "balance_mode: 'even'"),
         (([], 4), "0 documents"),
         (([3, 0], 4), "the shortest of 0 tokens"),
-        (([3], -1), "epoch_length -1"),
+        (([3], -1), "epoch_length: -1 found"),
+        (([3, 1], 2.5), "epoch_length: 2.5 found"),
+        (([3, float("nan")], 2), "doc_lengths: float64 found"),
+        (([3], 4, "by_temperature", 1.5), "balance_tau: 1.5 found"),
+        (([3, 3], 4, "by_coverage", 1.0, [1.0, float("inf")]), r"doc_weights.1.: inf found"),
         (([3, 3], 4, "by_coverage", 1.0, [1.0]), "1 found for 2 documents"),
         (([3], 4, "by_coverage", 1.0, [0.0]), "not all 0"),
     ],
@@ -95,7 +99,7 @@ def test_the_weights_of_ten_tokens_and_contents_of_four():
     more=st.integers(0, 40),
     quota=st.integers(0, 30),
     alpha=st.integers(0, 3),
-    stride=st.integers(1, 6),
+    stride=st.integers(1, 60) | st.just(10**9),
 )
 def test_starts_are_those_of_exact_quantiles(content, more, quota, alpha, stride):
     got = start_positions(content + more, content, quota, float(alpha), stride).tolist()
@@ -109,10 +113,21 @@ def test_starts_are_those_of_exact_quantiles(content, more, quota, alpha, stride
         assert start in allowed
 
 
-def test_starts_that_cannot_be_are_refused():
-    for arguments in ((3, 4, 1), (4, 0, 1), (4, 4, -1), (4, 2, 1, -0.5), (4, 2, 1, 0.0, 0)):
-        with pytest.raises(ConfigError, match="1 <= content_length <= doc_len"):
-            start_positions(*arguments)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((3, 4, 1), "content_length: 4 found, the document has 3 tokens"),
+        ((4, 0, 1), "content_length: 0 found"),
+        ((4, 4, -1), "quota: -1 found"),
+        ((4, 4, 2.5), "quota: 2.5 found"),
+        ((4, 2, 1, -0.5), "alpha: -0.5 found"),
+        ((4, 2, 1, float("nan")), "alpha: nan found"),
+        ((4, 2, 1, 0.0, 0), "content_stride: 0 found"),
+    ],
+)
+def test_starts_that_cannot_be_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        start_positions(*arguments)
 
 
 def test_counts_too_large_to_multiply_are_refused():

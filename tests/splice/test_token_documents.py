@@ -1,0 +1,138 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Splicing the documents of a token file: those of the text it was written from, left on disk."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from energon_ext import (
+    ConfigError,
+    MultiSpliceTaskEncoder,
+    SpliceTaskEncoder,
+    StateMismatchError,
+    get_train_dataset,
+    get_val_datasets,
+)
+from energon_ext.splice import MultiSpliceConfig, SpliceConfig
+from energon_ext.splice_source import find_splices
+from energon_ext.tokenizers import ByteTokenizer
+from tests.support import config, loader_for, take, write_dataset, write_mix, write_tokens
+
+SEQ_LEN = 16
+TEXTS = ["".join(chr(97 + (n * 7 + k * k) % 26) for k in range(3 + n * 5 % 11)) for n in range(20)]
+TOKENS = [ByteTokenizer().encode(text) for text in TEXTS]
+SPLICE = MultiSpliceConfig(num_docs=4, content_length=6, balance_mode="by_coverage")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tokens")
+    write_dataset(root / "text", TEXTS, shard_size=7)
+    write_tokens(root / "text_document", TOKENS)
+    write_tokens(root / "other_document", [tokens[::-1] for tokens in TOKENS[::-1]])
+    return root
+
+
+def mix_of(data, name, **entry):
+    path = write_mix(data / f"{name}.yaml", [(name, 1)])
+    content = json.loads(path.read_text())
+    content["splits"]["train"]["blend"][0].update(entry)
+    path.write_text(json.dumps(content))
+    return path
+
+
+def build(path, splice=SPLICE, tokenizer=None, **options):
+    encoder = MultiSpliceTaskEncoder if isinstance(splice, MultiSpliceConfig) else SpliceTaskEncoder
+    return get_train_dataset(
+        path,
+        worker_config=config(options.pop("num_workers", 0)),
+        batch_size=4,
+        task_encoder=encoder(tokenizer or ByteTokenizer(), SEQ_LEN, splice),
+        **options,
+    )
+
+
+def shown(dataset):
+    """How often each (document, tokens, offset) was."""
+    found = Counter()
+    for batch in loader_for(dataset):
+        ends = batch.validate().cu_seqlens.tolist()
+        for start, end, source in zip(ends, ends[1:], batch.source_ids.tolist()):
+            if source >= 0:
+                document = batch.sources[source].rpartition("/")[2]
+                tokens = tuple(batch.tokens[start:end].tolist())
+                found[document, tokens, int(batch.position_ids[start])] += 1
+    return found
+
+
+@pytest.mark.parametrize("mode", ["slide_within", "cyclic_roll", "coverage_balanced"])
+def test_the_documents_are_those_of_the_text(data, mode):
+    splice = MultiSpliceConfig(**{**SPLICE.to_json(), "content_start_mode": mode})
+    found = shown(build(mix_of(data, "text_document"), splice, repeat=False))
+    assert found == shown(build(mix_of(data, "text"), splice, repeat=False))
+    assert len({document for document, _, _ in found}) == 4
+
+
+def test_tokens_stay_on_disk(data):
+    (source,) = find_splices(build(mix_of(data, "text_document")))
+    assert len(source._documents) == 4
+    for tokens in source._documents:
+        assert tokens.dtype == np.uint16 and not tokens.flags.owndata
+        assert tokens.tolist() in TOKENS
+
+
+def test_a_part_of_a_file_has_numbers_of_its_own(data):
+    path = mix_of(data, "text_document", subset={"range": ["50%", "100%"]})
+    (source,) = find_splices(build(path, SpliceConfig(doc_index=3)))
+    assert source._documents[0].tolist() == TOKENS[13]
+    assert source.names == [name for name in source.names if name.endswith("/doc3")]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_resumed_run_goes_on_and_other_documents_are_refused(data, num_workers):
+    path = mix_of(data, "text_document")
+    loader = loader_for(build(path, num_workers=num_workers))
+    expected = [batch.tokens.tolist() for batch in take(loader, 6)]
+    first = loader_for(build(path, num_workers=num_workers))
+    take(first, 3)
+    state = first.save_state_rank()
+    resumed = loader_for(build(path, num_workers=num_workers))
+    resumed.restore_state_rank(state)
+    assert [batch.tokens.tolist() for batch in take(resumed, 3)] == expected[3:]
+    if num_workers == 0:
+        other = MultiSpliceConfig(**{**SPLICE.to_json(), "doc_select_mode": "shortest"})
+        changed = loader_for(build(path, other))
+        with pytest.raises(StateMismatchError, match="documents: saved"):
+            changed.restore_state_rank(state)
+
+
+def test_a_prefix_holds_ids_that_the_file_has_no_room_for(data):
+    """A file of two bytes a token; the filler needs three."""
+    splice = SpliceConfig(doc_index=0, attend_prefix=True, pad_token_id=70_000)
+    batch = take(loader_for(build(mix_of(data, "text_document"), splice)), 1)[0]
+    assert 70_000 in batch.tokens[: int(batch.cu_seqlens[1])].tolist()
+
+
+def test_validation_takes_the_same_documents(data):
+    path = write_mix(data / "val.yaml", [("text_document", 1)], split="val")
+    ((dataset, _),) = get_val_datasets(
+        path,
+        worker_config=config(),
+        batch_size=4,
+        task_encoder=MultiSpliceTaskEncoder(ByteTokenizer(), SEQ_LEN, SPLICE),
+    )
+    (source,) = find_splices(dataset)
+    (training,) = find_splices(build(mix_of(data, "text_document")))
+    assert [t.tolist() for t in source._documents] == [t.tolist() for t in training._documents]
+
+
+def test_what_a_token_file_does_not_know_is_refused(data):
+    with pytest.raises(ConfigError, match="doc_key: the documents of source .* have no keys"):
+        build(mix_of(data, "text_document"), SpliceConfig(doc_key="*1"))
+    tokenizer = ByteTokenizer()
+    tokenizer.vocab_size = 50
+    with pytest.raises(ConfigError, match="the tokenizer has 50"):
+        build(mix_of(data, "text_document"), tokenizer=tokenizer)
