@@ -122,7 +122,7 @@ def percent(tokens_and_bins, capacity):
     return f"{100 * tokens / (bins * capacity):.3f} %"
 
 
-# Peers: (capacity, buffers of lengths) -> function(number of a buffer) -> (tokens, bins) -----------
+# Peers: (capacity, buffers of lengths) -> function(number of a buffer) -> (tokens, bins) ----------
 
 
 def trl(capacity, buffers):
