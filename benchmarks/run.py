@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-BENCHMARKS = ("draws", "interleave", "splice")
+BENCHMARKS = ("draws", "interleave", "splice", "packing", "assembly", "token_source")
 
 
 def main():

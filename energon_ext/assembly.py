@@ -14,7 +14,7 @@ of a batch into one buffer:
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Sequence
 
 import numpy as np
 
@@ -61,7 +61,6 @@ class BatchAssembler:
         self.masked_label = masked_label
         self.alignment = alignment
         self._count_up = np.arange(row_length, dtype=np.int64)
-        self._arrays: dict[tuple[str, int, np.dtype], np.ndarray] = {}
 
     def __call__(self, rows: Sequence[Row], sources: Sequence[str]) -> PackedBatch:
         """Assemble a batch.
@@ -76,23 +75,7 @@ class BatchAssembler:
         """
         if not rows:
             raise SampleError("A PackedBatch needs at least one row, got none.")
-        layout = RowLayout(self.row_length, self.alignment)
-        index_of = {key: index for index, key in enumerate(sources)}
-        documents = [0] * len(index_of)
-        for row in rows:
-            keys = row.slice_sources or [row.source] * len(row.slices)
-            try:
-                indices = [index_of[key] for key in keys]
-            except KeyError as error:
-                raise SampleError(
-                    f"Row of source {error}, but the batch knows {list(sources)}."
-                ) from None
-            layout.add(row, indices)
-            if row.slice_sources is None:
-                documents[indices[0]] += row.documents
-            else:
-                for index in indices:
-                    documents[index] += 1
+        layout, documents = self._lay_out(rows, sources)
         sizes = BatchSizes(
             positions=len(rows) * self.row_length,
             segments=len(layout.lengths),
@@ -103,15 +86,15 @@ class BatchAssembler:
         )
         buffer = np.empty(sizes.num_bytes, np.uint8)
         fields = sizes.arrays(buffer)
-        ends = np.cumsum(layout.lengths)
-        _write_ends(fields["cu_seqlens"], ends)
+        ends = _write_ends(fields["cu_seqlens"], layout.lengths)
         fields["source_ids"][:] = layout.sources
         fields["source_documents"][:] = documents
         self._write_tokens(fields, layout)
         self._write_position_ids(fields["position_ids"], rows, layout, ends)
         self._write_weights(fields, rows, layout, ends)
         if self.alignment > 1:
-            _write_ends(fields["cu_seqlens_padded"], layout.aligned_ends)
+            fields["cu_seqlens_padded"][0] = 0
+            fields["cu_seqlens_padded"][1:] = layout.aligned_ends
         if sizes.log_probs:
             values = [row.log_probs for row in rows]
             fields["log_probs"][:] = self._at_labels(rows, layout, values, missing=0.0)
@@ -124,17 +107,35 @@ class BatchAssembler:
             fields, buffer, sources=tuple(sources), max_seqlen=max(layout.lengths)
         )
 
+    def _lay_out(self, rows: Sequence[Row], sources: Sequence[str]) -> tuple[RowLayout, list[int]]:
+        """Where everything lies, and the documents of each source."""
+        layout = RowLayout(self.row_length, self.alignment)
+        index_of = {key: index for index, key in enumerate(sources)}
+        documents = [0] * len(index_of)
+        try:
+            for row in rows:
+                if row.slice_sources is None:
+                    index = index_of[row.source]
+                    layout.add(row, [index] * len(row.slices))
+                    documents[index] += row.documents
+                else:
+                    indices = [index_of[key] for key in row.slice_sources]
+                    layout.add(row, indices)
+                    for index in indices:
+                        documents[index] += 1
+        except KeyError as error:
+            raise SampleError(
+                f"Row of source {error}, but the batch knows {list(sources)}."
+            ) from None
+        return layout, documents
+
     def _write_tokens(self, fields: dict[str, np.ndarray], layout: RowLayout) -> None:
         row_length = self.row_length
-        dtypes = {array.dtype for array in layout.slices}
-        dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.int64)
+        dtype = layout.slices[0].dtype
         if self.pad_id > np.iinfo(dtype).max:
-            dtype = np.dtype(np.int64)
-        stream = self._reused("stream", layout.num_rows * (row_length + 1), dtype)
-        padding = self._reused("padding", row_length + 1, dtype)
-        padding.fill(self.pad_id)
-        np.concatenate(layout.fill(layout.slices, padding), out=stream, casting="unsafe")
-        streams = stream.reshape(-1, row_length + 1)
+            dtype = np.int64
+        padding = np.full(row_length + 1, self.pad_id, dtype)
+        streams = np.concatenate(layout.fill(layout.slices, padding)).reshape(-1, row_length + 1)
         fields["tokens"].reshape(-1, row_length)[:] = streams[:, :row_length]
         fields["labels"].reshape(-1, row_length)[:] = streams[:, 1:]
 
@@ -190,17 +191,8 @@ class BatchAssembler:
         stream = np.concatenate(layout.fill(filled, padding))
         return stream.reshape(-1, self.row_length + 1)[:, 1:].reshape(-1)
 
-    def _reused(self, purpose: str, length: int, dtype: np.dtype) -> np.ndarray:
-        """An array for one call; its content is of the call before."""
-        key = (purpose, length, dtype)
-        if key not in self._arrays:
-            self._arrays[key] = np.empty(length, dtype)
-        return self._arrays[key]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_arrays": {}}
-
-
-def _write_ends(cu_seqlens: np.ndarray, ends: Sequence[int]) -> None:
+def _write_ends(cu_seqlens: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+    """Write where segments end, 0 first; returns the ends as they stand there."""
     cu_seqlens[0] = 0
-    cu_seqlens[1:] = ends
+    return np.cumsum(lengths, out=cu_seqlens[1:])

@@ -9,6 +9,7 @@ from the loss stands in ``token_weights``, so a training step never asks which t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ class PackedBatch:
         log_probs: float32 [N] or None, log-probabilities of a sampler, for metrics only.
         rewards: float32 [n] or None, reward of each segment, for metrics only.
         buffer: the bytes that all fields are views of, when they are.
+        slots: the shared memory through which it leaves a worker process, if it does.
 
     Example:
         >>> import numpy as np
@@ -65,6 +67,7 @@ class PackedBatch:
     log_probs: torch.Tensor | None = None
     rewards: torch.Tensor | None = None
     buffer: torch.Tensor | None = field(default=None, repr=False, compare=False)
+    slots: Any = field(default=None, repr=False, compare=False)
 
     @classmethod
     def from_arrays(

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The states of all ranks of a run, for another number of ranks and workers.
 
-Sources that are addressed by index continue on any number: what the old workers held in their
+Where the product of ranks and workers stays, the workers go on as they are, in other ranks. Sources
+that are addressed by index continue on any number: what the old workers held in their
 buffers and what none of them had reached is dealt to the new ones. Nothing of an epoch is lost or
 repeated; the rows are other rows, since other documents meet in a worker.
 """
@@ -11,8 +12,10 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any, Iterator, Mapping, Sequence
 
+from megatron.energon.rng import SystemRngState
 from megatron.energon.savable_loader import (
     SavableDataLoaderState,
     SavableDatasetCheckpoint,
@@ -33,6 +36,22 @@ from energon_ext.resume import (
     is_index_addressed,
     match_sources,
 )
+from energon_ext.source import global_workers
+
+
+@dataclass
+class _Worker:
+    """What one worker of the saved run had done.
+
+    Attributes:
+        tree: state of its datasets.
+        batches: that it made.
+        rng: of the process, None without a process of its own.
+    """
+
+    tree: FlexState
+    batches: int
+    rng: SystemRngState | None = None
 
 
 def state_for_rank(
@@ -40,8 +59,8 @@ def state_for_rank(
 ) -> SavableDataLoaderState:
     """The state with which a rank continues a run.
 
-    Its own, where the run has as many ranks and workers as before; else one that is dealt from
-    those of all ranks.
+    Its own, where the run has as many ranks and workers as before. Where their product stays, the
+    workers go on as they are, in other ranks. Else the sources are dealt anew.
 
     Args:
         states: of every rank of the saved run, in their order.
@@ -53,40 +72,67 @@ def state_for_rank(
         StateFormatError: a state from which no other can be made.
     """
     config = choice.worker_config
-    if [len(states)] + [workers_of(state) for state in states] == [
-        config.world_size,
-        *[config.num_workers] * config.world_size,
-    ]:
+    if [workers_of(state) for state in states] == [config.num_workers] * config.world_size:
         return states[config.rank]
-    old = [worker for state in states for worker in _worker_trees(state)]
-    workers = max(1, config.num_workers)
-    wanted = range(config.rank * workers, (config.rank + 1) * workers)
-    new = redeal(choice, [_choice_in(tree) for tree, _ in old], config.world_size * workers, wanted)
-    batches = sum(batches for _, batches in old) // config.world_size
+    old = [worker for state in states for worker in _workers_in(state)]
+    if len(old) == global_workers(config) and _can_be_regrouped(old, config.world_size):
+        per_rank = max(1, config.num_workers)
+        new = old[config.rank * per_rank : (config.rank + 1) * per_rank]
+    else:
+        new = _redealt_workers(old, choice)
+    return _loader_state(new, config.num_workers, states[0].micro_batch_size)
+
+
+def _can_be_regrouped(workers: Sequence[_Worker], ranks: int) -> bool:
+    """Whether ranks made of these workers have drawn equally much, each worker in its turn."""
+    counts = [worker.batches for worker in workers]
+    per_rank = len(counts) // ranks
+    of_ranks = [counts[rank * per_rank : (rank + 1) * per_rank] for rank in range(ranks)]
+    in_turn = all(own == sorted(own, reverse=True) and own[0] - own[-1] <= 1 for own in of_ranks)
+    return in_turn and len({sum(own) for own in of_ranks}) == 1
+
+
+def _redealt_workers(old: Sequence[_Worker], choice: ChoiceDataset) -> list[_Worker]:
+    config = choice.worker_config
+    per_rank = max(1, config.num_workers)
+    wanted = range(config.rank * per_rank, (config.rank + 1) * per_rank)
+    choices = redeal(
+        choice, [_choice_in(worker.tree) for worker in old], global_workers(config), wanted
+    )
+    batches = sum(worker.batches for worker in old) // config.world_size
     # Of the batches of a rank, worker w makes those with the numbers w, w + W, ...
-    trees = [
-        (_with_choice(old[0][0], state), -(-(batches - local) // workers))
-        for local, state in enumerate(new)
+    return [
+        _Worker(_with_choice(old[0].tree, state), -(-(batches - local) // per_rank))
+        for local, state in enumerate(choices)
     ]
-    if config.num_workers == 0:
-        [(tree, _)] = trees
+
+
+def _loader_state(
+    workers: Sequence[_Worker], num_workers: int, micro_batch_size: int | None
+) -> SavableDataLoaderState:
+    batches = sum(worker.batches for worker in workers)
+    if num_workers == 0:
         worker_states = [
             FlexState(
-                __class__="SimpleSavableDatasetWrapper", datasets=[tree], _sample_index=batches
+                __class__="SimpleSavableDatasetWrapper",
+                datasets=[workers[0].tree],
+                _sample_index=batches,
             )
         ]
     else:
         worker_states = [
             SavableDatasetCheckpoint(
-                state=SavableDatasetState(rng=None, dataset_state=tree, sample_index=own),
+                state=SavableDatasetState(
+                    rng=worker.rng, dataset_state=worker.tree, sample_index=worker.batches
+                ),
                 offset=0,
             )
-            for tree, own in trees
+            for worker in workers
         ]
     return SavableDataLoaderState(
         worker_states=worker_states,
-        next_worker_id=batches % workers,
-        micro_batch_size=states[0].micro_batch_size,
+        next_worker_id=batches % len(workers),
+        micro_batch_size=micro_batch_size,
     )
 
 
@@ -234,17 +280,16 @@ def _check_index_addressed(
         raise StateMismatchError(
             differences,
             "Only token files and spliced documents continue on any number of workers. Use as many "
-            "as before; for other ranks with the same product there is Energon's `energon "
-            "checkpoint redist`.",
+            "as before: ranks x workers may change while their product stays, at a save after "
+            "which every rank has drawn as many batches.",
         )
 
 
-def _worker_trees(state: SavableDataLoaderState) -> list[tuple[FlexState, int]]:
-    """The dataset state of every worker of a rank, and the batches that it has made."""
+def _workers_in(state: SavableDataLoaderState) -> list[_Worker]:
     found = []
     for worker in state.worker_states:
         if isinstance(worker, dict):
-            found.append((worker["datasets"][0], worker["_sample_index"]))
+            found.append(_Worker(worker["datasets"][0], worker["_sample_index"]))
         elif worker.state is None:
             raise StateFormatError(
                 "A worker had not begun when the state was saved; resume with the saved number of "
@@ -256,7 +301,8 @@ def _worker_trees(state: SavableDataLoaderState) -> list[tuple[FlexState, int]]:
                 f"ranks and workers, and save at a multiple of the loader's save_every."
             )
         else:
-            found.append((worker.state.dataset_state, worker.state.sample_index))
+            saved = worker.state
+            found.append(_Worker(saved.dataset_state, saved.sample_index, saved.rng))
     return found
 
 

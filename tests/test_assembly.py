@@ -229,4 +229,4 @@ def test_no_field_of_a_batch_stays_behind():
     assert BatchSizes.from_list(sizes.to_list()) == sizes
     travelling = {name for name, *_ in sizes.fields()}
     fields = {field.name for field in dataclasses.fields(PackedBatch)}
-    assert fields - travelling == {"sources", "max_seqlen", "buffer"}
+    assert fields - travelling == {"sources", "max_seqlen", "buffer", "slots"}

@@ -24,6 +24,7 @@ LAYERS = {
     "losses": 1,
     "batch_buffer": 1,
     "batch": 1,
+    "batch_slots": 1,
     "rows": 1,
     "assembly": 1,
     "tokenizers": 1,

@@ -246,6 +246,31 @@ def test_text_goes_on_with_as_many_workers_as_before_only(tmp_path):
     assert "for a:" not in str(refused.value)
 
 
+def test_where_the_product_stays_every_worker_goes_on_bit_by_bit(tmp_path):
+    """1 x 4, 2 x 2, 4 x 1: text and tokens, the same global batches of four as without a change."""
+    write_dataset(tmp_path / "text", [f"document {n} " * (n % 5 + 1) for n in range(200)])
+    write_tokens(tmp_path / "a", documents(LENGTHS), dtype=np.int32)
+    run = Run(write_mix(tmp_path / "mix.yaml", [("a", 1), ("text", 1)]), repeat=True)
+
+    def global_batches(batches, ranks):
+        per_rank = len(batches) // ranks
+        streams = [batches[rank * per_rank : (rank + 1) * per_rank] for rank in range(ranks)]
+        step = 4 // ranks
+        return [
+            {batch_hash(b) for stream in streams for b in stream[start : start + step]}
+            for start in range(0, per_rank, step)
+        ]
+
+    expected = global_batches(run.go_on(1, 4, 48), ranks=1)
+    run.states, found = None, []
+    for ranks, workers in [(1, 4), (2, 2), (4, 1)]:
+        found += global_batches(run.go_on(ranks, workers, 16 // ranks), ranks)
+    assert found == expected
+    run.go_on(1, 4, 6)  # two of four workers are ahead: ranks made of them would not be level
+    with pytest.raises(StateMismatchError, match="every rank has drawn as many batches"):
+        run.go_on(2, 2, 1)
+
+
 def test_a_source_that_was_away_comes_back_on_other_workers(tmp_path):
     write_tokens(tmp_path / "a", documents(LENGTHS), dtype=np.int32)
     write_tokens(tmp_path / "b", documents(LENGTHS[:90], first=40_000), dtype=np.int32)

@@ -120,10 +120,11 @@ def _check_layout(
     changes: Sequence[SourceChange], saved: tuple[int, int], now: tuple[int, int]
 ) -> None:
     bound = [change.key for change in changes if not change.any_workers]
-    if saved != now and bound:
+    before, after = (ranks * max(1, workers) for ranks, workers in (saved, now))
+    if before != after and bound:
         raise ConfigError(
             f"{saved[0]} x {saved[1]} became {now[0]} x {now[1]} ranks x workers, and text sources "
-            f"({', '.join(bound)}) continue with as many workers as before only."
+            f"({', '.join(bound)}) continue with as many workers in all as before only."
         )
 
 

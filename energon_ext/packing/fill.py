@@ -82,8 +82,7 @@ class _Classes:
         narrow = lengths.astype(np.uint16) if capacity < 1 << 16 else lengths  # sorts by radix
         self._order = np.argsort(narrow, kind="stable")
         by_length = lengths[self._order]
-        starts = np.flatnonzero(np.diff(by_length, prepend=0))
-        counts = np.diff(starts, append=len(lengths))
+        starts, counts = _runs(by_length)
         self._starts, self._lengths = starts, by_length[starts]
         self.distinct: list[int] = self._lengths.tolist()
         self.left: dict[int, int] = dict(zip(self.distinct, counts.tolist()))
@@ -99,8 +98,7 @@ class _Classes:
         """The item that each chosen length stands for."""
         by_length = np.argsort(chosen, kind="stable")
         lengths = chosen[by_length]
-        starts = np.flatnonzero(np.diff(lengths, prepend=0))
-        counts = np.diff(starts, append=len(chosen))
+        starts, counts = _runs(lengths)
         first = self._starts[np.searchsorted(self._lengths, lengths[starts])]
         items = np.empty(len(chosen), np.int64)
         items[by_length] = self._order[np.repeat(first - starts, counts) + np.arange(len(chosen))]
@@ -133,8 +131,8 @@ def _choose_lengths(
         while True:
             take(length)
             space -= length
-            left[length] -= 1
-            if not left[length]:
+            left[length] = still_left = left[length] - 1
+            if not still_left:
                 del distinct[position]
                 present ^= 1 << length
                 mirrored ^= 1 << (capacity - length)
@@ -157,6 +155,14 @@ def _choose_lengths(
                     position = bisect_right(distinct, length) - 1
         ends.append(len(chosen))
     return chosen, ends
+
+
+def _runs(ordered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each run of equal values begins, and how long it is."""
+    is_first = np.ones(len(ordered), bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    starts = np.flatnonzero(is_first)
+    return starts, np.concatenate((starts[1:], [len(ordered)])) - starts
 
 
 def _as_integer(bits: np.ndarray) -> int:

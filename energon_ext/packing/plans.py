@@ -144,12 +144,10 @@ class BinPlanner:
             keep=0 if last else int(self.carry * len(pieces)),
             max_items_per_bin=self.max_docs_per_bin,
         )
-        bins = np.split(items, ends[:-1])
-        random.Random(rows_before).shuffle(bins)
         placed = np.zeros(len(pieces), bool)
         placed[items] = True
-        binned = pieces[np.concatenate(bins)]
-        ends = np.cumsum([len(bin_items) for bin_items in bins])
+        items, ends = _shuffled_bins(items, np.array(ends), rows_before)
+        binned = pieces[items]
         finished = (binned.stops == binned.lengths).astype(np.int64)
         return _planned(
             binned,
@@ -240,6 +238,17 @@ class SequentialPlanner:
 
 
 Planner = BinPlanner | SequentialPlanner
+
+
+def _shuffled_bins(items: np.ndarray, ends: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The bins in a random order: their items, bin after bin, and where each bin ends."""
+    order = list(range(len(ends)))
+    random.Random(seed).shuffle(order)
+    sizes = np.diff(ends, prepend=0)
+    begins, sizes = (ends - sizes)[order], sizes[order]
+    ends = np.cumsum(sizes)
+    index = np.arange(len(items)) + np.repeat(begins - ends + sizes, sizes)
+    return items[index], ends
 
 
 def _planned(

@@ -23,6 +23,7 @@ from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDatase
 
 from energon_ext.assembly import BatchAssembler
 from energon_ext.batch import PackedBatch
+from energon_ext.batch_slots import BatchSlots
 from energon_ext.choice import ChoiceDataset, Source
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.packing import (
@@ -128,6 +129,7 @@ is needed; a shorter row has no transition to train.
         self.train_on_eos = train_on_eos
         self._shuffle_buffer_docs = 0
         self._sources: tuple[str, ...] = ()
+        self._slots = BatchSlots(0)
         self._assembler = BatchAssembler(
             seq_len,
             pad_id=tokenizer.pad_id,
@@ -226,20 +228,25 @@ is needed; a shorter row has no transition to train.
         self, sources: Sequence[Source], *, worker_config: WorkerConfig
     ) -> ChoiceDataset:
         """The choice among rows."""
-        self._sources = tuple(sorted(source.key for source in sources))
+        self._prepare_batches(sources, worker_config)
         return super().build_blend(sources, worker_config=worker_config)
 
     def build_concatenation(
         self, sources: Sequence[Source], *, worker_config: WorkerConfig
     ) -> SavableDataset[Row]:
         """Source after source, for validation."""
-        self._sources = tuple(sorted(source.key for source in sources))
+        self._prepare_batches(sources, worker_config)
         return ConcatDataset(*(s.dataset for s in sources), worker_config=worker_config)
 
     @stateless
     def batch(self, rows: list[Row]) -> PackedBatch:
         """Write rows into a batch."""
-        return self._assembler(rows, self._sources)
+        return self._slots.carry(self._assembler(rows, self._sources))
+
+    def _prepare_batches(self, sources: Sequence[Source], worker_config: WorkerConfig) -> None:
+        """What :meth:`batch` needs to know; the workers are forked after this."""
+        self._sources = tuple(sorted(source.key for source in sources))
+        self._slots = BatchSlots(worker_config.num_workers)
 
     def _bound_to(
         self, shuffle_buffer_size: int | None, packing_buffer_size: int | None
