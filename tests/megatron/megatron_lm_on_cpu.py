@@ -12,7 +12,6 @@ import os
 import runpy
 import sys
 import types
-import typing
 from pathlib import Path
 
 import torch
@@ -56,8 +55,6 @@ def start_on_gloo(*_, **__):
 
 
 def main():
-    # megatron-core after 0.16 asks for Python 3.12; this is what it misses on an older one.
-    typing.override = getattr(typing, "override", lambda method: method)
     sys.stdout = open(f"{sys.argv.pop(1)}.{os.environ['RANK']}", "w")  # noqa: SIM115
     enable_cpu()
     torch._dynamo.config.disable = True
