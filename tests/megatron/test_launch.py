@@ -5,12 +5,16 @@
 import ast
 import importlib.util
 import os
+import runpy
 import subprocess
+import sys
+import types
 from pathlib import Path
 
 import pytest
 
 from energon_ext import ConfigError
+from energon_ext.megatron import add_energon_args
 
 LAUNCH = Path(__file__).parents[2] / "examples" / "launch"
 GPUS = {"llama3_8b": 16, "qwen3_30b_a3b": 32}
@@ -128,6 +132,33 @@ def test_a_missing_setting_is_named():
 @pytest.mark.parametrize("script", ["torchrun.sh", "slurm.sh"])
 def test_shell_scripts_parse(script):
     subprocess.run(["bash", "-n", LAUNCH / script], check=True)
+
+
+@pytest.mark.parametrize("parses_before", [False, True])
+def test_the_script_calls_megatron_lm_as_its_version_wants(monkeypatch, parses_before):
+    """Since megatron-core 0.18 pretrain() takes a configuration and no extra_args_provider."""
+    calls = []
+    modules = {name: types.ModuleType(f"megatron.training{name}") for name in ("", ".arguments")}
+    modules[""].get_args = modules[".arguments"].core_transformer_config_from_args = None
+    modules[""].pretrain = lambda *args, **kwargs: calls.append((args, kwargs))
+    modules[".argument_utils"] = None  # not importable
+    if parses_before:
+        modules[".argument_utils"] = types.ModuleType("megatron.training.argument_utils")
+        modules[".argument_utils"].pretrain_cfg_container_from_args = lambda args: ["config", args]
+        modules[".arguments"].parse_and_validate_args = lambda extra_args_provider: (
+            extra_args_provider
+        )
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, f"megatron.training{name}", module)
+    runpy.run_path(str(LAUNCH / "pretrain_gpt.py"), run_name="__main__")
+    ((args, kwargs),) = calls
+    parser = kwargs.pop("extra_args_provider", None) or args[0][1]
+    assert parser is add_energon_args
+    assert args == ((["config", parser],) if parses_before else ())
+    assert list(kwargs) == [
+        *("train_valid_test_dataset_provider", "model_provider"),
+        *("model_type", "forward_step_func"),
+    ]
 
 
 @pytest.mark.parametrize("script", ["pretrain_gpt.py", "bridge_recipe.py"])
