@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a save and a resume cost, against stock Energon; what storing states costs a worker."""
 
+import functools
 import io
 import logging
 import shutil
@@ -32,6 +33,7 @@ SEQ_LEN = 256
 BUFFER_DOCS = 64
 SOURCES = (10, 100, 1_000)
 BATCHES = 400
+DOCUMENTS_READ = (1_000, 1_000_000)
 
 HEAD = "__module__: {}\n__class__: {}\nsplits:\n  train:\n    blend:\n"
 
@@ -65,6 +67,7 @@ def run():
         write_sources(folder, max(SOURCES))
         saves = [row for number in SOURCES for row in save_costs(folder, number)]
         storing = storing_costs(folder)
+        growth = growth_costs(folder)
     return "\n".join(
         (
             markdown(
@@ -77,36 +80,45 @@ def run():
                 ("source", "every batch, batches/s", "at saves, batches/s", "faster"),
                 storing,
             ),
+            markdown(
+                "From a built loader to the first batch of a resume",
+                ("source", *(f"after {n:,} documents, ms" for n in DOCUMENTS_READ), "ratio"),
+                growth,
+            ),
         )
     )
 
 
 def write_sources(folder, number):
-    """Text sources 0 .. number - 1, all of the same content, and one token file."""
-    first = folder / "0"
-    first.mkdir()
+    """Text sources 0 .. number - 1, all of the same content, one of short texts, a token file."""
     random = np.random.default_rng(0)
-    with ShardWriter(f"{first}/shard_%03d.tar", maxcount=2000, verbose=0) as shards:
-        for index, length in enumerate(random.integers(20, 300, 2000)):
+    write_texts(folder / "0", random.integers(20, 300, 2000))
+    write_texts(folder / "short", random.integers(5, 40, 2000))
+    for copy in range(1, number):
+        shutil.copytree(folder / "0", folder / str(copy))
+    builder = IndexedDatasetBuilder(str(folder / "tokens.bin"), dtype=np.uint16)
+    for length in random.integers(20, 300, 200_000).tolist():
+        builder.add_document(torch.zeros(length, dtype=torch.int64), [length])
+    builder.finalize(str(folder / "tokens.idx"))
+
+
+def write_texts(folder, lengths):
+    folder.mkdir()
+    with ShardWriter(f"{folder}/shard_%03d.tar", maxcount=2000, verbose=0) as shards:
+        for index, length in enumerate(lengths):
             shards.write({"__key__": f"{index:06d}", "txt": b"a" * int(length)})
     BaseWebdatasetFactory.prepare_dataset(
-        EPath(first),
+        EPath(folder),
         ["shard_000.tar"],
         split_parts_patterns=[("train", ".*")],
         progress_fn=lambda items, total: items,
         tar_index_only=False,
         workers=1,
     )
-    (first / ".nv-meta" / "dataset.yaml").write_text(
+    (folder / ".nv-meta" / "dataset.yaml").write_text(
         "sample_type: {__module__: megatron.energon, __class__: TextSample}\n"
         "field_map: {text: txt}\n"
     )
-    for copy in range(1, number):
-        shutil.copytree(first, folder / str(copy))
-    builder = IndexedDatasetBuilder(str(folder / "tokens.bin"), dtype=np.uint16)
-    for length in random.integers(20, 300, 200_000).tolist():
-        builder.add_document(torch.zeros(length, dtype=torch.int64), [length])
-    builder.finalize(str(folder / "tokens.idx"))
 
 
 def save_costs(folder, number):
@@ -158,12 +170,12 @@ def stock_loader(path):
     )
 
 
-def our_loader(path, num_workers=0, **options):
+def our_loader(path, num_workers=0, batch_size=8, **options):
     return ExactDataLoader(
         get_train_dataset(
             path,
             worker_config=worker_config(num_workers),
-            batch_size=8,
+            batch_size=batch_size,
             task_encoder=PackedTaskEncoder(
                 ByteTokenizer(), SEQ_LEN, packing_buffer_docs=BUFFER_DOCS
             ),
@@ -210,6 +222,26 @@ def storing_costs(folder):
             for save_every in best:
                 best[save_every] = max(best[save_every], batches_per_second(mix, save_every))
         rows.append((name, f"{best[1]:,.0f}", f"{best[200]:,.0f}", f"{best[200] / best[1]:.1f}x"))
+    return rows
+
+
+def growth_costs(folder):
+    rows = []
+    for name in ("short", "tokens"):
+        mix = folder / f"{name}.yaml"
+        head = HEAD.format("energon_ext", "ScheduledMetadataset")
+        mix.write_text(head + f"      - {{path: ./{name}, weight: 1}}\n")
+        load = functools.partial(our_loader, mix, batch_size=64)
+        loader = load()
+        batches, read, states = iter(loader), 0, []
+        for wanted in DOCUMENTS_READ:
+            while read < wanted:
+                read += sum(next(batches).documents_per_source().values())
+            states.append(loader.save_state_rank())
+        # In turn, so that a slow moment of the machine hits both.
+        times = [[cost_of_restore(load, state) for state in states] for _ in range(7)]
+        few, many = map(min, zip(*times))
+        rows.append((mix.stem, f"{few:.0f}", f"{many:.0f}", f"{many / few:.2f}x"))
     return rows
 
 

@@ -243,7 +243,8 @@ def mean_losses(reports: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
 
 def _check_count(count: float, weight_scale: int) -> None:
     """Megatron sums counts in int32, and scales nothing when the sum has wrapped around."""
-    ranks = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+    alone = not parallel_state.is_initialized()
+    ranks = 1 if alone else parallel_state.get_data_parallel_world_size(with_context_parallel=True)
     if count * ranks >= 2**31:
         raise ConfigError(
             f"weight_scale={weight_scale} counts {count:.0f} in one micro-batch, with {ranks} "
