@@ -247,9 +247,9 @@ def _check_count(count: float, weight_scale: int) -> None:
     ranks = 1 if alone else parallel_state.get_data_parallel_world_size(with_context_parallel=True)
     if count * ranks >= 2**31:
         raise ConfigError(
-            f"weight_scale={weight_scale} counts {count:.0f} in one micro-batch, over data-parallel "
-            f"ranks {ranks} times that; Megatron counts a global batch up to 2**31. Use a smaller "
-            "weight_scale or denominator='tokens'."
+            f"weight_scale={weight_scale} counts {count:.0f} in one micro-batch, over data-"
+            f"parallel ranks {ranks} times that; Megatron counts a global batch up to 2**31. Use a "
+            "smaller weight_scale or denominator='tokens'."
         )
 
 
