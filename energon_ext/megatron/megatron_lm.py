@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 from typing import Any
 
@@ -126,9 +127,15 @@ def add_energon_args(parser):
         "optimizer steps, or tokens of all ranks.",
     )
     group.add_argument("--energon-packing", choices=PACKINGS, default="bin")
-    group.add_argument("--energon-packing-buffer-docs", type=int, default=512)
-    group.add_argument("--energon-shuffle-buffer-docs", type=int, default=1000)
+    group.add_argument("--energon-packing-buffer-docs", type=_count, default=512)
+    group.add_argument("--energon-shuffle-buffer-docs", type=_count, default=1000)
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} found, an integer >= 0 is needed")
+    return int(text)
 
 
 def schedule_axis(args) -> ScheduleAxis:

@@ -43,7 +43,8 @@ class MegatronLMLoader(MegatronEnergonLoader):
         Where another number of data-parallel ranks saved it, the data is dealt anew.
 
         Raises:
-            StateFormatError: a data state cannot be read, or that of a rank is missing.
+            StateFormatError: a data state cannot be read, or that of a rank is missing, or all of
+                them where ``--dataloader-load`` names a folder.
             StateMismatchError: it belongs to another configuration, or a source cannot be dealt
                 anew.
         """
@@ -57,6 +58,12 @@ class MegatronLMLoader(MegatronEnergonLoader):
             paths = [mine]  # of the others every rank looks after its own
         here = bool(paths) and None not in paths
         if _count_over_data_parallel(known is not None) == 0:
+            if args.dataloader_load:
+                raise StateFormatError(
+                    f"--dataloader-load {folder} holds no data state of iteration {args.iteration} "
+                    f"({_paths(folder, args.iteration, worker.rank)[0]} does not exist). Correct "
+                    "it, or leave it out to start the data over."
+                )
             # No state is a decision of the user (a model from elsewhere); half of one is damage.
             logger.warning(
                 "NO DATA STATE: the model continues from iteration %d, but %s does not exist, so "

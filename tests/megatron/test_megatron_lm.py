@@ -188,6 +188,20 @@ def test_missing_data_state_is_said_loudly(launch, caplog, folder):
     assert loader.next_batch_index == 0
 
 
+def test_a_folder_that_is_named_and_holds_nothing_is_an_error(launch, tmp_path):
+    launch.iteration, launch.dataloader_load = 40, str(tmp_path / "elsewhere")
+    with pytest.raises(StateFormatError, match="--dataloader-load .*elsewhere holds no data state"):
+        provide()
+
+
+def test_buffers_of_less_than_nothing_are_refused(capsys):
+    parser = add_energon_args(argparse.ArgumentParser())
+    for option in ("--energon-shuffle-buffer-docs", "--energon-packing-buffer-docs"):
+        with pytest.raises(SystemExit):
+            parser.parse_args([f"{option}=-5"])
+        assert "'-5' found, an integer >= 0 is needed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("folder", "said"), [(None, True), ("given", False)])
 def test_a_model_that_is_saved_without_its_data_is_said_at_the_start(
     launch, caplog, tmp_path, folder, said
