@@ -11,7 +11,16 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-BENCHMARKS = ("draws", "interleave", "splice", "packing", "assembly", "token_source")
+BENCHMARKS = (
+    "draws",
+    "interleave",
+    "splice",
+    "packing",
+    "assembly",
+    "token_source",
+    "text_source",
+    "memory",
+)
 
 
 def main():

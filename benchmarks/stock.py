@@ -26,14 +26,17 @@ class Packed(Sample):
 
 
 @stateless
-def cook_tokens(sample):
+def cook(sample):
+    """A sample with tokens as bytes, or with text."""
+    if "txt" in sample:
+        return TextSample(**basic_sample_keys(sample), text=sample["txt"])
     return TokenSample(**basic_sample_keys(sample), tokens=np.frombuffer(sample["bin"], np.uint16))
 
 
 class StockEncoder(TaskEncoder):
     """Packs of at most ``row_length`` tokens; longer documents are cut off."""
 
-    cookers = [Cooker(cook_tokens)]
+    cookers = [Cooker(cook)]
 
     def __init__(self, row_length, tokenizer=None):
         self.row_length = row_length

@@ -69,7 +69,7 @@ class Tokenizer(ABC):
     def _surround(self, ids: np.ndarray) -> np.ndarray:
         prefix = [self.bos_id] if self.add_bos else []
         suffix = [self.eos_id] if self.add_eos else []
-        return np.concatenate([prefix, ids, suffix]).astype(np.int64)
+        return np.concatenate([prefix, ids, suffix], dtype=np.int64, casting="unsafe")
 
 
 class ByteTokenizer(Tokenizer):
@@ -138,10 +138,10 @@ class HFTokenizer(Tokenizer):
         self.pad_id = 0 if pad_id is None else pad_id
 
     def encode_array(self, text: str) -> np.ndarray:
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return self._surround(np.asarray(ids, dtype=np.int64))
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        # Leaves out the offsets of tokens in the text, which take a fifth of the time.
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._surround(np.asarray(e.ids, dtype=np.int64)) for e in encodings]
 
