@@ -191,12 +191,12 @@ class DocumentOrder:
         return share, share.count(self.size) if epoch < self._next_epoch else 0
 
     def save_state(self) -> dict[str, Any]:
-        """Plain values; grows with what was dealt anew, not with what was read."""
+        """JSON values; grow with what was dealt anew, not with what was read."""
         taken, shares = self._taken, []
         for epoch, share in self._shares.items():
             if not shares:
                 share, taken = share.without(taken)
-            shares.append([epoch, share.listed.tobytes(), share.tail])
+            shares.append([epoch, share.listed.tolist(), share.tail])
         return {
             "size": self.size,
             "worker": self.worker,
@@ -209,7 +209,7 @@ class DocumentOrder:
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`save_state` of the same worker of as many, with any ``epochs``."""
         self._shares = {
-            epoch: Share(self.worker, self.workers, np.frombuffer(listed, np.int64), tail)
+            epoch: Share(self.worker, self.workers, np.array(listed, np.int64), tail)
             for epoch, listed, tail in state["shares"]
         }
         self._taken = state["taken"]

@@ -198,7 +198,7 @@ class SpliceSource(SavableDataset[Row]):
         return FlexState(
             __class__=type(self).__name__,
             shown=shown,
-            listed=share.listed.tobytes(),
+            listed=share.listed.tolist(),
             tail=share.tail,
             worker=[share.worker, share.workers],
             fingerprint=dict(self.fingerprint),
@@ -247,7 +247,7 @@ class SpliceSource(SavableDataset[Row]):
 
 def _share_of(state: FlexState) -> Share:
     worker, workers = state["worker"]
-    return Share(worker, workers, np.frombuffer(state["listed"], np.int64), state["tail"])
+    return Share(worker, workers, np.array(state["listed"], np.int64), state["tail"])
 
 
 def find_splices(dataset_or_loader: Any) -> list[SpliceSource]:

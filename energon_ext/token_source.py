@@ -88,7 +88,7 @@ class TokenRows(SavableDataset[Row]):
 
     def reset_state_own(self) -> None:
         self._order: DocumentOrder | None = None  # made in the worker, which knows its number
-        self._held = Pieces.none()  # by the planning that made the rows of now
+        self._hold(Pieces.none())
         self._order_before: dict[str, Any] | None = None
         self._rows: PlannedRows | None = None
         self._next_row = 0
@@ -149,9 +149,15 @@ class TokenRows(SavableDataset[Row]):
             held, self._rows_before = self._rows.rest, self._rows_before + len(self._rows.ends)
         if not len(held) and order.ended:
             return False
-        self._held, self._order_before = held, order.save_state()
+        self._hold(held)
+        self._order_before = order.save_state()
         self._plan()
         return True
+
+    def _hold(self, pieces: Pieces) -> None:
+        """Begin with pieces of the planning before; a state may be asked for at every batch."""
+        self._held = pieces
+        self._held_numbers = pieces.documents.tolist(), pieces.starts.tolist()
 
     def _plan(self, last: bool | None = None) -> None:
         """Make rows; ``last`` says again that no document followed, whatever follows by now."""
@@ -169,14 +175,13 @@ class TokenRows(SavableDataset[Row]):
 
     def save_state(self) -> FlexState:
         planned = self._rows is not None
-        held = self._held
         return FlexState(
             __class__=type(self).__name__,
             version=STATE_VERSION,
             file=[len(self.file), self.file.num_tokens],
             order=self._order_before if planned else self._active_order().save_state(),
-            held_documents=held.documents.tobytes(),
-            held_starts=held.starts.tobytes(),
+            held_documents=self._held_numbers[0],
+            held_starts=self._held_numbers[1],
             rows_before=self._rows_before,
             next_row=self._next_row if planned else None,
             last=self._last,
@@ -235,7 +240,7 @@ class TokenRows(SavableDataset[Row]):
         new.reset_state_own()
         new._order = self._order_of(worker, workers)
         new._order.take_over(orders)
-        new._held = unread[new._order.worker :: workers]
+        new._hold(unread[new._order.worker :: workers])
         return new.save_state()
 
     def _unread(self) -> Pieces:
@@ -270,7 +275,7 @@ class TokenRows(SavableDataset[Row]):
 
     def _continue(self, order: DocumentOrder, state: FlexState) -> None:
         order.restore_state(state["order"])
-        self._held = self._pieces(state["held_documents"], state["held_starts"])
+        self._hold(self._pieces(state["held_documents"], state["held_starts"]))
         self._rows_before = state["rows_before"]
         if state["next_row"] is not None:
             self._order_before = order.save_state()
@@ -281,8 +286,8 @@ class TokenRows(SavableDataset[Row]):
         self.reset_state_own()
         return self._active_order()
 
-    def _pieces(self, documents: bytes, starts: bytes) -> Pieces:
-        documents, starts = np.frombuffer(documents, np.int64), np.frombuffer(starts, np.int64)
+    def _pieces(self, documents: list[int], starts: list[int]) -> Pieces:
+        documents, starts = np.array(documents, np.int64), np.array(starts, np.int64)
         _, lengths = self.file.ranges(documents)
         return self._planner.resume(Pieces(documents, starts, lengths, lengths))
 

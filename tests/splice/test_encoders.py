@@ -333,7 +333,7 @@ def test_the_state_of_a_spliced_source_is_one_number_and_its_fingerprint(data):
     take(loader, 5)
     source = find_choice(loader).datasets[0].save_state()
     assert source["shown"] == 20 and source["worker"] == [0, 1]
-    assert source["listed"] == b"" and source["tail"] == 0  # nothing was dealt anew
+    assert source["listed"] == [] and source["tail"] == 0  # nothing was dealt anew
     other = MultiSpliceConfig(**{**SHORT.to_json(), "content_length": 5})
     changed = loader_for(build(in_blend(data), many(other)))
     with pytest.raises(StateMismatchError, match=r"\(content_length: saved None, now 5\)"):
