@@ -24,6 +24,7 @@ from energon_ext.choice import find_choice
 from energon_ext.document_order import DocumentOrder
 from energon_ext.splice import MultiSpliceConfig
 from energon_ext.state_file import read_state_file
+from energon_ext.task_encoders import packed
 from energon_ext.tokenizers import ByteTokenizer
 from tests.support import (
     batch_hash,
@@ -106,15 +107,19 @@ HOPS = {
 
 @pytest.mark.parametrize("hops", HOPS.values(), ids=HOPS)
 @pytest.mark.parametrize("packing", ["bin", "sequential"])
-def test_token_files_are_read_once_on_any_ranks_and_workers(tmp_path, packing, hops):
+def test_token_files_are_read_once_on_any_ranks_and_workers(tmp_path, packing, hops, monkeypatch):
+    monkeypatch.setattr(packed, "TOKEN_FILE_BUFFER_DOCS", 16)  # several plannings
     write_tokens(tmp_path / "a", documents(LENGTHS), dtype=np.int32)
     write_tokens(tmp_path / "b", documents(LENGTHS[:90], first=40_000), dtype=np.int32)
     mix = write_mix(tmp_path / "mix.yaml", [("a", 3), ("b", 1)])
     run = Run(mix, packing=packing)
-    counts = transitions(batch for hop in hops for batch in run.go_on(*hop))
+    batches = [batch for hop in hops for batch in run.go_on(*hop)]
+    counts = transitions(batches)
     expected = documents(LENGTHS) + documents(LENGTHS[:90], first=40_000)
     assert set(counts) == {(a, b) for tokens in expected for a, b in zip(tokens, tokens[1:])}
     assert set(counts.values()) == {1}
+    ended = sum((Counter(batch.documents_per_source()) for batch in batches), Counter())
+    assert ended == {"a": 300, "b": 90}
 
 
 def test_a_run_that_is_dealt_anew_resumes_exactly_like_any_other(tmp_path):

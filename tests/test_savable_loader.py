@@ -5,7 +5,7 @@
 import megatron.energon
 import pytest
 
-from energon_ext import PackedTaskEncoder, get_train_dataset
+from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
 from energon_ext.savable_loader import ExactDataLoader
 from energon_ext.tokenizers import ByteTokenizer
 from tests.support import batch_hash, close_loaders, config, loader_for, take, write_dataset
@@ -86,3 +86,29 @@ def test_the_stock_loader_takes_and_gives_the_same_states(folder, num_workers):
     resumed.restore_state_rank(stock.save_state_rank())
     assert hashes(resumed, 5) == expected[4:]
     ExactDataLoader.close(stock)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_workers_store_a_state_where_a_save_asks_for_it_and_hardly_anywhere_else(
+    folder, num_workers
+):
+    """With 10 batches between saves; worker w makes the batches w, w + W, ..."""
+    expected = hashes(new_loader(folder, num_workers), 43)
+    state, position = None, 0
+    for save_point, is_due in [(10, True), (20, True), (30, True), (33, False), (40, True)]:
+        loader = new_loader(folder, num_workers, save_every=10)
+        loader.restore_state_rank(state)
+        assert hashes(loader, save_point - position) == expected[position:save_point]
+        state, position = loader.save_state_rank(), save_point
+        behind = [worker.offset for worker in state.worker_states]
+        assert (sum(behind) == 0) == is_due
+        close_loaders()
+    resumed = new_loader(folder, num_workers, save_every=10)
+    resumed.restore_state_rank(state)
+    assert hashes(resumed, 3) == expected[40:]
+
+
+@pytest.mark.parametrize("save_every", [0, 2.5, True])
+def test_an_interval_that_is_no_number_of_batches_is_refused(folder, save_every):
+    with pytest.raises(ConfigError, match="save_every: .* an integer >= 1"):
+        new_loader(folder, save_every=save_every)

@@ -104,6 +104,20 @@ def test_other_workers_are_refused_for_text_and_fine_for_token_files(saved, data
     assert "refused: 1 x 0 became 2 x 0 ranks x workers, and text sources" in result.output
 
 
+def test_what_was_read_is_summed_over_ranks_and_workers(data):
+    mix = write_mix(data / "book.yaml", [("book", 1)])
+    read, states = 0, {}
+    for rank in (0, 1):
+        loader = packed(mix, num_workers=2, rank=rank, world_size=2)
+        read += sum(batch.tokens_per_source()["book"] for batch in take(loader, 5))
+        states[f"data_rank{rank:05d}.pt"] = loader.save_state_rank()
+    with CheckpointStore(data / "run") as store:
+        store.save(5, states, metadata={})
+    result = diff(data / "run", mix)
+    assert lines(result)[0].endswith("2 rank(s) with 2 worker(s)")
+    assert lines(result)[2].split()[:2] == ["book", "kept"] and f" {read:,} " in lines(result)[2]
+
+
 def test_a_stock_checkpoint_is_refused_with_the_way_over(data):
     dataset = stock_train_dataset(
         data / "web",
