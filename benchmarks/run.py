@@ -19,6 +19,7 @@ BENCHMARKS = (
     "assembly",
     "token_source",
     "text_source",
+    "saving",
     "memory",
 )
 

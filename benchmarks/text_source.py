@@ -25,7 +25,7 @@ from energon_ext.tokenizers import HFTokenizer
 ROW_LENGTH, BATCH_SIZE = 4096, 8
 BATCH_TOKENS = ROW_LENGTH * BATCH_SIZE
 DOCUMENTS = 8_000  # of each source
-TEXT_BYTES = (4000, 16_000)  # of a document, at most
+TEXT_BYTES = (16_000, 4000)  # of a document, at most
 BYTES_TO_TRAIN_ON = 2_000_000
 TEXT_BATCHES = 40
 LOADERS = ("energon_ext", "stock Energon")
@@ -218,7 +218,7 @@ def texts_through_bpe(folder):
 
 def batching_gains(path):
     tokenizer = HFTokenizer(path, eos_token="<eos>")
-    texts = installed_texts(TEXT_BYTES[0])[:600]
+    texts = installed_texts(TEXT_BYTES[-1])[:600]
     rows = []
     for number in (1, 8, 64, 512):
         best = float("inf")

@@ -24,7 +24,7 @@ from corpora import (
     write_token_file,
     write_webdataset,
 )
-from megatron.energon import WorkerConfig, get_savable_loader
+from megatron.energon import SavableDataLoader, WorkerConfig, get_savable_loader
 from stock import stock_loader
 from timing import markdown, profiled
 
@@ -90,7 +90,7 @@ def speeds(folder):
         "Megatron GPTDataset, positions reset at documents": (lambda: megatron(folder, True), 60),
         "Megatron GPTDataset, one mask for all rows": (lambda: megatron(folder, False), 60),
     }
-    rates = {name: best_rate(make(), batches) for name, (make, batches) in contenders.items()}
+    rates = best_rates(contenders)
     ours = rates["token files, no worker"]
     rows = [(name, f"{rate / 1e6:.1f}", f"{ours / rate:.1f}x") for name, rate in rates.items()]
     iterator = iter(our_loader(folder))
@@ -101,16 +101,22 @@ def speeds(folder):
     return markdown(title, header, rows) + profile
 
 
-def best_rate(loader, batches, rounds=7):
-    """Tokens per second of the best round."""
-    iterator = iter(loader)
-    next(iterator)
-    best = 0.0
+def best_rates(contenders, rounds=7):
+    """Tokens per second of each in its best round; they take turns."""
+    loaders = {name: make() for name, (make, _) in contenders.items()}
+    iterators = {name: iter(loader) for name, loader in loaders.items()}
+    for iterator in iterators.values():
+        next(iterator)
+    best = dict.fromkeys(contenders, 0.0)
     for _ in range(rounds):
-        begin = time.perf_counter()
-        draw(iterator, batches)
-        best = max(best, batches * BATCH_TOKENS / (time.perf_counter() - begin))
-    ExactDataLoader.close(loader) if hasattr(loader, "save_state_rank") else None
+        for name, (_, batches) in contenders.items():
+            begin = time.perf_counter()
+            draw(iterators[name], batches)
+            rate = batches * BATCH_TOKENS / (time.perf_counter() - begin)
+            best[name] = max(best[name], rate)
+    for loader in loaders.values():
+        if isinstance(loader, SavableDataLoader):
+            ExactDataLoader.close(loader)
     return best
 
 

@@ -32,6 +32,7 @@ LAYERS = {
     "chat": 1,
     "source": 2,
     "text_source": 2,
+    "tar_memory": 2,
     "document_order": 1,
     "token_file": 2,
     "token_source": 2,

@@ -31,6 +31,7 @@ from energon_ext.source import (
     stable_hash,
     worker_config_for,
 )
+from energon_ext.tar_memory import forget_read_members
 from energon_ext.weights import (
     ConstantWeight,
     ScheduleAxis,
@@ -230,7 +231,9 @@ def load_source(
     loaded.dataset.worker_config = own_config
     global_workers = max(1, worker_config.num_workers) * worker_config.world_size
     rotation = stable_hash(name) % global_workers
-    return task_encoder._load_dataset(loaded, rotation, worker_config=own_config)
+    dataset = task_encoder._load_dataset(loaded, rotation, worker_config=own_config)
+    forget_read_members(dataset)
+    return dataset
 
 
 def collapse_sources(
