@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Mapping
 
 import numpy as np
+from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
 from energon_ext.errors import ConfigError
 
@@ -29,8 +30,12 @@ def is_token_file(path: Any) -> bool:
         >>> is_token_file("no/such/web_text_document")
         False
     """
+    present = [os.path.isfile(f"{path}{suffix}") for suffix in SUFFIXES]
+    if os.path.isdir(str(path)):
+        # Megatron's GPTDataset keeps its cache in a folder of the pair's name.
+        return all(present) and not os.path.exists(f"{path}/{MAIN_FOLDER_NAME}")
     # Energon puts an .idx beside a JSONL file, which is there without a suffix as well.
-    return not os.path.exists(str(path)) and any(os.path.isfile(f"{path}{s}") for s in SUFFIXES)
+    return not os.path.exists(str(path)) and any(present)
 
 
 class TokenFile:

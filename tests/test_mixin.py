@@ -7,7 +7,7 @@ from collections import Counter
 
 import megatron.energon
 import pytest
-from megatron.energon import DefaultTaskEncoder, TextSample, stateless
+from megatron.energon import DefaultTaskEncoder, TextSample, get_savable_loader, stateless
 
 from energon_ext import ConfigError, DynamicBlendMixin, StateMismatchError, get_train_dataset
 from energon_ext.choice import find_choice
@@ -181,9 +181,13 @@ def test_a_source_with_buffered_samples_cannot_leave(data):
     take(loader, 2)
     path = write_mix(data / "without_a.yaml", [("b", 1), ("c", 1)])
     other = loader_for(build(path))
-    other.restore_state_rank(loader.save_state_rank())
+    with pytest.raises(StateMismatchError, match="samples of a:train in buffers.*weight: 0"):
+        other.restore_state_rank(loader.save_state_rank())
+    options = {"watchdog_timeout_seconds": None, "gc_collect_every_n_steps": 0}
+    stock = get_savable_loader(build(path), **options)
+    stock.restore_state_rank(loader.save_state_rank())
     with pytest.raises(StateMismatchError, match="weight: 0"):
-        take(other, 1)
+        take(stock, 1)
 
 
 def test_a_virtual_epoch_that_workers_would_leave_apart_is_refused(data):

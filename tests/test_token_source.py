@@ -242,6 +242,13 @@ def test_a_suffix_in_the_path_is_answered_with_the_path_to_write(tmp_path, pair)
         dataset_of(mix)
 
 
+def test_a_cache_of_megatron_in_a_folder_of_the_same_name_is_no_dataset(tmp_path, pair, mix):
+    (tmp_path / "web_text_document" / "cache").mkdir(parents=True)
+    assert take(loader_for(dataset_of(mix)), 1)[0].validate().sources == ("web_text_document",)
+    write_dataset(tmp_path / "web_text_document", ["a prepared folder wins"] * 3)
+    assert find_choice(dataset_of(mix)).keys == ("web_text_document:train",)
+
+
 def test_a_worker_without_documents_is_no_end(tmp_path):
     write_tokens(tmp_path / "one", documents([30]))
     write_tokens(tmp_path / "many", documents(LENGTHS))
