@@ -90,7 +90,7 @@ class BatchAssembler:
         fields["source_ids"][:] = layout.sources
         fields["source_documents"][:] = documents
         self._write_tokens(fields, layout)
-        self._write_position_ids(fields["position_ids"], rows, layout, ends)
+        self._write_position_ids(fields["position_ids"], rows, layout)
         self._write_weights(fields, rows, layout, ends)
         if self.alignment > 1:
             fields["cu_seqlens_padded"][0] = 0
@@ -140,15 +140,20 @@ class BatchAssembler:
         fields["labels"].reshape(-1, row_length)[:] = streams[:, 1:]
 
     def _write_position_ids(
-        self, position_ids: np.ndarray, rows: Sequence[Row], layout: RowLayout, ends: np.ndarray
+        self, position_ids: np.ndarray, rows: Sequence[Row], layout: RowLayout
     ) -> None:
-        count_up = self._count_up
-        np.concatenate([count_up[:length] for length in layout.lengths], out=position_ids)
-        if any(row.first_positions is not None for row in rows):
-            first = [p for row in rows for p in row.first_positions or [0] * len(row.slices)]
-            for segment, index in layout.segments_of_slices():
-                start = ends[segment] - layout.lengths[segment]
-                position_ids[start : ends[segment]] += first[index]
+        count_up, lengths = self._count_up, layout.lengths
+        if all(row.first_positions is None for row in rows):
+            np.concatenate([count_up[:length] for length in lengths], out=position_ids)
+            return
+        first = [p for row in rows for p in row.first_positions or [0] * len(row.slices)]
+        starts = [0] * len(lengths)
+        for segment, index in layout.segments_of_slices():
+            starts[segment] = first[index]
+        stops = [start + length for start, length in zip(starts, lengths)]
+        if max(stops) > len(count_up):
+            count_up = np.arange(max(stops), dtype=np.int64)
+        np.concatenate([count_up[a:b] for a, b in zip(starts, stops)], out=position_ids)
 
     def _write_weights(
         self,

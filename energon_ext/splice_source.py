@@ -127,21 +127,30 @@ class SpliceSource(SavableDataset[Row]):
         return self._active_share().count(self._end) > 0
 
     def __iter__(self) -> Iterator[Row]:
+        if self._config.pack_contents:
+            for contents in self._packed():
+                self._shown += len(contents)
+                yield self._packed_row(contents)
+        else:
+            for content in self._contents():
+                self._shown += 1
+                yield self._row(*content)
+        if self._restarts:
+            self._shown = 0
+
+    def _packed(self) -> Iterator[list[tuple[int, int, int, int]]]:
+        """As many contents together as a frame holds."""
         frame: list[tuple[int, int, int, int]] = []
         filled = 0
         for content in self._contents():
             copy_len = content[-1]
-            if frame and not (self._config.pack_contents and filled + copy_len <= self._seq_len):
-                self._shown += len(frame)
-                yield self._row(frame)
+            if frame and filled + copy_len > self._seq_len:
+                yield frame
                 frame, filled = [], 0
             frame.append(content)
             filled += copy_len
         if frame:
-            self._shown += len(frame)
-            yield self._row(frame)
-        if self._restarts:
-            self._shown = 0
+            yield frame
 
     def _contents(self) -> Iterator[tuple[int, int, int, int]]:
         """``(document, t, s, tokens)`` of what this worker shows next."""
@@ -158,18 +167,29 @@ class SpliceSource(SavableDataset[Row]):
             self._share = Share.fresh(global_worker(self.worker_config), workers)
         return self._share
 
-    def _row(self, contents: Sequence[tuple[int, int, int, int]]) -> Row:
-        names = [self.names[document] for document, _, _, _ in contents]
+    def _row(self, document: int, start: int, offset: int, copy_len: int) -> Row:
+        """A frame of one content."""
+        content = content_of(self._documents[document], start, copy_len, self._cyclic)
+        name = self.names[document]
+        if self._config.attend_prefix:
+            return self._row_with_prefix(content, offset, name)
+        return Row(
+            [content],
+            source=name,
+            documents=1,
+            first_positions=(offset,),
+            gaps=(offset,),
+            num_tokens=len(content),
+        )
+
+    def _packed_row(self, contents: Sequence[tuple[int, int, int, int]]) -> Row:
+        documents, starts, offsets, copy_lens = zip(*contents)
         slices = [
             content_of(self._documents[document], start, copy_len, self._cyclic)
-            for document, start, _, copy_len in contents
+            for document, start, copy_len in zip(documents, starts, copy_lens)
         ]
-        offsets = [offset for _, _, offset, _ in contents]
-        if self._config.attend_prefix:
-            return self._row_with_prefix(slices[0], offsets[0], names[0])
-        if self._config.pack_contents:
-            return Row(slices, slice_sources=names, first_positions=offsets)
-        return Row(slices, source=names[0], documents=1, gaps=offsets, first_positions=offsets)
+        names = [self.names[document] for document in documents]
+        return Row(slices, slice_sources=names, first_positions=offsets)
 
     def _row_with_prefix(self, content: np.ndarray, offset: int, name: str) -> Row:
         prefix = np.full(offset, self._fill_id, np.int64)
