@@ -162,7 +162,7 @@ class TokenRows(SavableDataset[Row]):
     def _plan(self, last: bool | None = None) -> None:
         """Make rows; ``last`` says again that no document followed, whatever follows by now."""
         order, held = self._active_order(), self._held
-        wanted = max(1, self._planner.buffer_docs - len(held))
+        wanted = max(1, self._planner.buffer_docs - len(np.unique(held.documents)))
         documents = order.take(wanted) + self._first
         _, lengths = self.file.ranges(documents)
         pieces = held + self._planner.prepare(Pieces.whole(documents, lengths))

@@ -259,6 +259,18 @@ def test_a_buffer_that_keeps_a_choice_fills_bins_to_the_last_token():
     assert held / (4097 * rows) > 0.9995
 
 
+def test_a_buffer_counts_documents_however_many_rows_each_fills():
+    """Ten rows each: the first rows are of many documents, not of one after the other."""
+    packer = BinPacker(16, buffer_docs=8)
+    for document in range(8):
+        assert packer.pop() is None
+        packer.add(document, 161)
+    first = [packer.pop().pieces[0].document for _ in range(20)]
+    assert len(set(first)) >= 5
+    changes = sum(a != b for a, b in zip(first, first[1:]))
+    assert changes >= 12
+
+
 def test_no_document_waits_for_more_rows_than_twice_the_buffer():
     random = np.random.default_rng(1)
     packer, rows, added, longest_wait = BinPacker(64, buffer_docs=32, carry=0.8), 0, {}, 0

@@ -26,7 +26,7 @@ def plan_all(planner, lengths):
     lengths = np.array(lengths, np.int64)
     rows, held, at = [], Pieces.none(), 0
     while True:
-        stop = max(at, min(len(lengths), at + planner.buffer_docs - len(held)))
+        stop = max(at, min(len(lengths), at + planner.buffer_docs - len(np.unique(held.documents))))
         stop = max(stop, min(at + 1, len(lengths)))
         new = np.arange(at, stop)
         held, at = held + planner.prepare(Pieces.whole(new, lengths[new])), stop

@@ -16,6 +16,7 @@ from energon_ext import (
     get_val_datasets,
 )
 from energon_ext.choice import find_choice
+from energon_ext.task_encoders import packed
 from energon_ext.token_file import TokenFile
 from energon_ext.tokenizers import ByteTokenizer
 from tests.support import (
@@ -209,6 +210,14 @@ def test_a_state_keeps_to_numbers_however_much_was_read(mix):
         if number % 50 == 0:
             sizes.append(len(pickle.dumps(loader.save_state_rank())))
     assert max(sizes) - min(sizes) < 1000
+
+
+def test_documents_of_many_rows_are_mixed_with_each_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(packed, "TOKEN_FILE_BUFFER_DOCS", 8)
+    write_tokens(tmp_path / "long", [[FIRST + d] * (10 * ROW_LENGTH + 1) for d in range(40)])
+    mix = write_mix(tmp_path / "mix.yaml", [("long", 1)])
+    batches = take(loader_for(dataset_of(mix, batch_size=10)), 30)
+    assert min(len(set(batch.tokens.tolist())) for batch in batches) >= 3
 
 
 def test_a_file_that_grew_is_another_file(tmp_path, pair, mix):

@@ -186,11 +186,11 @@ class SequentialPacker(Packer):
 class BinPacker(Packer):
     """Whole documents in bins of T + 1 tokens, see :mod:`energon_ext.packing.fill`.
 
-    Bins are filled whenever the buffer is full, until the share ``carry`` of it is left; what is
-    left meets the documents that come next. The bins of one filling are handed out in a random
-    order that depends on its number alone: otherwise the pieces of a long document would make rows
-    in a run. A bin begins with the oldest document of the buffer, so none waits for more than
-    ``2 * buffer_docs`` rows.
+    Bins are filled whenever the buffer is full, until the share ``carry`` of its pieces is left;
+    what is left meets the documents that come next. The bins of one filling are handed out in a
+    random order that depends on its number alone: otherwise the pieces of a long document would
+    make rows in a run. A bin begins with the oldest piece of the buffer, so none waits for a third
+    filling, or, where no document is cut, for more than ``2 * buffer_docs`` rows.
 
     State: the documents of the buffer and of the bins that were filled but not handed out yet; at
     most ``buffer_docs`` documents.
@@ -226,15 +226,19 @@ class BinPacker(Packer):
         self.carry = carry
         self.alignment = alignment
         self._buffer: list[Piece] = []
+        self._buffered_docs = 0
         self._plans: deque[RowPlan] = deque()
         self._fillings = 0
 
     def add(self, document: Any, length: int) -> None:
-        for start, stop in cut_into_pieces(length, self.row_length + 1) if length else ():
+        if not length:
+            return
+        self._buffered_docs += 1
+        for start, stop in cut_into_pieces(length, self.row_length + 1):
             self._buffer.append(Piece(document, start, stop, ends=stop == length))
 
     def pop(self) -> RowPlan | None:
-        if not self._plans and len(self._buffer) >= self.buffer_docs:
+        if not self._plans and self._buffered_docs >= self.buffer_docs:
             self._fill_bins(keep=int(self.carry * len(self._buffer)))
         return self._plans.popleft() if self._plans else None
 
@@ -250,13 +254,18 @@ class BinPacker(Packer):
         sizes, capacity = bin_sizes(lengths, self.row_length, self.alignment)
         items, ends = fill_bins(sizes, capacity, keep=keep, max_items_per_bin=self.max_docs_per_bin)
         placed = set(items.tolist())
-        self._buffer = [piece for index, piece in enumerate(pieces) if index not in placed]
+        self._leave([piece for index, piece in enumerate(pieces) if index not in placed])
         bins = np.split(items, ends[:-1])
         random.Random(self._fillings).shuffle(bins)
         self._fillings += 1
         for bin_items in bins:
             row = tuple(pieces[index] for index in bin_items.tolist())
             self._plans.append(RowPlan(row, sum(piece.ends for piece in row)))
+
+    def _leave(self, pieces: list[Piece]) -> None:
+        """Keep pieces for the next filling."""
+        self._buffer = pieces
+        self._buffered_docs = len({id(piece.document) for piece in pieces})
 
     def held_documents(self) -> list[Any]:
         held: dict[int, Any] = {}
@@ -295,7 +304,7 @@ class BinPacker(Packer):
         for count in state["bins"]:
             row = tuple(itertools.islice(pieces, count))
             self._plans.append(RowPlan(row, sum(piece.ends for piece in row)))
-        self._buffer = list(pieces)
+        self._leave(list(pieces))
 
 
 def bin_sizes(lengths: np.ndarray, row_length: int, alignment: int) -> tuple[np.ndarray, int]:
