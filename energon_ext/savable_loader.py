@@ -29,8 +29,8 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState, SavableDatasetWrapper
 from torch.utils.data._utils import signal_handling
 
-from energon_ext.choice import choices_inside, find_choice
 from energon_ext.errors import ConfigError, EnergonExtError
+from energon_ext.lookup import choices_inside, find_choice
 from energon_ext.redistribution import (
     check_nothing_waits,
     choices_in,

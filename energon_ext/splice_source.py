@@ -270,16 +270,6 @@ def _share_of(state: FlexState) -> Share:
     return Share(worker, workers, np.array(state["listed"], np.int64), state["tail"])
 
 
-def find_splices(dataset_or_loader: Any) -> list[SpliceSource]:
-    """The spliced sources inside a dataset or loader."""
-    if isinstance(dataset_or_loader, SpliceSource):
-        return [dataset_or_loader]
-    inner = getattr(dataset_or_loader, "datasets", None)
-    if inner is None:  # a loader, or a leaf
-        inner = [dataset_or_loader.dataset] if hasattr(dataset_or_loader, "dataset") else []
-    return [splice for wrapped in inner for splice in find_splices(wrapped)]
-
-
 def log_plan(index: SpliceIndex, numbers: np.ndarray, source: str) -> None:
     """Write what will be shown of the first documents to the debug log."""
     logger.info(

@@ -40,8 +40,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from energon_ext import ConfigError, EnergonExtError, PackedTaskEncoder, get_train_dataset
 from energon_ext.checkpoint import CheckpointStore
-from energon_ext.choice import find_choice
 from energon_ext.consumption import Consumption
+from energon_ext.lookup import find_choice
 from energon_ext.megatron import (
     MegatronEnergonLoader,
     RunLog,

@@ -23,6 +23,7 @@ from megatron.energon import WorkerConfig
 
 from energon_ext import BatchAssembler, Row, SpliceTaskEncoder, get_train_dataset, get_val_datasets
 from energon_ext.cli.splice_figures import draw_loss_over_offsets
+from energon_ext.lookup import find_splices
 from energon_ext.megatron import (
     build_packed_seq_params,
     enable_cpu,
@@ -32,7 +33,6 @@ from energon_ext.megatron import (
 )
 from energon_ext.savable_loader import ExactDataLoader
 from energon_ext.splice import LossMap, SpliceConfig
-from energon_ext.splice_source import find_splices
 from energon_ext.tokenizers import ByteTokenizer
 
 SEQ_LEN = 256

@@ -9,9 +9,9 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
-from energon_ext.choice import find_choice
 from energon_ext.consumption import Consumption
 from energon_ext.errors import StateFormatError
+from energon_ext.lookup import find_choice
 from energon_ext.tokenizers import ByteTokenizer
 from tests.support import config, loader_for, take, write_dataset, write_mix
 

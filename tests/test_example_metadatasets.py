@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from energon_ext import MultiSpliceTaskEncoder, PackedTaskEncoder, get_train_dataset
-from energon_ext.choice import find_choice
+from energon_ext.lookup import find_choice
 from energon_ext.splice import MultiSpliceConfig
 from energon_ext.tokenizers import ByteTokenizer
 from tests.support import config, loader_for, take, write_dataset

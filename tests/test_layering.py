@@ -40,6 +40,7 @@ LAYERS = {
     "splice_source": 2,
     "resume": 2,
     "choice": 2,
+    "lookup": 2,
     "redistribution": 2,
     "blend": 2,
     "blend_check": 2,

@@ -22,7 +22,7 @@ from energon_ext import (
     get_val_datasets,
 )
 from energon_ext.blend_check import BlendWarning
-from energon_ext.choice import find_choice
+from energon_ext.lookup import find_choice
 from energon_ext.megatron import MegatronEnergonLoader
 from energon_ext.tokenizers import ByteTokenizer
 from tests.support import config, loader_for, take, write_dataset

@@ -19,7 +19,7 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.choice import find_choice
+from energon_ext.lookup import find_choice
 from energon_ext.tokenizers import ByteTokenizer
 from tests.support import (
     batch_hash,

@@ -20,8 +20,8 @@ from energon_ext import (
     StateMismatchError,
     get_train_dataset,
 )
-from energon_ext.choice import find_choice
 from energon_ext.document_order import DocumentOrder
+from energon_ext.lookup import find_choice
 from energon_ext.splice import MultiSpliceConfig
 from energon_ext.state_file import read_state_file
 from energon_ext.task_encoders import packed

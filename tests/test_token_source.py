@@ -15,7 +15,7 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.choice import find_choice
+from energon_ext.lookup import find_choice
 from energon_ext.task_encoders import packed
 from energon_ext.token_file import TokenFile
 from energon_ext.tokenizers import ByteTokenizer

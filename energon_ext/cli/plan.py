@@ -46,9 +46,8 @@ def plan(
     """
     from megatron.energon import WorkerConfig
 
-    from energon_ext.choice import find_choice
     from energon_ext.loading import get_train_dataset
-    from energon_ext.splice_source import find_splices
+    from energon_ext.lookup import find_choice, find_splices
 
     dataset = get_train_dataset(
         metadataset,

@@ -17,9 +17,9 @@ from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState
 
-from energon_ext.choice import epoch_caps
 from energon_ext.errors import ConfigError, StateFormatError
 from energon_ext.exhaustion import end_together
+from energon_ext.lookup import epoch_caps
 from energon_ext.redistribution import workers_of
 from energon_ext.resume import SourceChange
 from energon_ext.savable_loader import ExactDataLoader

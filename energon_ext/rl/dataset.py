@@ -13,9 +13,9 @@ from megatron.energon import SavableDataLoader
 
 from energon_ext.assembly import BatchAssembler
 from energon_ext.batch import PackedBatch
-from energon_ext.choice import epoch_caps, find_choice
 from energon_ext.errors import ConfigError, SampleError, SamplerError
 from energon_ext.exhaustion import end_together
+from energon_ext.lookup import epoch_caps, find_choice
 from energon_ext.losses import group_advantages
 from energon_ext.resume import check_fingerprint
 from energon_ext.rl.arguments import check_integers, check_numbers

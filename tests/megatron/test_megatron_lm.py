@@ -14,7 +14,7 @@ import torch
 from megatron.core import parallel_state
 
 from energon_ext import ConfigError, StateFormatError, StateMismatchError
-from energon_ext.choice import find_choice
+from energon_ext.lookup import find_choice
 from energon_ext.megatron import (
     add_energon_args,
     megatron_lm,

@@ -17,10 +17,9 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.choice import find_choice
 from energon_ext.consumption import Consumption
+from energon_ext.lookup import find_choice, find_splices
 from energon_ext.splice import LossMap, MultiSpliceConfig, SpliceConfig, SpliceIndex, make_frame
-from energon_ext.splice_source import find_splices
 from energon_ext.tokenizers import ByteTokenizer
 from tests.splice import slow
 from tests.support import (

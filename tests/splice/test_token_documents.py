@@ -16,8 +16,8 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
+from energon_ext.lookup import find_splices
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig
-from energon_ext.splice_source import find_splices
 from energon_ext.tokenizers import ByteTokenizer
 from tests.support import config, loader_for, take, write_dataset, write_mix, write_tokens
 
