@@ -101,12 +101,17 @@ class ExactDataLoader(SavableDataLoader):
         Raises:
             StateMismatchError: another configuration, or another number of ranks or workers with a
                 source that only the saved number can continue.
-            ConfigError: the dataset was built without this package's mixin.
+            ConfigError: states are missing; or the dataset was built without this package's mixin.
         """
         self.restore_state_rank(self.state_of(states))
 
     def state_of(self, states: Sequence[SavableDataLoaderState]) -> SavableDataLoaderState:
         """The state with which this rank continues what the ranks of ``states`` did."""
+        if not states or None in states:
+            raise ConfigError(
+                f"restore_states: {len(states)} states found, {list(states).count(None)} of them "
+                "None; the states of all ranks of the saved run are needed, after a first batch."
+            )
         layout = [workers_of(state) for state in states]
         if layout != [self.num_workers] * self.worker_config.world_size:
             logger.info(

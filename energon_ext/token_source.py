@@ -214,7 +214,9 @@ class TokenRows(SavableDataset[Row]):
         Raises:
             StateMismatchError: another file, or not the states of all workers.
         """
-        orders, unread = [], Pieces.none()
+        orders: list[DocumentOrder] = []
+        parts: list[list[Pieces]] = [[] for _ in wanted]
+        dealt = 0
         for state in states:
             other = copy.copy(self)
             other.reset_state_own()
@@ -224,23 +226,29 @@ class TokenRows(SavableDataset[Row]):
             other._order = self._order_of(worker - self._turn(0, workers_then), workers_then)
             other._continue(other._order, state)
             orders.append(other._order)
-            unread += other._unread()
+            unread = other._unread()
+            for worker, own in zip(wanted, parts):
+                own.append(unread[(worker - dealt) % workers :: workers])
+            dealt += len(unread)
         found = sorted(order.worker for order in orders)
         if found != list(range(orders[0].workers)):
             raise StateMismatchError(
                 {f"{self.source}: workers": (found, list(range(orders[0].workers)))},
                 "Give the states of all ranks.",
             )
-        return [self._part_of(orders, unread, worker, workers) for worker in wanted]
+        return [
+            self._state_that_begins_with(Pieces.joined(own), orders, worker, workers)
+            for worker, own in zip(wanted, parts)
+        ]
 
-    def _part_of(
-        self, orders: Sequence[DocumentOrder], unread: Pieces, worker: int, workers: int
+    def _state_that_begins_with(
+        self, held: Pieces, orders: Sequence[DocumentOrder], worker: int, workers: int
     ) -> FlexState:
         new = copy.copy(self)
         new.reset_state_own()
         new._order = self._order_of(worker, workers)
         new._order.take_over(orders)
-        new._hold(unread[new._order.worker :: workers])
+        new._hold(held)
         return new.save_state()
 
     def _unread(self) -> Pieces:

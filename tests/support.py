@@ -4,6 +4,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFa
 from webdataset import ShardWriter
 
 from energon_ext.savable_loader import ExactDataLoader
+from energon_ext.tokenizers import ByteTokenizer
 
 TEXT_SAMPLE = {"__module__": "megatron.energon", "__class__": "TextSample"}
 
@@ -69,6 +71,24 @@ def write_mix(path, entries, *, split="train", **blend_fields):
 
 def config(num_workers=0, rank=0, world_size=1, seed=0):
     return WorkerConfig(rank=rank, world_size=world_size, num_workers=num_workers, seed_offset=seed)
+
+
+class LargeTokenizer(ByteTokenizer):
+    """Has an id for every token of a test that gives each token of a corpus its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.vocab_size = 80_000
+
+
+def trained_transitions(batches):
+    """How often each pair (token, next token of the same document) is trained."""
+    counts = Counter()
+    for batch in batches:
+        trained = batch.token_weights > 0
+        pairs = zip(batch.tokens[trained].tolist(), batch.labels[trained].tolist())
+        counts.update((a, b) for a, b in pairs if b == a + 1)
+    return counts
 
 
 _open_loaders = []

@@ -14,6 +14,7 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.tools.checkpoint import command_redist
 
 from energon_ext import (
+    ConfigError,
     MultiSpliceTaskEncoder,
     PackedTaskEncoder,
     StateFormatError,
@@ -27,11 +28,13 @@ from energon_ext.state_file import read_state_file
 from energon_ext.task_encoders import packed
 from energon_ext.tokenizers import ByteTokenizer
 from tests.support import (
+    LargeTokenizer,
     batch_hash,
     close_loaders,
     config,
     loader_for,
     take,
+    trained_transitions,
     write_dataset,
     write_mix,
     write_tokens,
@@ -45,21 +48,6 @@ def documents(lengths, first=1000):
     """Each token of its own, so that a transition tells where it comes from."""
     starts = np.cumsum([first, *(length + 1 for length in lengths)]).tolist()
     return [list(range(start, start + length)) for start, length in zip(starts, lengths)]
-
-
-class LargeTokenizer(ByteTokenizer):
-    def __init__(self):
-        super().__init__()
-        self.vocab_size = 80_000
-
-
-def transitions(batches):
-    counts = Counter()
-    for batch in batches:
-        trained = batch.token_weights > 0
-        pairs = zip(batch.tokens[trained].tolist(), batch.labels[trained].tolist())
-        counts.update((a, b) for a, b in pairs if b == a + 1)
-    return counts
 
 
 class Run:
@@ -114,7 +102,7 @@ def test_token_files_are_read_once_on_any_ranks_and_workers(tmp_path, packing, h
     mix = write_mix(tmp_path / "mix.yaml", [("a", 3), ("b", 1)])
     run = Run(mix, packing=packing)
     batches = [batch for hop in hops for batch in run.go_on(*hop)]
-    counts = transitions(batches)
+    counts = trained_transitions(batches)
     expected = documents(LENGTHS) + documents(LENGTHS[:90], first=40_000)
     assert set(counts) == {(a, b) for tokens in expected for a, b in zip(tokens, tokens[1:])}
     assert set(counts.values()) == {1}
@@ -290,10 +278,18 @@ def test_a_source_that_was_away_comes_back_on_other_workers(tmp_path):
     ]:
         write_mix(tmp_path / "mix.yaml", entries)
         batches += run.go_on(*hop)
-    counts = transitions(batches)
+    counts = trained_transitions(batches)
     expected = documents(LENGTHS) + documents(LENGTHS[:90], first=40_000)
     assert set(counts) == {(a, b) for tokens in expected for a, b in zip(tokens, tokens[1:])}
     assert set(counts.values()) == {1}
+
+
+def test_missing_states_are_refused(tmp_path):
+    write_tokens(tmp_path / "a", documents(LENGTHS), dtype=np.int32)
+    loader = Run(write_mix(tmp_path / "mix.yaml", [("a", 1)])).loader(0, 1, 0)
+    for states in ([], [loader.save_state_rank(), None]):
+        with pytest.raises(ConfigError, match="the states of all ranks of the saved run"):
+            loader.restore_states(states)
 
 
 def test_a_state_that_must_replay_is_not_dealt_anew(tmp_path):

@@ -3,7 +3,6 @@
 """Token files as sources: every document once an epoch, exact resume, errors that name the file."""
 
 import json
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -20,10 +19,12 @@ from energon_ext.task_encoders import packed
 from energon_ext.token_file import TokenFile
 from energon_ext.tokenizers import ByteTokenizer
 from tests.support import (
+    LargeTokenizer,
     batch_hash,
     config,
     loader_for,
     take,
+    trained_transitions,
     write_dataset,
     write_mix,
     write_tokens,
@@ -38,14 +39,6 @@ def documents(lengths):
 
 
 LENGTHS = [int(n) for n in np.random.default_rng(0).integers(1, 40, 60)]
-
-
-class LargeTokenizer(ByteTokenizer):
-    """Has an id for every token of these tests."""
-
-    def __init__(self):
-        super().__init__()
-        self.vocab_size = 80_000
 
 
 def encoder(**options):
@@ -69,16 +62,6 @@ def pair(tmp_path):
 @pytest.fixture
 def mix(tmp_path, pair):
     return write_mix(tmp_path / "mix.yaml", [("web_text_document", 1)])
-
-
-def trained_transitions(batches):
-    """How often each pair (token, next token of the same document) is trained."""
-    counts = Counter()
-    for batch in batches:
-        trained = batch.token_weights > 0
-        pairs = zip(batch.tokens[trained].tolist(), batch.labels[trained].tolist())
-        counts.update((a, b) for a, b in pairs if b == a + 1)
-    return counts
 
 
 def one_epoch(mix, ranks, num_workers, packing):

@@ -95,8 +95,9 @@ def _read_states(path: Path) -> tuple[Path, list[SavableDataLoaderState]]:
     ranks = [rank for rank, _ in found]
     if not found or ranks != list(range(len(found))):
         raise ConfigError(
-            f"{folder}: data states of the ranks {ranks} found; those of all ranks are needed, as "
-            f"data_rank00000.pt or train_dataloader_dprank000.pt and so on."
+            f"{folder}: data states of the ranks {ranks} found; those of all ranks are needed, "
+            f"as data_rank00000.pt or train_dataloader_dprank000.pt and so on. Name the folder of "
+            f"one checkpoint."
         )
     states = []
     for _, file in found:

@@ -40,7 +40,7 @@ class MegatronLMLoader(MegatronEnergonLoader):
     def restore_from(self, args) -> None:
         """Restore what Megatron-LM saved with the model it has just loaded.
 
-        Where another number of data-parallel ranks saved it, the data is dealt anew.
+        Where another number of data-parallel ranks or workers saved it, the data is dealt anew.
 
         Raises:
             StateFormatError: a data state cannot be read, or that of a rank is missing, or all of
@@ -52,11 +52,11 @@ class MegatronLMLoader(MegatronEnergonLoader):
         worker = self.loader.worker_config
         mine = _find(folder, args.iteration, worker.rank)
         known = mine or _find(folder, args.iteration, 0)
-        ranks = _ranks_that_saved(_read(known), worker.world_size) if known else 0
-        paths = [_find(folder, args.iteration, rank) for rank in range(ranks)]
-        if ranks == worker.world_size:
-            paths = [mine]  # of the others every rank looks after its own
-        here = bool(paths) and None not in paths
+        now = (worker.world_size, worker.num_workers)
+        saved = _layout_that_saved(_read(known), now) if known else now
+        # Where nothing has changed every rank needs its own state alone.
+        needed = [worker.rank] if saved == now else range(saved[0])
+        paths = [_find(folder, args.iteration, rank) for rank in needed]
         if _count_over_data_parallel(known is not None) == 0:
             if args.dataloader_load:
                 raise StateFormatError(
@@ -76,25 +76,26 @@ class MegatronLMLoader(MegatronEnergonLoader):
                 else "a folder given by --dataloader-save",
             )
             return
-        found = _count_over_data_parallel(here)
+        found = _count_over_data_parallel(None not in paths)
         if found != worker.world_size:
             raise StateFormatError(
                 f"Only {found} of {worker.world_size} data-parallel ranks find the data state of "
                 f"iteration {args.iteration} that they need (here: {paths}). Copy what is missing, "
                 "or resume elsewhere."
             )
-        if ranks == worker.world_size:
+        if saved == now:
             self.restore_state(_read(mine))
         else:
             self.restore_states([_read(path) for path in paths])
 
 
-def _ranks_that_saved(state: Any, now: int) -> int:
-    """Data-parallel ranks of the run that saved a state; ``now``, where it does not say."""
+def _layout_that_saved(state: Any, now: tuple[int, int]) -> tuple[int, int]:
+    """Data-parallel ranks and workers of a rank of the saved run; ``now``, where nothing says."""
     if not isinstance(state, SavableDataLoaderState):
         return now
+    workers = workers_of(state)
     for choice in choices_in(state).values():
-        return choice["fingerprint"]["global_workers"] // max(1, workers_of(state))
+        return choice["fingerprint"]["global_workers"] // max(1, workers), workers
     return now
 
 

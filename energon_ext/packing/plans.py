@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -53,15 +53,14 @@ class Pieces:
             self.documents[where], self.starts[where], self.stops[where], self.lengths[where]
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence["Pieces"]) -> "Pieces":
+        """All pieces of several, one after another."""
+        names = ("documents", "starts", "stops", "lengths")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
     def __add__(self, others: "Pieces") -> "Pieces":
-        if not len(self):
-            return others
-        return Pieces(
-            *(
-                np.concatenate((getattr(self, name), getattr(others, name)))
-                for name in ("documents", "starts", "stops", "lengths")
-            )
-        )
+        return Pieces.joined((self, others)) if len(self) else others
 
     def cut(self, longest: int) -> "Pieces":
         """Pieces of at most ``longest`` tokens that share their boundary token."""

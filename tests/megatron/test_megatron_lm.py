@@ -261,10 +261,12 @@ def test_token_files_continue_on_another_number_of_data_parallel_ranks(launch, m
         save_as_megatron_does(loader, launch, iteration=5, rank=ranks["rank"])
     ranks.update(rank=0, world_size=1)
     launch.iteration = 5
-    alone = provide()
-    assert alone.next_batch_index == 20
-    [change] = alone.changes
-    assert (change.change, change.tokens) == ("kept", 2 * 10 * 32)
+    for workers in (0, 3):
+        launch.num_workers = workers
+        alone = provide()
+        assert alone.next_batch_index == 20
+        [change] = alone.changes
+        assert (change.change, change.tokens) == ("kept", 2 * 10 * 32)
 
 
 def pretend_ranks(monkeypatch, world_size):
