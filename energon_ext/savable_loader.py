@@ -38,6 +38,7 @@ from energon_ext.redistribution import (
     workers_of,
 )
 from energon_ext.resume import SourceChange, check_fingerprint, compare_sources
+from energon_ext.source import global_worker
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ class ExactDataLoader(SavableDataLoader):
         for choice in choices_inside(self.dataset):
             saved = choices_in(state)
             for number, worker in saved.items():
-                own = self.worker_config.rank * max(1, self.num_workers) + number
+                own = global_worker(self.worker_config, number)
                 check_fingerprint(
                     {
                         **saved_workers,

@@ -172,9 +172,10 @@ def global_workers(worker_config: WorkerConfig) -> int:
     return max(1, worker_config.num_workers) * worker_config.world_size
 
 
-def global_worker(worker_config: WorkerConfig) -> int:
-    """Which of them this process is."""
-    return worker_config.rank * max(1, worker_config.num_workers) + worker_config.rank_worker_id()
+def global_worker(worker_config: WorkerConfig, worker_idx: int | None = None) -> int:
+    """Which of them this process is, or a worker of this rank."""
+    own = worker_config.rank_worker_id() if worker_idx is None else worker_idx
+    return worker_config.rank * max(1, worker_config.num_workers) + own
 
 
 def _key_of(factory: BaseCoreDatasetFactory, portable: bool = True) -> SourceKey:

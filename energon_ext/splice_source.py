@@ -116,8 +116,7 @@ class SpliceSource(SavableDataset[Row]):
         self._shown = 0
 
     def len_worker(self, worker_idx: int | None = None) -> int:
-        worker = self.worker_config.rank * max(1, self.worker_config.num_workers)
-        worker += self.worker_config.rank_worker_id() if worker_idx is None else worker_idx
+        worker = global_worker(self.worker_config, worker_idx)
         share = Share.fresh(worker, global_workers(self.worker_config))
         if self._epochs is not None:
             return share.count(self._end)

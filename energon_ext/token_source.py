@@ -51,8 +51,8 @@ class TokenRows(SavableDataset[Row]):
         worker_config: Energon's.
 
     State: some numbers, the documents that the last planning took over from the one before it (at
-    most ``carry`` of the buffer, 16 bytes each), and, after a change of the number of workers, what
-    this worker was dealt of the documents that were left over then.
+    most ``carry`` of the buffer, two integers each), and, after a change of the number of workers,
+    what this worker was dealt of the documents that were left over then.
     """
 
     def __init__(
@@ -309,10 +309,7 @@ class TokenRows(SavableDataset[Row]):
 
     def len_worker(self, worker_idx: int | None = None) -> int:
         workers = global_workers(self.worker_config)
-        if worker_idx is None:
-            worker = global_worker(self.worker_config)
-        else:
-            worker = self.worker_config.rank * max(1, self.worker_config.num_workers) + worker_idx
+        worker = global_worker(self.worker_config, worker_idx)
         return Share.fresh(self._turn(worker, workers), workers).count(self.documents)
 
     def worker_has_samples(self) -> bool:

@@ -21,6 +21,7 @@ LAYERS = {
     "packing": 1,
     "splice": 1,
     "choosers": 1,
+    "arguments": 1,
     "losses": 1,
     "batch_buffer": 1,
     "batch": 1,

@@ -15,8 +15,8 @@ from typing import Any, Sequence
 import torch
 from megatron.core import parallel_state
 
+from energon_ext.arguments import check_integers, check_number
 from energon_ext.errors import ConfigError
-from energon_ext.rl.arguments import check_integers, check_numbers
 from energon_ext.rl.sampler import RewardFunction, ScoredGroup, score
 from energon_ext.task_encoders.prompts import Prompt
 
@@ -45,8 +45,8 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_integers("Sampling", max_new_tokens=self.max_new_tokens)
-        check_numbers("Sampling", zero=True, temperature=self.temperature)
-        check_numbers("Sampling", most=1, top_p=self.top_p)
+        check_number("Sampling.temperature", self.temperature)
+        check_number("Sampling.top_p", self.top_p, most=1, above_zero=True)
         if self.vocab_size is not None:
             check_integers("Sampling", vocab_size=self.vocab_size)
 

@@ -11,6 +11,7 @@ from typing import Any, Callable, Iterator
 import torch
 from megatron.energon import SavableDataLoader
 
+from energon_ext.arguments import check_integers, check_number
 from energon_ext.assembly import BatchAssembler
 from energon_ext.batch import PackedBatch
 from energon_ext.errors import ConfigError, SampleError, SamplerError
@@ -18,7 +19,6 @@ from energon_ext.exhaustion import end_together
 from energon_ext.lookup import epoch_caps, find_choice
 from energon_ext.losses import group_advantages
 from energon_ext.resume import check_fingerprint
-from energon_ext.rl.arguments import check_integers, check_numbers
 from energon_ext.rl.group_rows import WeightedGroup, arrange, write_groups
 from energon_ext.rl.rollout_metrics import RolloutMetrics
 from energon_ext.rl.sampler import (
@@ -100,9 +100,9 @@ class RLDataset:
         sizes = {"row_length": row_length, "rows": rows, "groups_per_batch": groups_per_batch}
         check_integers("RLDataset", **sizes, max_attempts=max_attempts, alignment=alignment)
         check_integers("RLDataset", least=0, pad_id=pad_id)
-        check_numbers("RLDataset", zero=True, min_reward_std=min_reward_std)
+        check_number("RLDataset.min_reward_std", min_reward_std)
         if time_limit_seconds is not None:
-            check_numbers("RLDataset", time_limit_seconds=time_limit_seconds)
+            check_number("RLDataset.time_limit_seconds", time_limit_seconds, above_zero=True)
         check_sampler(sampler)
         group_advantages([0.0, 1.0], reward_clip, advantage_clip)  # refuses bad clips now
         self.prompts = prompts

@@ -12,8 +12,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Sequence
 
+from energon_ext.arguments import check_integers, check_number
 from energon_ext.errors import ConfigError, SampleError, SamplerError
-from energon_ext.rl.arguments import check_integers, check_numbers
 from energon_ext.rl.sampler import RewardFunction, ScoredGroup, score
 from energon_ext.task_encoders.prompts import Prompt
 
@@ -95,11 +95,10 @@ class OpenAISampler:
             "OpenAISampler", max_new_tokens=max_new_tokens, max_concurrent=max_concurrent
         )
         check_integers("OpenAISampler", least=0, max_retries=max_retries)
-        check_numbers("OpenAISampler", timeout_seconds=timeout_seconds)
-        check_numbers(
-            "OpenAISampler", zero=True, temperature=temperature, backoff_seconds=backoff_seconds
-        )
-        check_numbers("OpenAISampler", most=1, top_p=top_p)
+        check_number("OpenAISampler.timeout_seconds", timeout_seconds, above_zero=True)
+        check_number("OpenAISampler.temperature", temperature)
+        check_number("OpenAISampler.backoff_seconds", backoff_seconds)
+        check_number("OpenAISampler.top_p", top_p, most=1, above_zero=True)
         self._httpx = httpx
         self.base_url = base_url.rstrip("/")
         self.reward = reward

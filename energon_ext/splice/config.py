@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Sequence
 
+from energon_ext.arguments import check_integer, check_kind, check_number
 from energon_ext.errors import ConfigError
-from energon_ext.splice.checks import check_integer, check_kind, check_number
 
 MODES = ("splice", "slide")
 CONTENT_START_MODES = ("anchor_start", "slide_within", "cyclic_roll", "coverage_balanced")

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from energon_ext.arguments import check_integer
 from energon_ext.errors import ConfigError
-from energon_ext.splice.checks import check_integer
 
 
 class Frame(NamedTuple):

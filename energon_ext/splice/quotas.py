@@ -8,8 +8,8 @@ from typing import Sequence
 
 import numpy as np
 
+from energon_ext.arguments import check_integer, check_number
 from energon_ext.errors import ConfigError
-from energon_ext.splice.checks import check_integer, check_number
 from energon_ext.splice.config import BALANCE_MODES
 
 

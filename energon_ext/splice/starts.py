@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from energon_ext.arguments import check_integer, check_number
 from energon_ext.errors import ConfigError
-from energon_ext.splice.checks import check_integer, check_number
 
 #: Products of two counts must stay below this to be exact in int64.
 _EXACT = 2**62

@@ -24,6 +24,7 @@ from energon_ext.choice import ChoiceDataset, Source
 from energon_ext.errors import ConfigError
 from energon_ext.source import (
     get_origin,
+    global_workers,
     max_epochs_of,
     order_name,
     source_identities,
@@ -229,8 +230,7 @@ def load_source(
     own_config = worker_config_for(worker_config, name)
     # Energon built the factory for all sources alike; random numbers come from its configuration.
     loaded.dataset.worker_config = own_config
-    global_workers = max(1, worker_config.num_workers) * worker_config.world_size
-    rotation = stable_hash(name) % global_workers
+    rotation = stable_hash(name) % global_workers(worker_config)
     dataset = task_encoder._load_dataset(loaded, rotation, worker_config=own_config)
     forget_read_members(dataset)
     return dataset

@@ -19,13 +19,13 @@ from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
 from megatron.energon.wrappers.map_dataset import MapDataset
 
+from energon_ext.arguments import check_integer
 from energon_ext.assembly import BatchAssembler
 from energon_ext.choice import ChoiceDataset, Source
 from energon_ext.errors import ConfigError
 from energon_ext.rows import Row
 from energon_ext.source import max_epochs_of, order_name
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig, SpliceIndex, select_documents
-from energon_ext.splice.checks import check_integer
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.validation import GridIndex
 from energon_ext.splice_documents import DocumentStore, EnergonDocuments, TokenFileDocuments

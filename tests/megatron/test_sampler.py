@@ -158,21 +158,24 @@ def test_a_reward_that_fails_names_its_own_prompt(model, reward, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_new_tokens": 0}, "max_new_tokens is 0, an integer >= 1"),
-        ({"temperature": -1.0}, "temperature is -1.0, a finite number >= 0"),
-        ({"top_p": 0.0}, "top_p is 0.0, a number > 0 and <= 1"),
-        ({"top_p": 1.1}, "top_p is 1.1"),
-        ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens: 0 found, an integer >= 1"),
+        ({"temperature": -1.0}, "temperature: -1.0 found, a finite number >= 0"),
+        ({"top_p": 0.0}, "top_p: 0.0 found, a number > 0 and <= 1"),
+        ({"top_p": 1.1}, "top_p: 1.1 found"),
+        ({"vocab_size": 0}, "vocab_size: 0 found"),
     ],
 )
 def test_bad_sampling_is_refused(options, message):
-    with pytest.raises(ConfigError, match=f"Sampling: {message}"):
+    with pytest.raises(ConfigError, match=f"Sampling.{message}"):
         Sampling(**{"max_new_tokens": 1, **options})
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"group_size": 1}, "group_size is 1, an integer >= 2"), ({"rows_per_pass": 0}, "is 0")],
+    [
+        ({"group_size": 1}, "group_size: 1 found, an integer >= 2"),
+        ({"rows_per_pass": 0}, "rows_per_pass: 0 found"),
+    ],
 )
 def test_bad_groups_are_refused(model, options, message):
     with pytest.raises(ConfigError, match=message):
@@ -186,5 +189,5 @@ def test_a_prompt_without_tokens_is_refused(model, prompts):
 
 
 def test_passes_without_rows_are_refused(model):
-    with pytest.raises(ConfigError, match="rows_per_pass is -1"):
+    with pytest.raises(ConfigError, match="rows_per_pass: -1 found"):
         generate(model, [[3]], Sampling(1), rows_per_pass=-1)

@@ -311,12 +311,12 @@ def test_a_dataset_samples_from_a_server_and_leaves_one_that_hangs(server, tmp_p
     ("options", "message"),
     [
         ({"api": "tgi"}, "api: 'tgi' found, vllm or sglang allowed"),
-        ({"group_size": 1}, "group_size is 1, an integer >= 2"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"max_retries": -1}, "max_retries is -1"),
-        ({"timeout_seconds": 0}, "timeout_seconds is 0"),
-        ({"temperature": -1.0}, "temperature is -1.0, a finite number >= 0"),
-        ({"top_p": 1.1}, "top_p is 1.1, a number > 0 and <= 1"),
+        ({"group_size": 1}, "group_size: 1 found, an integer >= 2"),
+        ({"max_new_tokens": 0}, "max_new_tokens: 0 found"),
+        ({"max_retries": -1}, "max_retries: -1 found"),
+        ({"timeout_seconds": 0}, "timeout_seconds: 0 found"),
+        ({"temperature": -1.0}, "temperature: -1.0 found, a finite number >= 0"),
+        ({"top_p": 1.1}, "top_p: 1.1 found, a number > 0 and <= 1"),
     ],
 )
 def test_bad_options_are_refused(options, message):

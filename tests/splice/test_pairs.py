@@ -163,7 +163,7 @@ def test_a_field_out_of_range_is_refused_by_name(fields, message):
     [
         ({"num_docs": 0}, "num_docs: 0 found, an integer >= 1"),
         ({"balance_mode": "even"}, "one of by_coverage, by_document, by_temperature"),
-        ({"balance_tau": 1.5}, "balance_tau: 1.5 found, a number from 0 to 1"),
+        ({"balance_tau": 1.5}, "balance_tau: 1.5 found, a number >= 0 and <= 1"),
         ({"epoch_length": 0}, "epoch_length: 0 found"),
         ({"doc_weights": [1.0, -1.0]}, r"doc_weights\[1\]: -1.0 found"),
         ({"doc_weights": [0.0, 0.0]}, "at least one must be above 0"),

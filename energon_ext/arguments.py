@@ -1,0 +1,54 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Arguments and fields that are refused before a run begins, and not by its first failure."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+from energon_ext.errors import ConfigError
+
+_KINDS = {bool: "true or false", str: "text"}
+
+
+def check_kind(where: str, value: Any, kind: type) -> None:
+    """Raise ConfigError unless a value is a bool or a str, as asked for."""
+    if not isinstance(value, kind):
+        raise ConfigError(f"{where}: {value!r} found, {_KINDS[kind]} is needed.")
+
+
+def check_integer(where: str, value: Any, least: int) -> None:
+    """Raise ConfigError unless a value is an integer >= ``least``."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ConfigError(f"{where}: {value!r} found, an integer >= {least} is needed.")
+
+
+def check_number(
+    where: str, value: Any, most: float = math.inf, *, above_zero: bool = False
+) -> None:
+    """Raise ConfigError unless a value is a finite number from 0 to ``most``, 0 itself or not.
+
+    Example:
+        >>> check_number("Sampling.top_p", 1.5, most=1, above_zero=True)
+        Traceback (most recent call last):
+        energon_ext.errors.ConfigError: Sampling.top_p: 1.5 found, a number > 0 and <= 1 is needed.
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or not 0 <= value <= most or (above_zero and value == 0):
+        needed = f"a {'finite ' if most == math.inf else ''}number {'>' if above_zero else '>='} 0"
+        needed += "" if most == math.inf else f" and <= {most:g}"
+        raise ConfigError(f"{where}: {value!r} found, {needed} is needed.")
+
+
+def check_integers(owner: str, least: int = 1, **values: Any) -> None:
+    """Raise ConfigError unless each argument of ``owner`` is an integer >= ``least``.
+
+    Example:
+        >>> check_integers("RLDataset", rows=2.5)
+        Traceback (most recent call last):
+        energon_ext.errors.ConfigError: RLDataset.rows: 2.5 found, an integer >= 1 is needed.
+    """
+    for name, value in values.items():
+        check_integer(f"{owner}.{name}", value, least)
