@@ -37,7 +37,7 @@ from energon_ext.choosers import NEW_SOURCES
 from energon_ext.errors import ConfigError
 from energon_ext.source import Origin, set_origin
 from energon_ext.token_file import is_token_file
-from energon_ext.token_source import TokenFileFactory
+from energon_ext.token_file_factory import TokenFileFactory
 from energon_ext.weights import (
     ScheduledFloat,
     WeightGroup,

@@ -12,7 +12,7 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from tqdm import tqdm
 
 from energon_ext.text_source import Document
-from energon_ext.token_source import TokenFileFactory
+from energon_ext.token_file_factory import TokenFileFactory
 
 
 class DocumentStore(Protocol):

@@ -17,16 +17,14 @@ from typing import Any, Iterator, Sequence
 
 import numpy as np
 from megatron.energon import WorkerConfig
-from megatron.energon.epathlib import EPath
-from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
-from megatron.energon.flavors.webdataset.structs import DatasetSubset
+from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.state import FlexState
 
 from energon_ext.document_order import DocumentOrder, Share
-from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
+from energon_ext.errors import StateFormatError, StateMismatchError
 from energon_ext.packing import Pieces, PlannedRows, Planner
 from energon_ext.rows import Row
-from energon_ext.source import global_worker, global_workers, order_name, stable_hash
+from energon_ext.source import global_worker, global_workers, stable_hash
 from energon_ext.token_file import TokenFile
 
 STATE_VERSION = 1
@@ -325,66 +323,3 @@ class TokenRows(SavableDataset[Row]):
             "planner": {"type": type(self._planner).__qualname__, **vars(self._planner)},
             "worker_config": self.worker_config.config(),
         }
-
-
-class TokenFileFactory(BaseCoreDatasetFactory):
-    """A token file as Energon's metadatasets hand it to a TaskEncoder.
-
-    Attributes:
-        file: the tokens.
-        training: whether the documents are to be shuffled.
-        subset: of the documents, as the metadataset says it.
-    """
-
-    # No sample type: its rows are finished, and nothing is to be cooked.
-    __sample_type__ = None
-
-    def __init__(
-        self,
-        path: EPath,
-        *,
-        training: bool,
-        worker_config: WorkerConfig,
-        subflavors: dict[str, Any] | None = None,
-        subset: DatasetSubset | None = None,
-    ):
-        self.paths = [path]
-        self.subflavors = subflavors or {}
-        self.subset = subset
-        self.training = training
-        self.worker_config = worker_config
-        self.file = TokenFile(str(path))
-
-    @property
-    def document_range(self) -> tuple[int, int]:
-        """First document and the one after the last."""
-        total = len(self.file)
-        return self.subset.compute_subset(total) if self.subset is not None else (0, total)
-
-    def __len__(self) -> int:
-        first, stop = self.document_range
-        return stop - first
-
-    def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
-        raise ConfigError(
-            f"{self.paths[0]}: a token file gives packed rows; load it with a PackedTaskEncoder."
-        )
-
-    def rows(
-        self, *, source: str, planner: Planner, epochs: int | None, restarts: bool
-    ) -> TokenRows:
-        """The rows of this file."""
-        return TokenRows(
-            self.file,
-            source=source,
-            planner=planner,
-            order_key=order_name(source, self),
-            epochs=epochs,
-            restarts=restarts,
-            shuffled=self.training,
-            subset=self.document_range,
-            worker_config=self.worker_config,
-        )
-
-    def as_file_store(self):
-        raise NotImplementedError("A token file is not a file store.")

@@ -37,6 +37,7 @@ LAYERS = {
     "document_order": 1,
     "token_file": 2,
     "token_source": 2,
+    "token_file_factory": 2,
     "splice_documents": 2,
     "splice_source": 2,
     "resume": 2,

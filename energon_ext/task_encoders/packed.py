@@ -39,7 +39,7 @@ from energon_ext.rows import Row
 from energon_ext.source import max_epochs_of
 from energon_ext.task_encoders.mixin import DynamicBlendMixin, collapse_sources
 from energon_ext.text_source import Document, PackedRows
-from energon_ext.token_source import TokenFileFactory
+from energon_ext.token_file_factory import TokenFileFactory
 from energon_ext.tokenizers import Tokenizer
 
 PACKINGS = ("bin", "sequential")

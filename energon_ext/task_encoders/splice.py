@@ -32,7 +32,7 @@ from energon_ext.splice_documents import DocumentStore, EnergonDocuments, TokenF
 from energon_ext.splice_source import SpliceSource, log_plan
 from energon_ext.task_encoders.mixin import load_source
 from energon_ext.task_encoders.packed import PackedTaskEncoder
-from energon_ext.token_source import TokenFileFactory
+from energon_ext.token_file_factory import TokenFileFactory
 from energon_ext.tokenizers import Tokenizer
 
 #: Up to so many documents of a source, each is counted under a name of its own.
