@@ -1,6 +1,7 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
 
+import signal
 import warnings
 
 import pytest
@@ -20,3 +21,8 @@ settings.load_profile("untimed")
 def _no_workers_left():
     yield
     close_loaders()
+
+
+# A shell starts background jobs with Ctrl-C ignored, and programs hand that down to their tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
