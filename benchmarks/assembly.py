@@ -10,7 +10,7 @@ import numpy as np
 from timing import markdown, microseconds, profiled
 
 from energon_ext import BatchAssembler, Row
-from energon_ext.batch_buffer import as_buffer
+from energon_ext.batch.buffer import as_buffer
 
 ROWS, SEQ_LEN = 8, 4096
 BATCHES = 64

@@ -9,7 +9,7 @@ from megatron.energon import WorkerConfig
 from megatron.energon.rng import WorkerRng
 from timing import markdown, microseconds
 
-from energon_ext.choosers import RandomChooser
+from energon_ext.mixture.choosers import RandomChooser
 from energon_ext.weights import weight_from_config
 
 NUM_SOURCES = (2, 100, 1000, 10_000)

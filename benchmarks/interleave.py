@@ -8,7 +8,7 @@ The peer is Megatron-core's C++ index builder for blended datasets, where its he
 import numpy as np
 from timing import markdown, microseconds
 
-from energon_ext.choosers import LeastConsumedChooser, RandomChooser
+from energon_ext.mixture.choosers import LeastConsumedChooser, RandomChooser
 
 NUM_SOURCES = (2, 10, 100, 1000)
 DRAWS = 20_000

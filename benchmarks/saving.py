@@ -26,8 +26,8 @@ from timing import markdown
 from webdataset import ShardWriter
 
 from energon_ext import PackedTaskEncoder
-from energon_ext.savable_loader import ExactDataLoader
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.state.loader import ExactDataLoader
 
 SEQ_LEN = 256
 BUFFER_DOCS = 64

@@ -9,9 +9,9 @@ from megatron.energon import WorkerConfig
 from timing import markdown, microseconds
 
 from energon_ext import BatchAssembler
-from energon_ext.batch_buffer import as_buffer
+from energon_ext.batch.buffer import as_buffer
 from energon_ext.splice import MultiSpliceConfig, SpliceIndex
-from energon_ext.splice_source import CHUNK, SpliceSource
+from energon_ext.splice.source import CHUNK, SpliceSource
 
 ROWS, SEQ_LEN = 8, 4096
 BATCHES, COPIED = 400, 64

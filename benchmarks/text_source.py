@@ -19,8 +19,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.cli.corpora import CORPORA
-from energon_ext.text_source import Document
-from energon_ext.tokenizers import HFTokenizer
+from energon_ext.documents.text import Document
+from energon_ext.encoders.tokenizers import HFTokenizer
 
 ROW_LENGTH, BATCH_SIZE = 4096, 8
 BATCH_TOKENS = ROW_LENGTH * BATCH_SIZE

@@ -20,9 +20,15 @@
     account:     rows and tokens per source                           consumption.py
 """
 
-from energon_ext.assembly import BatchAssembler
-from energon_ext.batch import PackedBatch
-from energon_ext.blend import DynamicBlendDataset
+from energon_ext.batch.collate import BatchAssembler
+from energon_ext.batch.packed_batch import PackedBatch
+from energon_ext.batch.rows import Row
+from energon_ext.config.metadataset import ScheduledMetadataset
+from energon_ext.encoders.load import get_train_dataset, get_val_datasets
+from energon_ext.encoders.mixin import DynamicBlendMixin
+from energon_ext.encoders.pretrain import PackedTaskEncoder
+from energon_ext.encoders.prompts import Prompt, PromptTaskEncoder
+from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.errors import (
     ConfigError,
     DataExhaustedError,
@@ -32,17 +38,11 @@ from energon_ext.errors import (
     StateFormatError,
     StateMismatchError,
 )
-from energon_ext.interleave import LeastConsumedDataset
-from energon_ext.loading import get_train_dataset, get_val_datasets
 from energon_ext.losses import group_advantages, unified_loss
-from energon_ext.metadataset import ScheduledMetadataset
+from energon_ext.mixture.blend import DynamicBlendDataset
+from energon_ext.mixture.interleave import LeastConsumedDataset
 from energon_ext.rl import BatchSource, OpenAISampler, RLDataset, Sampler, ScoredGroup
-from energon_ext.rows import Row
-from energon_ext.task_encoders.mixin import DynamicBlendMixin
-from energon_ext.task_encoders.packed import PackedTaskEncoder
-from energon_ext.task_encoders.prompts import Prompt, PromptTaskEncoder
-from energon_ext.task_encoders.sft import SFTTaskEncoder
-from energon_ext.task_encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
+from energon_ext.splice.encoders import MultiSpliceTaskEncoder, SpliceTaskEncoder
 
 __version__ = "0.1.0"
 

@@ -39,9 +39,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from energon_ext import ConfigError, EnergonExtError, PackedTaskEncoder, get_train_dataset
-from energon_ext.checkpoint import CheckpointStore
-from energon_ext.consumption import Consumption
-from energon_ext.lookup import find_choice
+from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.megatron import (
     MegatronEnergonLoader,
     RunLog,
@@ -53,8 +51,10 @@ from energon_ext.megatron import (
     mean_losses,
     summarize_step,
 )
-from energon_ext.resume import check_fingerprint
-from energon_ext.tokenizers import load_tokenizer
+from energon_ext.splice.lookup import find_choice
+from energon_ext.state.checkpoint import CheckpointStore
+from energon_ext.state.consumption import Consumption
+from energon_ext.state.match import check_fingerprint
 
 #: Megatron counts weights in integers: these are counted to the nearest 1 / 1024.
 WEIGHT_SCALE = 1024

@@ -18,8 +18,8 @@ from megatron.core import parallel_state
 from train_loop import pretrain, train
 
 from energon_ext import ConfigError, EnergonExtError, SFTTaskEncoder, get_train_dataset
+from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.megatron import MegatronEnergonLoader, data_parallel_worker_config
-from energon_ext.tokenizers import load_tokenizer
 
 
 def parse_args():

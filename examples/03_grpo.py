@@ -33,6 +33,7 @@ from energon_ext import (
     SFTTaskEncoder,
     get_train_dataset,
 )
+from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.megatron import (
     MegatronEnergonLoader,
     MegatronSampler,
@@ -40,8 +41,7 @@ from energon_ext.megatron import (
     data_parallel_worker_config,
     generate,
 )
-from energon_ext.savable_loader import ExactDataLoader
-from energon_ext.tokenizers import Tokenizer
+from energon_ext.state.loader import ExactDataLoader
 
 ROW_LENGTH = 66  # six samples of: bos 7 2 5 4 > 2 4 5 7 eos
 GROUP_SIZE = 8

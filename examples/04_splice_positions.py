@@ -23,7 +23,7 @@ from megatron.energon import WorkerConfig
 
 from energon_ext import BatchAssembler, Row, SpliceTaskEncoder, get_train_dataset, get_val_datasets
 from energon_ext.cli.splice_figures import draw_loss_over_offsets
-from energon_ext.lookup import find_splices
+from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.megatron import (
     build_packed_seq_params,
     enable_cpu,
@@ -31,9 +31,9 @@ from energon_ext.megatron import (
     gpt_layer_spec,
     initialize_weights,
 )
-from energon_ext.savable_loader import ExactDataLoader
 from energon_ext.splice import LossMap, SpliceConfig
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.splice.lookup import find_splices
+from energon_ext.state.loader import ExactDataLoader
 
 SEQ_LEN = 256
 PASSAGE = 64

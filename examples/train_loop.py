@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from energon_ext import ConfigError
-from energon_ext.checkpoint import CheckpointStore
 from energon_ext.megatron import RunLog
-from energon_ext.resume import check_fingerprint
+from energon_ext.state.checkpoint import CheckpointStore
+from energon_ext.state.match import check_fingerprint
 
 pretrain = importlib.import_module("01_pretrain_gpt")
 

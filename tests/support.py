@@ -15,8 +15,8 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
 from webdataset import ShardWriter
 
-from energon_ext.savable_loader import ExactDataLoader
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.state.loader import ExactDataLoader
 
 TEXT_SAMPLE = {"__module__": "megatron.energon", "__class__": "TextSample"}
 

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_ext.assembly import BatchAssembler
-from energon_ext.batch import PackedBatch
-from energon_ext.batch_buffer import BatchSizes, as_buffer
+from energon_ext.batch.buffer import BatchSizes, as_buffer
+from energon_ext.batch.collate import BatchAssembler
+from energon_ext.batch.packed_batch import PackedBatch
+from energon_ext.batch.rows import Row
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.rows import Row
 
 SOURCES = ("code", "web")
 FIELDS = ("tokens", "labels", "token_weights", "position_ids")

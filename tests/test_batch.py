@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from energon_ext.assembly import BatchAssembler
+from energon_ext.batch.collate import BatchAssembler
+from energon_ext.batch.rows import Row
 from energon_ext.errors import SampleError
-from energon_ext.rows import Row
 
 LENGTH = 6
 SOURCES = ("code", "web")

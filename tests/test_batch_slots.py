@@ -7,9 +7,10 @@ import time
 
 import pytest
 
-from energon_ext import PackedTaskEncoder, batch_slots, get_train_dataset
-from energon_ext.batch_slots import SLOTS_PER_WORKER, BatchSlots
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext import PackedTaskEncoder, get_train_dataset
+from energon_ext.batch import slots as batch_slots
+from energon_ext.batch.slots import SLOTS_PER_WORKER, BatchSlots
+from energon_ext.encoders.tokenizers import ByteTokenizer
 from tests.support import batch_hash, config, loader_for, take, write_mix, write_tokens
 
 BATCHES = 24

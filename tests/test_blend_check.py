@@ -6,8 +6,8 @@ import warnings
 import pytest
 
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
-from energon_ext.blend_check import BlendWarning
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.mixture.checks import BlendWarning
 from energon_ext.weights import ScheduleAxis
 from tests.support import config, write_dataset, write_mix
 

@@ -26,8 +26,8 @@ from megatron.energon.savable_loader import SavableDataLoaderState
 from megatron.energon.state import FlexState
 from megatron.energon.tools.checkpoint import command_redist
 
-from energon_ext.checkpoint import CheckpointStore
 from energon_ext.errors import ConfigError, EnergonExtError, StateFormatError
+from energon_ext.state.checkpoint import CheckpointStore
 from tests.support import config, loader_for, take, write_dataset
 
 PACKAGE = str(Path(sys.modules[CheckpointStore.__module__].__file__).parent)
@@ -210,7 +210,7 @@ def test_the_manifest_says_what_was_saved(tmp_path):
     size = (directory / "b.pt").stat().st_size
     digest = hashlib.sha256((directory / "b.pt").read_bytes()).hexdigest()
     assert manifest["files"]["b.pt"] == {"bytes": size, "sha256": digest}
-    assert manifest["format"] == "energon_ext.checkpoint"
+    assert manifest["format"] == "energon_ext.state.checkpoint"
     assert (manifest["version"], manifest["step"], manifest["world_size"]) == (1, 12, 1)
     checkpoint = CheckpointStore(tmp_path).open(12)
     assert (checkpoint.path, checkpoint.step) == (directory, 12)

@@ -8,8 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from energon_ext.choosers import RandomChooser
 from energon_ext.errors import ConfigError, StateFormatError
+from energon_ext.mixture.choosers import RandomChooser
 from energon_ext.weights import weight_from_config
 
 WEIGHTS = {"a": {"linear": {0: 0, 1000: 10}}, "b": {"step": {0: 4, 500: 0}}, "c": 1}

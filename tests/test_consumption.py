@@ -9,10 +9,10 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
-from energon_ext.consumption import Consumption
+from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import StateFormatError
-from energon_ext.lookup import find_choice
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.splice.lookup import find_choice
+from energon_ext.state.consumption import Consumption
 from tests.support import config, loader_for, take, write_dataset, write_mix
 
 

@@ -25,7 +25,7 @@ import yaml
 from megatron.energon import WorkerConfig
 
 import energon_ext
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.encoders.tokenizers import ByteTokenizer
 from tests.support import loader_for, take, write_dataset
 
 CHECKOUT = Path(energon_ext.__file__).parents[1]

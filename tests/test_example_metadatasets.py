@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from energon_ext import MultiSpliceTaskEncoder, PackedTaskEncoder, get_train_dataset
-from energon_ext.lookup import find_choice
+from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.splice import MultiSpliceConfig
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.splice.lookup import find_choice
 from tests.support import config, loader_for, take, write_dataset
 
 FOLDER = Path(__file__).parents[1] / "metadatasets"

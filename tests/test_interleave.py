@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from megatron.energon import DefaultTaskEncoder
 
 from energon_ext import ConfigError, DynamicBlendMixin, PackedTaskEncoder, get_train_dataset
-from energon_ext.choosers import LeastConsumedChooser, RandomChooser, chooser_for
-from energon_ext.lookup import find_choice
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.mixture.choosers import LeastConsumedChooser, RandomChooser, chooser_for
+from energon_ext.splice.lookup import find_choice
 from energon_ext.weights import (
     ConstantWeight,
     WeightGroup,

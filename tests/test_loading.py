@@ -7,8 +7,8 @@ import json
 import pytest
 
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset, get_val_datasets
-from energon_ext.tokenizers import ByteTokenizer
-from energon_ext.yaml_check import MAX_YAML_DEPTH
+from energon_ext.config.yaml_check import MAX_YAML_DEPTH
+from energon_ext.encoders.tokenizers import ByteTokenizer
 from tests.support import TEXT_SAMPLE, config, loader_for, take, write_dataset, write_mix
 
 

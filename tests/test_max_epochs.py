@@ -21,10 +21,10 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.blend_check import BlendWarning
-from energon_ext.lookup import find_choice
+from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.megatron import MegatronEnergonLoader
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.mixture.checks import BlendWarning
+from energon_ext.splice.lookup import find_choice
 from tests.support import config, loader_for, take, write_dataset
 
 

@@ -11,7 +11,7 @@ from megatron.energon.metadataset import load_dataset, loader
 from megatron.energon.metadataset.loader import prepare_metadataset
 
 from energon_ext import ConfigError, DynamicBlendMixin, get_train_dataset, get_val_datasets
-from energon_ext.lookup import find_choice
+from energon_ext.splice.lookup import find_choice
 from tests.support import config, loader_for, take, write_dataset, write_mix
 
 FALLING = {"linear": {0: 4, 100: 0}}

@@ -10,7 +10,7 @@ import pytest
 from megatron.energon import DefaultTaskEncoder, TextSample, get_savable_loader, stateless
 
 from energon_ext import ConfigError, DynamicBlendMixin, StateMismatchError, get_train_dataset
-from energon_ext.lookup import find_choice
+from energon_ext.splice.lookup import find_choice
 from energon_ext.weights import ScheduleAxis
 from tests.support import close_loaders, config, loader_for, take, write_dataset, write_mix
 

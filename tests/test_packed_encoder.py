@@ -19,8 +19,8 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.lookup import find_choice
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.splice.lookup import find_choice
 from tests.support import (
     batch_hash,
     close_loaders,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energon_ext.documents.permutation import KeyedPermutation
 from energon_ext.errors import ConfigError
-from energon_ext.permutation import KeyedPermutation
 
 #: Around the switch from a table to the network, squares, and products that leave a remainder.
 SIZES = (1, 2, 3, 7, 4095, 4096, 4097, 4160, 4225, 10_007, 65_536, 99_999)
@@ -41,7 +41,7 @@ def test_indices_of_any_size_stay_in_range_and_apart(size, key, data):
 
 def test_the_order_is_the_same_in_another_process():
     code = (
-        "import numpy as np; from energon_ext.permutation import KeyedPermutation as P;"
+        "import numpy as np; from energon_ext.documents.permutation import KeyedPermutation as P;"
         "print([P(n, 'k')(np.arange(5)).tolist() for n in (9, 10**12)])"
     )
     outputs = {

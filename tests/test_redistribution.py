@@ -21,12 +21,12 @@ from energon_ext import (
     StateMismatchError,
     get_train_dataset,
 )
-from energon_ext.document_order import DocumentOrder
-from energon_ext.lookup import find_choice
+from energon_ext.documents.order import DocumentOrder
+from energon_ext.encoders import pretrain as packed
+from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.splice import MultiSpliceConfig
-from energon_ext.state_file import read_state_file
-from energon_ext.task_encoders import packed
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.splice.lookup import find_choice
+from energon_ext.state.serialize import read_state_file
 from tests.support import (
     LargeTokenizer,
     batch_hash,

@@ -6,8 +6,8 @@ import megatron.energon
 import pytest
 
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
-from energon_ext.savable_loader import ExactDataLoader
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.state.loader import ExactDataLoader
 from tests.support import batch_hash, close_loaders, config, loader_for, take, write_dataset
 
 

@@ -11,9 +11,9 @@ from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFa
 from webdataset import ShardWriter
 
 from energon_ext import ConfigError, SampleError, SFTTaskEncoder, get_train_dataset
-from energon_ext.chat import ChatTemplate, HFChatTemplate, PlainChatTemplate, split_answers
-from energon_ext.task_encoders.sft import Dialogue, PromptResponse
-from energon_ext.tokenizers import ByteTokenizer, HFTokenizer
+from energon_ext.encoders.chat import ChatTemplate, HFChatTemplate, PlainChatTemplate, split_answers
+from energon_ext.encoders.sft import Dialogue, PromptResponse
+from energon_ext.encoders.tokenizers import ByteTokenizer, HFTokenizer
 from tests.support import batch_hash, config, loader_for, take, write_mix
 
 CHATML = (

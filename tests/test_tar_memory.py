@@ -8,7 +8,7 @@ from megatron.energon import DefaultTaskEncoder
 from megatron.energon.flavors.webdataset.sample_loader import WebdatasetSampleLoaderDataset
 
 from energon_ext import DynamicBlendMixin, PackedTaskEncoder, get_train_dataset
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.encoders.tokenizers import ByteTokenizer
 from tests.support import config, loader_for, take, write_dataset
 
 

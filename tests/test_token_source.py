@@ -14,10 +14,10 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.lookup import find_choice
-from energon_ext.task_encoders import packed
-from energon_ext.token_file import TokenFile
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.documents.token_file import TokenFile
+from energon_ext.encoders import pretrain as packed
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.splice.lookup import find_choice
 from tests.support import (
     LargeTokenizer,
     batch_hash,

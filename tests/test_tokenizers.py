@@ -3,8 +3,8 @@
 
 import pytest
 
+from energon_ext.encoders.tokenizers import ByteTokenizer, HFTokenizer, load_tokenizer
 from energon_ext.errors import ConfigError
-from energon_ext.tokenizers import ByteTokenizer, HFTokenizer, load_tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 

@@ -20,7 +20,7 @@ from energon_ext.cli.corpora import Corpus
 from energon_ext.cli.dataset_writer import WriteOptions, write_text_dataset
 from energon_ext.cli.documents import Document
 from energon_ext.cli.figure_style import COLORS, INK, MUTED, new_figure
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.encoders.tokenizers import ByteTokenizer
 
 #: Source -> mean length of its documents in bytes.
 MEAN_LENGTHS = {"chat": 200, "web": 630, "papers": 2000}

@@ -15,7 +15,7 @@ from energon_ext.errors import ConfigError, EnergonExtError
 if TYPE_CHECKING:
     from megatron.energon.savable_loader import SavableDataLoaderState
 
-    from energon_ext.resume import SourceChange
+    from energon_ext.state.match import SourceChange
 
 #: Of a data state: one of this package's store, one of Megatron-LM's.
 _DATA_FILE = re.compile(r"(data_rank|train_dataloader_dprank)(\d+)\.pt")
@@ -50,9 +50,9 @@ def diff(
     CHECKPOINT is the folder of a run (its newest checkpoint is taken), of one checkpoint, or of
     Megatron-LM's data states. Ends with 1 where the resume would be refused.
     """
-    from energon_ext.loading import source_names
-    from energon_ext.redistribution import check_nothing_waits, choices_in, workers_of
-    from energon_ext.resume import compare_sources
+    from energon_ext.encoders.load import source_names
+    from energon_ext.state.match import compare_sources
+    from energon_ext.state.regroup import check_nothing_waits, choices_in, workers_of
 
     folder, states = _read_states(saved)
     names = source_names(metadataset, split_part=split, trusted_modules=trusted_module)
@@ -78,8 +78,8 @@ def _read_states(path: Path) -> tuple[Path, list[SavableDataLoaderState]]:
     """The data states of all ranks, and the folder they were found in."""
     from megatron.energon.savable_loader import SavableDataLoaderState
 
-    from energon_ext.manifest import MANIFEST, read_manifest
-    from energon_ext.state_file import read_state_file
+    from energon_ext.state.manifest import MANIFEST, read_manifest
+    from energon_ext.state.serialize import read_state_file
 
     if not path.is_dir():
         raise ConfigError(f"{path}: no such folder; name a checkpoint or the folder of a run.")
@@ -111,7 +111,7 @@ def _read_states(path: Path) -> tuple[Path, list[SavableDataLoaderState]]:
 
 
 def _newest(path: Path) -> Path:
-    from energon_ext.checkpoint import CheckpointStore
+    from energon_ext.state.checkpoint import CheckpointStore
 
     newest = CheckpointStore(path).latest()
     return path if newest is None else newest.path

@@ -25,10 +25,10 @@ from webdataset import TarWriter
 from energon_ext.cli.counts import DatasetCounts, SplitCounts
 from energon_ext.cli.documents import Corpus, Document
 from energon_ext.cli.token_writer import TokenSplitWriter
+from energon_ext.documents.token_file import META_SUFFIX
+from energon_ext.documents.token_file import SUFFIXES as TOKEN_FILE_SUFFIXES
+from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError
-from energon_ext.token_file import META_SUFFIX
-from energon_ext.token_file import SUFFIXES as TOKEN_FILE_SUFFIXES
-from energon_ext.tokenizers import Tokenizer
 
 SPLITS = ("train", "val")
 DATASET_YAML = {

@@ -13,8 +13,8 @@ import click
 from energon_ext.errors import ConfigError
 
 if TYPE_CHECKING:
-    from energon_ext.choice import ChoiceDataset
-    from energon_ext.splice_source import SpliceSource
+    from energon_ext.mixture.choice import ChoiceDataset
+    from energon_ext.splice.source import SpliceSource
 
 #: Documents of a source that are listed.
 MOST_DOCUMENTS = 40
@@ -46,8 +46,8 @@ def plan(
     """
     from megatron.energon import WorkerConfig
 
-    from energon_ext.loading import get_train_dataset
-    from energon_ext.lookup import find_choice, find_splices
+    from energon_ext.encoders.load import get_train_dataset
+    from energon_ext.splice.lookup import find_choice, find_splices
 
     dataset = get_train_dataset(
         metadataset,
@@ -64,10 +64,10 @@ def plan(
 
 
 def _encoder(tokenizer: str, seq_length: int, splice: str | None, subflavors: str | None) -> Any:
+    from energon_ext.encoders.pretrain import PackedTaskEncoder
+    from energon_ext.encoders.tokenizers import load_tokenizer
     from energon_ext.splice import MultiSpliceConfig, SpliceConfig
-    from energon_ext.task_encoders.packed import PackedTaskEncoder
-    from energon_ext.task_encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
-    from energon_ext.tokenizers import load_tokenizer
+    from energon_ext.splice.encoders import MultiSpliceTaskEncoder, SpliceTaskEncoder
 
     loaded = load_tokenizer(tokenizer)
     if splice is None:

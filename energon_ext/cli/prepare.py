@@ -70,7 +70,7 @@ def prepare(
     `path: data/web/train`.
     """
     from energon_ext.cli.dataset_writer import WriteOptions, write_text_dataset
-    from energon_ext.tokenizers import load_tokenizer
+    from energon_ext.encoders.tokenizers import load_tokenizer
 
     options = WriteOptions(
         val_fraction=val,

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from energon_ext.cli.counts import SplitCounts
-from energon_ext.token_file import META_SUFFIX, token_file_builder
-from energon_ext.tokenizers import Tokenizer
+from energon_ext.documents.token_file import META_SUFFIX, token_file_builder
+from energon_ext.encoders.tokenizers import Tokenizer
 
 #: Texts that are tokenized together; the tokenizers library spreads them over all cores.
 BATCH_TEXTS = 1000

@@ -15,8 +15,8 @@ from typing import Callable
 import torch
 import torch.distributed as dist
 
-from energon_ext.batch import PackedBatch
-from energon_ext.batch_buffer import BatchSizes, as_buffer
+from energon_ext.batch.buffer import BatchSizes, as_buffer
+from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import SampleError
 
 #: The sizes of the batch, bytes of the source names, longest segment. All zeros: the source failed.

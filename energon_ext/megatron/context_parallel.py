@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from energon_ext.batch import PackedBatch
+from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
 
 _FIELDS_OF_POSITIONS = ("tokens", "labels", "token_weights", "position_ids", "log_probs")

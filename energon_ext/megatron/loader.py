@@ -18,11 +18,11 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState
 
 from energon_ext.errors import ConfigError, StateFormatError
-from energon_ext.exhaustion import end_together
-from energon_ext.lookup import epoch_caps
-from energon_ext.redistribution import workers_of
-from energon_ext.resume import SourceChange
-from energon_ext.savable_loader import ExactDataLoader
+from energon_ext.splice.lookup import epoch_caps
+from energon_ext.state.exhaustion import end_together
+from energon_ext.state.loader import ExactDataLoader
+from energon_ext.state.match import SourceChange
+from energon_ext.state.regroup import workers_of
 
 
 class MegatronEnergonLoader:
@@ -32,7 +32,7 @@ class MegatronEnergonLoader:
 
     Args:
         dataset: an Energon dataset, for example of :func:`energon_ext.get_train_dataset`.
-        **loader_options: as for :class:`~energon_ext.savable_loader.ExactDataLoader`.
+        **loader_options: as for :class:`~energon_ext.state.loader.ExactDataLoader`.
 
     State: the stock ``SavableDataLoaderState`` of this data-parallel rank. It depends on the
     dataset's configuration, the rank, the world size and the number of workers.

@@ -11,13 +11,13 @@ from typing import Any
 from megatron.core import parallel_state
 from megatron.energon import TaskEncoder
 
+from energon_ext.encoders.load import get_train_dataset, get_val_datasets
+from energon_ext.encoders.pretrain import PACKINGS, PackedTaskEncoder
+from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
-from energon_ext.loading import get_train_dataset, get_val_datasets
 from energon_ext.megatron.loader import data_parallel_worker_config
 from energon_ext.megatron.megatron_lm_state import MegatronLMLoader
 from energon_ext.megatron.validation import ValidationLoader
-from energon_ext.task_encoders.packed import PACKINGS, PackedTaskEncoder
-from energon_ext.tokenizers import load_tokenizer
 from energon_ext.weights import ScheduleAxis
 
 logger = logging.getLogger(__name__)

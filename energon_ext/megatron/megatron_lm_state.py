@@ -15,8 +15,8 @@ from megatron.energon.savable_loader import SavableDataLoaderState
 
 from energon_ext.errors import StateFormatError
 from energon_ext.megatron.loader import MegatronEnergonLoader
-from energon_ext.redistribution import choices_in, workers_of
-from energon_ext.state_file import read_state_file
+from energon_ext.state.regroup import choices_in, workers_of
+from energon_ext.state.serialize import read_state_file
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import inspect
 import torch
 from megatron.core import parallel_state
 
-from energon_ext.batch import PackedBatch
+from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
 
 #: Where scale_router_losses notes what it did to a config.

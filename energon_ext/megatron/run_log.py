@@ -23,9 +23,9 @@ from typing import Any, Callable, Mapping
 
 from tqdm import tqdm
 
-from energon_ext.consumption import Consumption
+from energon_ext.config.source_key import stable_hash
 from energon_ext.errors import ConfigError
-from energon_ext.source import stable_hash
+from energon_ext.state.consumption import Consumption
 
 #: ``(scalars by name, step)``
 Board = Callable[[Mapping[str, float], int], None]

@@ -16,9 +16,9 @@ import torch
 from megatron.core import parallel_state
 
 from energon_ext.arguments import check_integers, check_number
+from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError
 from energon_ext.rl.sampler import RewardFunction, ScoredGroup, score
-from energon_ext.task_encoders.prompts import Prompt
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 
-from energon_ext.batch import PackedBatch
+from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.losses import check_denominator
 from energon_ext.megatron.broadcast import broadcast_batch

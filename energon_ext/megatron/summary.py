@@ -11,7 +11,7 @@ from typing import Any, Iterable
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from energon_ext.batch import PackedBatch
+from energon_ext.batch.packed_batch import PackedBatch
 
 _HASHED_FIELDS = ("tokens", "labels", "token_weights", "cu_seqlens", "source_ids")
 

@@ -10,10 +10,10 @@ from typing import Any, Iterator, Sequence
 import torch
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
 
-from energon_ext.batch import PackedBatch
+from energon_ext.batch.packed_batch import PackedBatch
+from energon_ext.config.source_key import source_keys
 from energon_ext.errors import ConfigError
-from energon_ext.savable_loader import ExactDataLoader
-from energon_ext.source import source_keys
+from energon_ext.state.loader import ExactDataLoader
 
 
 class ValidationLoader:

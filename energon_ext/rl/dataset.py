@@ -12,13 +12,12 @@ import torch
 from megatron.energon import SavableDataLoader
 
 from energon_ext.arguments import check_integers, check_number
-from energon_ext.assembly import BatchAssembler
-from energon_ext.batch import PackedBatch
+from energon_ext.batch.collate import BatchAssembler
+from energon_ext.batch.packed_batch import PackedBatch
+from energon_ext.config.source_key import stable_hash
+from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError, SampleError, SamplerError
-from energon_ext.exhaustion import end_together
-from energon_ext.lookup import epoch_caps, find_choice
 from energon_ext.losses import group_advantages
-from energon_ext.resume import check_fingerprint
 from energon_ext.rl.group_rows import WeightedGroup, arrange, write_groups
 from energon_ext.rl.rollout_metrics import RolloutMetrics
 from energon_ext.rl.sampler import (
@@ -30,8 +29,9 @@ from energon_ext.rl.sampler import (
     check_sampler,
 )
 from energon_ext.rl.state import check_state, load_group, load_prompt, save_group, save_prompt
-from energon_ext.source import stable_hash
-from energon_ext.task_encoders.prompts import Prompt
+from energon_ext.splice.lookup import epoch_caps, find_choice
+from energon_ext.state.exhaustion import end_together
+from energon_ext.state.match import check_fingerprint
 
 STATE_VERSION = 1
 

@@ -11,10 +11,10 @@ from typing import Sequence
 import numpy as np
 import torch
 
-from energon_ext.assembly import BatchAssembler
-from energon_ext.batch import PackedBatch
+from energon_ext.batch.collate import BatchAssembler
+from energon_ext.batch.packed_batch import PackedBatch
+from energon_ext.batch.rows import Row
 from energon_ext.rl.sampler import ScoredGroup
-from energon_ext.rows import Row
 
 
 @dataclass(frozen=True, eq=False)

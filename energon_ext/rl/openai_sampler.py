@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Sequence
 
 from energon_ext.arguments import check_integers, check_number
+from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError, SampleError, SamplerError
 from energon_ext.rl.sampler import RewardFunction, ScoredGroup, score
-from energon_ext.task_encoders.prompts import Prompt
 
 #: Responses of a group, and the log-probabilities of their tokens.
 Answers = tuple[list[list[int]], list[list[float]]]

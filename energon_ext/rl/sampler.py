@@ -11,9 +11,9 @@ from typing import Any, Callable, Iterator, Protocol, Sequence
 
 import torch
 
-from energon_ext.batch import PackedBatch
+from energon_ext.batch.packed_batch import PackedBatch
+from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError, SampleError, SamplerError
-from energon_ext.task_encoders.prompts import Prompt
 
 
 class BatchSource(Protocol):

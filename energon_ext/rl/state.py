@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import StateFormatError
 from energon_ext.rl.group_rows import WeightedGroup
 from energon_ext.rl.sampler import ScoredGroup
-from energon_ext.task_encoders.prompts import Prompt
 
 _GROUP_FIELDS = ("tokens", "log_probs", "rewards", "prompt_len", "response_lens")
 

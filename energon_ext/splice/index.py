@@ -8,8 +8,8 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
+from energon_ext.documents.permutation import keyed_draws
 from energon_ext.errors import ConfigError
-from energon_ext.permutation import keyed_draws
 from energon_ext.splice.config import MultiSpliceConfig, SpliceFields
 from energon_ext.splice.order import EpochOrders
 from energon_ext.splice.pairs import PairTable

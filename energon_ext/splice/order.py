@@ -9,7 +9,7 @@ from typing import Callable
 
 import numpy as np
 
-from energon_ext.permutation import KeyedPermutation
+from energon_ext.documents.permutation import KeyedPermutation
 from energon_ext.splice.config import SpliceConfig, SpliceFields
 
 #: ``place in the epoch -> example, in the order of documents, starts and offsets``

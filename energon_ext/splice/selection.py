@@ -10,8 +10,8 @@ from typing import Sequence
 
 import numpy as np
 
+from energon_ext.documents.permutation import KeyedPermutation
 from energon_ext.errors import ConfigError
-from energon_ext.permutation import KeyedPermutation
 from energon_ext.splice.config import SpliceFields
 
 logger = logging.getLogger(__name__)

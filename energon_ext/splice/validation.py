@@ -8,7 +8,7 @@ from typing import Sequence
 
 import numpy as np
 
-from energon_ext.batch import PackedBatch
+from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.index import Contents

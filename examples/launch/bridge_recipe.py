@@ -16,13 +16,13 @@ from megatron.bridge.training.config import DatasetBuildContext, DatasetProvider
 from megatron.core import parallel_state
 
 from energon_ext import PackedTaskEncoder, get_train_dataset, get_val_datasets
+from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.megatron import (
     MegatronEnergonLoader,
     ValidationLoader,
     data_parallel_worker_config,
     forward_step,
 )
-from energon_ext.tokenizers import load_tokenizer
 
 
 @dataclass(kw_only=True)

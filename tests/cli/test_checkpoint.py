@@ -11,9 +11,9 @@ from megatron.energon import DefaultTaskEncoder
 from megatron.energon import get_train_dataset as stock_train_dataset
 
 from energon_ext import DynamicBlendMixin, PackedTaskEncoder, StateMismatchError, get_train_dataset
-from energon_ext.checkpoint import CheckpointStore
 from energon_ext.cli.main import main
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.state.checkpoint import CheckpointStore
 from tests.support import config, loader_for, take, write_dataset, write_mix, write_tokens
 
 

@@ -11,9 +11,9 @@ from megatron.energon import DefaultTaskEncoder, TextSample, WorkerConfig
 
 from energon_ext.cli.dataset_writer import WriteOptions, write_text_dataset
 from energon_ext.cli.documents import Corpus, Document
+from energon_ext.documents.token_file import TokenFile
+from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
-from energon_ext.token_file import TokenFile
-from energon_ext.tokenizers import load_tokenizer
 from tests.cli.command import energon_ext, error_line
 
 FILES_OF_A_PAIR = ("bin", "idx", "meta.json")

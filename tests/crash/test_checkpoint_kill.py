@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from energon_ext.checkpoint import CheckpointStore
+from energon_ext.state.checkpoint import CheckpointStore
 
 PACKAGE = str(Path(sys.modules[CheckpointStore.__module__].__file__).parent)
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
+from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.megatron import MegatronEnergonLoader, build_packed_seq_params, forward_step
 from energon_ext.megatron.attention import SegmentAttention, _has_varlen_kernel
-from energon_ext.tokenizers import ByteTokenizer
 from tests import support
 from tests.megatron.small_gpt import (
     VOCABULARY,

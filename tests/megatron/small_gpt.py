@@ -14,9 +14,9 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from energon_ext.assembly import BatchAssembler
+from energon_ext.batch.collate import BatchAssembler
+from energon_ext.batch.rows import Row
 from energon_ext.megatron import enable_cpu, gpt_layer_spec, initialize_weights
-from energon_ext.rows import Row
 
 VOCABULARY = 64
 ROW_LENGTH = 32

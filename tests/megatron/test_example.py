@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_ext.checkpoint import CheckpointStore
+from energon_ext.state.checkpoint import CheckpointStore
 from tests import support
 from tests.megatron import processes
 

@@ -11,8 +11,8 @@ from energon_ext import (
     StateMismatchError,
     get_train_dataset,
 )
+from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.megatron import MegatronEnergonLoader
-from energon_ext.tokenizers import ByteTokenizer
 from tests import support
 
 TEXTS = ["one fish two fish", "red fish", "blue fish, black fish, old fish", "new fish"] * 10

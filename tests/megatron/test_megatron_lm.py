@@ -14,7 +14,7 @@ import torch
 from megatron.core import parallel_state
 
 from energon_ext import ConfigError, StateFormatError, StateMismatchError
-from energon_ext.lookup import find_choice
+from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.megatron import (
     add_energon_args,
     megatron_lm,
@@ -22,7 +22,7 @@ from energon_ext.megatron import (
     train_valid_test_dataloaders_provider,
 )
 from energon_ext.megatron.validation import ValidationLoader
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.splice.lookup import find_choice
 from tests import support
 
 TEXTS = ["one fish two fish", "red fish", "blue fish, black fish, old fish", "new fish"] * 9

@@ -15,7 +15,7 @@ from megatron.core.models.gpt import GPTModel
 
 from energon_ext import MultiSpliceTaskEncoder, get_train_dataset, get_val_datasets
 from energon_ext.cli.splice_figures import draw_loss_map
-from energon_ext.lookup import find_splices
+from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.megatron import (
     build_packed_seq_params,
     forward_step,
@@ -24,7 +24,7 @@ from energon_ext.megatron import (
     mean_losses,
 )
 from energon_ext.splice import LossMap, MultiSpliceConfig
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.splice.lookup import find_splices
 from tests.megatron.small_gpt import small_config
 from tests.support import config, loader_for, take, write_dataset, write_mix
 

@@ -13,7 +13,8 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from energon_ext import ConfigError, SampleError, unified_loss
-from energon_ext.assembly import BatchAssembler
+from energon_ext.batch.collate import BatchAssembler
+from energon_ext.batch.rows import Row
 from energon_ext.megatron import (
     build_packed_seq_params,
     forward_step,
@@ -21,7 +22,6 @@ from energon_ext.megatron import (
     make_loss_func,
     mean_losses,
 )
-from energon_ext.rows import Row
 from tests.megatron.small_gpt import small_config, small_model, synthetic_batch
 
 pytestmark = pytest.mark.usefixtures("one_rank")

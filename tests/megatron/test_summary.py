@@ -11,8 +11,8 @@ import time
 import pytest
 
 from energon_ext import ConfigError
-from energon_ext.consumption import Consumption
 from energon_ext.megatron import RunLog, summarize_step
+from energon_ext.state.consumption import Consumption
 from tests.megatron.small_gpt import synthetic_batch
 
 

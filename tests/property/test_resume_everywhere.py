@@ -6,7 +6,7 @@ import pytest
 from megatron.energon import DefaultTaskEncoder
 
 from energon_ext import DynamicBlendMixin, PackedTaskEncoder, get_train_dataset
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.encoders.tokenizers import ByteTokenizer
 from tests.support import close_loaders, config, loader_for, take, write_dataset, write_mix
 
 pytestmark = pytest.mark.nightly

@@ -21,9 +21,9 @@ from energon_ext import (
     StateFormatError,
     StateMismatchError,
 )
-from energon_ext.checkpoint import CheckpointStore
+from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.rl.group_rows import balance_by_tokens
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.state.checkpoint import CheckpointStore
 from tests.rl.prompts import Dice, Fixed, prompt_loader, write_prompts, write_sums
 from tests.support import batch_hash, close_loaders, take
 

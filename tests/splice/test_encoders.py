@@ -17,10 +17,10 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.consumption import Consumption
-from energon_ext.lookup import find_choice, find_splices
+from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.splice import LossMap, MultiSpliceConfig, SpliceConfig, SpliceIndex, make_frame
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.splice.lookup import find_choice, find_splices
+from energon_ext.state.consumption import Consumption
 from tests.splice import slow
 from tests.support import (
     batch_hash,
@@ -408,7 +408,7 @@ def test_validation_shows_a_fixed_grid_and_a_map_tells_the_points_apart(data):
 
 
 def test_the_plan_is_in_the_log(data, caplog):
-    with caplog.at_level(logging.DEBUG, logger="energon_ext.splice_source"):
+    with caplog.at_level(logging.DEBUG, logger="energon_ext.splice.source"):
         build(in_blend(data), many())
     first = three_longest_short()[0]
     assert "book:train: 3 documents of 11 to 12 tokens, 837 examples" in caplog.text

@@ -16,9 +16,9 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.lookup import find_splices
+from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig
-from energon_ext.tokenizers import ByteTokenizer
+from energon_ext.splice.lookup import find_splices
 from tests.support import config, loader_for, take, write_dataset, write_mix, write_tokens
 
 SEQ_LEN = 16

@@ -1,0 +1,260 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""One batch contract for pretraining, fine-tuning and reinforcement learning.
+
+A :class:`PackedBatch` is a stack of packed rows as flat, contiguous tensors: what the task wants
+from the loss stands in ``token_weights``, so a training step never asks which task it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from energon_ext.batch.buffer import BatchSizes, as_buffer
+from energon_ext.errors import SampleError
+
+
+@dataclass
+class PackedBatch:
+    """A batch of packed rows as flat tensors; ``N`` positions, ``n`` segments.
+
+    Attributes:
+        tokens: int64 [N], model input.
+        labels: int64 [N], the target at position i; Megatron-core's GPTModel does not shift.
+        token_weights: float32 [N], weight of the loss at position i. 0 on padding, where the label
+            belongs to another document and wherever the task masks; negative where a policy
+            gradient pushes away.
+        position_ids: int64 [N], 0.. in each segment.
+        cu_seqlens: int32 [n + 1], segment ends; first 0, last N. Padding is its own segment.
+        max_seqlen: length of the longest segment.
+        source_ids: int32 [n], index into ``sources`` of each segment, -1 for padding.
+        sources: keys of the sources a batch of this run may hold.
+        source_documents: int32 [len(sources)], documents of each source that end in this batch.
+        cu_seqlens_padded: int32 [m + 1] or None. Set when segments are aligned for context
+            parallelism: ends of the segments, each with the padding that aligns the next one.
+        log_probs: float32 [N] or None, log-probabilities of a sampler, for metrics only.
+        rewards: float32 [n] or None, reward of each segment, for metrics only.
+        buffer: the bytes that all fields are views of, when they are.
+        slots: the shared memory through which it leaves a worker process, if it does.
+
+    Example:
+        >>> import numpy as np
+        >>> from energon_ext import BatchAssembler, Row
+        >>> row = Row([np.array([5, 6, 7])], source="web", documents=1)
+        >>> batch = BatchAssembler(row_length=4)([row, row], sources=("code", "web"))
+        >>> batch.cu_seqlens.tolist(), batch.source_ids.tolist()
+        ([0, 3, 4, 7, 8], [1, -1, 1, -1])
+        >>> batch.tokens_per_source()
+        {'web': 6}
+        >>> batch.grid(1, 2, 4)["segment_ids"].tolist()
+        [[[1, 1, 1, 0], [1, 1, 1, 0]]]
+    """
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    token_weights: torch.Tensor
+    position_ids: torch.Tensor
+    cu_seqlens: torch.Tensor
+    max_seqlen: int
+    source_ids: torch.Tensor
+    sources: tuple[str, ...]
+    source_documents: torch.Tensor
+    cu_seqlens_padded: torch.Tensor | None = None
+    log_probs: torch.Tensor | None = None
+    rewards: torch.Tensor | None = None
+    buffer: torch.Tensor | None = field(default=None, repr=False, compare=False)
+    slots: Any = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        fields: dict[str, np.ndarray],
+        buffer: np.ndarray,
+        *,
+        sources: tuple[str, ...],
+        max_seqlen: int,
+    ) -> "PackedBatch":
+        """The batch of arrays that are views of a uint8 array."""
+        return cls(
+            **{name: torch.from_numpy(array) for name, array in fields.items()},
+            sources=sources,
+            max_seqlen=max_seqlen,
+            buffer=torch.from_numpy(buffer),
+        )
+
+    @classmethod
+    def from_buffer(
+        cls, buffer: torch.Tensor, sizes: BatchSizes, sources: tuple[str, ...], max_seqlen: int
+    ) -> "PackedBatch":
+        """The batch whose fields are views of a uint8 tensor."""
+        fields = sizes.tensors(buffer[: sizes.num_bytes])
+        return cls(**fields, sources=sources, max_seqlen=max_seqlen, buffer=buffer)
+
+    def __reduce__(self):
+        # One shared-memory file on the way out of a worker, whatever the number of fields.
+        sizes = BatchSizes.of(self)
+        arguments = (as_buffer(self), sizes, self.sources, self.max_seqlen)
+        return PackedBatch.from_buffer, arguments
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions in the batch, padding included (``N``)."""
+        return self.tokens.numel()
+
+    def segment_lengths(self) -> torch.Tensor:
+        """int32 [n], length of each segment, padding segments included."""
+        return self.cu_seqlens[1:] - self.cu_seqlens[:-1]
+
+    def segment_sources(self) -> torch.Tensor:
+        """int64 [N], index into ``sources`` at each position, -1 on padding."""
+        return torch.repeat_interleave(self.source_ids.long(), self.segment_lengths().long())
+
+    def padding_mask(self) -> torch.Tensor:
+        """bool [N], True on padding."""
+        return self.segment_sources() < 0
+
+    def tokens_per_source(self) -> dict[str, int]:
+        """Positions of each source that is present, padding left out."""
+        counts = torch.zeros(len(self.sources) + 1, dtype=torch.int64)
+        counts.index_add_(0, self.source_ids.long().cpu() + 1, self.segment_lengths().long().cpu())
+        return {
+            key: int(count) for key, count in zip(self.sources, counts[1:].tolist()) if count > 0
+        }
+
+    def documents_per_source(self) -> dict[str, int]:
+        """Documents of each source that end in this batch, sources with none left out."""
+        return {
+            key: int(count)
+            for key, count in zip(self.sources, self.source_documents.tolist())
+            if count > 0
+        }
+
+    def grid(
+        self,
+        accumulation: int,
+        rows: int,
+        row_length: int,
+        dtype: torch.dtype = torch.int64,
+    ) -> dict[str, torch.Tensor]:
+        """The batch as ``[A, B, T]`` arrays.
+
+        Args:
+            accumulation: A, micro-batches per step.
+            rows: B, rows per micro-batch.
+            row_length: T, positions per row.
+            dtype: ``torch.int64`` gives views of this batch, ``torch.int32`` copies.
+
+        Returns:
+            ``input_ids``, ``labels``, ``segment_ids`` (1.. in each row, 0 = padding) and
+            ``attention_mask`` (bool, False on padding), each [A, B, T].
+
+        Raises:
+            SampleError: A·B·T is not the number of positions.
+        """
+        shape = (accumulation, rows, row_length)
+        if accumulation * rows * row_length != self.num_tokens:
+            raise SampleError(
+                f"grid{shape} needs {accumulation * rows * row_length} positions, "
+                f"the batch has {self.num_tokens}."
+            )
+        present = self.source_ids >= 0
+        lengths = self.segment_lengths().long()
+        by_row = (accumulation * rows, row_length)
+        not_padding = torch.repeat_interleave(present, lengths).view(by_row)
+        segment_ids = torch.repeat_interleave(present.cumsum(0), lengths).view(by_row)
+        # From 1 in every row; a row may begin with padding.
+        segment_ids = segment_ids - segment_ids[:, :1] + not_padding[:, :1].long()
+        segment_ids = segment_ids * not_padding
+        return {
+            "input_ids": self.tokens.view(shape).to(dtype),
+            "labels": self.labels.view(shape).to(dtype),
+            "segment_ids": segment_ids.view(shape).to(dtype),
+            "attention_mask": not_padding.view(shape),
+        }
+
+    def to_megatron(self) -> dict[str, torch.Tensor]:
+        """The dictionary Megatron-core steps take, one packed sequence of ``N`` positions.
+
+        Returns:
+            ``tokens``, ``labels``, ``loss_mask``, ``position_ids``, ``padding_mask`` as [1, N],
+            ``cu_seqlens`` int32 [1, n + 1] and ``max_seqlen`` int32 [1].
+        """
+        return {
+            "tokens": self.tokens[None],
+            "labels": self.labels[None],
+            "loss_mask": self.token_weights[None],
+            "position_ids": self.position_ids[None],
+            "padding_mask": self.padding_mask()[None],
+            "cu_seqlens": self.cu_seqlens[None],
+            "max_seqlen": torch.tensor([self.max_seqlen], dtype=torch.int32),
+        }
+
+    def validate(self) -> "PackedBatch":
+        """Check every invariant of the contract.
+
+        Returns:
+            The batch itself.
+
+        Raises:
+            SampleError: names the first invariant that does not hold.
+        """
+        for name, dtype, length in BatchSizes.of(self).fields():
+            value = getattr(self, name)
+            if value.dtype != dtype or tuple(value.shape) != (length,):
+                raise SampleError(
+                    f"PackedBatch.{name} must be {dtype} [{length}], "
+                    f"got {value.dtype} {list(value.shape)}."
+                )
+        broken = self._first_broken_rule()
+        if broken:
+            raise SampleError(f"PackedBatch breaks its contract: {broken}.")
+        return self
+
+    def _first_broken_rule(self) -> str | None:
+        lengths = self.segment_lengths()
+        if int(self.cu_seqlens[0]) != 0:
+            return "cu_seqlens starts at 0"
+        if int(self.cu_seqlens[-1]) != self.num_tokens:
+            return "cu_seqlens ends at N"
+        if not bool((lengths > 0).all()):
+            return "every segment has at least one position"
+        if self.max_seqlen != int(lengths.max()):
+            return "max_seqlen is the longest segment"
+        if int(self.source_ids.max()) >= len(self.sources):
+            return "source_ids point into sources"
+        if int(self.source_ids.min()) < -1:
+            return "source_ids are -1 or an index"
+        if not bool(torch.isfinite(self.token_weights).all()):
+            return "token_weights are finite"
+        if bool(self.token_weights[self.padding_mask()].any()):
+            return "token_weights are 0 on padding"
+        if self.cu_seqlens_padded is not None and not self._aligned_ends_fit():
+            return "cu_seqlens_padded rises from 0 to N and holds the start of every document"
+        return None
+
+    def _aligned_ends_fit(self) -> bool:
+        padded = self.cu_seqlens_padded
+        starts = self.cu_seqlens[:-1][self.source_ids >= 0]
+        return (
+            int(padded[0]) == 0
+            and int(padded[-1]) == self.num_tokens
+            and bool((padded.diff() > 0).all())
+            and bool(torch.isin(starts, padded).all())
+        )
+
+    def pin_memory(self, device=None) -> "PackedBatch":
+        """A copy in page-locked memory; what the data loader calls when there is a GPU."""
+        return self._with_buffer(as_buffer(self).pin_memory())
+
+    def to(self, device: torch.device | str, non_blocking: bool = True) -> "PackedBatch":
+        """The batch on a device, in one copy; the batch itself where it is there already."""
+        if self.tokens.device == torch.device(device):
+            return self
+        return self._with_buffer(as_buffer(self).to(device, non_blocking=non_blocking))
+
+    def _with_buffer(self, buffer: torch.Tensor) -> "PackedBatch":
+        return self.from_buffer(buffer, BatchSizes.of(self), self.sources, self.max_seqlen)

@@ -1,0 +1,168 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Prompts for reinforcement learning, from the same YAML and with the same schedules as text."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import numpy as np
+from megatron.energon import Cooker, Sample, TaskEncoder, WorkerConfig, stateless
+from megatron.energon.edataclass import edataclass
+from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.metadataset.loader_interface import LoadedDataset
+from megatron.energon.task_encoder.base import get_failure_tolerance
+from megatron.energon.task_encoder.cooking import basic_sample_keys
+from megatron.energon.wrappers.map_dataset import MapDataset
+from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
+
+from energon_ext.encoders.chat import ChatTemplate, PlainChatTemplate
+from energon_ext.encoders.mixin import DynamicBlendMixin
+from energon_ext.encoders.sft import encode_bare
+from energon_ext.encoders.tokenizers import Tokenizer
+from energon_ext.errors import ConfigError, SampleError
+
+
+@edataclass
+class PromptText(Sample):
+    """A prompt as text.
+
+    Attributes:
+        prompt: text, or the messages of a conversation that wants an answer.
+        metadata: JSON values that the reward needs, such as the right answer.
+    """
+
+    prompt: str | list
+    metadata: dict
+
+
+@edataclass
+class Prompt(Sample):
+    """An encoded prompt.
+
+    Attributes:
+        tokens: int64 [n], n >= 1.
+        source: key of its source.
+        metadata: JSON values that the reward needs.
+    """
+
+    tokens: np.ndarray
+    source: str
+    metadata: dict
+
+    @property
+    def num_tokens(self) -> int:
+        """What an interleave counts."""
+        return len(self.tokens)
+
+
+@stateless
+def cook_prompt(sample: dict) -> PromptText:
+    """A crude JSONL or webdataset sample: ``prompt`` or ``messages``, and metadata."""
+    record = sample.get("json", sample)
+    field = "messages" if "messages" in record else "prompt"
+    if not isinstance(record.get(field), (str, list)):
+        raise SampleError(
+            f"Sample {sample['__key__']}: neither `prompt` nor `messages`; it has {sorted(record)}."
+        )
+    metadata = {
+        key: value for key, value in record.items() if key != field and not key.startswith("__")
+    }
+    return PromptText(**basic_sample_keys(sample), prompt=record[field], metadata=metadata)
+
+
+class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
+    """Prompts for an :class:`~energon_ext.RLDataset`: yields lists of ``batch_size`` prompts.
+
+    A sample has a ``prompt``, or ``messages`` that end with a question; what else it has goes to
+    the reward function. Sources are shuffled on their own and chosen last, so weights may be
+    schedules, and an ``interleave`` counts the tokens of the prompts.
+
+    Args:
+        tokenizer: text to token ids; puts its ``bos`` in front if it does so with text.
+        chat_template: writes ``messages`` as text.
+        max_prompt_tokens: a longer prompt is a SampleError: Energon logs it and goes on.
+
+    Raises:
+        ConfigError: ``max_prompt_tokens`` is below 1.
+    """
+
+    cookers = [Cooker(cook_prompt)]
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        chat_template: ChatTemplate | None = None,
+        max_prompt_tokens: int | None = None,
+    ):
+        if max_prompt_tokens is not None and max_prompt_tokens < 1:
+            raise ConfigError(
+                f"max_prompt_tokens: {max_prompt_tokens!r} found, an integer >= 1 or None is "
+                f"needed."
+            )
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template or PlainChatTemplate()
+        self.max_prompt_tokens = max_prompt_tokens
+        self._shuffle_buffer_prompts = 0
+
+    @stateless
+    def encode_prompt(self, sample: PromptText, source: str) -> Prompt:
+        """A prompt as tokens; override for other samples or another layout."""
+        text, bos = sample.prompt, self.tokenizer.add_bos
+        if not isinstance(text, str):
+            text = self.chat_template.render(text, add_generation_prompt=True)
+            bos = bos and not self.chat_template.writes_special_tokens
+        tokens = encode_bare(self.tokenizer, text)
+        if bos:
+            tokens = np.concatenate([[self.tokenizer.bos_id], tokens])
+        limit = self.max_prompt_tokens or len(tokens)
+        if not 1 <= len(tokens) <= limit:
+            raise SampleError(
+                f"Sample {sample.__key__}: a prompt of {len(tokens)} tokens; 1 to {limit} allowed."
+            )
+        return Prompt.derive_from(sample, tokens=tokens, source=source, metadata=sample.metadata)
+
+    def state_fingerprint(self) -> dict[str, Any]:
+        return {
+            **super().state_fingerprint(),
+            "tokenizer": self.tokenizer.fingerprint(),
+            "chat_template": self.chat_template.fingerprint(),
+            "max_prompt_tokens": self.max_prompt_tokens,
+            "shuffle_buffer_prompts": self._shuffle_buffer_prompts,
+        }
+
+    def build_train_datasets(
+        self, *, shuffle_buffer_size: int | None = None, **kwargs: Any
+    ) -> SavableDataset:
+        """Energon's method; shuffling moves in front of the choice."""
+        bound = copy.copy(self)
+        bound._shuffle_buffer_prompts = shuffle_buffer_size or 0
+        return super(PromptTaskEncoder, bound).build_train_datasets(**kwargs)
+
+    def build_source(
+        self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
+    ) -> SavableDataset[Prompt]:
+        """Load, repeat, encode and shuffle one source."""
+        texts = super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
+        prompts = MapDataset(
+            texts,
+            functools.partial(self.encode_prompt, source=key),
+            worker_config=texts.worker_config,
+            stateless_map_fn=True,
+            failure_tolerance=get_failure_tolerance(
+                self.encode_prompt, self.__default_failure_tolerance__
+            ),
+        )
+        if self._shuffle_buffer_prompts > 1:
+            return ShuffleBufferDataset(
+                prompts, self._shuffle_buffer_prompts, worker_config=texts.worker_config
+            )
+        return prompts
+
+    @stateless
+    def batch(self, prompts: list[Prompt]) -> list[Prompt]:
+        """The prompts that are sampled together."""
+        return prompts

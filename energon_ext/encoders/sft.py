@@ -1,0 +1,182 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Supervised fine-tuning: conversations to packed batches, with loss on the answers only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from megatron.energon import Cooker, Sample, stateless
+from megatron.energon.edataclass import edataclass
+from megatron.energon.task_encoder.cooking import basic_sample_keys
+
+from energon_ext.documents.text import Document
+from energon_ext.encoders.chat import (
+    ChatTemplate,
+    HFChatTemplate,
+    PlainChatTemplate,
+    check_messages,
+    load_transformers_tokenizer,
+    split_answers,
+)
+from energon_ext.encoders.pretrain import PackedTaskEncoder
+from energon_ext.encoders.tokenizers import HFTokenizer, Tokenizer
+from energon_ext.errors import ConfigError, SampleError
+
+OVER_LONG = ("cut", "error")
+
+
+@edataclass
+class PromptResponse(Sample):
+    """A question and its answer."""
+
+    prompt: str
+    response: str
+
+
+@edataclass
+class Dialogue(Sample):
+    """A conversation: messages of ``{"role": ..., "content": ...}``."""
+
+    messages: list
+
+
+@stateless
+def cook_dialogue(sample: dict) -> PromptResponse | Dialogue:
+    """A crude JSONL or webdataset sample: ``prompt`` and ``response``, or ``messages``."""
+    record = sample.get("json", sample)
+    if "messages" in record:
+        return Dialogue(**basic_sample_keys(sample), messages=record["messages"])
+    if all(isinstance(record.get(field), str) for field in ("prompt", "response")):
+        return PromptResponse(
+            **basic_sample_keys(sample), prompt=record["prompt"], response=record["response"]
+        )
+    raise SampleError(
+        f"Sample {sample['__key__']}: neither the texts `prompt` and `response` nor `messages`; it "
+        f"has {sorted(record)}."
+    )
+
+
+class SFTTaskEncoder(PackedTaskEncoder):
+    """Fine-tuning on answers: yields a :class:`~energon_ext.PackedBatch` of ``batch_size`` rows.
+
+    A sample has ``prompt`` and ``response``, or ``messages`` with roles system, user, assistant and
+    tool. The loss is on the responses, or on every assistant message; a special token that ends the
+    sample belongs to the last of them. Prompts and answers are tokenized one by one, as they are at
+    inference, and packed in whole.
+
+    No sample without a trained label reaches a batch: one that has none, or has none left after
+    cutting, is a :class:`~energon_ext.SampleError` that names it. Energon logs such a sample, goes
+    on with the next one, and gives up after 100 in a row.
+
+    Args:
+        tokenizer: text to token ids.
+        seq_len: T, positions of a row, at least 2.
+        chat_template: writes ``messages`` as text; by default that of the folder or name
+            which a :class:`~energon_ext.encoders.tokenizers.HFTokenizer` was made from, if any,
+            else :class:`~energon_ext.encoders.chat.PlainChatTemplate`.
+        over_long: a sample of more than T + 1 tokens keeps its first T + 1 (``cut``) or is a
+            SampleError (``error``).
+        **options: ``packing_buffer_docs``, ``packing_max_docs_per_bin`` and ``train_on_eos``, as
+            for :class:`~energon_ext.PackedTaskEncoder`.
+
+    Raises:
+        ConfigError: an unknown ``over_long``, a tokenizer whose chat template cannot be loaded.
+
+    Example:
+        >>> from energon_ext.encoders.tokenizers import ByteTokenizer
+        >>> encoder = SFTTaskEncoder(ByteTokenizer(), seq_len=16)
+        >>> sample = PromptResponse(
+        ...     __key__="0", __restore_key__=(), __subflavors__=None, prompt="hi", response="yo")
+        >>> document = encoder.encode_document(sample)
+        >>> document.tokens.tolist()
+        [1, 108, 109, 125, 115, 2]
+        >>> document.label_weights.tolist()
+        [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
+    """
+
+    cookers = [Cooker(cook_dialogue)]
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        seq_len: int,
+        *,
+        chat_template: ChatTemplate | None = None,
+        over_long: str = "cut",
+        **options: Any,
+    ):
+        if over_long not in OVER_LONG:
+            raise ConfigError(f"over_long: {over_long!r} found, {' or '.join(OVER_LONG)} allowed.")
+        # A conversation that goes on in the next row would have lost its questions.
+        super().__init__(tokenizer, seq_len, packing="bin", mask_boundary_loss=True, **options)
+        self.chat_template = chat_template or _default_chat_template(tokenizer)
+        self.over_long = over_long
+
+    @stateless
+    def encode_document(self, sample: PromptResponse | Dialogue) -> Document:
+        """A conversation as a document with weight 1 on its answers and 0 on all else."""
+        try:
+            tokens, weights = self._join(*self._pieces(sample))
+            tokens, weights = self._fit(tokens, weights)
+        except SampleError as error:
+            raise SampleError(f"Sample {sample.__key__}: {error}.") from error
+        return Document.derive_from(sample, tokens=tokens, label_weights=weights)
+
+    def state_fingerprint(self) -> dict[str, Any]:
+        return {
+            **super().state_fingerprint(),
+            "chat_template": self.chat_template.fingerprint(),
+            "over_long": self.over_long,
+        }
+
+    def _pieces(self, sample: PromptResponse | Dialogue) -> tuple[list[tuple[str, bool]], bool]:
+        """``(text, is an answer)`` in order, and whether special tokens are in the text already."""
+        if isinstance(sample, PromptResponse):
+            return [(sample.prompt, False), (sample.response, True)], False
+        check_messages(sample.messages)
+        pieces = split_answers(self.chat_template, sample.messages)
+        return pieces, self.chat_template.writes_special_tokens
+
+    def _join(
+        self, pieces: list[tuple[str, bool]], with_special_tokens: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        tokenizer = self.tokenizer
+        tokens = [(encode_bare(tokenizer, text), answer) for text, answer in pieces]
+        if not with_special_tokens:
+            if tokenizer.add_bos:
+                tokens.insert(0, (np.array([tokenizer.bos_id]), False))
+            if tokenizer.add_eos:
+                tokens.append((np.array([tokenizer.eos_id]), True))
+        weights = [np.full(len(ids), answer, np.float32) for ids, answer in tokens]
+        return np.concatenate([ids for ids, _ in tokens]), np.concatenate(weights)
+
+    def _fit(self, tokens: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        limit = self.seq_len + 1
+        if len(tokens) > limit and self.over_long == "error":
+            raise SampleError(f"{len(tokens)} tokens, and a row has room for {limit}")
+        kept, kept_weights = tokens[:limit], weights[:limit]
+        trained = kept_weights > 0
+        if not self.train_on_eos:
+            trained &= kept != self.tokenizer.eos_id
+        # Nothing predicts the first token of a document.
+        if not trained[1:].any():
+            cut = f" in its first {limit} of {len(tokens)} tokens" if len(tokens) > limit else ""
+            raise SampleError(f"no token of an answer{cut}, so there is nothing to train on")
+        return kept, kept_weights
+
+
+def encode_bare(tokenizer: Tokenizer, text: str) -> np.ndarray:
+    """Token ids of ``text`` without the special tokens around it, int64 [n]."""
+    ids = tokenizer.encode_array(text)
+    return ids[int(tokenizer.add_bos) : len(ids) - int(tokenizer.add_eos)]
+
+
+def _default_chat_template(tokenizer: Tokenizer) -> ChatTemplate:
+    if isinstance(tokenizer, HFTokenizer) and not Path(tokenizer.name).is_file():
+        loaded = load_transformers_tokenizer(tokenizer.name)
+        if loaded.chat_template:
+            return HFChatTemplate(loaded)
+    return PlainChatTemplate()

@@ -1,0 +1,265 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Documents at many positions, alone or in a blend with ordinary text.
+
+The YAML says where documents come from, the configuration of the splice what becomes of them. A
+spliced source yields rows like any other, so it can be weighted, scheduled and interleaved.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from typing import Any, ClassVar, Mapping, Sequence
+
+import numpy as np
+from megatron.energon import WorkerConfig
+from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.metadataset.loader_interface import LoadedDataset
+from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
+from megatron.energon.wrappers.map_dataset import MapDataset
+
+from energon_ext.arguments import check_integer
+from energon_ext.batch.collate import BatchAssembler
+from energon_ext.batch.rows import Row
+from energon_ext.config.source_key import max_epochs_of, order_name
+from energon_ext.documents.token_file_factory import TokenFileFactory
+from energon_ext.encoders.mixin import load_source
+from energon_ext.encoders.pretrain import PackedTaskEncoder
+from energon_ext.encoders.tokenizers import Tokenizer
+from energon_ext.errors import ConfigError
+from energon_ext.mixture.choice import ChoiceDataset, Source
+from energon_ext.splice import MultiSpliceConfig, SpliceConfig, SpliceIndex, select_documents
+from energon_ext.splice.config import SpliceFields
+from energon_ext.splice.documents import DocumentStore, EnergonDocuments, TokenFileDocuments
+from energon_ext.splice.source import SpliceSource, log_plan
+from energon_ext.splice.validation import GridIndex
+
+#: Up to so many documents of a source, each is counted under a name of its own.
+NAMED_DOCUMENTS = 64
+
+
+class SpliceTaskEncoder(PackedTaskEncoder):
+    """One document of each spliced source, at many positions; other sources are packed as ever.
+
+    Batches call a document ``<key of its source>/doc<number>``, so losses, tokens and examples are
+    told apart in the report as those of sources are.
+
+    Validation shows a fixed grid of starts and offsets of the same documents.
+
+    Args:
+        tokenizer, seq_len: as for :class:`~energon_ext.PackedTaskEncoder`.
+        splice: what to show where.
+        spliced_subflavors: splice the sources whose entry in the YAML has all of these
+            ``subflavors``; None for every source.
+        named_documents: give documents names of their own; None for where they are at most 64.
+        validation_starts, validation_offsets: of the validation grid.
+        **options: as for :class:`~energon_ext.PackedTaskEncoder`; they say how sources that are not
+            spliced are packed.
+
+    Raises:
+        ConfigError: a configuration of the other kind, or options that frames cannot keep.
+    """
+
+    config_class: ClassVar[type[SpliceFields]] = SpliceConfig
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        seq_len: int,
+        splice: SpliceFields | None = None,
+        *,
+        spliced_subflavors: Mapping[str, Any] | None = None,
+        named_documents: bool | None = None,
+        validation_starts: int = 4,
+        validation_offsets: int = 8,
+        **options: Any,
+    ):
+        super().__init__(tokenizer, seq_len, **options)
+        self.splice = self.config_class() if splice is None else splice
+        if not isinstance(self.splice, self.config_class):
+            raise ConfigError(
+                f"splice: a {type(self.splice).__name__} found, {type(self).__name__} takes a "
+                f"{self.config_class.__name__}."
+            )
+        if self.alignment > 1:
+            raise ConfigError(
+                f"alignment: {self.alignment} found; frames begin at any offset, so they cannot be "
+                f"aligned for context parallelism. Leave it 1."
+            )
+        if self.splice.pack_contents and not self.mask_boundary_loss:
+            raise ConfigError(
+                "pack_contents: true found with mask_boundary_loss=False; contents in a frame do "
+                "not continue each other. Set mask_boundary_loss=True."
+            )
+        check_integer("validation_starts", validation_starts, 1)
+        check_integer("validation_offsets", validation_offsets, 1)
+        if not isinstance(spliced_subflavors or {}, Mapping):
+            raise ConfigError(
+                f"spliced_subflavors: {spliced_subflavors!r} found, a mapping like "
+                f"{{'splice': True}} or None is needed."
+            )
+        self.spliced_subflavors = spliced_subflavors
+        self.named_documents = named_documents
+        self.validation_starts = validation_starts
+        self.validation_offsets = validation_offsets
+        self._validating = False
+        if self.splice.pad_token_id is not None:
+            self._assembler = BatchAssembler(
+                seq_len,
+                pad_id=self.splice.pad_token_id,
+                mask_boundary_loss=self.mask_boundary_loss,
+                masked_label=None if self.train_on_eos else tokenizer.eos_id,
+            )
+
+    # Energon's stages -----------------------------------------------------------------------
+
+    def build_val_datasets(self, **kwargs: Any) -> SavableDataset:
+        """Energon's method, with the grid in place of the random order."""
+        bound = copy.copy(self)
+        bound._validating = True
+        return super(SpliceTaskEncoder, bound).build_val_datasets(**kwargs)
+
+    def build_source(
+        self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
+    ) -> SavableDataset[Row]:
+        """Splice one source, or pack it."""
+        if not self.is_spliced(loaded, key):
+            return super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
+        store = self.open_documents(loaded, key, worker_config)
+        numbers = select_documents(
+            store.lengths, self.splice, seq_len=self.seq_len, keys=store.keys, source=key
+        )
+        documents = [_compact(store.tokens(int(number))) for number in numbers]
+        training = repeat and not self._validating
+        return SpliceSource(
+            self._examples(store.lengths[numbers], numbers, loaded, key, worker_config),
+            documents,
+            self._names(numbers, key),
+            config=self.splice,
+            seq_len=self.seq_len,
+            fill_id=self._assembler.pad_id,
+            epochs=max_epochs_of(loaded.dataset) if training else loaded.repetitions or 1,
+            # A source that has reached its cap stays at its end.
+            restarts=not training,
+            fingerprint={**self.splice.to_json(), "documents": _digest(store, numbers, documents)},
+            worker_config=worker_config,
+        )
+
+    def build_blend(
+        self, sources: Sequence[Source], *, worker_config: WorkerConfig
+    ) -> ChoiceDataset:
+        """The choice among rows, spliced ones and others."""
+        if not any(isinstance(source.dataset, SpliceSource) for source in sources):
+            raise ConfigError(
+                f"No source to splice among {[source.key for source in sources]}: "
+                f"spliced_subflavors is {self.spliced_subflavors}, dataset_name "
+                f"{self.splice.dataset_name!r}. Name one of them, or leave both None."
+            )
+        choice = super().build_blend(sources, worker_config=worker_config)
+        self._sources = _names_in_batches(sources)
+        return choice
+
+    def build_concatenation(
+        self, sources: Sequence[Source], *, worker_config: WorkerConfig
+    ) -> SavableDataset[Row]:
+        concatenation = super().build_concatenation(sources, worker_config=worker_config)
+        self._sources = _names_in_batches(sources)
+        return concatenation
+
+    # What a subclass may change -------------------------------------------------------------
+
+    def is_spliced(self, loaded: LoadedDataset, key: str) -> bool:
+        """Whether a source is spliced, by its subflavors and its name."""
+        subflavors = getattr(loaded.dataset, "subflavors", None) or {}
+        wanted = (self.spliced_subflavors or {}).items()
+        name = self.splice.dataset_name
+        path = key.partition(":")[0]
+        return all(subflavors.get(field) == value for field, value in wanted) and (
+            name is None or name in (key, path, path.rsplit("/", 1)[-1])
+        )
+
+    def open_documents(
+        self, loaded: LoadedDataset, key: str, worker_config: WorkerConfig
+    ) -> DocumentStore:
+        """The documents of a source, all of them on every rank."""
+        if isinstance(loaded.dataset, TokenFileFactory):
+            file = loaded.dataset.file
+            file.check_tokenizer(self.tokenizer.fingerprint(), self.tokenizer.vocab_size)
+            return TokenFileDocuments(loaded.dataset)
+        alone = WorkerConfig(
+            rank=0, world_size=1, num_workers=0, seed_offset=worker_config.seed_offset
+        )
+        samples = load_source(self, loaded, key, alone)
+        return EnergonDocuments(
+            MapDataset(
+                samples,
+                self.encode_document,
+                worker_config=samples.worker_config,
+                stateless_map_fn=get_stateless(self.encode_document),
+                failure_tolerance=get_failure_tolerance(
+                    self.encode_document, self.__default_failure_tolerance__
+                ),
+            )
+        )
+
+    def _examples(
+        self,
+        lengths: np.ndarray,
+        numbers: np.ndarray,
+        loaded: LoadedDataset,
+        key: str,
+        worker_config: WorkerConfig,
+    ) -> SpliceIndex | GridIndex:
+        if self._validating:
+            return GridIndex(
+                lengths,
+                self.seq_len,
+                self.splice,
+                starts=self.validation_starts,
+                offsets=self.validation_offsets,
+            )
+        order = f"{order_name(key, loaded.dataset)}/{worker_config.seed_offset}"
+        index = SpliceIndex(lengths, self.seq_len, self.splice, key=order)
+        log_plan(index, numbers, key)
+        return index
+
+    def _names(self, numbers: np.ndarray, key: str) -> list[str]:
+        named = self.named_documents
+        if named is None:
+            named = len(numbers) <= NAMED_DOCUMENTS
+        return [f"{key}/doc{number}" if named else key for number in numbers]
+
+
+class MultiSpliceTaskEncoder(SpliceTaskEncoder):
+    """Many documents of each spliced source, balanced, at many positions.
+
+    Args, Raises: as :class:`SpliceTaskEncoder`, with a
+        :class:`~energon_ext.splice.MultiSpliceConfig`.
+    """
+
+    config_class = MultiSpliceConfig
+
+
+def _names_in_batches(sources: Sequence[Source]) -> tuple[str, ...]:
+    names = {source.key for source in sources}
+    for source in sources:
+        if isinstance(source.dataset, SpliceSource):
+            names.remove(source.key)
+            names.update(source.dataset.names)
+    return tuple(sorted(names))
+
+
+def _compact(tokens: np.ndarray) -> np.ndarray:
+    """A view stays a view; ids are below 2^31, and int32 halves what the workers share."""
+    return tokens if tokens.dtype.itemsize <= 4 else tokens.astype(np.int32)
+
+
+def _digest(store: DocumentStore, numbers: np.ndarray, documents: Sequence[np.ndarray]) -> str:
+    if isinstance(store, TokenFileDocuments):
+        return store.digest(numbers)
+    digest = hashlib.sha256()
+    for tokens in documents:
+        digest.update(len(tokens).to_bytes(8, "little"))
+        digest.update(tokens.tobytes())
+    return digest.hexdigest()

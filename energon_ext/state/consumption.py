@@ -1,0 +1,130 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""How much of each source a run has consumed.
+
+There are two counts. What was *drawn* is in the state of the workers, which are ahead of the
+training by what they prefetch. What was *trained* is counted here, from the batches that the steps
+consumed. Counts are local to a rank and are saved by it; a global count is made from the local ones
+when it is asked for, and never added back into them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Mapping, Sequence
+
+import torch.distributed as dist
+
+from energon_ext.batch.packed_batch import PackedBatch
+from energon_ext.errors import StateFormatError
+
+VERSION = 1
+
+
+class Consumption:
+    """Rows and tokens of each source that was trained on. A row is a document of the dataset.
+
+    Attributes:
+        rows: documents that ended in a batch, by source key.
+        tokens: positions trained on, padding left out, by source key.
+
+    Example:
+        >>> consumed = Consumption()
+        >>> consumed.add("web", rows=2, tokens=640)
+        >>> consumed.to_json(current=["code", "web"])["datasets"]
+        ... # doctest: +NORMALIZE_WHITESPACE
+        [{'spec': 'code', 'row_offset': 0, 'token_offset': 0},
+         {'spec': 'web', 'row_offset': 2, 'token_offset': 640}]
+    """
+
+    def __init__(
+        self, rows: Mapping[str, int] | None = None, tokens: Mapping[str, int] | None = None
+    ):
+        self.rows = Counter(rows or {})
+        self.tokens = Counter(tokens or {})
+
+    def add(self, source: str, *, rows: int, tokens: int) -> None:
+        """Count what was consumed of one source."""
+        self.rows[source] += rows
+        self.tokens[source] += tokens
+
+    def add_batch(self, batch: PackedBatch) -> None:
+        """Count a batch that a step consumed."""
+        self.rows.update(batch.documents_per_source())
+        self.tokens.update(batch.tokens_per_source())
+
+    def reduce(self, group: dist.ProcessGroup | None = None) -> "Consumption":
+        """The sum over the ranks of a (data-parallel) group; all of them call this together.
+
+        The local counts stay what they are. Without torch.distributed, a copy.
+        """
+        if not dist.is_available() or not dist.is_initialized():
+            return Consumption(self.rows, self.tokens)
+        ranks: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(ranks, (self.rows, self.tokens), group=group)
+        return Consumption(
+            sum((rows for rows, _ in ranks), Counter()),
+            sum((tokens for _, tokens in ranks), Counter()),
+        )
+
+    def epochs(self, documents: Mapping[str, int]) -> dict[str, float]:
+        """Passes over each source.
+
+        Args:
+            documents: in one epoch of each source, over all ranks; see
+                :attr:`energon_ext.mixture.choice.ChoiceDataset.documents`.
+        """
+        return {key: self.rows[key] / count for key, count in documents.items()}
+
+    def shares(self) -> dict[str, float]:
+        """The share of each source in all tokens."""
+        total = sum(self.tokens.values())
+        return {key: tokens / total for key, tokens in self.tokens.items()} if total else {}
+
+    def to_json(self, current: Sequence[str]) -> dict[str, Any]:
+        """JSON values: the sources of the run in its order, then those it no longer has by name."""
+        gone = sorted({*self.rows, *self.tokens} - set(current))
+        return {
+            "version": VERSION,
+            "datasets": [
+                {"spec": key, "row_offset": self.rows[key], "token_offset": self.tokens[key]}
+                for key in (*current, *gone)
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> "Consumption":
+        """Continue from :meth:`to_json`. A missing token offset reads as 0, a missing version as 1.
+
+        Raises:
+            StateFormatError: a newer version, or not of this form.
+
+        Example:
+            >>> old = {"datasets": [{"spec": "web", "row_offset": 7}]}
+            >>> Consumption.from_json(old).tokens["web"]
+            0
+        """
+        if not isinstance(state, Mapping) or not isinstance(state.get("datasets"), list):
+            raise StateFormatError(f"Not a consumption state, no list of datasets in {state!r:.80}")
+        if state.get("version", VERSION) != VERSION:
+            raise StateFormatError(
+                f"A consumption state of version {state['version']!r} was found, {VERSION} is "
+                f"known; use the energon_ext that wrote it, or a newer one."
+            )
+        consumed = cls()
+        for entry in state["datasets"]:
+            if not isinstance(entry, Mapping) or not isinstance(entry.get("spec"), str):
+                raise StateFormatError(f"Not an entry of a consumption state: {entry!r:.80}")
+            consumed.add(
+                entry["spec"],
+                rows=_count(entry, "row_offset"),
+                tokens=_count(entry, "token_offset"),
+            )
+        return consumed
+
+
+def _count(entry: Mapping[str, Any], field: str) -> int:
+    value = entry.get(field, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise StateFormatError(f"{entry['spec']}: {field} is {value!r}, not a count.")
+    return value
