@@ -5,7 +5,7 @@
 #   make test-nightly  the long suite
 #   make bench         ratios against stock Energon and others
 #   make docs          HTML documentation in docs/_build/html
-#   make lint          what ruff would say
+#   make lint          style, layers and types: ruff, import-linter, mypy
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -43,11 +43,13 @@ docs: $(DOCS_INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/mypy
 
 clean:
 	rm -rf $(VENV) build *.egg-info docs/_build
 
-$(INSTALLED): setup.py constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "$(TORCH)" || { \
 	  echo 'pip finds no "$(TORCH)". Take the URL of the CPU builds from' \

@@ -9,8 +9,9 @@ processor's cache from the round before. The last row is one batch again and aga
 import numpy as np
 from timing import markdown, microseconds, profiled
 
-from energon_ext import BatchAssembler, Row
 from energon_ext.batch.buffer import as_buffer
+from energon_ext.batch.collate import BatchAssembler
+from energon_ext.batch.rows import Row
 
 ROWS, SEQ_LEN = 8, 4096
 BATCHES = 64

@@ -8,8 +8,8 @@ import numpy as np
 from megatron.energon import WorkerConfig
 from timing import markdown, microseconds
 
-from energon_ext import BatchAssembler
 from energon_ext.batch.buffer import as_buffer
+from energon_ext.batch.collate import BatchAssembler
 from energon_ext.splice import MultiSpliceConfig, SpliceIndex
 from energon_ext.splice.source import CHUNK, SpliceSource
 

@@ -1,79 +1,55 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a Megatron run reads, when, and how much of it.
+"""What a Megatron run reads, when, and how much of it: one plan, any topology.
 
 ::
 
-    mix.yaml -- metadataset.py --> [source: path, split, subset, weight spec] x n        weights/
-                                       |
-    per source:  load -> repeat -> encode -> shuffle -> pack          tokenizers.py packing/
-                                       |
-    choose:      choosers/, wrapped by choice.py, blend.py, interleave.py
-                                       |
-    batch:       PackedBatch: flat, [A, B, T], Megatron dict          assembly.py batch.py
-                                       |
-    rl:          prompts -> Sampler -> ScoredGroup -> PackedBatch     rl/
-                                       |
-    step:        megatron/  get_batch -> GPTModel -> loss             losses.py
-                                       |
-    state:       keyed by source, saved atomically                    choice.py checkpoint.py
-    account:     rows and tokens per source                           consumption.py
+                 YAML --> mixture tree + sources                         config/ weights/ mixture/
+ planned source: token files, splice         lengths -> packing -> rows  documents/ packing/ splice/
+ streamed source: Energon text dataset       samples -> encode -> packing -> rows       encoders/
+                                   |
+ step k: the mixture says whose row is next -> rows -> dealt to ranks and micro-batches     plan/
+                                   | own rows only
+ batch:  tokens of own rows -> PackedBatch: flat, [A, B, T], Megatron dict                 batch/
+ rl:     prompts -> Sampler -> ScoredGroup -> PackedBatch                                     rl/
+                                   |
+ step:   get_batch -> GPTModel -> loss                                      megatron/ losses.py
+ state:  cursor of the plan; retained states of sources that are away                      state/
 """
 
-from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.batch.rows import Row
 from energon_ext.config.metadataset import ScheduledMetadataset
 from energon_ext.encoders.load import get_train_dataset, get_val_datasets
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.prompts import Prompt, PromptTaskEncoder
+from energon_ext.encoders.prompts import PromptTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
-from energon_ext.errors import (
-    ConfigError,
-    DataExhaustedError,
-    EnergonExtError,
-    SampleError,
-    SamplerError,
-    StateFormatError,
-    StateMismatchError,
-)
-from energon_ext.losses import group_advantages, unified_loss
-from energon_ext.mixture.blend import DynamicBlendDataset
-from energon_ext.mixture.interleave import LeastConsumedDataset
-from energon_ext.rl import BatchSource, OpenAISampler, RLDataset, Sampler, ScoredGroup
+from energon_ext.encoders.tokenizers import load_tokenizer
+from energon_ext.errors import ConfigError, EnergonExtError, StateMismatchError
+from energon_ext.plan.dataset import DynamicBlendDataset, LeastConsumedDataset
 from energon_ext.splice.encoders import MultiSpliceTaskEncoder, SpliceTaskEncoder
+from energon_ext.state.loader import ExactDataLoader
+from energon_ext.weights import ScheduleAxis
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "BatchAssembler",
-    "BatchSource",
     "ConfigError",
-    "DataExhaustedError",
     "DynamicBlendDataset",
     "DynamicBlendMixin",
     "EnergonExtError",
+    "ExactDataLoader",
     "LeastConsumedDataset",
     "MultiSpliceTaskEncoder",
-    "OpenAISampler",
     "PackedBatch",
     "PackedTaskEncoder",
-    "Prompt",
     "PromptTaskEncoder",
-    "RLDataset",
-    "Row",
     "SFTTaskEncoder",
-    "SampleError",
-    "Sampler",
-    "SamplerError",
+    "ScheduleAxis",
     "ScheduledMetadataset",
-    "ScoredGroup",
     "SpliceTaskEncoder",
-    "StateFormatError",
     "StateMismatchError",
     "get_train_dataset",
     "get_val_datasets",
-    "group_advantages",
-    "unified_loss",
+    "load_tokenizer",
 ]

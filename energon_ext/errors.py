@@ -7,6 +7,8 @@ early as it can be known, and says in one line where it was found, what was foun
 and what to do. An ``assert`` in this package guards an invariant of the package itself.
 """
 
+from collections.abc import Mapping
+
 
 class EnergonExtError(Exception):
     """Base of every error that energon_ext raises on purpose."""
@@ -54,11 +56,11 @@ class StateMismatchError(EnergonExtError, ValueError):
         advice: what the user can do about it.
     """
 
-    def __init__(self, differences: "dict[str, tuple[object, object]] | str", advice: str = ""):
+    def __init__(self, differences: "Mapping[str, tuple[object, object]] | str", advice: str = ""):
         # One string argument must be enough: exceptions that cross a worker process are rebuilt
         # from their message alone.
         if isinstance(differences, str):
-            self.differences = {}
+            self.differences: dict[str, tuple[object, object]] = {}
             super().__init__(differences)
             return
         self.differences = dict(differences)

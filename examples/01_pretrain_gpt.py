@@ -51,7 +51,7 @@ from energon_ext.megatron import (
     mean_losses,
     summarize_step,
 )
-from energon_ext.splice.lookup import find_choice
+from energon_ext.plan.lookup import find_blend
 from energon_ext.state.checkpoint import CheckpointStore
 from energon_ext.state.consumption import Consumption
 from energon_ext.state.match import check_fingerprint
@@ -287,7 +287,7 @@ class Data:
                 task_encoder=PackedTaskEncoder(tokenizer, args.seq_length, packing_buffer_docs=64),
                 shuffle_buffer_size=100,
             )
-            self.choice = find_choice(dataset)
+            self.choice = find_blend(dataset)
             # Workers then store their states where a save asks for them, and nowhere else.
             save_every = args.save_interval * self.micro_batches
             self.loader = MegatronEnergonLoader(dataset, save_every=save_every)

@@ -26,13 +26,7 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 from train_loop import pretrain, train
 
-from energon_ext import (
-    EnergonExtError,
-    PromptTaskEncoder,
-    RLDataset,
-    SFTTaskEncoder,
-    get_train_dataset,
-)
+from energon_ext import EnergonExtError, PromptTaskEncoder, SFTTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.megatron import (
     MegatronEnergonLoader,
@@ -41,6 +35,7 @@ from energon_ext.megatron import (
     data_parallel_worker_config,
     generate,
 )
+from energon_ext.rl import RLDataset
 from energon_ext.state.loader import ExactDataLoader
 
 ROW_LENGTH = 66  # six samples of: bos 7 2 5 4 > 2 4 5 7 eos

@@ -21,7 +21,9 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.energon import WorkerConfig
 
-from energon_ext import BatchAssembler, Row, SpliceTaskEncoder, get_train_dataset, get_val_datasets
+from energon_ext import SpliceTaskEncoder, get_train_dataset, get_val_datasets
+from energon_ext.batch.collate import BatchAssembler
+from energon_ext.batch.rows import Row
 from energon_ext.cli.splice_figures import draw_loss_over_offsets
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.megatron import (
@@ -32,7 +34,7 @@ from energon_ext.megatron import (
     initialize_weights,
 )
 from energon_ext.splice import LossMap, SpliceConfig
-from energon_ext.splice.lookup import find_splices
+from energon_ext.splice.source import splices_of
 from energon_ext.state.loader import ExactDataLoader
 
 SEQ_LEN = 256
@@ -136,7 +138,7 @@ def measure(model, data, encoder):
     ((dataset, _),) = get_val_datasets(
         data, worker_config=ALONE, batch_size=4, task_encoder=encoder, split_part="train"
     )
-    (splice,) = find_splices(dataset)
+    (splice,) = splices_of(dataset)
     losses = LossMap(splice.examples, splice.names)
     for batch in ExactDataLoader(dataset, **LOADER):
         output, _ = forward_step(iter([batch]), model)

@@ -11,7 +11,7 @@ import torch.multiprocessing as multiprocessing
 from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import StateFormatError
-from energon_ext.splice.lookup import find_choice
+from energon_ext.plan.lookup import find_blend
 from energon_ext.state.consumption import Consumption
 from tests.support import config, loader_for, take, write_dataset, write_mix
 
@@ -89,12 +89,12 @@ def test_what_the_workers_drew_is_in_their_state_and_matches_the_batches(mix):
     for batch in take(loader, 40):
         tokens.update(batch.tokens_per_source())
         rows.update(batch.documents_per_source())
-    drawn = find_choice(dataset).drawn
+    drawn = find_blend(dataset).drawn
     assert drawn == {key: (rows[key], tokens[key]) for key in ("a:train", "b:train")}
     resumed = build(mix)
     other = loader_for(resumed)
     other.restore_state_rank(loader.save_state_rank())
-    assert find_choice(resumed).drawn == drawn
+    assert find_blend(resumed).drawn == drawn
 
 
 def train_rank(rank, world_size, mix, store, folder):
@@ -113,7 +113,7 @@ def train_rank(rank, world_size, mix, store, folder):
             if hop == 1:
                 consumed.reduce()  # logging must not change what is saved
         state = loader.save_state_rank()
-        saved = json.loads(json.dumps(consumed.to_json(find_choice(loader).keys)))
+        saved = json.loads(json.dumps(consumed.to_json(find_blend(loader).keys)))
         consumed = Consumption.from_json(saved)
     total = consumed.reduce()
     with open(f"{folder}/rank{rank}.json", "w") as file:

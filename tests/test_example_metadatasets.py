@@ -9,8 +9,8 @@ import pytest
 
 from energon_ext import MultiSpliceTaskEncoder, PackedTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.plan.lookup import find_blend
 from energon_ext.splice import MultiSpliceConfig
-from energon_ext.splice.lookup import find_choice
 from tests.support import config, loader_for, take, write_dataset
 
 FOLDER = Path(__file__).parents[1] / "metadatasets"
@@ -64,7 +64,7 @@ def test_a_file_plans_the_shares_it_describes_and_runs(metadatasets, name):
     )
     for batch_index, expected in EXPECTED[name].items():
         shares = dict.fromkeys(("prose", "code", "docs"), 0.0)
-        for key, share in find_choice(dataset).planned_shares(batch_index).items():
+        for key, share in find_blend(dataset).planned_shares(batch_index).items():
             shares[key.split(":")[0].rsplit("/", 1)[-1]] += share
         assert shares == pytest.approx({**dict.fromkeys(shares, 0.0), **expected})
     for batch in take(loader_for(dataset), 3):
@@ -84,7 +84,7 @@ def test_the_marked_source_of_splice_yaml_is_spliced(metadatasets):
             packing_buffer_docs=8,
         ),
     )
-    packed, *spliced = find_choice(dataset).planned_shares(0)
+    packed, *spliced = find_blend(dataset).planned_shares(0)
     assert packed.endswith("docs:train") and len(spliced) == 2
     assert all('prose:train{"splice": true}/doc' in name for name in spliced)
     for batch in take(loader_for(dataset), 3):

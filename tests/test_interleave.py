@@ -7,14 +7,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from energon_ext.mixture.choosers import LeastConsumedChooser, RandomChooser, chooser_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron.energon import DefaultTaskEncoder
 
 from energon_ext import ConfigError, DynamicBlendMixin, PackedTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
-from energon_ext.mixture.choosers import LeastConsumedChooser, RandomChooser, chooser_for
-from energon_ext.splice.lookup import find_choice
+from energon_ext.plan.lookup import find_blend
 from energon_ext.weights import (
     ConstantWeight,
     WeightGroup,
@@ -339,7 +339,7 @@ def test_planned_shares_of_nested_nodes_are_products(data):
         data / "nested.yaml",
         {"blend": [{"path": "interleave.yaml", "weight": 2}, {"path": "other", "weight": 2}]},
     )
-    assert find_choice(build(path)).planned_shares(0) == pytest.approx(
+    assert find_blend(build(path)).planned_shares(0) == pytest.approx(
         {"short:train": 0.125, "long:train": 0.375, "other:train": 0.5}
     )
 

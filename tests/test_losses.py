@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 
-from energon_ext import ConfigError, SampleError, group_advantages, unified_loss
+from energon_ext import ConfigError
+from energon_ext.errors import SampleError
+from energon_ext.losses import group_advantages, unified_loss
 
 
 def slow_loss(logits, labels, weights, denominator):

@@ -15,16 +15,16 @@ from megatron.energon.metadataset.loader import prepare_metadataset
 
 from energon_ext import (
     ConfigError,
-    DataExhaustedError,
     DynamicBlendMixin,
     PackedTaskEncoder,
     get_train_dataset,
     get_val_datasets,
 )
 from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.errors import DataExhaustedError
 from energon_ext.megatron import MegatronEnergonLoader
 from energon_ext.mixture.checks import BlendWarning
-from energon_ext.splice.lookup import find_choice
+from energon_ext.plan.lookup import find_blend
 from tests.support import config, loader_for, take, write_dataset
 
 
@@ -102,7 +102,7 @@ def test_the_smallest_cap_above_and_below_holds(data):
     write(data / "inner.yaml", {"interleave": [entry("web", 2), entry("math", 9)]})
     write(data / "middle.yaml", {"blend": [entry("inner.yaml", 5), entry("code")]})
     outer = write(data / "outer.yaml", {"blend": [entry("middle.yaml", 7)]})
-    assert find_choice(load(outer)).max_epochs == {
+    assert find_blend(load(outer)).max_epochs == {
         "code:train": 7,
         "math:train": 5,
         "web:train": 2,
@@ -116,7 +116,7 @@ def test_a_joined_source_is_capped_as_well(data):
     path = write(data / "join.yaml", {"blend": [join, entry("code")]})
     prepare_metadataset(EPath(path))
     dataset = load(path)
-    assert find_choice(dataset).max_epochs == {"code:train": None, "web+twin:train": 3}
+    assert find_blend(dataset).max_epochs == {"code:train": None, "web+twin:train": 3}
     found = of(texts(take(loader_for(dataset), 60)), "twin")
     assert found == {f"twin{number:02d}": 3 for number in range(12)}
 

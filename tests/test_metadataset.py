@@ -11,7 +11,7 @@ from megatron.energon.metadataset import load_dataset, loader
 from megatron.energon.metadataset.loader import prepare_metadataset
 
 from energon_ext import ConfigError, DynamicBlendMixin, get_train_dataset, get_val_datasets
-from energon_ext.splice.lookup import find_choice
+from energon_ext.plan.lookup import find_blend
 from tests.support import config, loader_for, take, write_dataset, write_mix
 
 FALLING = {"linear": {0: 4, 100: 0}}
@@ -51,7 +51,7 @@ def shares(path, index, encoder=None, **options):
         task_encoder=encoder or Encoder(),
         **options,
     )
-    planned = find_choice(dataset).planned_shares(index)
+    planned = find_blend(dataset).planned_shares(index)
     return {key.split(":")[0]: round(share, 12) for key, share in planned.items()}
 
 
@@ -122,7 +122,7 @@ def test_subsets_and_splits_select_what_they_say(data):
     dataset = get_train_dataset(
         path, worker_config=config(), batch_size=1, task_encoder=Encoder(), repeat=False
     )
-    assert find_choice(dataset).keys == ("a:train[0.0, 0.5]", "a:train[0.5, 1.0]")
+    assert find_blend(dataset).keys == ("a:train[0.0, 0.5]", "a:train[0.5, 1.0]")
     assert sorted(batch.text[0] for batch in loader_for(dataset)) == [
         f"a{number:03d}" for number in range(50)
     ]

@@ -10,7 +10,7 @@ import pytest
 from megatron.energon import DefaultTaskEncoder, TextSample, get_savable_loader, stateless
 
 from energon_ext import ConfigError, DynamicBlendMixin, StateMismatchError, get_train_dataset
-from energon_ext.splice.lookup import find_choice
+from energon_ext.plan.lookup import find_blend
 from energon_ext.weights import ScheduleAxis
 from tests.support import close_loaders, config, loader_for, take, write_dataset, write_mix
 
@@ -225,7 +225,7 @@ def test_the_stock_entry_point_takes_the_same_yaml_and_encoder(data):
         task_encoder=UpperCase(),
     )
     ours = build(data / "mix.yaml")
-    assert find_choice(dataset).keys == ("a:train", "b:train", "c:train")
+    assert find_blend(dataset).keys == ("a:train", "b:train", "c:train")
     assert [b.text for b in take(loader_for(dataset), 9)] == [
         b.text for b in take(loader_for(ours), 9)
     ]

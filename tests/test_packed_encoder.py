@@ -20,7 +20,7 @@ from energon_ext import (
     get_val_datasets,
 )
 from energon_ext.encoders.tokenizers import ByteTokenizer
-from energon_ext.splice.lookup import find_choice
+from energon_ext.plan.lookup import find_blend
 from tests.support import (
     batch_hash,
     close_loaders,
@@ -160,7 +160,7 @@ def test_the_order_in_the_yaml_says_nothing(data):
 
 def test_shares_follow_a_schedule_as_it_moves(mix):
     dataset = build(mix, batch_size=64)
-    choice = find_choice(dataset)
+    choice = find_blend(dataset)
     drawn, expected, variance = Counter(), Counter(), Counter()
     for index, batch in enumerate(take(loader_for(dataset), 40)):
         first_segments = [
@@ -304,8 +304,8 @@ def test_sources_that_stay_continue_where_they_were_when_others_come_go_and_swap
 def test_the_same_folder_twice_is_read_in_two_orders(data):
     path = write_mix(data / "twice.yaml", [("prose", 1), ("prose", 1)])
     dataset = build(path, packing_max_docs_per_bin=1)
-    assert find_choice(dataset).keys == ("prose:train", "prose:train#2")
-    orders = {key: [] for key in find_choice(dataset).keys}
+    assert find_blend(dataset).keys == ("prose:train", "prose:train#2")
+    orders = {key: [] for key in find_blend(dataset).keys}
     for source, name in sources_and_names_in(take(loader_for(dataset), 60)):
         orders[source].append(name)
     first, second = orders.values()

@@ -17,15 +17,15 @@ from energon_ext import (
     ConfigError,
     MultiSpliceTaskEncoder,
     PackedTaskEncoder,
-    StateFormatError,
     StateMismatchError,
     get_train_dataset,
 )
 from energon_ext.documents.order import DocumentOrder
 from energon_ext.encoders import pretrain as packed
 from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.errors import StateFormatError
+from energon_ext.plan.lookup import find_blend
 from energon_ext.splice import MultiSpliceConfig
-from energon_ext.splice.lookup import find_choice
 from energon_ext.state.serialize import read_state_file
 from tests.support import (
     LargeTokenizer,
@@ -182,7 +182,7 @@ def test_spliced_examples_are_shown_once_on_any_ranks_and_workers(tmp_path):
         saved = []
         for rank in range(world_size):
             one = loader(rank, world_size, num_workers)
-            size = find_choice(one).datasets[0].examples.size
+            size = find_blend(one).datasets[0].examples.size
             if states is not None:
                 one.restore_states(states)
             for batch in list(one) if batches is None else take(one, batches):

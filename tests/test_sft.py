@@ -10,10 +10,11 @@ from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDataset
 from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
 from webdataset import ShardWriter
 
-from energon_ext import ConfigError, SampleError, SFTTaskEncoder, get_train_dataset
+from energon_ext import ConfigError, SFTTaskEncoder, get_train_dataset
 from energon_ext.encoders.chat import ChatTemplate, HFChatTemplate, PlainChatTemplate, split_answers
 from energon_ext.encoders.sft import Dialogue, PromptResponse
 from energon_ext.encoders.tokenizers import ByteTokenizer, HFTokenizer
+from energon_ext.errors import SampleError
 from tests.support import batch_hash, config, loader_for, take, write_mix
 
 CHATML = (

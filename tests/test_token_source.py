@@ -17,7 +17,7 @@ from energon_ext import (
 from energon_ext.documents.token_file import TokenFile
 from energon_ext.encoders import pretrain as packed
 from energon_ext.encoders.tokenizers import ByteTokenizer
-from energon_ext.splice.lookup import find_choice
+from energon_ext.plan.lookup import find_blend
 from tests.support import (
     LargeTokenizer,
     batch_hash,
@@ -139,7 +139,7 @@ def test_text_and_token_files_mix_in_one_blend_by_their_weights(tmp_path, pair):
         [("web_text_document", {"step": {0: 1, 20: 0}}), ("text", {"step": {0: 0, 20: 1}})],
     )
     dataset = dataset_of(mix)
-    assert find_choice(dataset).documents == {"text:train": 30, "web_text_document": 60}
+    assert find_blend(dataset).documents == {"text:train": 30, "web_text_document": 60}
     batches = take(loader_for(dataset), 30)
     sources = [set(batch.tokens_per_source()) for batch in batches]
     assert sources == [{"web_text_document"}] * 20 + [{"text:train"}] * 10
@@ -239,7 +239,7 @@ def test_a_cache_of_megatron_in_a_folder_of_the_same_name_is_no_dataset(tmp_path
     (tmp_path / "web_text_document" / "cache").mkdir(parents=True)
     assert take(loader_for(dataset_of(mix)), 1)[0].validate().sources == ("web_text_document",)
     write_dataset(tmp_path / "web_text_document", ["a prepared folder wins"] * 3)
-    assert find_choice(dataset_of(mix)).keys == ("web_text_document:train",)
+    assert find_blend(dataset_of(mix)).keys == ("web_text_document:train",)
 
 
 def test_a_worker_without_documents_is_no_end(tmp_path):

@@ -99,7 +99,7 @@ class BatchAssembler:
             values = [row.log_probs for row in rows]
             fields["log_probs"][:] = self._at_labels(rows, layout, values, missing=0.0)
         if sizes.rewards:
-            rewards = [reward for row in rows for reward in row.rewards]
+            rewards = _rewards(rows)
             fields["rewards"].fill(0.0)
             for segment, index in layout.segments_of_slices():
                 fields["rewards"][segment] = rewards[index]
@@ -133,7 +133,7 @@ class BatchAssembler:
         row_length = self.row_length
         dtype = layout.slices[0].dtype
         if self.pad_id > np.iinfo(dtype).max:
-            dtype = np.int64
+            dtype = np.dtype(np.int64)
         padding = np.full(row_length + 1, self.pad_id, dtype)
         streams = np.concatenate(layout.fill(layout.slices, padding)).reshape(-1, row_length + 1)
         fields["tokens"].reshape(-1, row_length)[:] = streams[:, :row_length]
@@ -195,6 +195,16 @@ class BatchAssembler:
         padding = np.zeros(self.row_length + 1, np.float32)
         stream = np.concatenate(layout.fill(filled, padding))
         return stream.reshape(-1, self.row_length + 1)[:, 1:].reshape(-1)
+
+
+def _rewards(rows: Sequence[Row]) -> list[float]:
+    """The reward of each slice."""
+    rewards: list[float] = []
+    for row in rows:
+        if row.rewards is None:
+            raise SampleError("Some rows of a batch have rewards and some none; give all or none.")
+        rewards += row.rewards
+    return rewards
 
 
 def _write_ends(cu_seqlens: np.ndarray, lengths: Sequence[int]) -> np.ndarray:

@@ -43,7 +43,8 @@ class PackedBatch:
 
     Example:
         >>> import numpy as np
-        >>> from energon_ext import BatchAssembler, Row
+        >>> from energon_ext.batch.collate import BatchAssembler
+        >>> from energon_ext.batch.rows import Row
         >>> row = Row([np.array([5, 6, 7])], source="web", documents=1)
         >>> batch = BatchAssembler(row_length=4)([row, row], sources=("code", "web"))
         >>> batch.cu_seqlens.tolist(), batch.source_ids.tolist()
@@ -94,7 +95,7 @@ class PackedBatch:
         fields = sizes.tensors(buffer[: sizes.num_bytes])
         return cls(**fields, sources=sources, max_seqlen=max_seqlen, buffer=buffer)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         # One shared-memory file on the way out of a worker, whatever the number of fields.
         sizes = BatchSizes.of(self)
         arguments = (as_buffer(self), sizes, self.sources, self.max_seqlen)
@@ -232,12 +233,12 @@ class PackedBatch:
             return "token_weights are finite"
         if bool(self.token_weights[self.padding_mask()].any()):
             return "token_weights are 0 on padding"
-        if self.cu_seqlens_padded is not None and not self._aligned_ends_fit():
+        aligned = self.cu_seqlens_padded
+        if aligned is not None and not self._aligned_ends_fit(aligned):
             return "cu_seqlens_padded rises from 0 to N and holds the start of every document"
         return None
 
-    def _aligned_ends_fit(self) -> bool:
-        padded = self.cu_seqlens_padded
+    def _aligned_ends_fit(self, padded: torch.Tensor) -> bool:
         starts = self.cu_seqlens[:-1][self.source_ids >= 0]
         return (
             int(padded[0]) == 0
@@ -246,7 +247,7 @@ class PackedBatch:
             and bool(torch.isin(starts, padded).all())
         )
 
-    def pin_memory(self, device=None) -> "PackedBatch":
+    def pin_memory(self, device: torch.device | str | None = None) -> "PackedBatch":
         """A copy in page-locked memory; what the data loader calls when there is a GPU."""
         return self._with_buffer(as_buffer(self).pin_memory())
 

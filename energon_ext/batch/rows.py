@@ -37,7 +37,7 @@ class Row:
 
     Example:
         >>> row = Row([np.array([5, 6, 7]), np.array([8, 9])], source="web")
-        >>> from energon_ext import BatchAssembler
+        >>> from energon_ext.batch.collate import BatchAssembler
         >>> batch = BatchAssembler(row_length=6)([row], sources=["web"])
         >>> batch.tokens.tolist(), batch.labels.tolist()
         ([5, 6, 7, 8, 9, 0], [6, 7, 8, 9, 0, 0])

@@ -94,7 +94,7 @@ class BatchSlots:
             return False
         return True
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         # Another process than a forked one shares nothing with this one.
         return BatchSlots, (0,)
 

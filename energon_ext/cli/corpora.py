@@ -5,7 +5,9 @@
 import importlib.metadata
 import sysconfig
 from collections.abc import Iterable
+from email.message import Message
 from pathlib import Path
+from typing import cast
 
 from energon_ext.cli.documents import Corpus, Document, folder_files, text_files
 
@@ -31,11 +33,13 @@ def library_source() -> Corpus:
 
 def package_documentation() -> Corpus:
     """The long descriptions (READMEs) of the installed packages, one of each."""
-    descriptions = {}
+    descriptions: dict[str, str] = {}
     for package in importlib.metadata.distributions():
-        metadata = package.metadata
+        # Its documented protocol has neither `get` nor the body.
+        metadata = cast("Message[str, str]", package.metadata)
         if metadata["Name"]:
-            descriptions[metadata["Name"]] = metadata.get("Description") or metadata.get_payload()
+            text = metadata.get("Description") or metadata.get_payload()
+            descriptions[metadata["Name"]] = cast(str, text)  # it has one part
     return _corpus(sorted(descriptions.items()))
 
 

@@ -24,13 +24,13 @@ from webdataset import TarWriter
 
 from energon_ext.cli.counts import DatasetCounts, SplitCounts
 from energon_ext.cli.documents import Corpus, Document
-from energon_ext.cli.token_writer import TokenSplitWriter
-from energon_ext.documents.token_file import META_SUFFIX
-from energon_ext.documents.token_file import SUFFIXES as TOKEN_FILE_SUFFIXES
-from energon_ext.encoders.tokenizers import Tokenizer
+from energon_ext.cli.token_writer import Encoding, TokenSplitWriter
+from energon_ext.documents.label_weights import WEIGHTS_SUFFIX
+from energon_ext.documents.token_index import META_SUFFIX
+from energon_ext.documents.token_paths import SPLITS
+from energon_ext.documents.token_paths import SUFFIXES as TOKEN_FILE_SUFFIXES
 from energon_ext.errors import ConfigError
 
-SPLITS = ("train", "val")
 DATASET_YAML = {
     "sample_type": {"__module__": "megatron.energon", "__class__": "TextSample"},
     "field_map": {"text": "txt"},
@@ -42,14 +42,15 @@ class WriteOptions:
     """How a corpus becomes a dataset.
 
     Attributes:
-        val_fraction: share of the documents for the split ``val``, in [0, 1). Which documents is
-            decided by a hash of the text, so equal texts never stand in both splits.
+        val_fraction: share of the documents for the split ``val``, in [0, 1), of those that are in
+            no split yet. Which documents is decided by a hash of the text, so equal texts never
+            stand in both splits.
         seed: selects another hash.
         shard_documents: documents per tar file.
         min_chars: shorter documents are left out; white space at the ends does not count.
         workers: processes that index the shards.
         force: replace a dataset that is already there.
-        tokenizer: write token files instead of text.
+        encoding: write token files instead of text.
     """
 
     val_fraction: float = 0.05
@@ -58,7 +59,7 @@ class WriteOptions:
     min_chars: int = 1
     workers: int = 1
     force: bool = False
-    tokenizer: Tokenizer | None = None
+    encoding: Encoding | None = None
 
 
 def write_text_dataset(corpus: Corpus, output: Path, options: WriteOptions) -> DatasetCounts:
@@ -83,7 +84,7 @@ def write_text_dataset(corpus: Corpus, output: Path, options: WriteOptions) -> D
     try:
         counts = _write_splits(corpus, staging, options)
         _check_splits(counts, options)
-        if options.tokenizer is None:
+        if options.encoding is None:
             _index(staging, counts, options.workers)
         _replace(output, staging)
     finally:
@@ -113,54 +114,67 @@ class _SplitWriter:
         self._shard_documents = shard_documents
         self._open_shard = contextlib.ExitStack()
 
-    def write(self, key: str, text: bytes) -> None:
+    def write(self, key: str, document: Document) -> None:
         if self.counts.documents % self._shard_documents == 0:
             self._next_shard()
-        self._tar.write({"__key__": key, "txt": text})
+        self._tar.write({"__key__": key, "txt": document.text.encode("utf-8")})
         self.counts.documents += 1
+        self.counts.characters += len(document.text)
 
     def _next_shard(self) -> None:
-        self.close()
+        self._open_shard.close()
         path = self._folder / f"{self._split}-{self.counts.shards:06d}.tar"
         file = self._open_shard.enter_context(path.open("wb"))
         # A fixed time stamp: equal input, equal bytes.
         self._tar = self._open_shard.enter_context(TarWriter(file, encoder=False, mtime=0))
         self.counts.shards += 1
 
-    def close(self) -> None:
+    def __enter__(self) -> "_SplitWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._open_shard.close()
 
 
 def _write_splits(corpus: Corpus, folder: Path, options: WriteOptions) -> DatasetCounts:
     writers = {split: _split_writer(folder, split, options) for split in SPLITS}
     result = DatasetCounts({split: writer.counts for split, writer in writers.items()})
+    if options.encoding is not None:
+        result.refused = options.encoding.refused
     with contextlib.ExitStack() as stack:
         for writer in writers.values():
-            stack.callback(writer.close)
+            stack.enter_context(writer)
         for number, document in enumerate(_with_progress(corpus)):
-            text = document.text
-            if len(text.strip()) < options.min_chars:
+            if len(document.text.strip()) < options.min_chars:
                 result.skipped += 1
-                continue
-            encoded = _encode(document)
-            writer = writers[split_of(encoded, options.val_fraction, options.seed)]
-            writer.write(f"{number:010d}", encoded)
-            writer.counts.characters += len(text)
+            else:
+                writers[_split_of(document, options)].write(f"{number:010d}", document)
     return result
 
 
-def _split_writer(folder: Path, split: str, options: WriteOptions):
-    if options.tokenizer is not None:
-        return TokenSplitWriter(folder, split, options.tokenizer)
+def _split_of(document: Document, options: WriteOptions) -> str:
+    encoded = _encode(document)
+    return document.split or split_of(encoded, options.val_fraction, options.seed)
+
+
+def _split_writer(
+    folder: Path, split: str, options: WriteOptions
+) -> TokenSplitWriter | _SplitWriter:
+    if options.encoding is not None:
+        return TokenSplitWriter(folder, split, options.encoding)
     return _SplitWriter(folder, split, options.shard_documents)
 
 
 def _with_progress(corpus: Corpus) -> Iterator[Document]:
-    with tqdm(total=corpus.total_bytes, unit="B", unit_scale=True, desc="reading") as bar:
+    by_documents = corpus.total_bytes is None
+    total = corpus.total_documents if by_documents else corpus.total_bytes
+    unit = "doc" if by_documents else "B"
+    with tqdm(total=total, unit=unit, unit_scale=not by_documents, desc="reading") as bar:
         for number, document in enumerate(corpus.documents, start=1):
             yield document
-            bar.set_postfix_str(f"{number:,} documents", refresh=False)
-            bar.update(document.num_bytes)
+            if not by_documents:
+                bar.set_postfix_str(f"{number:,} documents", refresh=False)
+            bar.update(1 if by_documents else document.num_bytes)
 
 
 def _encode(document: Document) -> bytes:
@@ -176,9 +190,11 @@ def _encode(document: Document) -> bytes:
 def _check_splits(counts: DatasetCounts, options: WriteOptions) -> None:
     documents = sum(split.documents for split in counts.splits.values())
     if documents == 0:
+        refused = counts.refused
+        and_refused = f", and {refused.count} refused, the first: {refused.first}"
         raise ConfigError(
             f"The input has no document of at least {options.min_chars} characters "
-            f"({counts.skipped} shorter ones)."
+            f"({counts.skipped} shorter ones{and_refused if refused.count else ''})."
         )
     wanted = SPLITS if options.val_fraction > 0 else SPLITS[:1]
     for split in wanted:
@@ -226,7 +242,7 @@ def _check_replaceable(output: Path, force: bool) -> None:
 
 
 def _is_dataset_file(path: Path) -> bool:
-    suffixes = (".tar", ".tar.idx", *TOKEN_FILE_SUFFIXES, META_SUFFIX)
+    suffixes = (".tar", ".tar.idx", *TOKEN_FILE_SUFFIXES, META_SUFFIX, WEIGHTS_SUFFIX)
     return path.name == MAIN_FOLDER_NAME or path.name.endswith(suffixes)
 
 

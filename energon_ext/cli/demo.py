@@ -51,6 +51,7 @@ def demo(folder: Path, steps: int) -> None:
         click.echo(f"  {value:>16}  {name}")
     for path in (*written.pictures, written.page):
         click.echo(f"  {path}")
+    assert written.comparison is not None  # with the uninterrupted run
     _check_identical(written.comparison, steps)
 
 

@@ -1,13 +1,13 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where ``energon-ext prepare`` gets text from: one function per kind of input.
+"""Where ``energon-ext prepare`` gets documents from: one function per kind of input.
 
 Every input is a :class:`Corpus`, an iterator that reads as it goes, so memory does not grow with
 the input. What cannot be read is a ConfigError that names the file and the line.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +20,21 @@ READ_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text.
+    """One text, or one conversation.
 
     Attributes:
-        text: the text itself.
+        text: the text itself; of a conversation, all of it as JSON.
         origin: where it was read, for messages: ``FILE``, ``FILE:LINE`` or ``NAME[INDEX]``.
         num_bytes: how much of the input it took, for the progress bar.
+        conversation: what :class:`~energon_ext.SFTTaskEncoder` encodes, None for text.
+        split: the split it was in and stays in; None where the text decides.
     """
 
     text: str
     origin: str
-    num_bytes: int
+    num_bytes: int = 0
+    conversation: Any = None
+    split: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +44,36 @@ class Corpus:
     Attributes:
         documents: read once, from front to back.
         total_bytes: sum of ``num_bytes`` over all documents, or None where nobody knows.
+        total_documents: how many there are, or None where nobody knows.
     """
 
     documents: Iterator[Document]
     total_bytes: int | None = None
+    total_documents: int | None = None
+
+
+#: Makes a document of a JSON object: ``(object, origin, num_bytes) -> document``.
+RowReader = Callable[[Any, str, int], Document]
+
+
+def text_under(key: str) -> RowReader:
+    """Reads rows that have their text under a key; ConfigError for one that has not."""
+
+    def read(row: Any, origin: str, num_bytes: int) -> Document:
+        check_object(row, origin)
+        if key not in row:
+            raise ConfigError(f"{origin}: no key {key!r}; it has {sorted(row)}. Choose with --key.")
+        text = row[key]
+        if not isinstance(text, str):
+            raise ConfigError(f"{origin}: {key!r} must be a string, found {type(text).__name__}.")
+        return Document(text, origin, num_bytes)
+
+    return read
+
+
+def check_object(row: Any, origin: str) -> None:
+    if not isinstance(row, dict):
+        raise ConfigError(f"{origin}: expected a JSON object, found {type(row).__name__}.")
 
 
 def text_files(paths: Iterable[Path], separator: str | None = None) -> Corpus:
@@ -88,12 +118,12 @@ def folder_files(folder: Path, pattern: str) -> list[Path]:
     return paths
 
 
-def jsonl_files(paths: Iterable[Path], key: str) -> Corpus:
-    """JSON Lines files, one object a line with the text under ``key``; blank lines are skipped.
+def jsonl_files(paths: Iterable[Path], read_row: RowReader) -> Corpus:
+    """JSON Lines files, one object a line; blank lines are skipped.
 
     Raises:
-        ConfigError: a path is no file; while reading, a line that is no JSON object or has no text
-            under ``key``.
+        ConfigError: a path is no file; while reading, a line that is no JSON, or of which
+            ``read_row`` makes no document.
     """
     paths = _existing_files(paths)
 
@@ -103,21 +133,19 @@ def jsonl_files(paths: Iterable[Path], key: str) -> Corpus:
                 for number, line in enumerate(file, start=1):
                     if line.strip():
                         origin = f"{path}:{number}"
-                        yield Document(
-                            _text_of(_parse(line, origin), key, origin), origin, len(line)
-                        )
+                        yield read_row(_parse(line, origin), origin, len(line))
 
     return Corpus(read(), _total_bytes(paths))
 
 
 def hugging_face_dataset(
-    name: str, *, config: str | None, split: str, streaming: bool, key: str
+    name: str, *, config: str | None, split: str, streaming: bool, read_row: RowReader
 ) -> Corpus:
     """One split of a Hugging Face dataset, from the hub or a local folder.
 
     Raises:
-        ConfigError: the package ``datasets`` is missing, the dataset cannot be loaded, or a row has
-            no text under ``key``.
+        ConfigError: the package ``datasets`` is missing, the dataset cannot be loaded, or
+            ``read_row`` makes no document of a row.
     """
     try:
         import datasets
@@ -130,13 +158,8 @@ def hugging_face_dataset(
     except (OSError, ValueError) as error:
         raise ConfigError(f"--hf-dataset {name}, split {split}: {error}") from error
 
-    def read() -> Iterator[Document]:
-        for index, row in enumerate(rows):
-            origin = f"{name}[{index}]"
-            text = _text_of(row, key, origin)
-            yield Document(text, origin, len(text))
-
-    return Corpus(read())
+    documents = (read_row(row, f"{name}[{index}]", 0) for index, row in enumerate(rows))
+    return Corpus(documents, total_documents=None if streaming else len(rows))
 
 
 def _existing_files(paths: Iterable[Path]) -> list[Path]:
@@ -184,13 +207,3 @@ def _parse(line: bytes, origin: str) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{origin}: not JSON ({error}).") from error
-
-
-def _text_of(row: Any, key: str, origin: str) -> str:
-    if not isinstance(row, dict):
-        raise ConfigError(f"{origin}: expected a JSON object, found {type(row).__name__}.")
-    if key not in row:
-        raise ConfigError(f"{origin}: no key {key!r}; it has {sorted(row)}. Choose with --key.")
-    if not isinstance(row[key], str):
-        raise ConfigError(f"{origin}: {key!r} must be a string, found {type(row[key]).__name__}.")
-    return row[key]

@@ -54,7 +54,8 @@ def new_figure(
     )
     figure.text(0.012, 1 - 0.3 / height, title, fontsize=13, fontweight="bold", color=INK)
     figure.text(0.012, 1 - 0.52 / height, subtitle, fontsize=8.5, color=MUTED)
-    axes = [figure.add_subplot(cell) for cell in grid]
+    cells = (grid[row, column] for row in range(len(height_ratios)) for column in range(columns))
+    axes = [figure.add_subplot(cell) for cell in cells]
     for one in axes:
         one.spines[["top", "right"]].set_visible(False)
         one.spines[["left", "bottom"]].set_color(FAINT)
@@ -94,7 +95,7 @@ def label_ends(axes: Axes, values: np.ndarray, names: Sequence[str], colors: Seq
     named = np.flatnonzero(np.isfinite(values))
     low, high = axes.get_ylim()
     gap = 0.054 * (high - low)
-    for index, height in zip(named, _spread(values[named], gap, low + gap / 2)):
+    for index, height in zip(named.tolist(), _spread(values[named], gap, low + gap / 2)):
         axes.annotate(
             names[index],
             (1, height),

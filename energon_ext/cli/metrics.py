@@ -34,11 +34,13 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _each(is_valid: Callable[[Any], bool], container: type) -> Callable[[Any], bool]:
+def _each(
+    is_valid: Callable[[Any], bool], container: type[list[Any]] | type[dict[str, Any]]
+) -> Callable[[Any], bool]:
     def check(value: Any) -> bool:
         if not isinstance(value, container):
             return False
-        return all(map(is_valid, value.values() if container is dict else value))
+        return all(map(is_valid, value.values() if isinstance(value, dict) else value))
 
     return check
 
@@ -112,8 +114,8 @@ class Run:
             ConfigError: no such file, a damaged line (with its number), or no step in it.
         """
         path = run_dir / FILE_NAME
-        starts: list[dict] = []
-        steps: list[dict] = []
+        starts: list[dict[str, Any]] = []
+        steps: list[dict[str, Any]] = []
         for where, event in _events(path):
             if event["event"] == "start":
                 starts.append(event)
@@ -131,7 +133,7 @@ class Run:
         return cls._from_events(starts, steps)
 
     @classmethod
-    def _from_events(cls, starts: list[dict], steps: list[dict]) -> "Run":
+    def _from_events(cls, starts: list[dict[str, Any]], steps: list[dict[str, Any]]) -> "Run":
         last = starts[-1]
         # Sources may come and go between processes: all that ever were, in order of appearance.
         sources = tuple(dict.fromkeys(key for start in starts for key in start["sources"]))
@@ -208,7 +210,7 @@ def short_labels(keys: Sequence[str]) -> tuple[str, ...]:
         >>> short_labels(["a/web:train", "b/web:train", "b/web:train#2"])
         ('a/web', 'b/web', 'b/web#2')
     """
-    parts = [SOURCE_KEY.fullmatch(key).groupdict(default="") for key in keys]
+    parts = [_parts(key) for key in keys]
     if len({part["split"] for part in parts}) == 1:
         parts = [{**part, "split": ""} for part in parts]
     for depth in range(1, 2 + max(key.count("/") for key in keys)):
@@ -219,6 +221,12 @@ def short_labels(keys: Sequence[str]) -> tuple[str, ...]:
         if len(set(labels)) == len(keys):
             return labels
     return tuple(keys)
+
+
+def _parts(key: str) -> dict[str, str]:
+    match = SOURCE_KEY.fullmatch(key)
+    assert match is not None  # the path alone matches any text
+    return match.groupdict(default="")
 
 
 def _events(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

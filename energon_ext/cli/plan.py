@@ -13,7 +13,7 @@ import click
 from energon_ext.errors import ConfigError
 
 if TYPE_CHECKING:
-    from energon_ext.mixture.choice import ChoiceDataset
+    from energon_ext.plan.dataset import BlendedDataset
     from energon_ext.splice.source import SpliceSource
 
 #: Documents of a source that are listed.
@@ -25,7 +25,7 @@ MOST_DOCUMENTS = 40
 @click.option("--split", default="train", help="Split of the metadataset.")
 @click.option("--seq-length", default=256, help="Positions of a row.")
 @click.option("--tokenizer", default="bytes", help="bytes, a tokenizer.json, a folder or a name.")
-@click.option("--at", default="", help="Batch indices, as 0,100,500.  [default: the knots]")
+@click.option("--at", default="", help="Steps, as 0,100,500.  [default: the breakpoints]")
 @click.option(
     "--splice", help='Fields of a splice as JSON, as \'{"num_docs": 3, "content_length": 128}\'.'
 )
@@ -41,13 +41,14 @@ def plan(
 ) -> None:
     """Show the shares that METADATASET plans, and what a splice would show.
 
-    A share is one of rows, chosen last: it changes at the batch of its knot, without a lag. Reads
-    the documents of spliced sources once, and no others.
+    A share is one of rows, drawn last: it changes at the step of its breakpoint, without a lag.
+    Reads the documents of spliced sources once, and no others.
     """
     from megatron.energon import WorkerConfig
 
     from energon_ext.encoders.load import get_train_dataset
-    from energon_ext.splice.lookup import find_choice, find_splices
+    from energon_ext.plan.lookup import find_blend
+    from energon_ext.splice.source import splices_of
 
     dataset = get_train_dataset(
         metadataset,
@@ -56,10 +57,9 @@ def plan(
         split_part=split,
         task_encoder=_encoder(tokenizer, seq_length, splice, spliced_subflavors),
     )
-    choice = find_choice(dataset)
-    indices = _integers(at) or choice.knots()
-    click.echo(_shares(choice, indices))
-    for source in find_splices(dataset):
+    blend = find_blend(dataset)
+    click.echo(_shares(blend, _integers(at) or sorted({0, *blend.tree.breakpoints()})))
+    for source in splices_of(dataset):
         click.echo("\n" + _documents(source))
 
 
@@ -88,12 +88,12 @@ def _encoder(tokenizer: str, seq_length: int, splice: str | None, subflavors: st
     )
 
 
-def _shares(choice: ChoiceDataset, indices: Sequence[int]) -> str:
-    columns = [choice.planned_shares(index) for index in indices]
+def _shares(blend: BlendedDataset, positions: Sequence[int]) -> str:
+    columns = [blend.planned_shares(position) for position in positions]
     rows = [[name, *(f"{shares[name]:.2%}" for shares in columns)] for name in columns[0]]
     if len(rows) > MOST_DOCUMENTS:
         rows[MOST_DOCUMENTS:] = [[f"... {len(rows) - MOST_DOCUMENTS} more", *[""] * len(columns)]]
-    return _table([["share at batch", *map(str, indices)], *rows])
+    return _table([["share at step", *map(str, positions)], *rows])
 
 
 def _documents(source: SpliceSource) -> str:
@@ -135,7 +135,7 @@ def _integers(text: str) -> list[int]:
     except ValueError:
         numbers = [-1]
     if any(number < 0 for number in numbers):
-        raise ConfigError(f"--at: {text!r} found; batch indices like 0,100,500 are needed.")
+        raise ConfigError(f"--at: {text!r} found; steps like 0,100,500 are needed.")
     return numbers
 
 

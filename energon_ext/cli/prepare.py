@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""``energon-ext prepare``: text of any kind into an Energon dataset."""
+"""``energon-ext prepare``: text and conversations of any kind into an Energon dataset or tokens."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,7 @@ from energon_ext.errors import ConfigError
 if TYPE_CHECKING:
     from energon_ext.cli.counts import DatasetCounts
     from energon_ext.cli.documents import Corpus
+    from energon_ext.cli.token_writer import Encoding
 
 FILE = click.Path(path_type=Path)
 
@@ -29,6 +30,14 @@ FILE = click.Path(path_type=Path)
 @click.option("--hf-config", metavar="NAME", help="Configuration of --hf-dataset.")
 @click.option("--hf-split", default="train", help="Split of --hf-dataset.")
 @click.option("--hf-streaming", is_flag=True, help="Read --hf-dataset without downloading it all.")
+@click.option("--dataset", type=FILE, help="A prepared webdataset, or a metadataset.")
+@click.option(
+    "--split",
+    multiple=True,
+    default=("train", "val"),
+    help="Splits of --dataset. Several stay what they are, one is divided by --val.",
+)
+@click.option("--trusted-module", multiple=True, help="A module that the YAML may name.")
 @click.option(
     "--val",
     type=click.FloatRange(0, 1, max_open=True),
@@ -41,6 +50,19 @@ FILE = click.Path(path_type=Path)
 )
 @click.option("--min-chars", type=click.IntRange(1), default=1, help="Leave shorter documents out.")
 @click.option("--tokenizer", metavar="NAME", help="Write tokens: 'bytes', a name or a local file.")
+@click.option("--chat", is_flag=True, help="Conversations: `messages`, or `prompt` and `response`.")
+@click.option(
+    "--chat-template",
+    metavar="NAME",
+    help="'plain', or the name or folder of a Hugging Face tokenizer; by default the --tokenizer.",
+)
+@click.option("--seq-length", type=click.IntRange(2), help="Of the rows that --chat is to fit in.")
+@click.option(
+    "--over-long",
+    type=click.Choice(["cut", "error"]),
+    default="cut",
+    help="What becomes of a conversation of more than --seq-length + 1 tokens.",
+)
 @click.option("--workers", type=click.IntRange(1), default=1, help="Processes that index shards.")
 @click.option("--force", is_flag=True, help="Replace the dataset at OUTPUT.")
 def prepare(
@@ -51,27 +73,33 @@ def prepare(
     shard_documents: int,
     min_chars: int,
     tokenizer: str | None,
+    chat: bool,
+    chat_template: str | None,
+    seq_length: int | None,
+    over_long: str,
     workers: int,
     force: bool,
-    **inputs,
+    **inputs: Any,
 ) -> None:
     """Write text to OUTPUT as an Energon dataset, or with --tokenizer as Megatron's token files.
 
-    One kind of input: --text, --folder, --jsonl or --hf-dataset. FILES are further files of --text
-    or --jsonl, so a shell pattern works.
+    One kind of input: --text, --folder, --jsonl, --hf-dataset or --dataset. FILES are further files
+    of --text or --jsonl, so a shell pattern works.
 
     \b
     energon-ext prepare data/books --text books/*.txt
     energon-ext prepare data/code --folder src --glob '**/*.py'
     energon-ext prepare data/web --jsonl web-*.jsonl --key content
     energon-ext prepare data/web --jsonl web-*.jsonl --tokenizer my/tokenizer.json
+    energon-ext prepare data/tokens --dataset data/books --tokenizer my/tokenizer.json
+    energon-ext prepare data/chat --chat --jsonl chat.jsonl --tokenizer NAME --seq-length 4096
 
     Token files are OUTPUT/train.bin and .idx, and the same for val; a metadataset names them as
-    `path: data/web/train`.
+    `path: data/web/train`. Those of --chat have weights, so that answers alone are trained on.
     """
     from energon_ext.cli.dataset_writer import WriteOptions, write_text_dataset
-    from energon_ext.encoders.tokenizers import load_tokenizer
 
+    encoding = _encoding(tokenizer, chat, chat_template, seq_length, over_long)
     options = WriteOptions(
         val_fraction=val,
         seed=seed,
@@ -79,9 +107,9 @@ def prepare(
         min_chars=min_chars,
         workers=workers,
         force=force,
-        tokenizer=load_tokenizer(tokenizer) if tokenizer else None,
+        encoding=encoding,
     )
-    counts = write_text_dataset(_corpus(files, **inputs), output, options)
+    counts = write_text_dataset(_corpus(files, chat=chat, **inputs), output, options)
     click.echo(summary(output, counts, tokenizer))
 
 
@@ -94,12 +122,49 @@ def summary(output: Path, counts: "DatasetCounts", tokenizer: str | None = None)
         lines.append(f"  {split:<7}{cells}")
     if counts.skipped:
         lines.append(f"  left out as too short: {counts.skipped:,}")
+    if counts.refused.count:
+        lines.append(f"  left out, not to be trained on: {counts.refused.count:,}")
+        lines.append(f"    the first: {counts.refused.first}")
     return "\n".join(lines)
+
+
+def _encoding(
+    tokenizer: str | None,
+    chat: bool,
+    chat_template: str | None,
+    seq_length: int | None,
+    over_long: str,
+) -> "Encoding | None":
+    """How documents become tokens; None where they stay text."""
+    if chat and (tokenizer is None or seq_length is None):
+        missing = "--tokenizer" if tokenizer is None else "--seq-length"
+        raise ConfigError(
+            f"--chat: {missing} is missing; conversations are written as token files with weights, "
+            f"cut to rows of --seq-length."
+        )
+    if tokenizer is None:
+        return None
+    from energon_ext.cli.token_writer import ConversationEncoding, TextEncoding
+    from energon_ext.encoders.chat import HFChatTemplate, PlainChatTemplate
+    from energon_ext.encoders.sft import SFTTaskEncoder
+    from energon_ext.encoders.tokenizers import load_tokenizer
+
+    loaded = load_tokenizer(tokenizer)
+    if not chat or seq_length is None:
+        return TextEncoding(loaded)
+    template = None
+    if chat_template is not None:
+        is_plain = chat_template == "plain"
+        template = PlainChatTemplate() if is_plain else HFChatTemplate(chat_template)
+    return ConversationEncoding(
+        SFTTaskEncoder(loaded, seq_length, chat_template=template, over_long=over_long)
+    )
 
 
 def _corpus(
     files: tuple[Path, ...],
     *,
+    chat: bool,
     text: tuple[Path, ...],
     separator: str | None,
     folder: Path | None,
@@ -110,10 +175,20 @@ def _corpus(
     hf_config: str | None,
     hf_split: str,
     hf_streaming: bool,
+    dataset: Path | None,
+    split: tuple[str, ...],
+    trusted_module: tuple[str, ...],
 ) -> "Corpus":
     from energon_ext.cli import documents
+    from energon_ext.cli.conversations import read_conversation
 
-    given = {"--text": text, "--folder": folder, "--jsonl": jsonl, "--hf-dataset": hf_dataset}
+    given = {
+        "--text": text,
+        "--folder": folder,
+        "--jsonl": jsonl,
+        "--hf-dataset": hf_dataset,
+        "--dataset": dataset,
+    }
     kinds = [option for option, value in given.items() if value]
     if len(kinds) != 1:
         raise ConfigError(
@@ -121,12 +196,22 @@ def _corpus(
         )
     if files and not (text or jsonl):
         raise ConfigError(f"{files[0]}: further files go with --text or --jsonl, not {kinds[0]}.")
+    if chat and (text or folder):
+        raise ConfigError(
+            f"--chat: {kinds[0]} holds no conversations; give --jsonl, --hf-dataset or --dataset."
+        )
     if text:
         return documents.text_files([*text, *files], separator)
     if folder:
         return documents.text_files(documents.folder_files(folder, glob), separator)
+    if dataset:
+        from energon_ext.cli.energon_documents import energon_dataset
+
+        return energon_dataset(dataset, split, chat=chat, trusted_modules=trusted_module)
+    read_row = read_conversation if chat else documents.text_under(key)
     if jsonl:
-        return documents.jsonl_files([*jsonl, *files], key)
+        return documents.jsonl_files([*jsonl, *files], read_row)
+    assert hf_dataset is not None
     return documents.hugging_face_dataset(
-        hf_dataset, config=hf_config, split=hf_split, streaming=hf_streaming, key=key
+        hf_dataset, config=hf_config, split=hf_split, streaming=hf_streaming, read_row=read_row
     )

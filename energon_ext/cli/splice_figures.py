@@ -44,7 +44,7 @@ def draw_loss_map(losses: LossMap, path: str | Path, *, most_documents: int = 6)
         panel.grid(False)
         panel.set_xlabel("offset")
         box = panel.get_position()
-        panel.set_position([box.x0 + 0.01, 0.2, box.width - 0.02, box.y1 - 0.2])
+        panel.set_position((box.x0 + 0.01, 0.2, box.width - 0.02, box.y1 - 0.2))
     axes[0].set_ylabel("start")
     figure.savefig(path, dpi=120)
 

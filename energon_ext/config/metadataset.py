@@ -3,50 +3,39 @@
 """A metadataset whose blend weights may be schedules.
 
 Everything but the weights is Energon's: references, nesting, joins, splits, subsets and preparation
-are inherited. A constant blend loads as the plain floats that stock Energon makes; a scheduled one
-carries its specs in :class:`~energon_ext.weights.ScheduledFloat`, which any TaskEncoder with
-:class:`~energon_ext.encoders.mixin.DynamicBlendMixin` understands and any other refuses.
+are inherited. Every source carries its path through the tree in a
+:class:`~energon_ext.mixture.tree.PathWeight`, which any TaskEncoder with
+:class:`~energon_ext.encoders.mixin.DynamicBlendMixin` understands. Any other takes it for the float
+that stock Energon makes of constant weights, and refuses schedules and interleaves.
 """
 
 # No `from __future__ import annotations` and no `A | B` in fields here: Energon's parser reads the
 # annotations, and knows types and typing.Union only.
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from megatron.energon import WorkerConfig
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.structs import DatasetSubset
 from megatron.energon.metadataset.loader_interface import (
     DatasetBlendMode,
-    DatasetLoaderInterface,
     LoadedDataset,
     LoadedDatasetList,
-    TraversedDatasetReference,
 )
 from megatron.energon.metadataset.metadataset_v2 import (
     BlendEpochizedDatasetReference,
     BlendEpochizedJoinDatasetReference,
-    DatasetReference,
     MetadatasetBlend,
     MetadatasetBlendEpochized,
     MetadatasetJoin,
     MetadatasetV2,
 )
 
+from energon_ext.config.references import AnyDatasetReference
 from energon_ext.config.source_key import Origin, set_origin
-from energon_ext.documents.token_file import is_token_file
-from energon_ext.documents.token_file_factory import TokenFileFactory
 from energon_ext.errors import ConfigError
-from energon_ext.mixture.choosers import NEW_SOURCES
-from energon_ext.weights import (
-    ScheduledFloat,
-    WeightGroup,
-    WeightSpec,
-    as_weight,
-    compose_weights,
-    weight_from_config,
-)
-from energon_ext.weights.compose import INTERLEAVE, is_interleaved
+from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Node, PathWeight, path_of
+from energon_ext.weights import WeightSpec, weight_from_config
 
 
 @dataclass
@@ -60,56 +49,6 @@ class ScheduledEntryMixin:
 
     weight: Any = 1.0
     max_epochs: Any = None
-
-
-@dataclass
-class TokenFileLoader(DatasetLoaderInterface):
-    """What a reference to a ``.bin``/``.idx`` pair loads."""
-
-    path: EPath
-
-    def post_initialize(self, mds_path: EPath | None = None) -> None:
-        pass
-
-    def traverse(self, mds_path: EPath | None = None, *, split_part: str, **kwargs: Any) -> list:
-        subflavors = kwargs.get("_subflavors") or {}
-        return [TraversedDatasetReference(self.path, split_part, {}, subflavors)]
-
-    def get_datasets(
-        self,
-        *,
-        training: bool,
-        worker_config: WorkerConfig,
-        subflavors: dict[str, Any] | None = None,
-        subset: DatasetSubset | None = None,
-        shuffle_over_epochs_multiplier: int | None = 1,
-        **kwargs: Any,
-    ) -> LoadedDatasetList:
-        if shuffle_over_epochs_multiplier not in (1, None):
-            raise ConfigError(
-                f"{self.path}: shuffle_over_epochs_multiplier is for webdatasets; every epoch of a "
-                f"token file has an order of its own."
-            )
-        factory = TokenFileFactory(
-            self.path,
-            training=training,
-            worker_config=worker_config,
-            subflavors=subflavors,
-            subset=subset,
-        )
-        return LoadedDatasetList(datasets=[LoadedDataset(dataset=factory)])
-
-
-@dataclass(kw_only=True)
-class AnyDatasetReference(DatasetReference):
-    """A path to anything: a prepared folder, JSONL, a metadataset, or a token file."""
-
-    def post_initialize(self, mds_path: EPath | None = None) -> None:
-        path = self._resolve_path(mds_path)
-        if is_token_file(path):
-            self._dataset = TokenFileLoader(path)
-        else:
-            super().post_initialize(mds_path)
 
 
 @dataclass(kw_only=True)
@@ -154,10 +93,9 @@ class ScheduledBlend(MetadatasetBlend):
         self, *, subset: DatasetSubset | None = None, **kwargs: Any
     ) -> LoadedDatasetList:
         subset = self._get_subset(subset)
-        group = self._group()
+        node = self._node()
         datasets: list[LoadedDataset] = []
         for index, entry in enumerate(self.blend):
-            share = group.share(index, f"{self._entry_name(index)}.weight")
             origin = Origin(self._root, self._entry_name(index), entry.max_epochs)
             inner = entry.get_datasets(subset=subset, **kwargs)
             if inner.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS:
@@ -166,18 +104,18 @@ class ScheduledBlend(MetadatasetBlend):
                     f"`{self._name}`; use `blend_epochized` on both levels, or on none."
                 )
             for loaded in inner.datasets:
-                spec = compose_weights(
-                    share,
-                    as_weight(loaded.weight),
-                    allow_nested_schedules=self.allow_nested_schedules,
-                )
-                loaded.weight = _transport(spec)
+                loaded.weight = PathWeight([(node, index), *path_of(loaded.weight)])
                 set_origin(loaded.dataset, origin)
                 datasets.append(loaded)
         return LoadedDatasetList(blend_mode=DatasetBlendMode.DATASET_WEIGHT, datasets=datasets)
 
-    def _group(self) -> WeightGroup:
-        return WeightGroup(self._specs)
+    def _node(self) -> Node:
+        return Node(
+            BLEND,
+            self._specs,
+            [f"{self._entry_name(index)}.weight" for index in range(len(self.blend))],
+            allow_nested_schedules=self.allow_nested_schedules,
+        )
 
     @property
     def _name(self) -> str:
@@ -214,8 +152,8 @@ class Interleave(ScheduledBlend):
             )
         super().post_initialize(mds_path)
 
-    def _group(self) -> WeightGroup:
-        return WeightGroup(self._specs, rule=INTERLEAVE, new_source=self.new_source)
+    def _node(self) -> Node:
+        return dataclasses.replace(super()._node(), rule=INTERLEAVE, new_source=self.new_source)
 
     @property
     def _name(self) -> str:
@@ -256,12 +194,6 @@ def _check_max_epochs(value: Any, entry: str) -> None:
         )
 
 
-def _transport(spec: WeightSpec) -> float:
-    """A plain float where stock Energon would have one, else one that carries the spec."""
-    plain = not spec.knots() and spec.evaluate(0) > 0 and not is_interleaved(spec)
-    return spec.evaluate(0) if plain else ScheduledFloat(spec)
-
-
 @dataclass(kw_only=True)
 class ScheduledMetadataset(MetadatasetV2):
     """The YAML class: ``__module__: energon_ext``, ``__class__: ScheduledMetadataset``.
@@ -290,4 +222,7 @@ class ScheduledMetadataset(MetadatasetV2):
         loaded = super().get_datasets(split_part=split_part, **kwargs)
         for dataset in loaded.datasets:
             set_origin(dataset.dataset, Origin(self.path.parent, f"{self.path}: {split_part}"))
+            outermost = path_of(dataset.weight)[:1]
+            if outermost and isinstance(outermost[0], tuple):
+                outermost[0][0].location = f"{self.path}:{split_part}"
         return loaded

@@ -23,6 +23,10 @@ from megatron.energon.eyaml import load_yaml_json
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
+from energon_ext.documents.permutation import stable_hash
+from energon_ext.mixture.tree import Tree
+from energon_ext.state.match import SourceNames
+
 #: Where a metadataset leaves its word on a dataset factory, for the TaskEncoder to read.
 _ORIGIN_ATTRIBUTE = "_energon_ext_origin"
 
@@ -115,19 +119,42 @@ def source_keys(factories: Sequence[BaseCoreDatasetFactory], portable: bool = Tr
     return keys
 
 
-def source_identities(factories: Sequence[BaseCoreDatasetFactory]) -> list[str]:
-    """Like keys, with absolute paths: what stays when a metadataset moves to another folder."""
-    return source_keys(factories, portable=False)
+def source_names(factories: Sequence[BaseCoreDatasetFactory]) -> list[SourceNames]:
+    """By which the state of each source is found when the metadataset or the data has moved."""
+    keys = source_keys(factories)
+    absolute = source_keys(factories, portable=False)
+    return [
+        SourceNames(identity, shuffle_key(key, factory))
+        for key, identity, factory in zip(keys, absolute, factories)
+    ]
 
 
-def order_name(key: str, factory: BaseCoreDatasetFactory) -> str:
-    """The part of a key that names the order in which a source is read: its path left out.
+def shuffle_key(key: str, factory: BaseCoreDatasetFactory) -> str:
+    """The part of a key that names the order in which a source is read: its folders left out.
 
     So the order stays when the metadataset, or all the data, moves to another folder. A dataset
     that is listed twice is still read in two orders.
     """
     path = _key_of(factory).path
     return "+".join(part.rsplit("/", 1)[-1] for part in path.split("+")) + key[len(path) :]
+
+
+def name_nodes(tree: Tree, factories: Sequence[BaseCoreDatasetFactory]) -> None:
+    """Name the nodes of a tree by the metadatasets they stand in, as sources are named.
+
+    The outermost node has no name: it is the same one wherever its file lies.
+    """
+    origin = get_origin(factories[0])
+    root = origin.root if origin else None
+    seen: dict[str, int] = {}
+    for number, node in enumerate(tree.nodes()):
+        if not node.location or number == 0:
+            node.identity = node.location
+            continue
+        path, _, split = node.location.rpartition(":")
+        seen[node.location] = repetition = seen.get(node.location, 0) + 1
+        node.name = str(SourceKey(_portable(path, root), split, repetition=repetition))
+        node.identity = str(SourceKey(path, split, repetition=repetition))
 
 
 def display_names(keys: Sequence[str]) -> dict[str, str]:
@@ -149,11 +176,6 @@ def display_names(keys: Sequence[str]) -> dict[str, str]:
         if len(set(names.values())) == len(keys):
             break
     return names
-
-
-def stable_hash(text: str) -> int:
-    """A 63-bit hash that is the same in every process and on every machine."""
-    return int.from_bytes(hashlib.sha1(text.encode("utf-8")).digest()[:8], "big") >> 1
 
 
 def worker_config_for(worker_config: WorkerConfig, key: str) -> WorkerConfig:

@@ -76,7 +76,7 @@ class KeyedPermutation:
         if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < self.size:
             raise IndexError(f"indices of a permutation of {self.size} reach out of it")
         if self._table is not None:
-            return self._table[indices.astype(np.int64)]
+            return self._table[indices.astype(np.int64)].astype(np.int64)
         mapped = self._pass(indices.astype(np.uint64).reshape(-1))
         outside = np.flatnonzero(mapped >= self.size)
         while outside.size:
@@ -107,7 +107,7 @@ class KeyedPermutation:
         hashes = np.arange(self.size, dtype=np.uint64)
         for round_key in self._round_keys:
             hashes = _mix(hashes, round_key)
-        return np.argsort(hashes, kind="stable")
+        return np.argsort(hashes, kind="stable").astype(np.uint16)  # a thousand sources keep one
 
 
 def keyed_draws(indices: np.ndarray, bounds: np.ndarray, key: str | int) -> np.ndarray:
@@ -128,6 +128,11 @@ def keyed_draws(indices: np.ndarray, bounds: np.ndarray, key: str | int) -> np.n
     keys = _round_keys(key)
     hashes = _mix(_mix(indices.astype(np.uint64), keys[0]), keys[1])
     return ((hashes >> _HALF) * bounds.astype(np.uint64) >> _HALF).astype(np.int64)
+
+
+def stable_hash(text: str) -> int:
+    """A 63-bit hash that is the same in every process and on every machine."""
+    return int.from_bytes(hashlib.sha1(text.encode("utf-8")).digest()[:8], "big") >> 1
 
 
 def _round_keys(key: str | int) -> np.ndarray:

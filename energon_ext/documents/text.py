@@ -14,7 +14,7 @@ from megatron.energon.state import FlexState
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
 from energon_ext.batch.rows import Row
-from energon_ext.packing import Packer, RowPlan
+from energon_ext.packing import Packer, PackPlan, Pieces
 
 
 @edataclass
@@ -33,13 +33,15 @@ class Document(Sample):
 class PackedRows(BaseWrapperDataset[Document, Row]):
     """Packs the documents of one source.
 
-    State: the packer's, with a restore key for each document it holds. Those documents are read
-    again after a restore, and nothing else is.
+    State: a restore key for each document of which tokens are still to come, and the rows that are
+    planned of them. Those documents are read again after a restore, and nothing else is.
 
     Args:
         documents: a dataset of :class:`Document` that can restore samples.
         source: key of the source, written on every row.
-        packer: decides which pieces make a row.
+        packer: makes rows of documents.
+        buffer_docs: documents that are packed together.
+        may_go_on: whether ``documents``, once at their end, may have more after a resume.
     """
 
     def __init__(
@@ -48,18 +50,25 @@ class PackedRows(BaseWrapperDataset[Document, Row]):
         *,
         source: str,
         packer: Packer,
+        buffer_docs: int,
+        may_go_on: bool = False,
         worker_config: WorkerConfig,
     ):
         super().__init__(documents, worker_config=worker_config)
         self._source = source
         self._packer = packer
-        self._empty_packer_state = packer.save_state()
+        self._buffer_docs = buffer_docs
+        self._may_go_on = may_go_on
         self.reset_state_own()
 
     def reset_state_own(self) -> None:
-        self._packer.restore_state(self._empty_packer_state, [])
+        self._held: dict[int, Document] = {}  # those of the plan, by a number of our own
+        self._next_number = 0
+        self._plan = PackPlan.none()
+        self._next_row = 0
+        self._rows_before = 0
+        self._has_ended = False
         self._pending: FlexState | None = None
-        self._source_ended = False
 
     def len_worker(self, worker_idx: int | None = None) -> int:
         return self.dataset.len_worker(worker_idx)
@@ -67,57 +76,104 @@ class PackedRows(BaseWrapperDataset[Document, Row]):
     def __iter__(self) -> Iterator[Row]:
         self._read_held_documents()
         documents = iter(self.dataset)
-        while not self._source_ended:
-            while (plan := self._packer.pop()) is not None:
-                yield self._row(plan)
+        while True:
+            while self._next_row < len(self._plan):
+                self._next_row += 1
+                yield self._row(self._next_row - 1)
+            if self._has_ended and not self._may_go_on:
+                break
+            carried, rows_before = self._plan.carried, self._rows_before + len(self._plan)
+            new = self._read(documents, carried)
+            if not len(new) and not len(carried):
+                break
+            self._plan = self._packer.plan(
+                carried, new, rows_before=rows_before, last=self._has_ended
+            )
+            self._rows_before, self._next_row = rows_before, 0
+            needed = np.unique(np.concatenate([p.documents for p in self._plan.parts()])).tolist()
+            self._held = {number: self._held[number] for number in needed}
+        self.reset_state_own()
+
+    def _read(self, documents: Iterator[Document], carried: Pieces) -> Pieces:
+        """Documents that fill the buffer, as pieces."""
+        count = len(np.unique(carried.documents))
+        tokens = int((carried.stops - carried.starts).sum())
+        first, lengths = self._next_number, []
+        self._has_ended = False
+        while not self._packer.is_enough(count, tokens, self._buffer_docs):
             document = next(documents, None)
             if document is None:
-                self._source_ended = True
-            else:
-                self._packer.add(document, len(document.tokens))
-        for plan in self._packer.flush():
-            yield self._row(plan)
-        self._source_ended = False
+                self._has_ended = True
+                break
+            self._held[self._next_number] = document
+            self._next_number += 1
+            lengths.append(len(document.tokens))
+            count, tokens = count + 1, tokens + lengths[-1]
+        numbers = np.arange(first, self._next_number)
+        return Pieces.whole(numbers, np.zeros_like(numbers), np.array(lengths, np.int64))
 
-    def _row(self, plan: RowPlan) -> Row:
-        pieces = plan.pieces
-        slices = [piece.document.tokens[piece.start : piece.stop] for piece in pieces]
-        label_weights = None
-        if any(piece.document.label_weights is not None for piece in pieces):
-            label_weights = [
-                weights if weights is None else weights[piece.start : piece.stop]
-                for piece in pieces
-                for weights in (piece.document.label_weights,)
-            ]
+    def _row(self, number: int) -> Row:
+        plan = self._plan
+        begin = int(plan.ends[number - 1]) if number else 0
+        slices, weights = [], []
+        for document, start, stop in plan.pieces[begin : int(plan.ends[number])].ranges():
+            held = self._held[document]
+            slices.append(held.tokens[start:stop])
+            weights.append(None if held.label_weights is None else held.label_weights[start:stop])
         return Row(
             slices,
             source=self._source,
-            documents=plan.documents,
-            label_weights=label_weights,
-            num_tokens=min(sum(map(len, slices)), self._packer.row_length),
+            documents=int(plan.documents[number]),
+            label_weights=None if all(each is None for each in weights) else weights,
+            num_tokens=int(plan.tokens[number]),
         )
 
-    def _read_held_documents(self) -> None:
-        if self._pending is not None:
-            held = [self.dataset.restore_sample(key) for key in self._pending["held"]]
-            self._packer.restore_state(self._pending["packer"], held)
-            self._pending = None
+    # State --------------------------------------------------------------------------------------
 
     def save_state(self) -> FlexState:
-        packing = self._pending
-        if packing is None:
-            held = self._packer.held_documents()
-            packing = FlexState(
-                packer=self._packer.save_state(),
-                held=[document.__restore_key__ for document in held],
-            )
-        return FlexState(**super().save_state(), packing=packing, source_ended=self._source_ended)
+        packing = self._packing_state() if self._pending is None else self._pending
+        return FlexState(**super().save_state(), packing=packing)
+
+    def _packing_state(self) -> FlexState:
+        plan, next_row = self._plan, self._next_row
+        begin = int(plan.ends[next_row - 1]) if next_row else 0
+        left = plan.pieces[begin:], plan.carried
+        numbers = np.unique(np.concatenate([pieces.documents for pieces in left]))
+        rows = (plan.ends[next_row:] - begin, plan.tokens[next_row:], plan.documents[next_row:])
+        return FlexState(
+            held=[self._held[number].__restore_key__ for number in numbers.tolist()],
+            pieces=[
+                [
+                    [index, start, stop]
+                    for index, (_, start, stop) in zip(
+                        np.searchsorted(numbers, pieces.documents).tolist(), pieces.ranges()
+                    )
+                ]
+                for pieces in left
+            ],
+            rows=np.stack(rows, axis=1).tolist(),
+            rows_before=self._rows_before + next_row,
+            has_ended=self._has_ended,
+        )
 
     def restore_state(self, state: FlexState) -> None:
         super().restore_state(state)
+        self.reset_state_own()
         # Reading needs an active worker, which there is only while iterating.
         self._pending = state["packing"]
-        self._source_ended = state["source_ended"]
+
+    def _read_held_documents(self) -> None:
+        if self._pending is None:
+            return
+        state, self._pending = self._pending, None
+        documents = [self.dataset.restore_sample(key) for key in state["held"]]
+        self._held = dict(enumerate(documents))
+        self._next_number = len(documents)
+        lengths = np.array([len(document.tokens) for document in documents], np.int64)
+        pieces, carried = (Pieces.of_ranges(ranges, lengths) for ranges in state["pieces"])
+        rows = np.array(state["rows"], np.int64).reshape(-1, 3).T
+        self._plan = PackPlan(pieces, *rows, carried=carried)
+        self._rows_before, self._has_ended = state["rows_before"], state["has_ended"]
 
     def can_restore_sample(self) -> bool:
         return False
@@ -129,6 +185,6 @@ class PackedRows(BaseWrapperDataset[Document, Row]):
         return {
             "type": type(self).__qualname__,
             "packer": type(self._packer).__qualname__,
-            "row_length": self._packer.row_length,
+            "seq_len": self._packer.seq_len,
             "dataset": self.dataset.config(),
         }

@@ -71,7 +71,7 @@ class HFChatTemplate(ChatTemplate):
     writes_special_tokens = True
 
     def __init__(self, name_or_path: str | Path | Any):
-        self._tokenizer = name_or_path
+        self._tokenizer: Any = name_or_path
         if isinstance(name_or_path, (str, Path)):
             self._tokenizer = load_transformers_tokenizer(str(name_or_path))
         if not getattr(self._tokenizer, "chat_template", None):

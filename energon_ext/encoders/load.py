@@ -8,8 +8,11 @@ as Energon is: it runs what a YAML file names. The functions here look at all of
 
 from __future__ import annotations
 
+import copy
+import difflib
+import inspect
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any, Callable, Iterable, Mapping
 
 import megatron.energon
 from megatron.energon import TaskEncoder, WorkerConfig
@@ -17,9 +20,16 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
 from megatron.energon.metadataset.loader import load_dataset
 
-from energon_ext.config.source_key import order_name, source_identities, source_keys
+from energon_ext.arguments import check_integer
+from energon_ext.config.source_key import source_keys, source_names
 from energon_ext.config.yaml_check import YamlChecker
-from energon_ext.encoders.mixin import check_virtual_epoch
+from energon_ext.encoders.mixin import DynamicBlendMixin, check_virtual_epoch
+from energon_ext.errors import ConfigError
+from energon_ext.state.match import SourceNames
+
+#: What Energon takes beside its named arguments (7.4.1, ``task_encoder/loader.py``).
+_FURTHER_OPTIONS = ("dataset_config", "split_config", "auto_decode", "image_decode", "av_decode")
+_FURTHER_OPTIONS += ("ignore_decoder_errors", "video_decode_audio", "handler")
 
 
 def get_train_dataset(
@@ -28,6 +38,7 @@ def get_train_dataset(
     worker_config: WorkerConfig,
     batch_size: int | None,
     task_encoder: TaskEncoder,
+    rows_per_step: int | None = None,
     split_part: str = "train",
     shuffle_buffer_size: int | None = None,
     max_samples_per_sequence: int | None = None,
@@ -36,7 +47,7 @@ def get_train_dataset(
     allow_dataset_code: bool = False,
     **options: Any,
 ) -> SavableDataset:
-    """A training dataset, ready for ``megatron.energon.get_savable_loader``.
+    """A training dataset, ready for :class:`energon_ext.ExactDataLoader`.
 
     Args:
         path: metadataset YAML, prepared folder or JSONL file.
@@ -44,6 +55,8 @@ def get_train_dataset(
         batch_size: rows or samples per batch of one rank.
         task_encoder: a :class:`~energon_ext.PackedTaskEncoder`, or any with
             :class:`~energon_ext.DynamicBlendMixin`.
+        rows_per_step: rows of a global batch, a multiple of ``batch_size`` x ranks, and that by
+            default. Runs with as many read the same rows in every step, on any ranks and workers.
         trusted_modules: modules whose classes and functions a YAML file may name.
         allow_dataset_code: whether dataset folders may bring Python loaders.
         **options: everything else that Energon's ``get_train_dataset`` takes.
@@ -51,47 +64,22 @@ def get_train_dataset(
     Raises:
         ConfigError: something in the YAML, in a folder or in the arguments is wrong.
     """
+    _check_options("get_train_dataset", get_train_dataset, options)
+    if batch_size is not None:
+        check_integer("get_train_dataset: batch_size", batch_size, 1)
     check_virtual_epoch(virtual_epoch_length, worker_config)
-    checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
-    checker.check(EPath(path), split_part)
+    _check_yaml(path, split_part, trusted_modules, allow_dataset_code)
     return megatron.energon.get_train_dataset(
         path,
         worker_config=worker_config,
         batch_size=batch_size,
-        task_encoder=task_encoder,
+        task_encoder=_with_rows_per_step(task_encoder, rows_per_step),
         split_part=split_part,
         shuffle_buffer_size=shuffle_buffer_size,
         max_samples_per_sequence=max_samples_per_sequence,
         virtual_epoch_length=virtual_epoch_length,
         **options,
     )
-
-
-def source_names(
-    path: str | Path | EPath,
-    *,
-    split_part: str = "train",
-    trusted_modules: Iterable[str] = (),
-    allow_dataset_code: bool = False,
-) -> dict[str, tuple[str, str]]:
-    """The sources of a metadataset, without a TaskEncoder.
-
-    Args, Raises: as :func:`get_train_dataset`.
-
-    Returns:
-        Key -> its identity and order name, see :func:`energon_ext.state.match.match_sources`.
-    """
-    checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
-    checker.check(EPath(path), split_part)
-    loaded = load_dataset(EPath(path)).get_datasets(
-        training=True,
-        split_part=split_part,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-    )
-    factories = [dataset.dataset for dataset in loaded.datasets]
-    keys = source_keys(factories)
-    orders = map(order_name, keys, factories)
-    return dict(zip(keys, zip(source_identities(factories), orders)))
 
 
 def get_val_datasets(
@@ -109,8 +97,9 @@ def get_val_datasets(
 
     Args, Raises: as :func:`get_train_dataset`.
     """
-    checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
-    checker.check(EPath(path), split_part)
+    _check_options("get_val_datasets", get_val_datasets, options)
+    check_integer("get_val_datasets: batch_size", batch_size, 1)
+    _check_yaml(path, split_part, trusted_modules, allow_dataset_code)
     return megatron.energon.get_val_datasets(
         path,
         worker_config=worker_config,
@@ -119,3 +108,59 @@ def get_val_datasets(
         split_part=split_part,
         **options,
     )
+
+
+def names_of_sources(
+    path: str | Path | EPath,
+    *,
+    split_part: str = "train",
+    trusted_modules: Iterable[str] = (),
+    allow_dataset_code: bool = False,
+) -> dict[str, SourceNames]:
+    """The sources of a metadataset, without a TaskEncoder: by key, what their state is found by.
+
+    Args, Raises: as :func:`get_train_dataset`.
+    """
+    _check_yaml(path, split_part, trusted_modules, allow_dataset_code)
+    loaded = load_dataset(EPath(path)).get_datasets(
+        training=True,
+        split_part=split_part,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+    )
+    factories = [dataset.dataset for dataset in loaded.datasets]
+    return dict(zip(source_keys(factories), source_names(factories)))
+
+
+def _check_yaml(
+    path: str | Path | EPath,
+    split_part: str,
+    trusted_modules: Iterable[str],
+    allow_dataset_code: bool,
+) -> None:
+    checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
+    checker.check(EPath(path), split_part)
+
+
+def _with_rows_per_step(task_encoder: TaskEncoder, rows_per_step: int | None) -> TaskEncoder:
+    if rows_per_step is None:
+        return task_encoder
+    check_integer("get_train_dataset: rows_per_step", rows_per_step, 1)
+    if not isinstance(task_encoder, DynamicBlendMixin):
+        raise ConfigError(
+            f"rows_per_step: {rows_per_step} found, but a {type(task_encoder).__name__} plans no "
+            f"steps; put energon_ext.DynamicBlendMixin first among its base classes."
+        )
+    bound = copy.copy(task_encoder)
+    bound.rows_per_step = rows_per_step
+    return bound
+
+
+def _check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Refuse options that nobody knows, which Energon would swallow."""
+    stock = getattr(megatron.energon, name)
+    known = {*inspect.signature(stock).parameters, *inspect.signature(function).parameters}
+    known = {*known, *_FURTHER_OPTIONS} - {"kwargs", "options"}
+    for option in options:
+        if option not in known:
+            near = difflib.get_close_matches(option, known, n=3) or sorted(known)
+            raise ConfigError(f"{name}: no option {option!r}; did you mean {' or '.join(near)}?")

@@ -9,6 +9,7 @@ factory builds our blend over the real sources, so the stock code never comes to
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from dataclasses import dataclass
@@ -23,31 +24,36 @@ from energon_ext.config.source_key import (
     get_origin,
     global_workers,
     max_epochs_of,
-    order_name,
-    source_identities,
+    name_nodes,
+    shuffle_key,
     source_keys,
-    stable_hash,
+    source_names,
     worker_config_for,
 )
+from energon_ext.documents.permutation import stable_hash
 from energon_ext.documents.tar_memory import forget_read_members
 from energon_ext.errors import ConfigError
-from energon_ext.mixture.checks import check_blend
-from energon_ext.mixture.choice import ChoiceDataset, Source
-from energon_ext.weights import (
-    ConstantWeight,
-    ScheduleAxis,
-    as_weight,
+from energon_ext.mixture.checks import check_mixture
+from energon_ext.mixture.tree import BLEND, INTERLEAVE, PathStep, Tree, blend_of, path_of, tree_of
+from energon_ext.plan.dataset import (
+    BlendedDataset,
+    DynamicBlendDataset,
+    LeastConsumedDataset,
+    Source,
 )
+from energon_ext.plan.deal import Topology
+from energon_ext.plan.step import RowSource
+from energon_ext.weights import ConstantWeight, ScheduleAxis
 
 logger = logging.getLogger(__name__)
 
-#: ``(loaded dataset, its key) -> the dataset of that source``
-SourceBuilder = Callable[[LoadedDataset, str], SavableDataset]
+#: ``(loaded dataset, its key) -> what that source yields``
+SourceBuilder = Callable[[LoadedDataset, str], SavableDataset | RowSource]
 
 
 @dataclass(frozen=True)
 class ScheduleLag:
-    """Batches of a rank by which the effect of a weight trails its knot.
+    """Batches of a rank by which the effect of a weight trails its breakpoint.
 
     Attributes:
         packing_batches: samples wait for so long in the packing buffer, if each becomes one packed
@@ -89,32 +95,35 @@ class SourcesFactory(BaseCoreDatasetFactory):
 class DynamicBlendMixin:
     """Teaches any TaskEncoder scheduled weights and a state that belongs to the sources.
 
-    Put it first among the base classes. Energon's own order stays: choose, shuffle, encode, pack,
-    batch. With a shuffle or packing buffer, samples chosen under old weights are still in it when a
-    weight changes; :class:`~energon_ext.PackedTaskEncoder` chooses last and has no such lag.
+    Put it first among the base classes. Energon's own order stays: draw, shuffle, encode, pack,
+    batch. With a shuffle or packing buffer, samples drawn under old weights are still in it when a
+    weight changes; :class:`~energon_ext.PackedTaskEncoder` draws last and has no such lag.
 
     Attributes:
-        schedule_axis: what the knots of the schedules count; batches of a rank by default. The
-            launch script sets it, since it knows micro-batches and ranks.
+        schedule_axis: what the breakpoints of the schedules count; steps by default.
 
     Example:
         >>> from megatron.energon import DefaultTaskEncoder
         >>> class MyEncoder(DynamicBlendMixin, DefaultTaskEncoder):
         ...     pass
         >>> encoder = MyEncoder()
-        >>> encoder.schedule_axis = ScheduleAxis.steps(batches_per_step=8)
+        >>> encoder.schedule_axis = ScheduleAxis("batches")
     """
 
     schedule_axis: ScheduleAxis = ScheduleAxis()
 
-    #: Tokens of a sample that the choice hands out, where all have about as many; else 0.
+    #: Positions of a row that the blend hands out, where all have as many; else 0.
     tokens_per_sample: int = 0
+
+    #: Rows of a global batch; one batch of each rank where it is None.
+    rows_per_step: int | None = None
 
     def build_train_datasets(
         self,
         *,
         datasets: list[LoadedDataset],
         worker_config: WorkerConfig,
+        batch_size: int | None = None,
         blend_mode: DatasetBlendMode = DatasetBlendMode.NONE,
         repeat: bool = True,
         virtual_epoch_length: int = 0,
@@ -123,20 +132,26 @@ class DynamicBlendMixin:
         """Energon's method, with the sources replaced by one blend of ours."""
         check_virtual_epoch(virtual_epoch_length, worker_config)
         if not repeat:
-            check_uncapped(datasets)
-        self._report_lag(datasets, worker_config, stages)
+            check_unlimited(datasets)
+        self._report_lag(datasets, worker_config, batch_size, stages)
         epochized = blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
+        repeats_sources = repeat and not epochized
         sources = collapse_sources(
             datasets,
             lambda loaded, key: self.build_source(
-                loaded, key, worker_config=worker_config, repeat=repeat and not epochized
+                loaded, key, worker_config=worker_config, repeat=repeats_sources
             ),
-            self.build_blend,
-            worker_config=worker_config,
+            functools.partial(
+                self.build_blend,
+                topology=Topology.of(worker_config, batch_size, self.rows_per_step),
+                restarts=not repeats_sources,
+                worker_config=worker_config,
+            ),
         )
         return super().build_train_datasets(
             datasets=[sources],
             worker_config=worker_config,
+            batch_size=batch_size,
             blend_mode=DatasetBlendMode.NONE,
             # Sources of a plain blend repeat one by one; an epochized blend repeats as a whole.
             repeat=repeat and epochized,
@@ -146,31 +161,35 @@ class DynamicBlendMixin:
 
     def build_source(
         self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
-    ) -> SavableDataset:
-        """The samples of one source, before the choice. Override to add stages per source."""
+    ) -> SavableDataset | RowSource:
+        """The samples of one source, before the draw. Override to add stages per source."""
         dataset = load_source(self, loaded, key, worker_config)
         if not repeat and (loaded.repetitions or 1) == 1:
             return dataset
-        cap = max_epochs_of(loaded.dataset)
+        limit = max_epochs_of(loaded.dataset)
         return RepeatDataset(
             dataset,
-            repeats=cap if repeat else loaded.repetitions,
-            # A source that has reached its cap stays at its end, also over a save.
-            restart=not repeat or cap is None,
+            repeats=limit if repeat else loaded.repetitions,
+            # A source that has reached its limit stays at its end, also over a save.
+            restart=not repeat or limit is None,
             worker_config=dataset.worker_config,
         )
 
     def build_blend(
-        self, sources: Sequence[Source], *, worker_config: WorkerConfig
-    ) -> ChoiceDataset:
-        """The choice among the sources."""
-        check_blend(sources, self.schedule_axis, worker_config)
-        return ChoiceDataset(
+        self, sources: Sequence[Source], tree: Tree, *, worker_config: WorkerConfig, **options: Any
+    ) -> BlendedDataset:
+        """The draw among the sources."""
+        max_epochs = {source.key: source.max_epochs for source in sources}
+        check_mixture(tree, self.schedule_axis, max_epochs, absent_sources(sources, worker_config))
+        blend_class = LeastConsumedDataset if tree.node.rule == INTERLEAVE else DynamicBlendDataset
+        return blend_class(
             sources,
+            tree=tree,
             axis=self.schedule_axis,
-            sample_tokens=self.tokens_per_sample,
+            row_tokens=self.tokens_per_sample,
             worker_config=worker_config,
             fingerprint=self.state_fingerprint(),
+            **options,
         )
 
     def state_fingerprint(self) -> dict[str, Any]:
@@ -186,7 +205,7 @@ class DynamicBlendMixin:
         num_workers: int = 0,
         samples_per_pack: float = 1.0,
     ) -> ScheduleLag:
-        """How many batches after a knot old samples still come, with buffers behind the choice."""
+        """How many batches after a breakpoint old samples come, with buffers behind the draw."""
         samples_per_batch = (batch_size or 1) * samples_per_pack
         batches_per_sample = max(1, num_workers) / samples_per_batch
         return ScheduleLag(
@@ -198,20 +217,28 @@ class DynamicBlendMixin:
         )
 
     def _report_lag(
-        self, datasets: list[LoadedDataset], worker_config: WorkerConfig, stages: dict[str, Any]
+        self,
+        datasets: list[LoadedDataset],
+        worker_config: WorkerConfig,
+        batch_size: int | None,
+        stages: dict[str, Any],
     ) -> None:
-        scheduled = any(as_weight(loaded.weight).is_scheduled for loaded in datasets)
+        scheduled = any(
+            isinstance(step, tuple) and step[0].weights[step[1]].is_scheduled
+            for loaded in datasets
+            for step in path_of(loaded.weight)
+        )
         lag = self.schedule_lag(
-            batch_size=stages.get("batch_size"),
+            batch_size=batch_size,
             shuffle_buffer_size=stages.get("shuffle_buffer_size"),
             packing_buffer_size=stages.get("packing_buffer_size"),
             num_workers=worker_config.num_workers,
         )
         if scheduled and (lag.packing_batches or lag.shuffle_batches):
             logger.info(
-                "Weights act on the choice, and buffers lie behind it: a step shows about %d "
-                "batches later (packing buffer; a schedule_axis with lookahead_batches makes up "
-                "for it), and 99%% of the samples in the shuffle buffer are gone after %d more. "
+                "Weights act on the draw, and buffers lie behind it: a breakpoint shows about %d "
+                "batches later (packing buffer; a schedule_axis with lookahead makes up for it), "
+                "and 99%% of the samples in the shuffle buffer are gone after %d more. "
                 "PackedTaskEncoder has no such lag.",
                 lag.packing_batches,
                 lag.shuffle_batches,
@@ -226,7 +253,7 @@ def load_source(
     Which worker gets the odd sample out rotates with its name, so that it depends neither on the
     order of the sources nor on their number.
     """
-    name = order_name(key, loaded.dataset)
+    name = shuffle_key(key, loaded.dataset)
     own_config = worker_config_for(worker_config, name)
     # Energon built the factory for all sources alike; random numbers come from its configuration.
     loaded.dataset.worker_config = own_config
@@ -239,11 +266,14 @@ def load_source(
 def collapse_sources(
     datasets: Sequence[LoadedDataset],
     build_source: SourceBuilder,
-    build_blend: Callable[..., SavableDataset],
+    build_blend: Callable[[Sequence[Source], Tree], SavableDataset],
     *,
-    worker_config: WorkerConfig,
+    rule: str = BLEND,
 ) -> LoadedDataset:
     """Many loaded datasets as one whose factory builds the blend.
+
+    Args:
+        rule: of datasets that no metadataset of ours has blended.
 
     Raises:
         ConfigError: no dataset, or one without a sample.
@@ -251,7 +281,7 @@ def collapse_sources(
     if not datasets:
         raise ConfigError("The metadataset names no source; list at least one.")
     factories = [loaded.dataset for loaded in datasets]
-    keys, identities = source_keys(factories), source_identities(factories)
+    keys, names = source_keys(factories), source_names(factories)
     for key, loaded in zip(keys, datasets):
         if len(loaded.dataset) == 0:
             origin = get_origin(loaded.dataset)
@@ -264,29 +294,46 @@ def collapse_sources(
         sources = [
             Source(
                 key=key,
-                dataset=build_source(loaded, key),
-                weight=_weight_of(loaded),
+                rows=build_source(loaded, key),
                 documents=len(loaded.dataset),
                 max_epochs=max_epochs_of(loaded.dataset),
-                identity=identity,
-                order=order_name(key, loaded.dataset),
+                names=own_names,
             )
-            for key, identity, loaded in zip(keys, identities, datasets)
+            for key, own_names, loaded in zip(keys, names, datasets)
         ]
-        return build_blend(sources, worker_config=worker_config)
+        if rule == BLEND:
+            tree = tree_of([(key, _path(loaded)) for key, loaded in zip(keys, datasets)])
+            name_nodes(tree, factories)
+        else:
+            tree = blend_of({key: ConstantWeight(1.0) for key in keys}, rule)
+        return build_blend(sources, tree)
 
     return LoadedDataset(
         dataset=SourcesFactory(sum(len(loaded.dataset) for loaded in datasets), build)
     )
 
 
-def check_uncapped(datasets: Sequence[LoadedDataset]) -> None:
-    """Refuse a cap on the epochs of a source where every source is read once anyway."""
+def absent_sources(sources: Sequence[Source], worker_config: WorkerConfig) -> dict[str, list[str]]:
+    """For each worker of this rank that has no sample of some streamed source: of which."""
+    absent = {}
+    for worker in range(max(1, worker_config.num_workers)):
+        missing = [
+            source.key
+            for source in sources
+            if isinstance(source.rows, SavableDataset) and not source.rows.len_worker(worker)
+        ]
+        if missing:
+            absent[f"worker {worker} of rank {worker_config.rank}"] = missing
+    return absent
+
+
+def check_unlimited(datasets: Sequence[LoadedDataset]) -> None:
+    """Refuse a limit on the epochs of a source where every source is read once anyway."""
     for loaded in datasets:
-        cap = max_epochs_of(loaded.dataset)
-        if cap is not None:
+        limit = max_epochs_of(loaded.dataset)
+        if limit is not None:
             raise ConfigError(
-                f"{get_origin(loaded.dataset).where}.max_epochs: {cap} with repeat=False, which "
+                f"{get_origin(loaded.dataset).where}.max_epochs: {limit} with repeat=False, which "
                 f"reads every source once; leave out one of the two."
             )
 
@@ -301,7 +348,7 @@ def check_virtual_epoch(virtual_epoch_length: int, worker_config: WorkerConfig) 
         )
 
 
-def _weight_of(loaded: LoadedDataset):
+def _path(loaded: LoadedDataset) -> Sequence[PathStep]:
     if loaded.repetitions is not None:
-        return ConstantWeight(len(loaded.dataset) * loaded.repetitions)
-    return as_weight(loaded.weight)
+        return (float(len(loaded.dataset) * loaded.repetitions),)
+    return path_of(loaded.weight)

@@ -1,15 +1,15 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Text to packed batches, choosing last.
+"""Text to packed batches, drawing last.
 
-Each source is loaded, repeated, tokenized, shuffled and packed on its own; the blend then chooses
-among finished rows. A weight that changes at batch 1500 therefore changes batch 1500, a weight is a
-share of tokens, and every row has one source.
+Each source is packed on its own; the blend then draws among finished rows. A weight that changes at
+step 1500 therefore changes step 1500, a weight is a share of tokens, and every row has one source.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any, Sequence
 
 from megatron.energon import Cooker, TaskEncoder, TextSample, WorkerConfig, stateless
@@ -17,35 +17,34 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
 from megatron.energon.task_encoder.cooking import basic_sample_keys
-from megatron.energon.wrappers.concat_dataset import ConcatDataset
 from megatron.energon.wrappers.map_dataset import MapDataset
 from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
+from energon_ext.arguments import check_integer
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
 from energon_ext.batch.slots import BatchSlots
-from energon_ext.config.source_key import max_epochs_of
+from energon_ext.config.references import TokenFileFactory
+from energon_ext.config.source_key import max_epochs_of, shuffle_key
+from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.text import Document, PackedRows
-from energon_ext.documents.token_file_factory import TokenFileFactory
 from energon_ext.encoders.mixin import DynamicBlendMixin, collapse_sources
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.mixture.choice import ChoiceDataset, Source
-from energon_ext.packing import (
-    BinPacker,
-    BinPlanner,
-    Packer,
-    Planner,
-    SequentialPacker,
-    SequentialPlanner,
-)
-from energon_ext.packing.packers import DEFAULT_CARRY
+from energon_ext.mixture.tree import IN_ORDER, Tree
+from energon_ext.packing import BestFitPacker, Packer, SequentialPacker
+from energon_ext.packing.best_fit import DEFAULT_CARRY
+from energon_ext.plan.dataset import BlendedDataset, Source
+from energon_ext.plan.deal import Topology
+from energon_ext.plan.rows import PlannedRows
+from energon_ext.plan.step import RowSource
 
 PACKINGS = ("bin", "sequential")
 
-#: Documents of a token file that are packed together, unless ``packing_buffer_docs`` is more.
-TOKEN_FILE_BUFFER_DOCS = 4096
+#: Documents of a planned source that are packed together, unless ``packing_buffer_docs`` is more:
+#: so many in all, and at least and at most so many of one source.
+PLANNED_BUFFERS_DOCS, LEAST_PLANNED_BUFFER_DOCS, MOST_PLANNED_BUFFER_DOCS = 2**17, 512, 4096
 
 
 @stateless
@@ -88,8 +87,8 @@ class PackedTaskEncoder(DynamicBlendMixin, TaskEncoder):
         >>> from energon_ext.encoders.tokenizers import ByteTokenizer
         >>> PackedTaskEncoder(ByteTokenizer(), seq_len=1)
         Traceback (most recent call last):
-        energon_ext.errors.ConfigError: row_length (sequence length): 1 found, an integer >= 2 \
-is needed; a shorter row has no transition to train.
+        energon_ext.errors.ConfigError: seq_len: 1 found, an integer >= 2 is needed; a shorter row \
+has no transition to train.
     """
 
     cookers = [Cooker(cook_text)]
@@ -109,6 +108,7 @@ is needed; a shorter row has no transition to train.
     ):
         if packing not in PACKINGS:
             raise ConfigError(f"packing: {packing!r} found, {' or '.join(PACKINGS)} is allowed.")
+        check_integer("packing_buffer_docs", packing_buffer_docs, 1)
         if alignment > 1 and packing == "sequential":
             raise ConfigError(
                 "alignment needs packing='bin': in a sequential stream the documents of a row meet "
@@ -130,6 +130,8 @@ is needed; a shorter row has no transition to train.
         self._shuffle_buffer_docs = 0
         self._sources: tuple[str, ...] = ()
         self._slots = BatchSlots(0)
+        self._planned_buffer_docs = MOST_PLANNED_BUFFER_DOCS
+        self._packer = self._new_packer()
         self._assembler = BatchAssembler(
             seq_len,
             pad_id=tokenizer.pad_id,
@@ -137,7 +139,6 @@ is needed; a shorter row has no transition to train.
             masked_label=None if train_on_eos else tokenizer.eos_id,
             alignment=alignment,
         )
-        self._new_packer()  # refuses bad sizes now, in the main process
 
     # What a subclass may change -------------------------------------------------------------
 
@@ -147,14 +148,14 @@ is needed; a shorter row has no transition to train.
         return Document.derive_from(sample, tokens=self.tokenizer.encode_array(sample.text))
 
     def state_fingerprint(self) -> dict[str, Any]:
+        is_bin = self.packing == "bin"
         return {
             **super().state_fingerprint(),
             "tokenizer": self.tokenizer.fingerprint(),
             "seq_len": self.seq_len,
             "packing": self.packing,
-            "packing_buffer_docs": self.packing_buffer_docs if self.packing == "bin" else None,
-            "packing_max_docs_per_bin": self.packing_max_docs_per_bin,
-            "packing_carry": self.packing_carry if self.packing == "bin" else None,
+            "packing_max_docs_per_bin": self.packing_max_docs_per_bin if is_bin else None,
+            "packing_carry": self.packing_carry if is_bin else None,
             "alignment": self.alignment,
             "mask_boundary_loss": self.mask_boundary_loss,
             "train_on_eos": self.train_on_eos,
@@ -166,42 +167,49 @@ is needed; a shorter row has no transition to train.
     def build_train_datasets(
         self,
         *,
+        datasets: list[LoadedDataset],
         shuffle_buffer_size: int | None = None,
         packing_buffer_size: int | None = None,
         **kwargs: Any,
     ) -> SavableDataset:
-        """Energon's method; shuffling and packing move in front of the choice."""
-        bound = self._bound_to(shuffle_buffer_size, packing_buffer_size)
-        return super(PackedTaskEncoder, bound).build_train_datasets(**kwargs)
+        """Energon's method; shuffling and packing move in front of the draw."""
+        bound = self._bound_to(datasets, shuffle_buffer_size, packing_buffer_size)
+        return super(PackedTaskEncoder, bound).build_train_datasets(datasets=datasets, **kwargs)
 
     def build_val_datasets(
         self,
         *,
         datasets: list[LoadedDataset],
         worker_config: WorkerConfig,
+        batch_size: int,
         packing_buffer_size: int | None = None,
         **kwargs: Any,
     ) -> SavableDataset:
-        """Energon's method: every document once, in order, packed per source."""
-        bound = self._bound_to(None, packing_buffer_size)
+        """Energon's method: every document once, source after source, in order."""
+        bound = self._bound_to(datasets, None, packing_buffer_size)
         rows = collapse_sources(
             datasets,
             lambda loaded, key: bound.build_source(
                 loaded, key, worker_config=worker_config, repeat=False
             ),
-            bound.build_concatenation,
-            worker_config=worker_config,
+            functools.partial(
+                bound.build_blend,
+                topology=Topology.of(worker_config, batch_size, None),
+                restarts=True,
+                worker_config=worker_config,
+            ),
+            rule=IN_ORDER,
         )
         return super(PackedTaskEncoder, bound).build_val_datasets(
-            datasets=[rows], worker_config=worker_config, **kwargs
+            datasets=[rows], worker_config=worker_config, batch_size=batch_size, **kwargs
         )
 
     def build_source(
         self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
-    ) -> SavableDataset[Row]:
-        """Load, repeat, encode, shuffle and pack one source; a token file packs itself."""
+    ) -> SavableDataset[Row] | RowSource:
+        """Token files: plan rows; text: load, repeat, encode, shuffle and pack one source."""
         if isinstance(loaded.dataset, TokenFileFactory):
-            return self._token_rows(loaded, key, worker_config=worker_config, repeat=repeat)
+            return self._planned_rows(loaded, key, worker_config, repeat)
         documents = super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
         own_config = documents.worker_config
         documents = MapDataset(
@@ -220,82 +228,83 @@ is needed; a shorter row has no transition to train.
         return PackedRows(
             documents,
             source=key,
-            packer=self._new_packer(),
+            packer=self._packer,
+            buffer_docs=self.packing_buffer_docs,
+            may_go_on=repeat and max_epochs_of(loaded.dataset) is not None,
             worker_config=worker_config,
         )
 
     def build_blend(
-        self, sources: Sequence[Source], *, worker_config: WorkerConfig
-    ) -> ChoiceDataset:
-        """The choice among rows."""
-        self._prepare_batches(sources, worker_config)
-        return super().build_blend(sources, worker_config=worker_config)
+        self, sources: Sequence[Source], tree: Tree, *, worker_config: WorkerConfig, **options: Any
+    ) -> BlendedDataset:
+        """The draw among rows."""
+        self._sources = self.names_in_batches(sources)
+        self._slots = BatchSlots(worker_config.num_workers)  # the workers are forked after this
+        return super().build_blend(
+            sources, tree, worker_config=worker_config, padding=padding_row, **options
+        )
 
-    def build_concatenation(
-        self, sources: Sequence[Source], *, worker_config: WorkerConfig
-    ) -> SavableDataset[Row]:
-        """Source after source, for validation."""
-        self._prepare_batches(sources, worker_config)
-        return ConcatDataset(*(s.dataset for s in sources), worker_config=worker_config)
+    def names_in_batches(self, sources: Sequence[Source]) -> tuple[str, ...]:
+        """What the batches of a run may call their sources."""
+        return tuple(sorted(source.key for source in sources))
 
     @stateless
     def batch(self, rows: list[Row]) -> PackedBatch:
         """Write rows into a batch."""
         return self._slots.carry(self._assembler(rows, self._sources))
 
-    def _prepare_batches(self, sources: Sequence[Source], worker_config: WorkerConfig) -> None:
-        """What :meth:`batch` needs to know; the workers are forked after this."""
-        self._sources = tuple(sorted(source.key for source in sources))
-        self._slots = BatchSlots(worker_config.num_workers)
-
     def _bound_to(
-        self, shuffle_buffer_size: int | None, packing_buffer_size: int | None
+        self,
+        datasets: Sequence[LoadedDataset],
+        shuffle_buffer_size: int | None,
+        packing_buffer_size: int | None,
     ) -> "PackedTaskEncoder":
         """A copy for one dataset; training and validation may share an encoder."""
         bound = copy.copy(self)
-        bound._shuffle_buffer_docs = shuffle_buffer_size or 0
+        is_streamed = not all(isinstance(d.dataset, TokenFileFactory) for d in datasets)
+        bound._shuffle_buffer_docs = (shuffle_buffer_size or 0) if is_streamed else 0
         if packing_buffer_size is not None:
             bound.packing_buffer_docs = packing_buffer_size
+        # A plan looks at lengths only, so its buffers are large; a thousand of them are smaller.
+        shared = PLANNED_BUFFERS_DOCS // len(datasets)
+        largest = min(MOST_PLANNED_BUFFER_DOCS, max(LEAST_PLANNED_BUFFER_DOCS, shared))
+        bound._planned_buffer_docs = max(bound.packing_buffer_docs, largest)
         return bound
 
-    def _token_rows(
-        self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
-    ) -> SavableDataset[Row]:
-        cap = max_epochs_of(loaded.dataset)
-        epochs = cap if repeat else (loaded.repetitions or 1)
+    def _planned_rows(
+        self, loaded: LoadedDataset, key: str, worker_config: WorkerConfig, repeat: bool
+    ) -> PlannedRows:
+        limit = max_epochs_of(loaded.dataset)
+        epochs = limit if repeat else (loaded.repetitions or 1)
         if epochs is not None and epochs != int(epochs):
             raise ConfigError(f"{key}: {epochs} repetitions; a token file is read in whole epochs.")
         factory = loaded.dataset
-        factory.worker_config = worker_config
-        factory.file.check_tokenizer(self.tokenizer.fingerprint(), self.tokenizer.vocab_size)
-        return factory.rows(
+        factory.files.check_tokenizer(self.tokenizer.fingerprint(), self.tokenizer.vocab_size)
+        return PlannedRows(
+            factory.files,
             source=key,
-            planner=self._new_planner(),
-            epochs=None if epochs is None else int(epochs),
-            # A source that has reached its cap stays at its end.
-            restarts=not repeat,
-        )
-
-    def _new_planner(self) -> Planner:
-        # Documents of a token file cost next to nothing to look at: a large buffer is the default.
-        buffer_docs = max(self.packing_buffer_docs, TOKEN_FILE_BUFFER_DOCS)
-        if self.packing == "sequential":
-            return SequentialPlanner(self.seq_len, buffer_docs)
-        return BinPlanner(
-            self.seq_len,
-            buffer_docs,
-            self.packing_max_docs_per_bin,
-            carry=self.packing_carry,
-            alignment=self.alignment,
+            packer=self._packer,
+            order=EpochOrder(
+                len(factory),
+                f"{worker_config.seed_offset}/{shuffle_key(key, factory)}",
+                epochs=None if epochs is None else int(epochs),
+                shuffled=factory.training,
+            ),
+            buffer_docs=self._planned_buffer_docs,
+            first=factory.document_range[0],
         )
 
     def _new_packer(self) -> Packer:
         if self.packing == "sequential":
             return SequentialPacker(self.seq_len)
-        return BinPacker(
+        return BestFitPacker(
             self.seq_len,
-            self.packing_buffer_docs,
-            self.packing_max_docs_per_bin,
+            max_docs_per_bin=self.packing_max_docs_per_bin,
             carry=self.packing_carry,
             alignment=self.alignment,
         )
+
+
+def padding_row() -> Row:
+    """A row without a document."""
+    return Row([], slice_sources=[])

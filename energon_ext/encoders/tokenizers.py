@@ -11,11 +11,14 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 import numpy as np
 
 from energon_ext.errors import ConfigError
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
 class Tokenizer(ABC):
@@ -67,8 +70,8 @@ class Tokenizer(ABC):
         return -(-self.vocab_size // multiple) * multiple
 
     def _surround(self, ids: np.ndarray) -> np.ndarray:
-        prefix = [self.bos_id] if self.add_bos else []
-        suffix = [self.eos_id] if self.add_eos else []
+        prefix = np.array([self.bos_id] if self.add_bos else [], np.int64)
+        suffix = np.array([self.eos_id] if self.add_eos else [], np.int64)
         return np.concatenate([prefix, ids, suffix], dtype=np.int64, casting="unsafe")
 
 
@@ -186,7 +189,7 @@ def load_tokenizer(name_or_path: str | Path, **options: Any) -> Tokenizer:
     return HFTokenizer(name_or_path, **options)
 
 
-def _load_hf(name: str):
+def _load_hf(name: str) -> tuple[tokenizers.Tokenizer, dict[str, str | None]]:
     """A ``tokenizers.Tokenizer`` and the names of its special tokens."""
     if Path(name).is_file():
         return _load_tokenizer_file(name), {}
@@ -211,7 +214,7 @@ def _load_hf(name: str):
     return loaded.backend_tokenizer, defaults
 
 
-def _load_tokenizer_file(path: str):
+def _load_tokenizer_file(path: str) -> tokenizers.Tokenizer:
     try:
         import tokenizers
     except ImportError as error:

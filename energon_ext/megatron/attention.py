@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,13 +24,22 @@ from megatron.core.transformer.torch_norm import L2Norm
 
 from energon_ext.errors import ConfigError
 
+if TYPE_CHECKING:
+    from megatron.core.packed_seq_params import PackedSeqParams
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.enums import AttnMaskType
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
 try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # torch < 2.10
-    varlen_attn = None
+    varlen_attn = None  # type: ignore[assignment]
 
 
-def gpt_layer_spec(config, vp_stage: int | None = None):
+def gpt_layer_spec(
+    config: TransformerConfig, vp_stage: int | None = None
+) -> TransformerBlockSubmodules:
     """Return the layers of this pipeline stage for ``GPTModel(transformer_layer_spec=...)``.
 
     Dense, MoE and alternating layers, ``qk_layernorm``, RMSNorm and LayerNorm follow ``config``.
@@ -91,14 +101,14 @@ class SegmentAttention(torch.nn.Module):
 
     def __init__(
         self,
-        config,
+        config: TransformerConfig,
         layer_number: int,
-        attn_mask_type,
+        attn_mask_type: AttnMaskType | None,
         attention_type: str,
         attention_dropout: float | None = None,
         softmax_scale: float | None = None,
         cp_comm_type: str | None = None,
-        pg_collection=None,
+        pg_collection: ProcessGroupCollection | None = None,
     ):
         super().__init__()
         _check_config(config, attention_dropout)
@@ -110,9 +120,9 @@ class SegmentAttention(torch.nn.Module):
         key: torch.Tensor,
         value: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
-        attn_mask_type=None,
+        attn_mask_type: AttnMaskType | None = None,
         attention_bias: torch.Tensor | None = None,
-        packed_seq_params=None,
+        packed_seq_params: PackedSeqParams | None = None,
     ) -> torch.Tensor:
         """Attend.
 
@@ -145,23 +155,36 @@ class SegmentAttention(torch.nn.Module):
             context = self._per_segment(query, key, value, packed_seq_params)
         return context.flatten(-2)
 
-    def _causal(self, query, key, value):
+    def _causal(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=self.softmax_scale
         )
 
-    def _per_segment(self, query, key, value, packed_seq_params):
+    def _per_segment(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        packed_seq_params: PackedSeqParams,
+    ) -> torch.Tensor:
         lengths = _segment_ends(packed_seq_params).diff().tolist()
         # split, not slices: the gradient of n slices is n tensors of full length.
         segments = zip(*(x.transpose(0, 1).split(lengths, dim=1) for x in (query, key, value)))
         return torch.cat([self._causal(*segment) for segment in segments], dim=1).transpose(0, 1)
 
-    def _one_kernel(self, query, key, value, packed_seq_params):
+    def _one_kernel(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        packed_seq_params: PackedSeqParams,
+    ) -> torch.Tensor:
         ends, longest = _segment_ends(packed_seq_params), int(packed_seq_params.max_seqlen_q)
-        return varlen_attn(
+        context = varlen_attn(
             query, key, value, ends, ends, longest, longest,
             scale=self.softmax_scale, window_size=(-1, 0),  # causal
         )  # fmt: skip
+        return cast(torch.Tensor, context)  # a tuple only where more is asked for
 
 
 class TorchNorm:
@@ -171,21 +194,24 @@ class TorchNorm:
     parameters: their gradients are then summed over the tensor-parallel ranks.
     """
 
-    def __new__(cls, config, hidden_size: int, eps: float = 1e-5, **_):
+    # Megatron calls the class and wants a module.
+    def __new__(  # type: ignore[misc]
+        cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
+    ) -> torch.nn.Module:
         norm_class = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
         norm = norm_class(hidden_size, eps=eps, dtype=config.params_dtype)
         for parameter in norm.parameters():
-            parameter.sequence_parallel = config.sequence_parallel
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
         return norm
 
 
-def _replace_norms(submodules, *names: str) -> None:
+def _replace_norms(submodules: Any, *names: str) -> None:
     for name in names:
         if getattr(submodules, name, IdentityOp) not in (IdentityOp, L2Norm):
             setattr(submodules, name, TorchNorm)
 
 
-def _check_config(config, attention_dropout: float | None = None) -> None:
+def _check_config(config: TransformerConfig, attention_dropout: float | None = None) -> None:
     dropout = config.attention_dropout if attention_dropout is None else attention_dropout
     for field, found, allowed in (
         ("attention_dropout", dropout, 0.0),
@@ -201,7 +227,7 @@ def _check_config(config, attention_dropout: float | None = None) -> None:
             )
 
 
-def _segment_ends(packed_seq_params) -> torch.Tensor:
+def _segment_ends(packed_seq_params: PackedSeqParams) -> torch.Tensor:
     padded = packed_seq_params.cu_seqlens_q_padded
     return packed_seq_params.cu_seqlens_q if padded is None else padded
 

@@ -46,7 +46,9 @@ def broadcast_batch(
     return _receive(source_rank, group, device)
 
 
-def _send(draw, rank: int, group: dist.ProcessGroup, device: torch.device) -> PackedBatch:
+def _send(
+    draw: Callable[[], PackedBatch], rank: int, group: dist.ProcessGroup, device: torch.device
+) -> PackedBatch:
     header = [0] * _HEADER_SIZE
     try:
         batch = draw()

@@ -11,6 +11,7 @@ that megatron-core 0.16 forgets to define without Transformer Engine.
 from __future__ import annotations
 
 import contextlib
+from typing import Any, Callable, Sequence
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -34,12 +35,13 @@ def enable_cpu() -> bool:
     """
     if torch.cuda.is_available():
         return False
-    if torch.cuda.Stream is not _InertStream:
-        torch.cuda.current_device = lambda: _CPU
-        torch.cuda.synchronize = lambda device=None: None
-        torch.cuda.Stream = _InertStream
-        torch.cuda.stream = lambda stream: contextlib.nullcontext()
-        torch.cuda.current_stream = torch.cuda.default_stream = lambda device=None: _InertStream()
+    cuda: Any = torch.cuda  # what is put in has other types
+    if cuda.Stream is not _InertStream:
+        cuda.current_device = lambda: _CPU
+        cuda.synchronize = lambda device=None: None
+        cuda.Stream = _InertStream
+        cuda.stream = lambda stream: contextlib.nullcontext()
+        cuda.current_stream = cuda.default_stream = lambda device=None: _InertStream()
         _CudaMeansCpu().__enter__()
     _define_missing_global()
     return True
@@ -48,7 +50,13 @@ def enable_cpu() -> bool:
 class _CudaMeansCpu(TorchFunctionMode):
     """Rewrites ``device="cuda"``, ``.cuda()``, ``.to("cuda")`` and ``.type()`` in torch calls."""
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         if func is torch.Tensor.cuda:
             return args[0]
@@ -66,14 +74,14 @@ class _CudaMeansCpu(TorchFunctionMode):
 class _InertStream:
     """Stands for ``torch.cuda.Stream``: the CPU runs everything in order."""
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: object, **kwargs: object):
         pass
 
-    def wait_stream(self, stream):
+    def wait_stream(self, stream: object) -> None:
         pass
 
 
-def _is_cuda(device) -> bool:
+def _is_cuda(device: object) -> bool:
     return isinstance(device, (str, torch.device)) and torch.device(device).type == "cuda"
 
 

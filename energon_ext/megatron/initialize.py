@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.module import MegatronModule
 
 #: Projections back into the residual stream, drawn with a smaller deviation.
 _RESIDUAL_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")
 
 
 @torch.no_grad()
-def initialize_weights(model: torch.nn.Module, seed: int) -> None:
+def initialize_weights(model: MegatronModule, seed: int) -> None:
     """Draw every weight matrix from ``(seed, name)`` alone, on this rank's part of the model.
 
     Normal with ``config.init_method_std``, divided by ``sqrt(2 * num_layers)`` for projections

@@ -10,7 +10,7 @@ stage's state is every stage's.
 from __future__ import annotations
 
 import copy
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 from megatron.core import parallel_state
 from megatron.energon import WorkerConfig
@@ -18,11 +18,10 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState
 
 from energon_ext.errors import ConfigError, StateFormatError
-from energon_ext.splice.lookup import epoch_caps
+from energon_ext.plan.lookup import find_blend
 from energon_ext.state.exhaustion import end_together
 from energon_ext.state.loader import ExactDataLoader
 from energon_ext.state.match import SourceChange
-from energon_ext.state.regroup import workers_of
 
 
 class MegatronEnergonLoader:
@@ -40,14 +39,13 @@ class MegatronEnergonLoader:
 
     def __init__(self, dataset: SavableDataset, **loader_options: Any):
         self.loader = ExactDataLoader(dataset, **loader_options)
-        self._epoch_caps = epoch_caps(dataset)
+        self._blend = find_blend(dataset)
         self._iterator: Iterator[Any] | None = None
-        self._next_batch_index = 0
 
     @property
     def next_batch_index(self) -> int:
         """Per-rank index of the batch that comes next; what weight schedules are evaluated at."""
-        return self._next_batch_index
+        return self.loader.batches_drawn
 
     def __iter__(self) -> "MegatronEnergonLoader":
         return self
@@ -62,16 +60,17 @@ class MegatronEnergonLoader:
             DataExhaustedError: every source has reached its cap, here or on another rank.
             ConfigError: an epoch holds no batch on this rank.
         """
+        index = self.next_batch_index
         batch = self._draw()
-        worker = self.loader.worker_config
-        if self._epoch_caps:
-            end_together(batch is None, worker, self._epoch_caps, self._next_batch_index)
+        worker, limits = self.loader.worker_config, self._blend.epoch_limits
+        if limits:
+            is_shared = self._blend.is_shared
+            end_together(batch is not None, limits, index, worker, is_shared=is_shared)
         elif batch is None:
             raise ConfigError(
                 f"The dataset has no batch for data-parallel rank {worker.rank} of "
                 f"{worker.world_size}: use fewer ranks or workers, or a smaller batch."
             )
-        self._next_batch_index += 1
         return batch
 
     def _draw(self) -> Any:
@@ -85,20 +84,33 @@ class MegatronEnergonLoader:
         """Return the state after the last batch drawn; None before workers drew the first."""
         return copy.deepcopy(self.loader.save_state_rank())
 
+    def state_dict(self) -> dict[str, Any]:
+        """The cursor of a planned run: JSON values, the same on every rank.
+
+        Raises:
+            ConfigError: a source is streamed; use :meth:`save_state` on every rank.
+        """
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`, on any ranks and workers.
+
+        Raises:
+            StateFormatError, StateMismatchError: the state is damaged, or of another run.
+            ConfigError: this loader has drawn batches already, or a source is streamed.
+        """
+        self._check_unbegun()
+        self.loader.load_state_dict(state)
+
     @property
     def changes(self) -> list[SourceChange]:
         """What the last restore did with each source."""
         return self.loader.changes
 
     def restore_states(self, states: Sequence[SavableDataLoaderState]) -> None:
-        """Continue a run on any number of data-parallel ranks and workers, where its sources can.
+        """Continue a run, perhaps on other data-parallel ranks and workers.
 
-        Args:
-            states: of all data-parallel ranks of the saved run, in their order.
-
-        Raises:
-            StateMismatchError: another configuration, or another number of ranks or workers with a
-                source that only the saved number can continue.
+        Args, Raises: as of :meth:`energon_ext.ExactDataLoader.restore_states`.
         """
         self.restore_state(self.loader.state_of(states))
 
@@ -115,12 +127,13 @@ class MegatronEnergonLoader:
                 f"The data state is a {type(state).__name__}, not what save_state() returned. "
                 "Restore another checkpoint; the data is not started over in its place."
             )
-        if self._iterator is not None:
-            raise ConfigError("Restore a data state before the first batch, in a new loader.")
-        if state is not None:
-            self._next_batch_index = _batches_drawn(state)
+        self._check_unbegun()
         # Energon keeps references into a state it is given, and it may be restored again.
         self.loader.restore_state_rank(copy.deepcopy(state))
+
+    def _check_unbegun(self) -> None:
+        if self._iterator is not None:
+            raise ConfigError("Restore a data state before the first batch, in a new loader.")
 
     def close(self) -> None:
         """End the worker processes."""
@@ -136,9 +149,3 @@ def data_parallel_worker_config(num_workers: int, seed: int = 0) -> WorkerConfig
         data_parallel_group=parallel_state.get_data_parallel_group(),
         seed_offset=seed,
     )
-
-
-def _batches_drawn(state: SavableDataLoaderState) -> int:
-    if workers_of(state) == 0:
-        return state.worker_states[0]["_sample_index"]
-    return sum(worker.state.sample_index + worker.offset for worker in state.worker_states)

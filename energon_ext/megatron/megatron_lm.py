@@ -16,9 +16,11 @@ from energon_ext.encoders.pretrain import PACKINGS, PackedTaskEncoder
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.megatron.loader import data_parallel_worker_config
-from energon_ext.megatron.megatron_lm_state import MegatronLMLoader
+from energon_ext.megatron.megatron_lm_state import MegatronLMLoader, restore_together
+from energon_ext.megatron.together import on_all_ranks
 from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.weights import ScheduleAxis
+from energon_ext.weights.axis import UNITS
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +64,23 @@ def train_valid_test_dataloaders_provider(
     from megatron.training import get_args
 
     args = get_args()
-    _check_args(args)  # on every rank, so that none waits for one that has failed
-    if parallel_state.get_tensor_model_parallel_rank() != 0:
-        return None, None, None
-    task_encoder = task_encoder or _default_task_encoder(args)
+    loaders: list[Any] = [None, None]
+
+    def build() -> None:
+        _check_args(args)
+        if parallel_state.get_tensor_model_parallel_rank() == 0:
+            loaders[:] = _build_loaders(args, task_encoder or _default_task_encoder(args))
+
+    on_all_ranks(build)
+    training, validation = loaders
+    if args.iteration > 0:
+        restore_together(training, args)
+    return training, validation, None
+
+
+def _build_loaders(
+    args: argparse.Namespace, task_encoder: TaskEncoder
+) -> tuple[MegatronLMLoader, ValidationLoader | None]:
     if getattr(task_encoder, "schedule_axis", None) == ScheduleAxis():  # not set by the user
         task_encoder.schedule_axis = schedule_axis(args)
     options = {
@@ -73,30 +88,32 @@ def train_valid_test_dataloaders_provider(
         "batch_size": args.micro_batch_size,
         "task_encoder": task_encoder,
     }
-    loader = MegatronLMLoader(
+    training = MegatronLMLoader(
         get_train_dataset(
-            args.data_path[0], shuffle_buffer_size=args.energon_shuffle_buffer_docs, **options
+            args.data_path[0],
+            # While the global batch grows, each round of micro-batches is a step of the plan.
+            rows_per_step=None if _ramps_up(args) else args.global_batch_size,
+            shuffle_buffer_size=args.energon_shuffle_buffer_docs,
+            **options,
         ),
         save_every=_batches_per_save(args),
     )
-    if args.iteration > 0:
-        loader.restore_from(args)
     if args.save and not args.dataloader_save:
         logger.warning(
             "--save without --dataloader-save: checkpoints will hold the model and not where its "
             "data stands, so a resumed run will start the data over. Give --dataloader-save DIR."
         )
     if not args.eval_iters:
-        return loader, None, None
+        return training, None
     validation = get_val_datasets(args.data_path[0], **options)
-    return loader, ValidationLoader(validation, _batches_per_evaluation(args)), None
+    return training, ValidationLoader(validation, _batches_per_evaluation(args))
 
 
 #: Megatron-LM calls the provider on every rank, not only on those of tensor-parallel rank 0.
-train_valid_test_dataloaders_provider.is_distributed = True
+train_valid_test_dataloaders_provider.is_distributed = True  # type: ignore[attr-defined]
 
 
-def add_energon_args(parser):
+def add_energon_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add this package's arguments to Megatron-LM's parser, as its ``extra_args_provider``.
 
     Example:
@@ -121,10 +138,10 @@ def add_energon_args(parser):
     )
     group.add_argument(
         "--energon-schedule-axis",
-        choices=("batches", "steps", "tokens"),
-        default="batches",
-        help="What the knots of weight schedules count: micro-batches of a data-parallel rank, "
-        "optimizer steps, or tokens of all ranks.",
+        choices=UNITS,
+        default="steps",
+        help="What the breakpoints of weight schedules count: optimizer steps, tokens of all "
+        "ranks, or micro-batches of a data-parallel rank.",
     )
     group.add_argument("--energon-packing", choices=PACKINGS, default="bin")
     group.add_argument("--energon-packing-buffer-docs", type=_count, default=512)
@@ -138,49 +155,54 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def schedule_axis(args) -> ScheduleAxis:
-    """Return what the knots of a Megatron-LM run count, from its arguments.
+def schedule_axis(args: argparse.Namespace) -> ScheduleAxis:
+    """Return what the breakpoints of a Megatron-LM run count, from its arguments.
 
-    The end of the run is known from ``--train-iters``; knots after it are reported.
+    The end of the run is known from ``--train-iters``; breakpoints after it are reported.
 
     Raises:
         ConfigError: optimizer steps are to be counted while ``--rampup-batch-size`` changes them.
     """
+    unit = args.energon_schedule_axis
+    if _ramps_up(args):
+        if unit == "steps":
+            raise ConfigError(
+                "--energon-schedule-axis steps: with --rampup-batch-size an optimizer step has no "
+                "fixed number of rows; count tokens."
+            )
+        return ScheduleAxis(unit)
+    units = {
+        "steps": 1,
+        "tokens": args.global_batch_size * args.seq_length,
+        "batches": _batches_per_step(args),
+    }
+    return ScheduleAxis(unit, end=(args.train_iters or 0) * units[unit] or None)
+
+
+def _ramps_up(args: argparse.Namespace) -> bool:
+    return getattr(args, "rampup_batch_size", None) is not None
+
+
+def _batches_per_step(args: argparse.Namespace) -> int:
     replicas = parallel_state.get_data_parallel_world_size()
-    batches_per_step = args.global_batch_size // (args.micro_batch_size * replicas)
-    tokens_per_batch = args.micro_batch_size * args.seq_length * replicas
-    ramps_up = getattr(args, "rampup_batch_size", None) is not None
-    batches = None if ramps_up or not args.train_iters else args.train_iters * batches_per_step
-    if args.energon_schedule_axis == "tokens":
-        end = None if batches is None else batches * tokens_per_batch
-        return ScheduleAxis.tokens(tokens_per_batch, end=end)
-    if args.energon_schedule_axis == "batches":
-        return ScheduleAxis(end=batches)
-    if ramps_up:
-        raise ConfigError(
-            "--energon-schedule-axis steps: with --rampup-batch-size an optimizer step has no "
-            "fixed number of batches; count tokens."
-        )
-    return ScheduleAxis.steps(batches_per_step, end=args.train_iters)
+    return int(args.global_batch_size // (args.micro_batch_size * replicas))
 
 
-def _batches_per_save(args) -> int:
+def _batches_per_save(args: argparse.Namespace) -> int:
     """Batches of a rank between two saves; 1 where that changes."""
-    if getattr(args, "rampup_batch_size", None) is not None:
+    if _ramps_up(args):
         return 1
-    replicas = parallel_state.get_data_parallel_world_size()
-    batches_per_step = args.global_batch_size // (args.micro_batch_size * replicas)
-    return max(1, (getattr(args, "save_interval", None) or 0) * batches_per_step)
+    return max(1, (getattr(args, "save_interval", None) or 0) * _batches_per_step(args))
 
 
-def _batches_per_evaluation(args) -> int:
+def _batches_per_evaluation(args: argparse.Namespace) -> int:
     replicas = parallel_state.get_data_parallel_world_size()
     # Megatron-core 0.18 and later let evaluation have sizes of its own.
     rows = getattr(args, "eval_global_batch_size", None) or args.global_batch_size
     return args.eval_iters * (rows // (args.micro_batch_size * replicas))
 
 
-def _default_task_encoder(args) -> PackedTaskEncoder:
+def _default_task_encoder(args: argparse.Namespace) -> PackedTaskEncoder:
     # Each context-parallel rank takes two of the equal chunks that a segment is cut into.
     ranks = parallel_state.get_context_parallel_world_size()
     aligned = {"alignment": 2 * ranks} if ranks > 1 else {}
@@ -193,7 +215,7 @@ def _default_task_encoder(args) -> PackedTaskEncoder:
     )
 
 
-def _check_args(args) -> None:
+def _check_args(args: argparse.Namespace) -> None:
     context, tensor = args.context_parallel_size, args.tensor_model_parallel_size
     multiple = (2 * context if context > 1 else 1) * (tensor if args.sequence_parallel else 1)
     for flag, found, allowed, right in (

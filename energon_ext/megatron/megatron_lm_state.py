@@ -4,18 +4,18 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 from pathlib import Path
 from typing import Any
 
-import torch
-from megatron.core import parallel_state
 from megatron.energon.savable_loader import SavableDataLoaderState
 
 from energon_ext.errors import StateFormatError
 from energon_ext.megatron.loader import MegatronEnergonLoader
-from energon_ext.state.regroup import choices_in, workers_of
+from energon_ext.megatron.together import on_all_ranks
+from energon_ext.state.regroup import blends_in, workers_of
 from energon_ext.state.serialize import read_state_file
 
 logger = logging.getLogger(__name__)
@@ -37,71 +37,103 @@ class MegatronLMLoader(MegatronEnergonLoader):
             os.makedirs(os.path.dirname(path), exist_ok=True)
         return super().save_state()
 
-    def restore_from(self, args) -> None:
-        """Restore what Megatron-LM saved with the model it has just loaded.
+    def find_states(self, args: argparse.Namespace) -> bool:
+        """Read what Megatron-LM saved with the model it has just loaded; whether there is any.
 
-        Where another number of data-parallel ranks or workers saved it, the data is dealt anew.
+        A planned run needs the file of any rank; a streamed one its own, or those of all ranks that
+        saved where their number was another one.
 
         Raises:
-            StateFormatError: a data state cannot be read, or that of a rank is missing, or all of
-                them where ``--dataloader-load`` names a folder.
-            StateMismatchError: it belongs to another configuration, or a source cannot be dealt
-                anew.
+            StateFormatError: a file cannot be read, or that of a rank is missing.
         """
-        folder = args.dataloader_load or args.dataloader_save
+        folder, iteration = args.dataloader_load or args.dataloader_save, args.iteration
         worker = self.loader.worker_config
-        mine = _find(folder, args.iteration, worker.rank)
-        known = mine or _find(folder, args.iteration, 0)
-        now = (worker.world_size, worker.num_workers)
-        saved = _layout_that_saved(_read(known), now) if known else now
-        # Where nothing has changed every rank needs its own state alone.
-        needed = [worker.rank] if saved == now else range(saved[0])
-        paths = [_find(folder, args.iteration, rank) for rank in needed]
-        if _count_over_data_parallel(known is not None) == 0:
-            if args.dataloader_load:
-                raise StateFormatError(
-                    f"--dataloader-load {folder} holds no data state of iteration {args.iteration} "
-                    f"({_paths(folder, args.iteration, worker.rank)[0]} does not exist). Correct "
-                    "it, or leave it out to start the data over."
-                )
-            # No state is a decision of the user (a model from elsewhere); half of one is damage.
-            logger.warning(
-                "NO DATA STATE: the model continues from iteration %d, but %s does not exist, so "
-                "the data starts from its beginning and what the model has seen will be seen again."
-                " To continue the data as well, set --dataloader-load to the folder it was saved "
-                "in.",
-                args.iteration,
-                _paths(folder, args.iteration, worker.rank)[0]
-                if folder
-                else "a folder given by --dataloader-save",
-            )
-            return
-        found = _count_over_data_parallel(None not in paths)
-        if found != worker.world_size:
-            raise StateFormatError(
-                f"Only {found} of {worker.world_size} data-parallel ranks find the data state of "
-                f"iteration {args.iteration} that they need (here: {paths}). Copy what is missing, "
-                "or resume elsewhere."
-            )
-        if saved == now:
-            self.restore_state(_read(mine))
+        mine = _find(folder, iteration, worker.rank)
+        known = mine or _find(folder, iteration, 0)
+        if known is None:
+            return False
+        state = _read(known)
+        needed = [known]
+        saved = _topology_that_saved(state)
+        if saved is not None and saved != (worker.world_size, worker.num_workers):
+            needed = [_require(folder, iteration, rank) for rank in range(saved[0])]
+        elif saved is not None:
+            needed = [_require(folder, iteration, worker.rank)]
+        self._found = [_read(path) for path in needed]
+        return True
+
+    def restore_found(self) -> None:
+        """Continue from what :meth:`find_states` has read.
+
+        Raises:
+            StateMismatchError: it belongs to another configuration.
+        """
+        if len(self._found) == 1 and not self._blend.is_shared:
+            self.restore_state(self._found[0])
         else:
-            self.restore_states([_read(path) for path in paths])
+            self.restore_states(self._found)
 
 
-def _layout_that_saved(state: Any, now: tuple[int, int]) -> tuple[int, int]:
-    """Data-parallel ranks and workers of a rank of the saved run; ``now``, where nothing says."""
+def restore_together(loader: MegatronLMLoader | None, args: argparse.Namespace) -> None:
+    """Restore the data of all ranks, or of none; every rank calls this.
+
+    Args:
+        loader: of this rank, None where it loads nothing.
+
+    Raises:
+        StateFormatError, StateMismatchError: on all ranks, where one of them cannot continue.
+    """
+    found = on_all_ranks(lambda: None if loader is None else loader.find_states(args))
+    loading = [each for each in found if each is not None]
+    folder = args.dataloader_load or args.dataloader_save
+    path = _paths(folder, args.iteration, 0)[0] if folder else "a folder of --dataloader-save"
+    if all(loading):
+        on_all_ranks(lambda: None if loader is None else loader.restore_found())
+    elif any(loading):
+        raise StateFormatError(
+            f"Only {sum(loading)} of {len(loading)} ranks that load find a data state of iteration "
+            f"{args.iteration} ({path}). Copy what is missing, or resume elsewhere."
+        )
+    elif args.dataloader_load:
+        raise StateFormatError(
+            f"--dataloader-load {folder} holds no data state of iteration {args.iteration} "
+            f"({path} does not exist). Correct it, or leave it out to start the data over."
+        )
+    else:
+        # No state is a decision of the user (a model from elsewhere); half of one is damage.
+        logger.warning(
+            "NO DATA STATE: the model continues from iteration %d, but %s does not exist, so the "
+            "data starts from its beginning and what the model has seen will be seen again. To "
+            "continue the data as well, set --dataloader-load to the folder it was saved in.",
+            args.iteration,
+            path,
+        )
+
+
+def _topology_that_saved(state: Any) -> tuple[int, int] | None:
+    """Data-parallel ranks and workers of a rank that private plans belong to, else None."""
     if not isinstance(state, SavableDataLoaderState):
-        return now
+        return None
     workers = workers_of(state)
-    for choice in choices_in(state).values():
-        return choice["fingerprint"]["global_workers"] // max(1, workers), workers
-    return now
+    for blend in blends_in(state).values():
+        if blend["fingerprint"]["plan"] != "shared":
+            return blend["fingerprint"]["global_workers"] // max(1, workers), workers
+    return None
 
 
 def _find(folder: str | None, iteration: int, rank: int) -> str | None:
     paths = _paths(folder, iteration, rank) if folder else []
     return next(filter(os.path.exists, paths), None)
+
+
+def _require(folder: str, iteration: int, rank: int) -> str:
+    path = _find(folder, iteration, rank)
+    if path is None:
+        raise StateFormatError(
+            f"The data state of data-parallel rank {rank} at iteration {iteration} is missing: "
+            f"{_paths(folder, iteration, rank)[0]}. Copy it from where it was saved."
+        )
+    return path
 
 
 def _read(path: str) -> Any:
@@ -126,10 +158,3 @@ def _paths(folder: str, iteration: int, rank: int) -> list[str]:
         get_checkpoint_name(folder, iteration, **place, **without_experts),
         get_checkpoint_name(folder, iteration, **place),
     ]
-
-
-def _count_over_data_parallel(here: bool) -> int:
-    device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
-    count = torch.tensor(int(here), device=device)
-    torch.distributed.all_reduce(count, group=parallel_state.get_data_parallel_group())
-    return int(count)

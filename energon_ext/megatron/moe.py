@@ -11,12 +11,17 @@
 from __future__ import annotations
 
 import inspect
+from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core import parallel_state
 
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.module import MegatronModule
+    from megatron.core.transformer.transformer_config import TransformerConfig
 
 #: Where scale_router_losses notes what it did to a config.
 _SCALE = "energon_ext_router_loss_scale"
@@ -33,20 +38,20 @@ def padding_mask_for(model: torch.nn.Module, batch: PackedBatch) -> dict[str, to
         model: a ``GPTModel``, wrapped or not.
         batch: as :func:`~energon_ext.megatron.get_batch` returned it.
     """
-    model = unwrap(model)
-    config = model.config
+    inner = unwrap(model)
+    config = inner.config
     if not config.num_moe_experts:
         return {}
-    if "padding_mask" not in inspect.signature(model.forward).parameters:
+    if "padding_mask" not in inspect.signature(inner.forward).parameters:
         return {}  # megatron-core 0.15
     mask = batch.padding_mask()[None]
-    if config.sequence_parallel and not model.pre_process:
+    if config.sequence_parallel and not inner.pre_process:
         ranks = parallel_state.get_tensor_model_parallel_world_size()
         mask = mask.chunk(ranks, dim=1)[parallel_state.get_tensor_model_parallel_rank()]
     return {"padding_mask": mask}
 
 
-def scale_router_losses(config, weight_scale: int) -> None:
+def scale_router_losses(config: TransformerConfig, weight_scale: int) -> None:
     """Scale the auxiliary losses of routers like the token count, so that they keep their weight.
 
     Call it once, before the model is built, when ``forward_step`` is given a ``weight_scale``.
@@ -100,16 +105,17 @@ def check_router_losses(model: torch.nn.Module, weight_scale: int) -> None:
         )
 
 
-def unwrap(model: torch.nn.Module) -> torch.nn.Module:
+def unwrap(model: torch.nn.Module) -> MegatronModule:
     """Return the model inside wrappers of data parallelism and precision."""
-    while hasattr(model, "module"):
-        model = model.module
-    return model
+    inner: Any = model
+    while hasattr(inner, "module"):
+        inner = inner.module
+    return inner
 
 
-def _coefficients(config):
+def _coefficients(config: TransformerConfig) -> list[float | list[float] | None]:
     return [getattr(config, name) for name in _COEFFICIENTS]
 
 
-def _is_set(coefficient) -> bool:
+def _is_set(coefficient: float | list[float] | None) -> bool:
     return any(coefficient) if isinstance(coefficient, list) else bool(coefficient)

@@ -9,11 +9,16 @@ say so in ``position_ids``, and :func:`rope_by_position_ids` lets the model list
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 
 from energon_ext.errors import ConfigError
 from energon_ext.megatron.moe import unwrap
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.module import MegatronModule
 
 
 def rope_by_position_ids(model: torch.nn.Module) -> None:
@@ -30,11 +35,11 @@ def rope_by_position_ids(model: torch.nn.Module) -> None:
         ConfigError: another position embedding, fused RoPE or context parallelism, none of which
             can be told a position.
     """
-    model = unwrap(model)
-    _check(model)
-    rope = PositionIdRope(model.rotary_pos_emb)
-    model.rotary_pos_emb = rope
-    model.register_forward_pre_hook(rope.take_position_ids, with_kwargs=True)
+    inner = unwrap(model)
+    _check(inner)
+    rope = PositionIdRope(inner.rotary_pos_emb)
+    inner.rotary_pos_emb = rope
+    inner.register_forward_pre_hook(rope.take_position_ids, with_kwargs=True)
 
 
 class PositionIdRope(torch.nn.Module):
@@ -52,15 +57,17 @@ class PositionIdRope(torch.nn.Module):
         self.rope = rope
         self.position_ids: torch.Tensor | None = None
 
-    def take_position_ids(self, model, args, kwargs) -> None:
+    def take_position_ids(
+        self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """Note the positions of the forward pass that begins; a hook of the model."""
         self.position_ids = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
 
-    def get_rotary_seq_len(self, *args, **kwargs) -> int:
+    def get_rotary_seq_len(self, *args: Any, **kwargs: Any) -> int:
         """As Megatron asks its own module; the answer comes back to :meth:`forward`."""
         return self.rope.get_rotary_seq_len(*args, **kwargs)
 
-    def forward(self, max_seq_len: int, **_) -> torch.Tensor:
+    def forward(self, max_seq_len: int, **_: Any) -> torch.Tensor:
         """Return the angles of every position.
 
         Args:
@@ -69,6 +76,7 @@ class PositionIdRope(torch.nn.Module):
         Returns:
             float32 [positions, batch, 1, channels].
         """
+        assert self.position_ids is not None  # the hook comes first
         rope, positions = self.rope, self.position_ids.t()
         if rope.seq_len_interpolation_factor is not None:
             positions = positions / rope.seq_len_interpolation_factor
@@ -78,7 +86,7 @@ class PositionIdRope(torch.nn.Module):
         return torch.cat((angles, angles), dim=-1)[:, :, None]
 
 
-def _check(model: torch.nn.Module) -> None:
+def _check(model: MegatronModule) -> None:
     config = model.config
     for what, found, allowed in (
         ("position_embedding_type", model.position_embedding_type, "rope"),

@@ -23,7 +23,7 @@ from typing import Any, Callable, Mapping
 
 from tqdm import tqdm
 
-from energon_ext.config.source_key import stable_hash
+from energon_ext.documents.permutation import stable_hash
 from energon_ext.errors import ConfigError
 from energon_ext.state.consumption import Consumption
 
@@ -31,7 +31,7 @@ from energon_ext.state.consumption import Consumption
 Board = Callable[[Mapping[str, float], int], None]
 
 
-class RunLog(contextlib.AbstractContextManager):
+class RunLog(contextlib.AbstractContextManager["RunLog"]):
     """Write the events of one process of a run; leaving the ``with`` block closes its files.
 
     Args:
@@ -79,7 +79,7 @@ class RunLog(contextlib.AbstractContextManager):
         if wandb_project:
             self._boards.append(_weights_and_biases(run_dir, wandb_project, self._open))
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._open.close()
 
     def write(self, event: str, step: int, **fields: Any) -> None:

@@ -64,7 +64,7 @@ def get_batch(data_iterator: Iterator[PackedBatch] | None) -> PackedBatch:
     return slice_for_context_parallel(batch, size, parallel_state.get_context_parallel_rank())
 
 
-def _whole_batch(data_iterator, device: torch.device) -> PackedBatch:
+def _whole_batch(data_iterator: Iterator[PackedBatch] | None, device: torch.device) -> PackedBatch:
     if parallel_state.get_tensor_model_parallel_world_size() == 1:
         return _draw(data_iterator).to(device)
     return broadcast_batch(
@@ -83,13 +83,15 @@ def build_packed_seq_params(batch: PackedBatch) -> PackedSeqParams:
 
     Example:
         >>> import numpy as np
-        >>> from energon_ext import BatchAssembler, Row
+        >>> from energon_ext.batch.collate import BatchAssembler
+        >>> from energon_ext.batch.rows import Row
         >>> row = Row([np.array([5, 6, 7]), np.array([8])])
         >>> params = build_packed_seq_params(BatchAssembler(4)([row, row], sources=[""]))
         >>> params.cu_seqlens_q.tolist(), params.max_seqlen_q
         ([0, 3, 4, 7, 8], 3)
     """
     if isinstance(batch, ContextParallelSlice):
+        assert batch.whole is not None  # it was cut from one
         ends, padded_ends = attention_ends(batch.whole)
         longest = int(padded_ends.diff().max())
         return PackedSeqParams(
@@ -186,7 +188,8 @@ def make_loss_func(
 
     Example:
         >>> import numpy as np
-        >>> from energon_ext import BatchAssembler, Row
+        >>> from energon_ext.batch.collate import BatchAssembler
+        >>> from energon_ext.batch.rows import Row
         >>> label_weights = np.array([0, 1, -1])
         >>> row = Row([np.array([5, 6, 7])], source="web", label_weights=[label_weights])
         >>> loss_func = make_loss_func(BatchAssembler(3)([row], sources=["web"]))
@@ -207,7 +210,9 @@ def make_loss_func(
     if weight_scale > 1:
         _check_count(float(counted.sum()) * weight_scale, weight_scale)
 
-    def loss_func(output: torch.Tensor):
+    def loss_func(
+        output: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         losses = weights * output.float().view(-1)
         loss_sum = losses.sum() * weight_scale
         num_tokens = (counted.double().sum() * weight_scale).round().to(torch.int32)
@@ -253,7 +258,9 @@ def _check_count(count: float, weight_scale: int) -> None:
         )
 
 
-def _report(batch: PackedBatch, losses: torch.Tensor, counted: torch.Tensor):
+def _report(
+    batch: PackedBatch, losses: torch.Tensor, counted: torch.Tensor
+) -> dict[str, torch.Tensor]:
     """Sum loss and count over all positions and over those of each source."""
     values = torch.stack([losses, counted], dim=1)
     source_of_position = batch.segment_sources() + 1  # padding becomes row 0

@@ -30,7 +30,9 @@ def summarize_step(batches: Iterable[PackedBatch]) -> dict[str, Any]:
         ``batch_hash`` (SHA-1 in hexadecimal), ``tokens`` and ``documents`` (source key to count,
         sources with none left out).
     """
-    digest, tokens, documents = hashlib.sha1(), Counter(), Counter()
+    digest = hashlib.sha1()
+    tokens: Counter[str] = Counter()
+    documents: Counter[str] = Counter()
     for batch in batches:
         for name in _HASHED_FIELDS:
             digest.update(getattr(batch, name).numpy().tobytes())
@@ -39,9 +41,9 @@ def summarize_step(batches: Iterable[PackedBatch]) -> dict[str, Any]:
     group = parallel_state.get_data_parallel_group()
     ranks: list[Any] = [None] * group.size()
     dist.all_gather_object(ranks, (digest.hexdigest(), tokens, documents), group=group)
-    digests, tokens, documents = zip(*ranks)
+    digests, tokens_of_ranks, documents_of_ranks = zip(*ranks)
     return {
         "batch_hash": hashlib.sha1("".join(digests).encode()).hexdigest(),
-        "tokens": dict(sum(tokens, Counter())),
-        "documents": dict(sum(documents, Counter())),
+        "tokens": dict(sum(tokens_of_ranks, Counter())),
+        "documents": dict(sum(documents_of_ranks, Counter())),
     }

@@ -1,29 +1,80 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Random blending by weights that may change from batch to batch."""
+"""Random draws whose n-th depends on a key and n alone, so that there is nothing to save."""
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+import hashlib
 
-from energon_ext.mixture.choice import ChoiceDataset, Source
-from energon_ext.mixture.choosers import RandomChooser
+import numpy as np
+
+_BLOCK_BITS = 12  # numbers are made 4096 at a time
 
 
-class DynamicBlendDataset(ChoiceDataset):
-    """Draws each sample from a random source, by the weights of the batch being assembled.
+class Uniforms:
+    """Random numbers in [0, 1), by index, from a counter-based generator.
 
-    The probability of a source is its weight at the per-rank batch index, divided by the weights of
-    all sources that have samples for this worker. A weight of 0 is never drawn.
+    ``numpy.random.Philox`` (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 
-    Args:
-        sources: as for :class:`~energon_ext.mixture.choice.ChoiceDataset`.
-        **options: likewise.
+    Example:
+        >>> uniforms = Uniforms("seed 0/blend")
+        >>> bool((uniforms.at(np.array([9, 3])) == uniforms.at(np.array([3, 9]))[::-1]).all())
+        True
     """
 
-    def __init__(self, sources: Sequence[Source], **options: Any):
-        super().__init__(sources, make_chooser=_random_chooser, **options)
+    def __init__(self, key: str):
+        digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
+        self._key = int.from_bytes(digest, "little")
+        self._first, self._numbers = 0, np.zeros(0)
+
+    def at(self, indices: np.ndarray) -> np.ndarray:
+        """The numbers at some indices, which lie near each other; float64 [n]."""
+        low, high = int(indices.min()), int(indices.max())
+        if not self._first <= low <= high < self._first + len(self._numbers):
+            blocks = range(low >> _BLOCK_BITS, (high >> _BLOCK_BITS) + 1)
+            self._first = blocks[0] << _BLOCK_BITS
+            self._numbers = np.concatenate([self._block(number) for number in blocks])
+        return self._numbers[indices - self._first]
+
+    def _block(self, number: int) -> np.ndarray:
+        # One step of the counter makes four numbers; blocks are far apart in its second word.
+        generator = np.random.Generator(np.random.Philox(key=self._key, counter=number << 64))
+        return generator.random(1 << _BLOCK_BITS)
 
 
-def _random_chooser(keys, weights, *, seed, axis, sample_tokens):
-    return RandomChooser(keys, [axis.restate(weight) for weight in weights], seed=seed)
+class BlendSampler:
+    """Draws members at random, each with a probability of its share.
+
+    Args:
+        key: of the run's seed and the node; names the random numbers.
+    """
+
+    def __init__(self, key: str):
+        self._key = key
+        self._uniforms = [Uniforms(key)]
+
+    def pick(self, rows: np.ndarray, shares: np.ndarray, attempt: int) -> np.ndarray:
+        """Members for some rows of a run.
+
+        Args:
+            rows: int64 [n], their numbers in the run.
+            shares: float64 [members], adding up to 1; members of share 0 are never drawn.
+            attempt: which draw for these rows this is; above 0 where a source had ended.
+
+        Returns:
+            int64 [n].
+        """
+        while attempt >= len(self._uniforms):
+            self._uniforms.append(Uniforms(f"{self._key}/attempt {len(self._uniforms)}"))
+        ends = np.cumsum(shares)
+        numbers = self._uniforms[attempt].at(rows) * ends[-1]
+        # A product that was rounded up to the total must not reach a member of share 0 behind.
+        last = int(np.flatnonzero(shares)[-1])
+        return np.minimum(np.searchsorted(ends, numbers, side="right"), last)
+
+
+class InOrderSampler:
+    """Draws the first member that is left."""
+
+    def pick(self, rows: np.ndarray, shares: np.ndarray, attempt: int) -> np.ndarray:
+        return np.full(len(rows), int(np.flatnonzero(shares)[0]))

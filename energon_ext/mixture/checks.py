@@ -1,23 +1,23 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is wrong, or looks wrong, with a blend before the run starts.
+"""What is wrong, or looks wrong, with a mixture before the run starts.
 
-The weights are known for all time, so a gap at batch 40 000 is found at batch 0. What cannot work
-is an error; what works, but is rarely meant, is a :class:`BlendWarning`.
+The weights are known for all time, so a gap at step 40 000 is found at step 0. What cannot work is
+an error; what works, but is rarely meant, is a :class:`BlendWarning`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import warnings
-from typing import Iterable, Sequence
+from typing import Collection, Iterator, Mapping
 
-from megatron.energon import WorkerConfig
+import numpy as np
 
 from energon_ext.errors import ConfigError
-from energon_ext.mixture.choice import Source
-from energon_ext.weights import ScheduleAxis, WeightSpec
+from energon_ext.mixture.mixture import Mixture, planned_shares
+from energon_ext.mixture.tree import Tree
+from energon_ext.weights import ScheduleAxis
 
 #: A constant whose share falls below this because of a schedule was probably written on another
 #: scale than the schedule.
@@ -28,107 +28,124 @@ class BlendWarning(UserWarning):
     """A blend that works and is probably not what was meant."""
 
 
-def check_blend(sources: Sequence[Source], axis: ScheduleAxis, worker_config: WorkerConfig) -> None:
-    """Refuse a blend that some worker cannot draw from, and warn of one that looks wrong.
+def check_mixture(
+    tree: Tree,
+    axis: ScheduleAxis,
+    max_epochs: Mapping[str, int | None],
+    absent: Mapping[str, Collection[str]],
+) -> None:
+    """Refuse a mixture that cannot be drawn from, and warn of one that looks wrong.
 
     Args:
-        sources: of one blend.
-        axis: what the knots in the YAML count, and where the run ends.
-        worker_config: Energon's; each rank looks at its own workers.
+        tree: of the whole metadataset.
+        axis: what the breakpoints in the YAML count, and where the run ends.
+        max_epochs: limit of each source, None where it has none.
+        absent: worker -> sources of which it has no sample, where there is such a worker.
 
     Raises:
-        ConfigError: all weights are 0 somewhere; names the batch index, the worker, the weights.
+        ConfigError: all weights are 0 somewhere; names the position, the worker, the weights.
     """
-    sources = [
-        dataclasses.replace(source, weight=axis.restate(source.weight)) for source in sources
+    keys = sorted(tree.keys())
+    check_never_all_zero(tree, keys, axis, absent)
+    messages = [
+        *_never_reached(tree, axis),
+        *_drowned(tree, keys),
+        *_listed_twice(keys),
+        *_nothing_after_limits(tree, keys, axis, max_epochs),
     ]
-    check_never_all_zero(sources, worker_config)
-    for message in questionable(sources, axis):
+    for message in messages:
         warnings.warn(message, BlendWarning, stacklevel=2)
 
 
-def check_never_all_zero(sources: Sequence[Source], worker_config: WorkerConfig) -> None:
-    """Find an index at which a worker of this rank would have nothing to draw."""
-    for worker in range(max(1, worker_config.num_workers)):
-        present = [source for source in sources if source.dataset.len_worker(worker) > 0]
-        for batch_index in _decisive_indices(source.weight for source in present):
-            if not any(source.weight.evaluate(batch_index) > 0 for source in present):
-                weights = {source.key: repr(source.weight) for source in present}
-                raise ConfigError(
-                    f"Every weight is 0 at batch index {batch_index} for worker {worker} of rank "
-                    f"{worker_config.rank}, which has samples of {weights}. Give one of them a "
-                    f"weight > 0 there; use fewer workers if a source is so small that it has no "
-                    f"sample for this one."
+def check_never_all_zero(
+    tree: Tree, keys: list[str], axis: ScheduleAxis, absent: Mapping[str, Collection[str]]
+) -> None:
+    """Find a position at which there would be nothing to draw."""
+    for worker, missing in {"": (), **absent}.items():
+        position = _first_empty(tree, keys, missing)
+        if position is None:
+            continue
+        present = [key for key in keys if key not in missing]
+        who = f" for {worker}, which has samples of {present} only" if worker else ""
+        weights = [repr(weight) for node in tree.nodes() for weight in node.weights]
+        raise ConfigError(
+            f"Every weight is 0 at {axis.unit} {position}{who}: {', '.join(weights)} for "
+            f"{', '.join(keys)}. Give one of them a weight > 0 there"
+            + ("; or use fewer workers." if worker else ".")
+        )
+
+
+def _first_empty(tree: Tree, keys: list[str], missing: Collection[str]) -> int | None:
+    mixture = Mixture(tree, keys, seed="")
+    mixture.ended = np.array([key in missing for key in keys])
+    return next((p for p in _decisive_positions(tree) if not mixture.open(p)), None)
+
+
+def _never_reached(tree: Tree, axis: ScheduleAxis) -> Iterator[str]:
+    if axis.end is None:
+        return
+    for node in tree.nodes():
+        for weight, where in zip(node.weights, node.wheres):
+            late = [point for point in weight.breakpoints() if point >= axis.end + axis.lookahead]
+            if late:
+                yield (
+                    f"{where}: the schedule {weight!r} goes on to {axis.unit} {late[-1]}, but the "
+                    f"run ends at {axis.end}."
                 )
 
 
-def questionable(sources: Sequence[Source], axis: ScheduleAxis) -> list[str]:
-    """One sentence for each thing that works and is probably not meant."""
-    return [
-        *_never_reached(sources, axis),
-        *_drowned(sources),
-        *_listed_twice(sources),
-        *_nothing_after_caps(sources),
-    ]
-
-
-def _never_reached(sources: Sequence[Source], axis: ScheduleAxis) -> Iterable[str]:
-    if axis.end is None:
+def _drowned(tree: Tree, keys: list[str]) -> Iterator[str]:
+    if not any(weight.is_scheduled for node in tree.nodes() for weight in node.weights):
         return
-    end = axis.first_batch_at(axis.end)
-    for source in sources:
-        late = [knot for knot in source.weight.knots() if knot >= end]
-        if source.weight.is_scheduled and late:
+    constant = _keys_without_schedule(tree)
+    smallest: dict[str, tuple[float, int]] = {}
+    for position in _decisive_positions(tree):
+        for key, share in zip(keys, planned_shares(tree, keys, position)):
+            if key in constant and 0 < share < DROWNED_SHARE:
+                smallest[key] = min(smallest.get(key, (1.0, 0)), (share, position))
+    for key, (share, position) in smallest.items():
+        yield (
+            f"{key}: a constant weight that is {share:.1e} of the blend at position {position}; is "
+            f"it on the same scale as the schedules beside it?"
+        )
+
+
+def _keys_without_schedule(tree: Tree) -> set[str]:
+    """Sources on whose path every weight is a constant."""
+    found: set[str] = set()
+    for member, weight in zip(tree.members, tree.node.weights):
+        if not weight.is_scheduled:
+            found |= _keys_without_schedule(member) if isinstance(member, Tree) else {member}
+    return found
+
+
+def _listed_twice(keys: list[str]) -> Iterator[str]:
+    for key in keys:
+        if re.search(r"#\d+$", key):
             yield (
-                f"{source.key}: the schedule {source.weight.describe()} goes on to batch index "
-                f"{late[-1]}, but the run ends at {end} ({axis.end} {axis.unit})."
+                f"{key}: the same source is listed more than once; each reads all of it, in an "
+                f"order of its own."
             )
 
 
-def _drowned(sources: Sequence[Source]) -> Iterable[str]:
-    drowned: dict[str, tuple[float, int]] = {}
-    for batch_index in _decisive_indices(source.weight for source in sources):
-        weights = [source.weight.evaluate(batch_index) for source in sources]
-        total = sum(weights)
-        for source, weight in zip(sources, weights):
-            if not source.weight.is_scheduled and 0 < weight < DROWNED_SHARE * total:
-                smallest = drowned.get(source.key, (1.0, 0))
-                drowned[source.key] = min(smallest, (weight / total, batch_index))
-    if any(source.weight.is_scheduled for source in sources):
-        for key, (share, batch_index) in drowned.items():
-            yield (
-                f"{key}: a constant weight that is {share:.1e} of the blend at batch index "
-                f"{batch_index}; is it on the same scale as the schedules beside it?"
-            )
-
-
-def _listed_twice(sources: Sequence[Source]) -> Iterable[str]:
-    for source in sources:
-        if re.search(r"#\d+$", source.key):
-            yield (
-                f"{source.key}: the same source is listed more than once; each reads all of it, in "
-                f"an order of its own."
-            )
-
-
-def _nothing_after_caps(sources: Sequence[Source]) -> Iterable[str]:
-    """A capped source may leave at any index, so the others must do without it at every index."""
-    lasting = [source for source in sources if source.max_epochs is None]
-    if not lasting or len(lasting) == len(sources):
+def _nothing_after_limits(
+    tree: Tree, keys: list[str], axis: ScheduleAxis, max_epochs: Mapping[str, int | None]
+) -> Iterator[str]:
+    """A source may reach its limit at any time, so the others must do without it at all times."""
+    limits = {key: limit for key, limit in max_epochs.items() if limit is not None}
+    if not limits or len(limits) == len(keys):
         return
-    for batch_index in _decisive_indices(source.weight for source in sources):
-        if not any(source.weight.evaluate(batch_index) > 0 for source in lasting):
-            caps = {s.key: s.max_epochs for s in sources if s.max_epochs is not None}
-            yield (
-                f"At batch index {batch_index} only sources with a max_epochs have a weight > 0 "
-                f"({caps}); should they have left by then, the run ends there with an error. Give "
-                f"another source a weight, however small."
-            )
-            return
+    position = _first_empty(tree, keys, limits)
+    if position is not None:
+        yield (
+            f"At {axis.unit} {position} only sources with a max_epochs have a weight > 0 "
+            f"({limits}); should they have ended by then, the run ends there with an error. Give "
+            f"another source a weight, however small."
+        )
 
 
-def _decisive_indices(weights: Iterable[WeightSpec]) -> list[int]:
-    """Between two knots a weight is 0 everywhere or nowhere and monotone, so the knots and the
-    indices after them stand for all."""
-    knots = {0, *(knot for weight in weights for knot in weight.knots())}
-    return sorted(knots | {knot + 1 for knot in knots})
+def _decisive_positions(tree: Tree) -> list[int]:
+    """Between two breakpoints a weight is 0 everywhere or nowhere and monotone, so the breakpoints
+    and the positions after them stand for all."""
+    points = {0, *tree.breakpoints()}
+    return sorted(points | {point + 1 for point in points})

@@ -1,30 +1,14 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Items of known lengths into bins of one capacity."""
+"""A closed set of items into as few bins as possible; what is left at the end of a source."""
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from typing import Iterator, Sequence
+from typing import Sequence
 
 from energon_ext.errors import ConfigError, SampleError
-
-
-def cut_into_pieces(length: int, longest: int) -> Iterator[tuple[int, int]]:
-    """Token ranges of at most ``longest`` tokens that share their boundary token.
-
-    Example:
-        >>> list(cut_into_pieces(9, 4))
-        [(0, 4), (3, 7), (6, 9)]
-        >>> list(cut_into_pieces(4, 4))
-        [(0, 4)]
-    """
-    start = 0
-    while start + longest < length:
-        yield start, start + longest
-        start += longest - 1
-    yield start, length
 
 
 def best_fit_decreasing(
@@ -74,37 +58,6 @@ def best_fit_decreasing(
             if left not in bins_with_space:
                 insort(spaces, left)
             heapq.heappush(bins_with_space.setdefault(left, []), index)
-    return bins
-
-
-def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Assign items to bins, longest first, each into the first bin that still has room.
-
-    The bins form a tournament tree on their free tokens, so an item costs O(log bins).
-
-    Args, Returns, Raises: as :func:`best_fit_decreasing`.
-
-    Example:
-        >>> first_fit_decreasing([5, 4, 3, 2], capacity=8)
-        [[0, 2], [1, 3]]
-    """
-    order = _decreasing(lengths, capacity)
-    leaves = 1 << max(1, (len(order) - 1).bit_length())
-    most_space = [capacity] * (2 * leaves)
-    bins: list[list[int]] = []
-    for item in order:
-        length = lengths[item]
-        node = 1
-        while node < leaves:
-            node = 2 * node if most_space[2 * node] >= length else 2 * node + 1
-        index = node - leaves
-        if index == len(bins):
-            bins.append([])
-        bins[index].append(item)
-        most_space[node] -= length
-        while node > 1:
-            node //= 2
-            most_space[node] = max(most_space[2 * node], most_space[2 * node + 1])
     return bins
 
 

@@ -14,10 +14,11 @@ from megatron.energon import SavableDataLoader
 from energon_ext.arguments import check_integers, check_number
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.config.source_key import stable_hash
+from energon_ext.documents.permutation import stable_hash
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError, SampleError, SamplerError
 from energon_ext.losses import group_advantages
+from energon_ext.plan.lookup import find_blend
 from energon_ext.rl.group_rows import WeightedGroup, arrange, write_groups
 from energon_ext.rl.rollout_metrics import RolloutMetrics
 from energon_ext.rl.sampler import (
@@ -29,7 +30,6 @@ from energon_ext.rl.sampler import (
     check_sampler,
 )
 from energon_ext.rl.state import check_state, load_group, load_prompt, save_group, save_prompt
-from energon_ext.splice.lookup import epoch_caps, find_choice
 from energon_ext.state.exhaustion import end_together
 from energon_ext.state.match import check_fingerprint
 
@@ -115,8 +115,9 @@ class RLDataset:
         self.max_attempts = max_attempts
         self.time_limit_seconds = time_limit_seconds
         self._assembler = BatchAssembler(row_length, pad_id=pad_id, alignment=alignment)
-        self._sources = find_choice(prompts).keys
-        self._epoch_caps = epoch_caps(prompts)
+        blend = find_blend(prompts)
+        self._sources = blend.keys
+        self._epoch_limits = blend.epoch_limits
         self._seed = f"{seed}/{prompts.worker_config.rank}"
         self._fingerprint = {
             "seed": self._seed,
@@ -153,9 +154,14 @@ class RLDataset:
         """
         while len(self._groups) < self.groups_per_batch and self._draw():
             self._sample()
-        if self._epoch_caps:
-            index = self.counts["batches"]
-            end_together(not self._groups, self.prompts.worker_config, self._epoch_caps, index)
+        if self._epoch_limits:
+            end_together(
+                bool(self._groups),
+                self._epoch_limits,
+                self.counts["batches"],
+                self.prompts.worker_config,
+                is_shared=False,
+            )
         taken, arrangement = self._fitting_groups()
         batch = write_groups(taken, arrangement, self._assembler, self._sources)
         del self._groups[: len(taken)]
@@ -213,13 +219,13 @@ class RLDataset:
     def _ask_sampler(self, prompts: list[Prompt]) -> list[ScoredGroup]:
         sampler = self.sampler
         if not hasattr(sampler, "sample_and_score_batch"):
-            return [self._ask_one(prompt) for prompt in prompts]
+            return [self._ask_one(sampler, prompt) for prompt in prompts]
         seed = stable_hash(f"{self._seed}/{self._calls}")
         return self._call(prompts, lambda: sampler.sample_and_score_batch(prompts, seed))
 
-    def _ask_one(self, prompt: Prompt) -> ScoredGroup:
+    def _ask_one(self, sampler: Sampler, prompt: Prompt) -> ScoredGroup:
         tokens = torch.as_tensor(prompt.tokens)
-        return self._call([prompt], lambda: [self.sampler.sample_and_score(tokens)])[0]
+        return self._call([prompt], lambda: [sampler.sample_and_score(tokens)])[0]
 
     def _call(
         self, prompts: list[Prompt], call: Callable[[], list[ScoredGroup]]
@@ -289,7 +295,7 @@ class RLDataset:
         if not self._drawn:  # not begun, or at the end of an epoch
             self._iterator = iter(self.prompts)
             self._drawn = next(self._iterator, [])
-        if not self._drawn and not self._epoch_caps:
+        if not self._drawn and not self._epoch_limits:
             raise ConfigError("The dataset has no prompts for this rank; use fewer ranks.")
         return bool(self._drawn)
 

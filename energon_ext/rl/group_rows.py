@@ -77,7 +77,9 @@ def arrange(
     ]
     lengths = [n + -n % alignment for g in groups for n in g.group.sample_lengths()]
     bins = balance_by_tokens(lengths, rows, row_length)
-    return bins and [[samples[item] for item in items] for items in bins]
+    if bins is None:
+        return None
+    return [[samples[item] for item in items] for items in bins]
 
 
 def write_groups(

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 from energon_ext.arguments import check_integers, check_number
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError, SampleError, SamplerError
 from energon_ext.rl.sampler import RewardFunction, ScoredGroup, score
+
+if TYPE_CHECKING:
+    import httpx
 
 #: Responses of a group, and the log-probabilities of their tokens.
 Answers = tuple[list[list[int]], list[list[float]]]
@@ -115,7 +118,7 @@ class OpenAISampler:
         self.extra = dict(extra or {})
         self._api = _APIS[api]
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task] | None = None
+        self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
 
     def sample_and_score_batch(self, prompts: Sequence[Prompt], seed: int) -> list[ScoredGroup]:
         """A group for each prompt, in order."""
@@ -131,7 +134,9 @@ class OpenAISampler:
             loop, task = self._running
             loop.call_soon_threadsafe(task.cancel)
 
-    def _score(self, prompt: Prompt, responses: list[list[int]], log_probs) -> ScoredGroup:
+    def _score(
+        self, prompt: Prompt, responses: list[list[int]], log_probs: list[list[float]]
+    ) -> ScoredGroup:
         if len(responses) != self.group_size:
             raise SamplerError(
                 f"the server sent {len(responses)} answers, {self.group_size} were asked for",
@@ -144,7 +149,9 @@ class OpenAISampler:
             raise SamplerError(f"the server sent {error}", key=prompt.__key__) from error
 
     async def _ask_all(self, prompts: Sequence[Prompt], seed: int) -> list[Answers]:
-        self._running = (asyncio.get_running_loop(), asyncio.current_task())
+        task = asyncio.current_task()
+        assert task is not None  # asyncio.run made one
+        self._running = (asyncio.get_running_loop(), task)
         limits = self._httpx.Limits(max_connections=self.max_concurrent)
         async with self._httpx.AsyncClient(
             base_url=self.base_url, headers=self._headers, limits=limits, timeout=None
@@ -163,13 +170,15 @@ class OpenAISampler:
                 await asyncio.gather(*tasks, return_exceptions=True)
                 self._running = None
 
-    async def _ask(self, client, turn: asyncio.Semaphore, prompt: Prompt, seed: int) -> Answers:
+    async def _ask(
+        self, client: httpx.AsyncClient, turn: asyncio.Semaphore, prompt: Prompt, seed: int
+    ) -> Answers:
         request = {**self._api.request(self, prompt.tokens.tolist(), seed), **self.extra}
         for tries in range(self.max_retries + 1):
             async with turn:
-                wait, reason, body = await self._try(client, request, prompt)
-            if wait is None:
-                return body
+                wait, reason, answers = await self._try(client, request, prompt)
+            if answers is not None:
+                return answers
             if tries < self.max_retries:
                 wait = max(wait, self.backoff_seconds * 2**tries)
                 await asyncio.sleep(min(wait, self.timeout_seconds))
@@ -178,8 +187,10 @@ class OpenAISampler:
             key=prompt.__key__,
         )
 
-    async def _try(self, client, request: dict[str, Any], prompt: Prompt):
-        """``(None, "", answers)``, or ``(seconds to wait, what happened, None)``."""
+    async def _try(
+        self, client: httpx.AsyncClient, request: dict[str, Any], prompt: Prompt
+    ) -> tuple[float, str, Answers | None]:
+        """``(0, "", answers)``, or ``(seconds to wait, what happened, None)``."""
         try:
             response = await asyncio.wait_for(
                 client.post(self._api.path, json=request), self.timeout_seconds
@@ -196,7 +207,7 @@ class OpenAISampler:
                 key=prompt.__key__,
             )
         try:
-            return None, "", self._api.answers(response.json())
+            return 0.0, "", self._api.answers(response.json())
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise SamplerError(
                 f"{self.base_url} answered without token ids and log-probabilities "
@@ -206,7 +217,7 @@ class OpenAISampler:
             ) from error
 
 
-def _retry_after(response) -> float:
+def _retry_after(response: httpx.Response) -> float:
     try:
         return max(0.0, float(response.headers.get("Retry-After", 0)))
     except ValueError:  # a date

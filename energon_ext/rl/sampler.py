@@ -9,6 +9,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Protocol, Sequence
 
+import numpy as np
 import torch
 
 from energon_ext.batch.packed_batch import PackedBatch
@@ -68,7 +69,7 @@ class ScoredGroup:
     @classmethod
     def from_responses(
         cls,
-        prompt: Sequence[int],
+        prompt: Sequence[int] | np.ndarray,
         responses: Sequence[Sequence[int]],
         log_probs: Sequence[Sequence[float]],
         rewards: Sequence[float],
@@ -221,7 +222,7 @@ def call_with_time_limit(function: Callable[[], Any], seconds: float | None) -> 
     """
     if seconds is None:
         return function()
-    outcome: queue.SimpleQueue = queue.SimpleQueue()
+    outcome: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def call() -> None:
         try:

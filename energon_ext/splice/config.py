@@ -173,6 +173,7 @@ class SpliceFields:
         """Tokens of the source that documents may come from; None for all."""
         if not self.restrict_to_training_subset:
             return None
+        assert self.max_train_batches and self.initial_batch_size  # see _check_together
         return self.max_train_batches * self.initial_batch_size * seq_len
 
     def to_json(self) -> dict[str, Any]:

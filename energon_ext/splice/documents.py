@@ -11,8 +11,8 @@ import numpy as np
 from megatron.energon.flavors.base_dataset import SavableDataset
 from tqdm import tqdm
 
+from energon_ext.config.references import TokenFileFactory
 from energon_ext.documents.text import Document
-from energon_ext.documents.token_file_factory import TokenFileFactory
 
 
 class DocumentStore(Protocol):
@@ -86,16 +86,16 @@ class TokenFileDocuments:
     keys = None
 
     def __init__(self, factory: TokenFileFactory):
-        self._file = factory.file
+        self._files = factory.files
         self._first, stop = factory.document_range
-        self.lengths = self._file.ranges(np.arange(self._first, stop))[1]
+        self._places, self.lengths = self._files.locate(np.arange(self._first, stop))
 
     def tokens(self, number: int) -> np.ndarray:
-        return self._file.document(self._first + number)
+        return self._files.tokens(int(self._places[number]), 0, int(self.lengths[number]))
 
     def digest(self, numbers: np.ndarray) -> str:
         """Names the chosen documents without reading them: by number, length and size of file."""
         chosen = np.stack([np.asarray(numbers, np.int64) + self._first, self.lengths[numbers]])
-        digest = hashlib.sha256(self._file.num_tokens.to_bytes(8, "little"))
+        digest = hashlib.sha256(self._files.num_tokens.to_bytes(8, "little"))
         digest.update(chosen.tobytes())
         return digest.hexdigest()

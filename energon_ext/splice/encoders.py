@@ -22,13 +22,15 @@ from megatron.energon.wrappers.map_dataset import MapDataset
 from energon_ext.arguments import check_integer
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
-from energon_ext.config.source_key import max_epochs_of, order_name
-from energon_ext.documents.token_file_factory import TokenFileFactory
+from energon_ext.config.references import TokenFileFactory
+from energon_ext.config.source_key import max_epochs_of, shuffle_key
 from energon_ext.encoders.mixin import load_source
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError
-from energon_ext.mixture.choice import ChoiceDataset, Source
+from energon_ext.mixture.tree import Tree
+from energon_ext.plan.dataset import BlendedDataset, Source
+from energon_ext.plan.step import RowSource
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig, SpliceIndex, select_documents
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.documents import DocumentStore, EnergonDocuments, TokenFileDocuments
@@ -122,13 +124,17 @@ class SpliceTaskEncoder(PackedTaskEncoder):
 
     def build_source(
         self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
-    ) -> SavableDataset[Row]:
+    ) -> SavableDataset[Row] | RowSource:
         """Splice one source, or pack it."""
         if not self.is_spliced(loaded, key):
             return super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
         store = self.open_documents(loaded, key, worker_config)
         numbers = select_documents(
-            store.lengths, self.splice, seq_len=self.seq_len, keys=store.keys, source=key
+            store.lengths,
+            self.splice,
+            seq_len=self.seq_len,
+            keys=store.keys,
+            source=shuffle_key(key, loaded.dataset),
         )
         documents = [_compact(store.tokens(int(number))) for number in numbers]
         training = repeat and not self._validating
@@ -140,32 +146,25 @@ class SpliceTaskEncoder(PackedTaskEncoder):
             seq_len=self.seq_len,
             fill_id=self._assembler.pad_id,
             epochs=max_epochs_of(loaded.dataset) if training else loaded.repetitions or 1,
-            # A source that has reached its cap stays at its end.
-            restarts=not training,
             fingerprint={**self.splice.to_json(), "documents": _digest(store, numbers, documents)},
-            worker_config=worker_config,
         )
 
-    def build_blend(
-        self, sources: Sequence[Source], *, worker_config: WorkerConfig
-    ) -> ChoiceDataset:
-        """The choice among rows, spliced ones and others."""
-        if not any(isinstance(source.dataset, SpliceSource) for source in sources):
+    def build_blend(self, sources: Sequence[Source], tree: Tree, **options: Any) -> BlendedDataset:
+        """The draw among rows, spliced ones and others."""
+        if not any(isinstance(source.rows, SpliceSource) for source in sources):
             raise ConfigError(
                 f"No source to splice among {[source.key for source in sources]}: "
                 f"spliced_subflavors is {self.spliced_subflavors}, dataset_name "
                 f"{self.splice.dataset_name!r}. Name one of them, or leave both None."
             )
-        choice = super().build_blend(sources, worker_config=worker_config)
-        self._sources = _names_in_batches(sources)
-        return choice
+        return super().build_blend(sources, tree, **options)
 
-    def build_concatenation(
-        self, sources: Sequence[Source], *, worker_config: WorkerConfig
-    ) -> SavableDataset[Row]:
-        concatenation = super().build_concatenation(sources, worker_config=worker_config)
-        self._sources = _names_in_batches(sources)
-        return concatenation
+    def names_in_batches(self, sources: Sequence[Source]) -> tuple[str, ...]:
+        names: set[str] = set()
+        for source in sources:
+            spliced = isinstance(source.rows, SpliceSource)
+            names.update(source.rows.names if spliced else [source.key])
+        return tuple(sorted(names))
 
     # What a subclass may change -------------------------------------------------------------
 
@@ -184,8 +183,8 @@ class SpliceTaskEncoder(PackedTaskEncoder):
     ) -> DocumentStore:
         """The documents of a source, all of them on every rank."""
         if isinstance(loaded.dataset, TokenFileFactory):
-            file = loaded.dataset.file
-            file.check_tokenizer(self.tokenizer.fingerprint(), self.tokenizer.vocab_size)
+            files = loaded.dataset.files
+            files.check_tokenizer(self.tokenizer.fingerprint(), self.tokenizer.vocab_size)
             return TokenFileDocuments(loaded.dataset)
         alone = WorkerConfig(
             rank=0, world_size=1, num_workers=0, seed_offset=worker_config.seed_offset
@@ -219,7 +218,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
                 starts=self.validation_starts,
                 offsets=self.validation_offsets,
             )
-        order = f"{order_name(key, loaded.dataset)}/{worker_config.seed_offset}"
+        order = f"{shuffle_key(key, loaded.dataset)}/{worker_config.seed_offset}"
         index = SpliceIndex(lengths, self.seq_len, self.splice, key=order)
         log_plan(index, numbers, key)
         return index
@@ -239,15 +238,6 @@ class MultiSpliceTaskEncoder(SpliceTaskEncoder):
     """
 
     config_class = MultiSpliceConfig
-
-
-def _names_in_batches(sources: Sequence[Source]) -> tuple[str, ...]:
-    names = {source.key for source in sources}
-    for source in sources:
-        if isinstance(source.dataset, SpliceSource):
-            names.remove(source.key)
-            names.update(source.dataset.names)
-    return tuple(sorted(names))
 
 
 def _compact(tokens: np.ndarray) -> np.ndarray:

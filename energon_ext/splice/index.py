@@ -70,7 +70,11 @@ class SpliceIndex:
     """
 
     def __init__(
-        self, doc_lengths: Sequence[int], seq_len: int, config: SpliceFields, key: str = ""
+        self,
+        doc_lengths: Sequence[int] | np.ndarray,
+        seq_len: int,
+        config: SpliceFields,
+        key: str = "",
     ):
         self.doc_lengths = np.asarray(doc_lengths, np.int64)
         self.seq_len = seq_len

@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 
 from energon_ext.documents.permutation import KeyedPermutation
-from energon_ext.splice.config import SpliceConfig, SpliceFields
+from energon_ext.splice.config import MultiSpliceConfig, SpliceConfig, SpliceFields
 
 #: ``place in the epoch -> example, in the order of documents, starts and offsets``
 Order = Callable[[np.ndarray], np.ndarray]
@@ -37,10 +37,11 @@ class EpochOrders:
 
     def _make(self, epoch: int) -> Order:
         config = self._config
-        if not isinstance(config, SpliceConfig):
+        if isinstance(config, MultiSpliceConfig):
             if not config.shuffle_per_epoch:
                 return lambda places: places
             return KeyedPermutation(self._size, f"{self._key}/{config.seed}/{epoch}")
+        assert isinstance(config, SpliceConfig)
         content = _axis_key(config.shuffle_content, config.content_seed, epoch)
         offsets = _axis_key(config.shuffle_offsets, config.offset_seed, epoch)
         if content is None and offsets is None:
@@ -53,10 +54,10 @@ class EpochOrders:
             None if offsets is None else f"{self._key}/offsets/{offsets}",
         )
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "of": None}
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.of = functools.lru_cache(maxsize=2)(self._make)
 

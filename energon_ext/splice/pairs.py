@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -144,7 +144,8 @@ class PairTable:
         left = np.arange(-(-content // stride) * stride, dtype=np.int64)
         pairs = np.where(left >= self._config.min_copy_len, self._offsets(left), 0)
         both = np.stack([pairs, pairs * left]).reshape(2, -1, stride)
-        return tuple(both.cumsum(axis=1).reshape(2, -1))
+        pairs_left, tokens_left = both.cumsum(axis=1).reshape(2, -1)
+        return pairs_left, tokens_left
 
     def _tail_rows_before(self, first: np.ndarray, remaining: np.ndarray) -> np.ndarray:
         """By bisection, how many rows of the tail end before ``remaining`` pairs are left."""
@@ -166,7 +167,7 @@ def enumerate_pairs(
     offset_stride: int = 1,
     content_start_mode: str = "slide_within",
     min_copy_len: int = 2,
-    **fields,
+    **fields: Any,
 ) -> np.ndarray:
     """List every pair of start t and offset s of one document.
 

@@ -14,11 +14,11 @@ from energon_ext.splice.config import BALANCE_MODES
 
 
 def document_quotas(
-    doc_lengths: Sequence[int],
+    doc_lengths: Sequence[int] | np.ndarray,
     epoch_length: int,
     balance_mode: str = "by_coverage",
     balance_tau: float = 1.0,
-    doc_weights: Sequence[float] | None = None,
+    doc_weights: Sequence[float] | np.ndarray | None = None,
 ) -> np.ndarray:
     """Divide an epoch among documents in proportion to length^tau, times their weights.
 
@@ -79,7 +79,7 @@ def document_quotas(
     return _largest_remainder(shares, int(epoch_length))
 
 
-def _as_integers(values: Sequence[float]) -> list[int]:
+def _as_integers(values: Sequence[float] | np.ndarray) -> list[int]:
     """Floats times one common power of two."""
     ratios = [float(value).as_integer_ratio() for value in values]
     common = max(denominator for _, denominator in ratios)

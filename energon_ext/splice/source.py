@@ -1,27 +1,27 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Spliced documents as a source of rows, like any other source of a blend."""
+"""Spliced documents as a planned source of rows, like any other source of a blend."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import Any, Iterator, Mapping, Protocol, Sequence
+from typing import Any, Mapping, Protocol, Sequence
 
 import numpy as np
-from megatron.energon import WorkerConfig
-from megatron.energon.flavors.base_dataset import SavableDataset
-from megatron.energon.state import FlexState
 
 from energon_ext.batch.rows import Row
-from energon_ext.config.source_key import global_worker, global_workers
-from energon_ext.documents.order import ENDLESS, Share, deal_anew
+from energon_ext.documents.order import ENDLESS
+from energon_ext.plan.lookup import find_blend
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.frames import content_of
 from energon_ext.splice.index import Contents, SpliceIndex
 from energon_ext.state.match import check_fingerprint
 
 logger = logging.getLogger(__name__)
+
+#: What a state calls these rows.
+KIND = "spliced"
 
 #: Examples that are found at a time.
 CHUNK = 1024
@@ -39,12 +39,11 @@ class Examples(Protocol):
     def locate(self, numbers: np.ndarray) -> Contents: ...
 
 
-class SpliceSource(SavableDataset[Row]):
-    """Frames of chosen documents.
+class SpliceSource:
+    """Frames of chosen documents, by number.
 
-    State: how many examples this worker has shown, one integer, and, after a change of the number
-    of workers, what it was dealt of the examples that were left over then. Its order depends on the
-    seed, the key of the source, the configuration and the chosen documents.
+    State: how many examples were shown, one integer. The order depends on the seed, the key of the
+    source, the configuration and the chosen documents.
 
     Args:
         examples: where the documents are shown.
@@ -54,10 +53,7 @@ class SpliceSource(SavableDataset[Row]):
         seq_len: S, positions of a frame.
         fill_id: token before a content whose prefix is attended to.
         epochs: passes over the examples, None for no end.
-        restarts: whether another iteration after the last epoch begins with the first one again;
-            else there is none until a state is restored under more epochs.
         fingerprint: JSON values that the order depends on; a state saved under others is refused.
-        worker_config: Energon's.
     """
 
     def __init__(
@@ -70,22 +66,19 @@ class SpliceSource(SavableDataset[Row]):
         seq_len: int,
         fill_id: int,
         epochs: float | None,
-        restarts: bool = True,
         fingerprint: Mapping[str, Any],
-        worker_config: WorkerConfig,
     ):
-        super().__init__(worker_config=worker_config)
         self.examples = examples
         self.names = list(names)
         self.fingerprint = dict(fingerprint)
+        self.config = config
         self._documents = documents
-        self._config = config
         self._seq_len = seq_len
         self._fill_id = fill_id
-        self._epochs = epochs
-        self._restarts = restarts
         self._cyclic = config.mode == "splice" and config.content_start_mode == "cyclic_roll"
-        self.reset_state_own()
+        self._end = ENDLESS if epochs is None else int(epochs * examples.size)
+        self._part = (0, 1)
+        self.restart()
 
     # What others may ask ------------------------------------------------------------------------
 
@@ -109,91 +102,99 @@ class SpliceSource(SavableDataset[Row]):
             counts[name] += quota
         return dict(counts)
 
-    # Iteration ----------------------------------------------------------------------------------
+    # Rows ---------------------------------------------------------------------------------------
 
-    def reset_state_own(self) -> None:
-        self._share: Share | None = None  # known in the worker, which knows its number
+    def restart(self) -> None:
+        """Begin with the first example again."""
         self._shown = 0
+        self._chunk: tuple[int, Contents] | None = None
 
-    def len_worker(self, worker_idx: int | None = None) -> int:
-        worker = global_worker(self.worker_config, worker_idx)
-        share = Share.fresh(worker, global_workers(self.worker_config))
-        if self._epochs is not None:
-            return share.count(self._end)
-        return max(1, share.count(self.examples.size))  # if not of this epoch, then of a later one
+    def read_part(self, worker: int, workers: int) -> None:
+        """Show every ``workers``-th example alone, where many workers show for themselves."""
+        self._part = worker, workers
 
-    def worker_has_samples(self) -> bool:
-        return self._active_share().count(self._end) > 0
+    @property
+    def ended(self) -> bool:
+        """Whether no example is left."""
+        return self._shown >= self._count
 
-    def __iter__(self) -> Iterator[Row]:
-        if self._config.pack_contents:
-            for contents in self._packed():
-                self._shown += len(contents)
-                yield self._packed_row(contents)
-        else:
-            for content in self._contents():
-                self._shown += 1
-                yield self._row(*content)
-        if self._restarts:
-            self._shown = 0
+    @property
+    def _count(self) -> int:
+        worker, workers = self._part
+        return max(0, -(-(self._end - worker) // workers))
 
-    def _packed(self) -> Iterator[list[tuple[int, int, int, int]]]:
-        """As many contents together as a frame holds."""
-        frame: list[tuple[int, int, int, int]] = []
-        filled = 0
-        for content in self._contents():
-            copy_len = content[-1]
-            if frame and filled + copy_len > self._seq_len:
-                yield frame
-                frame, filled = [], 0
-            frame.append(content)
+    def take(self, count: int) -> "TakenFrames":
+        """Up to ``count`` further frames; fewer at the end of the last epoch."""
+        frames: list[Contents] = []
+        while len(frames) < count and not self.ended:
+            contents = self._next_contents()
+            ends = [1]
+            if self.config.pack_contents:
+                ends = self._frame_ends(contents.copy_lens, self._shown + CHUNK >= self._count)
+            else:
+                ends = list(range(1, min(len(contents.starts), count - len(frames)) + 1))
+            begin = 0
+            for end in ends[: count - len(frames)]:
+                frames.append(Contents(*(column[begin:end] for column in contents)))
+                begin = end
+            self._shown += begin
+        return TakenFrames(self, frames)
+
+    def _next_contents(self) -> Contents:
+        """Some contents that come next: a chunk where they are packed together."""
+        if self._chunk is None or not 0 <= self._shown - self._chunk[0] < CHUNK // 2:
+            worker, workers = self._part
+            places = np.arange(self._shown, min(self._shown + CHUNK, self._count))
+            self._chunk = self._shown, self.examples.locate(worker + workers * places)
+        first, contents = self._chunk
+        return Contents(*(column[self._shown - first :] for column in contents))
+
+    def _frame_ends(self, copy_lens: np.ndarray, is_last: bool) -> list[int]:
+        """Where frames end that hold as many contents as fit, one after another."""
+        ends, filled = [], 0
+        for index, copy_len in enumerate(copy_lens.tolist()):
+            if filled and filled + copy_len > self._seq_len:
+                ends.append(index)
+                filled = 0
             filled += copy_len
-        if frame:
-            yield frame
+        # What follows the last of a chunk is not known, but for the last of all.
+        return [*ends, len(copy_lens)] if is_last or not ends else ends
 
-    def _contents(self) -> Iterator[tuple[int, int, int, int]]:
-        """``(document, t, s, tokens)`` of what this worker shows next."""
-        share, place = self._active_share(), self._shown
-        count = share.count(self._end)
-        while place < count:
-            numbers = share[np.arange(place, min(place + CHUNK, count))]
-            yield from zip(*(column.tolist() for column in self.examples.locate(numbers)))
-            place += CHUNK
+    def tokens_of(self, frame: Contents) -> int:
+        """Positions of a frame that hold a document."""
+        prefix = int(frame.offsets[0]) if self.config.attend_prefix else 0
+        return prefix + int(frame.copy_lens.sum())
 
-    def _active_share(self) -> Share:
-        if self._share is None:
-            workers = global_workers(self.worker_config)
-            self._share = Share.fresh(global_worker(self.worker_config), workers)
-        return self._share
-
-    def _row(self, document: int, start: int, offset: int, copy_len: int) -> Row:
-        """A frame of one content."""
-        content = content_of(self._documents[document], start, copy_len, self._cyclic)
-        name = self.names[document]
-        if self._config.attend_prefix:
-            return self._row_with_prefix(content, offset, name)
+    def row(self, frame: Contents) -> Row:
+        """A frame, written."""
+        columns = zip(*(column.tolist() for column in frame))
+        contents = [
+            (document, offset, content_of(self._documents[document], start, length, self._cyclic))
+            for document, start, offset, length in columns
+        ]
+        if self.config.pack_contents:
+            names = [self.names[document] for document, _, _ in contents]
+            return Row(
+                [content for _, _, content in contents],
+                slice_sources=names,
+                first_positions=[offset for _, offset, _ in contents],
+            )
+        document, offset, content = contents[0]
+        if self.config.attend_prefix:
+            return self._row_with_prefix(content, offset, self.names[document])
         return Row(
             [content],
-            source=name,
+            source=self.names[document],
             documents=1,
             first_positions=(offset,),
             gaps=(offset,),
             num_tokens=len(content),
         )
 
-    def _packed_row(self, contents: Sequence[tuple[int, int, int, int]]) -> Row:
-        documents, starts, offsets, copy_lens = zip(*contents)
-        slices = [
-            content_of(self._documents[document], start, copy_len, self._cyclic)
-            for document, start, copy_len in zip(documents, starts, copy_lens)
-        ]
-        names = [self.names[document] for document in documents]
-        return Row(slices, slice_sources=names, first_positions=offsets)
-
     def _row_with_prefix(self, content: np.ndarray, offset: int, name: str) -> Row:
         prefix = np.full(offset, self._fill_id, np.int64)
-        if offset and self._config.eos_token_id is not None:
-            prefix[-1] = self._config.eos_token_id
+        if offset and self.config.eos_token_id is not None:
+            prefix[-1] = self.config.eos_token_id
         label_weights = np.ones(offset + len(content), np.float32)
         label_weights[: offset + 1] = 0.0  # the first token of the content is not predicted
         return Row(
@@ -203,70 +204,52 @@ class SpliceSource(SavableDataset[Row]):
             label_weights=[label_weights],
         )
 
-    @property
-    def _end(self) -> int:
-        return ENDLESS if self._epochs is None else int(self._epochs * self.examples.size)
-
     # State --------------------------------------------------------------------------------------
 
-    def save_state(self) -> FlexState:
-        return self._state(self._active_share(), self._shown)
+    def save_state(self) -> dict[str, Any]:
+        """JSON values."""
+        return {"kind": KIND, "documents": self.fingerprint, "shown": self._shown}
 
-    def _state(self, share: Share, shown: int) -> FlexState:
-        share, shown = share.without(shown)
-        return FlexState(
-            __class__=type(self).__name__,
-            shown=shown,
-            listed=share.listed.tolist(),
-            tail=share.tail,
-            worker=[share.worker, share.workers],
-            fingerprint=dict(self.fingerprint),
-        )
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`save_state`.
 
-    def restore_state(self, state: FlexState) -> None:
-        self.reset_state_own()
-        own = self._active_share()
-        self._check(state, worker=[own.worker, own.workers])
-        self._share, self._shown = _share_of(state), state["shown"]
-
-    def redeal(
-        self, states: Sequence[FlexState], workers: int, wanted: Sequence[int]
-    ) -> list[FlexState]:
-        """The states of some of ``workers`` workers that continue what others did.
-
-        Args:
-            states: of every old worker.
-            workers: how many there are now.
-            wanted: the numbers of those whose states are returned.
+        Raises:
+            StateMismatchError: of another configuration or other documents.
         """
-        for state in states:
-            self._check(state)
-        dealt = [(_share_of(state), state["shown"]) for state in states]
-        return [self._state(deal_anew(dealt, self._end, worker, workers), 0) for worker in wanted]
-
-    def _check(self, state: FlexState, **current: Any) -> None:
         check_fingerprint(
-            {
-                **state.get("fingerprint", {}),
-                "kind": state.get("__class__"),
-                **{name: state.get(name) for name in current},
-            },
-            {**self.fingerprint, "kind": type(self).__name__, **current},
+            {"kind": state["kind"], **state.get("documents", {})},
+            {"kind": KIND, **self.fingerprint},
+            self.names[0].rpartition("/")[0],
         )
-
-    def can_restore_sample(self) -> bool:
-        return False
-
-    def assert_can_restore(self) -> None:
-        raise NotImplementedError("A spliced frame cannot be restored from a key.")
-
-    def config(self) -> dict[str, Any]:
-        return {"type": type(self).__qualname__, "size": self.examples.size, **self.fingerprint}
+        self.restart()
+        self._shown = state["shown"]
 
 
-def _share_of(state: FlexState) -> Share:
-    worker, workers = state["worker"]
-    return Share(worker, workers, np.array(state["listed"], np.int64), state["tail"])
+def splices_of(dataset_or_loader: Any) -> list[SpliceSource]:
+    """The spliced sources inside a dataset or loader."""
+    sources = find_blend(dataset_or_loader).sources.values()
+    return [source.rows for source in sources if isinstance(source.rows, SpliceSource)]
+
+
+class TakenFrames:
+    """Some frames of a source, not yet written."""
+
+    def __init__(self, source: SpliceSource, frames: list[Contents]):
+        self._source = source
+        self._frames = frames
+        self.num_documents = sum(len(frame.starts) for frame in frames)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Positions of each that hold a document, int64 [frames]."""
+        return np.array([self._source.tokens_of(frame) for frame in self._frames], np.int64)
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def row(self, number: int) -> Row:
+        """One of them, with its tokens."""
+        return self._source.row(self._frames[number])
 
 
 def log_plan(index: SpliceIndex, numbers: np.ndarray, source: str) -> None:

@@ -39,7 +39,7 @@ class GridIndex:
 
     def __init__(
         self,
-        doc_lengths: Sequence[int],
+        doc_lengths: Sequence[int] | np.ndarray,
         seq_len: int,
         config: SpliceFields,
         *,

@@ -14,28 +14,38 @@ from energon_ext.errors import DataExhaustedError
 
 
 def end_together(
-    exhausted: bool, worker_config: WorkerConfig, caps: Mapping[str, int], batch_index: int
+    has_batch: bool,
+    limits: Mapping[str, int],
+    batch_index: int,
+    worker_config: WorkerConfig,
+    *,
+    is_shared: bool,
 ) -> None:
-    """Raise on every data-parallel rank where one has no batch left; they call this together.
+    """Raise on every data-parallel rank where one has no batch left.
 
-    A rank that went on alone would wait for the gradients of the others for ever.
+    Ranks that follow a shared plan end at the same batch by themselves. Others call this together,
+    since a rank that went on alone would wait for the gradients of the others for ever.
 
     Args:
-        exhausted: whether this rank has no batch left.
-        worker_config: of the dataset; names the ranks.
-        caps: ``max_epochs`` of each source, for the message.
+        has_batch: whether this rank has one.
+        limits: ``max_epochs`` of each source, for the message.
         batch_index: of the batch that is not there.
+        worker_config: of the dataset; names the ranks.
+        is_shared: whether all follow one plan.
 
     Raises:
         DataExhaustedError: on all ranks or on none.
     """
-    if _on_any_rank(exhausted, worker_config):
-        rank = "this" if exhausted else "another"
-        listed = ", ".join(f"{key}: {cap}" for key, cap in caps.items())
-        raise DataExhaustedError(
-            f"Every source has reached its max_epochs ({listed}): {rank} data-parallel rank has no "
-            f"batch {batch_index}. Train for fewer steps, raise a cap, or leave one out."
-        )
+    if has_batch and (is_shared or not _on_any_rank(False, worker_config)):
+        return
+    if not has_batch and not is_shared:
+        _on_any_rank(True, worker_config)
+    rank = "another" if has_batch else "this"
+    listed = ", ".join(f"{key}: {limit}" for key, limit in limits.items())
+    raise DataExhaustedError(
+        f"Every source has reached its max_epochs ({listed}): {rank} data-parallel rank has no "
+        f"batch {batch_index}. Train for fewer steps, raise a limit, or leave one out."
+    )
 
 
 def _on_any_rank(here: bool, worker_config: WorkerConfig) -> bool:

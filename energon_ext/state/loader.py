@@ -13,32 +13,46 @@ not, when it has worker processes:
   resume is k batches too early. Here the count is complete. By default no state needs to say so:
   workers store a state after every batch.
 
-It saves and restores through the same methods, and its states are the stock ones. It also tells
-what a resume does with every source, and continues a run on another number of ranks and workers.
+It saves and restores through the same methods, and its states are the stock ones, with a digest in
+each worker's. Where all sources are planned, ``state_dict`` gives one cursor for the whole run, the
+same on every rank, which continues on any number of ranks and workers.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
 import time
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import torch
 from megatron.energon import SavableDataLoader
 from megatron.energon.flavors.base_dataset import SavableDataset
-from megatron.energon.savable_loader import SavableDataLoaderState, SavableDatasetWrapper
+from megatron.energon.savable_loader import (
+    SavableDataLoaderState,
+    SavableDatasetCheckpoint,
+    SavableDatasetWrapper,
+)
+from megatron.energon.state import FlexState
+from megatron.energon.wrappers.epochize_dataset import EpochizeDataset
 from torch.utils.data._utils import signal_handling
 
-from energon_ext.config.source_key import global_worker
-from energon_ext.errors import ConfigError, EnergonExtError
-from energon_ext.splice.lookup import choices_inside, find_choice
+from energon_ext.arguments import check_integer
+from energon_ext.errors import ConfigError, EnergonExtError, StateFormatError, StateMismatchError
+from energon_ext.plan.lookup import blends_inside, find_blend
 from energon_ext.state.match import SourceChange, check_fingerprint, compare_sources
 from energon_ext.state.regroup import (
+    WorkerState,
+    blends_in,
     check_nothing_waits,
-    choices_in,
-    state_for_rank,
+    cursor_of,
+    loader_state,
+    regrouped,
+    with_blend,
     workers_of,
 )
+from energon_ext.state.schema import SEAL, check_format, check_seal, digest_of, sealed
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +78,7 @@ class ExactDataLoader(SavableDataLoader):
     """
 
     def __init__(self, dataset: SavableDataset, *, save_every: int = 1, **options: Any):
-        if isinstance(save_every, bool) or not isinstance(save_every, int) or save_every < 1:
-            raise ConfigError(f"save_every: {save_every!r} found, an integer >= 1 is needed.")
+        check_integer("save_every", save_every, 1)
         options.setdefault("checkpoint_every_sec", 0)
         options.setdefault("checkpoint_every_min_n_samples", 1)
         super().__init__(dataset, **options)
@@ -77,6 +90,74 @@ class ExactDataLoader(SavableDataLoader):
         # Stock always asks for page-locked memory; torch warns where there is no GPU to copy to.
         self.pin_memory = torch.cuda.is_available()
 
+    @property
+    def batches_drawn(self) -> int:
+        """Batches of this rank since the beginning of the run."""
+        if self.num_workers == 0:
+            return self.dataset._sample_index
+        return sum(last + 1 for last in self._worker_sample_counters)
+
+    # One cursor for the run -----------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The cursor after the last batch that was drawn: JSON values, the same on every rank.
+
+        Raises:
+            ConfigError: a source is streamed; save with :meth:`save_state_rank`.
+        """
+        blend = self._shared_blend()
+        state = self.save_state_rank()
+        cursor = blend.save_state() if state is None else cursor_of(state)
+        return sealed(json.loads(json.dumps({**cursor, "skip": 0})))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict` of any rank of a run, on any ranks and workers.
+
+        A state that was saved inside a step continues on the ranks and batch size of then only.
+
+        Raises:
+            StateFormatError: it is damaged, or something else.
+            StateMismatchError: it belongs to another configuration.
+            ConfigError: a source is streamed, or batches were drawn already.
+        """
+        blend = self._shared_blend()
+        if not isinstance(state, Mapping):
+            raise StateFormatError(f"A {type(state).__name__} is no data state.")
+        cursor = FlexState(check_seal(state))
+        check_format(cursor)
+        blend.check_state(cursor)
+        self.restore_state_rank(self._state_at(cursor))
+
+    def _shared_blend(self) -> Any:
+        blend = find_blend(self.dataset)
+        if not blend.is_shared:
+            streamed = [key for key, source in blend.sources.items() if source.is_streamed]
+            raise ConfigError(
+                f"state_dict: {', '.join(streamed)} is tokenized on the fly, so that every worker "
+                f"has a state of its own. Save with save_state_rank() on every rank, or prepare "
+                f"the text with `energon-ext prepare`."
+            )
+        return blend
+
+    def _state_at(self, cursor: FlexState) -> SavableDataLoaderState:
+        """The stock state of this rank that stands at a cursor."""
+        blend = find_blend(self.dataset)
+        workers = max(1, self.num_workers)
+        batches = (cursor["plan"]["row"] + cursor["done"]) // blend.topology.rows_per_round
+        inner = self.dataset.dataset
+        fresh = inner.save_state()
+        length = _virtual_epoch_length(inner)
+        in_epoch = batches % length if length else 0
+        states = []
+        for worker in range(workers):
+            own = FlexState({**cursor, "skip": (worker - batches) % workers})
+            begun = [_share(count, worker, workers) for count in (batches, in_epoch)]
+            states.append(WorkerState(with_blend(fresh, own, begun[1]), begun[0]))
+        state = loader_state(states, self.num_workers, self._get_batch_size())
+        return _sealed_workers(state)
+
+    # The states of ranks --------------------------------------------------------------------
+
     def save_state_rank(self) -> SavableDataLoaderState | None:
         """The state after the last batch that was drawn, None before there is any."""
         # Stock believes in workers as soon as iter() was called; they start with the first batch.
@@ -85,7 +166,7 @@ class ExactDataLoader(SavableDataLoader):
         while True:
             state = super().save_state_rank()
             if not self._has_workers or all(worker.state for worker in state.worker_states):
-                return state
+                return None if state is None else _sealed_workers(state)
             if time.monotonic() > deadline:
                 raise EnergonExtError(
                     f"A data worker did not start within {WORKER_START_SECONDS:.0f} s, so its "
@@ -94,14 +175,14 @@ class ExactDataLoader(SavableDataLoader):
             time.sleep(0.005)
 
     def restore_states(self, states: Sequence[SavableDataLoaderState]) -> None:
-        """Continue a run, on any number of ranks and workers where its sources can.
+        """Continue a run from the states of its ranks, perhaps on other ranks and workers.
 
         Args:
-            states: of all ranks of the saved run, in their order.
+            states: of all ranks of the saved run, in their order. Of a shared plan one is enough.
 
         Raises:
-            StateMismatchError: another configuration, or another number of ranks or workers with a
-                source that only the saved number can continue.
+            StateMismatchError: another configuration, or another number of workers in all with a
+                streamed source, or states of different steps.
             ConfigError: states are missing; or the dataset was built without this package's mixin.
         """
         self.restore_state_rank(self.state_of(states))
@@ -113,20 +194,19 @@ class ExactDataLoader(SavableDataLoader):
                 f"restore_states: {len(states)} states found, {list(states).count(None)} of them "
                 "None; the states of all ranks of the saved run are needed, after a first batch."
             )
-        layout = [workers_of(state) for state in states]
-        if layout != [self.num_workers] * self.worker_config.world_size:
-            logger.info(
-                "The data of %d ranks with %s workers is dealt anew to %d ranks with %d.",
-                len(states),
-                layout[0],
-                self.worker_config.world_size,
-                self.num_workers,
-            )
-        return state_for_rank(states, find_choice(self.dataset))
+        for state in states:
+            _check_workers(state)
+        config = self.worker_config
+        if find_blend(self.dataset).is_shared:
+            return self._state_at(_common_cursor(states))
+        if [workers_of(state) for state in states] == [self.num_workers] * config.world_size:
+            return states[config.rank]
+        return _sealed_workers(regrouped(states, config.rank, config.world_size, self.num_workers))
 
     def restore_state_rank(self, state: SavableDataLoaderState | None) -> None:
         """Continue after the batch that ``state`` was saved after."""
         if state is not None:
+            _check_workers(state)
             self._compare(state)
         super().restore_state_rank(state)
         if state is not None and self.num_workers > 0:
@@ -137,27 +217,20 @@ class ExactDataLoader(SavableDataLoader):
 
     def _compare(self, state: SavableDataLoaderState) -> None:
         """Refuse another configuration; say what becomes of each source of this one."""
-        saved_workers = {"num_workers": workers_of(state)}
-        workers = {"num_workers": self.num_workers}
-        for choice in choices_inside(self.dataset):
-            saved = choices_in(state)
+        check_fingerprint(
+            {"num_workers": workers_of(state), "batch_size": state.micro_batch_size},
+            {"num_workers": self.num_workers, "batch_size": self._get_batch_size()},
+        )
+        for blend in blends_inside(self.dataset):
+            saved = blends_in(state)
             for number, worker in saved.items():
-                own = global_worker(self.worker_config, number)
-                check_fingerprint(
-                    {
-                        **saved_workers,
-                        **worker["fingerprint"],
-                        "global_worker": worker["global_worker"],
-                    },
-                    {**workers, **choice.fingerprint, "global_worker": own},
-                )
-            self.changes = compare_sources(list(saved.values()), choice.names) if saved else []
+                blend.check_state(worker, worker=number)
+            self.changes = compare_sources(list(saved.values()), blend.names) if saved else []
             check_nothing_waits(state, self.changes)
             # The same on every rank, so one says it.
             if self.worker_config.rank == 0 and self.changes:
                 lines = "\n  ".join(map(str, self.changes))
                 logger.info("Resuming the data of %d sources:\n  %s", len(self.changes), lines)
-        check_fingerprint(saved_workers, workers)
 
     def close(self) -> None:
         """End the worker processes now; torch would wait five seconds for each of them."""
@@ -186,3 +259,74 @@ class _StatesAtSaves(SavableDatasetWrapper):
         workers = self.worker_config.num_workers
         next_batch = self._sample_index * workers + self._worker_id
         return next_batch // self.save_every > (next_batch - workers) // self.save_every
+
+
+def _common_cursor(states: Sequence[SavableDataLoaderState]) -> FlexState:
+    cursors = [cursor_of(state) for state in states]
+    places = {(cursor["plan"]["row"], cursor["done"]) for cursor in cursors}
+    if len(places) > 1:
+        rows = sorted(row + done for row, done in places)
+        raise StateMismatchError(
+            {"rows drawn": (rows, "the same on every rank")},
+            "States of different steps are mixed; take those of one save.",
+        )
+    return cursors[0]
+
+
+def _share(batches: int, worker: int, workers: int) -> int:
+    """How many of the first batches of a rank a worker made."""
+    return max(0, -(-(batches - worker) // workers))
+
+
+def _virtual_epoch_length(dataset: SavableDataset) -> int:
+    found = dataset._find_wrapped_dataset(EpochizeDataset)
+    return 0 if found is None else found.length
+
+
+def _sealed_workers(state: SavableDataLoaderState) -> SavableDataLoaderState:
+    """The state with a digest in that of every worker; it may be sealed already."""
+    workers = []
+    for worker in state.worker_states:
+        tree = _tree_of(worker)
+        if tree is not None:
+            worker = _with_tree(worker, {**tree, SEAL: _digest_of_worker(worker)})
+        workers.append(worker)
+    return dataclasses.replace(state, worker_states=workers)
+
+
+def _check_workers(state: Any) -> None:
+    """Refuse a state of a loader that is damaged; a stock one carries no digest.
+
+    Raises:
+        StateFormatError: it is not what was saved.
+    """
+    if not isinstance(state, SavableDataLoaderState) or not isinstance(state.worker_states, list):
+        raise StateFormatError(f"A {type(state).__name__} found, the state of a loader is needed.")
+    for number, worker in enumerate(state.worker_states):
+        if not isinstance(worker, (dict, SavableDatasetCheckpoint)):
+            raise StateFormatError(f"Worker {number} of a data state is a {type(worker).__name__}.")
+        tree = _tree_of(worker)
+        if tree is not None and SEAL in tree and tree[SEAL] != _digest_of_worker(worker):
+            raise StateFormatError(
+                f"The data state of worker {number} is not what was saved: its digest differs. "
+                f"Copy it again from where it came, or take another checkpoint."
+            )
+
+
+def _tree_of(worker: Any) -> Mapping[str, Any] | None:
+    """The state of the datasets of a worker, None before it began."""
+    if isinstance(worker, dict) or worker.state is None:
+        return worker if isinstance(worker, dict) else None
+    return worker.state.dataset_state
+
+
+def _with_tree(worker: Any, tree: Mapping[str, Any]) -> Any:
+    if isinstance(worker, dict):
+        return FlexState(tree)
+    state = dataclasses.replace(worker.state, dataset_state=FlexState(tree))
+    return dataclasses.replace(worker, state=state)
+
+
+def _digest_of_worker(worker: Any) -> str:
+    tree = {key: value for key, value in _tree_of(worker).items() if key != SEAL}
+    return digest_of(_with_tree(worker, tree))

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One weight: a constant, or values at knots with a rule for what lies between them.
+"""One weight: a constant, or values at breakpoints with a rule for what lies between them.
 
-Outside its knots a schedule keeps its first and last value.
+Outside its breakpoints a schedule keeps its first and last value.
 
 =========== =================================================== ======
 kind        between (x0, y0) and (x1, y1), t = (x-x0) / (x1-x0) values
@@ -19,7 +19,7 @@ from __future__ import annotations
 import bisect
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -29,31 +29,37 @@ KINDS = ("step", "linear", "cosine", "exponential")
 
 
 class WeightSpec(ABC):
-    """A weight that may depend on the batch index. Immutable, picklable, never negative."""
+    """A weight that may depend on the position in the run. Immutable, picklable, never negative."""
 
-    #: Whether the user wrote a schedule for this weight. A constant whose share moves because a
-    #: sibling is scheduled is still a constant.
+    #: Whether the user wrote a schedule for this weight.
     is_scheduled: bool = False
 
     @abstractmethod
-    def evaluate(self, batch_index: int) -> float:
-        """The weight at one batch index."""
+    def evaluate(self, position: int) -> float:
+        """The weight at one position."""
 
     @abstractmethod
-    def evaluate_many(self, batch_indices: np.ndarray) -> np.ndarray:
-        """The weight at each of ``batch_indices`` (int64 [n]), float64 [n]."""
+    def segment(self, position: int) -> "Segment":
+        """The rule that holds at a position, and how far."""
 
-    @abstractmethod
-    def bounds(self, first: int, last: int) -> tuple[float, float]:
-        """A lower and an upper bound of the weight on the indices ``first..last``, inclusive."""
-
-    def knots(self) -> tuple[int, ...]:
-        """Every index at which the rule changes."""
+    def breakpoints(self) -> tuple[int, ...]:
+        """Every position at which the rule changes."""
         return ()
 
-    def describe(self) -> str:
-        """One short phrase for error messages and plans."""
-        return repr(self)
+
+class Segment(NamedTuple):
+    """A weight between two breakpoints: ``kind`` from ``(x0, y0)`` to ``(x1, y1)``.
+
+    Attributes:
+        end: first position at which another rule holds.
+    """
+
+    kind: str
+    x0: int
+    y0: float
+    x1: int
+    y1: float
+    end: float
 
 
 class ConstantWeight(WeightSpec):
@@ -67,14 +73,11 @@ class ConstantWeight(WeightSpec):
     def __init__(self, value: float):
         self.value = _checked_value(value, "weight")
 
-    def evaluate(self, batch_index: int) -> float:
+    def evaluate(self, position: int) -> float:
         return self.value
 
-    def evaluate_many(self, batch_indices: np.ndarray) -> np.ndarray:
-        return np.full(len(batch_indices), self.value)
-
-    def bounds(self, first: int, last: int) -> tuple[float, float]:
-        return self.value, self.value
+    def segment(self, position: int) -> Segment:
+        return Segment("step", 0, self.value, 1, self.value, math.inf)
 
     def __repr__(self) -> str:
         return f"{self.value:g}"
@@ -87,12 +90,12 @@ class ConstantWeight(WeightSpec):
 
 
 class ScheduledWeight(WeightSpec):
-    """A weight given by its values at knots; see the module for what lies between them.
+    """A weight given by its values at breakpoints; see the module for what lies between them.
 
     Args:
         kind: ``step``, ``linear``, ``cosine`` or ``exponential``.
-        knots: batch indices, increasing, >= 0.
-        values: the weight at each knot.
+        breakpoints: positions, increasing, >= 0.
+        values: the weight at each breakpoint.
 
     Example:
         >>> weight = ScheduledWeight.from_points("step", {0: 100, 100: 10, 1000: 0})
@@ -104,11 +107,11 @@ class ScheduledWeight(WeightSpec):
 
     is_scheduled = True
 
-    def __init__(self, kind: str, knots: Sequence[int], values: Sequence[float]):
+    def __init__(self, kind: str, breakpoints: Sequence[int], values: Sequence[float]):
         if kind not in KINDS:
             raise ConfigError(f"weight: unknown kind {kind!r}; known: {', '.join(KINDS)}.")
         self.kind = kind
-        self._knots = tuple(knots)
+        self._breakpoints = tuple(breakpoints)
         self._values = tuple(values)
 
     @classmethod
@@ -118,22 +121,22 @@ class ScheduledWeight(WeightSpec):
         points: Mapping[Any, float] | Iterable[Sequence[Any]],
         where: str = "weight",
     ) -> "ScheduledWeight":
-        """A schedule from ``{knot: value}`` or ``[[knot, value], ...]``, in any order.
+        """A schedule from ``{breakpoint: value}`` or ``[[breakpoint, value], ...]``, in any order.
 
         Args:
             where: what an error names as the place.
 
         Raises:
-            ConfigError: unknown kind, no points, a knot that is not an integer >= 0 or stands
+            ConfigError: unknown kind, no points, a breakpoint that is not an integer >= 0 or stands
                 twice, a value that is not finite and >= 0 (> 0 for ``exponential``).
         """
         if kind not in KINDS:
             raise ConfigError(f"{where}: unknown kind {kind!r}; known: {', '.join(KINDS)}.")
         pairs: dict[int, float] = {}
-        for knot, value in _as_pairs(points, f"{where}.{kind}"):
-            index = _checked_knot(knot, f"{where}.{kind}")
+        for breakpoint, value in _as_pairs(points, f"{where}.{kind}"):
+            index = _checked_breakpoint(breakpoint, f"{where}.{kind}")
             if index in pairs:
-                raise ConfigError(f"{where}.{kind}: knot {index} stands twice; keep one.")
+                raise ConfigError(f"{where}.{kind}: breakpoint {index} stands twice; keep one.")
             pairs[index] = _checked_value(value, f"{where}.{kind}[{index}]")
             if kind == "exponential" and pairs[index] == 0:
                 raise ConfigError(
@@ -141,65 +144,85 @@ class ScheduledWeight(WeightSpec):
                     f"or `linear`, or a later `step` to 0."
                 )
         if not pairs:
-            raise ConfigError(f"{where}.{kind}: no knots; give at least one, such as {{0: 1}}.")
-        knots = sorted(pairs)
-        return cls(kind, knots, [pairs[knot] for knot in knots])
+            raise ConfigError(f"{where}.{kind}: no breakpoints; give one or more, as {{0: 1}}.")
+        breakpoints = sorted(pairs)
+        return cls(kind, breakpoints, [pairs[breakpoint] for breakpoint in breakpoints])
 
-    def evaluate(self, batch_index: int) -> float:
-        position = bisect.bisect_right(self._knots, batch_index) - 1
-        if position < 0:
-            return self._values[0]
-        left = self._values[position]
-        if position == len(self._knots) - 1 or self.kind == "step":
-            return left
-        right = self._values[position + 1]
-        start = self._knots[position]
-        progress = (batch_index - start) / (self._knots[position + 1] - start)
-        if self.kind == "linear":
-            return left + progress * (right - left)
-        if self.kind == "cosine":
-            return left + 0.5 * (1.0 - math.cos(math.pi * progress)) * (right - left)
-        return left * (right / left) ** progress
+    def evaluate(self, position: int) -> float:
+        return float(Weights([self]).at(position)[0])
 
-    def evaluate_many(self, batch_indices: np.ndarray) -> np.ndarray:
-        indices = np.asarray(batch_indices, dtype=np.int64)
-        knots = np.asarray(self._knots, dtype=np.int64)
-        values = np.asarray(self._values, dtype=np.float64)
-        position = np.searchsorted(knots, indices, side="right") - 1
-        left_at = np.clip(position, 0, len(knots) - 1)
-        if self.kind == "step":
-            return values[left_at]
-        right_at = np.minimum(left_at + 1, len(knots) - 1)
-        span = np.maximum(knots[right_at] - knots[left_at], 1)
-        progress = np.clip((indices - knots[left_at]) / span, 0.0, None)
-        progress[left_at == right_at] = 0.0
-        left, right = values[left_at], values[right_at]
-        if self.kind == "linear":
-            return left + progress * (right - left)
-        if self.kind == "cosine":
-            return left + 0.5 * (1.0 - np.cos(np.pi * progress)) * (right - left)
-        return left * (right / left) ** progress
+    def segment(self, position: int) -> Segment:
+        points, values = self._breakpoints, self._values
+        index = bisect.bisect_right(points, position) - 1
+        if index < 0:
+            return Segment("step", 0, values[0], 1, values[0], points[0])
+        if index == len(points) - 1:
+            return Segment("step", 0, values[-1], 1, values[-1], math.inf)
+        right = points[index + 1]
+        return Segment(self.kind, points[index], values[index], right, values[index + 1], right)
 
-    def bounds(self, first: int, last: int) -> tuple[float, float]:
-        # Every kind is monotone between knots.
-        inside = slice(
-            bisect.bisect_right(self._knots, first), bisect.bisect_right(self._knots, last)
-        )
-        values = (self.evaluate(first), *self._values[inside], self.evaluate(last))
-        return min(values), max(values)
-
-    def knots(self) -> tuple[int, ...]:
-        return self._knots
+    def breakpoints(self) -> tuple[int, ...]:
+        return self._breakpoints
 
     def __repr__(self) -> str:
-        points = ", ".join(f"{k}: {v:g}" for k, v in zip(self._knots, self._values))
+        points = ", ".join(f"{k}: {v:g}" for k, v in zip(self._breakpoints, self._values))
         return f"{self.kind}{{{points}}}"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ScheduledWeight) and repr(other) == repr(self)
+        return isinstance(other, ScheduledWeight) and self._parts() == other._parts()
 
     def __hash__(self) -> int:
-        return hash((self.kind, self._knots, self._values))
+        return hash(self._parts())
+
+    def _parts(self) -> tuple[Any, ...]:
+        return self.kind, self._breakpoints, self._values
+
+
+class Weights:
+    """Many weights at one position after another; costs no call a weight between breakpoints.
+
+    Example:
+        >>> weights = Weights([ConstantWeight(2), weight_from_config({"linear": {0: 0, 10: 5}})])
+        >>> weights.at(4).tolist()
+        [2.0, 2.0]
+    """
+
+    def __init__(self, weights: Sequence[WeightSpec]):
+        self._weights = list(weights)
+        self._first, self._end = 0.0, -1.0  # where the segments at hand hold
+
+    def at(self, position: int) -> np.ndarray:
+        """The value of each weight, float64 [n]; must not be written to."""
+        if not self._first <= position < self._end:
+            self._open(position)
+        if not self._moving:
+            return self._values
+        values = self._values.copy()
+        for kind, where, (x0, y0, x1, y1) in self._moving:
+            t = (position - x0) / (x1 - x0)
+            if kind == "exponential":
+                values[where] = y0 * (y1 / y0) ** t
+            else:
+                t = 0.5 * (1.0 - np.cos(np.pi * t)) if kind == "cosine" else t
+                values[where] = y0 + t * (y1 - y0)
+        return values
+
+    def _open(self, position: int) -> None:
+        segments = [weight.segment(position) for weight in self._weights]
+        self._first = float(position)
+        self._end = min((segment.end for segment in segments), default=math.inf)
+        self._values = np.array([segment.y0 for segment in segments])
+        self._moving: list[tuple[str, np.ndarray, np.ndarray]] = []
+        for kind in KINDS[1:]:
+            where = [i for i, s in enumerate(segments) if s.kind == kind and s.y0 != s.y1]
+            if where:
+                ends = np.array([segments[i][1:5] for i in where], np.float64).T
+                self._moving.append((kind, np.array(where), ends))
+
+
+def eval_weight(weight: Any, position: int) -> float:
+    """The value of a spec or a plain number at a position."""
+    return weight.evaluate(position) if isinstance(weight, WeightSpec) else float(weight)
 
 
 def weight_from_config(value: Any, where: str = "weight") -> WeightSpec:
@@ -207,7 +230,7 @@ def weight_from_config(value: Any, where: str = "weight") -> WeightSpec:
 
     Args:
         value: a number, or one of ``{step: ...}``, ``{linear: ...}``, ``{cosine: ...}``,
-            ``{exponential: ...}`` with ``{knot: value}`` or ``[[knot, value], ...]``.
+            ``{exponential: ...}``, with ``{breakpoint: value}`` or ``[[breakpoint, value], ...]``.
         where: the place in the YAML, for errors.
 
     Raises:
@@ -238,17 +261,17 @@ def _as_pairs(points: Any, where: str) -> list[tuple[Any, Any]]:
         if all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
             return [tuple(pair) for pair in pairs]
     raise ConfigError(
-        f"{where}: {points!r} found, {{knot: value, ...}} or [[knot, value], ...] is allowed."
+        f"{where}: {points!r} found, {{breakpoint: value}} or [[breakpoint, value]] is allowed."
     )
 
 
-def _checked_knot(knot: Any, where: str) -> int:
+def _checked_breakpoint(breakpoint: Any, where: str) -> int:
     # Energon's YAML loader hands mapping keys over as strings.
-    if isinstance(knot, str) and knot.strip().lstrip("+-").isdigit():
-        knot = int(knot)
-    if isinstance(knot, bool) or not isinstance(knot, int) or knot < 0:
-        raise ConfigError(f"{where}: knot {knot!r} is not an integer >= 0.")
-    return knot
+    if isinstance(breakpoint, str) and breakpoint.strip().lstrip("+-").isdigit():
+        breakpoint = int(breakpoint)
+    if isinstance(breakpoint, bool) or not isinstance(breakpoint, int) or breakpoint < 0:
+        raise ConfigError(f"{where}: breakpoint {breakpoint!r} is not an integer >= 0.")
+    return breakpoint
 
 
 def _checked_value(value: Any, where: str) -> float:

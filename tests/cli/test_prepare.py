@@ -11,7 +11,7 @@ from megatron.energon import DefaultTaskEncoder, TextSample, WorkerConfig
 
 from energon_ext.cli.dataset_writer import WriteOptions, write_text_dataset
 from energon_ext.cli.documents import Corpus, Document
-from energon_ext.documents.token_file import TokenFile
+from energon_ext.documents.file_set import open_token_files
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
 from tests.cli.command import energon_ext, error_line
@@ -72,9 +72,9 @@ def test_a_tokenizer_writes_megatrons_token_files_with_every_document(tmp_path, 
     assert files(tmp_path / "out") == sorted(names)
     found = []
     for split in ("train", "val"):
-        tokens = TokenFile(tmp_path / "out" / split)
+        tokens = open_token_files(tmp_path / "out" / split)
         tokens.check_tokenizer(tokenizer.fingerprint(), tokenizer.vocab_size)
-        assert tokens.tokens.dtype == np.uint16
+        assert tokens.tokens(0, 0, 1).dtype == np.uint16
         found += [tokens.document(index).tolist() for index in range(len(tokens))]
     assert sorted(found) == sorted(tokenizer.encode(text) for text in TEXTS)
     assert out.splitlines()[1].split() == ["documents", "characters", "tokens"]

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from energon_ext import PackedBatch, SampleError
+from energon_ext import PackedBatch
 from energon_ext.batch.buffer import BatchSizes
+from energon_ext.errors import SampleError
 from energon_ext.megatron import get_batch, make_loss_func, mean_losses, summarize_step
 from energon_ext.megatron.context_parallel import context_parallel_positions
 from tests.megatron.small_gpt import (

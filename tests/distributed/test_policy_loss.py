@@ -23,7 +23,7 @@ from megatron.core.distributed import (
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from energon_ext import unified_loss
+from energon_ext.losses import unified_loss
 from energon_ext.megatron import build_packed_seq_params, forward_step, mean_losses
 from tests.megatron import processes
 from tests.megatron.small_gpt import (

@@ -4,14 +4,9 @@
 
 import pytest
 
-from energon_ext import (
-    ConfigError,
-    PackedTaskEncoder,
-    StateFormatError,
-    StateMismatchError,
-    get_train_dataset,
-)
+from energon_ext import ConfigError, PackedTaskEncoder, StateMismatchError, get_train_dataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.errors import StateFormatError
 from energon_ext.megatron import MegatronEnergonLoader
 from tests import support
 

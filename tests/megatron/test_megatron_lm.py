@@ -13,8 +13,9 @@ import pytest
 import torch
 from megatron.core import parallel_state
 
-from energon_ext import ConfigError, StateFormatError, StateMismatchError
+from energon_ext import ConfigError, StateMismatchError
 from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.errors import StateFormatError
 from energon_ext.megatron import (
     add_energon_args,
     megatron_lm,
@@ -22,7 +23,7 @@ from energon_ext.megatron import (
     train_valid_test_dataloaders_provider,
 )
 from energon_ext.megatron.validation import ValidationLoader
-from energon_ext.splice.lookup import find_choice
+from energon_ext.plan.lookup import find_blend
 from tests import support
 
 TEXTS = ["one fish two fish", "red fish", "blue fish, black fish, old fish", "new fish"] * 9
@@ -129,7 +130,7 @@ def test_knots_count_what_the_launch_script_says(launch, mix, counted, knot, fir
     ]
     launch.energon_schedule_axis = counted
     assert megatron_lm.schedule_axis(launch).end == end
-    choice = find_choice(provide().loader)
+    choice = find_blend(provide().loader)
     shares = [choice.planned_shares(index)["a:train"] for index in (first_batch - 1, first_batch)]
     assert shares == [0.5, 0]
 

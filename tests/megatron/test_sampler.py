@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from energon_ext import BatchAssembler, ConfigError, Prompt, Row, SamplerError
+from energon_ext import ConfigError
+from energon_ext.batch.collate import BatchAssembler
+from energon_ext.batch.rows import Row
+from energon_ext.encoders.prompts import Prompt
+from energon_ext.errors import SamplerError
 from energon_ext.megatron import MegatronSampler, Sampling, build_packed_seq_params, generate
 from energon_ext.megatron.sampler import draw
 from tests.megatron.small_gpt import VOCABULARY, small_config, small_model

@@ -24,7 +24,7 @@ from energon_ext.megatron import (
     mean_losses,
 )
 from energon_ext.splice import LossMap, MultiSpliceConfig
-from energon_ext.splice.lookup import find_splices
+from energon_ext.splice.source import splices_of
 from tests.megatron.small_gpt import small_config
 from tests.support import config, loader_for, take, write_dataset, write_mix
 
@@ -122,7 +122,7 @@ def test_a_hundred_steps_on_three_documents_lower_the_loss_of_those_that_were_sh
         task_encoder=task_encoder,
         split_part="train",
     )
-    (source,) = find_splices(dataset)
+    (source,) = splices_of(dataset)
     losses = LossMap(source.examples, source.names)
     with torch.no_grad():
         for batch in loader_for(dataset):

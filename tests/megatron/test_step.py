@@ -12,9 +12,11 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from energon_ext import ConfigError, SampleError, unified_loss
+from energon_ext import ConfigError
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
+from energon_ext.errors import SampleError
+from energon_ext.losses import unified_loss
 from energon_ext.megatron import (
     build_packed_seq_params,
     forward_step,

@@ -11,17 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from energon_ext import (
-    ConfigError,
-    DataExhaustedError,
-    RLDataset,
-    SampleError,
-    SamplerError,
-    ScoredGroup,
-    StateFormatError,
-    StateMismatchError,
-)
+from energon_ext import ConfigError, StateMismatchError
 from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.errors import DataExhaustedError, SampleError, SamplerError, StateFormatError
+from energon_ext.rl import RLDataset, ScoredGroup
 from energon_ext.rl.group_rows import balance_by_tokens
 from energon_ext.state.checkpoint import CheckpointStore
 from tests.rl.prompts import Dice, Fixed, prompt_loader, write_prompts, write_sums

@@ -11,8 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from energon_ext import ConfigError, OpenAISampler, Prompt, RLDataset, SamplerError
-from energon_ext.rl import openai_sampler
+from energon_ext import ConfigError
+from energon_ext.encoders.prompts import Prompt
+from energon_ext.errors import SamplerError
+from energon_ext.rl import OpenAISampler, RLDataset, openai_sampler
 from tests.rl.prompts import prompt_loader, write_sums
 
 

@@ -18,8 +18,9 @@ from energon_ext import (
     get_val_datasets,
 )
 from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.plan.lookup import find_blend
 from energon_ext.splice import LossMap, MultiSpliceConfig, SpliceConfig, SpliceIndex, make_frame
-from energon_ext.splice.lookup import find_choice, find_splices
+from energon_ext.splice.source import splices_of
 from energon_ext.state.consumption import Consumption
 from tests.splice import slow
 from tests.support import (
@@ -224,7 +225,7 @@ def test_long_documents_slide_through_the_frame(data):
 def test_spliced_and_packed_sources_share_a_schedule(mix, num_workers):
     encoder = many(spliced_subflavors={"splice": True})
     dataset = build(mix, encoder, num_workers=num_workers, batch_size=16)
-    choice = find_choice(dataset)
+    choice = find_blend(dataset)
     names = [f'book:train{{"splice": true}}/doc{n}' for n in three_longest_short()]
     shares = choice.planned_shares(0)
     assert set(shares) == {*names, "web:train"} and shares["web:train"] == 0.5
@@ -265,7 +266,7 @@ def test_a_spliced_source_takes_its_share_of_an_interleave_in_tokens(data, weigh
 def test_the_name_of_a_folder_chooses_what_is_spliced(data):
     path = write_mix(data / "named.yaml", [("book", 1), ("web", 1)])
     splice = MultiSpliceConfig(**{**SHORT.to_json(), "dataset_name": "book"})
-    assert "web:train" in find_choice(build(path, many(splice))).planned_shares(0)
+    assert "web:train" in find_blend(build(path, many(splice))).planned_shares(0)
     with pytest.raises(ConfigError, match="No source to splice among .*dataset_name 'letter'"):
         build(path, many(MultiSpliceConfig(dataset_name="letter")))
 
@@ -330,7 +331,7 @@ def test_a_spliced_source_leaves_at_its_cap_and_a_raised_cap_adds_its_epochs(
 def test_the_state_of_a_spliced_source_is_one_number_and_its_fingerprint(data):
     loader = loader_for(build(in_blend(data), many()))
     take(loader, 5)
-    source = find_choice(loader).datasets[0].save_state()
+    source = find_blend(loader).datasets[0].save_state()
     assert source["shown"] == 20 and source["worker"] == [0, 1]
     assert source["listed"] == [] and source["tail"] == 0  # nothing was dealt anew
     other = MultiSpliceConfig(**{**SHORT.to_json(), "content_length": 5})
@@ -349,9 +350,9 @@ def test_seeds_and_keys_give_orders_of_their_own(data):
 def test_many_documents_are_counted_under_the_key_of_their_source(data):
     for named, names in ((False, {"book:train"}), (None, None)):
         encoder = many(named_documents=named)
-        shares = find_choice(build(in_blend(data), encoder)).planned_shares(0)
+        shares = find_blend(build(in_blend(data), encoder)).planned_shares(0)
         assert set(shares) == (names or {f"book:train/doc{n}" for n in three_longest_short()})
-    assert find_choice(build(in_blend(data), many())).documents == {
+    assert find_blend(build(in_blend(data), many())).documents == {
         f"book:train/doc{n}": len(slow.pairs(LENGTHS[n], SEQ_LEN)) for n in three_longest_short()
     }
 
@@ -373,7 +374,7 @@ def test_only_the_chosen_documents_are_read_again(data):
 
 def test_a_key_chooses_a_document_through_the_yaml(data):
     splice = SpliceConfig(doc_key="*21")
-    shares = find_choice(build(in_blend(data), one(splice))).planned_shares(0)
+    shares = find_blend(build(in_blend(data), one(splice))).planned_shares(0)
     assert shares == {"book:train/doc21": 1}
 
 
@@ -386,7 +387,7 @@ def test_validation_shows_a_fixed_grid_and_a_map_tells_the_points_apart(data):
     ((dataset, _),) = get_val_datasets(
         path, worker_config=config(), batch_size=5, task_encoder=encoder
     )
-    (source,) = find_splices(dataset)
+    (source,) = splices_of(dataset)
     losses = LossMap(source.examples, source.names)
     batches = list(loader_for(dataset))
     for batch in batches:

@@ -18,7 +18,7 @@ from energon_ext import (
 )
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig
-from energon_ext.splice.lookup import find_splices
+from energon_ext.splice.source import splices_of
 from tests.support import config, loader_for, take, write_dataset, write_mix, write_tokens
 
 SEQ_LEN = 16
@@ -77,7 +77,7 @@ def test_the_documents_are_those_of_the_text(data, mode):
 
 
 def test_tokens_stay_on_disk(data):
-    (source,) = find_splices(build(mix_of(data, "text_document")))
+    (source,) = splices_of(build(mix_of(data, "text_document")))
     assert len(source._documents) == 4
     for tokens in source._documents:
         assert tokens.dtype == np.uint16 and not tokens.flags.owndata
@@ -86,7 +86,7 @@ def test_tokens_stay_on_disk(data):
 
 def test_a_part_of_a_file_has_numbers_of_its_own(data):
     path = mix_of(data, "text_document", subset={"range": ["50%", "100%"]})
-    (source,) = find_splices(build(path, SpliceConfig(doc_index=3)))
+    (source,) = splices_of(build(path, SpliceConfig(doc_index=3)))
     assert source._documents[0].tolist() == TOKENS[13]
     assert source.names == [name for name in source.names if name.endswith("/doc3")]
 
@@ -124,8 +124,8 @@ def test_validation_takes_the_same_documents(data):
         batch_size=4,
         task_encoder=MultiSpliceTaskEncoder(ByteTokenizer(), SEQ_LEN, SPLICE),
     )
-    (source,) = find_splices(dataset)
-    (training,) = find_splices(build(mix_of(data, "text_document")))
+    (source,) = splices_of(dataset)
+    (training,) = splices_of(build(mix_of(data, "text_document")))
     assert [t.tolist() for t in source._documents] == [t.tolist() for t in training._documents]
 
 

@@ -1,0 +1,202 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Documents of ``.bin``/``.idx`` pairs, one or thousands, by number."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+
+from energon_ext.documents.permutation import KeyedPermutation
+from energon_ext.documents.token_index import (
+    Pair,
+    open_index,
+    open_label_weights,
+    open_tokens,
+    read_pair,
+)
+from energon_ext.documents.token_paths import is_token_file as is_token_file
+from energon_ext.documents.token_paths import pair_prefixes
+from energon_ext.errors import ConfigError
+
+#: Tokens that are looked at to find ids that the tokenizer does not have, and in how many files.
+_CHECKED_TOKENS = 1 << 20
+_CHECKED_FILES = 64
+
+#: Documents whose place and length are part of the fingerprint.
+_FINGERPRINT_DOCUMENTS = 256
+
+
+class TokenFiles:
+    """The documents of many ``.bin``/``.idx`` pairs, numbered from the first pair to the last.
+
+    Opening reads the headers. A file is mapped when a document in it is asked for, and nothing is
+    copied: neither tokens nor the places of documents. A place is the number of the document's
+    first token, counted over all pairs.
+
+    Args:
+        prefixes: paths without suffix; their order is that of the documents.
+
+    Raises:
+        ConfigError: a file is missing, damaged, or does not belong to the others of its pair.
+    """
+
+    def __init__(self, prefixes: Sequence[str | Path]):
+        self.prefixes = [str(prefix) for prefix in prefixes]
+        self._pairs = [read_pair(prefix) for prefix in self.prefixes]
+        self._first_documents = _starts([pair.documents for pair in self._pairs])
+        self._first_tokens = _starts([pair.tokens for pair in self._pairs])
+        self._sequences = np.array([pair.sequences for pair in self._pairs], np.int64)
+        self._token_bytes = np.array([pair.dtype.itemsize for pair in self._pairs], np.int64)
+        self._place_bounds: list[int] = self._first_tokens[:-1].tolist()
+
+    def __len__(self) -> int:
+        """Number of documents."""
+        return int(self._first_documents[-1])
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all documents."""
+        return int(self._first_tokens[-1])
+
+    def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Place and length in tokens of each document, both int64 [n].
+
+        The documents of one pair are looked up together.
+        """
+        numbers = np.asarray(numbers, np.int64)
+        files = np.searchsorted(self._first_documents, numbers, side="right") - 1
+        order = np.argsort(files, kind="stable")
+        files = files[order]
+        local = numbers[order] - self._first_documents[files]
+        bounds = np.stack([local, local + 1], axis=1)
+        sequences, places = np.empty_like(bounds), np.empty_like(bounds)
+        begins = np.flatnonzero(np.diff(files, prepend=-1))
+        ends = [*begins[1:].tolist(), len(files)]
+        for file, begin, end in zip(files[begins].tolist(), begins.tolist(), ends):
+            pair = self._pairs[file]
+            index = open_index(pair)
+            sequences[begin:end] = part = index.first_sequences[bounds[begin:end]]
+            try:
+                places[begin:end] = index.pointers[part]
+            except IndexError as error:
+                raise _damaged(pair) from error
+        column = files[:, None]
+        places //= self._token_bytes[column]
+        places += self._first_tokens[column]
+        # No pointer says where the last sequence of a file ends.
+        is_end = sequences == self._sequences[column]
+        np.copyto(places, self._first_tokens[column + 1], where=is_end)
+        self._check(files, sequences, places)
+        located = np.empty_like(places)
+        located[order] = places
+        return located[:, 0].copy(), located[:, 1] - located[:, 0]
+
+    ranges = locate
+
+    def tokens(self, place: int, start: int, stop: int) -> np.ndarray:
+        """Tokens ``[start, stop)`` of the document at a place, a view of the memory map."""
+        pair, first = self._pair_at(place)
+        return open_tokens(pair)[first + start : first + stop]
+
+    def document(self, index: int) -> np.ndarray:
+        """Tokens of one document."""
+        places, lengths = self.locate(np.array([index]))
+        return self.tokens(int(places[0]), 0, int(lengths[0]))
+
+    def label_weights(self, place: int, start: int, stop: int) -> np.ndarray | None:
+        """How much predicting each of these tokens counts, float32; None for 1 everywhere."""
+        pair, first = self._pair_at(place)
+        weights = open_label_weights(pair)
+        return None if weights is None else weights[first + start : first + stop].astype(np.float32)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Counts, and a hash over the header of every pair and where a few documents are.
+
+        It depends on the order of the pairs, not on what they are called or where they are.
+        """
+        digest = hashlib.sha256()
+        for counts in (self._first_documents, self._first_tokens, self._sequences):
+            digest.update(counts.astype("<i8").tobytes())
+        for pair in self._pairs:
+            weights = "-" if pair.weights_dtype is None else pair.weights_dtype.str
+            digest.update(f"{pair.dtype.str}{weights}".encode())
+        sample = np.zeros(0, np.int64)
+        if len(self):
+            looked_at = np.arange(min(len(self), _FINGERPRINT_DOCUMENTS))
+            sample = KeyedPermutation(len(self), "fingerprint")(looked_at)
+        for numbers in self.locate(sample):
+            digest.update(numbers.astype("<i8").tobytes())
+        return {"documents": len(self), "tokens": self.num_tokens, "index": digest.hexdigest()}
+
+    def check_tokenizer(self, fingerprint: Mapping[str, Any], vocab_size: int) -> None:
+        """Raise ConfigError where the tokens are not those of a tokenizer, as far as can be seen.
+
+        Args:
+            fingerprint: of the tokenizer; compared where a file says which one wrote it.
+            vocab_size: ids are below it; a million is looked at, over 64 files at most.
+        """
+        for pair in self._pairs:
+            written = fingerprint if pair.meta is None else pair.meta["tokenizer"]
+            if written != fingerprint:
+                raise ConfigError(
+                    f"{pair.prefix}: written with the tokenizer {written}, to be read with "
+                    f"{dict(fingerprint)}; use the one it was written with."
+                )
+        checked = self._pairs[:: -(-len(self._pairs) // _CHECKED_FILES)]
+        for pair in checked:
+            highest = int(open_tokens(pair)[: _CHECKED_TOKENS // len(checked)].max(initial=0))
+            if highest >= vocab_size:
+                raise ConfigError(
+                    f"{pair.prefix}: holds the token id {highest}, the tokenizer has {vocab_size}; "
+                    f"use the one the file was written with."
+                )
+
+    def _check(self, files: np.ndarray, sequences: np.ndarray, places: np.ndarray) -> None:
+        """Raise ConfigError where a document does not lie in its file."""
+        inside = (sequences >= 0).all(axis=1)
+        inside &= self._first_tokens[files] <= places[:, 0]
+        inside &= places[:, 0] <= places[:, 1]
+        inside &= places[:, 1] <= self._first_tokens[files + 1]
+        if not inside.all():
+            raise _damaged(self._pairs[files[inside.argmin()]])
+
+    def _pair_at(self, place: int) -> tuple[Pair, int]:
+        """The pair that holds a place, and the place in it."""
+        file = bisect_right(self._place_bounds, place) - 1
+        return self._pairs[file], place - self._place_bounds[file]
+
+    def __getstate__(self) -> list[str]:
+        return self.prefixes
+
+    def __setstate__(self, prefixes: list[str]) -> None:
+        TokenFiles.__init__(self, prefixes)
+
+
+def open_token_files(path: Any) -> TokenFiles:
+    """The documents that a path names: of a pair, of the pairs of a folder, or of a pattern.
+
+    Args:
+        path: a pair with or without suffix, a folder with pairs in it or below it, or a pattern
+            such as ``web/*/part-*``.
+
+    Raises:
+        ConfigError: there is no pair, or one is not whole.
+    """
+    return TokenFiles(pair_prefixes(path))
+
+
+def _starts(counts: list[int]) -> np.ndarray:
+    """Where each part begins when they follow one another, and where the last one ends."""
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
+def _damaged(pair: Pair) -> ConfigError:
+    return ConfigError(
+        f"{pair.prefix}.idx: damaged, a document is not inside {pair.prefix}.bin; write the pair "
+        f"again."
+    )

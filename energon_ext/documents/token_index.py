@@ -1,0 +1,180 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""One ``.bin``/``.idx`` pair: what its header says, and its arrays, mapped when they are needed.
+
+An ``.idx`` holds, little-endian and without gaps: 9 bytes ``MMIDIDX\\0\\0``, uint64 version 1,
+uint8 code of the token type, uint64 S sequences, uint64 D + 1 for D documents, int32 [S] tokens of
+each sequence, int64 [S] its first byte in the ``.bin``, int64 [D + 1] first sequence of each
+document and S. (megatron-core, ``core/datasets/indexed_dataset.py``; its reader keeps two files
+open for each pair.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Mapping
+
+import numpy as np
+
+from energon_ext.documents.file_map import map_file
+from energon_ext.documents.label_weights import WEIGHTS_SUFFIX, weights_dtype
+from energon_ext.errors import ConfigError
+
+#: Beside a pair that `energon-ext prepare` wrote: which tokenizer made it, and its weights.
+META_SUFFIX = ".meta.json"
+
+#: Maps of each kind that a process keeps; Linux allows 65530 in all.
+MOST_MAPS = 16384
+
+_HEADER = struct.Struct("<9sQBQQ")
+_MAGIC = b"MMIDIDX\x00\x00"
+_TOKEN_TYPES = {
+    code: np.dtype(name).newbyteorder("<")
+    for code, name in {1: "u1", 2: "i1", 3: "i2", 4: "i4", 5: "i8", 8: "u2"}.items()
+}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Pair:
+    """What is known of a pair without mapping it.
+
+    Attributes:
+        prefix: path without suffix.
+        dtype: of a token.
+        sequences, documents, tokens: how many there are.
+        weights_dtype: of the weights of its labels, None where it has none.
+        meta: what its ``.meta.json`` says, None where there is none.
+    """
+
+    prefix: str
+    dtype: np.dtype
+    sequences: int
+    documents: int
+    tokens: int
+    weights_dtype: np.dtype | None
+    meta: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Index:
+    """Where documents begin: views of the ``.idx``.
+
+    Attributes:
+        pointers: int64 [S + 1], first byte of each sequence; the last entry says nothing.
+        first_sequences: int64 [D + 1].
+    """
+
+    pointers: np.ndarray
+    first_sequences: np.ndarray
+
+
+def read_pair(prefix: str) -> Pair:
+    """Read and check the header of a pair; a few hundred bytes, however long it is.
+
+    Raises:
+        ConfigError: a file is missing, damaged, or not of the other.
+    """
+    index_path, bin_path = prefix + ".idx", prefix + ".bin"
+    try:
+        num_bytes = os.stat(bin_path).st_size
+        dtype, sequences, documents, expected = _read_header(index_path)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{error.filename}: does not exist; a pair is needed.") from error
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: cannot be read ({error.strerror}).") from error
+    except (ValueError, struct.error) as error:
+        raise ConfigError(
+            f"{index_path}: not an index of Megatron ({error}); write the pair again."
+        ) from error
+    if num_bytes != expected:
+        raise ConfigError(
+            f"{bin_path} has {num_bytes} bytes, its .idx speaks of {expected}: one of them is of "
+            f"another run or incomplete; write the pair again."
+        )
+    tokens = num_bytes // dtype.itemsize
+    meta = _read_meta(prefix + META_SUFFIX)
+    weights = weights_dtype(prefix, meta, tokens)
+    return Pair(prefix, dtype, sequences, documents, tokens, weights, meta)
+
+
+@lru_cache(MOST_MAPS)
+def open_index(pair: Pair) -> Index:
+    """The index of a pair."""
+    begin = _HEADER.size + 4 * pair.sequences
+    end = begin + 8 * (pair.sequences + pair.documents + 1)
+    numbers = map_file(pair.prefix + ".idx", end)[begin:].view("<i8")
+    # One entry more than there are sequences: the end is asked for like a beginning.
+    return Index(numbers[: pair.sequences + 1], numbers[pair.sequences :])
+
+
+@lru_cache(MOST_MAPS)
+def open_tokens(pair: Pair) -> np.ndarray:
+    """The tokens of a pair."""
+    return map_file(pair.prefix + ".bin", pair.tokens * pair.dtype.itemsize).view(pair.dtype)
+
+
+@lru_cache(MOST_MAPS)
+def open_label_weights(pair: Pair) -> np.ndarray | None:
+    """The weights of a pair's labels, of the file's type; None where it has none."""
+    dtype = pair.weights_dtype
+    if dtype is None:
+        return None
+    return map_file(pair.prefix + WEIGHTS_SUFFIX, pair.tokens * dtype.itemsize).view(dtype)
+
+
+def _read_header(path: str) -> tuple[np.dtype, int, int, int]:
+    """Type of a token, sequences, documents, and bytes that the ``.bin`` must have."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        num_bytes = os.fstat(file).st_size
+        magic, version, code, sequences, bounds = _HEADER.unpack(os.pread(file, _HEADER.size, 0))
+        if magic != _MAGIC or version != 1:
+            raise ValueError(f"begins with {magic!r}, version {version}")
+        if code not in _TOKEN_TYPES:
+            raise ValueError(f"type {code} is no integer type")
+        pointers = _HEADER.size + 4 * sequences
+        documents = pointers + 8 * sequences
+        without_modes = documents + 8 * bounds
+        if bounds < 1 or num_bytes not in (without_modes, without_modes + sequences):
+            raise ValueError(
+                f"{num_bytes} bytes, {without_modes} are needed for {sequences} sequences and "
+                f"{bounds - 1} documents"
+            )
+
+        def number(offset: int, letter: str = "q") -> int:
+            return struct.unpack(f"<{letter}", os.pread(file, struct.calcsize(letter), offset))[0]
+
+        if number(documents) != 0 or number(without_modes - 8) != sequences:
+            raise ValueError("its documents are not made of all its sequences")
+        dtype = _TOKEN_TYPES[code]
+        if sequences == 0:
+            return dtype, 0, bounds - 1, 0
+        last_bytes = number(pointers - 4, "i") * dtype.itemsize
+        return dtype, sequences, bounds - 1, number(documents - 8) + last_bytes
+    finally:
+        os.close(file)
+
+
+def _read_meta(path: str) -> Mapping[str, Any] | None:
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except FileNotFoundError:
+        return None
+    try:
+        return _parse_meta(content)
+    except ValueError as error:
+        raise ConfigError(f"{path}: not what `energon-ext prepare` writes ({error}).") from error
+
+
+@lru_cache(64)
+def _parse_meta(content: bytes) -> Mapping[str, Any]:
+    """The same content is parsed once: thousands of pairs are of one tokenizer."""
+    meta = json.loads(content)
+    if not isinstance(meta, dict) or "tokenizer" not in meta:
+        raise ValueError("no `tokenizer` in it")
+    return meta

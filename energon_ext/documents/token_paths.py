@@ -1,0 +1,125 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Which ``.bin``/``.idx`` pairs a path names: one, those of a folder, or those of a pattern."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
+
+from energon_ext.documents.label_weights import WEIGHTS_SUFFIX
+from energon_ext.errors import ConfigError
+
+SUFFIXES = (".bin", ".idx")
+
+#: The pairs that `energon-ext prepare` writes; together they are no source.
+SPLITS = ("train", "val")
+
+
+def is_token_file(path: Any) -> bool:
+    """Whether a path names one or more ``.bin`` and ``.idx`` pairs.
+
+    That is the path without suffix, or with one of the two; a folder with pairs in it or below it;
+    or a pattern. One file of a pair is enough, so that the missing one can be named.
+
+    Example:
+        >>> is_token_file("no/such/web_text_document"), is_token_file("web/*_document")
+        (False, True)
+    """
+    text = str(path).rstrip("/")
+    if os.path.exists(os.path.join(text, MAIN_FOLDER_NAME)):
+        return False
+    if _single_prefix(text) is not None or _is_pattern(text):
+        return True
+    return os.path.isdir(text) and any(os.path.isfile(f"{p}.bin") for p in _matching(_below(text)))
+
+
+def pair_prefixes(path: Any) -> list[str]:
+    """The pairs that a path names, as paths without suffix, sorted.
+
+    The order depends on names alone: those below the folder, or those that match the pattern.
+
+    Raises:
+        ConfigError: there is none, one is not whole, or a folder holds the splits of a prepared
+            text.
+    """
+    text = str(path).rstrip("/")
+    prefix = _single_prefix(text)
+    if prefix is not None:
+        return [prefix]
+    pattern = _below(text) if os.path.isdir(text) else text
+    prefixes = sorted(_matching(pattern))
+    if not prefixes:
+        raise ConfigError(f"{text}: names no .bin/.idx pair; check the path.")
+    _check_halves(pattern, prefixes)
+    if os.path.isdir(text):
+        _check_splits(text, prefixes)
+    return prefixes
+
+
+def _single_prefix(text: str) -> str | None:
+    """The pair that a path names by itself, with or without a suffix."""
+    if os.path.isdir(text):
+        # Megatron's GPTDataset keeps its cache in a folder of the pair's name.
+        return text if all(_has(text, suffix) for suffix in SUFFIXES) else None
+    for prefix in (text, _without_suffix(text)):
+        # Energon puts an .idx beside a JSONL file or a tar, which are there without it as well.
+        if not os.path.exists(prefix) and any(_has(prefix, suffix) for suffix in SUFFIXES):
+            return prefix
+    return None
+
+
+def _has(prefix: str, suffix: str) -> bool:
+    return os.path.isfile(prefix + suffix)
+
+
+def _is_pattern(text: str) -> bool:
+    return glob.has_magic(text) and "://" not in text and not os.path.exists(text)
+
+
+def _without_suffix(text: str) -> str:
+    stem, suffix = os.path.splitext(text)
+    return stem if suffix in SUFFIXES else text
+
+
+def _below(folder: str) -> str:
+    return os.path.join(glob.escape(folder), "**")
+
+
+def _matching(pattern: str) -> Iterator[str]:
+    """Pairs that match a pattern, with or without suffix; hidden files and folders never do."""
+    for index in glob.iglob(_with_suffix(pattern, ".idx"), recursive=True):
+        prefix = _without_suffix(index)
+        if _has(prefix, ".bin") or not os.path.exists(prefix):
+            yield prefix
+
+
+def _with_suffix(pattern: str, suffix: str) -> str:
+    stem = _without_suffix(pattern)
+    return f"{stem}/*{suffix}" if stem.endswith("**") else stem + suffix
+
+
+def _check_halves(pattern: str, prefixes: list[str]) -> None:
+    known = set(prefixes)
+    for path in sorted(glob.iglob(_with_suffix(pattern, ".bin"), recursive=True)):
+        prefix = _without_suffix(path)
+        if prefix not in known and not path.endswith(WEIGHTS_SUFFIX):
+            raise ConfigError(
+                f"{prefix}.idx: does not exist; a pair is needed. If {path} holds no tokens, move "
+                f"it away or name the pairs by a pattern that leaves it out."
+            )
+
+
+def _check_splits(folder: str, prefixes: list[str]) -> None:
+    known = set(prefixes)
+    for prefix in prefixes:
+        parent, name = os.path.split(prefix)
+        if name == SPLITS[0] and os.path.join(parent, SPLITS[1]) in known:
+            raise ConfigError(
+                f"{folder}: holds the splits {' and '.join(SPLITS)}, which are no source together; "
+                f"name one of them: {prefix}"
+            )

@@ -1,0 +1,213 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Whose row is next: the tree of a metadataset at work."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+
+from energon_ext.mixture.blend import BlendSampler, InOrderSampler
+from energon_ext.mixture.interleave import InterleaveSampler
+from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Tree
+from energon_ext.weights import Weights
+
+Sampler = BlendSampler | InterleaveSampler | InOrderSampler
+
+
+class Mixture:
+    """Draws the sources of many rows at once.
+
+    A draw goes from the root of the tree to a source. A node whose members are all of weight 0 or
+    ended counts as 0 for the node above it.
+
+    Args:
+        tree: its sources are ``keys``, in any order.
+        keys: of the sources, sorted; draws are indices into them.
+        seed: names the random numbers.
+        row_tokens: positions of a row; 0 where rows differ.
+        phase: ``(worker, workers)`` where each of many workers draws for itself.
+
+    State: the credits of interleaves, and those of nodes that are away.
+
+    Example:
+        >>> from energon_ext.mixture.tree import INTERLEAVE, blend_of
+        >>> from energon_ext.weights import ConstantWeight
+        >>> tree = blend_of({"a": ConstantWeight(1), "b": ConstantWeight(1)}, INTERLEAVE)
+        >>> mixture = Mixture(tree, ["a", "b"], seed="0")
+        >>> mixture.open(position=0)
+        True
+        >>> mixture.draw(np.arange(4)).tolist()
+        [0, 1, 0, 1]
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        keys: Sequence[str],
+        *,
+        seed: str,
+        row_tokens: int = 0,
+        phase: tuple[int, int] = (0, 1),
+    ):
+        self.tree = tree
+        self.keys = tuple(keys)
+        self.ended = np.zeros(len(self.keys), bool)
+        self._root = _Branch(tree, self.keys, seed, row_tokens, phase, "")
+        self._retained: dict[str, Any] = {}
+
+    def open(self, position: int) -> bool:
+        """Take the weights of a position on the schedule axis; False if nothing can be drawn."""
+        return self._root.open(position, self.ended)
+
+    def draw(self, rows: np.ndarray, attempt: int = 0) -> np.ndarray:
+        """The source of each of some rows; call :meth:`open` first, :meth:`settle` afterwards.
+
+        Args:
+            rows: int64 [n], numbers in the run, rising.
+            attempt: how often these rows were drawn before, from sources that had none left.
+
+        Returns:
+            int64 [n], indices into ``keys``.
+        """
+        return self._root.draw(rows, attempt)
+
+    def settle(self, tokens: np.ndarray) -> None:
+        """Count the tokens that were read since the last call, int64 [sources]."""
+        self._root.settle(tokens)
+
+    def save_state(self) -> dict[str, Any]:
+        """JSON values."""
+        return {**self._retained, **{b.name: b.save_state() for b in self._interleaves()}}
+
+    def restore_state(
+        self, state: Mapping[str, Any], renamed: Mapping[str, str], position: int
+    ) -> None:
+        """Continue from :meth:`save_state`, perhaps of another tree.
+
+        Args:
+            renamed: keys of now by keys in the state, of sources that moved.
+            position: on the schedule axis, where the run stands.
+        """
+        self.open(position)
+        names = dict(renamed)
+        by_identity = {entry["identity"]: name for name, entry in state.items()}
+        found = {}
+        for branch in self._interleaves():
+            saved = branch.name if branch.name in state else by_identity.get(branch.identity)
+            if saved is not None and saved not in found.values():
+                found[branch.name] = saved
+                names[saved] = branch.name
+        for branch in self._interleaves():
+            if branch.name in found:
+                branch.restore_state(state[found[branch.name]], names)
+        self._retained = {n: state[n] for n in state if n not in set(found.values())}
+
+    def _interleaves(self) -> list["_Branch"]:
+        return [b for b in self._root.branches() if isinstance(b.sampler, InterleaveSampler)]
+
+
+def planned_shares(tree: Tree, keys: Sequence[str], position: int) -> list[float]:
+    """The share of each source at a position, as if none had ended; 0 where nothing can be drawn.
+
+    Args:
+        tree, keys: as for :class:`Mixture`.
+        position: on the schedule axis.
+    """
+    root = _Branch(tree, keys, "", 0, (0, 1), "")
+    shares = np.zeros(len(keys))
+    if root.open(position, np.zeros(len(keys), bool)):
+        root.add_shares(shares, 1.0)
+    return shares.tolist()
+
+
+class _Branch:
+    """One node at work.
+
+    Attributes:
+        name, identity: of its state.
+        sampler: draws among the members.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        keys: Sequence[str],
+        seed: str,
+        row_tokens: int,
+        phase: tuple[int, int],
+        name: str,
+    ):
+        node = tree.node
+        self.name, self.identity = name, node.identity
+        self._new_source = node.new_source
+        self._weights = Weights(node.weights)
+        number_of = {key: number for number, key in enumerate(keys)}
+        #: Number of the source, -1 where the member is a node.
+        self._sources = np.array(
+            [-1 if isinstance(m, Tree) else number_of[m] for m in tree.members], np.int64
+        )
+        self._is_source = self._sources >= 0
+        self._children: dict[int, _Branch] = {}
+        names = []
+        for index, member in enumerate(tree.members):
+            member_name = member
+            if isinstance(member, Tree):
+                member_name = member.node.name or f"{name}[{index}]"
+                self._children[index] = _Branch(member, keys, seed, row_tokens, phase, member_name)
+            names.append(member_name)
+        self.sampler: Sampler
+        if node.rule == INTERLEAVE:
+            self.sampler = InterleaveSampler(names, row_tokens, (f"{seed}/{name}", *phase))
+        elif node.rule == BLEND:
+            self.sampler = BlendSampler(f"{seed}/{name}/worker {phase[0]}")
+        else:
+            self.sampler = InOrderSampler()
+
+    def branches(self) -> list["_Branch"]:
+        """This one and all below."""
+        return [self, *(b for child in self._children.values() for b in child.branches())]
+
+    def open(self, position: int, ended: np.ndarray) -> bool:
+        present = np.zeros(len(self._sources), bool)
+        present[self._is_source] = ~ended[self._sources[self._is_source]]
+        for index, child in self._children.items():
+            present[index] = child.open(position, ended)
+        values = self._weights.at(position) * present
+        total = values.sum()
+        self._shares = values / total if total > 0 else values
+        return bool(total > 0)
+
+    def draw(self, rows: np.ndarray, attempt: int) -> np.ndarray:
+        members = self.sampler.pick(rows, self._shares, attempt)
+        drawn = self._sources[members]
+        for index, child in self._children.items():
+            own = members == index
+            if own.any():
+                drawn[own] = child.draw(rows[own], attempt)
+        return drawn
+
+    def settle(self, tokens: np.ndarray) -> int:
+        by_member = np.zeros(len(self._sources), np.int64)
+        by_member[self._is_source] = tokens[self._sources[self._is_source]]
+        for index, child in self._children.items():
+            by_member[index] = child.settle(tokens)
+        if isinstance(self.sampler, InterleaveSampler):
+            self.sampler.settle(self._shares, by_member)
+        return int(by_member.sum())
+
+    def add_shares(self, shares: np.ndarray, above: float) -> None:
+        """Add what this node gives to its sources where it has a share itself."""
+        shares[self._sources[self._is_source]] += above * self._shares[self._is_source]
+        for index, child in self._children.items():
+            child.add_shares(shares, above * float(self._shares[index]))
+
+    def save_state(self) -> dict[str, Any]:
+        assert isinstance(self.sampler, InterleaveSampler)
+        return {"identity": self.identity, **self.sampler.save_state()}
+
+    def restore_state(self, state: Mapping[str, Any], names: Mapping[str, str]) -> None:
+        assert isinstance(self.sampler, InterleaveSampler)
+        from_zero = self._new_source == NEW_SOURCES[1]
+        self.sampler.restore_state(state, names, self._shares if from_zero else None)

@@ -1,0 +1,141 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What packers take and give: parts of documents, and rows made of them, as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Sequence
+
+import numpy as np
+
+from energon_ext.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Parts of documents, int64 [n] each.
+
+    Attributes:
+        documents: number of each.
+        places: where its tokens are, see :class:`~energon_ext.documents.base.Documents`.
+        starts, stops: tokens ``[start, stop)`` of the document.
+        lengths: of the whole document.
+    """
+
+    documents: np.ndarray
+    places: np.ndarray
+    starts: np.ndarray
+    stops: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    def none(cls) -> "Pieces":
+        nothing = np.zeros(0, np.int64)
+        return cls(nothing, nothing, nothing, nothing, nothing)
+
+    @classmethod
+    def whole(cls, documents: np.ndarray, places: np.ndarray, lengths: np.ndarray) -> "Pieces":
+        """All tokens of documents; empty ones are left out."""
+        pieces = cls(documents, places, np.zeros_like(lengths), lengths, lengths)
+        return pieces if lengths.all() else pieces[lengths > 0]
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def __getitem__(self, where: Any) -> "Pieces":
+        return Pieces(*(getattr(self, field.name)[where] for field in fields(self)))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Pieces"]) -> "Pieces":
+        """All pieces of several, one after another."""
+        names = (field.name for field in fields(cls))
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    def __add__(self, others: "Pieces") -> "Pieces":
+        return Pieces.joined((self, others)) if len(self) else others
+
+    @classmethod
+    def of_ranges(cls, ranges: Sequence[Sequence[int]], lengths: np.ndarray) -> "Pieces":
+        """Pieces of ``(document, start, stop)`` each, of documents of some lengths."""
+        documents, starts, stops = np.array(ranges, np.int64).reshape(-1, 3).T
+        return cls(documents, np.zeros_like(documents), starts, stops, lengths[documents])
+
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """``(document, start, stop)`` of each."""
+        return list(zip(self.documents.tolist(), self.starts.tolist(), self.stops.tolist()))
+
+    def cut(self, longest: int) -> "Pieces":
+        """Pieces of at most ``longest`` tokens that share their boundary token.
+
+        Example:
+            >>> nine = Pieces.whole(np.array([0]), np.array([0]), np.array([9])).cut(4)
+            >>> list(zip(nine.starts.tolist(), nine.stops.tolist()))
+            [(0, 4), (3, 7), (6, 9)]
+        """
+        sizes = self.stops - self.starts
+        if not len(self) or sizes.max() <= longest:
+            return self
+        counts = np.maximum(1, -(-(sizes - 1) // (longest - 1)))
+        number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        parts = self[np.repeat(np.arange(len(self)), counts)]
+        starts = parts.starts + number * (longest - 1)
+        stops = np.minimum(starts + longest, parts.stops)
+        return Pieces(parts.documents, parts.places, starts, stops, parts.lengths)
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """Rows that were packed together.
+
+    Attributes:
+        pieces: of all rows, row after row.
+        ends: int64 [rows], where each row ends among them.
+        tokens: int64 [rows], positions of each that hold a document.
+        documents: int64 [rows], documents that end in each.
+        carried: pieces that were left for the next plan.
+    """
+
+    pieces: Pieces
+    ends: np.ndarray
+    tokens: np.ndarray
+    documents: np.ndarray
+    carried: Pieces
+
+    @classmethod
+    def of(
+        cls,
+        pieces: Pieces,
+        ends: np.ndarray,
+        documents: np.ndarray,
+        carried: Pieces,
+        seq_len: int,
+    ) -> "PackPlan":
+        """A plan whose ``tokens`` follow from the pieces."""
+        begins = np.concatenate(([0], ends[:-1])).astype(np.int64)
+        sizes = pieces.stops - pieces.starts
+        tokens = np.add.reduceat(sizes, begins) if len(ends) else ends
+        return cls(pieces, ends, np.minimum(tokens, seq_len), documents, carried)
+
+    @classmethod
+    def none(cls) -> "PackPlan":
+        """No row."""
+        nothing = np.zeros(0, np.int64)
+        return cls(Pieces.none(), nothing, nothing, nothing, Pieces.none())
+
+    def parts(self) -> tuple[Pieces, Pieces]:
+        """All pieces: of the rows, and carried over."""
+        return self.pieces, self.carried
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.ends)
+
+
+def check_seq_len(seq_len: Any) -> None:
+    """Raise ConfigError for a sequence length that no row can have."""
+    if isinstance(seq_len, bool) or not isinstance(seq_len, int) or seq_len < 2:
+        raise ConfigError(
+            f"seq_len: {seq_len!r} found, an integer >= 2 is needed; a shorter row has no "
+            f"transition to train."
+        )

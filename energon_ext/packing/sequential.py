@@ -1,0 +1,87 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""One stream of documents, cut into windows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from energon_ext.packing.pieces import PackPlan, Pieces, check_seq_len
+
+
+class SequentialPacker:
+    """Windows of T + 1 tokens at stride T.
+
+    Args:
+        seq_len: T, positions of a row.
+
+    Example:
+        >>> packer = SequentialPacker(seq_len=4)
+        >>> documents, lengths = np.arange(3), np.array([5, 4, 6])
+        >>> plan = packer.plan(Pieces.none(), Pieces.whole(documents, documents, lengths))
+        >>> parts = zip(plan.pieces.documents, plan.pieces.starts, plan.pieces.stops)
+        >>> [tuple(map(int, part)) for part in parts]
+        [(0, 0, 5), (0, 4, 5), (1, 0, 4), (1, 3, 4), (2, 0, 4)]
+        >>> plan.ends.tolist(), plan.carried.starts.tolist()
+        ([1, 3, 5], [3])
+    """
+
+    def __init__(self, seq_len: int):
+        check_seq_len(seq_len)
+        self.seq_len = seq_len
+
+    def is_enough(self, documents: int, tokens: int, buffer_docs: int) -> bool:
+        """Whether a buffer holds enough to pack: more than one window."""
+        return tokens > self.seq_len
+
+    def resumed(self, carried: Pieces) -> Pieces:
+        """Carried pieces of which only the starts were saved: they reach to the end."""
+        return carried
+
+    def plan(
+        self, carried: Pieces, new: Pieces, *, rows_before: int = 0, last: bool = False
+    ) -> PackPlan:
+        """Pack a buffer; see :meth:`~energon_ext.packing.BestFitPacker.plan`."""
+        pieces = carried + new
+        if not len(pieces):
+            none = np.zeros(0, np.int64)
+            return PackPlan(pieces, none, none, none, pieces)
+        seq_len = self.seq_len
+        sizes = pieces.stops - pieces.starts
+        stream_stops = np.cumsum(sizes)
+        transitions = int(stream_stops[-1]) - 1
+        rows = -(-transitions // seq_len) if last else transitions // seq_len
+        continues = rows_before > 0 and len(carried) > 0
+        if last and not transitions and not continues:
+            rows = 1  # a stream of one token
+        firsts = np.arange(rows, dtype=np.int64) * seq_len
+        lasts = np.minimum(firsts + seq_len, transitions)
+        first_pieces = np.searchsorted(stream_stops, firsts, "right")
+        counts = np.searchsorted(stream_stops, lasts, "right") - first_pieces + 1
+        ends = np.cumsum(counts)
+        index = np.arange(counts.sum()) + np.repeat(first_pieces - ends + counts, counts)
+        parts, begins = pieces[index], (stream_stops - sizes)[index]
+        starts = parts.starts + np.maximum(np.repeat(firsts, counts) - begins, 0)
+        stops = np.minimum(parts.stops, parts.starts + np.repeat(lasts + 1, counts) - begins)
+        # The first token of a window was the last one of the window before, and counted there.
+        final_tokens = stream_stops[pieces.stops == pieces.lengths] - 1
+        if continues:
+            final_tokens = final_tokens[final_tokens > 0]
+        windows = np.maximum(final_tokens - 1, 0) // seq_len
+        return PackPlan.of(
+            Pieces(parts.documents, parts.places, starts, stops, parts.lengths),
+            ends,
+            np.bincount(windows[windows < rows], minlength=rows),
+            self._carried(pieces, stream_stops, rows, last),
+            seq_len,
+        )
+
+    def _carried(self, pieces: Pieces, stream_stops: np.ndarray, rows: int, last: bool) -> Pieces:
+        if last:
+            return Pieces.none()
+        done = rows * self.seq_len  # the next window begins with this token
+        index = int(np.searchsorted(stream_stops, done, "right"))
+        rest = pieces[index:]
+        starts = rest.starts.copy()
+        starts[0] = rest.stops[0] - (stream_stops[index] - done)
+        return Pieces(rest.documents, rest.places, starts, rest.stops, rest.lengths)

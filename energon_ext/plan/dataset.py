@@ -1,0 +1,448 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Many sources as one Energon dataset.
+
+Where the lengths of all documents are known, every worker of every rank plans all rows of a step
+and reads its own: the *shared* plan. What a step holds then depends on the configuration alone, and
+the state is one cursor for the whole run. Where a source is streamed, each worker plans for itself,
+one row at a time, and its state belongs to it: a *private* plan. Both are the loop in
+``BlendedDataset.__iter__``, under another :class:`~energon_ext.plan.deal.Topology`.
+
+The state is a mapping from source key to the state of that source, so a restore finds each source
+wherever it now stands in the configuration; see :mod:`energon_ext.state.match`.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import dataclass, field
+from typing import Any, Callable, Iterator, Mapping, Sequence
+
+from megatron.energon import WorkerConfig
+from megatron.energon.flavors.base_dataset import SavableDataset, add_sample_restore_key
+from megatron.energon.state import FlexState
+from megatron.energon.wrappers.base import BaseWrapperDataset
+
+from energon_ext.errors import ConfigError, StateMismatchError
+from energon_ext.mixture.mixture import Mixture, planned_shares
+from energon_ext.mixture.tree import BLEND as BLEND_RULE
+from energon_ext.mixture.tree import INTERLEAVE, NEW_SOURCES, Tree, blend_of
+from energon_ext.plan.deal import ALONE, Topology
+from energon_ext.plan.step import Plan, RowSource, Step
+from energon_ext.plan.streamed import StreamedSamples
+from energon_ext.state.match import SourceNames, check_fingerprint, match_sources
+from energon_ext.state.schema import BLEND, STATE_CLASS, STATE_VERSION, check_format
+from energon_ext.weights import ConstantWeight, ScheduleAxis, WeightSpec
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Source:
+    """One source of a blend.
+
+    Attributes:
+        key: its identity, see :class:`energon_ext.config.source_key.SourceKey`.
+        rows: what it yields: planned rows, or any Energon dataset, whose samples are streamed.
+        weight: where the blend is given no tree.
+        documents: number of documents in one epoch.
+        max_epochs: epochs after which ``rows`` end, None where they do not.
+        names: by which its state is found where the key has changed.
+    """
+
+    key: str
+    rows: RowSource | SavableDataset
+    weight: WeightSpec = field(default_factory=lambda: ConstantWeight(1.0))
+    documents: int = 0
+    max_epochs: int | None = None
+    names: SourceNames = SourceNames()
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether its rows are known only by reading them."""
+        return isinstance(self.rows, StreamedSamples)
+
+
+class BlendedDataset(BaseWrapperDataset):
+    """Yields rows of several sources in the order that a mixture draws them.
+
+    Args:
+        sources: at least one; keys must be distinct. Their order means nothing.
+        tree: the mixture; one node over all sources by their weights where it is None.
+        topology: of a shared plan; one row a batch where it is None.
+        axis: what the breakpoints of the weights count.
+        row_tokens: positions of a row; 0 where rows differ.
+        worker_config: Energon's.
+        fingerprint: JSON values that the state depends on; a state saved under others is refused.
+        padding: makes the rows that complete the last step of a shared plan that ends.
+        restarts: whether another iteration after the end begins with the first row again.
+
+    State: per source its own state and what was drawn from it, the credits of interleaves, and what
+    is retained of sources that are away; grows with the buffers of the sources, not with what was
+    consumed.
+    """
+
+    #: Of the one node, where no tree is given.
+    rule = BLEND_RULE
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        *,
+        tree: Tree | None = None,
+        topology: Topology | None = None,
+        axis: ScheduleAxis | None = None,
+        row_tokens: int = 0,
+        worker_config: WorkerConfig,
+        fingerprint: Mapping[str, Any] | None = None,
+        padding: Callable[[], Any] | None = None,
+        restarts: bool = False,
+        **node_options: Any,
+    ):
+        ordered = sorted(sources, key=lambda source: source.key)
+        self.sources = {source.key: source for source in ordered}
+        if not ordered or len(self.sources) != len(ordered):
+            raise ConfigError(
+                f"A blend needs sources of distinct keys, got {[s.key for s in ordered]}."
+            )
+        for source in ordered:
+            if isinstance(source.rows, SavableDataset):
+                source.rows = StreamedSamples(source.rows, source.max_epochs, source.key)
+        self._streamed = [s.rows for s in ordered if s.is_streamed]
+        super().__init__([rows.dataset for rows in self._streamed], worker_config=worker_config)
+        weights = {source.key: source.weight for source in ordered}
+        self.tree = tree or blend_of(weights, self.rule, **node_options)
+        self.axis = axis or ScheduleAxis()
+        self.topology = topology or Topology.of(worker_config, None, None)
+        self.row_tokens = row_tokens
+        self._padding = padding
+        self._restarts = restarts
+        self.fingerprint = {
+            **(fingerprint or {}),
+            "seed": worker_config.seed_offset,
+            "plan": "shared" if self.is_shared else "private",
+        }
+        if not self.is_shared:
+            self.fingerprint["global_workers"] = self.topology.workers * self.topology.ranks
+        self.reset_state_own()
+
+    # What others may ask ------------------------------------------------------------------------
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all workers follow one plan."""
+        return not self._streamed
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of the sources, sorted."""
+        return tuple(self.sources)
+
+    @property
+    def names(self) -> dict[str, SourceNames]:
+        """By which the state of each source is found."""
+        return {key: source.names for key, source in self.sources.items()}
+
+    @property
+    def max_epochs(self) -> dict[str, int | None]:
+        """Epochs after which each source ends, None where it does not."""
+        return {key: source.max_epochs for key, source in self.sources.items()}
+
+    @property
+    def epoch_limits(self) -> dict[str, int]:
+        """``max_epochs`` of all sources, where they end the whole run; else empty."""
+        limits = {k: limit for k, limit in self.max_epochs.items() if limit is not None}
+        return limits if len(limits) == len(self.sources) else {}
+
+    @property
+    def documents(self) -> dict[str, int]:
+        """Documents in one epoch of each source (or part of it)."""
+        return {
+            part: documents
+            for key, source in self.sources.items()
+            for part, documents in getattr(
+                source.rows, "part_documents", {key: source.documents}
+            ).items()
+        }
+
+    @property
+    def drawn(self) -> dict[str, tuple[int, int]]:
+        """Documents and tokens drawn from each source, by the run or by this worker."""
+        plan = self._active_plan()
+        return dict(zip(self.sources, zip(plan.documents.tolist(), plan.tokens.tolist())))
+
+    def position(self, step: int) -> int:
+        """Where a step stands on the schedule axis, while the global batch stays what it is."""
+        rows, rounds = self.topology.rows_per_step, self.topology.rounds
+        return self.axis.position(step, step * rows, step * rounds, self.row_tokens)
+
+    def planned_shares(self, position: int) -> dict[str, float]:
+        """The share that the weights give each source at a position, as if none had ended.
+
+        A source whose batches name its parts, as spliced documents are, is given as these.
+        """
+        shares = dict(zip(self.sources, planned_shares(self.tree, self.keys, position)))
+        return {
+            part: shares[key] * of_source
+            for key, source in self.sources.items()
+            for part, of_source in getattr(source.rows, "part_shares", {key: 1.0}).items()
+        }
+
+    # Iteration ----------------------------------------------------------------------------------
+
+    def reset_state_own(self) -> None:
+        self._plan: Plan | None = None  # made in the worker, which knows its number
+        self._step: Step | None = None
+        self._before: FlexState | None = None  # state of the plan at the start of the step
+        self._done = 0  # rows of the step that all ranks have handed out
+        self._skip: int | None = None  # rounds until the next one of this worker
+        self._retained: dict[str, Any] = {}
+        self._moved: dict[str, str] = {}  # key in the state -> key of now
+
+    def len_worker(self, worker_idx: int | None = None) -> int:
+        if not self.is_shared:
+            return sum(dataset.len_worker(worker_idx) for dataset in self.datasets)
+        documents = sum(source.documents for source in self.sources.values())
+        return -(-documents // (self.topology.ranks * self.topology.workers))
+
+    def worker_has_samples(self) -> bool:
+        return self.is_shared or super().worker_has_samples()
+
+    def __iter__(self) -> Iterator[Any]:
+        topology = self.topology if self.is_shared else ALONE
+        for rows in self._streamed:
+            rows.open()
+        if self._skip is None:
+            self._skip = self.worker_config.rank_worker_id() if self.is_shared else 0
+        while self._open_step(topology):
+            while self._done < topology.rows_per_step:
+                number = self._done // topology.rows_per_round
+                self._done += topology.rows_per_round
+                if self._skip:
+                    self._skip -= 1
+                    continue
+                self._skip = topology.workers - 1
+                for place in topology.rows_of(number):
+                    row = self._step.row(place)
+                    yield self._padding() if row is None else row
+            self._step, self._done = None, 0
+        if self._restarts:
+            self.reset_state_own()
+
+    def _open_step(self, topology: Topology) -> bool:
+        """Draw the rows of the next step, unless one is open; False at the end of the run."""
+        if self._step is not None:
+            return True
+        plan = self._active_plan()
+        if topology.rounds > 1:
+            self._before = self._plan_state()
+        ended = plan.mixture.ended.copy()
+        self._step = plan.next(topology.rows_per_step, self._position_of_next())
+        for key, has_ended in zip(self.sources, plan.mixture.ended & ~ended):
+            if has_ended and self._worker_number() == 0:  # the others say the same
+                cap = self.sources[key].max_epochs
+                logger.info("%s: read to its end (max_epochs: %s); step %d.", key, cap, plan.step)
+        return self._step is not None
+
+    def _position_of_next(self) -> int:
+        topology = self.topology
+        if self.is_shared:
+            step, row = self._plan.step, self._plan.row
+            batch = row // topology.rows_per_round
+        else:
+            batch = current_batch_index()
+            step, row = batch // topology.rounds, batch * topology.rows_per_round
+        return self.axis.position(step, row, batch, self.row_tokens)
+
+    def _active_plan(self) -> Plan:
+        if self._plan is None:
+            self._plan = self._new_plan()
+        return self._plan
+
+    def _new_plan(self) -> Plan:
+        phase = (0, 1)
+        if not self.is_shared:
+            phase = self._worker_number(), self.topology.workers * self.topology.ranks
+        for source in self.sources.values():
+            if not self.is_shared and not source.is_streamed:
+                source.rows.read_part(*phase)
+            source.rows.restart()
+        mixture = Mixture(
+            self.tree,
+            self.keys,
+            seed=str(self.worker_config.seed_offset),
+            row_tokens=self.row_tokens,
+            phase=phase,
+        )
+        return Plan({key: source.rows for key, source in self.sources.items()}, mixture)
+
+    def _worker_number(self, worker: int | None = None) -> int:
+        """The number of a worker of this rank among those of all ranks."""
+        config = self.worker_config
+        own = config.rank_worker_id() if worker is None else worker
+        return config.rank * self.topology.workers + own
+
+    # State --------------------------------------------------------------------------------------
+
+    def save_state(self) -> FlexState:
+        is_inside = self._step is not None and self._done < self.topology.rows_per_step
+        if is_inside and self.is_shared:
+            plan, done = self._before, self._done
+        else:
+            plan, done = self._plan_state(), self._done if self._step is None else 0
+        topology = self.topology
+        return FlexState(
+            __class__=STATE_CLASS,
+            version=STATE_VERSION,
+            fingerprint=dict(self.fingerprint),
+            worker=None if self.is_shared else self._worker_number(),
+            plan=plan,
+            done=done,
+            topology=[topology.rows_per_step, topology.batch_rows, topology.ranks]
+            if done
+            else None,
+            skip=self._skip,
+        )
+
+    def _plan_state(self) -> FlexState:
+        plan = self._active_plan()
+        sources = {
+            key: FlexState(
+                rows=source.rows.save_state(),
+                documents=documents,
+                tokens=tokens,
+                names=list(source.names),
+            )
+            for (key, source), documents, tokens in zip(
+                self.sources.items(), plan.documents.tolist(), plan.tokens.tolist()
+            )
+        }
+        return FlexState(
+            step=plan.step,
+            row=plan.row,
+            mixture=plan.mixture.save_state(),
+            sources=FlexState({**self._retained, **sources}),
+        )
+
+    def restore_state(self, state: FlexState) -> None:
+        """Continue from :meth:`save_state`; begins nothing with a state that is refused."""
+        self.check_state(state)
+        try:
+            # Stock datasets keep references into what they are given; it may be restored twice.
+            self._take_over(copy.deepcopy(dict(state)))
+        except BaseException:
+            self.reset_state_own()
+            raise
+
+    def _take_over(self, state: dict[str, Any]) -> None:
+        self.reset_state_own()
+        saved = state["plan"]
+        states = dict(saved["sources"])
+        matched = match_sources(states, self.names)
+        self._moved = {old: key for key, old in matched.items() if old != key}
+        plan = self._active_plan()
+        plan.step, plan.row = saved["step"], saved["row"]
+        for number, (key, source) in enumerate(self.sources.items()):
+            if key in matched:
+                own = states.pop(matched[key])
+                source.rows.restore_state(own["rows"])
+                plan.documents[number], plan.tokens[number] = own["documents"], own["tokens"]
+            elif source.is_streamed:
+                source.rows.dataset.reset_state_deep()
+        self._retained = states
+        self._done, self._skip = state["done"], state["skip"]
+        plan.mixture.restore_state(saved["mixture"], self._moved, self.position(plan.step))
+
+    def check_state(self, state: Mapping[str, Any], worker: int | None = None) -> None:
+        """Refuse a state that this dataset cannot continue.
+
+        Args:
+            worker: of this rank, which is to continue it; this one by default.
+
+        Raises:
+            StateFormatError: it is damaged, or of another version.
+            StateMismatchError: it belongs to another configuration; names all that differs.
+        """
+        check_format(state)
+        now = dict(self.fingerprint)
+        saved = dict(state["fingerprint"])
+        if not self.is_shared:
+            saved["worker"], now["worker"] = state["worker"], self._worker_number(worker)
+        check_fingerprint(saved, now)
+        if state["done"]:
+            check_fingerprint(
+                dict(zip(self.topology.of_step, state["topology"] or ())),
+                self.topology.of_step,
+                advice="The state was saved inside a step; save at the end of one to continue "
+                "elsewhere.",
+            )
+
+    # Restoring single samples, for buffers above ------------------------------------------------
+
+    def restore_sample(self, restore_key: tuple) -> Any:
+        _, key = restore_key[:2]
+        key = self._moved.get(key, key)
+        if key not in self.sources:
+            raise StateMismatchError(
+                {"buffered sample of source": (key, list(self.keys))},
+                "A source with samples in a shuffle or packing buffer cannot leave; keep it with "
+                "`weight: 0`.",
+            )
+        sample = self.sources[key].rows.dataset.restore_sample(restore_key[2:])
+        return add_sample_restore_key(sample, key, src=BLEND)
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "type": type(self).__qualname__,
+            "sources": {key: source.names.shuffle_key for key, source in self.sources.items()},
+            "datasets": [dataset.config() for dataset in self.datasets],
+            "worker_config": self.worker_config.config(),
+        }
+
+
+class DynamicBlendDataset(BlendedDataset):
+    """Draws each row from a random source, by the weights of the moment.
+
+    Args:
+        sources: as for :class:`BlendedDataset`, with their weights.
+        **options: likewise.
+    """
+
+
+class LeastConsumedDataset(BlendedDataset):
+    """Draws each row from the source that is furthest behind its share of tokens.
+
+    Shares of tokens follow the weights to within one row over the whole run; see
+    :class:`~energon_ext.mixture.interleave.InterleaveSampler`.
+
+    Args:
+        sources: as for :class:`BlendedDataset`; weights are target shares.
+        new_source: ``baseline`` or ``zero``, where a source starts that a resumed state does not
+            know.
+        **options: as for :class:`BlendedDataset`.
+    """
+
+    rule = INTERLEAVE
+
+    def __init__(
+        self, sources: Sequence[Source], *, new_source: str = NEW_SOURCES[0], **options: Any
+    ):
+        if new_source not in NEW_SOURCES:
+            raise ConfigError(f"new_source: {new_source!r} found, {' or '.join(NEW_SOURCES)}.")
+        super().__init__(sources, new_source=new_source, **options)
+
+
+def current_batch_index() -> int:
+    """The index of the batch that the active worker is assembling, per rank.
+
+    Raises:
+        ConfigError: no loader is iterating, so there is no such index.
+    """
+    active = WorkerConfig.active_worker_config
+    if active is None:
+        raise ConfigError(
+            "A scheduled blend was iterated without a loader, so it has no batch index; wrap the "
+            "dataset with energon_ext.ExactDataLoader(dataset)."
+        )
+    return active.active_worker_batch_index

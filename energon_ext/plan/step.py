@@ -1,0 +1,145 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The rows of a step: the mixture says whose, the sources say which.
+
+A plan touches lengths only. What it makes of n rows depends on the configuration and on n, and not
+on who asks, so every rank and worker has the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Protocol, Sequence
+
+import numpy as np
+
+from energon_ext.errors import ConfigError
+from energon_ext.mixture.mixture import Mixture
+
+
+class Taken(Protocol):
+    """Rows that were taken from a source and are not yet read."""
+
+    num_documents: int
+
+    def __len__(self) -> int: ...
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """int64 [rows]."""
+
+    def row(self, number: int) -> Any:
+        """One of them, read."""
+
+
+class RowSource(Protocol):
+    """Where the rows of a source come from."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether no row is left."""
+
+    def take(self, count: int) -> Taken:
+        """Up to ``count`` further rows; fewer at the end."""
+
+    def restart(self) -> None:
+        """Begin with the first row again."""
+
+    def read_part(self, worker: int, workers: int) -> None:
+        """Read every ``workers``-th document alone, where many workers read for themselves."""
+
+    def save_state(self) -> Mapping[str, Any]: ...
+
+    def restore_state(self, state: Any) -> None: ...
+
+
+class Step:
+    """Rows that were drawn together.
+
+    Attributes:
+        rows: where each row comes from: the rows taken of a source and a number among them; None
+            where no source had a row left.
+    """
+
+    def __init__(self, count: int):
+        self._taken = np.full(count, None, object)
+        self._numbers = np.zeros(count, np.int64)
+
+    def put(self, where: np.ndarray, taken: Taken) -> None:
+        """Place rows of a source."""
+        self._taken[where] = taken
+        self._numbers[where] = np.arange(len(where))
+
+    def row(self, number: int) -> Any:
+        """A row, read; None where there was none left."""
+        taken = self._taken[number]
+        return None if taken is None else taken.row(int(self._numbers[number]))
+
+
+class Plan:
+    """Draws rows of many sources.
+
+    Args:
+        sources: by key, sorted.
+        mixture: over the same keys.
+
+    Attributes:
+        step, row: steps and rows drawn so far.
+        documents, tokens: drawn of each source so far, int64 [sources]; documents that ended.
+    """
+
+    def __init__(self, sources: Mapping[str, RowSource], mixture: Mixture):
+        self.mixture = mixture
+        self._sources: Sequence[RowSource] = list(sources.values())
+        self.step = self.row = 0
+        self.documents = np.zeros(len(sources), np.int64)
+        self.tokens = np.zeros(len(sources), np.int64)
+
+    def next(self, count: int, position: int) -> Step | None:
+        """Draw a step of ``count`` rows; None where no source has a row left.
+
+        Args:
+            position: on the schedule axis.
+
+        Raises:
+            ConfigError: sources have rows left, and all of these have a weight of 0.
+        """
+        step = Step(count)
+        missing = np.arange(count)
+        self.mixture.ended[:] = [source.ended for source in self._sources]
+        attempt = 0
+        while len(missing) and self.mixture.open(position):
+            missing = self._draw(step, missing, attempt)
+            attempt += 1
+        if len(missing) == count and not self.mixture.ended.all():
+            left = [k for k, ended in zip(self.mixture.keys, self.mixture.ended) if not ended]
+            raise ConfigError(
+                f"Every weight is 0 at position {position} of the schedules (step {self.step}) "
+                f"among the sources that have rows left: {', '.join(left)}. Give one of them a "
+                f"weight > 0 there, raise a max_epochs, or use fewer workers."
+            )
+        if len(missing) == count:
+            return None
+        self.step += 1
+        self.row += count
+        return step
+
+    def _draw(self, step: Step, missing: np.ndarray, attempt: int) -> np.ndarray:
+        """Draw for some places of a step; those for which the drawn source had no row left."""
+        drawn = self.mixture.draw(self.row + missing, attempt)
+        by_source = np.argsort(drawn, kind="stable")
+        numbers, begins = np.unique(drawn[by_source], return_index=True)
+        tokens = np.zeros(len(self._sources), np.int64)
+        left_over = []
+        for number, own in zip(numbers.tolist(), np.split(by_source, begins[1:])):
+            taken = self._sources[number].take(len(own))
+            found = len(taken)
+            if found:
+                step.put(missing[own[:found]], taken)
+                tokens[number] = taken.tokens.sum()
+                self.documents[number] += taken.num_documents
+            if found < len(own):
+                self.mixture.ended[number] = True
+                left_over.append(own[found:])
+        self.mixture.settle(tokens)
+        self.tokens += tokens
+        return missing[np.sort(np.concatenate(left_over))] if left_over else missing[:0]

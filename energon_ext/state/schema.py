@@ -1,0 +1,198 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a state must look like, checked before anything is taken from it.
+
+Every state that the loader hands out is *sealed*: it carries a digest of itself, so that a value
+that was changed anywhere is noticed. Its shape is checked as well, since a state may come from a
+loader that does not seal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import struct
+from typing import Any, Callable, Mapping
+
+import numpy as np
+import torch
+
+from energon_ext.errors import StateFormatError, StateMismatchError
+
+#: Of the state of a :class:`~energon_ext.plan.dataset.BlendedDataset`, whatever its class is: a
+#: source does not care how it is drawn.
+STATE_CLASS = "EnergonExtBlend"
+STATE_VERSION = 2
+
+#: What Energon writes the class name of into the restore keys of samples.
+BLEND = type(STATE_CLASS, (), {})()
+
+SEAL = "energon_ext_digest"
+
+_COUNT = "an integer >= 0"
+_PLANNED = {
+    "kind": str,
+    "documents": dict,
+    "epoch": _COUNT,
+    "position": _COUNT,
+    "carried": [[_COUNT]],
+    "rows_before": _COUNT,
+    "taken": (None, _COUNT),
+    "next_row": _COUNT,
+    "last": bool,
+}
+_SPLICED = {"kind": str, "documents": dict, "shown": _COUNT}
+_STREAMED = {"kind": str, "dataset": dict, "ended": bool, "max_epochs": (None, _COUNT)}
+_ROWS = {"planned": _PLANNED, "spliced": _SPLICED, "streamed": _STREAMED}
+_NODE = {"identity": str, "credits": {str: float}, "tokens": _COUNT}
+_SOURCE = {
+    "rows": lambda value, where: _check(value, _rows_shape(value, where), where),
+    "documents": _COUNT,
+    "tokens": _COUNT,
+    "names": [str],
+}
+_STATE = {
+    "__class__": str,
+    "version": _COUNT,
+    "fingerprint": dict,
+    "worker": (None, _COUNT),
+    "plan": {
+        "step": _COUNT,
+        "row": _COUNT,
+        "mixture": {str: _NODE},
+        "sources": {str: _SOURCE},
+    },
+    "done": _COUNT,
+    "topology": (None, [_COUNT]),
+    "skip": (None, _COUNT),
+}
+
+
+def check_format(state: Any) -> None:
+    """Refuse what is no state of a blend.
+
+    Raises:
+        StateMismatchError: stock Energon saved it.
+        StateFormatError: another version, or not of the shape that this version writes.
+    """
+    if not isinstance(state, Mapping) or state.get("__class__") != STATE_CLASS:
+        found = state.get("__class__") if isinstance(state, Mapping) else type(state).__name__
+        raise StateMismatchError(
+            {"dataset": (found, STATE_CLASS)},
+            "The state was saved without this package's mixin. It knows its sources by their "
+            "places in the blend and holds samples drawn by weights of then, so no source can be "
+            "continued alone. Finish that run with stock Energon; or start a new one whose sources "
+            "begin at given rows, `subset: {range: [ROW, end]}`.",
+        )
+    if state.get("version") != STATE_VERSION:
+        raise StateFormatError(
+            f"A blend state of version {state.get('version')!r} was found, {STATE_VERSION} is "
+            f"known; use the energon_ext that wrote it, or a newer one."
+        )
+    _check(state, _STATE, "state")
+
+
+def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state with the digest of itself."""
+    return {**state, SEAL: digest_of(state)}
+
+
+def check_seal(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What was sealed.
+
+    Raises:
+        StateFormatError: it is not what was saved.
+    """
+    content = {key: value for key, value in state.items() if key != SEAL}
+    if state.get(SEAL) != digest_of(content):
+        raise StateFormatError(
+            "The data state is not what was saved: its digest differs. Copy it again from where it "
+            "came, or take another checkpoint."
+        )
+    return content
+
+
+def digest_of(value: Any) -> str:
+    """SHA-256 over JSON values, arrays, tensors and the state classes of Energon.
+
+    Example:
+        >>> digest_of({"a": 1, "b": [2.0]}) == digest_of({"b": [2.0], "a": 1})
+        True
+        >>> digest_of([1]) == digest_of([1.0])
+        False
+    """
+    digest = hashlib.sha256()
+    _feed(value, digest.update)
+    return digest.hexdigest()
+
+
+def _feed(value: Any, update: Callable[[bytes], None]) -> None:
+    if value is None or isinstance(value, (bool, int, str)):
+        update(json.dumps(value).encode() + b";")
+    elif isinstance(value, float):
+        update(b"f" + struct.pack("<d", value))
+    elif isinstance(value, Mapping):
+        update(b"{")
+        for key in sorted(value, key=str):
+            _feed(str(key), update)
+            _feed(value[key], update)
+        update(b"}")
+    elif isinstance(value, (list, tuple)):
+        update(b"[")
+        if value and all(type(each) is int for each in value):  # most of a large state
+            update(json.dumps(value).encode())
+        else:
+            for each in value:
+                _feed(each, update)
+        update(b"]")
+    elif dataclasses.is_dataclass(value):
+        _feed({f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, update)
+    elif isinstance(value, (torch.Tensor, np.ndarray)):
+        array = np.asarray(value)
+        update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+    elif isinstance(value, bytes):
+        update(b"b" + value)
+    else:
+        raise StateFormatError(f"A data state holds a {type(value).__name__}.")
+
+
+def _rows_shape(value: Any, where: str) -> Any:
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    if kind not in _ROWS:
+        raise StateFormatError(f"{where}.kind: {kind!r} found, one of {', '.join(_ROWS)} is known.")
+    return _ROWS[kind]
+
+
+def _check(value: Any, shape: Any, where: str) -> None:
+    """Compare a value with a shape: a type, a list of one shape, a mapping, or alternatives."""
+    if isinstance(shape, tuple):
+        if value is not None or None not in shape:
+            _check(value, shape[-1], where)
+        return
+    if callable(shape) and not isinstance(shape, type):
+        shape(value, where)
+        return
+    if isinstance(shape, list):
+        _require(isinstance(value, (list, tuple)), value, "a list", where)
+        for each in value:
+            _check(each, shape[0], where)
+    elif isinstance(shape, dict):
+        _require(isinstance(value, Mapping), value, "a mapping", where)
+        if set(shape) == {str}:
+            shape = dict.fromkeys(value, shape[str])
+        names = ", ".join(map(str, shape))
+        _require(set(value) == set(shape), sorted(map(str, value)), names, where)
+        for name, inner in shape.items():
+            _check(value[name], inner, f"{where}.{name}")
+    elif shape == _COUNT:
+        _require(type(value) is int and value >= 0, value, _COUNT, where)
+    elif shape is float:
+        _require(type(value) is float and np.isfinite(value), value, "a finite number", where)
+    else:
+        _require(isinstance(value, shape), value, shape.__name__, where)
+
+
+def _require(holds: bool, found: Any, needed: str, where: str) -> None:
+    if not holds:
+        raise StateFormatError(f"{where}: {found!r:.80} found, {needed} is needed; it is damaged.")

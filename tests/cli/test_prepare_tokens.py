@@ -1,0 +1,353 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""``prepare`` of what Energon reads, and of conversations: tokens, splits and weights."""
+
+import json
+
+import numpy as np
+import pytest
+
+from energon_ext.documents.file_set import open_token_files
+from energon_ext.encoders.sft import PromptResponse, SFTTaskEncoder
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from tests.cli.command import energon_ext, error_line
+from tests.support import OtherText, write_dataset, write_mix, write_tokens
+
+SPLIT_PARTS = [("train", "shard_00[01].tar"), ("val", "shard_002.tar")]
+TEXTS = [f"document {number} with an é" for number in range(25)]
+CRUDE = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+
+
+def encoded(text):
+    return [1, *(byte + 4 for byte in text.encode()), 2]
+
+
+def documents(pair):
+    """Tokens of every document of a pair, in order."""
+    files = open_token_files(pair)
+    return [files.document(number).tolist() for number in range(len(files))]
+
+
+def weights(pair):
+    """Label weights of every document of a pair, in order."""
+    files = open_token_files(pair)
+    places, lengths = files.locate(np.arange(len(files)))
+    return [
+        files.label_weights(place, 0, length).tolist()
+        for place, length in zip(places.tolist(), lengths.tolist())
+    ]
+
+
+def to_tokens(out, *inputs):
+    """Call ``prepare`` with the byte tokenizer, which needs to succeed."""
+    result = energon_ext("prepare", out, "--tokenizer", "bytes", "--force", *inputs)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def write_jsonl(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+# Energon datasets -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    return write_dataset(tmp_path / "web", TEXTS, split_parts=SPLIT_PARTS, shard_size=10)
+
+
+def test_a_prepared_dataset_keeps_its_splits_and_the_order_of_its_files(tmp_path, prepared):
+    out = to_tokens(tmp_path / "out", "--dataset", prepared)
+    assert documents(tmp_path / "out" / "train") == [encoded(text) for text in TEXTS[:20]]
+    assert documents(tmp_path / "out" / "val") == [encoded(text) for text in TEXTS[20:]]
+    assert [line.split()[:2] for line in out.splitlines()[2:4]] == [["train", "20"], ["val", "5"]]
+
+
+def test_one_split_of_a_dataset_is_divided_like_any_text(tmp_path, prepared):
+    to_tokens(tmp_path / "out", "--dataset", prepared, "--split", "train", "--val", 0.3)
+    jsonl = write_jsonl(tmp_path / "web.jsonl", [{"text": text} for text in TEXTS[:20]])
+    to_tokens(tmp_path / "from_jsonl", "--jsonl", jsonl, "--val", 0.3)
+    for split in ("train", "val"):
+        assert documents(tmp_path / "out" / split) == documents(tmp_path / "from_jsonl" / split)
+
+
+def test_a_dataset_stays_text_without_a_tokenizer(tmp_path, prepared):
+    again = ("prepare", tmp_path / "again", "--dataset", prepared, "--shard-documents", 4)
+    assert energon_ext(*again).exit_code == 0
+    assert len(list((tmp_path / "again").glob("train-*.tar"))) == 5
+    to_tokens(tmp_path / "out", "--dataset", tmp_path / "again")
+    assert documents(tmp_path / "out" / "val") == [encoded(text) for text in TEXTS[20:]]
+
+
+def test_every_source_of_a_metadataset_is_read_once_in_turn(tmp_path, prepared):
+    lines = write_jsonl(tmp_path / "more.jsonl", [{"text": text} for text in ("one", "two")])
+    crude = write_dataset(tmp_path / "crude", ["three", "four"], dataset_config=CRUDE)
+    assert energon_ext_index(lines).exit_code == 0
+    mix = write_mix(
+        tmp_path / "mix.yaml", [(lines, {"step": {0: 0, 9: 3}}), (prepared, 7), (crude, 1)]
+    )
+    to_tokens(tmp_path / "out", "--dataset", mix, "--split", "train", "--val", 0)
+    expected = ["one", "two", *TEXTS[:20], "three", "four"]
+    assert documents(tmp_path / "out" / "train") == [encoded(text) for text in expected]
+
+
+def energon_ext_index(path):
+    """Energon's index of a JSONL file."""
+    from click.testing import CliRunner
+    from megatron.energon.cli.main import main
+
+    return CliRunner().invoke(main, ["prepare", str(path)], catch_exceptions=False)
+
+
+def test_a_split_that_a_dataset_has_not_is_named(tmp_path):
+    only_train = write_dataset(tmp_path / "web", TEXTS)
+    call = ("prepare", tmp_path / "out", "--tokenizer", "bytes", "--dataset", only_train)
+    assert "val" in error_line(energon_ext(*call))
+    assert energon_ext(*call, "--split", "train", "--val", 0).exit_code == 0
+    wrong = error_line(energon_ext(*call, "--split", "train", "--split", "test", "--force"))
+    assert "--split train test: give one, or train and val" in wrong
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda folder: write_tokens(folder / "pair", [[1]]), "pair: tokenized already"),
+        (lambda folder: folder / "absent", "absent: does not exist"),
+        (lambda folder: write_jsonl(folder / "a.jsonl", [{}]), "read it with --jsonl"),
+        (lambda folder: mix_with_tokens(folder), "pair: tokenized already; take it out of"),
+        (lambda folder: write_dataset(folder / "i", ["a"], dataset_config=IMAGES), "ImageSample"),
+    ],
+)
+def test_what_is_no_text_is_refused(tmp_path, make, expected):
+    call = ("--tokenizer", "bytes", "--split", "train", "--val", 0)
+    line = error_line(energon_ext("prepare", tmp_path / "o", "--dataset", make(tmp_path), *call))
+    assert expected in line
+    assert not (tmp_path / "o").exists()
+
+
+IMAGES = {
+    "sample_type": {"__module__": "megatron.energon", "__class__": "ImageSample"},
+    "field_map": {"image": "txt"},
+}
+
+
+def mix_with_tokens(folder):
+    write_tokens(folder / "pair", [[1]])
+    return write_mix(folder / "mix.yaml", [("pair", 1)])
+
+
+def test_a_sample_type_of_a_module_is_read_where_the_module_is_trusted(tmp_path):
+    sample_type = {"__module__": OtherText.__module__, "__class__": "OtherText"}
+    config = {"sample_type": sample_type, "field_map": {"text": "txt"}}
+    folder = write_dataset(tmp_path / "web", ["one"], dataset_config=config)
+    call = ("--dataset", folder, "--split", "train", "--val", 0)
+    refused = energon_ext("prepare", tmp_path / "out", "--tokenizer", "bytes", *call)
+    assert "tests.support" in error_line(refused)
+    to_tokens(tmp_path / "out", *call, "--trusted-module", "tests.support")
+    assert documents(tmp_path / "out" / "train") == [encoded("one")]
+
+
+def test_a_damaged_sample_is_an_error_and_not_a_loss(tmp_path):
+    folder = write_dataset(tmp_path / "web", ["one", "two"], dataset_config=CRUDE)
+    shard = folder / "shard_000.tar"
+    shard.write_bytes(shard.read_bytes().replace(b"two", b"\xff\xff\xff"))
+    call = ("--dataset", folder, "--split", "train", "--val", 0, "--tokenizer", "bytes")
+    assert "in a sample" in error_line(energon_ext("prepare", tmp_path / "out", *call))
+
+
+# Conversations ----------------------------------------------------------------------------------
+
+QUESTION = {"role": "user", "content": "2+2"}
+ANSWER = {"role": "assistant", "content": "4"}
+CHAT = ("--chat", "--seq-length", 64, "--val", 0)
+RECORDS = [{"prompt": "ab", "response": "c"}, {"messages": [QUESTION, ANSWER], "id": 5}]
+
+#: "ab" is asked, "c" and the end are answered; of "user: 2+2\nassistant: 4\n", "4\n" and the end.
+TOKENS = [encoded("abc"), encoded("user: 2+2\nassistant: 4\n")]
+WEIGHTS = [[0, 0, 0, 1, 1], [0] * 22 + [1, 1, 1]]
+
+
+def test_answers_alone_have_weight(tmp_path):
+    lines = write_jsonl(tmp_path / "chat.jsonl", RECORDS)
+    out = to_tokens(tmp_path / "out", *CHAT, "--jsonl", lines)
+    assert documents(tmp_path / "out" / "train") == TOKENS
+    assert weights(tmp_path / "out" / "train") == WEIGHTS
+    assert (tmp_path / "out" / "train.weights.bin").stat().st_size == 30
+    characters = str(11 + 75)  # of ["ab", "c"] and of the messages, as JSON
+    assert out.splitlines()[2].split() == ["train", "2", characters, "30"]
+    meta = json.loads((tmp_path / "out" / "train.meta.json").read_text())
+    assert meta == {
+        "tokenizer": {"kind": "bytes", "add_bos": True, "add_eos": True},
+        "vocab_size": 260,
+        "chat_template": {"kind": "plain"},
+        "seq_len": 64,
+        "over_long": "cut",
+        "label_weights": {"dtype": "uint8"},
+    }
+
+
+def test_text_has_no_weights(tmp_path):
+    lines = write_jsonl(tmp_path / "web.jsonl", [{"text": "one"}])
+    to_tokens(tmp_path / "out", "--jsonl", lines, "--val", 0)
+    assert open_token_files(tmp_path / "out" / "train").label_weights(0, 0, 5) is None
+    assert not (tmp_path / "out" / "train.weights.bin").exists()
+
+
+def test_conversations_of_hugging_face_are_read(tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "local").mkdir()
+    write_jsonl(tmp_path / "local" / "train.jsonl", [{"messages": [QUESTION, ANSWER]}] * 2)
+    for streaming in ((), ("--hf-streaming",)):
+        to_tokens(tmp_path / "out", *CHAT, "--hf-dataset", tmp_path / "local", *streaming)
+        assert documents(tmp_path / "out" / "train") == TOKENS[1:] * 2
+        assert weights(tmp_path / "out" / "train") == WEIGHTS[1:] * 2
+
+
+def test_conversations_of_energon_are_read(tmp_path):
+    crude = tmp_path / "crude"
+    write_json_dataset(crude, RECORDS)
+    to_tokens(tmp_path / "out", *CHAT, "--dataset", crude, "--split", "train")
+    assert documents(tmp_path / "out" / "train") == TOKENS
+    assert weights(tmp_path / "out" / "train") == WEIGHTS
+    wrong = energon_ext(
+        *("prepare", tmp_path / "text", "--tokenizer", "bytes", "--dataset", crude),
+        *("--split", "train"),
+    )
+    assert "no `text`; it has ['prompt', 'response']" in error_line(wrong)
+
+
+def write_json_dataset(folder, records):
+    """A crude webdataset of JSON records."""
+    from megatron.energon.epathlib import EPath
+    from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
+    from webdataset import ShardWriter
+
+    folder.mkdir()
+    with ShardWriter(f"{folder}/shard_%03d.tar", verbose=0) as shards:
+        for number, record in enumerate(records):
+            shards.write({"__key__": f"{number:06d}", "json": json.dumps(record).encode()})
+    BaseWebdatasetFactory.prepare_dataset(
+        EPath(folder),
+        ["shard_000.tar"],
+        split_parts_patterns=[("train", ".*")],
+        progress_fn=lambda items, total: items,
+        tar_index_only=False,
+        workers=1,
+    )
+    (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps(CRUDE))
+
+
+def test_equal_conversations_stay_in_one_split(tmp_path):
+    records = [{"prompt": f"{number}", "response": "yes", "id": number} for number in range(40)]
+    again = [{**record, "id": 99} for record in records]
+    lines = write_jsonl(tmp_path / "chat.jsonl", [*records, *again])
+    to_tokens(tmp_path / "out", *CHAT[:3], "--val", 0.3, "--jsonl", lines)
+    train, val = (documents(tmp_path / "out" / split) for split in ("train", "val"))
+    assert sorted(train + val) == sorted([encoded(f"{n}yes") for n in range(40)] * 2)
+    assert len(val) > 4
+    assert not {str(tokens) for tokens in train} & {str(tokens) for tokens in val}
+
+
+def test_what_the_encoder_cuts_is_cut_and_what_it_refuses_is_counted(tmp_path):
+    records = [
+        {"prompt": "ab", "response": "cdefghijkl"},  # 14 tokens: 9 stay
+        {"prompt": "abcdefghijkl", "response": "m"},  # nothing of the answer stays
+        {"messages": [ANSWER]},
+        {"prompt": "a", "response": "b"},
+    ]
+    lines = write_jsonl(tmp_path / "chat.jsonl", records)
+    call = ("--chat", "--seq-length", 8, "--val", 0, "--jsonl", lines)
+    out = to_tokens(tmp_path / "out", *call)
+    encoder = SFTTaskEncoder(ByteTokenizer(), 8)
+    expected = [
+        encoder.encode_document(PromptResponse(__key__="", __restore_key__=(), **record))
+        for record in (records[0], records[3])
+    ]
+    assert documents(tmp_path / "out" / "train") == [d.tokens.tolist() for d in expected]
+    assert weights(tmp_path / "out" / "train") == [d.label_weights.tolist() for d in expected]
+    assert out.splitlines()[2].split()[:2] == ["train", "2"]
+    assert "left out, not to be trained on: 2" in out
+    assert f"the first: Sample {lines}:2: no token of an answer in its first 9 of 15 tokens" in out
+    strict = energon_ext(
+        *("prepare", tmp_path / "strict", "--tokenizer", "bytes", *call, "--over-long", "error")
+    )
+    assert f"{lines}:1: 14 tokens, and a row has room for 9" in error_line(strict)
+    assert not (tmp_path / "strict").exists()
+
+
+def test_an_input_of_refused_conversations_is_an_error(tmp_path):
+    few = write_jsonl(tmp_path / "few.jsonl", [{"messages": [ANSWER]}] * 3)
+    line = error_line(
+        energon_ext("prepare", tmp_path / "out", "--tokenizer", "bytes", *CHAT, "--jsonl", few)
+    )
+    assert "0 shorter ones, and 3 refused, the first: Sample" in line
+    assert "message 0 is an answer that nobody asked for" in line
+    many = write_jsonl(tmp_path / "many.jsonl", [*RECORDS, *[{"messages": [ANSWER]}] * 100])
+    line = error_line(
+        energon_ext("prepare", tmp_path / "out", "--tokenizer", "bytes", *CHAT, "--jsonl", many)
+    )
+    assert "100 conversations in a row cannot be trained on, the last: Sample" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_chat_template_is_the_one_asked_for(tmp_path):
+    tokenizer = chat_tokenizer(tmp_path / "tokenizer")
+    lines = write_jsonl(tmp_path / "chat.jsonl", RECORDS[1:])
+    call = (*CHAT, "--jsonl", lines, "--tokenizer", tokenizer, "--force")
+    kinds = {}
+    for name, options in {
+        "own": (),
+        "plain": ("--chat-template", "plain"),
+        "named": ("--chat-template", tokenizer),
+    }.items():
+        assert energon_ext("prepare", tmp_path / name, *call, *options).exit_code == 0
+        meta = json.loads((tmp_path / name / "train.meta.json").read_text())
+        kinds[name] = meta["chat_template"]["kind"], documents(tmp_path / name / "train")[0]
+    assert [kind for kind, _ in kinds.values()] == ["hf", "plain", "hf"]
+    assert kinds["own"] == kinds["named"] != kinds["plain"]
+
+
+def chat_tokenizer(folder):
+    """A folder with a tokenizer of words and a chat template."""
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    words = {"[UNK]": 0, "</s>": 1, "<u>": 2, "<a>": 3, "2": 4, "+": 5, "4": 6}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=model, eos_token="</s>")
+    fast.chat_template = (
+        "{% for m in messages %}{{ '<u> ' if m.role == 'user' else '<a> ' }}{{ m.content }} "
+        "{% endfor %}{% if add_generation_prompt %}<a> {% endif %}"
+    )
+    fast.save_pretrained(folder)
+    return folder
+
+
+NEEDED = ("--tokenizer", "bytes", "--seq-length", "8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--jsonl", "chat.jsonl"], "--chat: --tokenizer is missing"),
+        (["--jsonl", "chat.jsonl", "--tokenizer", "bytes"], "--chat: --seq-length is missing"),
+        (
+            ["--text", "chat.jsonl", *["--tokenizer", "bytes", "--seq-length", "8"]],
+            "--text holds no",
+        ),
+        (
+            ["--jsonl", "text.jsonl", *NEEDED],
+            "text.jsonl:1: neither the texts `prompt` and `response` nor `messages`",
+        ),
+    ],
+)
+def test_what_a_user_gets_wrong_is_one_line(tmp_path, monkeypatch, arguments, expected):
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "chat.jsonl", RECORDS)
+    write_jsonl(tmp_path / "text.jsonl", [{"text": "one"}])
+    assert expected in error_line(energon_ext("prepare", "out", "--chat", *arguments))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,100 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Weights of labels beside a pair: what was written is read, and nothing else is ever assumed."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from energon_ext.documents import label_weights
+from energon_ext.documents.file_set import TokenFiles
+from energon_ext.documents.label_weights import LabelWeightsWriter
+from energon_ext.documents.token_file import TokenFile
+from energon_ext.errors import ConfigError
+from tests.support import write_tokens
+
+DOCUMENTS = [[1, 2, 3], [4], [5, 6]]
+
+
+def write_weights(prefix, weights):
+    """The sidecar of a pair, and its description."""
+    writer = LabelWeightsWriter(prefix)
+    for document in weights:
+        writer.add(np.array(document, np.float32))
+    meta = {"tokenizer": {"kind": "bytes"}, "label_weights": writer.close()}
+    prefix.with_name(prefix.name + ".meta.json").write_text(json.dumps(meta))
+    return prefix
+
+
+@pytest.fixture
+def pair(tmp_path):
+    return write_weights(write_tokens(tmp_path / "chat", DOCUMENTS), [[0, 1, 1], [0], [1, 1]])
+
+
+def slices(files, *wanted):
+    """Weights of ``(document, start, stop)``."""
+    places, _ = files.locate(np.array([number for number, _, _ in wanted]))
+    found = [
+        files.label_weights(int(place), start, stop)
+        for place, (_, start, stop) in zip(places, wanted)
+    ]
+    assert all(weights is None or weights.dtype == np.float32 for weights in found)
+    return [weights if weights is None else weights.tolist() for weights in found]
+
+
+def test_weights_of_0_and_1_are_bytes(pair):
+    assert (pair.parent / "chat.weights.bin").read_bytes() == bytes([0, 1, 1, 0, 1, 1])
+    assert slices(TokenFile(pair), (0, 0, 3), (2, 0, 2), (0, 1, 2)) == [[0, 1, 1], [1, 1], [1]]
+
+
+def test_other_weights_are_floats_from_the_first_to_the_last(pair, monkeypatch):
+    monkeypatch.setattr(label_weights, "_CONVERTED_AT_ONCE", 2)
+    write_weights(pair, [[0, 1, 1], [0.25], [-1, 2]])
+    floats = np.array([0, 1, 1, 0.25, -1, 2], np.float32)
+    assert (pair.parent / "chat.weights.bin").read_bytes() == floats.tobytes()
+    assert slices(TokenFile(pair), (0, 0, 3), (1, 0, 1), (2, 1, 2)) == [[0, 1, 1], [0.25], [2]]
+    assert sorted(path.name for path in pair.parent.iterdir()) == [
+        *("chat.bin", "chat.idx", "chat.meta.json", "chat.weights.bin"),
+    ]
+
+
+def test_pairs_with_and_without_weights_are_one_source(tmp_path, pair):
+    plain = write_tokens(tmp_path / "plain", [[7, 8]])
+    files = TokenFiles([plain, pair, plain])
+    assert slices(files, (0, 0, 2), (1, 0, 3), (4, 0, 2)) == [None, [0, 1, 1], None]
+    assert files.fingerprint() != TokenFiles([plain, write_tokens(pair, DOCUMENTS), plain])
+
+
+def test_weights_change_the_fingerprint(tmp_path, pair):
+    plain = write_tokens(tmp_path / "plain", DOCUMENTS)
+    assert TokenFile(pair).fingerprint() != TokenFile(plain).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: os.truncate(path, 5), r"has 5 bytes, 6 tokens need 6"),
+        (lambda path: os.remove(path), r"does not exist, 6 tokens need 6"),
+        (lambda path: write_meta(path, {"dtype": "float32"}), r"has 6 bytes, 6 tokens need 24"),
+        (lambda path: write_meta(path, {"dtype": "int8"}), r"of type 'int8'; uint8 or float32"),
+        (lambda path: write_meta(path, 5), r"of type 5; uint8 or float32"),
+        (lambda path: write_meta(path, None), r"chat.meta.json does not speak of it"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(pair, damage, message):
+    damage(pair.parent / "chat.weights.bin")
+    with pytest.raises(ConfigError, match=message):
+        TokenFile(pair)
+
+
+def write_meta(path, described):
+    meta = {"tokenizer": {"kind": "bytes"}, "label_weights": described}
+    (path.parent / "chat.meta.json").write_text(json.dumps(meta))
+
+
+def test_weights_that_nothing_describes_are_refused(pair):
+    (pair.parent / "chat.meta.json").unlink()
+    with pytest.raises(ConfigError, match=r"chat.weights.bin: .*chat.meta.json does not speak of"):
+        TokenFile(pair)

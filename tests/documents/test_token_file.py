@@ -1,0 +1,221 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Pairs by number: what megatron-core wrote is what is read, of one pair and of thousands."""
+
+import json
+import os
+import pickle
+import struct
+import time
+
+import numpy as np
+import pytest
+import torch
+from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
+
+from energon_ext.documents.file_set import TokenFiles, open_token_files
+from energon_ext.documents.token_file import TokenFile
+from energon_ext.errors import ConfigError
+from tests.support import write_tokens
+
+FIRST = [[11, 12, 13], [14], [15, 16]]
+SECOND = [[21, 22, 23, 24, 25], [26]]
+
+
+def read(files, number, start=0, stop=None):
+    """Tokens of one document, by way of its place."""
+    places, lengths = files.locate(np.array([number]))
+    stop = int(lengths[0]) if stop is None else stop
+    return files.tokens(int(places[0]), start, stop).tolist()
+
+
+def all_documents(files):
+    return [read(files, number) for number in range(len(files))]
+
+
+@pytest.fixture
+def two(tmp_path):
+    return [write_tokens(tmp_path / "a", FIRST), write_tokens(tmp_path / "b", SECOND)]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32, np.int64])
+def test_a_pair_is_what_megatron_wrote_and_reads(tmp_path, dtype):
+    builder = IndexedDatasetBuilder(f"{tmp_path}/web.bin", dtype=dtype)
+    builder.add_document(torch.tensor([5, 6, 7, 8, 9]), [2, 3])
+    builder.add_document(torch.tensor([], dtype=torch.int64), [0])
+    builder.add_document(torch.tensor([100, 101]), [1, 1])
+    builder.add_document(torch.tensor([], dtype=torch.int64), [])
+    builder.finalize(f"{tmp_path}/web.idx")
+    file = TokenFile(tmp_path / "web")
+    assert (len(file), file.num_tokens) == (4, 7)
+    assert file.tokens(0, 0, 2).dtype == dtype
+    assert all_documents(file) == [[5, 6, 7, 8, 9], [], [100, 101], []]
+    assert file.locate(np.arange(4))[0].tolist() == [0, 5, 5, 7]
+    sequences = IndexedDataset(f"{tmp_path}/web")
+    assert file.tokens(0, 0, 7).tolist() == np.concatenate(sequences[0 : len(sequences)]).tolist()
+
+
+def test_a_slice_is_a_view_of_the_document_at_its_place(two):
+    file = TokenFile(two[1])
+    assert read(file, 0, 1, 3) == [22, 23]
+    assert np.shares_memory(file.tokens(0, 1, 3), file.tokens(0, 0, 5))
+    with pytest.raises(ValueError, match="read-only"):
+        file.tokens(0, 0, 1)[0] = 1
+
+
+def test_pairs_follow_one_another(two):
+    files = TokenFiles(two)
+    assert (len(files), files.num_tokens) == (5, 12)
+    places, lengths = files.locate(np.array([4, 0, 3, 1, 3]))
+    assert places.tolist() == [11, 0, 6, 3, 6]
+    assert lengths.tolist() == [1, 3, 5, 1, 5]
+    assert all_documents(files) == FIRST + SECOND
+    assert [array.tolist() for array in files.locate(np.zeros(0, np.int64))] == [[], []]
+
+
+def test_pairs_of_several_types_and_without_documents_are_one_source(tmp_path):
+    contents = [[], [[1, 2], [3]], [], [], [[70_000], []], []]
+    prefixes = [
+        write_tokens(tmp_path / f"{number}", documents, np.int32 if number == 4 else np.uint16)
+        for number, documents in enumerate(contents)
+    ]
+    files = TokenFiles(prefixes)
+    assert all_documents(files) == [[1, 2], [3], [70_000], []]
+    assert len(TokenFiles(prefixes[:1])) == TokenFiles(prefixes[:1]).num_tokens == 0
+
+
+def test_random_documents_of_many_pairs_are_those_of_a_list(tmp_path):
+    rng = np.random.default_rng(0)
+    contents = [
+        [rng.integers(0, 1000, rng.integers(0, 9)).tolist() for _ in range(rng.integers(0, 7))]
+        for _ in range(30)
+    ]
+    files = TokenFiles([write_tokens(tmp_path / f"{n:02d}", c) for n, c in enumerate(contents)])
+    expected = [document for documents in contents for document in documents]
+    starts = np.cumsum([0, *map(len, expected)])
+    numbers = rng.integers(0, len(expected), 500)
+    places, lengths = files.locate(numbers)
+    assert places.tolist() == starts[numbers].tolist()
+    assert lengths.tolist() == [len(expected[number]) for number in numbers]
+    assert all_documents(files) == expected
+
+
+def test_an_unpickled_source_reads_the_same_files(two):
+    for files in (TokenFile(two[0]), TokenFiles(two)):
+        again = pickle.loads(pickle.dumps(files))
+        assert type(again) is type(files)
+        assert all_documents(again) == all_documents(files)
+
+
+def test_a_fingerprint_tells_contents_and_order_and_not_paths(tmp_path, two):
+    def fingerprint(*contents, folder):
+        prefixes = [write_tokens(tmp_path / folder / f"{n}", c) for n, c in enumerate(contents)]
+        return TokenFiles(prefixes).fingerprint()
+
+    original = TokenFiles(two).fingerprint()
+    assert (original["documents"], original["tokens"]) == (5, 12)
+    assert json.loads(json.dumps(original)) == original
+    assert fingerprint(FIRST, SECOND, folder="moved") == original
+    same_counts = [[1, 1, 1], [1, 1], [1]]
+    changed = [
+        fingerprint(SECOND, FIRST, folder="order"),
+        fingerprint(FIRST + SECOND, folder="joined"),
+        fingerprint(same_counts, SECOND, folder="lengths"),
+        fingerprint(FIRST, [*SECOND, [1]], folder="grown"),
+    ]
+    assert len({str(value) for value in [original, *changed]}) == 5
+    empty = TokenFiles([write_tokens(tmp_path / "empty", [])]).fingerprint()
+    assert (empty["documents"], empty["tokens"]) == (0, 0)
+
+
+HEADER = struct.Struct("<9sQBQQ")
+
+
+def rewrite_header(pair, **changes):
+    """Change fields of the header of its ``.idx``."""
+    index = pair.with_suffix(".idx")
+    content = index.read_bytes()
+    names = ("magic", "version", "code", "sequences", "bounds")
+    fields = dict(zip(names, HEADER.unpack(content[: HEADER.size])))
+    index.write_bytes(HEADER.pack(*{**fields, **changes}.values()) + content[HEADER.size :])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda pair: os.remove(f"{pair}.idx"), "b.idx: does not exist; a pair is needed"),
+        (lambda pair: os.remove(f"{pair}.bin"), "b.bin: does not exist; a pair is needed"),
+        (lambda pair: os.truncate(f"{pair}.bin", 10), "b.bin has 10 bytes, its .idx speaks of 12"),
+        (lambda pair: os.truncate(f"{pair}.idx", 20), "b.idx: not an index of Megatron"),
+        (lambda pair: os.truncate(f"{pair}.idx", 81), "81 bytes, 82 are needed for 2 sequences"),
+        (lambda pair: rewrite_header(pair, magic=b"MMIDIDX\x00\x01"), "begins with b'MMIDIDX"),
+        (lambda pair: rewrite_header(pair, version=2), "version 2"),
+        (lambda pair: rewrite_header(pair, code=7), "type 7 is no integer type"),
+        (lambda pair: rewrite_header(pair, code=99), "type 99 is no integer type"),
+        (lambda pair: rewrite_header(pair, sequences=2**62), "bytes, .* are needed"),
+        (lambda pair: rewrite_header(pair, code=4), "has 12 bytes, its .idx speaks of 14"),
+        (lambda pair: rewrite_header(pair, bounds=0), "are needed for 2 sequences"),
+    ],
+)
+def test_a_damaged_pair_is_named_while_opening(two, damage, message):
+    pair = two[1]
+    damage(pair)
+    with pytest.raises(ConfigError, match=message) as error:
+        open_token_files(pair.parent / "[ab]")
+    assert "\n" not in str(error.value)
+
+
+def test_documents_that_leave_out_sequences_are_refused(two):
+    index = two[1].with_suffix(".idx")
+    index.write_bytes(index.read_bytes()[:-8] + (1).to_bytes(8, "little"))
+    with pytest.raises(ConfigError, match="documents are not made of all its sequences"):
+        TokenFile(two[1])
+
+
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [(0, -2), (1, 100), (1, -2), (4, 2**40), (4, -1)],  # 3 pointers, 4 first sequences
+)
+def test_an_index_that_points_outside_is_refused_when_it_is_asked(two, number, value):
+    index = two[0].with_suffix(".idx")
+    content = bytearray(index.read_bytes())
+    begin = HEADER.size + 4 * 3 + 8 * number
+    content[begin : begin + 8] = value.to_bytes(8, "little", signed=True)
+    index.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"a.idx: damaged, .*a.bin; write the pair again"):
+        TokenFiles(two).locate(np.arange(5))
+
+
+def test_tokens_of_another_tokenizer_are_refused(tmp_path, two):
+    files = TokenFiles(two)
+    files.check_tokenizer({"kind": "bytes"}, 27)
+    with pytest.raises(ConfigError, match="b: holds the token id 26, the tokenizer has 26"):
+        files.check_tokenizer({"kind": "bytes"}, 26)
+    (tmp_path / "b.meta.json").write_text(json.dumps({"tokenizer": {"kind": "hf"}}))
+    TokenFiles(two).check_tokenizer({"kind": "hf"}, 27)
+    with pytest.raises(ConfigError, match="b: written with the tokenizer {'kind': 'hf'}"):
+        TokenFiles(two).check_tokenizer({"kind": "bytes"}, 27)
+    (tmp_path / "b.meta.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"b.meta.json: not what `energon-ext prepare` writes"):
+        TokenFiles(two)
+
+
+def test_thousands_of_pairs_open_fast_and_keep_no_file_open(tmp_path):
+    write_tokens(tmp_path / "0000", [[n] * (n + 1) for n in range(20)])
+    for number in range(1, 3000):
+        for suffix in (".bin", ".idx"):
+            os.link(tmp_path / f"0000{suffix}", tmp_path / f"{number:04d}{suffix}")
+    open_before = len(os.listdir("/proc/self/fd"))
+    seconds = -time.perf_counter()
+    files = open_token_files(tmp_path)
+    seconds += time.perf_counter()
+    assert (len(files), files.num_tokens) == (60_000, 630_000)
+    assert seconds < 3  # 0.1 s on an idle core
+    numbers = np.arange(0, 60_000, 7)
+    places, lengths = files.locate(numbers)
+    expected = numbers % 20 + 1
+    assert lengths.tolist() == expected.tolist()
+    assert places.tolist() == (numbers // 20 * 210 + expected * (expected - 1) // 2).tolist()
+    read_tokens = [files.tokens(place, 0, 1)[0] for place in places.tolist()]
+    assert read_tokens == (numbers % 20).tolist()
+    assert len(os.listdir("/proc/self/fd")) == open_before

@@ -1,0 +1,104 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a path names: a pair, a folder of pairs, a pattern, or no pair at all."""
+
+import os
+
+import pytest
+
+from energon_ext.documents.token_paths import is_token_file, pair_prefixes
+from energon_ext.errors import ConfigError
+
+
+def touch(folder, *names):
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def names(folder, path):
+    """Pairs that a path in a folder names, relative to it."""
+    return [os.path.relpath(prefix, folder) for prefix in pair_prefixes(folder / path)]
+
+
+@pytest.mark.parametrize("path", ["web", "web.bin", "web.idx"])
+def test_a_pair_is_named_with_and_without_suffix(tmp_path, path):
+    touch(tmp_path, "web.bin", "web.idx", "web.v2.bin", "web.v2.idx")
+    assert is_token_file(tmp_path / path)
+    assert names(tmp_path, path) == ["web"]
+    assert names(tmp_path, path.replace("web", "web.v2")) == ["web.v2"]
+
+
+@pytest.mark.parametrize("left", ["web.bin", "web.idx"])
+def test_half_a_pair_is_one_whose_other_half_is_missing(tmp_path, left):
+    touch(tmp_path, left)
+    for path in ("web", left):
+        assert is_token_file(tmp_path / path)
+        assert names(tmp_path, path) == ["web"]
+
+
+def test_megatrons_cache_in_a_folder_of_the_pairs_name_is_the_pair(tmp_path):
+    touch(tmp_path, "web.bin", "web.idx", "web/cache/GPTDataset-document_index.npy")
+    assert is_token_file(tmp_path / "web")
+    assert names(tmp_path, "web") == names(tmp_path, "web/") == ["web"]
+
+
+def test_what_energon_prepared_is_no_token_file(tmp_path):
+    touch(tmp_path, "text.jsonl", "text.jsonl.idx")  # Energon's index of the lines
+    touch(tmp_path, "web/.nv-meta/split.yaml", "web/a.tar", "web/a.tar.idx", "web.bin", "web.idx")
+    touch(tmp_path, "raw/a.tar", "raw/a.tar.idx", "raw/model.bin")
+    for path in ("text.jsonl", "text.jsonl.idx", "web", "web/a.tar", "raw", "mix.yaml", "absent"):
+        assert not is_token_file(tmp_path / path), path
+
+
+def test_a_folder_names_the_pairs_in_it_and_below_it_by_their_names(tmp_path):
+    touch(tmp_path, "web/b.bin", "web/b.idx", "web/b.meta.json", "web/b.weights.bin")
+    touch(tmp_path, "web/part/a.bin", "web/part/a.idx", "web/part/x.jsonl", "web/part/x.jsonl.idx")
+    touch(
+        tmp_path, "web/a.idx", "web/a.bin", "web/.out.partial-1/c.bin", "web/.out.partial-1/c.idx"
+    )
+    assert is_token_file(tmp_path / "web")
+    assert names(tmp_path, "web") == ["web/a", "web/b", "web/part/a"]
+
+
+@pytest.mark.parametrize("pattern", ["web/p*", "web/p*.bin", "web/p*.idx", "w*/p?", "web/p[12]"])
+def test_a_pattern_names_what_matches_with_and_without_suffix(tmp_path, pattern):
+    touch(
+        tmp_path, "web/p2.idx", "web/p2.bin", "web/p1.bin", "web/p1.idx", "web/q.bin", "web/q.idx"
+    )
+    assert is_token_file(tmp_path / pattern)
+    assert names(tmp_path, pattern) == ["web/p1", "web/p2"]
+
+
+def test_two_stars_match_folders_below(tmp_path):
+    touch(tmp_path, "web/a.bin", "web/a.idx", "web/x/b.bin", "web/x/b.idx", "web/x/y/c.idx")
+    touch(tmp_path, "web/x/y/c.bin")
+    assert names(tmp_path, "web/**") == names(tmp_path, "web") == ["web/a", "web/x/b", "web/x/y/c"]
+    assert names(tmp_path, "web/**/b") == ["web/x/b"]
+
+
+def test_brackets_in_a_name_that_exists_are_no_pattern(tmp_path):
+    touch(tmp_path, "[new] web/a.bin", "[new] web/a.idx")
+    for path in ("[new] web", "[new] web/a", "[new] web/a.bin"):
+        assert names(tmp_path, path) == ["[new] web/a"]
+
+
+def test_a_pattern_without_a_match_is_an_error(tmp_path):
+    assert is_token_file(tmp_path / "web-*")
+    with pytest.raises(ConfigError, match=r"web-\*: names no .bin/.idx pair"):
+        pair_prefixes(tmp_path / "web-*")
+
+
+@pytest.mark.parametrize("path", ["web", "web/*", "web/?.idx"])
+def test_half_a_pair_among_others_is_an_error(tmp_path, path):
+    touch(tmp_path, "web/a.bin", "web/a.idx", "web/b.bin")
+    with pytest.raises(ConfigError, match="web/b.idx: does not exist; a pair is needed"):
+        pair_prefixes(tmp_path / path)
+
+
+def test_the_splits_of_a_prepared_text_are_no_source_together(tmp_path):
+    touch(tmp_path, "web/train.bin", "web/train.idx", "web/val.bin", "web/val.idx")
+    with pytest.raises(ConfigError, match="holds the splits train and val.*: /.*/web/train"):
+        pair_prefixes(tmp_path / "web")
+    assert names(tmp_path, "web/train") == ["web/train"]
