@@ -26,7 +26,7 @@ from energon_ext.encoders.prompts import PromptTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError, EnergonExtError, StateMismatchError
-from energon_ext.plan.dataset import DynamicBlendDataset, LeastConsumedDataset
+from energon_ext.plan.blends import DynamicBlendDataset, LeastConsumedDataset
 from energon_ext.splice.encoders import MultiSpliceTaskEncoder, SpliceTaskEncoder
 from energon_ext.state.loader import ExactDataLoader
 from energon_ext.weights import ScheduleAxis

@@ -17,24 +17,18 @@ import copy
 import itertools
 import json
 import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
-from train_loop import pretrain, train
+from megatron_gpt import build_model, run
+from train_loop import add_arguments, build_source, train
 
-from energon_ext import EnergonExtError, PromptTaskEncoder, SFTTaskEncoder, get_train_dataset
+from energon_ext import PromptTaskEncoder, SFTTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import Tokenizer
-from energon_ext.megatron import (
-    MegatronEnergonLoader,
-    MegatronSampler,
-    Sampling,
-    data_parallel_worker_config,
-    generate,
-)
+from energon_ext.megatron import MegatronSampler, Sampling, data_parallel_worker_config, generate
 from energon_ext.rl import RLDataset
 from energon_ext.state.loader import ExactDataLoader
 
@@ -67,44 +61,34 @@ class DigitTokenizer(Tokenizer):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--run-dir", type=Path, required=True)
-    add("--resume", action="store_true", help="continue from the last checkpoints of the run")
-    add("--train-iters", type=int, default=160, help="steps of GRPO")
+    add_arguments(parser)
     add("--warm-up-iters", type=int, default=150)
-    add("--stop-after", type=int, metavar="STEP", help="save and leave after this step of GRPO")
-    add("--tensorboard", action="store_true", help="write TensorBoard files to the run folder")
-    add("--save-interval", type=int, default=40)
     add("--eval-interval", type=int, default=20)
     add("--eval-prompts", type=int, default=512)
     add("--prompts-per-call", type=int, default=32, help="prompts that are sampled together")
     add("--groups-per-batch", type=int, default=16, help="groups, of those that vary, in a step")
     add("--shuffle-rewards", action="store_true", help="reward answers at random")
-    add("--seed", type=int, default=1)
-    add("--num-layers", type=int, default=2)
-    add("--hidden-size", type=int, default=64)
-    add("--lr", type=float, default=8e-4, help="of GRPO; falls to a tenth")
-    add("--lr-warmup-iters", type=int, default=5)
     parser.set_defaults(
-        seq_length=ROW_LENGTH, tensor_model_parallel_size=1, pipeline_model_parallel_size=1
+        train_iters=160,  # steps of GRPO, as those of --stop-after and --save-interval
+        save_interval=40,
+        seed=1,
+        num_layers=2,
+        hidden_size=64,
+        lr=8e-4,
+        lr_warmup_iters=5,
+        seq_length=ROW_LENGTH,
+        num_workers=0,
+        tensor_model_parallel_size=1,
+        pipeline_model_parallel_size=1,
     )
     return parser.parse_args()
 
 
-def main():
-    args = parse_args()
-    try:
-        pretrain.start_megatron(args)
-        run(args)
-        dist.destroy_process_group()
-    except EnergonExtError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
-
-
-def run(args):
+def warm_up_and_reinforce(args):
     tokenizer = DigitTokenizer()
     held_out = write_data(args.run_dir / "data", args.seed)
-    model = pretrain.build_model(args, tokenizer.vocab_size)
-    warm_up(args, tokenizer, model)
+    model = build_model(args, tokenizer.vocab_size)
+    warm_up(copy.copy(args), tokenizer, model)
     grpo(args, tokenizer, model, held_out[: args.eval_prompts])
 
 
@@ -132,20 +116,12 @@ def write_data(folder, seed):
 
 
 def warm_up(args, tokenizer, model):
-    args = copy.copy(args)
     args.train_iters, args.lr, args.stop_after = args.warm_up_iters, 2e-3, None
-    rows = 11
-    source = MegatronEnergonLoader(
-        get_train_dataset(
-            args.run_dir / "data" / "formats.yaml",
-            worker_config=data_parallel_worker_config(num_workers=0, seed=args.seed),
-            batch_size=rows,
-            task_encoder=SFTTaskEncoder(tokenizer, ROW_LENGTH, packing_buffer_docs=64),
-            shuffle_buffer_size=1000,
-        ),
-        watchdog_timeout_seconds=None,
-    )
-    train(args, args.run_dir / "warm_up", model, source, rows=rows)
+    args.metadataset = args.run_dir / "data" / "formats.yaml"
+    args.micro_batch_rows = 11
+    args.global_batch_rows = 11 * parallel_state.get_data_parallel_world_size()
+    encoder = SFTTaskEncoder(tokenizer, ROW_LENGTH, packing_buffer_docs=64)
+    train(args, args.run_dir / "warm_up", model, build_source(args, encoder))
 
 
 def grpo(args, tokenizer, model, held_out):
@@ -162,12 +138,13 @@ def grpo(args, tokenizer, model, held_out):
     )
     reward = shuffled_reward if args.shuffle_rewards else exact_match
     sampler = MegatronSampler(model, reward, group_size=GROUP_SIZE, sampling=sampling)
-    rows = -(-args.groups_per_batch * GROUP_SIZE // 6)
+    args.micro_batches, args.micro_batch_rows = 1, -(-args.groups_per_batch * GROUP_SIZE // 6)
+    args.global_batch_rows = args.micro_batch_rows * parallel_state.get_data_parallel_world_size()
     source = RLDataset(
         prompts,
         sampler,
         row_length=ROW_LENGTH,
-        rows=rows,
+        rows=args.micro_batch_rows,
         groups_per_batch=args.groups_per_batch,
         pad_id=tokenizer.pad_id,
         seed=args.seed,
@@ -183,8 +160,7 @@ def grpo(args, tokenizer, model, held_out):
             ),
         }
 
-    folder = args.run_dir / "grpo"
-    train(args, folder, model, source, rows=rows, evaluate=evaluate, may_begin=True)
+    train(args, args.run_dir / "grpo", model, source, evaluate=evaluate, may_begin=True)
 
 
 def exact_match(prompt, responses):
@@ -209,4 +185,4 @@ def accuracy(model, tokenizer, held_out, sampling):
 
 
 if __name__ == "__main__":
-    main()
+    run(warm_up_and_reinforce, parse_args())

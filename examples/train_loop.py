@@ -1,146 +1,265 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The loop of 02 and 03: batches from any source, through model, optimizer and step of 01.
+"""The loop of 01, 02 and 03: steps, checkpoints of model and data together, and a resume.
 
 What a batch is for stands in its token_weights, so nothing here asks which task it is. A source is
-an iterator over PackedBatch with save_state() and restore_state(). Data parallel only; 01 shows
-tensor and pipeline parallelism.
+an endless iterator over PackedBatch; the ranks of tensor-parallel rank 0 have one, others None.
+
+A checkpoint holds the model, the optimizer and the random state as Megatron's distributed
+checkpoint, and the data beside them: of a planned run one cursor, so that it goes on with another
+split of the model, on other ranks and workers and with other micro-batches; of a streamed one the
+state of every data-parallel rank, which goes on with as many workers in all.
 """
 
-import importlib
+import contextlib
+import sys
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
-import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron_gpt import build_optimizer, learning_rate, load_model, save_model, train_step
+from run_log import RunLog, summarize_step
 
-from energon_ext import ConfigError
-from energon_ext.megatron import RunLog
+from energon_ext import ConfigError, get_train_dataset
+from energon_ext.errors import DataExhaustedError
+from energon_ext.megatron import MegatronEnergonLoader, data_parallel_worker_config
+from energon_ext.plan.lookup import find_blend
 from energon_ext.state.checkpoint import CheckpointStore
+from energon_ext.state.consumption import Consumption
 from energon_ext.state.match import check_fingerprint
+from energon_ext.state.together import on_all_ranks
 
-pretrain = importlib.import_module("01_pretrain_gpt")
-
-#: What a resumed run may change.
-FREE_ARGUMENTS = {"metadataset", "run_dir", "resume", "stop_after", "tensorboard"}
-FREE_ARGUMENTS |= {"save_interval", "eval_interval"}
-
-
-@dataclass
-class Feed:
-    """The micro-batches of one step, as 01's step takes them."""
-
-    batches: list
-    rows: int
-
-    def __post_init__(self):
-        self.micro_batches = len(self.batches)
-        self._iterator = iter(self.batches)
-
-    def __next__(self):
-        return next(self._iterator)
+#: What a resumed run may change; what the data depends on is checked with its state.
+FREE_ARGUMENTS = {"metadataset", "run_dir", "resume", "stop_after", "save_interval"}
+FREE_ARGUMENTS |= {"tensorboard", "wandb_project", "eval_interval", "num_workers"}
+FREE_ARGUMENTS |= {"micro_batch_rows", "micro_batches"}
+FREE_ARGUMENTS |= {"tensor_model_parallel_size", "pipeline_model_parallel_size"}
 
 
-def train(
-    args, folder, model, source, *, rows, micro_batches=1, evaluate=lambda step: {}, may_begin=False
-):
-    """Train from the last checkpoint in a folder, or from the start, and return the last step.
+def add_arguments(parser):
+    """What every run can be told."""
+    add = parser.add_argument
+    add("--run-dir", type=Path, required=True)
+    add("--resume", action="store_true", help="continue from the last checkpoint of the run")
+    add("--train-iters", type=int)
+    add("--stop-after", type=int, metavar="STEP", help="save and leave after this step")
+    add("--save-interval", type=int)
+    add("--tensorboard", action="store_true", help="write TensorBoard files to the run folder")
+    add("--wandb-project", metavar="NAME", help="log to this project of Weights & Biases")
+    add("--seed", type=int)
+    add("--num-layers", type=int)
+    add("--hidden-size", type=int)
+    add("--lr", type=float, help="after a warmup; falls to a tenth")
+    add("--lr-warmup-iters", type=int)
+
+
+def add_data_arguments(parser):
+    """What every run over a metadataset of text or tokens can be told beside that."""
+    add = parser.add_argument
+    add("metadataset", help="YAML file, prepared folder or JSONL file")
+    add("--tokenizer", default="bytes", help="bytes, a tokenizer.json, a folder or a HF name")
+    add("--seq-length", type=int, default=256)
+    add("--global-batch-rows", type=int, help="packed rows per optimizer step")
+    add("--micro-batch-rows", type=int, help="default: all rows of a data-parallel rank")
+    add("--num-workers", type=int, default=0)
+    add("--tensor-model-parallel-size", type=int, default=1)
+    add("--pipeline-model-parallel-size", type=int, default=1)
+
+
+def set_micro_batches(args):
+    """The micro-batches of a data-parallel rank in a step, of so many rows of the global batch."""
+    replicas = parallel_state.get_data_parallel_world_size()
+    rows = args.micro_batch_rows or args.global_batch_rows // replicas
+    if rows < 1 or args.global_batch_rows % (rows * replicas):
+        raise ConfigError(
+            f"--global-batch-rows must be a multiple of {rows} rows of a micro-batch x {replicas} "
+            f"data-parallel ranks, got {args.global_batch_rows}."
+        )
+    args.micro_batch_rows, args.micro_batches = rows, args.global_batch_rows // (rows * replicas)
+
+
+def build_source(args, task_encoder):
+    """The loader of this rank, None where another rank of its replica loads for it."""
+    set_micro_batches(args)
+    if parallel_state.get_tensor_model_parallel_rank() != 0:
+        return None
+    dataset = get_train_dataset(
+        args.metadataset,
+        worker_config=data_parallel_worker_config(args.num_workers, seed=args.seed),
+        batch_size=args.micro_batch_rows,
+        rows_per_step=args.global_batch_rows,
+        batch_drop_last=True,  # pipeline stages expect one shape
+        task_encoder=task_encoder,
+        shuffle_buffer_size=100,
+    )
+    return MegatronEnergonLoader(dataset)
+
+
+def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False):
+    """Train to the last step or the end of the data, from the last checkpoint with --resume.
 
     Args:
-        args: what 01 takes, and resume, stop_after, save_interval.
-        source: yields batches of so many rows.
+        args: of the script.
+        folder: gets the log and the checkpoints.
+        source: of this rank.
         evaluate: step -> what else is to be logged.
         may_begin: a resumed run may have been stopped before it came here.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    optimizer = pretrain.build_optimizer(args, model)
-    ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
-    with ExitStack() as stack:
-        store = stack.enter_context(CheckpointStore(folder / "checkpoints", **ranks))
-        step = restore(store, args, model, optimizer, source, may_begin)
-        log = stack.enter_context(
-            RunLog(folder, step, args.train_iters, enabled=dist.get_rank() == 0)
-        )
-        board = None
-        if log.enabled and args.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            board = stack.enter_context(SummaryWriter(folder / "tensorboard"))
+    run = Run(args, model, source)
+    with contextlib.ExitStack() as stack:
+        if hasattr(source, "close"):
+            stack.callback(source.close)
+        store = stack.enter_context(CheckpointStore(folder / "checkpoints"))
+        step = saved_step = run.restore(store, may_begin)
+        log = stack.enter_context(run.start_log(folder, step))
         last_step = min(args.train_iters, args.stop_after or args.train_iters)
-        write(log, board, step, evaluate(step))
-        while step < last_step:
+        log.write_evaluation(step, evaluate(step))
+        while step < last_step and (found := run.train_step(step + 1)) is not None:
             step += 1
-            began = time.perf_counter()
-            batches = [next(source) for _ in range(micro_batches)]
-            drawn = time.perf_counter()
-            losses = pretrain.train_step(args, step, model, optimizer, Feed(batches, rows))
-            seconds = time.perf_counter() - began
-            trained = over_ranks(sum(int((batch.token_weights != 0).sum()) for batch in batches))
-            metrics = {
-                "train/loss": losses["loss"],
-                "train/learning_rate": pretrain.learning_rate(args, step),
-                "train/tokens": trained,
-                **{f"rollout/{name}": value for name, value in rollout_metrics(source).items()},
-                "perf/step_seconds": seconds,
-                "perf/data_seconds": drawn - began,
-                "perf/tokens_per_second": trained / seconds,
-            }
-            write(log, board, step, {**metrics, **evaluate(step)})
-            if step % args.save_interval == 0 or step == last_step:
-                save(store, step, args, model, optimizer, source)
-    return step
+            log.write_step(step, found)
+            log.write_evaluation(step, evaluate(step))
+            if step % args.save_interval == 0:
+                saved_step = run.save(store, step, log)
+        if step != saved_step:
+            run.save(store, step, log)
+        reason = "finished" if step == args.train_iters else "stopped"
+        log.write("end", step, reason="exhausted" if run.data_ended else reason)
 
 
-def over_ranks(count):
-    total = torch.tensor(count, device="cuda")  # which is the CPU where there is no GPU
-    dist.all_reduce(total)
-    return int(total)
+class Run:
+    """One process of a run: model, optimizer, source, and what was trained on so far."""
 
+    def __init__(self, args, model, source):
+        self.args, self.model, self.source = args, model, source
+        self.optimizer = build_optimizer(args, model)
+        self.consumed = Consumption()
+        self.data_ended = False
+        self.samples = hasattr(source, "prompts")  # and does not read what it trains on
+        if source is not None:
+            self.blend = find_blend(source.prompts if self.samples else source.loader)
 
-def rollout_metrics(source):
-    """What a source that samples says of its last batch, on this rank."""
-    return getattr(source, "metrics", {})
+    def train_step(self, step):
+        """Train a step; what the log says of it, None where the data has ended before it."""
+        began = time.perf_counter()
+        batches = self.draw()
+        if not batches:
+            return None
+        drawn = time.perf_counter()
+        losses = train_step(self.args, step, self.model, self.optimizer, batches)
+        seconds = time.perf_counter() - began
+        if self.source is None:
+            return losses
+        summary = summarize_step(batches, self.args.seq_length)
+        for key, tokens in summary["tokens"].items():
+            self.consumed.add(key, rows=summary["documents"].get(key, 0), tokens=tokens)
+        position = self.blend.position(step - 1)
+        return {
+            **losses,
+            **summary,
+            "planned_share": {} if self.samples else self.blend.planned_shares(position),
+            "learning_rate": learning_rate(self.args, step),
+            "step_seconds": seconds,
+            "data_seconds": drawn - began,
+            "tokens_per_second": sum(summary["tokens"].values()) / seconds,
+            **{f"rollout/{k}": v for k, v in getattr(self.source, "metrics", {}).items()},
+        }
 
+    def draw(self):
+        """The micro-batches of a step, fewer at the end of the data; Nones where others draw."""
+        batches = []
 
-def write(log, board, step, metrics):
-    if log.enabled and metrics:
-        log.write("train", step, **metrics)
-        for name, value in metrics.items() if board else ():
-            board.add_scalar(name, value, step)
+        def draw_here():
+            try:
+                while self.source is not None and len(batches) < self.args.micro_batches:
+                    batches.append(next(self.source))
+            except DataExhaustedError as error:
+                self.data_ended = True
+                if dist.get_rank() == 0:
+                    print(error, file=sys.stderr)
+            return len(batches)
 
+        count = max(on_all_ranks(draw_here))
+        self.data_ended = count < self.args.micro_batches
+        return batches or [None] * count
 
-def save(store, step, args, model, optimizer, source):
-    rank = dist.get_rank()
-    files = {
-        f"model_rank{rank:05d}.pt": {
-            "model": model.state_dict_for_save_checkpoint(),
-            "optimizer": optimizer.state_dict(),
-            "random": torch.get_rng_state(),
-        },
-        f"data_rank{rank:05d}.pt": source.save_state(),
-    }
-    store.save(step, files, metadata={"arguments": fixed_arguments(args)})
+    def start_log(self, folder, step):
+        """One rank logs: it has a source, and the loss, which is on the last pipeline stage."""
+        args = self.args
+        logs = self.source is not None and parallel_state.is_pipeline_last_stage()
+        logs = logs and parallel_state.get_data_parallel_rank() == 0
+        boards = {"tensorboard": args.tensorboard, "wandb_project": args.wandb_project}
+        log = RunLog(folder, step, args.train_iters, enabled=logs, **boards)
+        if logs:
+            log.write(
+                "start",
+                step,
+                sources=self.blend.keys,
+                documents=self.blend.documents,
+                row_length=args.seq_length,
+                rows_per_step=args.global_batch_rows,
+                config={**fixed_arguments(args), "world_size": dist.get_world_size()},
+            )
+        return log
 
+    def save(self, store, step, log):
+        """Save the model and, beside it, what the data needs to go on; return the step."""
+        files, cursor, metadata = {}, None, {}
+        if self.source is not None:
+            documents = self.blend.documents
+            consumed = self.consumed.to_json(list(documents))
+            metadata = {"arguments": fixed_arguments(self.args), "consumed": consumed}
+            metadata["resumed"] = [c.to_json() for c in getattr(self.source, "changes", ())]
+            if self.blend.is_shared and not self.samples:
+                cursor = self.source.state_dict()
+            elif parallel_state.is_pipeline_first_stage():  # all stages hold the same
+                rank = parallel_state.get_data_parallel_rank()
+                files = {f"data_rank{rank:05d}.pt": self.source.save_state()}
+            log.write(
+                "consumption",
+                step,
+                **consumed,
+                tokens_in_all=self.consumed.tokens,
+                shares=self.consumed.shares(),
+                epochs=self.consumed.epochs(documents),
+            )
+        write_model = partial(save_model, self.model, self.optimizer)
+        path = store.save(step, files, write_model=write_model, data=cursor, metadata=metadata)
+        log.write("save", step, path=str(path))
+        return step
 
-def restore(store, args, model, optimizer, source, may_begin):
-    """Restore everything from the last checkpoint; return its step, 0 where there is none."""
-    checkpoint = store.latest()
-    if checkpoint is None:
-        if args.resume and not may_begin:
-            raise ConfigError(f"{store.root} holds no checkpoint to --resume; begin without it.")
-        return 0
-    if not args.resume:
-        raise ConfigError(f"{store.root} holds checkpoints: --resume, or take another folder.")
-    check_fingerprint(checkpoint.metadata["arguments"], fixed_arguments(args))
-    state = checkpoint.load(f"model_rank{dist.get_rank():05d}.pt")
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    torch.set_rng_state(state["random"])
-    source.restore_state(checkpoint.load(f"data_rank{dist.get_rank():05d}.pt"))
-    return checkpoint.step
+    def restore(self, store, may_begin):
+        """Continue from the last checkpoint; return its step, 0 where there is none."""
+        checkpoint = store.latest()
+        if checkpoint is None:
+            if self.args.resume and not may_begin:
+                raise ConfigError(f"{store.root} holds no checkpoint to --resume; begin without.")
+            return 0
+        if not self.args.resume:
+            raise ConfigError(f"{store.root} holds checkpoints: --resume, or take another folder.")
+        check_fingerprint(checkpoint.metadata["arguments"], fixed_arguments(self.args))
+        on_all_ranks(lambda: self.restore_source(checkpoint))
+        load_model(self.model, self.optimizer, checkpoint.model)
+        self.consumed = Consumption.from_json(checkpoint.metadata["consumed"])
+        return checkpoint.step
+
+    def restore_source(self, checkpoint):
+        if self.source is None:
+            return
+        names = sorted(name for name in checkpoint.files if name.startswith("data_rank"))
+        ranks = parallel_state.get_data_parallel_world_size()
+        if checkpoint.data is not None:
+            self.source.load_state_dict(checkpoint.data)
+        elif not self.samples:
+            self.source.restore_states([checkpoint.load(name) for name in names])
+        elif len(names) == ranks:
+            own = names[parallel_state.get_data_parallel_rank()]
+            self.source.restore_state(checkpoint.load(own))
+        else:
+            raise ConfigError(f"{len(names)} data-parallel ranks sampled; {ranks} cannot go on.")
 
 
 def fixed_arguments(args):
-    values = {name: value for name, value in vars(args).items() if name not in FREE_ARGUMENTS}
-    return {**values, "world_size": dist.get_world_size()}
+    return {name: value for name, value in vars(args).items() if name not in FREE_ARGUMENTS}

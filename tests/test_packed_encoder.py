@@ -300,7 +300,7 @@ def test_sources_that_stay_continue_where_they_were_when_others_come_go_and_swap
     assert {name[:4] for name in seen} == {"pros", "code", "docs"}
 
 
-@pytest.mark.filterwarnings("ignore:.*listed more than once")
+#@pytest.mark.filterwarnings("ignore:.*listed more than once")
 def test_the_same_folder_twice_is_read_in_two_orders(data):
     path = write_mix(data / "twice.yaml", [("prose", 1), ("prose", 1)])
     dataset = build(path, packing_max_docs_per_bin=1)

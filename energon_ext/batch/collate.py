@@ -131,7 +131,7 @@ class BatchAssembler:
 
     def _write_tokens(self, fields: dict[str, np.ndarray], layout: RowLayout) -> None:
         row_length = self.row_length
-        dtype = layout.slices[0].dtype
+        dtype = layout.slices[0].dtype if layout.slices else np.dtype(np.int64)  # all padding
         if self.pad_id > np.iinfo(dtype).max:
             dtype = np.dtype(np.int64)
         padding = np.full(row_length + 1, self.pad_id, dtype)

@@ -97,7 +97,10 @@ def _shares(blend: BlendedDataset, positions: Sequence[int]) -> str:
 
 
 def _documents(source: SpliceSource) -> str:
+    from energon_ext.splice import SpliceIndex
+
     index = source.examples
+    assert isinstance(index, SpliceIndex), "training shows an index, not a grid"
     columns = zip(
         source.names,
         index.doc_lengths,

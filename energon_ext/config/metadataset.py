@@ -78,6 +78,7 @@ class ScheduledBlend(MetadatasetBlend):
 
     def post_initialize(self, mds_path: EPath | None = None) -> None:
         self._where = str(mds_path)
+        assert mds_path is not None, "Energon gives the path of the metadataset"
         self._root = mds_path.parent
         if not self.blend:
             raise ConfigError(f"{mds_path}: an empty `{self._name}`; list at least one source.")
@@ -140,7 +141,7 @@ class Interleave(ScheduledBlend):
     new_source: str = "baseline"
 
     #: What the inherited methods call the entries.
-    blend: list = field(default_factory=list, init=False)
+    blend: list[Any] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.blend = self.interleave

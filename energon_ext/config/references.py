@@ -65,7 +65,7 @@ class TokenFileFactory(BaseCoreDatasetFactory):
             f"{self.paths[0]}: a token file gives packed rows; load it with a PackedTaskEncoder."
         )
 
-    def as_file_store(self):
+    def as_file_store(self) -> Any:
         raise NotImplementedError("A token file is not a file store.")
 
 
@@ -78,7 +78,9 @@ class TokenFileLoader(DatasetLoaderInterface):
     def post_initialize(self, mds_path: EPath | None = None) -> None:
         pass
 
-    def traverse(self, mds_path: EPath | None = None, *, split_part: str, **kwargs: Any) -> list:
+    def traverse(
+        self, mds_path: EPath | None = None, *, split_part: str, **kwargs: Any
+    ) -> list[Any]:
         subflavors = kwargs.get("_subflavors") or {}
         return [TraversedDatasetReference(self.path, split_part, {}, subflavors)]
 

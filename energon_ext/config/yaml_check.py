@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Iterator
 
 import braceexpand
-import ryml
+import ryml  # type: ignore[import-untyped]
 from megatron.energon.epathlib import EPath
 from megatron.energon.eyaml import load_yaml, load_yaml_json
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
@@ -30,7 +30,7 @@ from megatron.energon.flavors.webdataset.metadata import (
     get_dataset_type,
 )
 
-from energon_ext.documents.token_file import SUFFIXES, is_token_file
+from energon_ext.documents.token_paths import is_token_file
 from energon_ext.errors import ConfigError
 
 MAX_YAML_BYTES = 16 * 1024 * 1024
@@ -246,7 +246,7 @@ def _repeats(keys: list[str]) -> bool:
     return len(set(keys)) != len(keys)
 
 
-def _mappings(node: Any, place: str = "top level") -> Iterator[tuple[str, dict]]:
+def _mappings(node: Any, place: str = "top level") -> Iterator[tuple[str, dict[str, Any]]]:
     """Every mapping in a tree, with its place."""
     if isinstance(node, dict):
         yield place, node
@@ -258,7 +258,7 @@ def _mappings(node: Any, place: str = "top level") -> Iterator[tuple[str, dict]]
             yield from _mappings(child, f"{prefix}{name}".lstrip("."))
 
 
-def _references(node: Any, place: str) -> Iterator[tuple[str, dict]]:
+def _references(node: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every mapping below a split that names a dataset."""
     for inner, mapping in _mappings({"": node} if isinstance(node, dict) else {}, place):
         if "path" in mapping and ".aux" not in inner:
@@ -272,9 +272,6 @@ def _resolve(metadataset: EPath, path: Any, place: str) -> EPath:
 
 
 def _why_invalid(path: EPath) -> str:
-    prefix, _, suffix = str(path).rpartition(".")
-    if f".{suffix}" in SUFFIXES:
-        return f"{path}: give a token file without its suffix: {prefix}"
     if path.is_file():
         return f"{path}: neither a metadataset (.yaml), nor a .jsonl file."
     if path.is_dir():

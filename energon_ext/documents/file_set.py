@@ -96,8 +96,6 @@ class TokenFiles:
         located[order] = places
         return located[:, 0].copy(), located[:, 1] - located[:, 0]
 
-    ranges = locate
-
     def tokens(self, place: int, start: int, stop: int) -> np.ndarray:
         """Tokens ``[start, stop)`` of the document at a place, a view of the memory map."""
         pair, first = self._pair_at(place)

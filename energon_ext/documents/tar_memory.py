@@ -17,7 +17,7 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.flavors.webdataset.sample_loader import WebdatasetSampleLoaderDataset
 
 
-class NoMembers(list):
+class NoMembers(list[TarInfo]):
     """Stays empty."""
 
     def append(self, member: TarInfo) -> None:
@@ -28,7 +28,7 @@ class OpenShards(dict[int, TarFile]):
     """The open shards of a reader, by number; they remember nothing of what was read."""
 
     def __setitem__(self, number: int, shard: TarFile) -> None:
-        shard.members = NoMembers()
+        shard.members = NoMembers()  # type: ignore[attr-defined]  # public, and not declared
         super().__setitem__(number, shard)
 
 

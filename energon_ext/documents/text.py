@@ -171,8 +171,8 @@ class PackedRows(BaseWrapperDataset[Document, Row]):
         self._next_number = len(documents)
         lengths = np.array([len(document.tokens) for document in documents], np.int64)
         pieces, carried = (Pieces.of_ranges(ranges, lengths) for ranges in state["pieces"])
-        rows = np.array(state["rows"], np.int64).reshape(-1, 3).T
-        self._plan = PackPlan(pieces, *rows, carried=carried)
+        ends, tokens, finished = np.array(state["rows"], np.int64).reshape(-1, 3).T
+        self._plan = PackPlan(pieces, ends, tokens, finished, carried)
         self._rows_before, self._has_ended = state["rows_before"], state["has_ended"]
 
     def can_restore_sample(self) -> bool:

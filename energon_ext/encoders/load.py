@@ -23,13 +23,14 @@ from megatron.energon.metadataset.loader import load_dataset
 from energon_ext.arguments import check_integer
 from energon_ext.config.source_key import source_keys, source_names
 from energon_ext.config.yaml_check import YamlChecker
-from energon_ext.encoders.mixin import DynamicBlendMixin, check_virtual_epoch
+from energon_ext.encoders.mixin import DynamicBlendMixin
+from energon_ext.encoders.sources import check_virtual_epoch
 from energon_ext.errors import ConfigError
 from energon_ext.state.match import SourceNames
 
 #: What Energon takes beside its named arguments (7.4.1, ``task_encoder/loader.py``).
-_FURTHER_OPTIONS = ("dataset_config", "split_config", "auto_decode", "image_decode", "av_decode")
-_FURTHER_OPTIONS += ("ignore_decoder_errors", "video_decode_audio", "handler")
+_FURTHER_OPTIONS = {"dataset_config", "split_config", "auto_decode", "image_decode", "av_decode"}
+_FURTHER_OPTIONS |= {"ignore_decoder_errors", "video_decode_audio", "handler"}
 
 
 def get_train_dataset(

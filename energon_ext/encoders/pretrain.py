@@ -29,26 +29,27 @@ from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.source_key import max_epochs_of, shuffle_key
 from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.text import Document, PackedRows
-from energon_ext.encoders.mixin import DynamicBlendMixin, collapse_sources
+from energon_ext.encoders.mixin import DynamicBlendMixin
+from energon_ext.encoders.sources import collapse_sources
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.mixture.tree import IN_ORDER, Tree
 from energon_ext.packing import BestFitPacker, Packer, SequentialPacker
 from energon_ext.packing.best_fit import DEFAULT_CARRY
-from energon_ext.plan.dataset import BlendedDataset, Source
+from energon_ext.plan.dataset import BlendedDataset
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.rows import PlannedRows
-from energon_ext.plan.step import RowSource
+from energon_ext.plan.source import RowSource, Source
 
 PACKINGS = ("bin", "sequential")
 
 #: Documents of a planned source that are packed together, unless ``packing_buffer_docs`` is more:
 #: so many in all, and at least and at most so many of one source.
-PLANNED_BUFFERS_DOCS, LEAST_PLANNED_BUFFER_DOCS, MOST_PLANNED_BUFFER_DOCS = 2**17, 512, 4096
+PLANNED_BUFFERS_DOCS, LEAST_PLANNED_BUFFER_DOCS, MOST_PLANNED_BUFFER_DOCS = 2**20, 1024, 4096
 
 
 @stateless
-def cook_text(sample: dict) -> TextSample:
+def cook_text(sample: dict[str, Any]) -> TextSample:
     """A crude JSONL or webdataset sample as text: ``json`` with a ``text`` field, or ``txt``."""
     content = sample.get("json", sample)
     text = content.get("text", sample.get("txt"))
@@ -210,7 +211,9 @@ has no transition to train.
         """Token files: plan rows; text: load, repeat, encode, shuffle and pack one source."""
         if isinstance(loaded.dataset, TokenFileFactory):
             return self._planned_rows(loaded, key, worker_config, repeat)
-        documents = super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
+        documents: Any = super().build_source(
+            loaded, key, worker_config=worker_config, repeat=repeat
+        )
         own_config = documents.worker_config
         documents = MapDataset(
             documents,

@@ -34,8 +34,8 @@ class PromptText(Sample):
         metadata: JSON values that the reward needs, such as the right answer.
     """
 
-    prompt: str | list
-    metadata: dict
+    prompt: str | list[Any]
+    metadata: dict[str, Any]
 
 
 @edataclass
@@ -50,7 +50,7 @@ class Prompt(Sample):
 
     tokens: np.ndarray
     source: str
-    metadata: dict
+    metadata: dict[str, Any]
 
     @property
     def num_tokens(self) -> int:
@@ -59,7 +59,7 @@ class Prompt(Sample):
 
 
 @stateless
-def cook_prompt(sample: dict) -> PromptText:
+def cook_prompt(sample: dict[str, Any]) -> PromptText:
     """A crude JSONL or webdataset sample: ``prompt`` or ``messages``, and metadata."""
     record = sample.get("json", sample)
     field = "messages" if "messages" in record else "prompt"
@@ -146,7 +146,7 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
     ) -> SavableDataset[Prompt]:
         """Load, repeat, encode and shuffle one source."""
-        texts = super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
+        texts: Any = super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
         prompts = MapDataset(
             texts,
             functools.partial(self.encode_prompt, source=key),

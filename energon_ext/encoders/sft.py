@@ -40,11 +40,11 @@ class PromptResponse(Sample):
 class Dialogue(Sample):
     """A conversation: messages of ``{"role": ..., "content": ...}``."""
 
-    messages: list
+    messages: list[Any]
 
 
 @stateless
-def cook_dialogue(sample: dict) -> PromptResponse | Dialogue:
+def cook_dialogue(sample: dict[str, Any]) -> PromptResponse | Dialogue:
     """A crude JSONL or webdataset sample: ``prompt`` and ``response``, or ``messages``."""
     record = sample.get("json", sample)
     if "messages" in record:

@@ -17,8 +17,8 @@ from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.megatron.loader import data_parallel_worker_config
 from energon_ext.megatron.megatron_lm_state import MegatronLMLoader, restore_together
-from energon_ext.megatron.together import on_all_ranks
 from energon_ext.megatron.validation import ValidationLoader
+from energon_ext.state.together import on_all_ranks
 from energon_ext.weights import ScheduleAxis
 from energon_ext.weights.axis import UNITS
 

@@ -14,9 +14,9 @@ from megatron.energon.savable_loader import SavableDataLoaderState
 
 from energon_ext.errors import StateFormatError
 from energon_ext.megatron.loader import MegatronEnergonLoader
-from energon_ext.megatron.together import on_all_ranks
 from energon_ext.state.regroup import blends_in, workers_of
 from energon_ext.state.serialize import read_state_file
+from energon_ext.state.together import on_all_ranks
 
 logger = logging.getLogger(__name__)
 

@@ -38,8 +38,9 @@ class Uniforms:
 
     def _block(self, number: int) -> np.ndarray:
         # One step of the counter makes four numbers; blocks are far apart in its second word.
-        generator = np.random.Generator(np.random.Philox(key=self._key, counter=number << 64))
-        return generator.random(1 << _BLOCK_BITS)
+        philox = np.random.Philox(key=self._key, counter=number << 64)
+        # Raw numbers: NumPy promises that these stay, and not what its generators make of them.
+        return (philox.random_raw(1 << _BLOCK_BITS) >> np.uint64(11)) * 2.0**-53
 
 
 class BlendSampler:

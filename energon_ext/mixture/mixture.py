@@ -93,7 +93,7 @@ class Mixture:
         self.open(position)
         names = dict(renamed)
         by_identity = {entry["identity"]: name for name, entry in state.items()}
-        found = {}
+        found: dict[str, str] = {}
         for branch in self._interleaves():
             saved = branch.name if branch.name in state else by_identity.get(branch.identity)
             if saved is not None and saved not in found.values():
@@ -149,14 +149,15 @@ class _Branch:
             [-1 if isinstance(m, Tree) else number_of[m] for m in tree.members], np.int64
         )
         self._is_source = self._sources >= 0
-        self._children: dict[int, _Branch] = {}
-        names = []
-        for index, member in enumerate(tree.members):
-            member_name = member
-            if isinstance(member, Tree):
-                member_name = member.node.name or f"{name}[{index}]"
-                self._children[index] = _Branch(member, keys, seed, row_tokens, phase, member_name)
-            names.append(member_name)
+        names = [
+            member if isinstance(member, str) else member.node.name or f"{name}[{index}]"
+            for index, member in enumerate(tree.members)
+        ]
+        self._children = {
+            index: _Branch(member, keys, seed, row_tokens, phase, names[index])
+            for index, member in enumerate(tree.members)
+            if isinstance(member, Tree)
+        }
         self.sampler: Sampler
         if node.rule == INTERLEAVE:
             self.sampler = InterleaveSampler(names, row_tokens, (f"{seed}/{name}", *phase))

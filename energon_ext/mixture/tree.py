@@ -155,7 +155,7 @@ def tree_of(leaves: Sequence[tuple[str, Sequence[PathStep]]]) -> Tree:
     """
     for _, path in leaves:
         _check_nested_schedules(path)
-    tree = _member(leaves)
+    tree = _member(sorted(leaves, key=lambda leaf: leaf[0]))  # their order in the YAML says nothing
     if isinstance(tree, Tree):
         return tree
     return Tree(Node(BLEND, [ConstantWeight(1)]), [tree])
@@ -181,7 +181,7 @@ def _node(node: Node, leaves: Sequence[tuple[str, Sequence[PathStep]]]) -> Tree:
     by_member: dict[int, list[tuple[str, Sequence[PathStep]]]] = {}
     for key, path in leaves:
         by_member.setdefault(path[0][1], []).append((key, path[1:]))  # type: ignore[index]
-    kept = sorted(by_member)
+    kept = list(by_member)
     return Tree(
         Node(
             node.rule,

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 
 from energon_ext.arguments import check_integer
@@ -89,10 +87,10 @@ class BestFitPacker:
             last: no more will come; nothing is carried.
         """
         pieces = carried + new.cut(self.seq_len + 1)
-        items, ends = self._bins(pieces.stops - pieces.starts, last)
+        items, bins = self._bins(pieces.stops - pieces.starts, last)
         is_placed = np.zeros(len(pieces), bool)
         is_placed[items] = True
-        items, ends = _shuffled(items, np.array(ends, np.int64), rows_before)
+        items, ends = _shuffled(items, np.array(bins, np.int64), rows_before)
         placed = pieces[items]
         finished = np.concatenate(([0], np.cumsum(placed.stops == placed.lengths)))
         documents = np.diff(finished[ends], prepend=0)
@@ -129,8 +127,8 @@ def bin_sizes(lengths: np.ndarray, seq_len: int, alignment: int) -> tuple[np.nda
 
 def _shuffled(items: np.ndarray, ends: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """The bins in a random order: their items, bin after bin, and where each bin ends."""
-    order = list(range(len(ends)))
-    random.Random(seed).shuffle(order)
+    # Raw numbers: NumPy promises that these stay, and not what its generators make of them.
+    order = np.argsort(np.random.Philox(key=seed).random_raw(len(ends)), kind="stable")
     sizes = np.diff(ends, prepend=0)
     begins, sizes = (ends - sizes)[order], sizes[order]
     ends = np.cumsum(sizes)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields
 from typing import Any, Sequence
 
@@ -122,6 +123,11 @@ class PackPlan:
         """No row."""
         nothing = np.zeros(0, np.int64)
         return cls(Pieces.none(), nothing, nothing, nothing, Pieces.none())
+
+    @functools.cached_property
+    def totals(self) -> tuple[list[int], list[int]]:
+        """Tokens and documents of the rows before each row, and of all rows."""
+        return [0, *np.cumsum(self.tokens).tolist()], [0, *np.cumsum(self.documents).tolist()]
 
     def parts(self) -> tuple[Pieces, Pieces]:
         """All pieces: of the rows, and carried over."""

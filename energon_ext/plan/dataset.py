@@ -16,52 +16,26 @@ from __future__ import annotations
 
 import copy
 import logging
-from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from megatron.energon import WorkerConfig
-from megatron.energon.flavors.base_dataset import SavableDataset, add_sample_restore_key
+from megatron.energon.flavors.base_dataset import add_sample_restore_key
 from megatron.energon.state import FlexState
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
 from energon_ext.errors import ConfigError, StateMismatchError
 from energon_ext.mixture.mixture import Mixture, planned_shares
 from energon_ext.mixture.tree import BLEND as BLEND_RULE
-from energon_ext.mixture.tree import INTERLEAVE, NEW_SOURCES, Tree, blend_of
+from energon_ext.mixture.tree import Tree, blend_of
+from energon_ext.plan.clock import Clock
 from energon_ext.plan.deal import ALONE, Topology
-from energon_ext.plan.step import Plan, RowSource, Step
-from energon_ext.plan.streamed import StreamedSamples
-from energon_ext.state.match import SourceNames, check_fingerprint, match_sources
+from energon_ext.plan.source import Source
+from energon_ext.plan.step import Plan, Step
+from energon_ext.state.match import SourceNames, check_fingerprint
 from energon_ext.state.schema import BLEND, STATE_CLASS, STATE_VERSION, check_format
-from energon_ext.weights import ConstantWeight, ScheduleAxis, WeightSpec
+from energon_ext.weights import ScheduleAxis
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Source:
-    """One source of a blend.
-
-    Attributes:
-        key: its identity, see :class:`energon_ext.config.source_key.SourceKey`.
-        rows: what it yields: planned rows, or any Energon dataset, whose samples are streamed.
-        weight: where the blend is given no tree.
-        documents: number of documents in one epoch.
-        max_epochs: epochs after which ``rows`` end, None where they do not.
-        names: by which its state is found where the key has changed.
-    """
-
-    key: str
-    rows: RowSource | SavableDataset
-    weight: WeightSpec = field(default_factory=lambda: ConstantWeight(1.0))
-    documents: int = 0
-    max_epochs: int | None = None
-    names: SourceNames = SourceNames()
-
-    @property
-    def is_streamed(self) -> bool:
-        """Whether its rows are known only by reading them."""
-        return isinstance(self.rows, StreamedSamples)
 
 
 class BlendedDataset(BaseWrapperDataset):
@@ -77,10 +51,9 @@ class BlendedDataset(BaseWrapperDataset):
         fingerprint: JSON values that the state depends on; a state saved under others is refused.
         padding: makes the rows that complete the last step of a shared plan that ends.
         restarts: whether another iteration after the end begins with the first row again.
+        repeats: whether the end is followed by the first row again at once.
 
-    State: per source its own state and what was drawn from it, the credits of interleaves, and what
-    is retained of sources that are away; grows with the buffers of the sources, not with what was
-    consumed.
+    State: of the plan, see :class:`~energon_ext.plan.step.Plan`, and how much of its step is done.
     """
 
     #: Of the one node, where no tree is given.
@@ -98,6 +71,7 @@ class BlendedDataset(BaseWrapperDataset):
         fingerprint: Mapping[str, Any] | None = None,
         padding: Callable[[], Any] | None = None,
         restarts: bool = False,
+        repeats: bool = False,
         **node_options: Any,
     ):
         ordered = sorted(sources, key=lambda source: source.key)
@@ -106,18 +80,15 @@ class BlendedDataset(BaseWrapperDataset):
             raise ConfigError(
                 f"A blend needs sources of distinct keys, got {[s.key for s in ordered]}."
             )
-        for source in ordered:
-            if isinstance(source.rows, SavableDataset):
-                source.rows = StreamedSamples(source.rows, source.max_epochs, source.key)
-        self._streamed = [s.rows for s in ordered if s.is_streamed]
+        self._streamed = [s.streamed for s in ordered if s.streamed is not None]
         super().__init__([rows.dataset for rows in self._streamed], worker_config=worker_config)
         weights = {source.key: source.weight for source in ordered}
         self.tree = tree or blend_of(weights, self.rule, **node_options)
-        self.axis = axis or ScheduleAxis()
         self.topology = topology or Topology.of(worker_config, None, None)
-        self.row_tokens = row_tokens
+        self._clock = Clock(axis or ScheduleAxis(), self.topology, row_tokens)
         self._padding = padding
         self._restarts = restarts
+        self._repeats = repeats
         self.fingerprint = {
             **(fingerprint or {}),
             "seed": worker_config.seed_offset,
@@ -157,14 +128,8 @@ class BlendedDataset(BaseWrapperDataset):
 
     @property
     def documents(self) -> dict[str, int]:
-        """Documents in one epoch of each source (or part of it)."""
-        return {
-            part: documents
-            for key, source in self.sources.items()
-            for part, documents in getattr(
-                source.rows, "part_documents", {key: source.documents}
-            ).items()
-        }
+        """Documents in one epoch of each source, or part of it."""
+        return {k: n for s in self.sources.values() for k, n in s.part_documents.items()}
 
     @property
     def drawn(self) -> dict[str, tuple[int, int]]:
@@ -174,19 +139,18 @@ class BlendedDataset(BaseWrapperDataset):
 
     def position(self, step: int) -> int:
         """Where a step stands on the schedule axis, while the global batch stays what it is."""
-        rows, rounds = self.topology.rows_per_step, self.topology.rounds
-        return self.axis.position(step, step * rows, step * rounds, self.row_tokens)
+        return self._clock.at_step(step)
 
     def planned_shares(self, position: int) -> dict[str, float]:
         """The share that the weights give each source at a position, as if none had ended.
 
         A source whose batches name its parts, as spliced documents are, is given as these.
         """
-        shares = dict(zip(self.sources, planned_shares(self.tree, self.keys, position)))
+        shares = planned_shares(self.tree, self.keys, position)
         return {
-            part: shares[key] * of_source
-            for key, source in self.sources.items()
-            for part, of_source in getattr(source.rows, "part_shares", {key: 1.0}).items()
+            part: share * of_source
+            for source, share in zip(self.sources.values(), shares)
+            for part, of_source in source.part_shares.items()
         }
 
     # Iteration ----------------------------------------------------------------------------------
@@ -197,8 +161,6 @@ class BlendedDataset(BaseWrapperDataset):
         self._before: FlexState | None = None  # state of the plan at the start of the step
         self._done = 0  # rows of the step that all ranks have handed out
         self._skip: int | None = None  # rounds until the next one of this worker
-        self._retained: dict[str, Any] = {}
-        self._moved: dict[str, str] = {}  # key in the state -> key of now
 
     def len_worker(self, worker_idx: int | None = None) -> int:
         if not self.is_shared:
@@ -215,6 +177,18 @@ class BlendedDataset(BaseWrapperDataset):
             rows.open()
         if self._skip is None:
             self._skip = self.worker_config.rank_worker_id() if self.is_shared else 0
+        while True:
+            rows_before = self._active_plan().row
+            yield from self._pass(topology)
+            if not self._repeats or self._active_plan().row == rows_before:
+                break
+            skip = self._skip  # a worker's turn goes on from one pass to the next
+            self.reset_state_own()
+            self._skip = skip
+        if self._restarts:
+            self.reset_state_own()
+
+    def _pass(self, topology: Topology) -> Iterator[Any]:
         while self._open_step(topology):
             while self._done < topology.rows_per_step:
                 number = self._done // topology.rows_per_round
@@ -223,12 +197,15 @@ class BlendedDataset(BaseWrapperDataset):
                     self._skip -= 1
                     continue
                 self._skip = topology.workers - 1
-                for place in topology.rows_of(number):
-                    row = self._step.row(place)
-                    yield self._padding() if row is None else row
+                yield from self._read(topology.rows_of(number))
             self._step, self._done = None, 0
-        if self._restarts:
-            self.reset_state_own()
+
+    def _read(self, numbers: range) -> Iterator[Any]:
+        step = self._step
+        assert step is not None and (self._padding is not None or not self.is_shared)
+        for number in numbers:
+            row = step.row(number)
+            yield row if row is not None or self._padding is None else self._padding()
 
     def _open_step(self, topology: Topology) -> bool:
         """Draw the rows of the next step, unless one is open; False at the end of the run."""
@@ -236,24 +213,15 @@ class BlendedDataset(BaseWrapperDataset):
             return True
         plan = self._active_plan()
         if topology.rounds > 1:
-            self._before = self._plan_state()
+            self._before = self._active_plan().save_state()
         ended = plan.mixture.ended.copy()
-        self._step = plan.next(topology.rows_per_step, self._position_of_next())
+        position = self._clock.at(plan.step, plan.row) if self.is_shared else self._clock.now()
+        self._step = plan.next(topology.rows_per_step, position)
         for key, has_ended in zip(self.sources, plan.mixture.ended & ~ended):
             if has_ended and self._worker_number() == 0:  # the others say the same
                 cap = self.sources[key].max_epochs
                 logger.info("%s: read to its end (max_epochs: %s); step %d.", key, cap, plan.step)
         return self._step is not None
-
-    def _position_of_next(self) -> int:
-        topology = self.topology
-        if self.is_shared:
-            step, row = self._plan.step, self._plan.row
-            batch = row // topology.rows_per_round
-        else:
-            batch = current_batch_index()
-            step, row = batch // topology.rounds, batch * topology.rows_per_round
-        return self.axis.position(step, row, batch, self.row_tokens)
 
     def _active_plan(self) -> Plan:
         if self._plan is None:
@@ -265,17 +233,17 @@ class BlendedDataset(BaseWrapperDataset):
         if not self.is_shared:
             phase = self._worker_number(), self.topology.workers * self.topology.ranks
         for source in self.sources.values():
-            if not self.is_shared and not source.is_streamed:
+            if not self.is_shared:
                 source.rows.read_part(*phase)
             source.rows.restart()
         mixture = Mixture(
             self.tree,
             self.keys,
             seed=str(self.worker_config.seed_offset),
-            row_tokens=self.row_tokens,
+            row_tokens=self._clock.row_tokens,
             phase=phase,
         )
-        return Plan({key: source.rows for key, source in self.sources.items()}, mixture)
+        return Plan(self.sources, mixture)
 
     def _worker_number(self, worker: int | None = None) -> int:
         """The number of a worker of this rank among those of all ranks."""
@@ -290,7 +258,7 @@ class BlendedDataset(BaseWrapperDataset):
         if is_inside and self.is_shared:
             plan, done = self._before, self._done
         else:
-            plan, done = self._plan_state(), self._done if self._step is None else 0
+            plan, done = self._active_plan().save_state(), self._done if self._step is None else 0
         topology = self.topology
         return FlexState(
             __class__=STATE_CLASS,
@@ -305,26 +273,6 @@ class BlendedDataset(BaseWrapperDataset):
             skip=self._skip,
         )
 
-    def _plan_state(self) -> FlexState:
-        plan = self._active_plan()
-        sources = {
-            key: FlexState(
-                rows=source.rows.save_state(),
-                documents=documents,
-                tokens=tokens,
-                names=list(source.names),
-            )
-            for (key, source), documents, tokens in zip(
-                self.sources.items(), plan.documents.tolist(), plan.tokens.tolist()
-            )
-        }
-        return FlexState(
-            step=plan.step,
-            row=plan.row,
-            mixture=plan.mixture.save_state(),
-            sources=FlexState({**self._retained, **sources}),
-        )
-
     def restore_state(self, state: FlexState) -> None:
         """Continue from :meth:`save_state`; begins nothing with a state that is refused."""
         self.check_state(state)
@@ -337,22 +285,11 @@ class BlendedDataset(BaseWrapperDataset):
 
     def _take_over(self, state: dict[str, Any]) -> None:
         self.reset_state_own()
-        saved = state["plan"]
-        states = dict(saved["sources"])
-        matched = match_sources(states, self.names)
-        self._moved = {old: key for key, old in matched.items() if old != key}
         plan = self._active_plan()
-        plan.step, plan.row = saved["step"], saved["row"]
-        for number, (key, source) in enumerate(self.sources.items()):
-            if key in matched:
-                own = states.pop(matched[key])
-                source.rows.restore_state(own["rows"])
-                plan.documents[number], plan.tokens[number] = own["documents"], own["tokens"]
-            elif source.is_streamed:
-                source.rows.dataset.reset_state_deep()
-        self._retained = states
+        plan.restore_state(
+            state["plan"], self._clock.at(state["plan"]["step"], state["plan"]["row"])
+        )
         self._done, self._skip = state["done"], state["skip"]
-        plan.mixture.restore_state(saved["mixture"], self._moved, self.position(plan.step))
 
     def check_state(self, state: Mapping[str, Any], worker: int | None = None) -> None:
         """Refuse a state that this dataset cannot continue.
@@ -380,16 +317,17 @@ class BlendedDataset(BaseWrapperDataset):
 
     # Restoring single samples, for buffers above ------------------------------------------------
 
-    def restore_sample(self, restore_key: tuple) -> Any:
+    def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
         _, key = restore_key[:2]
-        key = self._moved.get(key, key)
-        if key not in self.sources:
+        key = self._active_plan().moved.get(key, key)
+        streamed = self.sources[key].streamed if key in self.sources else None
+        if streamed is None:
             raise StateMismatchError(
                 {"buffered sample of source": (key, list(self.keys))},
                 "A source with samples in a shuffle or packing buffer cannot leave; keep it with "
                 "`weight: 0`.",
             )
-        sample = self.sources[key].rows.dataset.restore_sample(restore_key[2:])
+        sample = streamed.dataset.restore_sample(restore_key[2:])
         return add_sample_restore_key(sample, key, src=BLEND)
 
     def config(self) -> dict[str, Any]:
@@ -399,50 +337,3 @@ class BlendedDataset(BaseWrapperDataset):
             "datasets": [dataset.config() for dataset in self.datasets],
             "worker_config": self.worker_config.config(),
         }
-
-
-class DynamicBlendDataset(BlendedDataset):
-    """Draws each row from a random source, by the weights of the moment.
-
-    Args:
-        sources: as for :class:`BlendedDataset`, with their weights.
-        **options: likewise.
-    """
-
-
-class LeastConsumedDataset(BlendedDataset):
-    """Draws each row from the source that is furthest behind its share of tokens.
-
-    Shares of tokens follow the weights to within one row over the whole run; see
-    :class:`~energon_ext.mixture.interleave.InterleaveSampler`.
-
-    Args:
-        sources: as for :class:`BlendedDataset`; weights are target shares.
-        new_source: ``baseline`` or ``zero``, where a source starts that a resumed state does not
-            know.
-        **options: as for :class:`BlendedDataset`.
-    """
-
-    rule = INTERLEAVE
-
-    def __init__(
-        self, sources: Sequence[Source], *, new_source: str = NEW_SOURCES[0], **options: Any
-    ):
-        if new_source not in NEW_SOURCES:
-            raise ConfigError(f"new_source: {new_source!r} found, {' or '.join(NEW_SOURCES)}.")
-        super().__init__(sources, new_source=new_source, **options)
-
-
-def current_batch_index() -> int:
-    """The index of the batch that the active worker is assembling, per rank.
-
-    Raises:
-        ConfigError: no loader is iterating, so there is no such index.
-    """
-    active = WorkerConfig.active_worker_config
-    if active is None:
-        raise ConfigError(
-            "A scheduled blend was iterated without a loader, so it has no batch index; wrap the "
-            "dataset with energon_ext.ExactDataLoader(dataset)."
-        )
-    return active.active_worker_batch_index

@@ -17,7 +17,7 @@ from energon_ext.batch.rows import Row
 from energon_ext.documents.base import Documents
 from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.permutation import stable_hash
-from energon_ext.errors import StateFormatError
+from energon_ext.errors import ConfigError, StateFormatError
 from energon_ext.packing import Packer, PackPlan, Pieces
 from energon_ext.state.match import check_fingerprint
 
@@ -38,6 +38,9 @@ class PlannedRows:
         order: of the documents that are read.
         buffer_docs: documents of one pack plan.
         first: number of the document that is 0 in the order.
+
+    Raises:
+        ConfigError: all documents are empty.
 
     State: epoch, position, the pieces that were carried over (at most 256, or those of one row,
     two integers each), and the next row. ``buffer_docs`` may be another one on a resume: the plan
@@ -62,12 +65,21 @@ class PlannedRows:
         self._buffer_docs = buffer_docs
         self._fingerprint = documents.fingerprint()
         self._turn = stable_hash(order.key)  # who gets the odd document out
+        self._check_tokens()
         self.restart()
+
+    def _check_tokens(self) -> None:
+        """Refuse documents that are all empty: no row would ever come."""
+        stop = self._first + self._order.size
+        for begin in range(self._first, stop, 64):
+            if self.documents.locate(np.arange(begin, min(begin + 64, stop)))[1].any():
+                return
+        raise ConfigError(f"{self.source}: all of its documents are empty; leave it out.")
 
     def restart(self) -> None:
         """Begin with the first row again."""
         self._order.restart()
-        self._plan: PackPlan | None = None
+        self._plan = PackPlan.none()
         self._begin_with(Pieces.none(), rows_before=0)
 
     def read_part(self, worker: int, workers: int) -> None:
@@ -75,9 +87,14 @@ class PlannedRows:
         self._order.part = (worker + self._turn) % workers, workers
 
     @property
+    def is_finite(self) -> bool:
+        """Whether there is a last row."""
+        return self._order.is_finite
+
+    @property
     def ended(self) -> bool:
         """Whether no row is left."""
-        return self._order.is_finite and not self._has_next()
+        return not self._has_next()
 
     def take(self, count: int) -> "TakenRows":
         """Up to ``count`` further rows; fewer at the end of the last epoch."""
@@ -90,13 +107,11 @@ class PlannedRows:
         return taken
 
     def _has_next(self) -> bool:
-        while self._plan is None or self._next_row == len(self._plan):
-            carried, rows_before = self._carried, self._rows_before
-            if self._plan is not None:
-                carried, rows_before = self._plan.carried, rows_before + len(self._plan)
-            if not len(carried) and self._order.ended:
+        while self._next_row == len(self._plan):
+            done = self._plan
+            if not len(done.carried) and self._order.ended:
                 return False
-            self._begin_with(carried, rows_before)
+            self._begin_with(done.carried, self._rows_before + len(done))
             self._pack(self._next_documents(), last=None)
         return True
 
@@ -115,8 +130,9 @@ class PlannedRows:
         numbers = self._order.peek(wanted) + self._first
         self._at = self._order.epoch, self._order.position
         places, lengths = self.documents.locate(numbers)
-        count = np.searchsorted(np.cumsum(lengths), MOST_ROWS * self._packer.seq_len, "right")
-        count = min(len(numbers), max(1, int(count)))
+        most = MOST_ROWS * self._packer.seq_len
+        fitting = int(np.searchsorted(np.cumsum(lengths), most, "right"))
+        count = min(len(numbers), max(1, fitting))
         self._order.position += count
         self._taken = count
         return Pieces.whole(numbers[:count], places[:count], lengths[:count])
@@ -159,14 +175,13 @@ class PlannedRows:
             {"kind": KIND, **self._fingerprint},
             self.source,
         )
-        carried = np.array(state["carried"], np.int64).reshape(-1, 2)
-        numbers, starts = carried.T
-        if len(carried):
-            is_known = numbers.min() >= 0 and numbers.max() < len(self.documents)
-            if not is_known or not (
-                starts.min() >= 0 and (starts < self.documents.locate(numbers)[1]).all()
-            ):
-                raise StateFormatError(f"{self.source}: carries pieces that the source has not.")
+        carried, known = state["carried"], range(len(self.documents))
+        is_sound = all(len(pair) == 2 and pair[0] in known for pair in carried)
+        if is_sound and carried:
+            lengths = self.documents.locate(np.array([number for number, _ in carried]))[1].tolist()
+            is_sound = all(0 <= start < length for (_, start), length in zip(carried, lengths))
+        if not is_sound:
+            raise StateFormatError(f"{self.source}: carries pieces that the source has not.")
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`save_state`.
@@ -198,7 +213,7 @@ class TakenRows:
     """Some rows of a source, not yet read.
 
     Attributes:
-        tokens: positions of each that hold a document, int64 [rows].
+        num_tokens: positions of them that hold a document.
         num_documents: documents that end in them.
     """
 
@@ -206,25 +221,19 @@ class TakenRows:
         self._documents = documents
         self._source = source
         self._parts: list[tuple[int, PackPlan, int]] = []  # first row here, plan, first row there
-        self._tokens: list[np.ndarray] = []
-        self.num_documents = 0
+        self.num_tokens = self.num_documents = 0
         self._count = 0
 
     def add(self, plan: PackPlan, first: int, stop: int) -> None:
         """Append rows of a plan."""
         self._parts.append((self._count, plan, first))
-        self._tokens.append(plan.tokens[first:stop])
-        self.num_documents += int(plan.documents[first:stop].sum())
+        tokens, documents = plan.totals
+        self.num_tokens += tokens[stop] - tokens[first]
+        self.num_documents += documents[stop] - documents[first]
         self._count += stop - first
 
     def __len__(self) -> int:
         return self._count
-
-    @property
-    def tokens(self) -> np.ndarray:
-        if len(self._tokens) == 1:
-            return self._tokens[0]
-        return np.concatenate([np.zeros(0, np.int64), *self._tokens])
 
     def row(self, number: int) -> Row:
         """One of them, with its tokens."""

@@ -8,48 +8,15 @@ on who asks, so every rank and worker has the same.
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Protocol, Sequence
+from typing import Any, Mapping
 
 import numpy as np
+from megatron.energon.state import FlexState
 
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.mixture import Mixture
-
-
-class Taken(Protocol):
-    """Rows that were taken from a source and are not yet read."""
-
-    num_documents: int
-
-    def __len__(self) -> int: ...
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """int64 [rows]."""
-
-    def row(self, number: int) -> Any:
-        """One of them, read."""
-
-
-class RowSource(Protocol):
-    """Where the rows of a source come from."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether no row is left."""
-
-    def take(self, count: int) -> Taken:
-        """Up to ``count`` further rows; fewer at the end."""
-
-    def restart(self) -> None:
-        """Begin with the first row again."""
-
-    def read_part(self, worker: int, workers: int) -> None:
-        """Read every ``workers``-th document alone, where many workers read for themselves."""
-
-    def save_state(self) -> Mapping[str, Any]: ...
-
-    def restore_state(self, state: Any) -> None: ...
+from energon_ext.plan.source import Source, Taken
+from energon_ext.state.match import match_sources
 
 
 class Step:
@@ -85,11 +52,20 @@ class Plan:
     Attributes:
         step, row: steps and rows drawn so far.
         documents, tokens: drawn of each source so far, int64 [sources]; documents that ended.
+        moved: key in the restored state -> key of now, of sources that moved.
+
+    State: per source its own state and what was drawn from it, the credits of interleaves, and what
+    is retained of sources that are away; grows with the buffers of the sources, not with what was
+    consumed.
     """
 
-    def __init__(self, sources: Mapping[str, RowSource], mixture: Mixture):
+    def __init__(self, sources: Mapping[str, Source], mixture: Mixture):
         self.mixture = mixture
-        self._sources: Sequence[RowSource] = list(sources.values())
+        self._sources = dict(sources)
+        self._rows = [source.rows for source in sources.values()]
+        self._finite = [(number, rows) for number, rows in enumerate(self._rows) if rows.is_finite]
+        self._retained: dict[str, Any] = {}
+        self.moved: dict[str, str] = {}
         self.step = self.row = 0
         self.documents = np.zeros(len(sources), np.int64)
         self.tokens = np.zeros(len(sources), np.int64)
@@ -105,7 +81,8 @@ class Plan:
         """
         step = Step(count)
         missing = np.arange(count)
-        self.mixture.ended[:] = [source.ended for source in self._sources]
+        for number, rows in self._finite:
+            self.mixture.ended[number] = rows.ended
         attempt = 0
         while len(missing) and self.mixture.open(position):
             missing = self._draw(step, missing, attempt)
@@ -131,11 +108,11 @@ class Plan:
         tokens = np.zeros(len(self._sources), np.int64)
         left_over = []
         for number, own in zip(numbers.tolist(), np.split(by_source, begins[1:])):
-            taken = self._sources[number].take(len(own))
+            taken = self._rows[number].take(len(own))
             found = len(taken)
             if found:
                 step.put(missing[own[:found]], taken)
-                tokens[number] = taken.tokens.sum()
+                tokens[number] = taken.num_tokens
                 self.documents[number] += taken.num_documents
             if found < len(own):
                 self.mixture.ended[number] = True
@@ -143,3 +120,41 @@ class Plan:
         self.mixture.settle(tokens)
         self.tokens += tokens
         return missing[np.sort(np.concatenate(left_over))] if left_over else missing[:0]
+
+    def save_state(self) -> FlexState:
+        counts = zip(self.documents.tolist(), self.tokens.tolist())
+        sources = {
+            key: FlexState(
+                rows=source.rows.save_state(),
+                documents=documents,
+                tokens=tokens,
+                names=list(source.names),
+            )
+            for (key, source), (documents, tokens) in zip(self._sources.items(), counts)
+        }
+        return FlexState(
+            step=self.step,
+            row=self.row,
+            mixture=self.mixture.save_state(),
+            sources=FlexState({**self._retained, **sources}),
+        )
+
+    def restore_state(self, state: Mapping[str, Any], position: int) -> None:
+        """Continue from :meth:`save_state`, perhaps of other sources.
+
+        Args:
+            position: on the schedule axis, where the run stands.
+        """
+        states = dict(state["sources"])
+        matched = match_sources(states, {key: s.names for key, s in self._sources.items()})
+        self.moved = {old: key for key, old in matched.items() if old != key}
+        self.step, self.row = state["step"], state["row"]
+        for number, (key, source) in enumerate(self._sources.items()):
+            if key in matched:
+                own = states.pop(matched[key])
+                source.rows.restore_state(own["rows"])
+                self.documents[number], self.tokens[number] = own["documents"], own["tokens"]
+            elif source.streamed is not None:
+                source.streamed.dataset.reset_state_deep()
+        self._retained = states
+        self.mixture.restore_state(state["mixture"], self.moved, position)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Any, Iterator, Mapping
 
-import numpy as np
 from megatron.energon.flavors.base_dataset import SavableDataset, add_sample_restore_key
 from megatron.energon.state import FlexState
 
@@ -29,6 +28,8 @@ class StreamedSamples:
     State: that of the dataset, and whether it has ended.
     """
 
+    is_finite = True
+
     def __init__(self, dataset: SavableDataset, max_epochs: int | None = None, source: str = ""):
         self.dataset = dataset
         self.source = source
@@ -46,6 +47,9 @@ class StreamedSamples:
         self._iterator = None
         self._is_empty = not self.dataset.worker_has_samples()
 
+    def read_part(self, worker: int, workers: int) -> None:
+        """Energon's datasets know themselves which worker reads what."""
+
     @property
     def ended(self) -> bool:
         """Whether no sample is left, or none is for this worker."""
@@ -53,10 +57,10 @@ class StreamedSamples:
 
     def take(self, count: int) -> "TakenSamples":
         """Up to ``count`` further samples; fewer at the end."""
-        if self._iterator is None:
-            self._iterator = iter(self.dataset)
         samples: list[Any] = []
         while len(samples) < count and not self.ended:
+            if self._iterator is None:
+                self._iterator = iter(self.dataset)
             sample = next(self._iterator, None)
             if sample is None:
                 self._has_ended, self._iterator = True, None
@@ -85,7 +89,7 @@ class TakenSamples:
 
     def __init__(self, samples: list[Any]):
         self._samples = samples
-        self.tokens = np.array([getattr(s, "num_tokens", 1) for s in samples], np.int64)
+        self.num_tokens = sum(getattr(sample, "num_tokens", 1) for sample in samples)
         self.num_documents = sum(getattr(sample, "documents", 1) for sample in samples)
 
     def __len__(self) -> int:

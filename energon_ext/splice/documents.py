@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Iterator, Protocol, Sequence
+from typing import Any, Iterator, Protocol, Sequence
 
 import numpy as np
 from megatron.energon.flavors.base_dataset import SavableDataset
@@ -47,7 +47,7 @@ class EnergonDocuments:
         # of the sample in its split.
         found.sort(key=lambda entry: entry[0][-1])
         self._restore_keys = [restore_key for restore_key, _, _ in found]
-        self.keys = [key for _, key, _ in found]
+        self.keys: Sequence[str] | None = [key for _, key, _ in found]
         self.lengths = np.array([length for _, _, length in found], np.int64)
 
     def tokens(self, number: int) -> np.ndarray:
@@ -58,7 +58,7 @@ class EnergonDocuments:
         finally:
             worker_config.worker_deactivate()
 
-    def _each(self) -> Iterator[tuple[tuple, str, int]]:
+    def _each(self) -> Iterator[tuple[tuple[Any, ...], str, int]]:
         worker_config = self._documents.worker_config
         worker_config.worker_activate(0)
         try:
@@ -83,7 +83,7 @@ class TokenFileDocuments:
         keys: None, its documents have no keys.
     """
 
-    keys = None
+    keys: Sequence[str] | None = None
 
     def __init__(self, factory: TokenFileFactory):
         self._files = factory.files

@@ -24,13 +24,13 @@ from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.source_key import max_epochs_of, shuffle_key
-from energon_ext.encoders.mixin import load_source
 from energon_ext.encoders.pretrain import PackedTaskEncoder
+from energon_ext.encoders.sources import load_source
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import Tree
-from energon_ext.plan.dataset import BlendedDataset, Source
-from energon_ext.plan.step import RowSource
+from energon_ext.plan.dataset import BlendedDataset
+from energon_ext.plan.source import RowSource, Source
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig, SpliceIndex, select_documents
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.documents import DocumentStore, EnergonDocuments, TokenFileDocuments
@@ -162,8 +162,8 @@ class SpliceTaskEncoder(PackedTaskEncoder):
     def names_in_batches(self, sources: Sequence[Source]) -> tuple[str, ...]:
         names: set[str] = set()
         for source in sources:
-            spliced = isinstance(source.rows, SpliceSource)
-            names.update(source.rows.names if spliced else [source.key])
+            rows = source.rows
+            names.update(rows.names if isinstance(rows, SpliceSource) else [source.key])
         return tuple(sorted(names))
 
     # What a subclass may change -------------------------------------------------------------

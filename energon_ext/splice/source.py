@@ -114,6 +114,11 @@ class SpliceSource:
         self._part = worker, workers
 
     @property
+    def is_finite(self) -> bool:
+        """Whether there is a last example."""
+        return self._end < ENDLESS
+
+    @property
     def ended(self) -> bool:
         """Whether no example is left."""
         return self._shown >= self._count
@@ -238,11 +243,7 @@ class TakenFrames:
         self._source = source
         self._frames = frames
         self.num_documents = sum(len(frame.starts) for frame in frames)
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """Positions of each that hold a document, int64 [frames]."""
-        return np.array([self._source.tokens_of(frame) for frame in self._frames], np.int64)
+        self.num_tokens = sum(map(source.tokens_of, frames))
 
     def __len__(self) -> int:
         return len(self._frames)

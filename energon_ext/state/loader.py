@@ -131,7 +131,7 @@ class ExactDataLoader(SavableDataLoader):
     def _shared_blend(self) -> Any:
         blend = find_blend(self.dataset)
         if not blend.is_shared:
-            streamed = [key for key, source in blend.sources.items() if source.is_streamed]
+            streamed = [key for key, source in blend.sources.items() if source.streamed]
             raise ConfigError(
                 f"state_dict: {', '.join(streamed)} is tokenized on the fly, so that every worker "
                 f"has a state of its own. Save with save_state_rank() on every rank, or prepare "

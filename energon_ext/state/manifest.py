@@ -3,9 +3,9 @@
 """The file that makes a directory a checkpoint, and notices every change to itself.
 
 ``manifest.json`` holds ``format``, ``version``, ``step``, ``save_index`` (1, 2, ... in the order of
-saving: the newest is not the highest step where a run went back), ``time`` (seconds since 1970),
-``world_size``, ``files`` ``{name: {bytes, sha256}}``, the caller's ``metadata``, and ``checksum``,
-the SHA-256 of the file without it. It is read only if it is byte for byte what was written.
+saving: the newest is not the highest step where a run went back), ``files`` ``{name: {bytes,
+sha256}}``, the caller's ``metadata``, and ``checksum``, the SHA-256 of the file without it. It is
+read only if it is byte for byte what was written.
 
 Upgrade rule: no key ever changes its meaning. Whoever adds version n + 1 adds the function that
 makes a manifest of version n one of n + 1; a reader verifies the checksum, then applies them in
@@ -16,24 +16,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 from energon_ext.errors import ConfigError, StateFormatError
-from energon_ext.state.serialize import first_line, fsync, settle
+from energon_ext.state.serialize import first_line, fsync, record_of, write_file
 
 FORMAT = "energon_ext.state.checkpoint"
 VERSION = 1
 MANIFEST = "manifest.json"
+
+#: Files up to this size are hashed, whatever they are.
+HASHED_BYTES = 2**24
 
 _TYPES = {
     "format": str,
     "version": int,
     "step": int,
     "save_index": int,
-    "time": float,
-    "world_size": int,
     "files": dict,
     "metadata": dict,
 }
@@ -43,7 +43,7 @@ def write_manifest(directory: Path, **content: Any) -> None:
     """Make a directory a checkpoint, in one atomic step.
 
     Args:
-        content: ``step``, ``save_index``, ``world_size``, ``files``, ``metadata``.
+        content: ``step``, ``save_index``, ``files``, ``metadata``.
 
     Raises:
         ConfigError: the metadata is not a JSON object.
@@ -52,16 +52,15 @@ def write_manifest(directory: Path, **content: Any) -> None:
     Example:
         >>> import tempfile
         >>> directory = Path(tempfile.mkdtemp())
-        >>> write_manifest(
-        ...     directory, step=7, save_index=1, world_size=1, files={}, metadata={"lr": 0.1})
+        >>> write_manifest(directory, step=7, save_index=1, files={}, metadata={"lr": 0.1})
         >>> read_manifest(directory)["metadata"]
         {'lr': 0.1}
     """
-    metadata = _as_json_object(content.pop("metadata"))
-    manifest = {"format": FORMAT, "version": VERSION, "time": time.time(), **content}
-    temporary = directory / f"{MANIFEST}.tmp"
-    temporary.write_bytes(_encode({**manifest, "metadata": metadata}))
-    settle(temporary, directory / MANIFEST)
+    if not isinstance(content["metadata"], dict):
+        found = type(content["metadata"]).__name__
+        raise ConfigError(f"metadata: found {found}, allowed is a dict.")
+    content["metadata"] = json.loads(to_json("metadata", content["metadata"]))
+    write_file(directory / MANIFEST, _encode({"format": FORMAT, "version": VERSION, **content}))
     fsync(directory)
 
 
@@ -84,14 +83,36 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         ) from error
 
 
-def _as_json_object(metadata: Any) -> dict[str, Any]:
+def records_below(
+    directory: Path, folder: str, *, settle: bool = False
+) -> dict[str, dict[str, Any]]:
+    """By which the files of a folder in a checkpoint are known: size, and SHA-256 of small ones.
+
+    Args:
+        settle: flush them all to disk first.
+    """
+    records: dict[str, dict[str, Any]] = {}
+    for path in sorted((directory / folder).rglob("*")):
+        if settle:
+            fsync(path)
+        if path.is_file():
+            size = path.stat().st_size
+            small = size <= HASHED_BYTES
+            name = path.relative_to(directory).as_posix()
+            records[name] = record_of(path.read_bytes()) if small else {"bytes": size}
+    return records
+
+
+def to_json(what: str, value: Any) -> bytes:
+    """A value as JSON text.
+
+    Raises:
+        ConfigError: it is not JSON.
+    """
     try:
-        copy = json.loads(json.dumps(metadata, allow_nan=False))
+        return json.dumps(value, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"metadata is not JSON: {first_line(error)}.") from error
-    if not isinstance(copy, dict):
-        raise ConfigError(f"metadata: found {type(metadata).__name__}, allowed is a dict.")
-    return copy
+        raise ConfigError(f"{what} is not JSON: {first_line(error)}.") from error
 
 
 def _encode(content: dict[str, Any]) -> bytes:

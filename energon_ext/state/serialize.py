@@ -1,16 +1,17 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One file of a checkpoint: written so that it lasts, read without running anybody's code.
+"""Files that last, and states that are read without running anybody's code.
 
-A file is what plain ``torch.save`` writes, so every tool that reads Energon's states reads it. It
-is written under a temporary name, flushed to disk and renamed, and known by its size and SHA-256.
+A file is written under a temporary name, flushed to disk and renamed, and known by its size and
+SHA-256. A state is what plain ``torch.save`` writes, so every tool that reads Energon's states
+reads it.
 
-Reading is ``torch.load(weights_only=True)``, which builds only the classes on a list. The list is
-exact: tensors, numbers, strings and containers (torch's own list), the five state classes of
-Energon, its ``FlexState``, and numeric numpy arrays; whatever else this process has allowed is set
-aside meanwhile. Two kinds are read as stand-ins and replaced afterwards: a ``FlexState``, because
-torch fills only exact dicts, and numpy arrays, because ``numpy.ndarray`` and the ``__setstate__``
-of dtypes, given hostile arguments, make arrays over memory that is not theirs.
+Reading a state is ``torch.load(weights_only=True)``, which builds only the classes on a list. The
+list is exact: tensors, numbers, strings and containers (torch's own list), the five state classes
+of Energon, its ``FlexState``, and numeric numpy arrays; whatever else this process has allowed is
+set aside meanwhile. Two kinds are read as stand-ins and replaced afterwards: a ``FlexState``,
+because torch fills only exact dicts, and numpy arrays, because ``numpy.ndarray`` and the
+``__setstate__`` of dtypes, given hostile arguments, make arrays over memory that is not theirs.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import io
 import os
 import pickle
 import re
-import struct
 from pathlib import Path
-from typing import Any, BinaryIO, Iterator
+from typing import Any, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -46,86 +47,55 @@ _STATE_CLASSES = (
     SystemRngState,
     SliceState,
 )
-_DAMAGED = (  # what a malformed pickle can raise inside torch.load
-    pickle.UnpicklingError,
-    struct.error,
-    RuntimeError,
-    EOFError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-    MemoryError,
-)
 
 
-def write_state_file(path: Path, value: Any) -> dict[str, Any]:
-    """Save an object under a name that it gets only when its bytes are on disk.
+def write_file(path: Path, content: bytes) -> dict[str, Any]:
+    """Write a file that gets its name only when its bytes are on disk.
 
     Returns:
         Its record: ``{"bytes": int, "sha256": hex}``.
-
-    Raises:
-        ConfigError: the object cannot be pickled, or :func:`read_state_file` would refuse it.
-        OSError, RuntimeError: it could not be written.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "a.pt"
-        >>> record = write_state_file(path, {"cursor": [3, 4]})
-        >>> read_state_file(path, record)
-        {'cursor': [3, 4]}
     """
     temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        torch.save(value, temporary)
-        with _allow_only(flex_state=dict):
-            refused = torch.serialization.get_unsafe_globals_in_checkpoint(temporary)
-    except (pickle.PicklingError, pickle.UnpicklingError, AttributeError, TypeError) as error:
-        raise ConfigError(f"{path.name} cannot be saved: {first_line(error)}.") from error
-    if refused:
-        raise ConfigError(
-            f"{path.name} cannot be saved: it holds {', '.join(sorted(refused))}; allowed are "
-            "tensors, numbers, strings, containers, numeric numpy arrays and states of Energon."
-        )
-    with open(temporary, "rb") as file:
-        record = _measure(file)
-    settle(temporary, path)
-    return record
-
-
-def read_state_file(path: Path, record: dict[str, Any] | None) -> Any:
-    """Read an object back, verified against its record first; tensors arrive on the CPU.
-
-    Without a record, of a file that somebody else wrote, damage shows only where it cannot be read.
-
-    Raises:
-        StateFormatError: the file is missing, damaged, or holds a class that is not allowed.
-    """
-    remedy = "copy it again from where it came, or open the checkpoint of another step."
-    try:
-        with open(path, "rb") as file:
-            found = _measure(file)
-            if record is None or found == record:
-                file.seek(0)
-                return _unpickle(file)
-    except OSError as error:
-        raise StateFormatError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
-    except _DAMAGED as error:
-        # torch wraps its reason in many lines of advice on how to switch the check off
-        reason = first_line(error.__context__ or error).split(" by default")[0]
-        raise StateFormatError(
-            f"{path} cannot be loaded, and nothing in it was run: {reason}."
-        ) from error
-    raise StateFormatError(f"{path} is damaged: found {found}, saved {record}; {remedy}")
-
-
-def settle(temporary: Path, path: Path) -> None:
-    """Give a finished file its name, once its bytes are on disk."""
+    temporary.write_bytes(content)
     fsync(temporary)
     os.replace(temporary, path)
+    return record_of(content)
+
+
+def read_file(path: Path, record: Mapping[str, Any] | None) -> bytes:
+    """Read a file, verified against its record where there is one.
+
+    Raises:
+        StateFormatError: it is missing or damaged.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise StateFormatError(
+            f"{path} cannot be read ({error.strerror}); copy it again from where it came, or open "
+            f"the checkpoint of another step."
+        ) from error
+    if record is not None:
+        check_record(path, record_of(content), record)
+    return content
+
+
+def check_record(path: Path, found: Any, saved: Any) -> None:
+    """Compare what a file is with what it was.
+
+    Raises:
+        StateFormatError: they differ.
+    """
+    if found != saved:
+        raise StateFormatError(
+            f"{path} is damaged: found {found}, saved {saved}; copy it again from where it came, "
+            f"or open the checkpoint of another step."
+        )
+
+
+def record_of(content: bytes) -> dict[str, Any]:
+    """By which a file is known."""
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def fsync(path: Path) -> None:
@@ -142,25 +112,68 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def _measure(file: BinaryIO) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    size = 0
-    while chunk := file.read(1 << 20):
-        digest.update(chunk)
-        size += len(chunk)
-    return {"bytes": size, "sha256": digest.hexdigest()}
+def write_state_file(path: Path, value: Any) -> dict[str, Any]:
+    """Save an object as :func:`write_file` does.
+
+    Returns:
+        Its record.
+
+    Raises:
+        ConfigError: the object cannot be pickled, or :func:`read_state_file` would refuse it.
+        OSError: it could not be written.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a.pt"
+        >>> record = write_state_file(path, {"cursor": [3, 4]})
+        >>> read_state_file(path, record)
+        {'cursor': [3, 4]}
+    """
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        buffer.seek(0)
+        with _allow_only(flex_state=dict):
+            refused = torch.serialization.get_unsafe_globals_in_checkpoint(buffer)
+    except (pickle.PicklingError, pickle.UnpicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(f"{path.name} cannot be saved: {first_line(error)}.") from error
+    if refused:
+        raise ConfigError(
+            f"{path.name} cannot be saved: it holds {', '.join(sorted(refused))}; allowed are "
+            "tensors, numbers, strings, containers, numeric numpy arrays and states of Energon."
+        )
+    return write_file(path, buffer.getvalue())
 
 
-def _unpickle(file: BinaryIO) -> Any:
-    flex_states = []
+def read_state_file(path: Path, record: Mapping[str, Any] | None) -> Any:
+    """Read an object back, verified against its record first; tensors arrive on the CPU.
+
+    Without a record, of a file that somebody else wrote, damage shows only where it cannot be read.
+
+    Raises:
+        StateFormatError: the file is missing, damaged, or holds a class that is not allowed.
+    """
+    content = read_file(path, record)
+    try:
+        return _unpickle(content)
+    except Exception as error:  # a malformed pickle can raise anything
+        # torch wraps its reason in many lines of advice on how to switch the check off
+        reason = first_line(error.__context__ or error).split(" by default")[0]
+        raise StateFormatError(
+            f"{path} cannot be loaded, and nothing in it was run: {reason}."
+        ) from error
+
+
+def _unpickle(content: bytes) -> Any:
+    flex_states: list[dict[str, Any]] = []
 
     class FlexStateAsDict:
-        def __new__(cls):
+        def __new__(cls):  # type: ignore[no-untyped-def]
             flex_states.append({})
             return flex_states[-1]
 
     with _allow_only(flex_state=FlexStateAsDict):
-        value = torch.load(file, map_location="cpu", weights_only=True)
+        value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return _replace_stand_ins(value, {id(stand_in) for stand_in in flex_states}, {})
 
 
@@ -190,13 +203,13 @@ def _allow_only(flex_state: type) -> Iterator[None]:
 class _DType:
     """Stand-in for a numpy dtype; takes the arguments that numpy pickles."""
 
-    def __init__(self, code: str, *_):
+    def __init__(self, code: str, *_: Any):
         self.code = code
 
-    def __setstate__(self, state: tuple) -> None:
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.byte_order = state[1]
 
-    def replacement(self) -> np.dtype:
+    def replacement(self) -> np.dtype[Any]:
         code = f"{self.byte_order}{self.code}"
         if not re.fullmatch(r"[<>|=][biufc]\d+", code):
             raise ValueError(f"numpy arrays of dtype {code!r} are not allowed")
@@ -206,19 +219,19 @@ class _DType:
 class _Array:
     """Stand-in for a numpy array; takes the arguments that numpy pickles."""
 
-    def __init__(self, *_):
+    def __init__(self, *_: Any):
         pass
 
-    def __setstate__(self, state: tuple) -> None:
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, self.shape, self.dtype, self.column_major, self.data = state
 
     def replacement(self) -> np.ndarray:
-        order = "F" if self.column_major else "C"
         data = bytearray(memoryview(self.data))  # own and writable, unlike the pickled bytes
-        return np.ndarray(self.shape, self.dtype.replacement(), data, order=order)
+        dtype = self.dtype.replacement()
+        return np.ndarray(self.shape, dtype, data, order="F" if self.column_major else "C")
 
 
-def _replace_stand_ins(value: Any, flex_states: set[int], done: dict[int, tuple]) -> Any:
+def _replace_stand_ins(value: Any, flex_states: set[int], done: dict[int, tuple[Any, Any]]) -> Any:
     """``value`` with every stand-in replaced, containers in place.
 
     Args:

@@ -13,11 +13,11 @@ import fcntl
 import os
 import socket
 from pathlib import Path
-from typing import Iterator
+from typing import IO, Iterator
 
 from energon_ext.errors import ConfigError
 
-_held_locks: set = set()
+_held_locks: set[IO[str]] = set()
 
 
 def _close_inherited_locks() -> None:

@@ -1,0 +1,167 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The sources of a metadataset, and many of them as one dataset of Energon."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+from megatron.energon import WorkerConfig
+from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
+from megatron.energon.metadataset.loader_interface import LoadedDataset
+
+from energon_ext.config.source_key import (
+    get_origin,
+    global_workers,
+    max_epochs_of,
+    name_nodes,
+    shuffle_key,
+    source_keys,
+    source_names,
+    worker_config_for,
+)
+from energon_ext.documents.permutation import stable_hash
+from energon_ext.documents.tar_memory import forget_read_members
+from energon_ext.errors import ConfigError
+from energon_ext.mixture.tree import BLEND, PathStep, Tree, blend_of, path_of, tree_of
+from energon_ext.plan.source import RowSource, Source
+from energon_ext.weights import ConstantWeight
+
+#: ``(loaded dataset, its key) -> what that source yields``
+SourceBuilder = Callable[[LoadedDataset, str], SavableDataset | RowSource]
+
+
+class SourcesFactory(BaseCoreDatasetFactory):
+    """Looks like one dataset to Energon; builds the blend of all of them.
+
+    Args:
+        documents: samples in one epoch of all sources.
+        build: makes the blend.
+    """
+
+    # No sample type: Energon asks only whether samples are crude, which the sources answer.
+    __sample_type__ = None
+
+    def __init__(self, documents: int, build: Callable[[], SavableDataset]):
+        self.paths: list[Any] = []
+        self.subflavors: dict[str, Any] = {}
+        self._documents = documents
+        self._build = build
+
+    def __len__(self) -> int:
+        return self._documents
+
+    def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
+        return self._build()
+
+    def as_file_store(self) -> Any:
+        raise NotImplementedError("A blend of sources is not a file store.")
+
+
+def load_source(
+    task_encoder: Any, loaded: LoadedDataset, key: str, worker_config: WorkerConfig
+) -> SavableDataset:
+    """The raw (or cooked) samples of one source, in an order of its own.
+
+    Which worker gets the odd sample out rotates with its name, so that it depends neither on the
+    order of the sources nor on their number.
+    """
+    name = shuffle_key(key, loaded.dataset)
+    own_config = worker_config_for(worker_config, name)
+    # Energon built the factory for all sources alike; random numbers come from its configuration.
+    loaded.dataset.worker_config = own_config
+    rotation = stable_hash(name) % global_workers(worker_config)
+    dataset = task_encoder._load_dataset(loaded, rotation, worker_config=own_config)
+    forget_read_members(dataset)
+    return dataset
+
+
+def collapse_sources(
+    datasets: Sequence[LoadedDataset],
+    build_source: SourceBuilder,
+    build_blend: Callable[[Sequence[Source], Tree], SavableDataset],
+    *,
+    rule: str = BLEND,
+) -> LoadedDataset:
+    """Many loaded datasets as one whose factory builds the blend.
+
+    Args:
+        rule: of datasets that no metadataset of ours has blended.
+
+    Raises:
+        ConfigError: no dataset, or one without a sample.
+    """
+    if not datasets:
+        raise ConfigError("The metadataset names no source; list at least one.")
+    factories = [loaded.dataset for loaded in datasets]
+    keys, names = source_keys(factories), source_names(factories)
+    for key, loaded in zip(keys, datasets):
+        if len(loaded.dataset) == 0:
+            origin = get_origin(loaded.dataset)
+            place = f" ({origin.where})" if origin else ""
+            raise ConfigError(
+                f"Source {key}{place} has no samples; prepare it again or leave it out."
+            )
+
+    def build() -> SavableDataset:
+        sources = [
+            Source(
+                key=key,
+                rows=build_source(loaded, key),
+                documents=len(loaded.dataset),
+                max_epochs=max_epochs_of(loaded.dataset),
+                names=own_names,
+            )
+            for key, own_names, loaded in zip(keys, names, datasets)
+        ]
+        if rule == BLEND:
+            tree = tree_of([(key, _path(loaded)) for key, loaded in zip(keys, datasets)])
+            name_nodes(tree, factories)
+        else:
+            tree = blend_of({key: ConstantWeight(1.0) for key in keys}, rule)
+        return build_blend(sources, tree)
+
+    return LoadedDataset(
+        dataset=SourcesFactory(sum(len(loaded.dataset) for loaded in datasets), build)
+    )
+
+
+def absent_sources(sources: Sequence[Source], worker_config: WorkerConfig) -> dict[str, list[str]]:
+    """For each worker of this rank that has no sample of some streamed source: of which."""
+    absent = {}
+    for worker in range(max(1, worker_config.num_workers)):
+        missing = [
+            source.key
+            for source in sources
+            if source.streamed is not None and not source.streamed.dataset.len_worker(worker)
+        ]
+        if missing:
+            absent[f"worker {worker} of rank {worker_config.rank}"] = missing
+    return absent
+
+
+def check_unlimited(datasets: Sequence[LoadedDataset]) -> None:
+    """Refuse a limit on the epochs of a source where every source is read once anyway."""
+    for loaded in datasets:
+        origin = get_origin(loaded.dataset)
+        if origin is not None and origin.max_epochs is not None:
+            raise ConfigError(
+                f"{origin.where}.max_epochs: {origin.max_epochs} with repeat=False, which reads "
+                f"every source once; leave out one of the two."
+            )
+
+
+def check_virtual_epoch(virtual_epoch_length: int, worker_config: WorkerConfig) -> None:
+    """Refuse a virtual epoch that workers would leave at different batch indices."""
+    if virtual_epoch_length % max(1, worker_config.num_workers):
+        raise ConfigError(
+            f"virtual_epoch_length={virtual_epoch_length} is not a multiple of num_workers="
+            f"{worker_config.num_workers}; workers would drift apart and with them the batch "
+            f"index. Use a multiple."
+        )
+
+
+def _path(loaded: LoadedDataset) -> Sequence[PathStep]:
+    if loaded.repetitions is not None:
+        return (float(len(loaded.dataset) * loaded.repetitions),)
+    return path_of(loaded.weight)

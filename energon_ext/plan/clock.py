@@ -1,0 +1,58 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Where a run stands on its schedule axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron.energon import WorkerConfig
+
+from energon_ext.errors import ConfigError
+from energon_ext.plan.deal import Topology
+from energon_ext.weights import ScheduleAxis
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Positions on an axis, for a plan of all ranks and for one of a worker alone.
+
+    Attributes:
+        axis: what the breakpoints of the weights count.
+        topology: rows of steps and batches.
+        row_tokens: positions of a row; 0 where rows differ.
+    """
+
+    axis: ScheduleAxis
+    topology: Topology
+    row_tokens: int = 0
+
+    def at(self, step: int, row: int) -> int:
+        """After some steps that had some rows in all."""
+        batch = row // self.topology.rows_per_round
+        return self.axis.position(step, row, batch, self.row_tokens)
+
+    def at_step(self, step: int) -> int:
+        """After some steps, while the global batch stays what it is."""
+        return self.at(step, step * self.topology.rows_per_step)
+
+    def now(self) -> int:
+        """At the batch that the active worker of Energon is assembling."""
+        batch = current_batch_index()
+        row = batch * self.topology.rows_per_round
+        return self.axis.position(batch // self.topology.rounds, row, batch, self.row_tokens)
+
+
+def current_batch_index() -> int:
+    """The index of the batch that the active worker is assembling, per rank.
+
+    Raises:
+        ConfigError: no loader is iterating, so there is no such index.
+    """
+    active = WorkerConfig.active_worker_config
+    if active is None:
+        raise ConfigError(
+            "A scheduled blend was iterated without a loader, so it has no batch index; wrap the "
+            "dataset with energon_ext.ExactDataLoader(dataset)."
+        )
+    return int(active.active_worker_batch_index)

@@ -1,0 +1,91 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""One source of a blend, and what its rows must be able to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Mapping, Protocol
+
+from megatron.energon.flavors.base_dataset import SavableDataset
+
+from energon_ext.plan.streamed import StreamedSamples
+from energon_ext.state.match import SourceNames
+from energon_ext.weights import ConstantWeight, WeightSpec
+
+
+class Taken(Protocol):
+    """Rows that were taken from a source and are not yet read."""
+
+    num_tokens: int
+    num_documents: int
+
+    def __len__(self) -> int: ...
+
+    def row(self, number: int) -> Any:
+        """One of them, read."""
+
+
+class RowSource(Protocol):
+    """Where the rows of a source come from."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether there may be a last row."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether no row is left."""
+
+    def take(self, count: int) -> Taken:
+        """Up to ``count`` further rows; fewer at the end."""
+
+    def restart(self) -> None:
+        """Begin with the first row again."""
+
+    def read_part(self, worker: int, workers: int) -> None:
+        """Read every ``workers``-th document alone, where many workers read for themselves."""
+
+    def save_state(self) -> Mapping[str, Any]: ...
+
+    def restore_state(self, state: Any) -> None: ...
+
+
+@dataclass
+class Source:
+    """One source of a blend.
+
+    Attributes:
+        key: its identity, see :class:`energon_ext.config.source_key.SourceKey`.
+        rows: what it yields: planned rows, or any Energon dataset, whose samples are streamed.
+        weight: where the blend is given no tree.
+        documents: number of documents in one epoch.
+        max_epochs: epochs after which ``rows`` end, None where they do not.
+        names: by which its state is found where the key has changed.
+    """
+
+    key: str
+    rows: RowSource | SavableDataset
+    weight: WeightSpec = field(default_factory=lambda: ConstantWeight(1.0))
+    documents: int = 0
+    max_epochs: int | None = None
+    names: SourceNames = SourceNames()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rows, SavableDataset):
+            self.rows = StreamedSamples(self.rows, self.max_epochs, self.key)
+
+    @property
+    def streamed(self) -> StreamedSamples | None:
+        """``rows``, where they are known only by reading them; None where they are planned."""
+        return self.rows if isinstance(self.rows, StreamedSamples) else None
+
+    @property
+    def part_documents(self) -> dict[str, int]:
+        """Documents in one epoch, by what batches call them."""
+        return getattr(self.rows, "part_documents", {self.key: self.documents})
+
+    @property
+    def part_shares(self) -> dict[str, float]:
+        """Shares of the tokens of this source, by what batches call its parts."""
+        return getattr(self.rows, "part_shares", {self.key: 1.0})

@@ -1,0 +1,175 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The GPT that 01, 02 and 03 train: Megatron's start, model, optimizer, step and checkpoint.
+
+On CPU or GPU, alone or under torchrun, split by tensors or pipeline stages, without an edit.
+"""
+
+import math
+import os
+import queue
+import sys
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.models.gpt import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.utils import unwrap_model
+
+from energon_ext import EnergonExtError
+from energon_ext.megatron import (
+    enable_cpu,
+    forward_step,
+    gpt_layer_spec,
+    initialize_weights,
+    mean_losses,
+)
+
+#: Megatron counts weights in integers: these are counted to the nearest 1 / 1024.
+WEIGHT_SCALE = 1024
+
+
+def run(work, args):
+    """Do the work of a script inside Megatron; what its user did wrong is one line."""
+    try:
+        start_megatron(args)
+        work(args)
+        dist.destroy_process_group()
+    except EnergonExtError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"Stopped by Ctrl-C; the last checkpoint stays in {args.run_dir}.")
+
+
+def start_megatron(args):
+    on_cpu = enable_cpu()
+    if not on_cpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    # One process needs no torchrun.
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group("gloo" if on_cpu else "nccl", **alone)
+    parallel_state.initialize_model_parallel(
+        args.tensor_model_parallel_size, args.pipeline_model_parallel_size
+    )
+    model_parallel_cuda_manual_seed(args.seed, inference_rng_tracker=on_cpu)
+    torch.manual_seed(args.seed)
+
+
+def build_model(args, vocab_size):
+    on_gpu = torch.cuda.is_available()
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    config = TransformerConfig(
+        num_layers=args.num_layers,
+        hidden_size=args.hidden_size,
+        ffn_hidden_size=2 * args.hidden_size,
+        num_attention_heads=8,
+        num_query_groups=2,
+        normalization="RMSNorm",
+        init_method_std=0.05,  # the usual 0.02 is for larger models
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=args.tensor_model_parallel_size,
+        pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=on_gpu,
+        use_cpu_initialization=True,
+        gradient_accumulation_fusion=False,
+        calculate_per_token_loss=True,  # the loss is a mean over tokens, not over micro-batches
+    )
+    model = GPTModel(
+        config,
+        gpt_layer_spec(config),
+        vocab_size,
+        args.seq_length,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=False,
+        position_embedding_type="rope",
+    )
+    initialize_weights(model, args.seed)
+    if on_gpu:
+        model = Float16Module(config, model.cuda())
+    ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
+    return DistributedDataParallel(config, ddp_config, model)
+
+
+def build_optimizer(args, model):
+    config = model.config
+    optimizer_config = OptimizerConfig(
+        lr=args.lr,
+        weight_decay=0.1,
+        adam_beta2=0.95,
+        clip_grad=1.0,
+        bf16=config.bf16,
+        params_dtype=config.params_dtype,
+    )
+    optimizer = get_megatron_optimizer(optimizer_config, [model])
+    config.finalize_model_grads_func = finalize_model_grads
+    config.grad_scale_func = optimizer.scale_loss
+    return optimizer
+
+
+def train_step(args, step, model, optimizer, batches):
+    """One optimizer step; its mean losses, on the last pipeline stage."""
+    model.zero_grad_buffer()
+    optimizer.zero_grad()
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(args, step)
+    reports = get_forward_backward_func()(
+        forward_step_func=partial(forward_step, weight_scale=WEIGHT_SCALE),
+        data_iterator=iter(batches),
+        model=[model],
+        num_microbatches=len(batches),
+        seq_length=args.micro_batch_rows * args.seq_length,  # a packed micro-batch is one sequence
+        micro_batch_size=1,
+        forward_only=False,
+    )
+    optimizer.step()
+    return mean_losses(reports)
+
+
+def learning_rate(args, step):
+    if step <= args.lr_warmup_iters:
+        return args.lr * step / args.lr_warmup_iters
+    done = (step - args.lr_warmup_iters) / (args.train_iters - args.lr_warmup_iters)
+    return args.lr * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
+
+
+def save_model(model, optimizer, folder):
+    """All ranks write their parts of one checkpoint, which any other split can load."""
+    # Saves are not in the background here, so no further process need carry what became of them.
+    # Megatron-core would start one, which imports this script again: five seconds.
+    filesystem_async._results_queue = queue.Queue()
+    dist_checkpointing.save(_sharded_state(model, optimizer), str(folder))
+
+
+def load_model(model, optimizer, folder):
+    state = dist_checkpointing.load(_sharded_state(model, optimizer, is_loading=True), str(folder))
+    unwrap_model(model).load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["random"])
+
+
+def _sharded_state(model, optimizer, is_loading=False):
+    weights = unwrap_model(model).sharded_state_dict()
+    return {
+        "model": weights,
+        "optimizer": optimizer.sharded_state_dict(weights, is_loading=is_loading),
+        "random": torch.get_rng_state(),  # of all ranks alike; without dropout there is no other
+    }

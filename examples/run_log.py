@@ -1,0 +1,189 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a training run says while it runs: ``metrics.jsonl``, a progress bar, scalars.
+
+``metrics.jsonl`` is one JSON object a line, each with ``event`` and ``step``: ``start`` when a
+process begins (``step`` is where it resumed from), ``step`` per optimizer step, ``consumption`` and
+``save`` per checkpoint, ``end``. A resumed run appends; of a step that was done twice the later
+line counts. ``energon-ext report`` reads it.
+
+TensorBoard and Weights & Biases get the numbers among them, under the names of ``SCALARS``.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+
+import torch.distributed as dist
+from megatron.core import parallel_state
+from tqdm import tqdm
+
+from energon_ext import ConfigError
+from energon_ext.documents.permutation import stable_hash
+
+#: Field of an event -> name of its scalar; of a mapping each value has ``/<source>`` behind it.
+#: Fields with a ``/`` in their name are scalars as they are.
+SCALARS = {
+    "loss": "train/loss",
+    "loss_by_source": "train/loss",
+    "learning_rate": "train/learning_rate",
+    "trained_tokens": "train/tokens",
+    "planned_share": "data/planned_share",
+    "tokens_in_all": "data/tokens",
+    "shares": "data/share",
+    "epochs": "data/epochs",
+    "step_seconds": "perf/step_seconds",
+    "data_seconds": "perf/data_seconds",
+    "tokens_per_second": "perf/tokens_per_second",
+}
+
+
+class RunLog(contextlib.ExitStack):
+    """Writes the events of one process of a run; leaving the ``with`` block closes its files.
+
+    Args:
+        run_dir: an existing folder; ``metrics.jsonl`` in it is appended to.
+        first_step: step that the run stands at.
+        last_step: step that it is to reach.
+        enabled: False makes every method do nothing, for ranks that do not log.
+        tensorboard: also write TensorBoard files to ``run_dir/tensorboard``.
+        wandb_project: also log to this project of Weights & Biases; a resumed run goes on there.
+    """
+
+    def __init__(
+        self,
+        run_dir,
+        first_step,
+        last_step,
+        *,
+        enabled=True,
+        tensorboard=False,
+        wandb_project=None,
+    ):
+        super().__init__()
+        self.enabled = enabled
+        if not enabled:
+            return
+        # Line by line, so that a killed process leaves whole lines.
+        self._file = self.enter_context(open(run_dir / "metrics.jsonl", "a", buffering=1))
+        self._bar = self.enter_context(tqdm(total=last_step, initial=first_step, unit="step"))
+        self._boards = []  # functions of (scalars by name, step)
+        if tensorboard:
+            self._boards.append(self._tensorboard(run_dir, first_step))
+        if wandb_project:
+            self._boards.append(self._weights_and_biases(run_dir, wandb_project))
+
+    def write(self, event, step, **fields):
+        """Append one event."""
+        if self.enabled:
+            self._file.write(json.dumps({"event": event, "step": step, **fields}) + "\n")
+            scalars = _scalars(fields)
+            for write in self._boards if scalars else ():
+                write(scalars, step)
+
+    def write_step(self, step, fields):
+        """Append one optimizer step and move the progress bar."""
+        self.write("step", step, **fields)
+        if self.enabled:
+            shares = fields["planned_share"].items()
+            mix = "".join(f", {_label(key)} {share:.0%}" for key, share in shares)
+            speed = f"{fields['tokens_per_second']:,.0f} tokens/s"
+            self._bar.set_postfix_str(f"loss {fields['loss']:.3f}, {speed}{mix}")
+            self._bar.update()
+
+    def write_evaluation(self, step, fields):
+        """Append what was evaluated after a step, if anything was."""
+        if fields:
+            self.write("evaluation", step, **fields)
+
+    def _tensorboard(self, run_dir, first_step):
+        from torch.utils.tensorboard import SummaryWriter
+
+        # What an earlier process wrote of the steps to come is done again.
+        folder = run_dir / "tensorboard"
+        writer = self.enter_context(SummaryWriter(folder, purge_step=first_step + 1))
+
+        def write(scalars, step):
+            for name, value in scalars.items():
+                writer.add_scalar(name, value, step)
+
+        return write
+
+    def _weights_and_biases(self, run_dir, project):
+        try:
+            import wandb
+        except ImportError as error:
+            raise ConfigError(
+                f"Logging to the Weights & Biases project {project!r} needs the package wandb: pip "
+                f"install wandb, or leave the project out."
+            ) from error
+        # The same folder is the same run, also in another process.
+        name = f"{stable_hash(str(run_dir.resolve())):x}"
+        run = wandb.init(project=project, name=run_dir.name, id=name, resume="allow", dir=run_dir)
+        self.callback(run.finish)
+        return lambda scalars, step: run.log(scalars, step=step)
+
+
+def summarize_step(batches, row_length):
+    """What a step consumed, over all data-parallel ranks, which call this together.
+
+    Two steps whose ``batch_hash`` is equal were trained on the same rows: tokens, labels, weights,
+    segments and sources. Which rank, micro-batch or place in it a row had does not matter, as it
+    changes no gradient.
+
+    Args:
+        batches: the micro-batches that this rank drew, on the CPU.
+        row_length: positions of a row.
+    """
+    rows, tokens, documents, trained = [], Counter(), Counter(), 0
+    for batch in batches:
+        rows += row_hashes(batch, row_length)
+        tokens.update(batch.tokens_per_source())
+        documents.update(batch.documents_per_source())
+        trained += int((batch.token_weights != 0).sum())
+    group = parallel_state.get_data_parallel_group()
+    ranks = [None] * group.size()
+    dist.all_gather_object(ranks, (rows, tokens, documents, trained), group=group)
+    rows, tokens, documents, trained = zip(*ranks)
+    return {
+        "batch_hash": _sha1("".join(sorted(sum(rows, []))).encode()),
+        "tokens": dict(sum(tokens, Counter())),
+        "documents": dict(sum(documents, Counter())),
+        "trained_tokens": sum(trained),
+    }
+
+
+def row_hashes(batch, row_length):
+    """A hash of each row of a PackedBatch."""
+    ends = batch.cu_seqlens.tolist()
+    names = [batch.sources[number] if number >= 0 else "" for number in batch.source_ids.tolist()]
+    hashes = []
+    for first in range(0, batch.num_tokens, row_length):
+        row = slice(first, first + row_length)
+        segments = range(ends.index(row.start), ends.index(row.stop))
+        tensors = (batch.tokens[row], batch.labels[row], batch.token_weights[row])
+        about = [(ends[segment + 1] - first, names[segment]) for segment in segments]
+        content = [tensor.numpy().tobytes() for tensor in tensors] + [json.dumps(about).encode()]
+        hashes.append(_sha1(b"".join(content)))
+    return hashes
+
+
+def _scalars(fields):
+    scalars = {}
+    for field, value in fields.items():
+        name = field if "/" in field else SCALARS.get(field)
+        if name and isinstance(value, dict):
+            scalars |= {f"{name}/{source}": number for source, number in value.items()}
+        elif name:
+            scalars[name] = value
+    return scalars
+
+
+def _label(key):
+    return Path(key.partition(":")[0]).name
+
+
+def _sha1(content):
+    return hashlib.sha1(content).hexdigest()

@@ -1,0 +1,155 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Packing by loops and lists, as it would be done on paper.
+
+A *span* is ``(document, start, stop)``; a row is a list of spans and the number of documents that
+end in it.
+"""
+
+from collections import deque
+
+
+def cut(document, length, longest):
+    """Spans of at most ``longest`` tokens that share their boundary token."""
+    spans, start = [], 0
+    while length:
+        stop = min(length, start + longest)
+        spans.append((document, start, stop))
+        if stop == length:
+            break
+        start = stop - 1
+    return spans
+
+
+class SequentialPacker:
+    """One rolling stream, windows of T + 1 tokens at stride T, document by document."""
+
+    def __init__(self, seq_len):
+        self.seq_len = seq_len
+        self._stream = deque()  # (document, length)
+        self._start = 0  # first token of the next window, in the first document
+        self._first_is_counted = False
+        self._tokens = 0  # from there on
+
+    def add(self, document, length):
+        if length:
+            self._stream.append((document, length))
+            self._tokens += length
+
+    def flush(self):
+        while self._tokens > self.seq_len:
+            yield self._take(self.seq_len + 1)
+        # One token that was already a label of the last window has nothing left to train.
+        if self._tokens > 1 or (self._tokens == 1 and not self._first_is_counted):
+            yield self._take(self._tokens)
+
+    def _take(self, missing):
+        self._tokens -= missing - 1
+        spans, ended = [], 0
+        while True:
+            document, length = self._stream[0]
+            stop = min(length, self._start + missing)
+            spans.append((document, self._start, stop))
+            missing -= stop - self._start
+            ended += stop == length and not self._first_is_counted
+            if not missing:
+                self._start, self._first_is_counted = stop - 1, stop == length
+                return spans, ended
+            self._stream.popleft()
+            self._start, self._first_is_counted = 0, False
+
+
+def sequential(lengths, seq_len):
+    """All rows of a stream."""
+    packer = SequentialPacker(seq_len)
+    for document, length in enumerate(lengths):
+        packer.add(document, length)
+    return list(packer.flush())
+
+
+def decreasing(lengths, capacity, prefer, most=None):
+    """Longest first, each into the bin ranked first of those with room, in O(items x bins)."""
+    bins, spaces = [], []
+    for item in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        fitting = [
+            index
+            for index, space in enumerate(spaces)
+            if space >= lengths[item] and len(bins[index]) != most
+        ]
+        if fitting:
+            chosen = min(fitting, key=lambda index: prefer(spaces[index], index))
+        else:
+            chosen = len(bins)
+            bins.append([])
+            spaces.append(capacity)
+        bins[chosen].append(item)
+        spaces[chosen] -= lengths[item]
+    return bins
+
+
+def best_fit_decreasing(lengths, capacity, most=None):
+    """Into the fullest bin, of equals into the first."""
+    return decreasing(lengths, capacity, lambda space, index: (space, index), most)
+
+
+def first_fit_decreasing(lengths, capacity):
+    """Into the first bin."""
+    return decreasing(lengths, capacity, lambda space, index: index)
+
+
+def fill(lengths, capacity, keep=0, most=None):
+    """Bins that begin with the oldest item and end, where they can, with a pair that fills them."""
+    left, bins = list(range(len(lengths))), []
+    while len(left) > keep:
+        chosen = [left.pop(0)]
+        while True:
+            space = capacity - sum(lengths[item] for item in chosen)
+            fitting = [item for item in left if lengths[item] <= space]
+            if not fitting or len(chosen) == most:
+                break
+            longest = max(fitting, key=lambda item: (lengths[item], -item))
+            after = space - lengths[longest]
+            ends_here = after < min(lengths[item] for item in left)
+            room_for_two = most is None or most - len(chosen) > 1
+            pair = exact_pair(left, lengths, space) if ends_here and after and room_for_two else []
+            for item in pair or [longest]:
+                chosen.append(item)
+                left.remove(item)
+        bins.append(chosen)
+    return bins
+
+
+def exact_pair(left, lengths, space):
+    """Two items that fill a space, one as long as possible and each the oldest of its length."""
+    pairs = [
+        (first, second)
+        for first in left
+        for second in left
+        if first != second
+        and lengths[first] + lengths[second] == space
+        and lengths[first] >= lengths[second]
+    ]
+    return list(min(pairs, key=lambda pair: (-lengths[pair[0]], *pair))) if pairs else []
+
+
+def best_fit(lengths, seq_len, buffer_docs, carry=0.3, most=None, most_carried=256):
+    """For each buffer of ``buffer_docs`` documents, with those carried over: its rows, sorted."""
+    buffer, arrived = [], 0
+    while arrived < len(lengths) or buffer:
+        new = max(1, buffer_docs - len({span[0] for span in buffer}))
+        for document in range(arrived, min(len(lengths), arrived + new)):
+            buffer += cut(document, lengths[document], seq_len + 1)
+        arrived = min(len(lengths), arrived + new)
+        sizes = [stop - start for _, start, stop in buffer]
+        if arrived == len(lengths):
+            bins = best_fit_decreasing(sizes, seq_len + 1, most)
+        else:
+            keep = min(int(carry * len(buffer)), most_carried)
+            bins = fill(sizes, seq_len + 1, keep, most)
+        rows = []
+        for items in bins:
+            spans = [buffer[item] for item in items]
+            rows.append((spans, sum(stop == lengths[document] for document, _, stop in spans)))
+        yield sorted(rows)
+        placed = {item for items in bins for item in items}
+        buffer = [span for index, span in enumerate(buffer) if index not in placed]

@@ -1,0 +1,105 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""One suite that every packer passes."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_ext.errors import ConfigError
+from energon_ext.packing import BestFitPacker, Pieces, SequentialPacker
+from tests.packing.buffers import documents, pack_all, plans_of, rows_of, transitions
+
+PACKERS = {
+    "sequential": SequentialPacker,
+    "best fit": BestFitPacker,
+    "best fit, at most 2 a row": lambda seq_len: BestFitPacker(seq_len, max_docs_per_bin=2),
+    "best fit, nothing is carried": lambda seq_len: BestFitPacker(seq_len, carry=0),
+    "best fit, most is carried": lambda seq_len: BestFitPacker(seq_len, carry=0.9),
+    "best fit, aligned": lambda seq_len: BestFitPacker(2 * seq_len, alignment=2),
+}
+every_packer = pytest.mark.parametrize("make", PACKERS.values(), ids=PACKERS)
+lengths_lists = st.lists(st.integers(0, 30), min_size=1, max_size=25)
+buffers = st.integers(1, 9)
+
+
+@every_packer
+@given(lengths=lengths_lists, seq_len=st.integers(2, 12), buffer_docs=buffers)
+def test_every_transition_of_every_document_comes_exactly_once(make, lengths, seq_len, buffer_docs):
+    counts = transitions(pack_all(make(seq_len), lengths, buffer_docs))
+    expected = {(doc, pos) for doc, length in enumerate(lengths) for pos in range(length - 1)}
+    assert set(counts) == expected
+    assert set(counts.values()) <= {1}
+
+
+@every_packer
+@given(lengths=lengths_lists, seq_len=st.integers(2, 12), buffer_docs=buffers)
+def test_no_row_overflows_and_every_document_ends_once(make, lengths, seq_len, buffer_docs):
+    packer, ended = make(seq_len), 0
+    for plan in plans_of(packer, lengths, buffer_docs):
+        for (spans, documents), tokens in zip(rows_of(plan), plan.tokens.tolist()):
+            sizes = [stop - start for _, start, stop in spans]
+            assert min(sizes) >= 1
+            assert 1 <= sum(sizes) <= packer.seq_len + 1
+            assert tokens == min(sum(sizes), packer.seq_len)
+            ended += documents
+    assert ended == sum(length > 0 for length in lengths)
+
+
+@every_packer
+@given(lengths=lengths_lists, seq_len=st.integers(2, 12), buffer_docs=buffers)
+def test_pieces_keep_the_place_and_the_length_of_their_document(
+    make, lengths, seq_len, buffer_docs
+):
+    for plan in plans_of(make(seq_len), lengths, buffer_docs):
+        for pieces in plan.parts():
+            assert pieces.places.tolist() == (7 * pieces.documents).tolist()
+            assert pieces.lengths.tolist() == [lengths[n] for n in pieces.documents.tolist()]
+
+
+@every_packer
+@given(lengths=lengths_lists, seq_len=st.integers(2, 12), buffer_docs=buffers)
+def test_carried_pieces_are_known_by_their_documents_and_starts(
+    make, lengths, seq_len, buffer_docs
+):
+    """All that a state says of them."""
+    packer = make(seq_len)
+    for plan in plans_of(packer, lengths, buffer_docs):
+        numbers, starts = plan.carried.documents, plan.carried.starts
+        saved = json.loads(json.dumps([numbers.tolist(), starts.tolist()]))
+        numbers, starts = np.array(saved, np.int64).reshape(2, -1)
+        whole = np.array(lengths, np.int64)[numbers]
+        resumed = packer.resumed(Pieces(numbers, 7 * numbers, starts, whole, whole))
+        assert resumed.ranges() == plan.carried.ranges()
+
+
+@every_packer
+@given(lengths=lengths_lists, seq_len=st.integers(2, 12), rows_before=st.integers(0, 10**9))
+def test_a_plan_is_a_pure_function(make, lengths, seq_len, rows_before):
+    first, second = make(seq_len), make(seq_len)
+    list(plans_of(second, lengths[::-1]))  # what a packer did before changes nothing
+    plans = [
+        packer.plan(Pieces.none(), documents(0, lengths), rows_before=rows_before)
+        for packer in (first, second)
+    ]
+    assert rows_of(plans[0]) == rows_of(plans[1])
+    assert plans[0].carried.ranges() == plans[1].carried.ranges()
+
+
+@every_packer
+def test_the_last_plan_carries_nothing_and_a_plan_of_nothing_is_empty(make):
+    packer = make(6)
+    assert not len(packer.plan(Pieces.none(), documents(0, [4, 9, 2]), last=True).carried)
+    for last in (False, True):
+        nothing = packer.plan(Pieces.none(), documents(0, [0, 0]), last=last)
+        assert len(nothing) == len(nothing.carried) == 0
+
+
+@pytest.mark.parametrize("make", [SequentialPacker, BestFitPacker])
+@pytest.mark.parametrize("seq_len", [1, 0, -3, True, 2.5])
+def test_a_row_without_a_transition_is_refused(make, seq_len):
+    with pytest.raises(ConfigError, match="seq_len: .* an integer >= 2 is needed"):
+        make(seq_len)

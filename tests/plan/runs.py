@@ -1,0 +1,100 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A run on many ranks in one process: one loader a rank, read in turn as a step reads them."""
+
+import json
+from collections import Counter
+
+import numpy as np
+
+from energon_ext import PackedTaskEncoder, get_train_dataset
+from tests.support import LargeTokenizer, config, loader_for, write_tokens
+
+SEQ_LEN = 64
+
+
+def numbered_documents(count, first_id, seed=0, longest=60):
+    """Documents whose every token has an id of its own."""
+    lengths = np.random.default_rng(seed).integers(3, longest, count)
+    ends = first_id + np.cumsum(lengths)
+    return [list(range(end - length, end)) for end, length in zip(ends, lengths)]
+
+
+def write_numbered(prefix, count, first_id, seed=0, longest=60):
+    return write_tokens(prefix, numbered_documents(count, first_id, seed, longest), np.int32)
+
+
+class Run:
+    """The loaders of all ranks of a run.
+
+    Args:
+        encoder: of the dataset.
+        ranks, workers, batch: the topology.
+        rows: of a step.
+    """
+
+    def __init__(self, mix, *, ranks=1, workers=0, batch=1, rows=16, encoder=None, **options):
+        encoder = encoder or PackedTaskEncoder(LargeTokenizer(), SEQ_LEN)
+        self.rounds = rows // (ranks * batch)
+        self.batch = batch
+        self.loaders = [
+            loader_for(
+                get_train_dataset(
+                    mix,
+                    worker_config=config(workers, rank, ranks),
+                    batch_size=batch,
+                    rows_per_step=rows,
+                    task_encoder=encoder,
+                    **options,
+                )
+            )
+            for rank in range(ranks)
+        ]
+        self._iterators = None
+
+    def step(self):
+        """The rows of the next step as a sorted list of tuples of token ids; None at the end."""
+        if self._iterators is None:
+            self._iterators = [iter(loader) for loader in self.loaders]
+        batches = [next(i, None) for _ in range(self.rounds) for i in self._iterators]
+        if all(batch is None for batch in batches):
+            return None
+        return sorted(row for batch in batches for row in rows_of(batch))
+
+    def steps(self, count):
+        return [self.step() for _ in range(count)]
+
+    def state(self):
+        """The state of the run as JSON text; every rank says the same."""
+        texts = {json.dumps(loader.state_dict(), sort_keys=True) for loader in self.loaders}
+        assert len(texts) == 1, "ranks disagree on the state"
+        return texts.pop()
+
+    def resume(self, text):
+        for loader in self.loaders:
+            loader.load_state_dict(json.loads(text))
+        return self
+
+    def close(self):
+        for loader in self.loaders:
+            loader.close()
+
+
+def rows_of(batch):
+    """The rows of a batch as tuples: tokens, what is trained, and where documents begin."""
+    tokens = batch.tokens.view(-1, SEQ_LEN).tolist()
+    labels = batch.labels.view(-1, SEQ_LEN).tolist()
+    weights = batch.token_weights.view(-1, SEQ_LEN).tolist()
+    positions = batch.position_ids.view(-1, SEQ_LEN).tolist()
+    return [tuple(map(tuple, row)) for row in zip(tokens, labels, weights, positions)]
+
+
+def tokens_of(steps):
+    """How often each token was the input of a position that is trained."""
+    return Counter(
+        token
+        for step in steps
+        for tokens, _, weights, _ in step
+        for token, weight in zip(tokens, weights)
+        if weight > 0
+    )

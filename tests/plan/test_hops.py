@@ -1,0 +1,113 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Ten hops through topologies while the mix changes, against a list model that shares no code."""
+
+import json
+import random
+
+import pytest
+
+from tests.plan.runs import Run, write_numbered
+from tests.support import close_loaders
+
+ROWS = 16
+TOPOLOGIES = [(1, 0, 1), (1, 0, 16), (2, 0, 4), (4, 0, 2), (8, 0, 1), (2, 0, 8), (16, 0, 1)]
+WITH_WORKERS = [(1, 2, 4), (2, 3, 2)]
+
+
+@pytest.fixture(autouse=True)
+def loaders_end():
+    yield
+    close_loaders()
+
+
+class ListModel:
+    """An interleave over lists of rows: the most owed source is next, ties go to the first name.
+
+    Args:
+        streams: rows of each source, in the order it yields them when it is read alone.
+    """
+
+    def __init__(self, streams):
+        self.streams = streams
+        self.next_row = dict.fromkeys(streams, 0)
+        self.owed = dict.fromkeys(streams, 0.0)
+
+    def step(self, weights):
+        """The rows of a step under some weights, by source."""
+        names = sorted(weights)
+        total = sum(weights.values())
+        share = {name: weights[name] / total for name in names}
+        provisional = {name: self.owed[name] for name in names}
+        rows = []
+        for _ in range(ROWS):
+            for name in names:
+                provisional[name] += share[name] * 64
+            best = max(names, key=lambda name: provisional[name])  # the first of equals
+            provisional[best] -= 64
+            rows.append((best, self.streams[best][self.next_row[best]]))
+            self.next_row[best] += 1
+        read = dict.fromkeys(names, 0)
+        for name, row in rows:
+            read[name] += _length(row)
+        for name in names:
+            self.owed[name] += share[name] * sum(read.values()) - read[name]
+        return sorted(row for _, row in rows)
+
+
+def _length(row):
+    """Positions that hold a document: padding has id 0 and weight 0 at the end of a row."""
+    tokens, _, _, positions = row
+    used = [i for i, token in enumerate(tokens) if token]
+    return used[-1] + 1
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hops")
+    for number, name in enumerate("abcd"):
+        write_numbered(folder / name, 260, 100 + 15_000 * number, seed=number)
+    return folder
+
+
+def write(folder, weights, name):
+    mix = folder / name
+    mix.parent.mkdir(exist_ok=True)
+    depth = len(mix.relative_to(folder).parts) - 1
+    entries = [{"path": "../" * depth + key, "weight": w} for key, w in weights.items()]
+    head = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
+    mix.write_text(json.dumps({**head, "splits": {"train": {"interleave": entries}}}))
+    return mix
+
+
+@pytest.fixture(scope="module")
+def streams(data):
+    """The rows of each source alone, one a step."""
+    found = {}
+    for name in "abcd":
+        run = Run(write(data, {name: 1}, f"alone_{name}.yaml"), rows=1)
+        found[name] = [run.step()[0] for _ in range(500)]
+        run.close()
+    return found
+
+
+@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_ten_hops_over_topologies_and_mixes_read_what_the_list_model_reads(data, streams, seed):
+    rng = random.Random(seed)
+    model = ListModel(streams)
+    state = None
+    for hop in range(10):
+        names = rng.sample("abcd", rng.randint(1, 4))  # added and removed, in any order
+        weights = {name: rng.choice([1, 2, 3, 0.25]) for name in names}  # reweighted
+        place = rng.choice(["mix.yaml", "deep/mix.yaml", "deep/other.yaml"])  # moved
+        workers = hop in (3, 7)
+        ranks, workers, batch = rng.choice(WITH_WORKERS if workers else TOPOLOGIES)
+        mix = write(data, weights, place)
+        run = Run(mix, ranks=ranks, workers=workers, batch=batch, rows=ROWS)
+        if state is not None:
+            run.resume(state)
+        for number in range(rng.randint(1, 4)):
+            where = f"hop {hop}, step {number}: {weights} on {ranks} x {workers} x {batch}"
+            assert run.step() == model.step(weights), where
+        state = run.state()
+        run.close()

@@ -1,0 +1,345 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The rows of one planned source: every document as often as it should, from any state."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
+from energon_ext.plan import rows as plan_rows
+from tests.plan.memory_documents import documents_in, pairs, planned, take, trained
+
+LENGTHS = np.random.default_rng(0).integers(1, 40, 60).tolist()
+PACKINGS = ("bin", "sequential")
+every_packing = pytest.mark.parametrize("packing", PACKINGS)
+
+
+def resumed(state, lengths=LENGTHS, **options):
+    rows = planned(lengths, **options)
+    rows.restore_state(json.loads(json.dumps(state)))
+    return rows
+
+
+# Rows ---------------------------------------------------------------------------------------------
+
+
+@every_packing
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_every_transition_is_read_once_an_epoch(packing, epochs):
+    found = take(planned(LENGTHS, packing=packing, epochs=epochs))
+    assert trained(found) == pairs(LENGTHS, epochs)
+    assert documents_in(found) == epochs * len(LENGTHS)
+
+
+@every_packing
+def test_rows_do_not_depend_on_how_many_are_taken_at_a_time(packing):
+    at_once = take(planned(LENGTHS, packing=packing), 200)
+    rows, found = planned(LENGTHS, packing=packing), []
+    for count in [1, 2, 3, 5, 80, 9, 50] + [1] * 50:
+        found += take(rows, count)
+    assert found == at_once
+
+
+@every_packing
+def test_what_is_said_of_rows_before_they_are_read_is_what_they_hold(packing):
+    rows = planned(LENGTHS, packing=packing, epochs=2)
+    while not rows.ended:
+        taken = rows.take(7)
+        read = [taken.row(number) for number in range(len(taken))]
+        assert taken.num_tokens == sum(row.num_tokens for row in read)
+        assert taken.num_documents == sum(row.documents for row in read)
+        for row in read:
+            assert row.num_tokens == min(16, sum(map(len, row.slices)))
+
+
+@every_packing
+def test_rows_may_be_read_in_any_order_and_after_later_ones_were_planned(packing):
+    rows, expected = planned(LENGTHS, packing=packing), take(planned(LENGTHS, packing=packing), 60)
+    early, later = rows.take(30), rows.take(30)
+    found = [later.row(number) for number in reversed(range(30))]
+    found += [early.row(number) for number in reversed(range(30))]
+    assert [[each.tolist() for each in row.slices] for row in found[::-1]] == [
+        slices for slices, *_ in expected
+    ]
+
+
+@every_packing
+def test_planning_reads_no_token(packing, monkeypatch):
+    rows = planned(LENGTHS, packing=packing)
+    monkeypatch.setattr(rows.documents, "tokens", None)
+    assert len(rows.take(500)) == 500
+
+
+@every_packing
+def test_weights_of_labels_go_with_their_tokens(packing):
+    found = take(planned(LENGTHS, packing=packing, epochs=1, with_weights=True))
+    for slices, weights, _, _ in found:
+        assert weights == [[token % 7 for token in tokens] for tokens in slices]
+    assert all(weights is None for _, weights, _, _ in take(planned(LENGTHS, epochs=1)))
+
+
+@every_packing
+def test_a_part_of_the_documents_is_read_under_its_own_numbers(packing):
+    whole = take(planned(LENGTHS, packing=packing, epochs=1))
+    shifted = take(planned([5, 5, *LENGTHS], packing=packing, epochs=1, first=2))
+    assert [[[t - 2000 for t in tokens] for tokens in slices] for slices, *_ in shifted] == [
+        slices for slices, *_ in whole
+    ]
+
+
+@every_packing
+def test_another_pass_after_a_restart_is_the_same_pass(packing):
+    rows = planned(LENGTHS, packing=packing, epochs=1)
+    first = take(rows)
+    assert rows.ended and take(rows) == []
+    rows.restart()
+    assert take(rows) == first
+
+
+# Bounds -------------------------------------------------------------------------------------------
+
+
+def web_lengths(count):
+    """Log-normal, as documents of the web are."""
+    lengths = np.random.default_rng(3).lognormal(6, 1.2, count)
+    return np.clip(lengths, 2, 20_000).astype(int).tolist()
+
+
+@pytest.mark.parametrize(("buffer_docs", "least"), [(512, 0.999), (4096, 0.999)])
+def test_rows_of_web_documents_are_full_and_a_state_holds_256_pieces_at_most(buffer_docs, least):
+    seq_len = 4096
+    rows = planned(web_lengths(20_000), seq_len=seq_len, buffer_docs=buffer_docs)
+    tokens, carried = 0, set()
+    for _ in range(40):
+        tokens += rows.take(50).num_tokens
+        state = rows.save_state()
+        carried.add(len(state["carried"]))
+        assert len(json.dumps(state)) < 6000
+    assert tokens / (2000 * seq_len) >= least
+    assert max(carried) <= 256
+    assert max(carried) > 100
+
+
+def test_a_stream_of_web_documents_carries_less_than_a_row_over():
+    rows = planned(web_lengths(5000), packing="sequential", seq_len=4096, buffer_docs=512)
+    for _ in range(60):
+        assert rows.take(30).num_tokens == 30 * 4096
+        numbers, starts = np.array(rows.save_state()["carried"], np.int64).reshape(-1, 2).T
+        lengths = rows.documents.locate(numbers)[1]
+        assert (lengths - starts).sum() <= 4096
+
+
+@every_packing
+def test_a_plan_of_long_documents_ends_with_so_many_rows_of_tokens(packing, monkeypatch):
+    monkeypatch.setattr(plan_rows, "MOST_ROWS", 50)
+    rows = planned([10 * 16 + 1] * 40, packing=packing, buffer_docs=4096, epochs=2)
+    found = []
+    while not rows.ended:
+        found += take(rows, 1)
+        # 161 tokens each, so four fit into 50 rows of 16, and a fifth does not.
+        assert rows.save_state()["taken"] <= 4
+    assert trained(found) == pairs([161] * 40, 2)
+
+
+@every_packing
+def test_a_document_longer_than_a_plan_may_be_is_a_plan_of_its_own(packing, monkeypatch):
+    monkeypatch.setattr(plan_rows, "MOST_ROWS", 3)
+    lengths = [5, 900, 7, 800, 9]
+    rows = planned(lengths, packing=packing, buffer_docs=64, epochs=1)
+    found = []
+    while not rows.ended:
+        found += take(rows, 1)
+        assert rows.save_state()["taken"] >= 1 or rows.save_state()["last"]
+    assert trained(found) == pairs(lengths)
+
+
+def test_a_plan_takes_so_many_documents_less_those_carried_over():
+    rows = planned([5] * 100, buffer_docs=20)
+    taken = []
+    while len(taken) < 5:
+        rows.take(1)
+        state = rows.save_state()
+        taken += [(len(state["carried"]), state["taken"])] if state["next_row"] == 1 else []
+    # 20 documents of 5 tokens, three of them a row: six rows leave as many as may be carried.
+    assert taken[0] == (0, 20)
+    assert all(carried + count == 20 for carried, count in taken)
+    assert all(0 < carried <= 6 for carried, _ in taken[1:])
+
+
+# States -------------------------------------------------------------------------------------------
+
+
+@every_packing
+@pytest.mark.parametrize("epochs", [None, 2])
+def test_a_state_continues_at_every_row_and_may_be_restored_twice(packing, epochs):
+    count = 150 if epochs is None else None
+    expected = take(planned(LENGTHS, packing=packing, epochs=epochs), count)
+    rows = planned(LENGTHS, packing=packing, epochs=epochs)
+    for done in range(len(expected) + 1):
+        state = rows.save_state()
+        left = None if epochs else len(expected) - done
+        for _ in range(2):
+            other = resumed(state, packing=packing, epochs=epochs)
+            assert other.save_state() == state
+            assert take(other, left) == expected[done:]
+        assert done == len(expected) or take(rows, 1) == expected[done : done + 1]
+
+
+@every_packing
+def test_a_state_does_not_grow_over_hops_and_a_chain_of_hops_is_one_run(packing):
+    expected = take(planned(LENGTHS, packing=packing), 400)
+    state, found, sizes = planned(LENGTHS, packing=packing).save_state(), [], []
+    for hop in range(100):
+        rows = resumed(state, packing=packing)
+        found += take(rows, 1 + hop % 7)
+        state = rows.save_state()
+        sizes.append(len(json.dumps(state)))
+    assert found == expected[: len(found)]
+    assert max(sizes) <= 320
+
+
+@every_packing
+@settings(max_examples=40)
+@given(
+    done=st.integers(0, 120), buffers=st.lists(st.integers(1, 40), min_size=2, max_size=2)
+)
+def test_with_another_buffer_the_plan_that_was_begun_is_finished_as_it_was(
+    packing, done, buffers
+):
+    before, after = buffers
+    expected = take(planned(LENGTHS, packing=packing, buffer_docs=before, epochs=3))
+    rows = planned(LENGTHS, packing=packing, buffer_docs=before, epochs=3)
+    found = take(rows, done)
+    begun = len(rows._plan) - rows.save_state()["next_row"]
+    rows = resumed(rows.save_state(), packing=packing, buffer_docs=after, epochs=3)
+    found += take(rows, begun)
+    assert found == expected[: len(found)]
+    found += take(rows)
+    assert trained(found) == pairs(LENGTHS, 3)
+    assert documents_in(found) == 3 * len(LENGTHS)
+
+
+@every_packing
+def test_a_limit_that_is_lowered_and_raised_again_loses_and_repeats_nothing(packing):
+    """At every row, with a limit of 1 in between that is used for some rows, or for all."""
+    whole = len(take(planned(LENGTHS, packing=packing, epochs=4)))
+    for done in range(0, whole + 1, 3):
+        for between in (0, 2, None):
+            rows = planned(LENGTHS, packing=packing, epochs=4)
+            found = take(rows, done)
+            rows = resumed(rows.save_state(), packing=packing, epochs=1)
+            found += take(rows, between)
+            rows = resumed(rows.save_state(), packing=packing, epochs=4)
+            found += take(rows)
+            assert trained(found) == pairs(LENGTHS, 4)
+            assert documents_in(found) == 4 * len(LENGTHS)
+
+
+@every_packing
+def test_a_raised_limit_adds_its_epochs_at_every_row(packing):
+    whole = len(take(planned(LENGTHS, packing=packing, epochs=1)))
+    for done in range(whole + 1):
+        rows = planned(LENGTHS, packing=packing, epochs=1)
+        found = take(rows, done)
+        rows = resumed(rows.save_state(), packing=packing, epochs=2)
+        found += take(rows)
+        assert trained(found) == pairs(LENGTHS, 2)
+
+
+@every_packing
+def test_a_limit_below_what_was_read_ends_with_what_was_begun(packing):
+    rows = planned(LENGTHS, packing=packing)
+    found = take(rows, 200)
+    epoch = rows.save_state()["epoch"]
+    assert epoch >= 2
+    rows = resumed(rows.save_state(), packing=packing, epochs=1)
+    found += take(rows)
+    assert rows.ended
+    # What was taken from the order is read to its end; nothing more is begun.
+    counts = trained(found)
+    assert epoch <= min(counts.values()) and max(counts.values()) <= epoch + 1
+
+
+@every_packing
+@pytest.mark.parametrize("workers", [2, 3, 7])
+def test_workers_that_read_for_themselves_share_every_epoch(packing, workers):
+    found = []
+    for worker in range(workers):
+        rows = planned(LENGTHS, packing=packing, epochs=2)
+        rows.read_part(worker, workers)
+        found += take(rows)
+    assert trained(found) == pairs(LENGTHS, 2)
+
+
+def test_workers_without_a_document_end_and_turn_with_the_epochs():
+    """Two documents for three workers: who goes without changes from epoch to epoch."""
+    counts = []
+    for worker in range(3):
+        rows = planned([9, 9], epochs=1)
+        rows.read_part(worker, 3)
+        counts.append(documents_in(take(rows)))
+        endless = planned([9, 9])
+        endless.read_part(worker, 3)
+        assert len(endless.take(4)) == 4
+    assert sorted(counts) == [0, 1, 1]
+
+
+@every_packing
+def test_empty_documents_make_no_row_and_stop_nothing(packing):
+    lengths = [0] * 70 + [9] + [0] * 200 + [30, 1]
+    found = take(planned(lengths, packing=packing, epochs=2, buffer_docs=4))
+    assert trained(found) == pairs(lengths, 2)
+    assert documents_in(found) == 6
+    assert len(take(planned(lengths, packing=packing, buffer_docs=4), 20)) == 20
+
+
+# What is refused ----------------------------------------------------------------------------------
+
+
+def damaged(**changes):
+    rows = planned(LENGTHS, seq_len=16)
+    rows.take(40)
+    return {**rows.save_state(), **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"carried": [[60, 0]]}, "web: carries pieces that the source has not"),
+        ({"carried": [[-1, 0]]}, "web: carries pieces that the source has not"),
+        ({"carried": [[0, 10**6]]}, "web: carries pieces that the source has not"),
+        ({"carried": [[0, -1]]}, "web: carries pieces that the source has not"),
+        ({"carried": [[0]]}, "web: carries pieces that the source has not"),
+        ({"carried": [[0, 10**30]]}, "web: carries pieces that the source has not"),
+        ({"carried": [[0, 0, 0, 0]]}, "web: carries pieces that the source has not"),
+        ({"next_row": 10_000}, r"web: \d+ documents and row 10000 of a plan were saved"),
+        ({"taken": 61}, r"web: 61 documents and row \d+ of a plan were saved; \d+ documents make"),
+        ({"position": 61}, r"web: \d+ documents and row \d+ of a plan were saved; 0 documents"),
+    ],
+)
+def test_a_state_that_no_run_can_have_saved_is_refused(changes, message):
+    with pytest.raises(StateFormatError, match=message):
+        resumed(damaged(**changes))
+
+
+def test_the_state_of_other_documents_is_refused_with_what_differs():
+    state = damaged()
+    with pytest.raises(StateMismatchError) as refused:
+        resumed(state, [*LENGTHS, 5])
+    assert refused.value.differences == {
+        "web: documents": (60, 61),
+        "web: tokens": (sum(LENGTHS), sum(LENGTHS) + 5),
+    }
+    with pytest.raises(StateMismatchError) as refused:
+        resumed({"kind": "streamed", "dataset": {}, "ended": False})
+    assert refused.value.differences["web: kind"] == ("streamed", "planned")
+
+
+def test_documents_that_are_all_empty_are_refused():
+    """Looking for a row among them would never end."""
+    with pytest.raises(ConfigError, match="web: all of its documents are empty; leave it out"):
+        planned([0] * 130)

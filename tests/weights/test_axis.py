@@ -1,0 +1,63 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+
+import pytest
+
+from energon_ext.errors import ConfigError
+from energon_ext.plan.deal import Topology
+from energon_ext.weights import ScheduleAxis, weight_from_config
+
+
+def positions(axis, *, rows_per_step=8, batch_rows=2, ranks=1, row_tokens=100, steps=4):
+    """Positions of the first steps, from the topology that a run has."""
+    rounds = Topology(rows_per_step, batch_rows, ranks).rounds
+    return [
+        axis.position(step, step * rows_per_step, step * rounds, row_tokens)
+        for step in range(steps)
+    ]
+
+
+def test_breakpoints_count_steps_unless_told_otherwise():
+    assert positions(ScheduleAxis()) == positions(ScheduleAxis("steps")) == [0, 1, 2, 3]
+
+
+def test_breakpoints_may_count_tokens_of_all_ranks_or_batches_of_one():
+    assert positions(ScheduleAxis("tokens")) == [0, 800, 1600, 2400]
+    # Eight rows are four batches of two on one rank, two on each of two ranks.
+    assert positions(ScheduleAxis("batches")) == [0, 4, 8, 12]
+    assert positions(ScheduleAxis("batches"), ranks=2) == [0, 2, 4, 6]
+
+
+def test_two_workers_third_batch_of_the_second_is_position_five():
+    """Conformance: with two workers, worker 1 makes batches 1, 3, 5 of its rank."""
+    third_of_worker_one = [batch for batch in range(6) if batch % 2 == 1][2]
+    axis = ScheduleAxis("batches")
+    assert axis.position(step=99, row=99, batch=third_of_worker_one) == 5
+
+
+def test_lookahead_counts_in_the_unit_of_the_axis():
+    switch = weight_from_config({"step": {0: 1, 1000: 0}})
+    ahead = ScheduleAxis("tokens", lookahead=250)
+    assert positions(ahead) == [250, 1050, 1850, 2650]
+    assert [switch.evaluate(position) for position in positions(ahead)] == [1, 0, 0, 0]
+    assert positions(ScheduleAxis(lookahead=12)) == [12, 13, 14, 15]
+
+
+def test_tokens_cannot_be_counted_where_rows_have_no_fixed_length():
+    with pytest.raises(ConfigError, match="tokens cannot be counted.*tokens_per_sample"):
+        positions(ScheduleAxis("tokens"), row_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"unit": "epochs"}, "ScheduleAxis.unit: 'epochs' found, steps, tokens, batches"),
+        ({"lookahead": -1}, "ScheduleAxis.lookahead: -1"),
+        ({"lookahead": 1.5}, "ScheduleAxis.lookahead: 1.5"),
+        ({"end": -1}, "ScheduleAxis.end: -1"),
+        ({"end": True}, "ScheduleAxis.end: True"),
+    ],
+)
+def test_an_axis_that_cannot_be_is_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        ScheduleAxis(**options)

@@ -1,0 +1,153 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+
+import math
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_ext.errors import ConfigError
+from energon_ext.weights import (
+    KINDS,
+    ConstantWeight,
+    ScheduledWeight,
+    Weights,
+    eval_weight,
+    weight_from_config,
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (7, {0: 7, 10**9: 7}),
+        (
+            {"step": {0: 100, 100: 10, 1000: 0}},
+            {0: 100, 99: 100, 100: 10, 999: 10, 1000: 0, 5000: 0},
+        ),
+        ({"step": {"10": 2, "20": 3}}, {0: 2, 10: 2, 19: 2, 20: 3}),
+        ({"linear": {0: 100, 100: 0}}, {0: 100, 50: 50, 75: 25, 100: 0, 1000: 0}),
+        ({"linear": [[20, 4], [10, 2]]}, {0: 2, 10: 2, 15: 3, 20: 4, 30: 4}),
+        ({"cosine": {0: 0, 100: 8}}, {0: 0, 25: 8 * 0.14644660940672627, 50: 4, 100: 8, 101: 8}),
+        ({"exponential": {0: 1, 4: 16}}, {0: 1, 1: 2, 2: 4, 3: 8, 4: 16, 9: 16}),
+    ],
+)
+def test_a_weight_has_the_values_worked_out_by_hand(config, expected):
+    weight = weight_from_config(config)
+    together = Weights([ConstantWeight(3), weight])
+    for position, value in expected.items():
+        assert weight.evaluate(position) == pytest.approx(value, abs=1e-12)
+        assert eval_weight(weight, position) == weight.evaluate(position)
+        assert together.at(position).tolist() == [3, weight.evaluate(position)]
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        (-1, "-1"),
+        (True, "True"),
+        (math.inf, "inf"),
+        (math.nan, "nan"),
+        (None, "None"),
+        ("0x10", "'0x10'"),
+        ([], "[]"),
+        ({}, "[]"),
+        ({"step": {0: 1}, "linear": {0: 1}}, "['step', 'linear']"),
+        ({"sigmoid": {0: 1}}, "'sigmoid'"),
+        ({"step": {}}, "no breakpoints"),
+        ({"step": 3}, "3 found"),
+        ({"step": {-1: 1}}, "-1"),
+        ({"step": {"a": 1}}, "'a'"),
+        ({"step": {1.5: 1}}, "1.5"),
+        ({"linear": [[0, 1], [0, 2]]}, "breakpoint 0 stands twice"),
+        ({"linear": {"0": 1, "00": 2}}, "breakpoint 0 stands twice"),
+        ({"linear": [[0, 1, 2]]}, "[[0, 1, 2]]"),
+        ({"linear": {0: -3}}, "-3"),
+        ({"linear": {0: True}}, "True"),
+        ({"exponential": {0: 1, 5: 0}}, "cannot be reached"),
+    ],
+)
+def test_a_wrong_weight_is_an_error_that_says_where_and_what(config, found):
+    with pytest.raises(ConfigError) as error:
+        weight_from_config(config, "mix.yaml: blend[2].weight")
+    assert "mix.yaml: blend[2].weight" in str(error.value)
+    assert found in str(error.value)
+
+
+def test_weights_are_equal_only_where_every_part_is():
+    """In full: as they are shown, with six digits, 1234567 and 1234568 are one number."""
+    step = weight_from_config({"step": {0: 1, 9: 1234567}})
+    others = [
+        {"step": {0: 1, 9: 1234568}},
+        {"step": {0: 1, 10: 1234567}},
+        {"linear": {0: 1, 9: 1234567}},
+        {"step": {9: 1234567}},
+        1234567,
+    ]
+    same = weight_from_config({"step": [[9, 1234567.0], ["0", 1]]})
+    assert step == same and hash(step) == hash(same)
+    assert [weight_from_config(other) == step for other in others] == [False] * 5
+    assert len({step, same, *map(weight_from_config, others)}) == 6
+    assert ConstantWeight(1234567) == ConstantWeight(1234567.0) != ConstantWeight(1234568)
+
+
+def test_only_what_the_user_wrote_as_a_schedule_counts_as_scheduled():
+    assert weight_from_config({"step": {0: 1}}).is_scheduled
+    assert not weight_from_config(1).is_scheduled
+    assert weight_from_config({"linear": {5: 1, 70: 0}}).breakpoints() == (5, 70)
+    assert weight_from_config(1).breakpoints() == ()
+
+
+def test_a_weight_survives_a_pickle():
+    for config in (3, {"cosine": {0: 1, 40: 7}}):
+        weight = weight_from_config(config)
+        assert pickle.loads(pickle.dumps(weight)) == weight
+
+
+points = st.dictionaries(st.integers(0, 60), st.floats(0.125, 8), min_size=1, max_size=6)
+
+
+@given(st.lists(st.tuples(st.sampled_from(KINDS), points), min_size=1, max_size=5), st.data())
+def test_many_weights_at_once_are_what_each_is_alone_in_whatever_order_positions_come(parts, data):
+    """What is kept from the position before must not show: a run goes on, resumes, looks back."""
+    specs = [ScheduledWeight.from_points(kind, points) for kind, points in parts]
+    specs.append(ConstantWeight(2))
+    together = Weights(specs)
+    for position in data.draw(st.lists(st.integers(0, 80), min_size=1, max_size=30)):
+        assert together.at(position).tolist() == [spec.evaluate(position) for spec in specs]
+
+
+@given(st.sampled_from(KINDS), points)
+def test_a_weight_is_what_the_formula_of_its_kind_says(kind, points):
+    """An independent reading of the table in the module: plain Python, one position at a time."""
+    weight = ScheduledWeight.from_points(kind, points)
+    breakpoints = sorted(points)
+    for position in range(breakpoints[0], breakpoints[-1]):
+        left = max(point for point in breakpoints if point <= position)
+        right = min(point for point in breakpoints if point > position)
+        low, high = points[left], points[right]
+        t = (position - left) / (right - left)
+        expected = {
+            "step": low,
+            "linear": low + t * (high - low),
+            "cosine": low + (high - low) * (1 - math.cos(math.pi * t)) / 2,
+            "exponential": low * (high / low) ** t,
+        }[kind]
+        assert weight.evaluate(position) == pytest.approx(expected, rel=1e-12)
+    assert weight.evaluate(breakpoints[-1]) == points[breakpoints[-1]]
+
+
+@given(st.sampled_from(KINDS), points)
+def test_a_weight_stays_between_the_values_around_it(kind, points):
+    weight = ScheduledWeight.from_points(kind, points)
+    breakpoints = sorted(points)
+    for left, right in zip(breakpoints, breakpoints[1:]):
+        low, high = sorted((points[left], points[right]))
+        for position in range(left, right + 1):
+            assert low * (1 - 1e-12) <= weight.evaluate(position) <= high * (1 + 1e-12)
+    for outside in (0, breakpoints[0]):
+        assert weight.evaluate(outside) == points[breakpoints[0]]
+    for outside in (breakpoints[-1], 10**12):
+        assert weight.evaluate(outside) == points[breakpoints[-1]]
