@@ -1,6 +1,6 @@
 # One virtual environment in .venv for everything; a second call installs nothing.
 #
-#   make demo          train, stop, resume and compare on real text; report in demo/
+#   make demo          train on real text, kill, reshard and compare; picture and report in demo/
 #   make test          the suite that every change must pass
 #   make test-nightly  the long suite
 #   make bench         ratios against stock Energon and others
@@ -26,7 +26,7 @@ TORCH_INDEX ?=
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
-	$(BIN)/energon-ext demo
+	$(BIN)/python examples/demo.py
 
 test: lint
 	$(PYTEST)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 BENCHMARKS = (
-    "draws",
-    "interleave",
+    "planning",
+    "scale",
     "splice",
     "packing",
     "assembly",

@@ -14,13 +14,13 @@ import contextlib
 import hashlib
 import json
 from collections import Counter
-from pathlib import Path
 
 import torch.distributed as dist
 from megatron.core import parallel_state
 from tqdm import tqdm
 
 from energon_ext import ConfigError
+from energon_ext.cli.metrics import short_labels
 from energon_ext.documents.permutation import stable_hash
 
 #: Field of an event -> name of its scalar; of a mapping each value has ``/<source>`` behind it.
@@ -67,7 +67,8 @@ class RunLog(contextlib.ExitStack):
         if not enabled:
             return
         # Line by line, so that a killed process leaves whole lines.
-        self._file = self.enter_context(open(run_dir / "metrics.jsonl", "a", buffering=1))
+        file = open(run_dir / "metrics.jsonl", "a", buffering=1)  # noqa: SIM115
+        self._file = self.enter_context(file)
         self._bar = self.enter_context(tqdm(total=last_step, initial=first_step, unit="step"))
         self._boards = []  # functions of (scalars by name, step)
         if tensorboard:
@@ -87,8 +88,9 @@ class RunLog(contextlib.ExitStack):
         """Append one optimizer step and move the progress bar."""
         self.write("step", step, **fields)
         if self.enabled:
-            shares = fields["planned_share"].items()
-            mix = "".join(f", {_label(key)} {share:.0%}" for key, share in shares)
+            shares = fields["planned_share"]
+            labels = short_labels([*shares]) if shares else ()
+            mix = "".join(f", {label} {shares[key]:.0%}" for key, label in zip(shares, labels))
             speed = f"{fields['tokens_per_second']:,.0f} tokens/s"
             self._bar.set_postfix_str(f"loss {fields['loss']:.3f}, {speed}{mix}")
             self._bar.update()
@@ -179,10 +181,6 @@ def _scalars(fields):
         elif name:
             scalars[name] = value
     return scalars
-
-
-def _label(key):
-    return Path(key.partition(":")[0]).name
 
 
 def _sha1(content):

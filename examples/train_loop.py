@@ -21,6 +21,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron_gpt import build_optimizer, learning_rate, load_model, save_model, train_step
 from run_log import RunLog, summarize_step
+from tqdm import tqdm
 
 from energon_ext import ConfigError, get_train_dataset
 from energon_ext.errors import DataExhaustedError
@@ -178,7 +179,7 @@ class Run:
             except DataExhaustedError as error:
                 self.data_ended = True
                 if dist.get_rank() == 0:
-                    print(error, file=sys.stderr)
+                    tqdm.write(str(error), file=sys.stderr)
             return len(batches)
 
         count = max(on_all_ranks(draw_here))

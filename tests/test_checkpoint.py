@@ -10,6 +10,7 @@ import os
 import pickle
 import random
 import resource
+import shutil
 import signal
 import socket
 import sys
@@ -28,6 +29,7 @@ from megatron.energon.tools.checkpoint import command_redist
 
 from energon_ext.errors import ConfigError, EnergonExtError, StateFormatError
 from energon_ext.state.checkpoint import CheckpointStore
+from energon_ext.state.manifest import HASHED_BYTES
 from tests.support import config, loader_for, take, write_dataset
 
 PACKAGE = str(Path(sys.modules[CheckpointStore.__module__].__file__).parent)
@@ -44,6 +46,19 @@ def processes():
 def save(root, step, value=None, **store_options):
     with CheckpointStore(root, **store_options) as store:
         return store.save(step, {"a.pt": value}, metadata={"step": step})
+
+
+def write_model(folder):
+    """Two files as a model has them: a small one, and one that is not hashed."""
+    (folder / "deep").mkdir()
+    (folder / "deep" / ".metadata").write_bytes(b"where each tensor is")
+    with open(folder / "tensors", "wb") as file:
+        file.truncate(HASHED_BYTES + 1)
+
+
+def save_model(root, step, data=None, **store_options):
+    with CheckpointStore(root, **store_options) as store:
+        return store.save(step, write_model=write_model, data=data)
 
 
 def names(root):
@@ -114,7 +129,7 @@ def test_a_loader_restored_from_a_checkpoint_goes_on_with_the_same_stream(
     loader = new_loader(workers)
     take(loader, 7)
     with CheckpointStore(tmp_path) as store:
-        store.save(7, {"data_rank00000.pt": loader.save_state_rank()}, metadata={})
+        store.save(7, {"data_rank00000.pt": loader.save_state_rank()})
     expected = [batch.text for batch in take(loader, 40)]
 
     state = CheckpointStore(tmp_path).latest().load("data_rank00000.pt")
@@ -132,7 +147,7 @@ def test_the_stock_redist_command_reads_the_files(workers, new_loader, tmp_path)
         take(loader, 3)
         objects[f"data_rank{rank:05d}.pt"] = loader.save_state_rank()
     with CheckpointStore(tmp_path / "checkpoints") as store:
-        directory = store.save(3, objects, metadata={})
+        directory = store.save(3, objects)
 
     (tmp_path / "new").mkdir()
     files = [str(directory / name) for name in objects]
@@ -204,18 +219,49 @@ def test_an_array_saved_under_numpy_1_comes_back(tmp_path):
 
 def test_the_manifest_says_what_was_saved(tmp_path):
     with CheckpointStore(tmp_path) as store:
-        directory = store.save(12, {"a.pt": 1, "b.pt": 2}, metadata={"sources": ["web"], "n": 3})
+        directory = store.save(
+            12,
+            {"a.pt": 1, "b.pt": 2},
+            write_model=write_model,
+            data={"row": 192},
+            metadata={"sources": ["web"], "n": 3},
+        )
     assert directory.name == "step_00000012"
     manifest = json.loads((directory / "manifest.json").read_text())
     size = (directory / "b.pt").stat().st_size
     digest = hashlib.sha256((directory / "b.pt").read_bytes()).hexdigest()
     assert manifest["files"]["b.pt"] == {"bytes": size, "sha256": digest}
     assert manifest["format"] == "energon_ext.state.checkpoint"
-    assert (manifest["version"], manifest["step"], manifest["world_size"]) == (1, 12, 1)
+    assert (manifest["version"], manifest["step"]) == (1, 12)
+    assert {name: record["bytes"] for name, record in manifest["files"].items()} == {
+        **dict.fromkeys(("a.pt", "b.pt"), size),
+        "data.json": len('{"row": 192}'),
+        "model/deep/.metadata": len("where each tensor is"),
+        "model/tensors": HASHED_BYTES + 1,
+    }
+    hashed = {name for name, record in manifest["files"].items() if "sha256" in record}
+    assert hashed == manifest["files"].keys() - {"model/tensors"}
     checkpoint = CheckpointStore(tmp_path).open(12)
     assert (checkpoint.path, checkpoint.step) == (directory, 12)
     assert checkpoint.metadata == {"sources": ["web"], "n": 3}
-    assert sorted(file.name for file in directory.iterdir()) == ["a.pt", "b.pt", "manifest.json"]
+    written = [path.relative_to(directory).as_posix() for path in directory.rglob("*")]
+    folders = ["model", "model/deep"]
+    assert sorted(written) == sorted([*manifest["files"], *folders, "manifest.json"])
+
+
+def test_the_model_and_the_cursor_of_all_ranks_come_back(tmp_path):
+    state = {"row": 2**60, "credits": {"web": -0.1}, "carried": [[3, 4], []], "none": None}
+    directory = save_model(tmp_path, 3, state)
+    checkpoint = CheckpointStore(tmp_path).latest()
+    assert checkpoint.data == state
+    assert checkpoint.model == directory / "model"
+    assert (checkpoint.model / "deep" / ".metadata").read_bytes() == b"where each tensor is"
+
+
+def test_a_save_without_a_model_or_a_cursor_has_none(tmp_path):
+    save(tmp_path, 1)
+    checkpoint = CheckpointStore(tmp_path).latest()
+    assert (checkpoint.model, checkpoint.data) == (None, None)
 
 
 # Which checkpoint -------------------------------------------------------------------------------
@@ -246,7 +292,7 @@ def test_latest_is_the_one_saved_last_even_where_the_run_went_back(tmp_path):
 def test_the_newest_k_are_kept(tmp_path):
     with CheckpointStore(tmp_path, keep=2) as store:
         for step in range(5):
-            store.save(step, {"a.pt": step}, metadata={})
+            store.save(step, {"a.pt": step})
             steps = [int(name[-8:]) for name in names(tmp_path)]
             assert steps == list(range(max(0, step - 1), step + 1))
 
@@ -306,6 +352,49 @@ def test_a_file_cut_anywhere_or_with_any_bit_flipped_is_named(tmp_path):
             checkpoint.load("a.pt")
         assert str(path) in str(caught.value)
     assert checkpoint.load("a.pt") == {"cursor": 5}
+
+
+def test_a_cursor_cut_anywhere_or_with_any_bit_flipped_is_named(tmp_path):
+    path = save_model(tmp_path, 1, {"row": 5}) / "data.json"
+    checkpoint = CheckpointStore(tmp_path).latest()
+    for _ in damage(path):
+        with pytest.raises(StateFormatError) as caught:
+            checkpoint.data
+        assert str(path) in str(caught.value)
+    assert checkpoint.data == {"row": 5}
+
+
+def missing(model):
+    (model / "tensors").unlink()
+    return "tensors"
+
+
+def cut(model):
+    os.truncate(model / "tensors", HASHED_BYTES)
+    return "tensors"
+
+
+def changed(model):
+    (model / "deep" / ".metadata").write_bytes(b"where each tensor IS")
+    return "deep/.metadata"
+
+
+def added(model):
+    (model / "common.pt").touch()
+    return "common.pt"
+
+
+def gone(model):
+    shutil.rmtree(model)
+    return "deep/.metadata"
+
+
+@pytest.mark.parametrize("harm", [missing, cut, changed, added, gone])
+def test_a_model_that_is_not_what_was_saved_is_named(harm, tmp_path):
+    model = save_model(tmp_path, 1) / "model"
+    name = harm(model)
+    with pytest.raises(StateFormatError, match=f"model/{name} is damaged"):
+        CheckpointStore(tmp_path).latest().model
 
 
 def test_a_manifest_cut_anywhere_or_with_any_bit_flipped_is_named_and_nothing_older_taken(tmp_path):
@@ -442,13 +531,14 @@ def test_a_mutated_pickle_is_loaded_or_refused_and_nothing_else(tmp_path, new_lo
 
 @pytest.mark.parametrize(
     "name",
-    ["../a.pt", "x/a.pt", "..", ".", "", "/a.pt", "x\\a.pt", "a..pt", "manifest.json", "a.pt.tmp"],
+    ["../a.pt", "x/a.pt", "..", ".", "", "/a.pt", "x\\a.pt", "a..pt", "a.pt.tmp"]
+    + ["manifest.json", "data.json", "model"],
 )
 def test_a_file_name_that_could_leave_or_hide_is_refused(name, tmp_path):
     with CheckpointStore(tmp_path) as store:
         with pytest.raises(ConfigError, match="name"):
-            store.save(1, {name: 1}, metadata={})
-        store.save(1, {"a.pt": 1}, metadata={})
+            store.save(1, {name: 1})
+        store.save(1, {"a.pt": 1})
         with pytest.raises(ConfigError, match="a.pt"):
             store.latest().load(name)
 
@@ -475,26 +565,26 @@ def test_a_step_is_a_natural_number(step, tmp_path):
         save(tmp_path, step)
 
 
-@pytest.mark.parametrize("metadata", [{"x": float("nan")}, {"x": {1}}, [1], None])
+@pytest.mark.parametrize("metadata", [{"x": float("nan")}, {"x": {1}}, [1]])
 def test_metadata_is_a_json_object(metadata, tmp_path):
     with pytest.raises(ConfigError, match="metadata"), CheckpointStore(tmp_path) as store:
-        store.save(1, {}, metadata=metadata)
+        store.save(1, metadata=metadata)
 
 
-@pytest.mark.parametrize("arguments", [{"rank": 1}, {"rank": -1}, {"world_size": 0}, {"keep": 0}])
-def test_impossible_ranks_and_keep_are_refused(arguments, tmp_path):
-    with pytest.raises(ConfigError, match="allowed are"):
-        CheckpointStore(tmp_path, **arguments)
+def test_a_cursor_is_json(tmp_path):
+    with pytest.raises(ConfigError, match="data is not JSON"):
+        save_model(tmp_path, 1, {"row": np.int64(1)})
 
 
-def test_several_ranks_need_a_process_group(tmp_path):
-    with pytest.raises(ConfigError, match="torch.distributed"):
-        CheckpointStore(tmp_path, rank=0, world_size=2).__enter__()
+@pytest.mark.parametrize("keep", [0, True, 1.5])
+def test_at_least_one_checkpoint_is_kept(keep, tmp_path):
+    with pytest.raises(ConfigError, match="keep"):
+        CheckpointStore(tmp_path, keep=keep)
 
 
 def test_a_save_needs_the_lock(tmp_path):
     with pytest.raises(ConfigError, match="with CheckpointStore"):
-        CheckpointStore(tmp_path).save(1, {}, metadata={})
+        CheckpointStore(tmp_path).save(1, {})
 
 
 def test_a_root_that_is_a_file_is_refused(tmp_path):
@@ -534,13 +624,20 @@ def test_bytes_are_on_disk_before_their_name_and_the_manifest_is_last(tmp_path, 
     monkeypatch.setattr(os, "fsync", recorded_fsync)
     monkeypatch.setattr(os, "replace", recorded_replace)
     with CheckpointStore(tmp_path / "root") as store:
-        store.save(1, {"a.pt": 1, "b.pt": 2}, metadata={})
+        store.save(1, {"a.pt": 1, "b.pt": 2}, write_model=write_model, data={"row": 0})
     assert events == [
         ("fsync", "root"),
         ("fsync", "a.pt.tmp"),
         ("rename", "a.pt"),
         ("fsync", "b.pt.tmp"),
         ("rename", "b.pt"),
+        ("fsync", "step_00000001"),
+        ("fsync", "data.json.tmp"),
+        ("rename", "data.json"),
+        ("fsync", "deep"),
+        ("fsync", ".metadata"),
+        ("fsync", "tensors"),
+        ("fsync", "model"),
         ("fsync", "step_00000001"),
         ("fsync", "manifest.json.tmp"),
         ("rename", "manifest.json"),
@@ -573,10 +670,10 @@ def test_ctrl_c_at_any_line_of_a_save_leaves_the_previous_or_the_new_checkpoint(
     with CheckpointStore(tmp_path, keep=1) as store:
         while interrupted:
             line = len(outcomes) + 1
-            store.save(line, {"a.pt": "previous"}, metadata={})
+            store.save(line, {"a.pt": "previous"}, data="previous")
             sys.settrace(InterruptAtLine(line))
             try:
-                store.save(line, {"a.pt": "new"}, metadata={})
+                store.save(line, {"a.pt": "new"}, write_model=write_model, data="new")
                 interrupted = False
             except KeyboardInterrupt:
                 pass
@@ -584,7 +681,9 @@ def test_ctrl_c_at_any_line_of_a_save_leaves_the_previous_or_the_new_checkpoint(
                 sys.settrace(None)
             checkpoint = store.latest()
             assert checkpoint.step == line
-            outcomes.append(checkpoint.load("a.pt"))
+            assert checkpoint.load("a.pt") == checkpoint.data
+            assert (checkpoint.model is None) == (checkpoint.data == "previous")
+            outcomes.append(checkpoint.data)
     assert outcomes == sorted(outcomes, reverse=True)  # "previous" up to a line, then "new"
     assert outcomes.count("previous") > 100 and outcomes.count("new") > 10
 
@@ -605,7 +704,7 @@ def test_ctrl_c_while_an_object_is_pickled_leaves_the_previous_checkpoint(tmp_pa
 
 def hold_the_lock(root, pipe):
     with CheckpointStore(root) as store:
-        store.save(1, {"a.pt": "held"}, metadata={})
+        store.save(1, {"a.pt": "held"})
         child = os.fork()  # as a data worker: it outlives its parent for a while
         if child == 0:
             signal.pause()
@@ -645,7 +744,7 @@ def join_group(rank, root):
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{root}/rendezvous", rank=rank, world_size=2
     )
-    return CheckpointStore(root / "run", rank=rank, world_size=2)
+    return CheckpointStore(root / "run")
 
 
 def run_two_ranks(processes, target, root):
@@ -676,24 +775,35 @@ def receive_or_none(pipe):
 def save_well_and_badly(rank, root, pipe):
     results = {}
 
+    def write_part(folder):
+        (folder / f"part{rank}").write_text(f"of rank {rank}")
+
     def good(step):
-        objects = {f"data_rank{rank:05d}.pt": rank}
-        return store.save(step, objects, metadata={"by": rank}).name
+        files = {f"data_rank{rank:05d}.pt": rank}
+        written = {"write_model": write_part, "data": ["rank", rank]}
+        return store.save(step, files, **written, metadata={"by": rank}).name
+
+    def model_fails(folder):
+        torch.distributed.barrier()
+        if rank == 1:
+            raise OSError(28, "No space left on device")
 
     with join_group(rank, root) as store:
         attempt(results, "good", lambda: good(1))
         bad = {f"data_rank{rank:05d}.pt": (lambda: 0) if rank == 1 else 0}
-        attempt(results, "rank 1 cannot save", lambda: store.save(2, bad, metadata={}))
-        attempt(results, "rank 0 cannot publish", lambda: store.save(3, {}, metadata=None))
+        attempt(results, "rank 1 cannot save", lambda: store.save(2, bad))
+        attempt(results, "no model", lambda: store.save(2, write_model=model_fails))
+        attempt(results, "rank 0 cannot publish", lambda: store.save(3, metadata=[]))
         bad_name = {"../b.pt" if rank == 1 else "a.pt": rank}
-        attempt(results, "bad name", lambda: store.save(4, bad_name, metadata={}))
-        attempt(results, "one name", lambda: store.save(4, {"a.pt": rank}, metadata={}))
-        locked = CheckpointStore(root / "run", rank=rank, world_size=2)
+        attempt(results, "bad name", lambda: store.save(4, bad_name))
+        attempt(results, "one name", lambda: store.save(4, {"a.pt": rank}))
+        locked = CheckpointStore(root / "run")
         attempt(results, "locked", locked.__enter__)
         attempt(results, "after that", lambda: good(5))
         checkpoint = store.latest()
-        results["read"] = [checkpoint.load(name) for name in sorted(checkpoint.files)]
-        results["metadata"] = checkpoint.metadata
+        results["read"] = [checkpoint.load(f"data_rank{rank:05d}.pt") for rank in range(2)]
+        results["model"] = [(checkpoint.model / f"part{rank}").read_text() for rank in range(2)]
+        results["of rank 0"] = (checkpoint.data, checkpoint.metadata)
     pipe.send(results)
     torch.distributed.destroy_process_group()
 
@@ -701,16 +811,18 @@ def save_well_and_badly(rank, root, pipe):
 def test_two_ranks_save_together_and_a_failure_of_one_is_raised_on_both(tmp_path, processes):
     for rank, result in enumerate(run_two_ranks(processes, save_well_and_badly, tmp_path)):
         assert (result["good"], result["after that"]) == ("step_00000001", "step_00000005")
-        assert (result["read"], result["metadata"]) == ([0, 1], {"by": 0})
-        assert result["one name"].startswith("ConfigError: Ranks 0 and 1 both save 'a.pt'")
-        for name, culprit, message in [
-            ("rank 1 cannot save", 1, "data_rank00001.pt cannot be saved"),
-            ("rank 0 cannot publish", 0, "metadata"),
-            ("bad name", 1, "'../b.pt'"),
-            ("locked", 0, "is being written by pid"),
+        assert (result["read"], result["model"]) == ([0, 1], ["of rank 0", "of rank 1"])
+        assert result["of rank 0"] == (["rank", 0], {"by": 0})
+        assert result["one name"].startswith("ConfigError: 2 ranks save 'a.pt'")
+        assert "'../b.pt'" in result["bad name"]
+        for name, kind, culprit, message in [
+            ("rank 1 cannot save", "ConfigError", 1, "data_rank00001.pt cannot be saved"),
+            ("no model", "EnergonExtError", 1, "No space left on device"),
+            ("rank 0 cannot publish", "ConfigError", 0, "metadata"),
+            ("locked", "ConfigError", 0, "is being written by pid"),
         ]:
-            assert result[name].startswith("ConfigError: "), result[name]
-            assert (f"On rank {culprit}: " in result[name]) == (rank != culprit)
+            assert result[name].startswith(f"{kind}: "), result[name]
+            assert ("On rank" in result[name]) == (rank != culprit)
             assert message in result[name]
 
 
@@ -722,9 +834,9 @@ class Dies:
 def save_until_rank_1_dies(rank, root, pipe):
     results = {}
     with join_group(rank, root) as store:
-        attempt(results, "good", lambda: store.save(1, {}, metadata={}).name)
-        objects = {f"data_rank{rank:05d}.pt": Dies() if rank == 1 else 0}
-        attempt(results, "bad", lambda: store.save(2, objects, metadata={}))
+        attempt(results, "good", lambda: store.save(1).name)
+        files = {f"data_rank{rank:05d}.pt": Dies() if rank == 1 else 0}
+        attempt(results, "bad", lambda: store.save(2, files))
     pipe.send(results)
 
 

@@ -15,7 +15,7 @@ from tests.support import config, loader_for, take, write_dataset
 
 FOLDER = Path(__file__).parents[1] / "metadatasets"
 
-#: Planned shares at a batch index, worked out by hand from the files.
+#: Planned shares at a step, worked out by hand from the files.
 EXPECTED = {
     "constant": {0: {"prose": 3 / 6, "code": 2 / 6, "docs": 1 / 6}},
     "step": {99: {"prose": 1}, 100: {"code": 1}, 200: {"code": 0.5, "docs": 0.5}},
@@ -62,9 +62,9 @@ def test_a_file_plans_the_shares_it_describes_and_runs(metadatasets, name):
         batch_size=2,
         task_encoder=PackedTaskEncoder(ByteTokenizer(), 32, packing_buffer_docs=8),
     )
-    for batch_index, expected in EXPECTED[name].items():
+    for step, expected in EXPECTED[name].items():
         shares = dict.fromkeys(("prose", "code", "docs"), 0.0)
-        for key, share in find_blend(dataset).planned_shares(batch_index).items():
+        for key, share in find_blend(dataset).planned_shares(step).items():
             shares[key.split(":")[0].rsplit("/", 1)[-1]] += share
         assert shares == pytest.approx({**dict.fromkeys(shares, 0.0), **expected})
     for batch in take(loader_for(dataset), 3):

@@ -5,21 +5,21 @@
 import json
 
 import pytest
+from megatron.energon import DefaultTaskEncoder
 
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset, get_val_datasets
 from energon_ext.config.yaml_check import MAX_YAML_DEPTH
 from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.plan.lookup import find_blend
 from tests.support import TEXT_SAMPLE, config, loader_for, take, write_dataset, write_mix
 
 
 def load(path, **options):
-    return get_train_dataset(
-        path,
-        worker_config=config(),
-        batch_size=2,
-        task_encoder=PackedTaskEncoder(ByteTokenizer(), 16, packing_buffer_docs=4),
-        **options,
-    )
+    defaults = {
+        "worker_config": config(),
+        "task_encoder": PackedTaskEncoder(ByteTokenizer(), 16, packing_buffer_docs=4),
+    }
+    return get_train_dataset(path, batch_size=2, **{**defaults, **options})
 
 
 @pytest.fixture
@@ -70,9 +70,62 @@ def test_weights_that_are_all_zero_somewhere_are_found_before_the_run(tmp_path, 
     falling = {"linear": {0: 1, 50: 0}}
     rising = {"step": {0: 0, 52: 1}}
     mix = write_mix(tmp_path / "mix.yaml", [("good", falling), ("good", rising)])
-    refuse(mix, "Every weight is 0 at batch index 50")
-    # Met at the very index where the other one ends, there is no gap.
+    refuse(mix, "Every weight is 0 at steps 50")
+    # Met at the very step where the other one ends, there is no gap.
     load(write_mix(tmp_path / "mix.yaml", [("good", falling), ("good", {"step": {0: 0, 50: 1}})]))
+
+
+@pytest.mark.parametrize(
+    ("option", "near"),
+    [
+        ("batch_sise", "batch_size"),
+        ("shuffle_buffer", "shuffle_buffer_size"),
+        ("row_per_step", "rows_per_step"),
+        ("zzz", "allow_dataset_code or auto_decode or av_decode"),
+    ],
+)
+def test_an_option_that_nobody_knows_names_those_it_may_have_meant(good, option, near):
+    refuse(good, f"get_train_dataset: no option '{option}'; did you mean ", near, **{option: 1})
+    with pytest.raises(ConfigError, match=f"get_val_datasets: no option '{option}'"):
+        get_val_datasets(
+            good,
+            worker_config=config(),
+            batch_size=2,
+            task_encoder=PackedTaskEncoder(ByteTokenizer(), 16),
+            **{option: 1},
+        )
+
+
+def test_options_of_energon_itself_are_known(good):
+    load(good, auto_decode=True, packing_buffer_size=8, repeat=False)
+
+
+def test_a_step_is_a_whole_number_of_batches_of_all_ranks(good):
+    message = "rows_per_step: {} found; it must be a multiple of batch_size x data-parallel ranks"
+    refuse(good, message.format(7) + " = 2 x 1", rows_per_step=7)
+    refuse(good, message.format(6) + " = 2 x 2", rows_per_step=6, worker_config=config(0, 1, 2))
+    for wrong in (0, -4, 2.0, True, "8"):
+        refuse(good, f"get_train_dataset: rows_per_step: {wrong!r} found", rows_per_step=wrong)
+    load(good, rows_per_step=8, worker_config=config(0, 1, 2))
+
+
+def test_rows_per_step_needs_an_encoder_that_plans_steps(good):
+    refuse(
+        good,
+        "rows_per_step: 4 found, but a DefaultTaskEncoder plans no steps",
+        "DynamicBlendMixin",
+        rows_per_step=4,
+        task_encoder=DefaultTaskEncoder(),
+    )
+
+
+def test_one_encoder_serves_datasets_of_different_steps(good):
+    encoder = PackedTaskEncoder(ByteTokenizer(), 16, packing_buffer_docs=4)
+    rows = [
+        find_blend(load(good, task_encoder=encoder, rows_per_step=wanted)).topology.rows_per_step
+        for wanted in (4, 8, None)
+    ]
+    assert rows == [4, 8, 2]
 
 
 @pytest.mark.filterwarnings("ignore:.*listed more than once")

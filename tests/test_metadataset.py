@@ -42,7 +42,7 @@ def stock(splits, version="MetadatasetV2"):
     return {"__module__": "megatron.energon", "__class__": version, "splits": splits}
 
 
-def shares(path, index, encoder=None, **options):
+def shares(path, position, encoder=None, **options):
     """Planned shares by the first path component of each source."""
     dataset = get_train_dataset(
         path,
@@ -51,7 +51,7 @@ def shares(path, index, encoder=None, **options):
         task_encoder=encoder or Encoder(),
         **options,
     )
-    planned = find_blend(dataset).planned_shares(index)
+    planned = find_blend(dataset).planned_shares(position)
     return {key.split(":")[0]: round(share, 12) for key, share in planned.items()}
 
 
@@ -78,8 +78,8 @@ def test_ours_inside_a_stock_metadataset_of_either_version(data):
     second = write(data / "v2.yaml", stock({"train": {"blend": entries}}))
     first = write(data / "v1.yaml", stock({"train": {"datasets": entries}}, "Metadataset"))
     for path in (first, second):
-        for index, (a, b) in ((0, (0.125, 0.125)), (100, (0, 0.25))):
-            planned = shares(path, index)
+        for position, (a, b) in ((0, (0.125, 0.125)), (100, (0, 0.25))):
+            planned = shares(path, position)
             assert sorted(planned.values()) == sorted([a, b, 0.75])
 
 
@@ -110,6 +110,16 @@ def test_a_join_may_have_a_schedule(data):
     texts = [text for batch in loader_for(dataset) for text in batch.text]
     # The default joiner takes each field from the last of the joined samples.
     assert sorted(texts) == [f"{source}{number:03d}" for source in "bc" for number in range(50)]
+
+
+def test_ours_between_stock_metadatasets_counts_as_it_stands(data):
+    """Ours in stock in ours in stock: each level keeps its shares, and the end at 100."""
+    write_mix(data / "deep.yaml", [("a", FALLING), ("b", {"step": {0: 4, 100: 0}})])
+    write(data / "between.yaml", stock({"train": {"blend": [{"path": "deep.yaml"}]}}))
+    write_mix(data / "outer.yaml", [("between.yaml", 1), ("c", 1)])
+    path = write(data / "top.yaml", stock({"train": {"blend": [{"path": "outer.yaml"}]}}))
+    assert shares(path, 0) == {"a": 0.25, "b": 0.25, "c": 0.5}
+    assert shares(path, 100) == {"a": 0, "b": 0, "c": 1}
 
 
 def test_subsets_and_splits_select_what_they_say(data):
@@ -176,8 +186,8 @@ def test_constant_weights_load_as_the_floats_that_stock_makes(data):
         loaded = load_dataset(path).get_datasets(
             training=True, split_part="train", worker_config=config()
         )
-        weights.append([dataset.weight for dataset in loaded.datasets])
-        assert {type(weight) for weight in weights[-1]} == {float}
+        assert all(isinstance(dataset.weight, float) for dataset in loaded.datasets)
+        weights.append([float(dataset.weight) for dataset in loaded.datasets])
     assert weights[0] == weights[1] == [0.25, 0.75]
 
 

@@ -107,6 +107,30 @@ def test_a_run_continues_sample_by_sample(data, num_workers, encoder):
         close_loaders()
 
 
+@pytest.mark.parametrize("num_workers", [0, 3])
+@pytest.mark.parametrize(
+    ("axis", "tokens_per_sample", "first_of_b"),
+    [
+        (ScheduleAxis(), 0, 18),  # step 6 of three batches
+        (ScheduleAxis("batches"), 0, 6),
+        (ScheduleAxis("tokens"), 2, 1),  # batch 1 begins at token 8
+        (ScheduleAxis(lookahead=4), 0, 6),  # step 2 looks at 6
+    ],
+)
+def test_breakpoints_count_what_the_axis_says(
+    data, num_workers, axis, tokens_per_sample, first_of_b
+):
+    path = write_mix(
+        data / "axis.yaml", [("a", {"step": {0: 1, 6: 0}}), ("b", {"step": {0: 0, 6: 1}})]
+    )
+    encoder = UpperCase()
+    encoder.schedule_axis, encoder.tokens_per_sample = axis, tokens_per_sample
+    options = {"num_workers": num_workers, "shuffle_buffer_size": None, "rows_per_step": 12}
+    batches = take(loader_for(build(path, encoder, **options)), 21)
+    sources = "".join({text[0].lower() for text in batch.text}.pop() for batch in batches)
+    assert sources == "a" * first_of_b + "b" * (21 - first_of_b)
+
+
 def test_constant_weights_give_the_shares_that_stock_energon_gives(data):
     for encoder in (UpperCase(), Plain()):
         drawn = Counter(
@@ -149,7 +173,7 @@ def test_lookahead_makes_up_for_the_packing_buffer_by_the_lag_that_is_reported(d
     assert lag.packing_batches == 4 * max(1, num_workers)
     slack = max(1, num_workers)
     assert abs(first_batch_of_b(encoder) - (40 + lag.packing_batches)) <= slack
-    encoder.schedule_axis = ScheduleAxis(lookahead_batches=lag.packing_batches)
+    encoder.schedule_axis = ScheduleAxis("batches", lookahead=lag.packing_batches)
     assert abs(first_batch_of_b(encoder) - 40) <= slack
 
 

@@ -9,34 +9,35 @@ import numpy as np
 from energon_ext.cli.figure_style import COLORS, INK, MUTED, new_figure
 from energon_ext.weights import weight_from_config
 
-KNOTS = {0: 2, 100: 10, 250: 10, 400: 1}
+POINTS = {0: 2, 100: 10, 250: 10, 400: 1}
 PANELS = {
     "constant": 5,
-    "step": {"step": KNOTS},
-    "linear": {"linear": KNOTS},
-    "cosine": {"cosine": KNOTS},
-    "exponential": {"exponential": KNOTS},
+    "step": {"step": POINTS},
+    "linear": {"linear": POINTS},
+    "cosine": {"cosine": POINTS},
+    "exponential": {"exponential": POINTS},
 }
 
 
 def main():
     figure, axes = new_figure(
-        "One set of knots, five kinds of weight",
-        "Weight by batch index, with knots {0: 2, 100: 10, 250: 10, 400: 1}. A constant has no "
-        "knots; outside its knots a schedule keeps its first and last value.",
+        "One set of breakpoints, five kinds of weight",
+        "Weight by step. Breakpoints: {0: 2, 100: 10, 250: 10, 400: 1}. Outside them a schedule "
+        "keeps its first and last value.",
         height=2.9,
         columns=len(PANELS),
         top=0.95,
         left=0.045,
     )
-    indices = np.arange(-40, 461)
+    steps = np.arange(461)
     for panel, (kind, config), color in zip(axes, PANELS.items(), COLORS):
         weight = weight_from_config(config)
-        values = weight.evaluate_many(indices)
-        panel.plot(indices, values, color=color, linewidth=2, drawstyle="steps-post")
+        values = [weight.evaluate(int(step)) for step in steps]
+        panel.plot(steps, values, color=color, linewidth=2, drawstyle="steps-post")
+        points = weight.breakpoints()
         panel.plot(
-            weight.knots(),
-            [KNOTS[k] for k in weight.knots()],
+            points,
+            [POINTS[point] for point in points],
             "o",
             color=color,
             markersize=5,
@@ -51,7 +52,7 @@ def main():
         panel.set_position([box.x0, 0.2, box.width, box.y1 - 0.2])  # room for the x axis
         if panel is not axes[0]:
             panel.set_yticklabels([])
-    figure.text(0.5, 0.035, "batch index of a rank", ha="center", fontsize=8.5, color=MUTED)
+    figure.text(0.5, 0.035, "step", ha="center", fontsize=8.5, color=MUTED)
     figure.savefig(Path(__file__).with_name("schedules.png"), dpi=120)
 
 

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Draws token_balance.png: a blend by samples and an interleave by tokens, over the same sources.
 
-Both come from real loaders over three webdatasets whose documents are 200, 630 and 2000 bytes long
-on average. Prints the figures that docs/basic/token_balance.md names.
+Both come from real loaders over the same three corpora, whose documents are 200, 630 and 2000 bytes
+long on average: webdatasets for Energon's own blend, token files for the interleave. Prints the
+figures that docs/basic/token_balance.md names.
 """
 
 import json
@@ -15,18 +16,18 @@ import megatron.energon
 import numpy as np
 from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader
 
-from energon_ext import PackedTaskEncoder, get_train_dataset
-from energon_ext.cli.corpora import Corpus
+from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
 from energon_ext.cli.dataset_writer import WriteOptions, write_text_dataset
-from energon_ext.cli.documents import Document
+from energon_ext.cli.documents import Corpus, Document
 from energon_ext.cli.figure_style import COLORS, INK, MUTED, new_figure
+from energon_ext.cli.token_writer import TextEncoding
 from energon_ext.encoders.tokenizers import ByteTokenizer
 
 #: Source -> mean length of its documents in bytes.
 MEAN_LENGTHS = {"chat": 200, "web": 630, "papers": 2000}
 BYTES_OF_A_SOURCE = 400_000
 TOKENS = 1_000_000
-ROW_LENGTH = 512
+SEQ_LEN, ROWS_PER_STEP = 512, 16
 OPTIONS = {"worker_config": WorkerConfig(rank=0, world_size=1, num_workers=0), "batch_size": 1}
 
 
@@ -34,7 +35,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         for name, mean_length in MEAN_LENGTHS.items():
-            write_source(root / name, name, mean_length)
+            write_source(root, name, mean_length)
         counts = {
             "blend of samples (stock Energon)": stock_blend(root),
             "interleave of tokens": interleave(root),
@@ -42,19 +43,23 @@ def main():
     draw(counts)
 
 
-def write_source(folder, name, mean_length):
+def write_source(root, name, mean_length):
+    """The same documents as a webdataset and as a token file."""
     generator = random.Random(name)
     documents = []
     for number in range(BYTES_OF_A_SOURCE // mean_length):
         length = int(generator.uniform(0.5, 1.5) * mean_length)
         text = f"{name} {number} ".ljust(length, ".")
         documents.append(Document(text, origin=f"{name}:{number}", num_bytes=length))
-    corpus = Corpus(documents, total_bytes=sum(document.num_bytes for document in documents))
-    write_text_dataset(corpus, folder, WriteOptions(val_fraction=0.0))
+    total_bytes = sum(document.num_bytes for document in documents)
+    for folder, encoding in (("text", None), ("tokens", TextEncoding(ByteTokenizer()))):
+        corpus = Corpus(iter(documents), total_bytes=total_bytes)
+        options = WriteOptions(val_fraction=0.0, encoding=encoding)
+        write_text_dataset(corpus, root / folder / name, options)
 
 
-def write_mix(path, module, name, rule):
-    entries = [{"path": source, "weight": 1} for source in MEAN_LENGTHS]
+def write_mix(path, module, name, rule, paths):
+    entries = [{"path": each, "weight": 1} for each in paths]
     content = {"__module__": module, "__class__": name, "splits": {"train": {rule: entries}}}
     path.write_text(json.dumps(content))
     return path
@@ -62,7 +67,8 @@ def write_mix(path, module, name, rule):
 
 def stock_blend(root):
     """Tokens of each source, int64 [draws, sources], sample by sample."""
-    mix = write_mix(root / "blend.yaml", "megatron.energon", "MetadatasetV2", "blend")
+    paths = [f"text/{name}" for name in MEAN_LENGTHS]
+    mix = write_mix(root / "blend.yaml", "megatron.energon", "MetadatasetV2", "blend", paths)
     dataset = megatron.energon.get_train_dataset(
         mix,
         task_encoder=DefaultTaskEncoder(),
@@ -77,12 +83,19 @@ def stock_blend(root):
 
 def interleave(root):
     """Tokens of each source, int64 [draws, sources], row by row."""
-    mix = write_mix(root / "interleave.yaml", "energon_ext", "ScheduledMetadataset", "interleave")
-    encoder = PackedTaskEncoder(ByteTokenizer(), ROW_LENGTH, packing_buffer_docs=64)
-    loader = get_savable_loader(get_train_dataset(mix, task_encoder=encoder, **OPTIONS))
+    paths = [f"tokens/{name}/train" for name in MEAN_LENGTHS]
+    mix = write_mix(
+        root / "interleave.yaml", "energon_ext", "ScheduledMetadataset", "interleave", paths
+    )
+    dataset = get_train_dataset(
+        mix,
+        task_encoder=PackedTaskEncoder(ByteTokenizer(), SEQ_LEN),
+        rows_per_step=ROWS_PER_STEP,
+        **OPTIONS,
+    )
     return until_enough(
-        {key.split(":")[0]: count for key, count in batch.tokens_per_source().items()}
-        for batch in loader
+        {key.split("/")[1]: count for key, count in batch.tokens_per_source().items()}
+        for batch in ExactDataLoader(dataset)
     )
 
 

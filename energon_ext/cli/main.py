@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from energon_ext.cli.checkpoint import checkpoint
-from energon_ext.cli.demo import demo
 from energon_ext.cli.plan import plan
 from energon_ext.cli.prepare import prepare
 from energon_ext.cli.report import report
@@ -46,5 +45,5 @@ def main() -> None:
     """Scheduled blends, exact resume and packed batches for Megatron-Energon."""
 
 
-for command in (prepare, plan, checkpoint, report, demo):
+for command in (prepare, plan, checkpoint, report):
     main.add_command(command)

@@ -84,7 +84,7 @@ class PackedRows(BaseWrapperDataset[Document, Row]):
                 break
             carried, rows_before = self._plan.carried, self._rows_before + len(self._plan)
             new = self._read(documents, carried)
-            if not len(new) and not len(carried):
+            if self._has_ended and not len(new) and not len(carried):
                 break
             self._plan = self._packer.plan(
                 carried, new, rows_before=rows_before, last=self._has_ended

@@ -268,10 +268,8 @@ has no transition to train.
         bound._shuffle_buffer_docs = (shuffle_buffer_size or 0) if is_streamed else 0
         if packing_buffer_size is not None:
             bound.packing_buffer_docs = packing_buffer_size
-        # A plan looks at lengths only, so its buffers are large; a thousand of them are smaller.
-        shared = PLANNED_BUFFERS_DOCS // len(datasets)
-        largest = min(MOST_PLANNED_BUFFER_DOCS, max(LEAST_PLANNED_BUFFER_DOCS, shared))
-        bound._planned_buffer_docs = max(bound.packing_buffer_docs, largest)
+        least = planned_buffer_docs(len(datasets))
+        bound._planned_buffer_docs = max(bound.packing_buffer_docs, least)
         return bound
 
     def _planned_rows(
@@ -306,6 +304,15 @@ has no transition to train.
             carry=self.packing_carry,
             alignment=self.alignment,
         )
+
+
+def planned_buffer_docs(sources: int) -> int:
+    """Documents that each of so many planned sources packs together.
+
+    A plan looks at lengths only, so its buffers are large; those of a thousand sources are smaller.
+    """
+    shared = PLANNED_BUFFERS_DOCS // sources
+    return min(MOST_PLANNED_BUFFER_DOCS, max(LEAST_PLANNED_BUFFER_DOCS, shared))
 
 
 def padding_row() -> Row:

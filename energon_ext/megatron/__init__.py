@@ -14,7 +14,6 @@ from energon_ext.megatron.megatron_lm import (
 )
 from energon_ext.megatron.moe import scale_router_losses
 from energon_ext.megatron.rope import rope_by_position_ids
-from energon_ext.megatron.run_log import RunLog
 from energon_ext.megatron.sampler import MegatronSampler, Sampling, generate
 from energon_ext.megatron.step import (
     build_packed_seq_params,
@@ -23,13 +22,11 @@ from energon_ext.megatron.step import (
     make_loss_func,
     mean_losses,
 )
-from energon_ext.megatron.summary import summarize_step
 from energon_ext.megatron.validation import ValidationLoader
 
 __all__ = [
     "MegatronEnergonLoader",
     "MegatronSampler",
-    "RunLog",
     "Sampling",
     "SegmentAttention",
     "ValidationLoader",
@@ -48,6 +45,5 @@ __all__ = [
     "scale_router_losses",
     "schedule_axis",
     "slice_for_context_parallel",
-    "summarize_step",
     "train_valid_test_dataloaders_provider",
 ]

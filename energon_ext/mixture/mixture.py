@@ -94,8 +94,11 @@ class Mixture:
         names = dict(renamed)
         by_identity = {entry["identity"]: name for name, entry in state.items()}
         found: dict[str, str] = {}
+        claimed = {by_identity.get(branch.identity) for branch in self._interleaves()}
         for branch in self._interleaves():
-            saved = branch.name if branch.name in state else by_identity.get(branch.identity)
+            saved = by_identity.get(branch.identity)
+            if saved is None and branch.name in state.keys() - claimed:
+                saved = branch.name
             if saved is not None and saved not in found.values():
                 found[branch.name] = saved
                 names[saved] = branch.name

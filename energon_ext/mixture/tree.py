@@ -168,7 +168,7 @@ def blend_of(weights: dict[str, WeightSpec], rule: str = BLEND, **options: Any) 
 
 def _member(leaves: Sequence[tuple[str, Sequence[PathStep]]]) -> Tree | str:
     first = leaves[0][1][0] if leaves[0][1] else None
-    if len(leaves) == 1 and not isinstance(first, tuple):
+    if len(leaves) == 1 and not any(isinstance(step, tuple) for step in leaves[0][1]):
         return leaves[0][0]
     if isinstance(first, tuple) and all(
         path and isinstance(path[0], tuple) and path[0][0] is first[0] for _, path in leaves

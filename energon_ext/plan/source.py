@@ -48,6 +48,9 @@ class RowSource(Protocol):
 
     def save_state(self) -> Mapping[str, Any]: ...
 
+    def check_state(self, state: Any) -> None:
+        """Refuse what other documents have saved."""
+
     def restore_state(self, state: Any) -> None: ...
 
 

@@ -9,6 +9,7 @@ from typing import Any, Iterator, Mapping
 from megatron.energon.flavors.base_dataset import SavableDataset, add_sample_restore_key
 from megatron.energon.state import FlexState
 
+from energon_ext.state.match import check_fingerprint
 from energon_ext.state.schema import BLEND
 
 #: What a state calls these samples.
@@ -75,6 +76,10 @@ class StreamedSamples:
             ended=self._has_ended,
             max_epochs=self._max_epochs,
         )
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse the state of planned rows."""
+        check_fingerprint({"kind": state["kind"]}, {"kind": KIND}, self.source)
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`save_state`; a raised ``max_epochs`` goes on behind the end."""

@@ -215,8 +215,8 @@ class SpliceSource:
         """JSON values."""
         return {"kind": KIND, "documents": self.fingerprint, "shown": self._shown}
 
-    def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`save_state`.
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse what these documents cannot continue.
 
         Raises:
             StateMismatchError: of another configuration or other documents.
@@ -226,6 +226,14 @@ class SpliceSource:
             {"kind": KIND, **self.fingerprint},
             self.names[0].rpartition("/")[0],
         )
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`save_state`.
+
+        Raises:
+            StateMismatchError: as of :meth:`check_state`.
+        """
+        self.check_state(state)
         self.restart()
         self._shown = state["shown"]
 

@@ -14,13 +14,13 @@ not, when it has worker processes:
   workers store a state after every batch.
 
 It saves and restores through the same methods, and its states are the stock ones, with a digest in
-each worker's. Where all sources are planned, ``state_dict`` gives one cursor for the whole run, the
-same on every rank, which continues on any number of ranks and workers.
+each worker's, see :mod:`energon_ext.state.seals`. Where all sources are planned, ``state_dict``
+gives one cursor for the whole run, the same on every rank, which continues on any number of ranks
+and workers.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import time
@@ -29,30 +29,27 @@ from typing import Any, Mapping, Sequence
 import torch
 from megatron.energon import SavableDataLoader
 from megatron.energon.flavors.base_dataset import SavableDataset
-from megatron.energon.savable_loader import (
-    SavableDataLoaderState,
-    SavableDatasetCheckpoint,
-    SavableDatasetWrapper,
-)
+from megatron.energon.savable_loader import SavableDataLoaderState, SavableDatasetWrapper
 from megatron.energon.state import FlexState
-from megatron.energon.wrappers.epochize_dataset import EpochizeDataset
 from torch.utils.data._utils import signal_handling
 
 from energon_ext.arguments import check_integer
 from energon_ext.errors import ConfigError, EnergonExtError, StateFormatError, StateMismatchError
-from energon_ext.plan.lookup import blends_inside, find_blend
-from energon_ext.state.match import SourceChange, check_fingerprint, compare_sources
+from energon_ext.plan.lookup import find_blend
+from energon_ext.state.compare import check_continues, virtual_epoch_length
+from energon_ext.state.match import SourceChange
 from energon_ext.state.regroup import (
     WorkerState,
-    blends_in,
-    check_nothing_waits,
+    batches_of,
     cursor_of,
     loader_state,
     regrouped,
+    share_of,
     with_blend,
     workers_of,
 )
-from energon_ext.state.schema import SEAL, check_format, check_seal, digest_of, sealed
+from energon_ext.state.schema import check_format, check_seal, sealed
+from energon_ext.state.seals import check_workers, sealed_workers
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +73,8 @@ class ExactDataLoader(SavableDataLoader):
     Raises:
         ConfigError: ``save_every`` is no integer >= 1.
     """
+
+    _iterator: Any  # torch sets it, once there are workers
 
     def __init__(self, dataset: SavableDataset, *, save_every: int = 1, **options: Any):
         check_integer("save_every", save_every, 1)
@@ -146,15 +145,14 @@ class ExactDataLoader(SavableDataLoader):
         batches = (cursor["plan"]["row"] + cursor["done"]) // blend.topology.rows_per_round
         inner = self.dataset.dataset
         fresh = inner.save_state()
-        length = _virtual_epoch_length(inner)
+        length = virtual_epoch_length(inner)
         in_epoch = batches % length if length else 0
         states = []
         for worker in range(workers):
             own = FlexState({**cursor, "skip": (worker - batches) % workers})
-            begun = [_share(count, worker, workers) for count in (batches, in_epoch)]
+            begun = [share_of(count, worker, workers) for count in (batches, in_epoch)]
             states.append(WorkerState(with_blend(fresh, own, begun[1]), begun[0]))
-        state = loader_state(states, self.num_workers, self._get_batch_size())
-        return _sealed_workers(state)
+        return self._sealed(loader_state(states, self.num_workers, self._get_batch_size()))
 
     # The states of ranks --------------------------------------------------------------------
 
@@ -166,7 +164,7 @@ class ExactDataLoader(SavableDataLoader):
         while True:
             state = super().save_state_rank()
             if not self._has_workers or all(worker.state for worker in state.worker_states):
-                return None if state is None else _sealed_workers(state)
+                return None if state is None else self._sealed(state)
             if time.monotonic() > deadline:
                 raise EnergonExtError(
                     f"A data worker did not start within {WORKER_START_SECONDS:.0f} s, so its "
@@ -181,63 +179,76 @@ class ExactDataLoader(SavableDataLoader):
             states: of all ranks of the saved run, in their order. Of a shared plan one is enough.
 
         Raises:
+            StateFormatError: a state is damaged, or something else.
             StateMismatchError: another configuration, or another number of workers in all with a
                 streamed source, or states of different steps.
-            ConfigError: states are missing; or the dataset was built without this package's mixin.
+            ConfigError: states are missing; or the dataset was built without this package's mixin;
+                or batches were drawn already.
         """
         self.restore_state_rank(self.state_of(states))
 
     def state_of(self, states: Sequence[SavableDataLoaderState]) -> SavableDataLoaderState:
         """The state with which this rank continues what the ranks of ``states`` did."""
-        if not states or None in states:
+        states = list(states) if isinstance(states, (list, tuple)) else [states]
+        missing = sum(state is None for state in states)
+        if not states or missing:
             raise ConfigError(
-                f"restore_states: {len(states)} states found, {list(states).count(None)} of them "
-                "None; the states of all ranks of the saved run are needed, after a first batch."
+                f"restore_states: {len(states)} states found, {missing} of them None; the states "
+                f"of all ranks of the saved run are needed, after a first batch."
             )
         for state in states:
-            _check_workers(state)
+            check_workers(state)
+        batches = sorted({batches_of(state) for state in states})
+        if len(batches) > 1:
+            raise StateMismatchError({"batches drawn": (batches, "the same on every rank")}, _MIXED)
         config = self.worker_config
         if find_blend(self.dataset).is_shared:
             return self._state_at(_common_cursor(states))
         if [workers_of(state) for state in states] == [self.num_workers] * config.world_size:
             return states[config.rank]
-        return _sealed_workers(regrouped(states, config.rank, config.world_size, self.num_workers))
+        length = virtual_epoch_length(self.dataset.dataset)
+        return self._sealed(
+            regrouped(states, config.rank, config.world_size, self.num_workers, length)
+        )
 
     def restore_state_rank(self, state: SavableDataLoaderState | None) -> None:
-        """Continue after the batch that ``state`` was saved after."""
-        if state is not None:
-            _check_workers(state)
-            self._compare(state)
-        super().restore_state_rank(state)
-        if state is not None and self.num_workers > 0:
+        """Continue after the batch that ``state`` was saved after.
+
+        Raises: as of :meth:`restore_states`, before anything has changed.
+        """
+        if state is None:
+            return
+        check_workers(state)
+        self._has_workers = self.num_workers > 0 and self._iterator is not None
+        if self._has_workers:
+            raise ConfigError("Restore a data state before the first batch, in a new loader.")
+        self.changes = check_continues(
+            state, self.dataset.dataset, self.num_workers, self._get_batch_size()
+        )
+        # The same on every rank, so one says it.
+        if self.worker_config.rank == 0 and self.changes:
+            lines = "\n  ".join(map(str, self.changes))
+            logger.info("Resuming the data of %d sources:\n  %s", len(self.changes), lines)
+        try:
+            super().restore_state_rank(state)
+        except BaseException:
+            if self.num_workers == 0:
+                self.dataset.reset_state_deep()
+            raise
+        if self.num_workers > 0:
             self._worker_sample_counters = [
-                -1 if worker.state is None else worker.state.sample_index + worker.offset - 1
-                for worker in state.worker_states
+                worker.state.sample_index + worker.offset - 1 for worker in state.worker_states
             ]
 
-    def _compare(self, state: SavableDataLoaderState) -> None:
-        """Refuse another configuration; say what becomes of each source of this one."""
-        check_fingerprint(
-            {"num_workers": workers_of(state), "batch_size": state.micro_batch_size},
-            {"num_workers": self.num_workers, "batch_size": self._get_batch_size()},
-        )
-        for blend in blends_inside(self.dataset):
-            saved = blends_in(state)
-            for number, worker in saved.items():
-                blend.check_state(worker, worker=number)
-            self.changes = compare_sources(list(saved.values()), blend.names) if saved else []
-            check_nothing_waits(state, self.changes)
-            # The same on every rank, so one says it.
-            if self.worker_config.rank == 0 and self.changes:
-                lines = "\n  ".join(map(str, self.changes))
-                logger.info("Resuming the data of %d sources:\n  %s", len(self.changes), lines)
+    def _sealed(self, state: SavableDataLoaderState) -> SavableDataLoaderState:
+        return sealed_workers(state, self.worker_config.world_size)
 
     def close(self) -> None:
         """End the worker processes now; torch would wait five seconds for each of them."""
         iterator, self._iterator = self._iterator, None
         if iterator is not None:
             iterator._shutdown = True
-            signal_handling._remove_worker_pids(id(iterator))
+            signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
             for worker in iterator._workers:
                 worker.kill()
                 worker.join()
@@ -261,72 +272,13 @@ class _StatesAtSaves(SavableDatasetWrapper):
         return next_batch // self.save_every > (next_batch - workers) // self.save_every
 
 
+#: Advice where states do not belong together.
+_MIXED = "States of different saves are mixed; take those of one save."
+
+
 def _common_cursor(states: Sequence[SavableDataLoaderState]) -> FlexState:
-    cursors = [cursor_of(state) for state in states]
-    places = {(cursor["plan"]["row"], cursor["done"]) for cursor in cursors}
-    if len(places) > 1:
-        rows = sorted(row + done for row, done in places)
-        raise StateMismatchError(
-            {"rows drawn": (rows, "the same on every rank")},
-            "States of different steps are mixed; take those of one save.",
-        )
+    cursors = [FlexState({**cursor_of(state), "skip": None}) for state in states]
+    if any(cursor != cursors[0] for cursor in cursors):
+        rows = sorted({cursor["plan"]["row"] + cursor["done"] for cursor in cursors})
+        raise StateMismatchError({"rows drawn": (rows, "the same on every rank")}, _MIXED)
     return cursors[0]
-
-
-def _share(batches: int, worker: int, workers: int) -> int:
-    """How many of the first batches of a rank a worker made."""
-    return max(0, -(-(batches - worker) // workers))
-
-
-def _virtual_epoch_length(dataset: SavableDataset) -> int:
-    found = dataset._find_wrapped_dataset(EpochizeDataset)
-    return 0 if found is None else found.length
-
-
-def _sealed_workers(state: SavableDataLoaderState) -> SavableDataLoaderState:
-    """The state with a digest in that of every worker; it may be sealed already."""
-    workers = []
-    for worker in state.worker_states:
-        tree = _tree_of(worker)
-        if tree is not None:
-            worker = _with_tree(worker, {**tree, SEAL: _digest_of_worker(worker)})
-        workers.append(worker)
-    return dataclasses.replace(state, worker_states=workers)
-
-
-def _check_workers(state: Any) -> None:
-    """Refuse a state of a loader that is damaged; a stock one carries no digest.
-
-    Raises:
-        StateFormatError: it is not what was saved.
-    """
-    if not isinstance(state, SavableDataLoaderState) or not isinstance(state.worker_states, list):
-        raise StateFormatError(f"A {type(state).__name__} found, the state of a loader is needed.")
-    for number, worker in enumerate(state.worker_states):
-        if not isinstance(worker, (dict, SavableDatasetCheckpoint)):
-            raise StateFormatError(f"Worker {number} of a data state is a {type(worker).__name__}.")
-        tree = _tree_of(worker)
-        if tree is not None and SEAL in tree and tree[SEAL] != _digest_of_worker(worker):
-            raise StateFormatError(
-                f"The data state of worker {number} is not what was saved: its digest differs. "
-                f"Copy it again from where it came, or take another checkpoint."
-            )
-
-
-def _tree_of(worker: Any) -> Mapping[str, Any] | None:
-    """The state of the datasets of a worker, None before it began."""
-    if isinstance(worker, dict) or worker.state is None:
-        return worker if isinstance(worker, dict) else None
-    return worker.state.dataset_state
-
-
-def _with_tree(worker: Any, tree: Mapping[str, Any]) -> Any:
-    if isinstance(worker, dict):
-        return FlexState(tree)
-    state = dataclasses.replace(worker.state, dataset_state=FlexState(tree))
-    return dataclasses.replace(worker, state=state)
-
-
-def _digest_of_worker(worker: Any) -> str:
-    tree = {key: value for key, value in _tree_of(worker).items() if key != SEAL}
-    return digest_of(_with_tree(worker, tree))

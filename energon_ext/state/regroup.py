@@ -48,19 +48,21 @@ def workers_of(state: SavableDataLoaderState) -> int:
 
 
 def blends_in(state: SavableDataLoaderState) -> dict[int, FlexState]:
-    """The state of the blend in every worker of a rank that had begun, by its number.
+    """The state of the blend in every worker of a rank, by its number.
 
     Raises:
         StateMismatchError: stock Energon saved the state.
         StateFormatError: it is damaged.
     """
-    return {
-        number: blend_in(
-            worker["datasets"][0] if isinstance(worker, dict) else worker.state.dataset_state
-        )
-        for number, worker in enumerate(state.worker_states)
-        if isinstance(worker, dict) or worker.state is not None
-    }
+    return {number: blend_in(tree) for number, tree in enumerate(trees_in(state))}
+
+
+def trees_in(state: SavableDataLoaderState) -> list[Any]:
+    """The state of the datasets in every worker of a rank."""
+    return [
+        worker["datasets"][0] if isinstance(worker, dict) else worker.state.dataset_state
+        for worker in state.worker_states
+    ]
 
 
 def blend_in(tree: Any) -> FlexState:
@@ -79,17 +81,33 @@ def cursor_of(state: SavableDataLoaderState) -> FlexState:
     """The state of a shared plan: of the worker that handed out the last batch.
 
     Raises:
-        StateFormatError: no worker had begun, or states are older than the last batch.
+        StateFormatError: it is older than the last batch.
     """
-    if any(getattr(worker, "offset", 0) for worker in state.worker_states):
+    last = (state.next_worker_id - 1) % len(state.worker_states)
+    if getattr(state.worker_states[last], "offset", 0):
         raise StateFormatError(
             "A worker's state is some batches old; resume with the saved number of ranks and "
             "workers, or save with energon_ext.ExactDataLoader and a save_every that fits."
         )
-    blends = blends_in(state).values()
-    if not blends:
-        raise StateFormatError("No data worker had begun when the state was saved.")
-    return max(blends, key=lambda blend: (blend["plan"]["row"], blend["done"]))
+    return blends_in(state)[last]
+
+
+def batches_of(state: SavableDataLoaderState) -> int:
+    """Batches that the rank which saved a state had drawn."""
+    return sum(
+        worker["_sample_index"]
+        if isinstance(worker, dict)
+        else worker.state.sample_index + worker.offset
+        for worker in state.worker_states
+    )
+
+
+def wrappers_in(tree: Any) -> list[str]:
+    """Class names of the datasets around the blend, in the state of a worker's datasets."""
+    if not isinstance(tree, Mapping) or tree.get("__class__") == STATE_CLASS:
+        return []
+    inner = tree.get("datasets") or [None]
+    return [str(tree.get("__class__")), *wrappers_in(inner[0])]
 
 
 def workers_in(state: SavableDataLoaderState) -> list[WorkerState]:
@@ -102,11 +120,6 @@ def workers_in(state: SavableDataLoaderState) -> list[WorkerState]:
     for worker in state.worker_states:
         if isinstance(worker, dict):
             found.append(WorkerState(worker["datasets"][0], worker["_sample_index"]))
-        elif worker.state is None:
-            raise StateFormatError(
-                "A worker had not begun when the state was saved; resume with the saved number of "
-                "ranks and workers, and save again after the first batches."
-            )
         elif worker.offset:
             raise StateFormatError(
                 f"A worker's state is {worker.offset} batches old; resume with the saved number of "
@@ -119,9 +132,16 @@ def workers_in(state: SavableDataLoaderState) -> list[WorkerState]:
 
 
 def regrouped(
-    states: Sequence[SavableDataLoaderState], rank: int, ranks: int, num_workers: int
+    states: Sequence[SavableDataLoaderState],
+    rank: int,
+    ranks: int,
+    num_workers: int,
+    epoch_length: int = 0,
 ) -> SavableDataLoaderState:
     """The state with which a rank continues private plans, of as many workers in all as before.
+
+    Args:
+        epoch_length: batches of a rank in a virtual epoch, 0 without.
 
     Raises:
         StateMismatchError: another number of workers in all, or ranks made of them would have drawn
@@ -143,7 +163,17 @@ def regrouped(
             "Save after a number of batches that all workers share, to continue in other ranks.",
         )
     own = of_ranks[rank]
+    if epoch_length:
+        in_epoch = sum(worker.batches for worker in own) % epoch_length
+        for number, worker in enumerate(own):
+            begun = share_of(in_epoch, number, per_rank)
+            worker.tree = with_blend(worker.tree, blend_in(worker.tree), begun)
     return loader_state(own, num_workers, states[0].micro_batch_size)
+
+
+def share_of(batches: int, worker: int, workers: int) -> int:
+    """How many of the first batches of a rank a worker makes."""
+    return max(0, -(-(batches - worker) // workers))
 
 
 def loader_state(
@@ -203,13 +233,7 @@ def check_nothing_waits(state: SavableDataLoaderState, changes: Sequence[SourceC
     """
     gone = {change.key for change in changes if change.change == RETAINED}
     waiting = Counter(
-        key
-        for worker in state.worker_states
-        if isinstance(worker, dict) or worker.state is not None
-        for key in _keys_behind_draw(
-            worker if isinstance(worker, dict) else worker.state.dataset_state
-        )
-        if key in gone
+        key for tree in trees_in(state) for key in _keys_behind_draw(tree) if key in gone
     )
     if waiting:
         raise StateMismatchError(

@@ -33,7 +33,7 @@ SEAL = "energon_ext_digest"
 _COUNT = "an integer >= 0"
 _PLANNED = {
     "kind": str,
-    "documents": dict,
+    "documents": {str: object},
     "epoch": _COUNT,
     "position": _COUNT,
     "carried": [[_COUNT]],
@@ -42,7 +42,7 @@ _PLANNED = {
     "next_row": _COUNT,
     "last": bool,
 }
-_SPLICED = {"kind": str, "documents": dict, "shown": _COUNT}
+_SPLICED = {"kind": str, "documents": {str: object}, "shown": _COUNT}
 _STREAMED = {"kind": str, "dataset": dict, "ended": bool, "max_epochs": (None, _COUNT)}
 _ROWS = {"planned": _PLANNED, "spliced": _SPLICED, "streamed": _STREAMED}
 _NODE = {"identity": str, "credits": {str: float}, "tokens": _COUNT}
@@ -55,7 +55,7 @@ _SOURCE = {
 _STATE = {
     "__class__": str,
     "version": _COUNT,
-    "fingerprint": dict,
+    "fingerprint": {str: object},
     "worker": (None, _COUNT),
     "plan": {
         "step": _COUNT,
@@ -123,7 +123,12 @@ def digest_of(value: Any) -> str:
         False
     """
     digest = hashlib.sha256()
-    _feed(value, digest.update)
+    try:
+        _feed(value, digest.update)
+    except StateFormatError:
+        raise
+    except (ValueError, RecursionError) as error:  # numbers and nestings without an end
+        raise StateFormatError(f"A data state holds what none has: {error}.") from error
     return digest.hexdigest()
 
 
@@ -135,11 +140,11 @@ def _feed(value: Any, update: Callable[[bytes], None]) -> None:
     elif isinstance(value, Mapping):
         update(b"{")
         for key in sorted(value, key=str):
-            _feed(str(key), update)
+            _feed(key, update)
             _feed(value[key], update)
         update(b"}")
     elif isinstance(value, (list, tuple)):
-        update(b"[")
+        update(b"[" if isinstance(value, list) else b"(")
         if value and all(type(each) is int for each in value):  # most of a large state
             update(json.dumps(value).encode())
         else:
@@ -147,8 +152,9 @@ def _feed(value: Any, update: Callable[[bytes], None]) -> None:
                 _feed(each, update)
         update(b"]")
     elif dataclasses.is_dataclass(value):
+        update(type(value).__name__.encode())
         _feed({f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, update)
-    elif isinstance(value, (torch.Tensor, np.ndarray)):
+    elif isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
         array = np.asarray(value)
         update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
     elif isinstance(value, bytes):
@@ -159,7 +165,7 @@ def _feed(value: Any, update: Callable[[bytes], None]) -> None:
 
 def _rows_shape(value: Any, where: str) -> Any:
     kind = value.get("kind") if isinstance(value, Mapping) else None
-    if kind not in _ROWS:
+    if not isinstance(kind, str) or kind not in _ROWS:
         raise StateFormatError(f"{where}.kind: {kind!r} found, one of {', '.join(_ROWS)} is known.")
     return _ROWS[kind]
 
@@ -180,17 +186,23 @@ def _check(value: Any, shape: Any, where: str) -> None:
     elif isinstance(shape, dict):
         _require(isinstance(value, Mapping), value, "a mapping", where)
         if set(shape) == {str}:
+            _require(all(isinstance(key, str) for key in value), value, "strings as keys", where)
             shape = dict.fromkeys(value, shape[str])
         names = ", ".join(map(str, shape))
         _require(set(value) == set(shape), sorted(map(str, value)), names, where)
         for name, inner in shape.items():
             _check(value[name], inner, f"{where}.{name}")
     elif shape == _COUNT:
-        _require(type(value) is int and value >= 0, value, _COUNT, where)
+        _require(is_count(value), value, _COUNT, where)
     elif shape is float:
         _require(type(value) is float and np.isfinite(value), value, "a finite number", where)
     else:
         _require(isinstance(value, shape), value, shape.__name__, where)
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is an integer >= 0 that an array can hold."""
+    return type(value) is int and 0 <= value < 2**63
 
 
 def _require(holds: bool, found: Any, needed: str, where: str) -> None:

@@ -76,11 +76,17 @@ def test_nodes_of_ours_inside_a_blend_of_stock_energon():
         ]
     )
     assert shares(tree, 0) == pytest.approx({"a": 0.0625, "b": 0.0625, "c": 0.375, "d": 0.5})
-    assert shares(tree, 50) == pytest.approx(
-        {"a": 0.125 / 3, "b": 0.25 / 3, "c": 0.375, "d": 0.5}
-    )
+    assert shares(tree, 50) == pytest.approx({"a": 0.125 / 3, "b": 0.25 / 3, "c": 0.375, "d": 0.5})
     top = tree_of([("x", [0.5, (inner, 0)]), ("y", [0.5, (inner, 1)]), ("z", [1.5])])
     assert shares(top, 0) == pytest.approx({"x": 0.125, "y": 0.125, "z": 0.75})
+
+
+def test_a_stock_metadataset_of_one_entry_hides_no_weight_of_ours():
+    """Inside ours stands a stock file with one entry, of ours again, which ends at 50."""
+    inner, outer = node({"step": {0: 1, 50: 0}}), node(1, 1)
+    tree = tree_of([("a", [(outer, 0), 1.0, (inner, 0)]), ("b", [(outer, 1)])])
+    assert shares(tree, 49) == {"a": 0.5, "b": 0.5}
+    assert shares(tree, 50) == {"a": 0, "b": 1}
 
 
 @pytest.mark.parametrize("rule", [BLEND, INTERLEAVE])
@@ -121,9 +127,7 @@ def test_a_schedule_inside_a_schedule_is_refused_unless_it_is_meant():
 def test_a_schedule_beside_a_schedule_is_none_inside_it():
     """The constant member of a scheduled node may hold schedules."""
     inner, outer = node({"linear": {0: 1, 9: 2}}, 1), node({"step": {0: 1, 9: 2}}, 1)
-    tree_of(
-        [("a", [(outer, 0)]), ("b", [(outer, 1), (inner, 0)]), ("c", [(outer, 1), (inner, 1)])]
-    )
+    tree_of([("a", [(outer, 0)]), ("b", [(outer, 1), (inner, 0)]), ("c", [(outer, 1), (inner, 1)])])
 
 
 # Planned shares -----------------------------------------------------------------------------------

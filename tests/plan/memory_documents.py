@@ -63,7 +63,9 @@ def take(rows, count=None):
 
 
 def content(row):
-    weights = row.label_weights and [each.tolist() for each in row.label_weights]
+    weights = row.label_weights
+    if weights is not None:
+        weights = [None if each is None else each.tolist() for each in weights]
     return [each.tolist() for each in row.slices], weights, row.documents, row.num_tokens
 
 

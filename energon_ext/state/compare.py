@@ -1,0 +1,105 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Whether a loader can continue a state: asked before anything has changed, and before a worker
+has started."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.savable_loader import SavableDataLoaderState
+from megatron.energon.wrappers.epochize_dataset import EpochizeDataset
+
+from energon_ext.errors import StateMismatchError
+from energon_ext.plan.dataset import BlendedDataset
+from energon_ext.plan.lookup import blends_inside
+from energon_ext.state.match import (
+    SourceChange,
+    check_fingerprint,
+    compare_sources,
+    match_sources,
+)
+from energon_ext.state.regroup import (
+    blends_in,
+    check_nothing_waits,
+    trees_in,
+    workers_of,
+    wrappers_in,
+)
+from energon_ext.state.seals import place_of
+
+
+def check_continues(
+    state: SavableDataLoaderState,
+    dataset: SavableDataset,
+    num_workers: int,
+    batch_size: int | None,
+) -> list[SourceChange]:
+    """Refuse the state of another configuration; say what becomes of each source of this one.
+
+    Args:
+        state: of the loader of a rank, whole.
+        dataset: of the loader that is to continue it.
+
+    Raises:
+        StateFormatError: the state of a source is damaged.
+        StateMismatchError: another configuration; names all that differs.
+    """
+    check_fingerprint(
+        {"num_workers": workers_of(state), "batch_size": state.micro_batch_size},
+        {"num_workers": num_workers, "batch_size": batch_size},
+    )
+    if state.next_worker_id and virtual_epoch_length(dataset):
+        # Energon begins each virtual epoch with the worker that was next when it was restored.
+        raise StateMismatchError(
+            {"turn of a worker": (state.next_worker_id, 0)},
+            "With a virtual_epoch_length, several workers continue where they have drawn equally "
+            "much: save after a multiple of num_workers batches.",
+        )
+    changes: list[SourceChange] = []
+    for blend in blends_inside(dataset):
+        around = [wrappers_in(tree) for tree in trees_in(state)]
+        check_fingerprint(
+            {"datasets around the blend": around},
+            {"datasets around the blend": [_wrappers_of(dataset)] * len(around)},
+        )
+        saved = blends_in(state)
+        for number, worker in saved.items():
+            if blend.is_shared:
+                _check_place(state.worker_states[number], number, blend)
+            blend.check_state(worker, worker=number)
+            _check_sources(worker, blend)
+        changes = compare_sources(list(saved.values()), blend.names)
+        check_nothing_waits(state, changes)
+    return changes
+
+
+def virtual_epoch_length(dataset: SavableDataset) -> int:
+    """Batches of a rank in a virtual epoch, 0 without."""
+    found = dataset._find_wrapped_dataset(EpochizeDataset)
+    return 0 if found is None else int(found.length)
+
+
+def _check_place(worker: Any, number: int, blend: BlendedDataset) -> None:
+    """Refuse a worker of a shared plan in another place than its own."""
+    place = place_of(worker)
+    if place is not None:
+        check_fingerprint(
+            {"ranks": place["ranks"], "worker": place["worker"]},
+            {"ranks": blend.topology.ranks, "worker": number},
+            advice="restore_states() continues on other ranks and workers.",
+        )
+
+
+def _check_sources(saved: Mapping[str, Any], blend: BlendedDataset) -> None:
+    states = saved["plan"]["sources"]
+    for key, saved_key in match_sources(states, blend.names).items():
+        blend.sources[key].rows.check_state(states[saved_key]["rows"])
+
+
+def _wrappers_of(dataset: Any) -> list[str]:
+    """Class names of the datasets around the blend."""
+    if isinstance(dataset, BlendedDataset):
+        return []
+    return [type(dataset).__name__, *_wrappers_of(dataset.datasets[0])]

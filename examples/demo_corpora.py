@@ -1,0 +1,41 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Real text that every Python installation carries: what the demo trains on, without a network."""
+
+import importlib.metadata
+import sysconfig
+from pathlib import Path
+from pydoc_data.topics import topics
+
+NOT_LIBRARY_CODE = {"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages"}
+
+
+def reference_prose():
+    """The topics of Python's ``help()``: the language reference in English."""
+    return [text for _, text in sorted(topics.items())]
+
+
+def library_source():
+    """The modules of Python's standard library, its tests left out."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    paths = sorted(folder.glob("**/*.py"))
+    return [
+        path.read_text(encoding="utf-8", errors="ignore")
+        for path in paths
+        if not NOT_LIBRARY_CODE.intersection(path.relative_to(folder).parts)
+    ]
+
+
+def package_documentation():
+    """The long descriptions (READMEs) of the installed packages, one of each."""
+    descriptions = {}
+    for package in importlib.metadata.distributions():
+        metadata = package.metadata
+        if metadata["Name"]:
+            text = metadata.get("Description") or metadata.get_payload()
+            descriptions[metadata["Name"]] = text
+    return [text for _, text in sorted(descriptions.items())]
+
+
+#: Functions without arguments that give texts, in an order that stays.
+CORPORA = {"prose": reference_prose, "code": library_source, "docs": package_documentation}

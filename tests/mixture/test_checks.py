@@ -1,0 +1,191 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What is found when a dataset is built: gaps in the weights, and what looks like a mistake."""
+
+import json
+import warnings
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.mixture.checks import BlendWarning, check_mixture
+from energon_ext.mixture.tree import BLEND, INTERLEAVE, Node, Tree
+from energon_ext.weights import ScheduleAxis, weight_from_config
+from tests.support import config, write_dataset, write_mix, write_tokens
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    for source, count in (("web", 40), ("code", 40), ("tiny", 1)):
+        write_dataset(root / source, [f"{source} {number}" for number in range(count)])
+    for source in ("books", "papers"):
+        write_tokens(root / source, [[5, 6, 7]] * 40)
+    return root
+
+
+def load(data, entries, *, rule="blend", axis=None, num_workers=0):
+    """``entries``: ``(path, weight)``, or ``(path, weight, max_epochs)``."""
+    path = write_mix(data / "mix.yaml", [])
+    content = json.loads(path.read_text())
+    names = ("path", "weight", "max_epochs")
+    content["splits"]["train"] = {rule: [dict(zip(names, entry)) for entry in entries]}
+    path.write_text(json.dumps(content))
+    encoder = PackedTaskEncoder(ByteTokenizer(), 16, packing_buffer_docs=4)
+    encoder.schedule_axis = axis or ScheduleAxis()
+    return get_train_dataset(
+        path, worker_config=config(num_workers), batch_size=2, task_encoder=encoder
+    )
+
+
+def warnings_of(data, entries, **options):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load(data, entries, **options)
+    return [str(w.message) for w in caught if issubclass(w.category, BlendWarning)]
+
+
+# Nothing to draw ----------------------------------------------------------------------------------
+
+
+def check(root):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_mixture(root, ScheduleAxis(), {}, {})
+
+
+def tree(rule, *members):
+    weights = [weight_from_config(weight) for _, weight in members]
+    return Tree(Node(rule, weights), [member for member, _ in members])
+
+
+FALLING, GONE_AT_50 = {"linear": {0: 1, 50: 0}}, {"step": {0: 1, 50: 0}}
+
+
+@pytest.mark.parametrize(("outside", "inside"), [(BLEND, INTERLEAVE), (INTERLEAVE, BLEND)])
+def test_a_gap_below_is_none_where_another_node_has_a_weight(outside, inside):
+    """Each node may be empty at times, as long as they are not all."""
+    inner = tree(inside, ("a", FALLING), ("b", GONE_AT_50))
+    check(tree(outside, (inner, 1), ("c", {"step": {0: 0, 50: 1}})))
+    with pytest.raises(ConfigError, match="0 at steps 50: .*linear.*for a, b, c"):
+        check(tree(outside, (inner, 1), ("c", {"step": {0: 0, 51: 1}})))
+
+
+def test_a_gap_of_one_position_is_found_wherever_it_lies():
+    with pytest.raises(ConfigError, match="0 at steps 77:"):
+        check(tree(BLEND, ("a", {"step": {0: 1, 77: 0, 78: 2}}), ("b", {"linear": {0: 5, 77: 0}})))
+    with pytest.raises(ConfigError, match="0 at steps 0:"):
+        check(tree(BLEND, ("a", {"linear": {0: 0, 100: 1}}), ("b", 0)))
+
+
+def test_a_node_that_only_its_parents_weight_keeps_alive_does_not_count():
+    """Regression: a product of shares hides that the inner blend has nothing to give."""
+    empty = tree(INTERLEAVE, ("a", 0), ("b", GONE_AT_50))
+    with pytest.raises(ConfigError, match="0 at steps 50"):
+        check(tree(BLEND, (empty, 100)))
+
+
+values = st.sampled_from([0, 0, 0.5, 2])
+entries = st.builds(
+    lambda kind, points: {kind: points},
+    st.sampled_from(["step", "linear", "cosine"]),
+    st.dictionaries(st.integers(0, 12), values, min_size=1, max_size=4),
+)
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.lists(entries, min_size=1, max_size=2), min_size=1, max_size=3),
+    st.lists(entries, min_size=3, max_size=3),
+)
+def test_a_gap_is_found_exactly_where_there_is_one(inner, outer):
+    """Against a look at every position, node by node."""
+    nodes = [
+        tree(INTERLEAVE, *((f"{n}{m}", weight) for m, weight in enumerate(weights)))
+        for n, weights in enumerate(inner)
+    ]
+    root = tree(BLEND, *zip(nodes, outer))
+
+    def has_weight(branch, position):
+        return any(
+            weight.evaluate(position) > 0
+            and (not isinstance(member, Tree) or has_weight(member, position))
+            for member, weight in zip(branch.members, branch.node.weights)
+        )
+
+    empty = [position for position in range(20) if not has_weight(root, position)]
+    if not empty:
+        check(root)
+        return
+    with pytest.raises(ConfigError, match=f"Every weight is 0 at steps {empty[0]}:"):
+        check(root)
+
+
+@pytest.mark.parametrize("sources", [("web", "code"), ("books", "papers")])
+@pytest.mark.parametrize("rule", ["blend", "interleave"])
+def test_a_gap_in_nested_files_is_found_when_the_dataset_is_built(data, sources, rule):
+    falling, coming = sources
+    write_mix(data / "inner.yaml", [(falling, FALLING)])
+    load(data, [("inner.yaml", 1), (coming, {"step": {0: 0, 50: 1}})], rule=rule)
+    with pytest.raises(ConfigError, match=f"Every weight is 0 at steps 50: .*{coming}"):
+        load(data, [("inner.yaml", 1), (coming, {"step": {0: 0, 51: 1}})], rule=rule)
+
+
+def test_a_worker_without_a_source_to_draw_from_is_found(data):
+    """One document feeds one worker; the other has nothing once the web is over."""
+    entries = [("tiny", 1), ("web", {"step": {0: 1, 30: 0}})]
+    load(data, entries, num_workers=1)
+    with pytest.raises(ConfigError, match=r"0 at steps 30 for worker \d of rank 0.*web:train"):
+        load(data, entries, num_workers=2)
+
+
+def test_every_worker_of_a_shared_plan_has_every_source(data):
+    """All of them plan all rows, so one document is enough for eight."""
+    write_tokens(data / "one_document", [[5, 6, 7]])
+    load(data, [("one_document", 1), ("books", {"step": {0: 1, 30: 0}})], num_workers=8)
+
+
+# What works and is rarely meant -------------------------------------------------------------------
+
+
+def test_a_blend_as_it_is_meant_raises_no_eyebrow(data):
+    entries = [("web", {"linear": {0: 3, 100: 1}}), ("code", 2)]
+    assert warnings_of(data, entries, axis=ScheduleAxis(end=101)) == []
+
+
+def test_a_breakpoint_after_the_end_of_the_run_is_reported_in_the_units_of_the_run(data):
+    entries = [("web", {"linear": {0: 3, 100: 1}}), ("code", 2)]
+    (message,) = warnings_of(data, entries, axis=ScheduleAxis(end=100))
+    assert "mix.yaml: blend[0] (" in message
+    assert "web).weight: the schedule linear{0: 3, 100: 1}" in message
+    assert "goes on to steps 100, but the run ends at 100." in message
+    (message,) = warnings_of(data, entries, axis=ScheduleAxis("tokens", end=64))
+    assert "goes on to tokens 100, but the run ends at 64." in message
+    # The last breakpoint is met by a look so far ahead.
+    assert warnings_of(data, entries, axis=ScheduleAxis(lookahead=1, end=100)) == []
+
+
+def test_a_constant_that_drowns_beside_a_schedule_is_reported(data):
+    entries = [("web", {"step": {0: 1, 50: 5000}}), ("code", 1)]
+    (message,) = warnings_of(data, entries)
+    assert message.startswith("code:train: a constant weight that is 2.0e-04")
+    assert "position 50" in message
+    # Small constants among constants are somebody's decision.
+    assert warnings_of(data, [("web", 5000), ("code", 1)]) == []
+
+
+def test_the_same_source_listed_twice_is_reported(data):
+    (message,) = warnings_of(data, [("web", 1), ("web", 2)])
+    assert message.startswith("web:train#2: the same source is listed more than once")
+
+
+def test_a_run_that_goes_on_after_its_limits_only_if_they_are_not_met_is_reported(data):
+    """Nothing without a limit has a weight after 30, and sources may have ended by then."""
+    (message,) = warnings_of(data, [("web", 1, 2), ("code", {"step": {0: 1, 30: 0}})])
+    assert message.startswith("At steps 30 only sources with a max_epochs have a weight > 0")
+    assert "'web:train': 2" in message
+    # Where all have a limit the run ends with the last of them.
+    assert warnings_of(data, [("web", 1, 2), ("code", {"step": {0: 1, 30: 0}}, 2)]) == []
