@@ -14,9 +14,9 @@ import logging
 import numpy as np
 from timing import markdown, microseconds
 
-from energon_ext.packing import BinPlanner, Pieces
+from energon_ext.packing import BestFitPacker, Pieces
+from energon_ext.packing.best_fit import DEFAULT_CARRY
 from energon_ext.packing.fill import fill_bins
-from energon_ext.packing.packers import DEFAULT_CARRY
 
 CAPACITIES = (4096, 8192)  # tokens of a bin; OLMo-core's must be powers of two
 BUFFERS = (512, 4096)
@@ -40,7 +40,7 @@ def run():
         (
             "lengths, tokens of a bin, buffer",
             "`fill_bins`, µs per document",
-            "`BinPlanner`",
+            "`BestFitPacker`",
             *(f"{name}, µs (ratio)" for name in PEERS),
             "utilisation",
             *(f"utilisation of {name}" for name in PEERS),
@@ -50,7 +50,7 @@ def run():
 
 
 def measure(kind, capacity, buffer_docs, peers):
-    pieces = BinPlanner(capacity - 1, buffer_docs).prepare(documents(kind, capacity))
+    pieces = documents(kind, capacity)
     lengths = pieces.stops - pieces.starts
     contenders = {
         "fill": lambda _: list(filled(lengths, capacity, buffer_docs)),
@@ -90,7 +90,8 @@ def documents(kind, capacity):
             )
             lengths = lengths[lengths > capacity / 8][:DOCUMENTS]
     lengths = lengths.astype(np.int64) + 1
-    return Pieces.whole(np.arange(len(lengths)), lengths)
+    numbers = np.arange(len(lengths))
+    return Pieces.whole(numbers, numbers, lengths).cut(capacity)
 
 
 def filled(lengths, capacity, buffer_docs):
@@ -107,13 +108,13 @@ def filled(lengths, capacity, buffer_docs):
 
 
 def planned(pieces, capacity, buffer_docs):
-    """The same by the planner of token files, which makes rows of the bins."""
-    planner = BinPlanner(capacity - 1, buffer_docs)
+    """The same by the packer of token files, which makes rows of the bins."""
+    packer = BestFitPacker(capacity - 1)
     rest, start, number = Pieces.none(), 0, 0
     while start < len(pieces):
         stop = start + buffer_docs - len(rest)
-        plan = planner.plan(rest + pieces[start:stop], number, last=False)
-        rest, start, number = plan.rest, stop, number + 1
+        plan = packer.plan(rest, pieces[start:stop], rows_before=number)
+        rest, start, number = plan.carried, stop, number + 1
         yield int((plan.pieces.stops - plan.pieces.starts).sum()), len(plan.ends)
 
 

@@ -100,17 +100,18 @@ def prepare(folder, steps):
     (folder / "data").mkdir(parents=True, exist_ok=True)
     for name, texts in CORPORA.items():
         output = folder / "data" / name
-        if output.exists():
+        if (output / "train.bin").exists():
             print(f"{output}: there already.")
             continue
         lines = output.with_suffix(".jsonl")
         lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
         command = [Path(sys.executable).with_name("energon-ext"), "prepare", output]
         command += ["--jsonl", lines, "--tokenizer", "bytes", "--min-chars", 200, "--val", 0.1]
+        command += ["--force"]  # what an interrupted demo left
         subprocess.run(list(map(str, command)), check=True)
         lines.unlink()
     mix = folder / "curriculum.yaml"
-    mix.write_text(CURRICULUM.format(middle=steps // 3, late=2 * steps // 3))
+    mix.write_text(CURRICULUM.format(middle=steps // 4, late=5 * steps // 6))
     return mix
 
 
@@ -124,8 +125,7 @@ def train(mix, run_dir, steps, stage, resumes=False):
     command += [TRAINING_SCRIPT, mix, *options]
     # Megatron-core warns a dozen times of optional GPU libraries, which the demo does not need.
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    # With more threads than free cores they would mostly wait for each other.
-    environment["OMP_NUM_THREADS"] = "1"
+    environment["OMP_NUM_THREADS"] = "1"  # more would mostly wait for each other
     process = subprocess.Popen(list(map(str, command)), env=environment)
     if stage.killed:
         kill_after(process, run_dir / "metrics.jsonl", stage.last)
@@ -136,9 +136,8 @@ def train(mix, run_dir, steps, stage, resumes=False):
 
 def kill_after(process, metrics, step):
     """Kill a process as soon as its log holds a step."""
-    while f'"event": "step", "step": {step},' not in (
-        metrics.read_text() if metrics.exists() else ""
-    ):
+    line = f'"event": "step", "step": {step},'
+    while not metrics.exists() or line not in metrics.read_text():
         if process.poll() is not None:
             sys.exit(f"The training ended before step {step}, see above.")
         time.sleep(0.01)
@@ -184,7 +183,7 @@ def draw(run, alone, comparison, stages):
     killed = stages[0].last + 0.5
     losses.axvspan(begins[1] + 0.5, killed, color=COLORS[1], alpha=0.12, linewidth=0)
     losses.axvline(killed, color=COLORS[1], linewidth=1.2)
-    lost = f"SIGKILL after step {stages[0].last}: goes on from\nthe checkpoint of step {begins[1]}"
+    lost = f"SIGKILL after step {stages[0].last};\ngoes on from the\ncheckpoint of step {begins[1]}"
     write(losses, lost, killed + 0.01 * comparison.steps, 0.97, COLORS[1], va="top")
     losses.set_ylabel("loss (nats per byte)")
     losses.tick_params(labelbottom=False)

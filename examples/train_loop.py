@@ -242,7 +242,7 @@ class Run:
             raise ConfigError(f"{store.root} holds checkpoints: --resume, or take another folder.")
         check_fingerprint(checkpoint.metadata["arguments"], fixed_arguments(self.args))
         on_all_ranks(lambda: self.restore_source(checkpoint))
-        load_model(self.model, self.optimizer, checkpoint.model)
+        load_model(self.model, self.optimizer, checkpoint.model())
         self.consumed = Consumption.from_json(checkpoint.metadata["consumed"])
         return checkpoint.step
 
@@ -251,8 +251,8 @@ class Run:
             return
         names = sorted(name for name in checkpoint.files if name.startswith("data_rank"))
         ranks = parallel_state.get_data_parallel_world_size()
-        if checkpoint.data is not None:
-            self.source.load_state_dict(checkpoint.data)
+        if (cursor := checkpoint.data()) is not None:
+            self.source.load_state_dict(cursor)
         elif not self.samples:
             self.source.restore_states([checkpoint.load(name) for name in names])
         elif len(names) == ranks:

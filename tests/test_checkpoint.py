@@ -253,15 +253,15 @@ def test_the_model_and_the_cursor_of_all_ranks_come_back(tmp_path):
     state = {"row": 2**60, "credits": {"web": -0.1}, "carried": [[3, 4], []], "none": None}
     directory = save_model(tmp_path, 3, state)
     checkpoint = CheckpointStore(tmp_path).latest()
-    assert checkpoint.data == state
-    assert checkpoint.model == directory / "model"
-    assert (checkpoint.model / "deep" / ".metadata").read_bytes() == b"where each tensor is"
+    assert checkpoint.data() == state
+    assert checkpoint.model() == directory / "model"
+    assert (checkpoint.model() / "deep" / ".metadata").read_bytes() == b"where each tensor is"
 
 
 def test_a_save_without_a_model_or_a_cursor_has_none(tmp_path):
     save(tmp_path, 1)
     checkpoint = CheckpointStore(tmp_path).latest()
-    assert (checkpoint.model, checkpoint.data) == (None, None)
+    assert (checkpoint.model(), checkpoint.data()) == (None, None)
 
 
 # Which checkpoint -------------------------------------------------------------------------------
@@ -359,9 +359,9 @@ def test_a_cursor_cut_anywhere_or_with_any_bit_flipped_is_named(tmp_path):
     checkpoint = CheckpointStore(tmp_path).latest()
     for _ in damage(path):
         with pytest.raises(StateFormatError) as caught:
-            checkpoint.data
+            checkpoint.data()
         assert str(path) in str(caught.value)
-    assert checkpoint.data == {"row": 5}
+    assert checkpoint.data() == {"row": 5}
 
 
 def missing(model):
@@ -394,7 +394,7 @@ def test_a_model_that_is_not_what_was_saved_is_named(harm, tmp_path):
     model = save_model(tmp_path, 1) / "model"
     name = harm(model)
     with pytest.raises(StateFormatError, match=f"model/{name} is damaged"):
-        CheckpointStore(tmp_path).latest().model
+        CheckpointStore(tmp_path).latest().model()
 
 
 def test_a_manifest_cut_anywhere_or_with_any_bit_flipped_is_named_and_nothing_older_taken(tmp_path):
@@ -634,10 +634,10 @@ def test_bytes_are_on_disk_before_their_name_and_the_manifest_is_last(tmp_path, 
         ("fsync", "step_00000001"),
         ("fsync", "data.json.tmp"),
         ("rename", "data.json"),
+        ("fsync", "model"),
         ("fsync", "deep"),
         ("fsync", ".metadata"),
         ("fsync", "tensors"),
-        ("fsync", "model"),
         ("fsync", "step_00000001"),
         ("fsync", "manifest.json.tmp"),
         ("rename", "manifest.json"),
@@ -681,9 +681,9 @@ def test_ctrl_c_at_any_line_of_a_save_leaves_the_previous_or_the_new_checkpoint(
                 sys.settrace(None)
             checkpoint = store.latest()
             assert checkpoint.step == line
-            assert checkpoint.load("a.pt") == checkpoint.data
-            assert (checkpoint.model is None) == (checkpoint.data == "previous")
-            outcomes.append(checkpoint.data)
+            assert checkpoint.load("a.pt") == checkpoint.data()
+            assert (checkpoint.model() is None) == (checkpoint.data() == "previous")
+            outcomes.append(checkpoint.data())
     assert outcomes == sorted(outcomes, reverse=True)  # "previous" up to a line, then "new"
     assert outcomes.count("previous") > 100 and outcomes.count("new") > 10
 
@@ -802,8 +802,8 @@ def save_well_and_badly(rank, root, pipe):
         attempt(results, "after that", lambda: good(5))
         checkpoint = store.latest()
         results["read"] = [checkpoint.load(f"data_rank{rank:05d}.pt") for rank in range(2)]
-        results["model"] = [(checkpoint.model / f"part{rank}").read_text() for rank in range(2)]
-        results["of rank 0"] = (checkpoint.data, checkpoint.metadata)
+        results["model"] = [(checkpoint.model() / f"part{rank}").read_text() for rank in range(2)]
+        results["of rank 0"] = (checkpoint.data(), checkpoint.metadata)
     pipe.send(results)
     torch.distributed.destroy_process_group()
 

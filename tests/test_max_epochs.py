@@ -1,8 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A source with `max_epochs` leaves when it has read them; the run goes on, or ends as one."""
+"""A source with `max_epochs` ends when it has read them; the run goes on, or ends as one."""
 
 import json
+import logging
 import warnings
 from collections import Counter
 
@@ -47,8 +48,8 @@ def write(path, split):
 
 
 def entry(path, max_epochs=None, weight=1):
-    capped = {} if max_epochs is None else {"max_epochs": max_epochs}
-    return {"path": path, "weight": weight, **capped}
+    limit = {} if max_epochs is None else {"max_epochs": max_epochs}
+    return {"path": path, "weight": weight, **limit}
 
 
 def load(path, *, num_workers=0, worker_config=None, batch_size=2, encoder=None, **options):
@@ -72,24 +73,24 @@ def of(counts, source):
 @pytest.mark.parametrize("rule", ["blend", "interleave"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_every_document_is_read_so_many_times_and_then_the_others_go_on(data, rule, num_workers):
-    path = write(data / "capped.yaml", {rule: [entry("web", 2), entry("code")]})
+    path = write(data / "limited.yaml", {rule: [entry("web", 2), entry("code")]})
     found = texts(take(loader_for(load(path, num_workers=num_workers)), 100))
     assert of(found, "web") == {f"web{number:02d}": 2 for number in range(12)}
     assert sum(of(found, "code").values()) == 200 - 24
 
 
-def test_the_source_that_leaves_says_so_in_one_line(data, caplog):
-    path = write(data / "capped.yaml", {"interleave": [entry("web", 2), entry("code")]})
+def test_the_source_that_has_ended_says_so_in_one_line(data, caplog):
+    path = write(data / "limited.yaml", {"interleave": [entry("web", 2), entry("code")]})
     take(loader_for(load(path)), 100)
-    lines = [record.message for record in caplog.records if "leaves" in record.message]
-    # 24 rows of web and as many of code, two in a batch; the next to try the web finds its end.
-    assert lines == ["web:train: 2 of 2 epochs read; leaves the blend at batch 24."]
+    lines = [record.message for record in caplog.records if "to its end" in record.message]
+    # 24 rows of web and as many of code, two in a step; the next to try the web finds its end.
+    assert lines == ["web:train: read to its end (max_epochs: 2); step 24."]
 
 
 @pytest.mark.parametrize("packing", ["bin", "sequential"])
 def test_buffers_of_a_packed_source_are_read_to_their_end(data, packing):
     """12 documents of 5 bytes, BOS and EOS: 84 tokens an epoch."""
-    path = write(data / "capped.yaml", {"blend": [entry("web", 3), entry("code", 1)]})
+    path = write(data / "limited.yaml", {"blend": [entry("web", 3), entry("code", 1)]})
     encoder = PackedTaskEncoder(ByteTokenizer(), 16, packing=packing, packing_buffer_docs=5)
     dataset = load(path, encoder=encoder, shuffle_buffer_size=4)
     documents = Counter()
@@ -98,7 +99,7 @@ def test_buffers_of_a_packed_source_are_read_to_their_end(data, packing):
     assert documents == {"web:train": 36, "code:train": 30}
 
 
-def test_the_smallest_cap_above_and_below_holds(data):
+def test_the_smallest_limit_above_and_below_holds(data):
     write(data / "inner.yaml", {"interleave": [entry("web", 2), entry("math", 9)]})
     write(data / "middle.yaml", {"blend": [entry("inner.yaml", 5), entry("code")]})
     outer = write(data / "outer.yaml", {"blend": [entry("middle.yaml", 7)]})
@@ -109,7 +110,7 @@ def test_the_smallest_cap_above_and_below_holds(data):
     }
 
 
-def test_a_joined_source_is_capped_as_well(data):
+def test_a_joined_source_is_limited_as_well(data):
     write_dataset(data / "twin", [f"twin{number:02d}" for number in range(12)])
     joiner = {"__module__": "megatron.energon", "__class__": "TextSample"}
     join = {"join": [{"path": "web"}, {"path": "twin"}], "joiner": joiner, "max_epochs": 3}
@@ -126,8 +127,8 @@ def test_a_joined_source_is_capped_as_well(data):
 
 @pytest.mark.parametrize("rule", ["blend", "interleave"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_run_with_caps_continues_exactly_wherever_it_was_saved(data, rule, num_workers):
-    path = write(data / "capped.yaml", {rule: [entry("web", 2), entry("math", 1), entry("code")]})
+def test_a_run_with_limits_continues_exactly_wherever_it_was_saved(data, rule, num_workers):
+    path = write(data / "limited.yaml", {rule: [entry("web", 2), entry("math", 1), entry("code")]})
     options = {"num_workers": num_workers}
     expected = [batch.text for batch in take(loader_for(load(path, **options)), 40)]
     for save_point in (3, 11, 19, 30) if num_workers == 0 else (19,):
@@ -140,7 +141,7 @@ def test_a_run_with_caps_continues_exactly_wherever_it_was_saved(data, rule, num
 
 
 def resumed(data, before, after, batches):
-    """Texts before and after a resume under another cap of the web."""
+    """Texts before and after a resume under another limit of the web."""
     first = loader_for(load(write(data / "x.yaml", {"blend": [entry("web", before), CODE]})))
     seen = texts(take(first, batches))
     second = loader_for(load(write(data / "x.yaml", {"blend": [entry("web", after), CODE]})))
@@ -151,18 +152,23 @@ def resumed(data, before, after, batches):
 CODE = entry("code")
 
 
-def test_a_source_that_has_left_stays_out_over_any_number_of_resumes(data, caplog):
+@pytest.fixture(autouse=True)
+def _log_of_this_package(caplog):
+    caplog.set_level(logging.INFO, logger="energon_ext")
+
+
+def test_a_source_that_has_ended_stays_at_its_end_over_any_number_of_resumes(data, caplog):
     seen, later, loader = resumed(data, 1, 1, 60)
     assert len(of(seen, "web")) == 12
     assert not of(later, "web")
     third = loader_for(load(write(data / "x.yaml", {"interleave": [entry("web", 1), CODE]})))
     third.restore_state_rank(loader.save_state_rank())
     assert not of(texts(take(third, 50)), "web")
-    assert caplog.text.count("leaves the blend") == 1
+    assert caplog.text.count("read to its end") == 1
 
 
 @pytest.mark.parametrize(("raised", "more"), [(3, 2), (2, 1)])
-def test_a_raised_cap_brings_a_source_back_for_the_epochs_that_were_added(data, raised, more):
+def test_a_raised_limit_brings_a_source_back_for_the_epochs_that_were_added(data, raised, more):
     _, later, loader = resumed(data, 1, raised, 60)
     assert of(later, "web") == {f"web{number:02d}": more for number in range(12)}
     again = loader_for(load(write(data / "x.yaml", {"blend": [entry("web", raised), CODE]})))
@@ -170,24 +176,24 @@ def test_a_raised_cap_brings_a_source_back_for_the_epochs_that_were_added(data, 
     assert not of(texts(take(again, 50)), "web")
 
 
-def test_without_its_cap_a_source_comes_back_for_good(data):
+def test_without_its_limit_a_source_comes_back_for_good(data):
     _, later, _ = resumed(data, 1, None, 60)
     assert sum(of(later, "web").values()) > 4 * 12
 
 
-def test_a_raised_cap_of_a_source_that_had_not_ended_counts_from_the_beginning(data):
+def test_a_raised_limit_of_a_source_that_had_not_ended_counts_from_the_beginning(data):
     seen, later, _ = resumed(data, 2, 3, 8)
     assert 0 < sum(of(seen, "web").values()) < 24
     assert of(seen + later, "web") == {f"web{number:02d}": 3 for number in range(12)}
 
 
-def test_a_cap_that_a_run_gets_late_counts_the_epochs_before(data):
+def test_a_limit_that_a_run_gets_late_counts_the_epochs_before(data):
     seen, later, _ = resumed(data, None, 2, 8)
     assert 0 < sum(of(seen, "web").values()) < 24
     assert of(seen + later, "web") == {f"web{number:02d}": 2 for number in range(12)}
 
 
-def test_a_cap_below_what_was_read_ends_the_source_at_once(data):
+def test_a_limit_below_what_was_read_ends_the_source_at_once(data):
     seen, later, _ = resumed(data, None, 1, 60)
     assert sum(of(seen, "web").values()) > 12
     assert not of(later, "web")
@@ -216,7 +222,7 @@ def megatron_loader(path, **options):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_when_none_is_left_the_run_ends_with_the_caps(data, num_workers, caplog):
+def test_when_none_is_left_the_run_ends_with_the_limits(data, num_workers, caplog):
     path = write(data / "all.yaml", {"blend": [entry("web", 2), entry("math", 1)]})
     loader = megatron_loader(path, num_workers=num_workers)
     found = Counter()
@@ -234,7 +240,7 @@ def test_when_none_is_left_the_run_ends_with_the_caps(data, num_workers, caplog)
     with pytest.raises(DataExhaustedError):  # it does not start over
         next(loader)
     if num_workers == 0:  # workers log in their own processes
-        assert caplog.text.count("leaves the blend") == 2
+        assert caplog.text.count("read to its end") == 2
     state = loader.save_state()
     loader.close()
     resumed_loader = megatron_loader(path, num_workers=num_workers)
@@ -303,8 +309,8 @@ def test_what_is_no_number_of_epochs_is_refused_with_its_place(data, rule, value
         load(path)
 
 
-def test_repeat_false_and_a_cap_contradict_each_other(data):
-    path = write(data / "capped.yaml", {"blend": [entry("web", 2), entry("code")]})
+def test_repeat_false_and_a_limit_contradict_each_other(data):
+    path = write(data / "limited.yaml", {"blend": [entry("web", 2), entry("code")]})
     with pytest.raises(ConfigError, match=r"blend\[0\] .*max_epochs: 2 with repeat=False"):
         load(path, repeat=False)
 
@@ -316,8 +322,8 @@ def test_an_epochized_blend_has_repetitions_instead(data):
         load(path)
 
 
-def test_validation_reads_a_capped_source_once(data):
-    path = write(data / "capped.yaml", {"blend": [entry("web", 2), entry("code")]})
+def test_validation_reads_a_limited_source_once(data):
+    path = write(data / "limited.yaml", {"blend": [entry("web", 2), entry("code")]})
     found = get_val_datasets(
         path, worker_config=config(), batch_size=2, task_encoder=Encoder(), split_part="train"
     )
@@ -331,21 +337,22 @@ def doubts(data, entries):
     return [str(w.message) for w in caught if issubclass(w.category, BlendWarning)]
 
 
-def test_weights_that_only_capped_sources_carry_are_doubted(data):
+def test_weights_that_only_limited_sources_carry_are_doubted(data):
     late = {"step": {0: 0, 50: 1}}
     (message,) = doubts(data, [entry("web", 2), entry("code", weight=late)])
-    assert message.startswith("At batch index 0 only sources with a max_epochs have a weight > 0")
+    assert message.startswith("At step 0 only sources with a max_epochs have a weight > 0 ({'web:")
     assert "{'web:train': 2}" in message
     assert doubts(data, [entry("web", 2), entry("code", 1, weight=late)]) == []
     assert doubts(data, [entry("web", 2), entry("code")]) == []
 
 
-def test_a_gap_that_a_source_leaves_behind_is_an_error_that_names_it(data):
+def test_a_gap_behind_a_source_that_has_ended_is_an_error_that_names_it(data):
     late = {"step": {0: 0, 50: 1}}
     path = write(data / "gap.yaml", {"blend": [entry("web", 2), entry("code", weight=late)]})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loader = loader_for(load(path))
     take(loader, 12)
-    with pytest.raises(ConfigError, match=r"0 at batch index 12 .*\['web:train'\] have ended"):
+    expected = r"0 at position 12 of the schedules \(step 12\) .* rows left: code:train\. Give one"
+    with pytest.raises(ConfigError, match=expected):
         take(loader, 1)

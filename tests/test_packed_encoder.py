@@ -20,6 +20,7 @@ from energon_ext import (
     get_val_datasets,
 )
 from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.mixture.checks import BlendWarning
 from energon_ext.plan.lookup import find_blend
 from tests.support import (
     batch_hash,
@@ -140,7 +141,7 @@ def test_one_epoch_trains_every_transition_exactly_once(mix, packing, num_worker
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
-def test_the_first_batch_at_a_knot_already_follows_the_new_weights(data, num_workers):
+def test_the_first_batch_at_a_breakpoint_already_follows_the_new_weights(data, num_workers):
     path = write_mix(
         data / "switch.yaml", [("prose", {"step": {0: 1, 7: 0}}), ("code", {"step": {0: 0, 7: 1}})]
     )
@@ -160,14 +161,14 @@ def test_the_order_in_the_yaml_says_nothing(data):
 
 def test_shares_follow_a_schedule_as_it_moves(mix):
     dataset = build(mix, batch_size=64)
-    choice = find_blend(dataset)
+    blend = find_blend(dataset)
     drawn, expected, variance = Counter(), Counter(), Counter()
     for index, batch in enumerate(take(loader_for(dataset), 40)):
         first_segments = [
             int(batch.source_ids[batch.cu_seqlens[:-1].tolist().index(start)])
             for start in range(0, 64 * SEQ_LEN, SEQ_LEN)
         ]
-        for key, share in choice.planned_shares(index).items():
+        for key, share in blend.planned_shares(index).items():
             drawn[key] += first_segments.count(batch.sources.index(key))
             expected[key] += 64 * share
             variance[key] += 64 * share * (1 - share)
@@ -176,7 +177,7 @@ def test_shares_follow_a_schedule_as_it_moves(mix):
 
 
 def test_constant_weights_give_the_shares_that_stock_energon_gives(data):
-    """Stock chooses documents, we choose rows; here one row holds one document."""
+    """Stock draws documents, we draw rows; here one row holds one document."""
     for source in ("left", "right"):
         write_dataset(data / source, [f"{source}{n:05d}"[:9] for n in range(60)])
     path = write_mix(data / "constant.yaml", [("left", 1), ("right", 3)])
@@ -236,13 +237,15 @@ def test_a_state_in_memory_may_be_restored_twice(mix):
         ({"seed": 1}, "seed"),
         ({"seq_len": SEQ_LEN + 1}, "seq_len"),
         ({"packing": "sequential"}, "packing"),
-        ({"packing_buffer_docs": 13}, "packing_buffer_docs"),
+        ({"packing_max_docs_per_bin": 3}, "packing_max_docs_per_bin"),
+        ({"packing_carry": 0.4}, "packing_carry"),
+        ({"alignment": 2}, "alignment"),
         ({"shuffle": 17}, "shuffle_buffer_docs"),
         ({"mask_boundary_loss": False}, "mask_boundary_loss"),
         ({"train_on_eos": False}, "train_on_eos"),
         ({"tokenizer": ByteTokenizer(add_bos=False)}, "tokenizer"),
         ({"world_size": 2}, "global_workers"),
-        ({"world_size": 2, "rank": 1}, "global_worker"),
+        ({"world_size": 2, "rank": 1}, "worker"),
     ],
 )
 def test_a_state_of_another_configuration_is_refused_with_the_field(mix, change, field):
@@ -271,14 +274,15 @@ def test_the_state_of_worker_processes_is_refused_before_they_start(mix):
     loader = loader_for(build(mix, num_workers=1))
     take(loader, 3)
     state = loader.save_state_rank()
-    other = loader_for(build(mix, num_workers=2, seed=5))
-    with pytest.raises(StateMismatchError) as error:
-        other.restore_state_rank(state)
-    assert error.value.differences == {
-        "num_workers": (1, 2),
-        "global_workers": (1, 2),
-        "seed": (0, 5),
-    }
+    for other, differences in (
+        (build(mix, num_workers=2), {"num_workers": (1, 2)}),
+        (build(mix, num_workers=1, batch_size=3), {"batch_size": (2, 3)}),
+        (build(mix, num_workers=1, seed=5), {"seed": (0, 5)}),
+        (build(mix, num_workers=1, world_size=2), {"global_workers": (1, 2)}),
+    ):
+        with pytest.raises(StateMismatchError) as error:
+            loader_for(other).restore_state_rank(state)
+        assert error.value.differences == differences
 
 
 def test_sources_that_stay_continue_where_they_were_when_others_come_go_and_swap(data):
@@ -300,10 +304,10 @@ def test_sources_that_stay_continue_where_they_were_when_others_come_go_and_swap
     assert {name[:4] for name in seen} == {"pros", "code", "docs"}
 
 
-#@pytest.mark.filterwarnings("ignore:.*listed more than once")
 def test_the_same_folder_twice_is_read_in_two_orders(data):
     path = write_mix(data / "twice.yaml", [("prose", 1), ("prose", 1)])
-    dataset = build(path, packing_max_docs_per_bin=1)
+    with pytest.warns(BlendWarning, match="listed more than once"):
+        dataset = build(path, packing_max_docs_per_bin=1)
     assert find_blend(dataset).keys == ("prose:train", "prose:train#2")
     orders = {key: [] for key in find_blend(dataset).keys}
     for source, name in sources_and_names_in(take(loader_for(dataset), 60)):

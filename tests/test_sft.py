@@ -3,6 +3,7 @@
 """Conversations to packed batches with loss on the answers, through real Energon loaders."""
 
 import json
+from collections import Counter
 
 import pytest
 from megatron.energon.epathlib import EPath
@@ -10,12 +11,13 @@ from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDataset
 from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
 from webdataset import ShardWriter
 
-from energon_ext import ConfigError, SFTTaskEncoder, get_train_dataset
+from energon_ext import ConfigError, SFTTaskEncoder, get_train_dataset, get_val_datasets
+from energon_ext.documents.label_weights import LabelWeightsWriter
 from energon_ext.encoders.chat import ChatTemplate, HFChatTemplate, PlainChatTemplate, split_answers
-from energon_ext.encoders.sft import Dialogue, PromptResponse
+from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
 from energon_ext.encoders.tokenizers import ByteTokenizer, HFTokenizer
 from energon_ext.errors import SampleError
-from tests.support import batch_hash, config, loader_for, take, write_mix
+from tests.support import batch_hash, config, loader_for, take, write_mix, write_tokens
 
 CHATML = (
     "{% for message in messages %}"
@@ -289,6 +291,118 @@ def test_a_resume_continues_exactly(tmp_path):
     second = loader()
     second.restore_state_rank(first.save_state_rank())
     assert [batch_hash(batch) for batch in take(second, 7)] == reference[5:]
+
+
+# From token files ---------------------------------------------------------------------------------
+
+RECORDS = [{"prompt": f"say {n}: ", "response": f"<{n}>" * (n % 5 + 1)} for n in range(60)] + [
+    {"messages": [{**turn, "content": f"{turn['content']} {n}"} for turn in TURNS[1:5]]}
+    for n in range(30)
+]
+
+
+def write_conversations(prefix, records, encoder, scale=1.0):
+    """The pair, the weights and the description that `energon-ext prepare --chat` makes of them."""
+    samples = [cook_dialogue({**IDENTITY, "json": record}) for record in records]
+    documents = [encoder.encode_document(sample) for sample in samples]
+    write_tokens(prefix, [document.tokens.tolist() for document in documents])
+    weights = LabelWeightsWriter(prefix)
+    for document in documents:
+        weights.add(document.label_weights * scale)
+    meta = {"tokenizer": encoder.tokenizer.fingerprint(), "label_weights": weights.close()}
+    prefix.with_name(prefix.name + ".meta.json").write_text(json.dumps(meta))
+
+
+@pytest.fixture(scope="module")
+def conversations(tmp_path_factory):
+    """The same conversations, streamed and as a token file."""
+    folder = tmp_path_factory.mktemp("conversations")
+    prepare_jsonl(folder / "text.jsonl", RECORDS)
+    write_conversations(folder / "tokens", RECORDS, SFTTaskEncoder(ByteTokenizer(), 64))
+    return folder
+
+
+def test_validation_of_a_token_file_is_that_of_the_streamed_conversations(conversations):
+    """Both look at all conversations at once, so the batches are equal, tensor for tensor."""
+
+    def batches(path):
+        mix = write_mix(conversations / "val.yaml", [(path, 1)], split="val")
+        ((dataset, _),) = get_val_datasets(
+            mix,
+            worker_config=config(),
+            batch_size=1,
+            task_encoder=SFTTaskEncoder(ByteTokenizer(), 64),
+        )
+        return [batch.validate() for batch in loader_for(dataset)]
+
+    streamed, planned = batches("text.jsonl"), batches("tokens")
+    assert len(streamed) > 30
+    assert {0.0, 1.0} == {weight for b in planned for weight in b.token_weights.tolist()}
+    assert [batch_hash(batch) for batch in planned] == [batch_hash(batch) for batch in streamed]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_training_on_a_token_file_weights_what_the_streamed_conversations_weight(
+    conversations, ranks
+):
+    def segments(path):
+        """How often each conversation was: tokens, labels and weights.
+
+        The last position of a conversation trains nothing, and a full row does not have it.
+        """
+        found = Counter()
+        mix = write_mix(conversations / "train.yaml", [(path, 1)])
+        for rank in range(ranks):
+            dataset = get_train_dataset(
+                mix,
+                worker_config=config(0, rank, ranks),
+                batch_size=2,
+                repeat=False,
+                task_encoder=SFTTaskEncoder(ByteTokenizer(), 64, packing_buffer_docs=8),
+            )
+            for batch in loader_for(dataset):
+                for start, end, source in zip(
+                    batch.cu_seqlens, batch.cu_seqlens[1:], batch.source_ids
+                ):
+                    end = int(end) - int(batch.token_weights[end - 1] == 0)
+                    fields = (batch.tokens, batch.labels, batch.token_weights)
+                    parts = tuple(tuple(field[start:end].tolist()) for field in fields)
+                    found[parts] += int(source >= 0)
+        return +found
+
+    expected = segments("text.jsonl")
+    assert expected.total() == len(RECORDS)
+    assert segments("tokens") == expected
+
+
+def test_weights_between_0_and_1_reach_the_loss(tmp_path):
+    write_conversations(
+        tmp_path / "halves", RECORDS, SFTTaskEncoder(ByteTokenizer(), 64), scale=0.25
+    )
+    mix = write_mix(tmp_path / "mix.yaml", [("halves", 1)])
+    trained = [weight for b in loader_for(load(mix, seq_len=64)) for weight in b.token_weights]
+    assert {float(weight) for weight in trained} == {0.0, 0.25}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_resume_of_a_token_file_with_weights_continues_exactly(conversations, num_workers):
+    mix = write_mix(conversations / "resume.yaml", [("tokens", 1)])
+
+    def loader():
+        encoder = SFTTaskEncoder(ByteTokenizer(), 64)
+        return loader_for(
+            get_train_dataset(
+                mix, worker_config=config(num_workers), batch_size=2, task_encoder=encoder
+            )
+        )
+
+    reference = [batch_hash(batch) for batch in take(loader(), 40)]
+    for done in (1, 17, 30) if num_workers == 0 else (17,):
+        first = loader()
+        take(first, done)
+        second = loader()
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert [batch_hash(batch) for batch in take(second, 40 - done)] == reference[done:]
 
 
 def test_bad_options_are_refused():

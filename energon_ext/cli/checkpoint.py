@@ -4,17 +4,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 import click
 
 from energon_ext.errors import ConfigError, EnergonExtError
 
 if TYPE_CHECKING:
-    from megatron.energon.savable_loader import SavableDataLoaderState
-
     from energon_ext.state.match import SourceChange
 
 #: Of a data state: one of this package's store, one of Megatron-LM's.
@@ -34,122 +33,87 @@ def checkpoint() -> None:
 @click.option("--split", default="train", help="Split of the metadataset.")
 @click.option("--world-size", type=click.IntRange(1), help="Data-parallel ranks of the next run.")
 @click.option("--num-workers", type=click.IntRange(0), help="Workers of a rank in the next run.")
+@click.option("--tokenizer", help="Of the next run; text sources are then restored as well.")
+@click.option("--seq-length", type=click.IntRange(2), help="Positions of a row in the next run.")
+@click.option("--packing", help="Of the next run.")
 @click.option("--trusted-module", multiple=True, help="A module that the YAML may name.")
 @click.pass_context
 def diff(
     ctx: click.Context,
+    /,
     saved: Path,
     metadataset: Path,
     split: str,
     world_size: int | None,
     num_workers: int | None,
     trusted_module: tuple[str, ...],
+    **encoder: Any,
 ) -> None:
     """Show what a resume from CHECKPOINT does with every source of METADATASET.
 
     CHECKPOINT is the folder of a run (its newest checkpoint is taken), of one checkpoint, or of
-    Megatron-LM's data states. Ends with 1 where the resume would be refused.
+    Megatron-LM's data states. The data is built and restored by the code that a run resumes with.
+    What no option says of the next run is as the saved one had it. Ends with 1 where the resume
+    would be refused.
     """
-    from energon_ext.encoders.load import source_names
-    from energon_ext.state.match import compare_sources
-    from energon_ext.state.regroup import check_nothing_waits, choices_in, workers_of
+    from energon_ext.cli.resume import NextRun, SavedData
 
-    folder, states = _read_states(saved)
-    names = source_names(metadataset, split_part=split, trusted_modules=trusted_module)
-    layout = (len(states), workers_of(states[0]))
-    click.echo(f"{folder}: {layout[0]} rank(s) with {layout[1]} worker(s)")
+    folder, cursor, states = _read(saved)
+    options = {"path": metadataset, "split_part": split, "trusted_modules": trusted_module}
     try:
-        choices = [choice for state in states for choice in choices_in(state).values()]
-        if not choices:
-            raise ConfigError(f"{folder}: no worker had begun when this was saved.")
-        changes = compare_sources(choices, names)
-        click.echo(_table(changes))
-        click.echo(_fixed(choices[0]["fingerprint"]))
-        for state in states:
-            check_nothing_waits(state, changes)
-        now = (world_size or layout[0], layout[1] if num_workers is None else num_workers)
-        _check_layout(changes, layout, now)
+        data = SavedData(cursor, states)
+        click.echo(f"{folder}: {data}")
+        run = NextRun(data, options, world_size, num_workers, **encoder)
+        click.echo(_table(run.changes()))
+        fixed = sorted(data.fingerprint.items())
+        click.echo("must stay: " + ", ".join(f"{name}={value!r}" for name, value in fixed))
+        click.echo(run.restore())
     except EnergonExtError as error:
         click.echo(f"refused: {' '.join(str(error).split())}")
         ctx.exit(_REFUSED_EXIT_CODE)
 
 
-def _read_states(path: Path) -> tuple[Path, list[SavableDataLoaderState]]:
-    """The data states of all ranks, and the folder they were found in."""
-    from megatron.energon.savable_loader import SavableDataLoaderState
-
+def _read(path: Path) -> tuple[Path, Any, dict[int, Any]]:
+    """The folder of a checkpoint, the cursor in it, and the states of ranks in it."""
+    from energon_ext.state.checkpoint import DATA, CheckpointStore
     from energon_ext.state.manifest import MANIFEST, read_manifest
-    from energon_ext.state.serialize import read_state_file
+    from energon_ext.state.serialize import read_file, read_state_file
 
     if not path.is_dir():
         raise ConfigError(f"{path}: no such folder; name a checkpoint or the folder of a run.")
-    folder = _newest(path)
-    records = {}
-    if (folder / MANIFEST).exists():
-        records = read_manifest(folder)["files"]
-    found = sorted(
-        (int(match[2]), file)
-        for file in folder.rglob("*.pt")
-        if (match := _DATA_FILE.fullmatch(file.name))
-    )
-    ranks = [rank for rank, _ in found]
-    if not found or ranks != list(range(len(found))):
-        raise ConfigError(
-            f"{folder}: data states of the ranks {ranks} found; those of all ranks are needed, "
-            f"as data_rank00000.pt or train_dataloader_dprank000.pt and so on. Name the folder of "
-            f"one checkpoint."
-        )
-    states = []
-    for _, file in found:
-        content = read_state_file(file, records.get(file.name))
-        if isinstance(content, dict) and "dataloader_state_dict" in content:
-            content = content["dataloader_state_dict"]
-        if not isinstance(content, SavableDataLoaderState):
-            raise ConfigError(f"{file}: holds a {type(content).__name__}, no data state.")
-        states.append(content)
-    return folder, states
-
-
-def _newest(path: Path) -> Path:
-    from energon_ext.state.checkpoint import CheckpointStore
-
     newest = CheckpointStore(path).latest()
-    return path if newest is None else newest.path
-
-
-def _check_layout(
-    changes: Sequence[SourceChange], saved: tuple[int, int], now: tuple[int, int]
-) -> None:
-    bound = [change.key for change in changes if not change.any_workers]
-    before, after = (ranks * max(1, workers) for ranks, workers in (saved, now))
-    if before != after and bound:
+    folder = path if newest is None else newest.path
+    records = read_manifest(folder)["files"] if (folder / MANIFEST).exists() else {}
+    if DATA in records:
+        return folder, json.loads(read_file(folder / DATA, records[DATA])), {}
+    states = {}
+    for file in sorted(folder.rglob("*.pt")):
+        if match := _DATA_FILE.fullmatch(file.name):
+            content = read_state_file(file, records.get(file.name))
+            for key in ("dataloader_state_dict", "prompts"):  # of Megatron-LM, of an RLDataset
+                content = content.get(key, content) if isinstance(content, dict) else content
+            states[int(match[2])] = content
+    if not states:
         raise ConfigError(
-            f"{saved[0]} x {saved[1]} became {now[0]} x {now[1]} ranks x workers, and text sources "
-            f"({', '.join(bound)}) continue with as many workers in all as before only."
+            f"{folder}: no {DATA}, data_rank00000.pt or train_dataloader_dprank000.pt found. Name "
+            f"the folder of a run or of one checkpoint."
         )
+    return folder, None, states
 
 
 def _table(changes: Sequence[SourceChange]) -> str:
-    rows = [("source", "resume", "documents read", "tokens read", "other ranks and workers")]
+    rows = [("source", "resume", "documents read", "tokens read")]
     rows += [
         (
             change.key,
             change.change + (f" (was {change.saved_key})" if change.saved_key else ""),
-            f"{change.rows:,}",
+            f"{change.documents:,}",
             f"{change.tokens:,}",
-            "possible" if change.any_workers else "not possible",
         )
         for change in changes
     ]
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join(
         f"  {key:<{widths[0]}}  {change:<{widths[1]}}  {rows:>{widths[2]}}  {tokens:>{widths[3]}}"
-        f"  {elsewhere}"
-        for key, change, rows, tokens, elsewhere in rows
+        for key, change, rows, tokens in rows
     )
-
-
-def _fixed(fingerprint: dict[str, Any]) -> str:
-    """What the next run must have as the saved one had it."""
-    fields: Iterator[str] = (f"{name}={value!r}" for name, value in sorted(fingerprint.items()))
-    return "must stay: " + ", ".join(fields)

@@ -17,7 +17,7 @@ from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState
 
-from energon_ext.errors import ConfigError, StateFormatError
+from energon_ext.errors import ConfigError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.exhaustion import end_together
 from energon_ext.state.loader import ExactDataLoader
@@ -118,15 +118,10 @@ class MegatronEnergonLoader:
         """Continue after the batch that ``state`` was saved after.
 
         Raises:
-            StateFormatError: ``state`` is something else.
+            StateFormatError: ``state`` is damaged, or something else.
             StateMismatchError: saved with another configuration; names every field that differs.
             ConfigError: this loader has drawn batches already.
         """
-        if state is not None and not isinstance(state, SavableDataLoaderState):
-            raise StateFormatError(
-                f"The data state is a {type(state).__name__}, not what save_state() returned. "
-                "Restore another checkpoint; the data is not started over in its place."
-            )
         self._check_unbegun()
         # Energon keeps references into a state it is given, and it may be restored again.
         self.loader.restore_state_rank(copy.deepcopy(state))

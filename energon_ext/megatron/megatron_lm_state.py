@@ -12,9 +12,10 @@ from typing import Any
 
 from megatron.energon.savable_loader import SavableDataLoaderState
 
-from energon_ext.errors import StateFormatError
+from energon_ext.errors import StateFormatError, StateMismatchError
 from energon_ext.megatron.loader import MegatronEnergonLoader
 from energon_ext.state.regroup import blends_in, workers_of
+from energon_ext.state.seals import check_workers
 from energon_ext.state.serialize import read_state_file
 from energon_ext.state.together import on_all_ranks
 
@@ -33,7 +34,7 @@ class MegatronLMLoader(MegatronEnergonLoader):
         args = get_args()
         if args.dataloader_save and getattr(args, "curr_iteration", None) is not None:
             rank = self.loader.worker_config.rank
-            path = _paths(args.dataloader_save, args.curr_iteration + 1, rank)[-1]
+            path = _path(args.dataloader_save, args.curr_iteration + 1, rank)
             os.makedirs(os.path.dirname(path), exist_ok=True)
         return super().save_state()
 
@@ -48,22 +49,26 @@ class MegatronLMLoader(MegatronEnergonLoader):
         """
         folder, iteration = args.dataloader_load or args.dataloader_save, args.iteration
         worker = self.loader.worker_config
-        mine = _find(folder, iteration, worker.rank)
-        known = mine or _find(folder, iteration, 0)
-        if known is None:
+        files = _files(folder, iteration)
+        if not files:
             return False
-        state = _read(known)
-        needed = [known]
-        saved = _topology_that_saved(state)
-        if saved is not None and saved != (worker.world_size, worker.num_workers):
-            needed = [_require(folder, iteration, rank) for rank in range(saved[0])]
-        elif saved is not None:
-            needed = [_require(folder, iteration, worker.rank)]
-        self._found = [_read(path) for path in needed]
+        known = worker.rank if worker.rank in files else min(files)
+        self._found = [_read(files[known])]
+        saved = _topology_that_saved(self._found[0])
+        if saved is not None:
+            is_same = saved == (worker.world_size, worker.num_workers)
+            needed = [worker.rank] if is_same else range(saved[0])
+            missing = [rank for rank in needed if rank not in files]
+            if missing:
+                raise StateFormatError(
+                    f"The data state of data-parallel rank {missing[0]} at iteration {iteration} "
+                    f"is missing in {_folder(folder, iteration)}. Copy it from where it was saved."
+                )
+            self._found = [_read(files[rank]) for rank in needed]
         return True
 
-    def restore_found(self) -> None:
-        """Continue from what :meth:`find_states` has read.
+    def restore_found(self) -> int:
+        """Continue from what :meth:`find_states` has read; how many batches this rank has drawn.
 
         Raises:
             StateMismatchError: it belongs to another configuration.
@@ -72,6 +77,7 @@ class MegatronLMLoader(MegatronEnergonLoader):
             self.restore_state(self._found[0])
         else:
             self.restore_states(self._found)
+        return self.next_batch_index
 
 
 def restore_together(loader: MegatronLMLoader | None, args: argparse.Namespace) -> None:
@@ -86,9 +92,15 @@ def restore_together(loader: MegatronLMLoader | None, args: argparse.Namespace) 
     found = on_all_ranks(lambda: None if loader is None else loader.find_states(args))
     loading = [each for each in found if each is not None]
     folder = args.dataloader_load or args.dataloader_save
-    path = _paths(folder, args.iteration, 0)[0] if folder else "a folder of --dataloader-save"
+    path = _folder(folder, args.iteration) if folder else "a folder of --dataloader-save"
     if all(loading):
-        on_all_ranks(lambda: None if loader is None else loader.restore_found())
+        drawn = on_all_ranks(lambda: None if loader is None else loader.restore_found())
+        batches = sorted({each for each in drawn if each is not None})
+        if len(batches) > 1:
+            raise StateMismatchError(
+                {"batches drawn": (batches, "the same on every rank")},
+                f"Data states of different saves are mixed in {folder}; take those of one save.",
+            )
     elif any(loading):
         raise StateFormatError(
             f"Only {sum(loading)} of {len(loading)} ranks that load find a data state of iteration "
@@ -97,12 +109,12 @@ def restore_together(loader: MegatronLMLoader | None, args: argparse.Namespace) 
     elif args.dataloader_load:
         raise StateFormatError(
             f"--dataloader-load {folder} holds no data state of iteration {args.iteration} "
-            f"({path} does not exist). Correct it, or leave it out to start the data over."
+            f"(none in {path}). Correct it, or leave it out to start the data over."
         )
     else:
         # No state is a decision of the user (a model from elsewhere); half of one is damage.
         logger.warning(
-            "NO DATA STATE: the model continues from iteration %d, but %s does not exist, so the "
+            "NO DATA STATE: the model continues from iteration %d, but %s holds none, so the "
             "data starts from its beginning and what the model has seen will be seen again. To "
             "continue the data as well, set --dataloader-load to the folder it was saved in.",
             args.iteration,
@@ -112,32 +124,24 @@ def restore_together(loader: MegatronLMLoader | None, args: argparse.Namespace) 
 
 def _topology_that_saved(state: Any) -> tuple[int, int] | None:
     """Data-parallel ranks and workers of a rank that private plans belong to, else None."""
-    if not isinstance(state, SavableDataLoaderState):
+    check_workers(state)
+    workers, fingerprint = workers_of(state), blends_in(state)[0]["fingerprint"]
+    if fingerprint.get("plan") == "shared":
         return None
-    workers = workers_of(state)
-    for blend in blends_in(state).values():
-        if blend["fingerprint"]["plan"] != "shared":
-            return blend["fingerprint"]["global_workers"] // max(1, workers), workers
-    return None
+    return fingerprint.get("global_workers", 0) // max(1, workers), workers
 
 
-def _find(folder: str | None, iteration: int, rank: int) -> str | None:
-    paths = _paths(folder, iteration, rank) if folder else []
-    return next(filter(os.path.exists, paths), None)
+def _files(folder: str | None, iteration: int) -> dict[int, Path]:
+    """The data states of an iteration by data-parallel rank."""
+    if not folder:
+        return {}
+    # Until megatron-core 0.18 the folder of a rank is named after its expert-parallel rank as well.
+    found = sorted(_folder(folder, iteration).glob("*/train_dataloader_dprank*.pt"))
+    return {int(path.stem.rpartition("dprank")[2]): path for path in reversed(found)}
 
 
-def _require(folder: str, iteration: int, rank: int) -> str:
-    path = _find(folder, iteration, rank)
-    if path is None:
-        raise StateFormatError(
-            f"The data state of data-parallel rank {rank} at iteration {iteration} is missing: "
-            f"{_paths(folder, iteration, rank)[0]}. Copy it from where it was saved."
-        )
-    return path
-
-
-def _read(path: str) -> Any:
-    saved = read_state_file(Path(path), record=None)  # Megatron-LM keeps no checksums
+def _read(path: Path) -> Any:
+    saved = read_state_file(path, record=None)  # Megatron-LM keeps no checksums
     if not isinstance(saved, dict) or "dataloader_state_dict" not in saved:
         raise StateFormatError(
             f"{path} holds no dataloader_state_dict, so Megatron-LM did not write it there; set "
@@ -146,15 +150,13 @@ def _read(path: str) -> Any:
     return saved["dataloader_state_dict"]
 
 
-def _paths(folder: str, iteration: int, rank: int) -> list[str]:
-    """Where Megatron-LM may have written the data state of a rank, the latest habit first."""
+def _folder(folder: str, iteration: int) -> Path:
+    return Path(_path(folder, iteration, 0)).parent.parent
+
+
+def _path(folder: str, iteration: int, rank: int) -> str:
+    """Where Megatron-LM writes the data state of a rank: on the first pipeline stage only."""
     from megatron.training.checkpointing import get_checkpoint_name
 
-    # Megatron-LM saves on the first pipeline stage only; every stage loads that file.
-    place = {"pipeline_rank": 0, "basename": f"train_dataloader_dprank{rank:03d}.pt"}
-    # Until megatron-core 0.18 the folder was named after the expert-parallel rank as well.
-    without_experts = {"expert_parallel": False, "expert_rank": 0}
-    return [
-        get_checkpoint_name(folder, iteration, **place, **without_experts),
-        get_checkpoint_name(folder, iteration, **place),
-    ]
+    basename = f"train_dataloader_dprank{rank:03d}.pt"
+    return str(get_checkpoint_name(folder, iteration, pipeline_rank=0, basename=basename))

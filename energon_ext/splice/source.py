@@ -132,12 +132,11 @@ class SpliceSource:
         """Up to ``count`` further frames; fewer at the end of the last epoch."""
         frames: list[Contents] = []
         while len(frames) < count and not self.ended:
-            contents = self._next_contents()
-            ends = [1]
-            if self.config.pack_contents:
-                ends = self._frame_ends(contents.copy_lens, self._shown + CHUNK >= self._count)
-            else:
-                ends = list(range(1, min(len(contents.starts), count - len(frames)) + 1))
+            contents, is_last = self._next_contents()
+            ends = self._frame_ends(contents.copy_lens, is_last)
+            if not ends:  # a frame of more contents than were found
+                self._find(2 * len(contents.starts))
+                continue
             begin = 0
             for end in ends[: count - len(frames)]:
                 frames.append(Contents(*(column[begin:end] for column in contents)))
@@ -145,25 +144,34 @@ class SpliceSource:
             self._shown += begin
         return TakenFrames(self, frames)
 
-    def _next_contents(self) -> Contents:
-        """Some contents that come next: a chunk where they are packed together."""
-        if self._chunk is None or not 0 <= self._shown - self._chunk[0] < CHUNK // 2:
-            worker, workers = self._part
-            places = np.arange(self._shown, min(self._shown + CHUNK, self._count))
-            self._chunk = self._shown, self.examples.locate(worker + workers * places)
-        first, contents = self._chunk
-        return Contents(*(column[self._shown - first :] for column in contents))
+    def _next_contents(self) -> tuple[Contents, bool]:
+        """Some contents that come next, and whether none follows them."""
+        first, contents = self._chunk or self._find(CHUNK)
+        is_last = first + len(contents.starts) == self._count
+        if not is_last and self._shown - first > len(contents.starts) // 2:
+            first, contents = self._find(CHUNK)
+            is_last = first + len(contents.starts) == self._count
+        return Contents(*(column[self._shown - first :] for column in contents)), is_last
+
+    def _find(self, count: int) -> tuple[int, Contents]:
+        """Look up the contents that come next."""
+        worker, workers = self._part
+        places = np.arange(self._shown, min(self._shown + count, self._count))
+        self._chunk = self._shown, self.examples.locate(worker + workers * places)
+        return self._chunk
 
     def _frame_ends(self, copy_lens: np.ndarray, is_last: bool) -> list[int]:
-        """Where frames end that hold as many contents as fit, one after another."""
+        """Where frames end; with ``pack_contents`` one holds as many contents as fit."""
+        if not self.config.pack_contents:
+            return list(range(1, len(copy_lens) + 1))
         ends, filled = [], 0
         for index, copy_len in enumerate(copy_lens.tolist()):
             if filled and filled + copy_len > self._seq_len:
                 ends.append(index)
                 filled = 0
             filled += copy_len
-        # What follows the last of a chunk is not known, but for the last of all.
-        return [*ends, len(copy_lens)] if is_last or not ends else ends
+        # Whether more fits into the frame behind the last end is not known yet.
+        return [*ends, len(copy_lens)] if is_last else ends
 
     def tokens_of(self, frame: Contents) -> int:
         """Positions of a frame that hold a document."""

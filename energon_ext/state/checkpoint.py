@@ -28,7 +28,7 @@ Example:
     ...     for step in (10, 20, 30):
     ...         path = store.save(step, write_model=write_model, data={"row": 16 * step})
     >>> checkpoint = CheckpointStore(root).latest()
-    >>> checkpoint.path.name, checkpoint.data, (checkpoint.model / "weights").read_text()
+    >>> checkpoint.path.name, checkpoint.data(), (checkpoint.model() / "weights").read_text()
     ('step_00000030', {'row': 480}, '0.5')
     >>> CheckpointStore(root).open(20).step
     20
@@ -98,7 +98,6 @@ class Checkpoint:
     save_index: int
     files: dict[str, dict[str, Any]]
 
-    @property
     def data(self) -> Any:
         """The cursor that all ranks share, verified; None where the save had none.
 
@@ -109,7 +108,6 @@ class Checkpoint:
             return None
         return json.loads(read_file(self.path / DATA, self.files[DATA]))
 
-    @property
     def model(self) -> Path | None:
         """The folder of the model, verified; None where the save had none. Looks at every file.
 

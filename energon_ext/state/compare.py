@@ -46,6 +46,26 @@ def check_continues(
         StateFormatError: the state of a source is damaged.
         StateMismatchError: another configuration; names all that differs.
     """
+    check_loader(state, dataset, num_workers, batch_size)
+    changes: list[SourceChange] = []
+    for blend in blends_inside(dataset):
+        blends_in(state)  # refuses what stock Energon has saved
+        around = [wrappers_in(tree) for tree in trees_in(state)]
+        check_fingerprint(
+            {"datasets around the blend": around},
+            {"datasets around the blend": [_wrappers_of(dataset)] * len(around)},
+        )
+        changes = check_blend(state, blend)
+    return changes
+
+
+def check_loader(
+    state: SavableDataLoaderState,
+    dataset: SavableDataset,
+    num_workers: int,
+    batch_size: int | None,
+) -> None:
+    """The part of :func:`check_continues` on workers and batches."""
     check_fingerprint(
         {"num_workers": workers_of(state), "batch_size": state.micro_batch_size},
         {"num_workers": num_workers, "batch_size": batch_size},
@@ -57,21 +77,18 @@ def check_continues(
             "With a virtual_epoch_length, several workers continue where they have drawn equally "
             "much: save after a multiple of num_workers batches.",
         )
-    changes: list[SourceChange] = []
-    for blend in blends_inside(dataset):
-        around = [wrappers_in(tree) for tree in trees_in(state)]
-        check_fingerprint(
-            {"datasets around the blend": around},
-            {"datasets around the blend": [_wrappers_of(dataset)] * len(around)},
-        )
-        saved = blends_in(state)
-        for number, worker in saved.items():
-            if blend.is_shared:
-                _check_place(state.worker_states[number], number, blend)
-            blend.check_state(worker, worker=number)
-            _check_sources(worker, blend)
-        changes = compare_sources(list(saved.values()), blend.names)
-        check_nothing_waits(state, changes)
+
+
+def check_blend(state: SavableDataLoaderState, blend: BlendedDataset) -> list[SourceChange]:
+    """The part of :func:`check_continues` on the sources."""
+    saved = blends_in(state)
+    for number, worker in saved.items():
+        if blend.is_shared:
+            _check_place(state.worker_states[number], number, blend)
+        blend.check_state(worker, worker=number)
+        _check_sources(worker, blend)
+    changes = compare_sources(list(saved.values()), blend.names)
+    check_nothing_waits(state, changes)
     return changes
 
 

@@ -34,7 +34,7 @@ from megatron.energon.state import FlexState
 from torch.utils.data._utils import signal_handling
 
 from energon_ext.arguments import check_integer
-from energon_ext.errors import ConfigError, EnergonExtError, StateFormatError, StateMismatchError
+from energon_ext.errors import ConfigError, EnergonExtError, StateMismatchError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.compare import check_continues, virtual_epoch_length
 from energon_ext.state.match import SourceChange
@@ -120,8 +120,6 @@ class ExactDataLoader(SavableDataLoader):
             ConfigError: a source is streamed, or batches were drawn already.
         """
         blend = self._shared_blend()
-        if not isinstance(state, Mapping):
-            raise StateFormatError(f"A {type(state).__name__} is no data state.")
         cursor = FlexState(check_seal(state))
         check_format(cursor)
         blend.check_state(cursor)
@@ -202,8 +200,12 @@ class ExactDataLoader(SavableDataLoader):
         if len(batches) > 1:
             raise StateMismatchError({"batches drawn": (batches, "the same on every rank")}, _MIXED)
         config = self.worker_config
-        if find_blend(self.dataset).is_shared:
-            return self._state_at(_common_cursor(states))
+        blend = find_blend(self.dataset)
+        if blend.is_shared:
+            cursor = cursor_of(states[0])
+            blend.check_state(cursor)
+            _check_equal([cursor, *map(cursor_of, states[1:])])
+            return self._state_at(cursor)
         if [workers_of(state) for state in states] == [self.num_workers] * config.world_size:
             return states[config.rank]
         length = virtual_epoch_length(self.dataset.dataset)
@@ -276,9 +278,7 @@ class _StatesAtSaves(SavableDatasetWrapper):
 _MIXED = "States of different saves are mixed; take those of one save."
 
 
-def _common_cursor(states: Sequence[SavableDataLoaderState]) -> FlexState:
-    cursors = [FlexState({**cursor_of(state), "skip": None}) for state in states]
-    if any(cursor != cursors[0] for cursor in cursors):
+def _check_equal(cursors: Sequence[FlexState]) -> None:
+    if any({**cursor, "skip": 0} != {**cursors[0], "skip": 0} for cursor in cursors):
         rows = sorted({cursor["plan"]["row"] + cursor["done"] for cursor in cursors})
         raise StateMismatchError({"rows drawn": (rows, "the same on every rank")}, _MIXED)
-    return cursors[0]

@@ -92,7 +92,7 @@ def records_below(
         settle: flush them all to disk first.
     """
     records: dict[str, dict[str, Any]] = {}
-    for path in sorted((directory / folder).rglob("*")):
+    for path in (directory / folder, *sorted((directory / folder).rglob("*"))):
         if settle:
             fsync(path)
         if path.is_file():

@@ -104,6 +104,8 @@ def check_seal(state: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         StateFormatError: it is not what was saved.
     """
+    if not isinstance(state, Mapping):
+        raise StateFormatError(f"A {type(state).__name__} is no data state.")
     content = {key: value for key, value in state.items() if key != SEAL}
     if state.get(SEAL) != digest_of(content):
         raise StateFormatError(

@@ -1,98 +1,117 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
+"""examples/demo.py: what it does with the runs it makes, and once for real."""
 
-from types import SimpleNamespace
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from energon_ext.cli import demo as demo_module
-from energon_ext.cli.corpora import CORPORA
-from tests.cli.command import energon_ext, error_line
 from tests.cli.runs import write_run
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+sys.path.insert(0, str(EXAMPLES))
+import demo  # noqa: E402
+from demo_corpora import CORPORA  # noqa: E402
+
+STEPS = 24
 
 
 @pytest.fixture
-def training(monkeypatch):
-    """Made-up runs in place of training.
+def trained(monkeypatch):
+    """The stages that the demo asked for; each writes a made-up run in place of training."""
+    stages = []
 
-    ``stages`` lists what was called; ``damage`` is a batch hash that the resumed process writes.
-    """
-    fake = SimpleNamespace(stages=[], damage=None)
+    def train(mix, run_dir, steps, stage, resumes=False):
+        stages.append((run_dir.name, stage.processes, stage.last, stage.killed, resumes))
+        write_run(
+            run_dir, steps=stage.last, resumed_after=[4, 8][: len(stages) - 1 if resumes else 0]
+        )
 
-    def train(stage, blend, run_dir, steps, *options):
-        fake.stages.append((blend, run_dir.name, *options))
-        resumed_after = [steps // 2] if "--resume" in options else []
-        if "--stop-after" not in options:
-            write_run(run_dir, steps=steps, resumed_after=resumed_after, damage=fake.damage)
-
-    monkeypatch.setattr(demo_module, "_train", train)
-    monkeypatch.setattr(demo_module, "_prepare", lambda data: data.mkdir(parents=True))
-    return fake
+    monkeypatch.setattr(demo, "train", train)
+    monkeypatch.setattr(demo, "prepare", lambda folder, steps: folder / "curriculum.yaml")
+    return stages
 
 
-def test_the_demo_stops_resumes_and_finds_both_runs_equal(tmp_path):
-    """The real thing, short: three processes of the training script on real text."""
-    result = energon_ext("demo", "--dir", tmp_path / "demo", "--steps", 6)
-    assert result.exit_code == 0, result.output
-    assert "6 of 6  batches equal to the uninterrupted run's, largest difference of the loss 0" in (
-        result.stdout
-    )
-    assert f"{tmp_path / 'demo' / 'report.html'}" in result.stdout
-    assert (tmp_path / "demo" / "report.html").is_file()
-    for name in ("mix", "loss", "consumption", "resume"):
-        assert (tmp_path / "demo" / f"{name}.png").is_file()
+def run_demo(folder, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["demo.py", "--dir", str(folder), "--steps", str(STEPS)])
+    with pytest.raises(SystemExit) as ended:
+        demo.main()
+    return ended.value.code
 
 
-def test_the_demo_trains_half_resumes_and_trains_without_a_stop(tmp_path, training):
-    result = energon_ext("demo", "--dir", tmp_path / "demo", "--steps", 20)
-    assert result.exit_code == 0, result.output
-    blend = tmp_path / "demo" / "curriculum.yaml"
-    assert training.stages == [
-        (blend, "resumed", "--stop-after", 10),
-        (blend, "resumed", "--resume"),
-        (blend, "uninterrupted"),
+def test_the_run_is_killed_and_resharded_twice_and_compared_with_one_left_alone(
+    trained, tmp_path, monkeypatch, capsys
+):
+    assert run_demo(tmp_path, monkeypatch) is None
+    assert trained == [
+        ("changing", 1, 10, True, False),  # killed between the checkpoints of steps 8 and 12
+        ("changing", 2, 16, False, True),
+        ("changing", 2, 24, False, True),
+        ("left_alone", 1, 24, False, False),
     ]
-    assert "path: data/prose" in blend.read_text()
-
-
-def test_a_resume_that_differs_fails_with_the_first_step(tmp_path, training):
-    training.damage = "another hash"
-    result = energon_ext("demo", "--dir", tmp_path / "demo", "--steps", 20)
-    assert result.exit_code == 1
-    assert result.stderr.splitlines() == [
-        "Error: The resumed run differs from the uninterrupted one, first at step 11: "
-        "10 of 20 batches identical, largest difference of the loss 0.001."
-    ]
-
-
-def test_a_training_script_that_fails_ends_the_demo(tmp_path, monkeypatch):
-    script = tmp_path / "train.py"
-    script.write_text("raise SystemExit(3)")
-    monkeypatch.setattr(demo_module, "TRAINING_SCRIPT", script)
-    monkeypatch.setattr(demo_module, "_prepare", lambda data: data.mkdir(parents=True))
-    result = energon_ext("demo", "--dir", tmp_path / "demo")
-    assert result.exit_code == 1
-    assert "ended with exit code 3" in result.stderr
-
-
-def test_an_installed_package_without_the_examples_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo_module, "TRAINING_SCRIPT", tmp_path / "examples" / "01.py")
-    line = error_line(energon_ext("demo", "--dir", tmp_path / "demo"))
-    assert "01.py: not there" in line and "make demo" in line
-    assert not (tmp_path / "demo").exists()
-
-
-def test_the_curriculum_itself_is_used_where_its_data_is(monkeypatch):
-    monkeypatch.chdir(demo_module.CHECKOUT)
-    assert demo_module._curriculum(demo_module.Path("demo")) == demo_module.CURRICULUM
+    assert "24 of 24  batches equal to the uninterrupted run's" in capsys.readouterr().out
+    for name in ("demo.png", "mix.png", "loss.png", "consumption.png", "report.html"):
+        assert (tmp_path / name).stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(
-    ("corpus", "expected"),
-    [("prose", "assert"), ("code", "import"), ("docs", "Energon")],
+    ("damage", "message"),
+    [
+        ({"batch_hash": "another"}, "Other rows, first in step 9."),
+        ({"loss": 1.0}, "Losses differ by more than 0.0001."),
+    ],
+)
+def test_a_run_that_differs_fails_the_demo(damage, message, trained, tmp_path, monkeypatch):
+    compare = demo.compare
+
+    def compare_damaged(folder, run, alone, stages):
+        return compare(folder, changed(run, damage), alone, stages)
+
+    monkeypatch.setattr(demo, "compare", compare_damaged)
+    assert run_demo(tmp_path, monkeypatch) == message
+
+
+def changed(run, damage):
+    """A run whose ninth step is another."""
+    if "loss" in damage:
+        run.loss[8] = damage["loss"]
+    hashes = list(run.batch_hash)
+    hashes[8] = damage.get("batch_hash", hashes[8])
+    object.__setattr__(run, "batch_hash", tuple(hashes))
+    return run
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_training_script_that_fails_ends_the_demo(killed, tmp_path, monkeypatch):
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit(3)")
+    monkeypatch.setattr(demo, "TRAINING_SCRIPT", script)
+    stage = demo.Stage("one", 1, (), 8, killed=killed)
+    with pytest.raises(SystemExit, match="ended (with exit code 3|before step 8), see above"):
+        demo.train(tmp_path / "mix.yaml", tmp_path / "run", STEPS, stage)
+
+
+@pytest.mark.parametrize(
+    ("corpus", "expected"), [("prose", "assert"), ("code", "import"), ("docs", "Energon")]
 )
 def test_the_corpora_are_real_text_in_a_fixed_order(corpus, expected):
-    documents = [document.text for document in CORPORA[corpus]().documents]
-    assert documents == [document.text for document in CORPORA[corpus]().documents]
-    assert sum(map(len, documents)) > 200_000
-    assert any(expected in text for text in documents)
+    texts = CORPORA[corpus]()
+    assert texts == CORPORA[corpus]()
+    assert sum(map(len, texts)) > 200_000
+    assert any(expected in text for text in texts)
+
+
+@pytest.mark.nightly
+def test_the_demo_trains_on_real_text_and_finds_both_runs_equal(tmp_path):
+    arguments = ["--dir", str(tmp_path), "--steps", str(STEPS)]
+    found = subprocess.run(
+        [sys.executable, EXAMPLES / "demo.py", *arguments],
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert "24 of 24  batches equal to the uninterrupted run's" in found.stdout

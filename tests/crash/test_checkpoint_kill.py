@@ -27,19 +27,21 @@ def processes():
 
 
 def save(store, step):
-    """Two files and metadata, from which :func:`check` can tell the step."""
-    objects = {
-        "model_rank00000.pt": torch.full((20_000,), step),
-        "data_rank00000.pt": {"step": step, "state": list(range(200))},
-    }
-    store.save(step, objects, metadata={"step": step})
+    """A model, a cursor, a file and metadata, from which :func:`check` can tell the step."""
+    store.save(
+        step,
+        {"data_rank00000.pt": {"step": step, "state": list(range(200))}},
+        write_model=lambda folder: torch.save(torch.full((20_000,), step), folder / "part.pt"),
+        data={"step": step},
+        metadata={"step": step},
+    )
 
 
 def check(checkpoint):
-    model = checkpoint.load("model_rank00000.pt")
+    model = torch.load(checkpoint.model() / "part.pt")
     assert torch.equal(model, torch.full((20_000,), checkpoint.step))
     assert checkpoint.load("data_rank00000.pt")["step"] == checkpoint.step
-    assert checkpoint.metadata == {"step": checkpoint.step}
+    assert checkpoint.data() == checkpoint.metadata == {"step": checkpoint.step}
     return checkpoint.step
 
 

@@ -278,9 +278,7 @@ def test_a_state_names_the_documents_of_which_tokens_are_to_come_and_a_resume_re
 @every_packing
 @settings(max_examples=30)
 @given(done=st.integers(0, 120), buffers=st.lists(st.integers(1, 40), min_size=2, max_size=2))
-def test_with_another_buffer_the_plan_that_was_begun_is_finished_as_it_was(
-    packing, done, buffers
-):
+def test_with_another_buffer_the_plan_that_was_begun_is_finished_as_it_was(packing, done, buffers):
     before, after = buffers
     expected = take(packed(packing=packing, buffer_docs=before, epochs=3))
     rows = packed(packing=packing, buffer_docs=before, epochs=3)

@@ -65,6 +65,7 @@ def _stderr_of_ranks(stderr, ranks):
 def _run_script(path, arguments, environment):
     os.environ.update(environment)
     sys.argv = [path, *arguments]
+    sys.path.insert(0, os.path.dirname(path))  # as python does: a script finds its neighbours
     runpy.run_path(path, run_name="__main__")
 
 

@@ -86,6 +86,7 @@ def test_a_rank_without_batches_says_so(mix, monkeypatch):
 
 class FakeLoader(list):
     worker_config = support.config()
+    batches_drawn = 0
 
 
 def test_what_is_no_state_is_refused(mix):

@@ -3,9 +3,12 @@
 """What a Megatron-LM launch script gets: options, loaders, their state, validation."""
 
 import argparse
+import functools
 import json
 import logging
+import re
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -15,16 +18,17 @@ from megatron.core import parallel_state
 
 from energon_ext import ConfigError, StateMismatchError
 from energon_ext.encoders.tokenizers import ByteTokenizer
-from energon_ext.errors import StateFormatError
+from energon_ext.errors import EnergonExtError, StateFormatError
 from energon_ext.megatron import (
     add_energon_args,
     megatron_lm,
-    megatron_lm_state,
     train_valid_test_dataloaders_provider,
 )
 from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.plan.lookup import find_blend
 from tests import support
+from tests.megatron.small_gpt import model_parallel
+from tests.megatron.small_training import run_ranks
 
 TEXTS = ["one fish two fish", "red fish", "blue fish, black fish, old fish", "new fish"] * 9
 VALIDATION_TEXTS = ["9 fish", "99 red fish", "9 blue fish, 9 old fish", "9 new fish"]
@@ -45,11 +49,18 @@ def mix(tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def launch(mix, tmp_path, monkeypatch, one_rank):
-    """The arguments of a Megatron-LM launch script, which the provider will find."""
-    parser = add_energon_args(argparse.ArgumentParser())
-    args = parser.parse_args(["--dataloader-save", str(tmp_path)])
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """Token files, whose lengths are known."""
+    folder = tmp_path_factory.mktemp("planned")
+    support.write_tokens(folder / "a", [[n % 200] * (5 + n % 40) for n in range(120)])
+    support.write_tokens(folder / "b", [[n % 200] * 30 for n in range(80)])
+    return support.write_mix(folder / "mix.yaml", [("a", 3), ("b", 1)])
+
+
+def launch_arguments(mix, folder):
+    """The arguments of a Megatron-LM launch script."""
+    args = add_energon_args(argparse.ArgumentParser()).parse_args(["--dataloader-save", folder])
     args.__dict__.update(
         data_path=[str(mix)],
         dataloader_type="external",
@@ -68,18 +79,30 @@ def launch(mix, tmp_path, monkeypatch, one_rank):
         virtual_pipeline_model_parallel_size=None,
         save=None,
     )
+    return args
+
+
+def pretend_megatron_lm(args, set_module=sys.modules.__setitem__):
+    """Stand in for what the provider asks of Megatron-LM."""
     training = types.ModuleType("megatron.training")
     training.get_args = lambda: args
     checkpointing = types.ModuleType("megatron.training.checkpointing")
     checkpointing.get_checkpoint_name = checkpoint_name
-    monkeypatch.setitem(sys.modules, "megatron.training", training)
-    monkeypatch.setitem(sys.modules, "megatron.training.checkpointing", checkpointing)
+    set_module("megatron.training", training)
+    set_module("megatron.training.checkpointing", checkpointing)
+
+
+def checkpoint_name(folder, iteration, *, pipeline_rank, basename, expert_rank=None):
+    experts = "" if expert_rank is None else f"_{expert_rank:03d}"
+    return f"{folder}/iter_{iteration:07d}/mp_rank_00_{pipeline_rank:03d}{experts}/{basename}"
+
+
+@pytest.fixture
+def launch(mix, tmp_path, monkeypatch, one_rank):
+    """The arguments of a Megatron-LM launch script, which the provider will find."""
+    args = launch_arguments(mix, str(tmp_path))
+    pretend_megatron_lm(args, functools.partial(monkeypatch.setitem, sys.modules))
     return args
-
-
-def checkpoint_name(folder, iteration, *, pipeline_rank, basename, expert_parallel=True, **_):
-    experts = "_ep0" if expert_parallel else ""
-    return f"{folder}/iter_{iteration:07d}_pp{pipeline_rank}{experts}/{basename}"
 
 
 def provide():
@@ -100,8 +123,9 @@ def save_as_megatron_does(loader, args, iteration, rank=0, **place):
     path = checkpoint_name(
         args.dataloader_save, iteration, pipeline_rank=0, basename=basename, **place
     )
-    Path(path).parent.mkdir(exist_ok=True)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     torch.save({"dataloader_state_dict": loader.save_state()}, path)
+    return Path(path)
 
 
 def test_the_provider_runs_on_every_rank():
@@ -115,24 +139,34 @@ def test_the_provider_builds_an_endless_loader_of_one_row(launch):
     assert loader.loader.worker_config.seed_offset == 7
 
 
+def test_breakpoints_count_steps_unless_told_otherwise():
+    parse = add_energon_args(argparse.ArgumentParser()).parse_args
+    assert parse([]).energon_schedule_axis == "steps"
+    assert parse(["--energon-schedule-axis", "tokens"]).energon_schedule_axis == "tokens"
+
+
 @pytest.mark.parametrize(
-    ("counted", "knot", "first_batch", "end"),
-    [("batches", 5, 5, 800), ("steps", 5, 40, 100), ("tokens", 1000, 32, 100 * 8 * 32)],
+    ("counted", "breakpoint", "first_step", "end"),
+    [("steps", 5, 5, 100), ("batches", 40, 5, 800), ("tokens", 1000, 4, 100 * 8 * 32)],
 )
-def test_knots_count_what_the_launch_script_says(launch, mix, counted, knot, first_batch, end):
-    """8 micro-batches of 32 tokens make a step; token 1000 lies in batch 31, so 32 is the first."""
-    launch.data_path = [
-        str(
-            support.write_mix(
-                mix.parent / f"{counted}.yaml", [("./a", {"step": {0: 1, knot: 0}}), ("./b", 1)]
-            )
-        )
-    ]
+@pytest.mark.parametrize("kind", ["streamed", "planned"])
+def test_breakpoints_count_what_the_launch_script_says(
+    launch, mix, planned, kind, counted, breakpoint, first_step, end
+):
+    """8 micro-batches of 32 tokens make a step; token 1000 lies in step 3, so 4 is the first."""
+    folder = (mix if kind == "streamed" else planned).parent
+    weights = [("./a", {"step": {0: 1, breakpoint: 0}}), ("./b", 1)]
+    launch.data_path = [str(support.write_mix(folder / f"{counted}.yaml", weights))]
     launch.energon_schedule_axis = counted
     assert megatron_lm.schedule_axis(launch).end == end
-    choice = find_blend(provide().loader)
-    shares = [choice.planned_shares(index)["a:train"] for index in (first_batch - 1, first_batch)]
-    assert shares == [0.5, 0]
+    loader = provide()
+    blend = find_blend(loader.loader)
+    a = blend.keys[0]
+    steps = (first_step - 1, first_step)
+    assert [blend.planned_shares(blend.position(step))[a] for step in steps] == [0.5, 0]
+    drawn = [a in next(loader).tokens_per_source() for _ in range(8 * first_step + 8)]
+    assert any(drawn[: 8 * first_step])
+    assert not any(drawn[8 * first_step :])
 
 
 def test_steps_are_not_counted_while_the_batch_size_ramps_up(launch):
@@ -147,12 +181,12 @@ def test_other_tensor_parallel_ranks_load_nothing(launch, monkeypatch):
     assert provide() is None
 
 
-@pytest.mark.parametrize("expert_parallel", [False, True], ids=["latest", "until 0.18"])
-def test_data_continues_from_the_state_saved_with_the_model(launch, expert_parallel):
+@pytest.mark.parametrize("expert_rank", [None, 3], ids=["latest", "until 0.18"])
+def test_data_continues_from_the_state_saved_with_the_model(launch, expert_rank):
     """Megatron-core until 0.18 puts the expert-parallel rank in the name of the folder."""
     loader = provide()
     hashes(loader, 3)
-    save_as_megatron_does(loader, launch, iteration=3, expert_parallel=expert_parallel)
+    save_as_megatron_does(loader, launch, iteration=3, expert_rank=expert_rank)
     expected = hashes(loader, 3)
     launch.iteration = 3
     assert hashes(provide(), 3) == expected
@@ -165,7 +199,7 @@ def test_saving_makes_the_folder_of_every_rank(launch, tmp_path):
     loader = provide()
     next(loader)
     loader.save_state()
-    assert (tmp_path / "data" / "iter_0000005_pp0_ep0").is_dir()
+    assert (tmp_path / "data" / "iter_0000005" / "mp_rank_00_000").is_dir()
 
 
 def test_data_can_be_loaded_from_another_folder_than_it_is_saved_to(launch, tmp_path):
@@ -218,7 +252,7 @@ def test_bad_data_state_is_an_error_and_not_a_fresh_start(launch):
         launch.dataloader_save, 5, pipeline_rank=0, basename="train_dataloader_dprank000.pt"
     )
     launch.iteration = 5
-    Path(path).parent.mkdir()
+    Path(path).parent.mkdir(parents=True)
     with open(path, "wb") as file:
         file.write(b"not a checkpoint")
     with pytest.raises(StateFormatError):
@@ -240,42 +274,201 @@ def test_a_state_of_another_configuration_is_refused(launch):
         provide()
 
 
-def test_a_state_that_only_some_ranks_have_is_refused(launch, monkeypatch):
-    monkeypatch.setattr(megatron_lm_state, "_count_over_data_parallel", lambda here: int(here))
-    monkeypatch.setattr(parallel_state, "get_data_parallel_world_size", lambda: 2)
-    loader = provide()
-    next(loader)
-    save_as_megatron_does(loader, launch, iteration=1)
-    launch.iteration = 1
-    with pytest.raises(StateFormatError, match="Only 1 of 2 data-parallel ranks"):
-        provide()
-
-
-def test_token_files_continue_on_another_number_of_data_parallel_ranks(launch, monkeypatch, mix):
-    """Two ranks save, one continues: the documents that neither had read."""
-    support.write_tokens(mix.parent / "tokens", [[5, 6, 7, 8] * 8] * 40)
-    launch.data_path = [str(support.write_mix(mix.parent / "tokens.yaml", [("tokens", 1)]))]
-    ranks = pretend_ranks(monkeypatch, 2)
-    for ranks["rank"] in (0, 1):
-        loader = provide()
-        hashes(loader, 10)
-        save_as_megatron_does(loader, launch, iteration=5, rank=ranks["rank"])
-    ranks.update(rank=0, world_size=1)
-    launch.iteration = 5
-    for workers in (0, 3):
-        launch.num_workers = workers
-        alone = provide()
-        assert alone.next_batch_index == 20
-        [change] = alone.changes
-        assert (change.change, change.tokens) == ("kept", 2 * 10 * 32)
-
-
 def pretend_ranks(monkeypatch, world_size):
     ranks = {"rank": 0, "world_size": world_size}
-    monkeypatch.setattr(megatron_lm_state, "_count_over_data_parallel", lambda here: int(here))
     monkeypatch.setattr(parallel_state, "get_data_parallel_world_size", lambda: ranks["world_size"])
     monkeypatch.setattr(parallel_state, "get_data_parallel_rank", lambda: ranks["rank"])
     return ranks
+
+
+def save_two_ranks(launch, monkeypatch, batches):
+    """The states of two ranks after some batches, at iteration 5; the patched numbers of ranks."""
+    ranks = pretend_ranks(monkeypatch, 2)
+    paths = []
+    for ranks["rank"] in (0, 1):
+        loader = provide()
+        hashes(loader, batches)
+        paths.append(save_as_megatron_does(loader, launch, iteration=5, rank=ranks["rank"]))
+    launch.iteration = 5
+    return ranks, paths
+
+
+def test_the_state_of_any_rank_continues_a_planned_run_on_any_number_of_ranks(
+    launch, monkeypatch, planned
+):
+    """Three steps of 8 rows on two ranks; the fourth and fifth on one, on two, on four."""
+    launch.data_path = [str(planned)]
+    expected = hashes(provide(), 40)[24:]
+    ranks, paths = save_two_ranks(launch, monkeypatch, batches=12)
+    for lost in (0, 1):
+        content = paths[lost].read_bytes()
+        paths[lost].unlink()
+        for ranks["world_size"], launch.num_workers in ((1, 0), (1, 3), (2, 0), (4, 0)):
+            found = []
+            for rank in range(ranks["world_size"]):
+                ranks["rank"] = rank
+                loader = provide()
+                assert loader.next_batch_index == 24 // ranks["world_size"]
+                assert {change.change for change in loader.changes} == {"kept"}
+                found.append(hashes(loader, 16 // ranks["world_size"]))
+            # In turn: a round gives a row to each rank.
+            assert [row for turn in zip(*found) for row in turn] == expected
+        paths[lost].write_bytes(content)
+
+
+def test_a_planned_run_saved_inside_a_step_goes_on_with_its_ranks_only(
+    launch, monkeypatch, planned
+):
+    launch.data_path = [str(planned)]
+    ranks, _ = save_two_ranks(launch, monkeypatch, batches=10)
+    ranks["rank"] = 0
+    assert provide().next_batch_index == 10
+    ranks["world_size"] = 1
+    with pytest.raises(StateMismatchError, match="ranks: saved 2, now 1.*inside a step"):
+        provide()
+
+
+def test_a_streamed_run_needs_the_states_of_all_ranks_where_their_number_changes(
+    launch, monkeypatch
+):
+    """Two ranks become one of two workers; the product of ranks and workers stays."""
+    ranks, paths = save_two_ranks(launch, monkeypatch, batches=6)
+    ranks.update(rank=0, world_size=1)
+    launch.num_workers = 2
+    assert provide().next_batch_index == 12
+    launch.num_workers = 3
+    with pytest.raises(StateMismatchError, match="global_workers|workers of all ranks"):
+        provide()
+    launch.num_workers = 2
+    paths[1].unlink()
+    with pytest.raises(StateFormatError, match="data-parallel rank 1 at iteration 5 is missing in"):
+        provide()
+
+
+# Two real processes -------------------------------------------------------------------------------
+
+
+def outcome(args, change):
+    """What a rank hears when it resumes: the next batches, or how an error begins; and when."""
+    for name, value in change.items():
+        setattr(args, name, value)
+    start = time.monotonic()
+    try:
+        loader = provide()
+        found = "no loader" if loader is None else [loader.next_batch_index, hashes(loader, 4)]
+    except EnergonExtError as error:
+        found = f"{type(error).__name__}: {error}"
+    return {"found": found, "seconds": time.monotonic() - start}
+
+
+def resumed_with_damage(mixes, folder):
+    """Every scenario of damage on these two ranks."""
+    rank = torch.distributed.get_rank()
+    found = {}
+    for kind, mix in mixes.items():
+        for layout, sizes in {"data": {}, "tensor": {"tensor_model_parallel_size": 2}}.items():
+            args = launch_arguments(mix, f"{folder}/{kind} {layout}")
+            pretend_megatron_lm(args)
+            with model_parallel(**sizes):
+                loader, path = provide(), None
+                older = None
+                if loader is not None:
+                    hashes(loader, 4)
+                    path = save_as_megatron_does(loader, args, 2, loader.loader.worker_config.rank)
+                    older = path.read_bytes()
+                    hashes(loader, 4)
+                    path = save_as_megatron_does(loader, args, 2, loader.loader.worker_config.rank)
+                    found[f"{kind} {layout} expected"] = [8, hashes(loader, 4)]
+                args.iteration = 2
+                for name, damage in DAMAGES.items():
+                    torch.distributed.barrier()
+                    content = path and path.read_bytes()
+                    is_damaged = path is not None and rank == (1 if layout == "data" else 0)
+                    if is_damaged and damage == "removed":
+                        path.unlink()
+                    elif is_damaged and isinstance(damage, str):
+                        path.write_bytes(older if damage == "older" else content[:1000])
+                    torch.distributed.barrier()
+                    change = damage if is_damaged and isinstance(damage, dict) else {}
+                    before = dict(vars(args))
+                    found[f"{kind} {layout} {name}"] = outcome(args, change)
+                    vars(args).update(before)
+                    torch.distributed.barrier()
+                    if is_damaged:
+                        path.write_bytes(content)
+    return found
+
+
+DAMAGES = {
+    "whole": None,
+    "without a file": "removed",
+    "with a cut file": "cut",
+    "of an older save": "older",
+    "of another seed": {"seed": 8},
+    "with a bad argument": {"micro_batch_size": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(mix, planned, tmp_path_factory):
+    """What two processes under gloo hear: [rank][scenario]."""
+    folder = tmp_path_factory.mktemp("two")
+    mixes = {"streamed": str(mix), "planned": str(planned)}
+    return run_ranks(2, functools.partial(resumed_with_damage, mixes, str(folder)), folder)
+
+
+def test_two_ranks_continue_where_nothing_is_damaged(two_ranks):
+    for kind in ("streamed", "planned"):
+        for rank in two_ranks:
+            assert rank[f"{kind} data whole"]["found"] == rank[f"{kind} data expected"]
+        first, second = (rank[f"{kind} tensor whole"]["found"] for rank in two_ranks)
+        assert first == two_ranks[0][f"{kind} tensor expected"]
+        assert second == "no loader"
+
+
+def test_the_file_of_one_rank_is_enough_for_two_in_a_planned_run(two_ranks):
+    """Rank 1 has lost its own; it takes that of rank 0."""
+    for rank in two_ranks:
+        assert rank["planned data without a file"]["found"] == rank["planned data expected"]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "words"),
+    [
+        ("streamed data without a file", "StateFormatError: .*of data-parallel rank 1 .*missing"),
+        ("streamed data with a cut file", "StateFormatError: .*dprank001.pt cannot be loaded"),
+        ("planned data with a cut file", "StateFormatError: .*dprank001.pt cannot be loaded"),
+        ("streamed tensor with a cut file", "StateFormatError: .*dprank000.pt cannot be loaded"),
+        ("planned tensor with a cut file", "StateFormatError: .*dprank000.pt cannot be loaded"),
+        ("streamed data of another seed", "StateMismatchError: .*seed: saved 7, now 8"),
+        ("planned tensor of another seed", "StateMismatchError: .*seed: saved 7, now 8"),
+        ("planned data with a bad argument", "ConfigError: .*--micro-batch-size must be 1"),
+        ("streamed tensor with a bad argument", "ConfigError: .*--micro-batch-size must be 1"),
+    ],
+)
+def test_what_fails_on_one_rank_fails_on_both_at_once(two_ranks, scenario, words):
+    for rank in two_ranks:
+        heard = rank[scenario]
+        assert re.match(words, heard["found"]), heard
+        assert heard["seconds"] < 30
+    damaged = 1 if " data " in scenario else 0
+    texts = [rank[scenario]["found"] for rank in two_ranks]
+    assert f"On rank {damaged}: " in texts[1 - damaged]
+    assert f"On rank {damaged}: " not in texts[damaged]
+
+
+@pytest.mark.parametrize("kind", ["streamed", "planned"])
+def test_files_of_different_saves_are_refused_on_both(two_ranks, kind):
+    for rank in two_ranks:
+        heard = rank[f"{kind} data of an older save"]["found"]
+        assert re.match(r"StateMismatchError: .*batches drawn: saved \[4, 8\]", heard), heard
+
+
+def test_without_any_file_both_ranks_start_over_and_say_so(two_ranks):
+    """No state at all is a decision of the user; rank 1 has no loader here, and does not wait."""
+    first, second = (rank["planned tensor without a file"]["found"] for rank in two_ranks)
+    assert first[0] == 0
+    assert second == "no loader"
 
 
 @pytest.mark.parametrize(

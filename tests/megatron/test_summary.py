@@ -1,56 +1,100 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a step consumed, and what the log of a run says of it."""
+"""examples/run_log.py: what a step consumed, and what the log of a run says of it."""
 
 import dataclasses
 import json
 import struct
 import sys
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from energon_ext import ConfigError
-from energon_ext.megatron import RunLog, summarize_step
-from energon_ext.state.consumption import Consumption
-from tests.megatron.small_gpt import synthetic_batch
+from energon_ext.batch.collate import BatchAssembler
+from energon_ext.batch.rows import Row
+from energon_ext.cli.metrics import Run
+from tests.megatron.small_gpt import ROW_LENGTH, synthetic_batch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+from run_log import RunLog, row_hashes, summarize_step  # noqa: E402
 
 
 @pytest.mark.usefixtures("one_rank")
 class TestSummary:
     def test_counts_are_those_of_all_micro_batches(self):
         batches = [synthetic_batch(seed) for seed in range(3)]
-        summary = summarize_step(batches)
+        summary = summarize_step(batches, ROW_LENGTH)
         for count in ("tokens", "documents"):
             for source in ("code", "web"):
                 of_batches = [getattr(b, f"{count}_per_source")().get(source, 0) for b in batches]
                 assert summary[count][source] == sum(of_batches)
+        trained = [int((batch.token_weights != 0).sum()) for batch in batches]
+        assert summary["trained_tokens"] == sum(trained)
 
-    @pytest.mark.parametrize(
-        "field", ["tokens", "labels", "token_weights", "cu_seqlens", "source_ids"]
-    )
-    def test_the_hash_sees_every_field(self, field):
-        batch = synthetic_batch(0)
-        changed = getattr(batch, field).clone()
-        changed[1] += 1
-        other = dataclasses.replace(batch, **{field: changed})
-        same = synthetic_batch(0)
-        assert summarize_step([batch])["batch_hash"] == summarize_step([same])["batch_hash"]
-        assert summarize_step([batch])["batch_hash"] != summarize_step([other])["batch_hash"]
+    def test_the_hash_sees_no_order_and_no_cut_into_micro_batches(self):
+        rows = [row_of(first) for first in range(6)]
+        first, *others = [
+            summarize_step([assembled(rows[place] for place in part) for part in parts], ROW_LENGTH)
+            for parts in ([(0, 1, 2, 3, 4, 5)], [(5, 2), (0, 4), (3, 1)], [(1, 0, 3), (2, 5, 4)])
+        ]
+        assert all(other == first for other in others)
 
-    def test_the_hash_sees_the_order(self):
-        first, second = synthetic_batch(0), synthetic_batch(1)
-        forward, backward = summarize_step([first, second]), summarize_step([second, first])
-        assert forward["batch_hash"] != backward["batch_hash"]
+    def test_the_hash_sees_a_row_that_is_another_or_comes_twice(self):
+        found = [
+            summarize_step([assembled(map(row_of, rows))], ROW_LENGTH)["batch_hash"]
+            for rows in ((0, 1, 2), (0, 1, 3), (0, 1, 1), (0, 0, 1))
+        ]
+        assert len(set(found)) == 4
 
 
+def row_of(first):
+    documents = [np.arange(first, first + 5), np.arange(3)]
+    return Row(documents, source=("code", "web")[first % 2], documents=2)
+
+
+def assembled(rows, sources=("code", "web")):
+    return BatchAssembler(ROW_LENGTH)(list(rows), sources)
+
+
+@pytest.mark.parametrize("field", ["tokens", "labels", "token_weights", "cu_seqlens", "source_ids"])
+def test_the_hash_of_a_row_sees_every_field(field):
+    batch = synthetic_batch(0)
+    changed = getattr(batch, field).clone()
+    changed[1] += 1
+    other = dataclasses.replace(batch, **{field: changed})
+    here, there = row_hashes(batch, ROW_LENGTH), row_hashes(other, ROW_LENGTH)
+    assert here == row_hashes(synthetic_batch(0), ROW_LENGTH)
+    assert here[0] != there[0] and here[1] == there[1]
+
+
+def test_the_hash_of_a_row_knows_sources_by_name():
+    rows = [row_of(0), row_of(1)]
+    hashes = [
+        row_hashes(assembled(rows, s), ROW_LENGTH) for s in (("code", "web"), ("web", "code"))
+    ]
+    assert hashes[0] == hashes[1]
+
+
+START = {
+    "sources": ["data/web:train"],
+    "documents": {"data/web:train": 2},
+    "row_length": 32,
+    "rows_per_step": 4,
+    "config": {},
+}
 STEP = {
-    "seconds": 0.5,
     "loss": 2.5,
     "loss_by_source": {"data/web:train": 2.5},
     "tokens": {"data/web:train": 100},
+    "documents": {"data/web:train": 1},
+    "batch_hash": "of all rows",
     "planned_share": {"data/web:train": 1.0},
-    "batch_index": 3,
+    "step_seconds": 0.5,
+    "tokens_per_second": 200.0,
+    "rollout/reward/mean": 0.25,
 }
 
 
@@ -58,12 +102,13 @@ def read(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_resumed_run_appends_to_its_log(tmp_path, capsys):
+def test_a_resumed_run_appends_to_its_log_which_the_report_reads(tmp_path, capsys):
     with RunLog(tmp_path, 0, 10) as log:
-        log.write("start", 0, sources=["web"])
-        log.write_step(1, **STEP)
+        log.write("start", 0, **START)
+        log.write_step(1, STEP)
+        log.write_evaluation(1, {})
     with RunLog(tmp_path, 1, 10) as resumed:
-        resumed.write("start", 1, sources=["web"])
+        resumed.write("start", 1, **START)
         resumed.write("end", 1, reason="stopped")
     events = read(tmp_path)
     assert [(event["event"], event["step"]) for event in events] == [
@@ -72,15 +117,15 @@ def test_a_resumed_run_appends_to_its_log(tmp_path, capsys):
         ("start", 1),
         ("end", 1),
     ]
-    assert events[1]["tokens_per_second"] == 200
-    assert events[1]["batch_index"] == 3
+    assert events[1] == {"event": "step", "step": 1, **STEP}
     assert "loss 2.500, 200 tokens/s, web 100%" in capsys.readouterr().err
+    assert Run.load(tmp_path).loss.tolist() == [2.5]
 
 
 def test_ranks_that_do_not_log_write_nothing(tmp_path):
     with RunLog(tmp_path / "not there", 0, 10, enabled=False) as log:
         log.write("start", 0)
-    assert not log.enabled
+        log.write_step(1, {})
 
 
 SCALARS = {
@@ -89,6 +134,7 @@ SCALARS = {
     "data/planned_share/data/web:train": 1.0,
     "perf/step_seconds": 0.5,
     "perf/tokens_per_second": 200.0,
+    "rollout/reward/mean": 0.25,
     "data/tokens/data/web:train": 300,
     "data/share/data/web:train": 0.75,
     "data/epochs/data/web:train": 1.5,
@@ -98,25 +144,16 @@ SCALARS = {
 
 
 def log_a_step(run_dir, **boards):
-    consumed = Consumption({"data/web:train": 3}, {"data/web:train": 300, "data/gone:train": 100})
     with RunLog(run_dir, 0, 10, **boards) as log:
-        log.write_step(1, **STEP)
-        log.write_consumption(1, consumed, {"data/web:train": 2})
-
-
-def test_consumption_is_an_event_with_the_sources_of_the_run_first(tmp_path):
-    log_a_step(tmp_path)
-    assert read(tmp_path)[-1] == {
-        "event": "consumption",
-        "step": 1,
-        "version": 1,
-        "datasets": [
-            {"spec": "data/web:train", "row_offset": 3, "token_offset": 300},
-            {"spec": "data/gone:train", "row_offset": 0, "token_offset": 100},
-        ],
-        "shares": {"data/web:train": 0.75, "data/gone:train": 0.25},
-        "epochs": {"data/web:train": 1.5},
-    }
+        log.write_step(1, STEP)
+        log.write(
+            "consumption",
+            1,
+            datasets=[{"spec": "data/web:train", "row_offset": 3}],  # no scalar
+            tokens_in_all={"data/web:train": 300, "data/gone:train": 100},
+            shares={"data/web:train": 0.75, "data/gone:train": 0.25},
+            epochs={"data/web:train": 1.5},
+        )
 
 
 def test_tensorboard_gets_a_scalar_for_each_source(tmp_path):
@@ -135,7 +172,7 @@ def test_a_resumed_run_takes_back_the_scalars_of_steps_it_does_again(tmp_path):
     for first_step, loss in ((0, 9.0), (2, 1.0)):
         with RunLog(tmp_path, first_step, 10, tensorboard=True) as log:
             for step in range(first_step + 1, 5):
-                log.write_step(step, **{**STEP, "loss": loss})
+                log.write_step(step, {**STEP, "loss": loss})
         time.sleep(1.1)  # the names of the files count seconds
     board = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     found = [(event.step, event.value) for event in board.Scalars("train/loss")]

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from energon_ext.state.manifest import read_manifest, write_manifest
 from tests.megatron import processes
+from tests.megatron.pretraining import events, steps_of
 from tests.rl.prompts import write_prompts
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -38,14 +40,9 @@ def run(name, folder, *arguments, succeeds=True):
     return stderr.read_text()
 
 
-def steps(folder):
-    """Metrics of each step; of a step that was logged twice the later, and without speeds."""
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return {
-        line["step"]: {name: value for name, value in line.items() if "perf/" not in name}
-        for line in lines
-        if "train/loss" in line
-    }
+def evaluations(folder):
+    """What was evaluated after each step; of a step that was logged twice the later."""
+    return {event["step"]: event for event in events(folder, "evaluation")}
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +58,14 @@ def test_fine_tuning_learns_answers_and_resumes_exactly(chats, tmp_path):
     run("02_sft.py", tmp_path / "whole", *options)
     run("02_sft.py", tmp_path / "parts", *options, "--stop-after", 3)
     run("02_sft.py", tmp_path / "parts", *options, "--resume")
-    whole = steps(tmp_path / "whole")
-    assert steps(tmp_path / "parts") == whole
-    assert whole[8]["train/loss"] < whole[1]["train/loss"] - 0.5
-    assert 0 < whole[1]["train/tokens"] < 8 * 64 / 2  # answers only
+    whole = steps_of(tmp_path / "whole")
+    assert steps_of(tmp_path / "parts") == whole
+    assert whole[8]["loss"] < whole[1]["loss"] - 0.5
+    assert 0 < whole[1]["trained_tokens"] < 8 * 64 / 2  # answers only
     stderr = run("02_sft.py", tmp_path / "parts", *options, succeeds=False)
     assert "holds checkpoints: --resume, or take another folder" in stderr
     stderr = run("02_sft.py", tmp_path / "new", *options, "--resume", succeeds=False)
-    assert "holds no checkpoint to --resume; begin without it" in stderr
+    assert "holds no checkpoint to --resume; begin without" in stderr
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +76,16 @@ def grpo_run(tmp_path_factory):
 
 
 def test_grpo_says_what_was_sampled(grpo_run):
-    found = steps(grpo_run / "grpo")
+    found = steps_of(grpo_run / "grpo")
     assert list(found) == [1, 2, 3, 4]
     for step in found.values():
         assert step["rollout/valid_groups"] == 3
         assert step["rollout/zero_var_groups"] <= step["rollout/attempts_per_batch"]
         assert step["rollout/attempts_per_batch"] % 48 == 0
         assert 0 <= step["rollout/reward/mean"] < 0.5
+        assert step["batch_hash"] and 0 < step["trained_tokens"] < sum(step["tokens"].values())
+    found = evaluations(grpo_run / "grpo")
+    assert list(found) == [0, 2, 4]
     assert {"eval/sampled", "eval/greedy"} <= set(found[4])
 
 
@@ -94,17 +94,32 @@ def test_grpo_stopped_and_resumed_is_the_run_that_was_not(grpo_run, tmp_path):
     shutil.copytree(grpo_run / "warm_up", folder / "warm_up")
     run("03_grpo.py", folder, *FEW_STEPS, "--resume", "--stop-after", 3)
     run("03_grpo.py", folder, *FEW_STEPS, "--resume")
-    assert steps(folder / "grpo") == steps(grpo_run / "grpo")
+    for found in (steps_of, evaluations):
+        assert found(folder / "grpo") == found(grpo_run / "grpo")
+
+
+def test_a_run_that_samples_goes_on_with_as_many_ranks_and_no_others(grpo_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(grpo_run, folder)
+    (manifest,) = folder.glob("grpo/checkpoints/step_00000002/manifest.json")
+    content = json.loads(manifest.read_text())
+    shutil.rmtree(folder / "grpo" / "checkpoints" / "step_00000004")
+    own = read_manifest(manifest.parent)
+    state = (manifest.parent / "data_rank00000.pt").read_bytes()
+    (manifest.parent / "data_rank00001.pt").write_bytes(state)
+    files = {**own["files"], "data_rank00001.pt": own["files"]["data_rank00000.pt"]}
+    kept = {key: content[key] for key in ("step", "save_index", "metadata")}
+    write_manifest(manifest.parent, **kept, files=files)
+    stderr = run("03_grpo.py", folder, *FEW_STEPS, "--resume", succeeds=False)
+    assert "ConfigError: 2 data-parallel ranks sampled; 1 cannot go on." in stderr
 
 
 def last_accuracy(folder, *options):
     run("03_grpo.py", folder, *options)
-    lines = [json.loads(line) for line in (folder / "grpo" / "metrics.jsonl").open()]
-    evaluations = [line for line in lines if "eval/sampled" in line]
-    assert evaluations[0]["step"] == 0
-    assert evaluations[0]["eval/sampled"] <= 0.1
-    assert evaluations[0]["eval/greedy"] <= 0.2
-    return evaluations[-1]["eval/sampled"]
+    found = evaluations(folder / "grpo")
+    assert found[0]["eval/sampled"] <= 0.1
+    assert found[0]["eval/greedy"] <= 0.2
+    return found[max(found)]["eval/sampled"]
 
 
 @pytest.mark.nightly

@@ -118,6 +118,15 @@ def test_another_seed_and_another_node_draw_in_another_order():
                 assert abs(sum(a == b for a, b in zip(one, other)) - 100) <= 5 * 7.1
 
 
+def test_another_seed_of_the_run_is_another_order():
+    orders = []
+    for seed in ("1", "2", "1"):
+        drawing = mixture(seed=seed)
+        drawing.open(300)
+        orders.append(drawing.draw(np.arange(50)).tolist())
+    assert orders[0] == orders[2] != orders[1]
+
+
 def test_what_was_drawn_before_says_nothing():
     """So there is nothing to save."""
     straight = mixture()

@@ -40,12 +40,12 @@ def test_every_transition_of_every_document_comes_exactly_once(make, lengths, se
 def test_no_row_overflows_and_every_document_ends_once(make, lengths, seq_len, buffer_docs):
     packer, ended = make(seq_len), 0
     for plan in plans_of(packer, lengths, buffer_docs):
-        for (spans, documents), tokens in zip(rows_of(plan), plan.tokens.tolist()):
+        for (spans, ends), tokens in zip(rows_of(plan), plan.tokens.tolist()):
             sizes = [stop - start for _, start, stop in spans]
             assert min(sizes) >= 1
             assert 1 <= sum(sizes) <= packer.seq_len + 1
             assert tokens == min(sum(sizes), packer.seq_len)
-            ended += documents
+            ended += ends
     assert ended == sum(length > 0 for length in lengths)
 
 

@@ -69,15 +69,10 @@ def content(row):
     return [each.tolist() for each in row.slices], weights, row.documents, row.num_tokens
 
 
-
-
 def trained(contents):
     """How often each pair of neighbours in a document lies in a row."""
     return Counter(
-        (a, b)
-        for slices, *_ in contents
-        for tokens in slices
-        for a, b in zip(tokens, tokens[1:])
+        (a, b) for slices, *_ in contents for tokens in slices for a, b in zip(tokens, tokens[1:])
     )
 
 

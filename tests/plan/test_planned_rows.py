@@ -204,12 +204,8 @@ def test_a_state_does_not_grow_over_hops_and_a_chain_of_hops_is_one_run(packing)
 
 @every_packing
 @settings(max_examples=40)
-@given(
-    done=st.integers(0, 120), buffers=st.lists(st.integers(1, 40), min_size=2, max_size=2)
-)
-def test_with_another_buffer_the_plan_that_was_begun_is_finished_as_it_was(
-    packing, done, buffers
-):
+@given(done=st.integers(0, 120), buffers=st.lists(st.integers(1, 40), min_size=2, max_size=2))
+def test_with_another_buffer_the_plan_that_was_begun_is_finished_as_it_was(packing, done, buffers):
     before, after = buffers
     expected = take(planned(LENGTHS, packing=packing, buffer_docs=before, epochs=3))
     rows = planned(LENGTHS, packing=packing, buffer_docs=before, epochs=3)

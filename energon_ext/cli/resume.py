@@ -1,0 +1,223 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A resume tried out: built, checked and restored by the code that a run resumes with.
+
+The encoder is the one that the state describes. What it does not tell is how a tokenizer reads text
+and which documents were spliced: without a tokenizer, text sources are compared and not restored,
+and spliced sources never are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from megatron.energon import WorkerConfig
+from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.metadataset.loader_interface import LoadedDataset
+from megatron.energon.savable_loader import SavableDataLoaderState
+
+from energon_ext.config.source_key import shuffle_key
+from energon_ext.encoders.load import get_train_dataset
+from energon_ext.encoders.pretrain import PackedTaskEncoder
+from energon_ext.encoders.tokenizers import ByteTokenizer, load_tokenizer
+from energon_ext.errors import ConfigError
+from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.source import RowSource, Taken
+from energon_ext.splice.source import KIND as SPLICED
+from energon_ext.state.compare import check_blend, check_loader
+from energon_ext.state.loader import ExactDataLoader
+from energon_ext.state.match import SourceChange, compare_sources
+from energon_ext.state.regroup import blends_in, trees_in, workers_of, wrappers_in
+from energon_ext.state.schema import check_format, check_seal
+from energon_ext.state.seals import check_workers
+
+#: What the blend adds to the fingerprint of an encoder.
+_OF_BLEND = ("seed", "plan", "global_workers")
+
+
+class SavedData:
+    """The data of a checkpoint.
+
+    Args:
+        cursor: of a planned run, or None.
+        states: else, by rank.
+
+    Raises:
+        StateFormatError, StateMismatchError: it is damaged, or stock Energon saved it.
+        ConfigError: states of ranks are missing.
+    """
+
+    def __init__(self, cursor: Any, states: Mapping[int, SavableDataLoaderState]):
+        self.cursor, self.states = cursor, [states[rank] for rank in sorted(states)]
+        self.blends = [] if states else [check_seal(cursor)]
+        for state in self.states:
+            check_workers(state)
+            self.blends += blends_in(state).values()
+        first = self.blends[0]
+        check_format(first)
+        self.fingerprint: Mapping[str, Any] = first["fingerprint"]
+        self.is_shared = self.fingerprint.get("plan") == "shared"
+        if not self.is_shared and sorted(states) != list(range(len(states))):
+            raise ConfigError(f"The states of all ranks are needed, {sorted(states)} found.")
+        self.rows_per_step, self.batch_size, self.ranks = None, 1, max(1, len(states))
+        self.workers, self.has_virtual_epochs = 0, False
+        if self.states:
+            self.batch_size = self.states[0].micro_batch_size
+            self.workers = workers_of(self.states[0])
+            self.has_virtual_epochs = "EpochizeDataset" in wrappers_in(trees_in(self.states[0])[0])
+        if first["topology"]:
+            self.rows_per_step, self.batch_size, self.ranks = first["topology"]
+
+    def __str__(self) -> str:
+        if not self.is_shared:
+            return f"{self.ranks} rank(s) with {self.workers} worker(s)"
+        rows = max(blend["plan"]["row"] + blend["done"] for blend in self.blends)
+        return f"planned, after {rows:,} rows"
+
+
+class NextRun:
+    """A run that is to continue what was saved; what is None is as it was.
+
+    Args:
+        data: of ``get_train_dataset``: path, split and trusted modules.
+        ranks, workers: of the run.
+        tokenizer, seq_length, packing: of its encoder.
+    """
+
+    def __init__(
+        self,
+        saved: SavedData,
+        data: Mapping[str, Any],
+        ranks: int | None,
+        workers: int | None,
+        **encoder: Any,
+    ):
+        self._saved, self._data = saved, data
+        self._ranks = ranks or saved.ranks
+        self._workers = saved.workers if workers is None else workers
+        self._encoder = EncoderOfState(saved, **encoder)
+        self._reads_text = encoder["tokenizer"] is not None
+
+    def changes(self) -> list[SourceChange]:
+        """What becomes of every source, if the resume is possible."""
+        return compare_sources(self._saved.blends, find_blend(self._dataset(0)).names)
+
+    def restore(self) -> str:
+        """Restore, and say what other ranks and workers might do as well.
+
+        Raises:
+            EnergonExtError: what a resume would raise.
+        """
+        saved = self._saved
+        if find_blend(self._dataset(0)).is_shared:
+            for workers in {self._workers, 0}:  # without workers the blend is restored here
+                loader = ExactDataLoader(self._dataset(0, workers=workers))
+                if saved.states:
+                    loader.restore_states(saved.states)
+                else:
+                    loader.load_state_dict(saved.cursor)
+            if saved.rows_per_step:
+                return f"possible on {saved.ranks} rank(s), as it was saved inside a step"
+            return "possible on any number of ranks and workers"
+        for rank in range(self._ranks):
+            loader = ExactDataLoader(self._dataset(rank))
+            state = loader.state_of(saved.states)
+            check_loader(state, loader.dataset.dataset, self._workers, saved.batch_size)
+            check_blend(state, find_blend(loader))
+        possible = f"possible on {len(saved.blends)} workers in all (ranks x workers)"
+        if not self._reads_text:
+            return f"{possible}; text was not restored, for want of --tokenizer"
+        for number, blend in enumerate(saved.blends):  # each as a rank of its own
+            find_blend(self._dataset(number, len(saved.blends), 0)).restore_state(blend)
+        return possible
+
+    def _dataset(
+        self, rank: int, ranks: int | None = None, workers: int | None = None
+    ) -> SavableDataset:
+        saved, rows = self._saved, self._saved.rows_per_step
+        workers = self._workers if workers is None else workers
+        ranks = ranks or self._ranks
+        seed = saved.fingerprint.get("seed", 0)
+        return get_train_dataset(
+            **self._data,
+            worker_config=WorkerConfig(
+                rank=rank, world_size=ranks, num_workers=workers, seed_offset=seed
+            ),
+            batch_size=saved.batch_size,
+            rows_per_step=rows if rows and rows % ((saved.batch_size or 1) * ranks) == 0 else None,
+            task_encoder=self._encoder,
+            shuffle_buffer_size=saved.fingerprint.get("shuffle_buffer_docs"),
+            # Its length is not in the state; that it has one is.
+            virtual_epoch_length=2**20 * max(1, workers) if saved.has_virtual_epochs else 0,
+        )
+
+
+class EncoderOfState(PackedTaskEncoder):
+    """Builds what the saved run had built, as far as its state tells."""
+
+    def __init__(
+        self, saved: SavedData, tokenizer: str | None, seq_length: int | None, packing: str | None
+    ):
+        given = None if tokenizer is None else load_tokenizer(tokenizer)
+        says = {name: v for name, v in saved.fingerprint.items() if name not in _OF_BLEND}
+        for name, value in (("seq_len", seq_length), ("packing", packing)):
+            if value is not None:
+                says[name] = value
+        if given is not None:
+            says["tokenizer"] = given.fingerprint()
+        self._says = says
+        self._spliced = {
+            name
+            for key, source in saved.blends[0]["plan"]["sources"].items()
+            for name in (key, source["names"][1])
+            if source["rows"]["kind"] == SPLICED
+        }
+        fields = ["packing", "packing_max_docs_per_bin", "packing_carry", "alignment"]
+        fields += ["mask_boundary_loss", "train_on_eos"]
+        super().__init__(
+            given or TokenizerOfState(says.get("tokenizer", {})),
+            says.get("seq_len", 2),
+            **{name: says[name] for name in fields if says.get(name) is not None},
+        )
+
+    def state_fingerprint(self) -> dict[str, Any]:
+        return self._says
+
+    def build_source(
+        self, loaded: LoadedDataset, key: str, **options: Any
+    ) -> SavableDataset[Any] | RowSource:
+        if {key, shuffle_key(key, loaded.dataset)} & self._spliced:
+            return UnknownRows()
+        return super().build_source(loaded, key, **options)
+
+
+class TokenizerOfState(ByteTokenizer):
+    """Has the fingerprint of a tokenizer, and reads nothing."""
+
+    def __init__(self, fingerprint: dict[str, Any]):
+        super().__init__()
+        self.vocab_size = 2**62
+        self._fingerprint = fingerprint
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self._fingerprint
+
+
+class UnknownRows:
+    """A planned source of which only the place in the blend is known."""
+
+    is_finite = ended = False
+
+    def take(self, count: int) -> Taken:
+        raise NotImplementedError
+
+    def restart(self) -> None: ...
+
+    def read_part(self, worker: int, workers: int) -> None: ...
+
+    def save_state(self) -> dict[str, Any]:
+        return {}
+
+    def check_state(self, state: Any) -> None: ...
+
+    def restore_state(self, state: Any) -> None: ...

@@ -1,0 +1,165 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Spliced rows by number: the same however many are taken, wherever a state was saved."""
+
+import copy
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from energon_ext.errors import StateMismatchError
+from energon_ext.splice import MultiSpliceConfig, SpliceIndex
+from energon_ext.splice import source as splice_source
+from energon_ext.splice.source import SpliceSource
+
+SEQ_LEN = 24
+LENGTHS = [9, 14, 5, 30]
+every_packing = pytest.mark.parametrize("pack", [False, True])
+
+
+def source(pack=False, epochs=2, **changes):
+    fields = {"content_start_mode": "slide_within", "content_length": 8, "pack_contents": pack}
+    config = MultiSpliceConfig(**{**fields, "balance_mode": "by_coverage", **changes})
+    return SpliceSource(
+        SpliceIndex(LENGTHS, SEQ_LEN, config, key="book"),
+        [np.arange(1000 * number, 1000 * number + length) for number, length in enumerate(LENGTHS)],
+        [f"book/doc{number}" for number in range(len(LENGTHS))],
+        config=config,
+        seq_len=SEQ_LEN,
+        fill_id=0,
+        epochs=epochs,
+        fingerprint=config.to_json(),
+    )
+
+
+def take(rows, count=2**40):
+    taken = rows.take(count)
+    return [content(taken.row(number)) for number in range(len(taken))]
+
+
+def content(row):
+    return [each.tolist() for each in row.slices], row.first_positions, row.gaps, row.num_tokens
+
+
+def resumed(state, *arguments, **options):
+    rows = source(*arguments, **options)
+    rows.restore_state(json.loads(json.dumps(state)))
+    return rows
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Many chunks an epoch; one holds more contents than a frame."""
+    monkeypatch.setattr(splice_source, "CHUNK", 16)
+
+
+@every_packing
+def test_every_example_of_every_epoch_is_shown_once(pack):
+    rows = source(pack)
+    shown = Counter(
+        (tuple(tokens), position)
+        for slices, positions, *_ in take(rows)
+        for tokens, position in zip(slices, positions)
+    )
+    contents = rows.examples.locate(np.arange(rows.examples.size))
+    expected = Counter(
+        (tuple(range(1000 * d + t, 1000 * d + t + n)), s)
+        for d, t, s, n in zip(*(column.tolist() for column in contents))
+    )
+    assert shown == Counter({key: 2 * count for key, count in expected.items()})
+    assert rows.ended and take(rows) == []
+
+
+@every_packing
+def test_rows_do_not_depend_on_how_many_are_taken_at_a_time(pack):
+    at_once = take(source(pack))
+    assert len(at_once) > 200
+    for counts in ([1], [2, 3], [40], [7, 1, 90]):
+        rows, found = source(pack), []
+        while not rows.ended:
+            for count in counts:
+                found += take(rows, count)
+        assert found == at_once
+
+
+@every_packing
+def test_a_state_continues_at_every_row_like_the_source_itself(pack):
+    """Which has found some contents already, where the other one has not."""
+    expected = take(source(pack, epochs=1))
+    rows = source(pack, epochs=1)
+    for done in range(len(expected) + 1):
+        state = rows.save_state()
+        assert set(state) == {"kind", "documents", "shown"}
+        for some in (3, 30):
+            assert take(resumed(state, pack, epochs=1), some) == expected[done : done + some]
+            assert take(copy.copy(rows), some) == expected[done : done + some]
+        take(rows, 1)
+
+
+def test_a_frame_is_full_however_many_contents_it_takes(monkeypatch):
+    """More of them than are found at a time."""
+    monkeypatch.setattr(splice_source, "CHUNK", 4)
+    frames = take(source(True, content_length=2))
+    assert {len(slices) for slices, *_ in frames[:-1]} == {12}  # two tokens each, of 24
+    monkeypatch.setattr(splice_source, "CHUNK", 1024)
+    assert take(source(True, content_length=2)) == frames
+
+
+@every_packing
+def test_a_frame_holds_as_many_contents_as_fit_and_the_next_would_not(pack):
+    frames = [slices for slices, *_ in take(source(pack))]
+    for slices, following in zip(frames, frames[1:]):
+        size = sum(map(len, slices))
+        assert size <= SEQ_LEN
+        assert len(slices) == 1 if not pack else size + len(following[0]) > SEQ_LEN
+
+
+@every_packing
+def test_what_is_said_of_frames_before_they_are_written_is_what_they_hold(pack):
+    rows = source(pack)
+    while not rows.ended:
+        taken = rows.take(5)
+        read = [taken.row(number) for number in range(len(taken))]
+        assert taken.num_tokens == sum(sum(map(len, row.slices)) for row in read)
+        assert taken.num_documents == sum(len(row.slices) for row in read)
+
+
+@every_packing
+@pytest.mark.parametrize("workers", [2, 3, 300])
+def test_workers_that_show_for_themselves_share_nothing_and_cover_all(pack, workers):
+    def shown(parts):
+        return Counter(
+            (tuple(tokens), position)
+            for slices, positions, *_ in parts
+            for tokens, position in zip(slices, positions)
+        )
+
+    parts = []
+    for worker in range(workers):
+        rows = source(pack)
+        rows.read_part(worker, workers)
+        parts += take(rows)
+    assert shown(parts) == shown(take(source(pack)))
+
+
+@every_packing
+def test_a_raised_limit_adds_its_epochs_and_a_lowered_one_ends_at_once(pack):
+    size = source(pack).examples.size
+    rows = source(pack, epochs=1)
+    before = take(rows)
+    more = take(resumed(rows.save_state(), pack, epochs=3))
+    assert sum(len(slices) for slices, *_ in before + more) == 3 * size
+    rows = source(pack, epochs=None)
+    take(rows, size + 5)
+    lowered = resumed(rows.save_state(), pack, epochs=1)
+    assert lowered.ended and take(lowered) == []
+    again = resumed(lowered.save_state(), pack, epochs=None)
+    assert take(again, 20) == take(rows, 20)
+
+
+def test_the_state_of_another_configuration_is_refused_with_the_field():
+    with pytest.raises(StateMismatchError) as refused:
+        resumed(source().save_state(), content_length=7)
+    assert refused.value.differences == {"book: content_length": (8, 7)}
