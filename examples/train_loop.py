@@ -177,7 +177,6 @@ class Run:
                 while self.source is not None and len(batches) < self.args.micro_batches:
                     batches.append(next(self.source))
             except DataExhaustedError as error:
-                self.data_ended = True
                 if dist.get_rank() == 0:
                     tqdm.write(str(error), file=sys.stderr)
             return len(batches)

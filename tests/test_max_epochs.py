@@ -72,6 +72,10 @@ def of(counts, source):
 
 @pytest.mark.parametrize("rule", ["blend", "interleave"])
 @pytest.mark.parametrize("num_workers", [0, 2])
+def limits_of(dataset):
+    return {key: source.max_epochs for key, source in find_blend(dataset).sources.items()}
+
+
 def test_every_document_is_read_so_many_times_and_then_the_others_go_on(data, rule, num_workers):
     path = write(data / "limited.yaml", {rule: [entry("web", 2), entry("code")]})
     found = texts(take(loader_for(load(path, num_workers=num_workers)), 100))
@@ -103,7 +107,7 @@ def test_the_smallest_limit_above_and_below_holds(data):
     write(data / "inner.yaml", {"interleave": [entry("web", 2), entry("math", 9)]})
     write(data / "middle.yaml", {"blend": [entry("inner.yaml", 5), entry("code")]})
     outer = write(data / "outer.yaml", {"blend": [entry("middle.yaml", 7)]})
-    assert find_blend(load(outer)).max_epochs == {
+    assert limits_of(load(outer)) == {
         "code:train": 7,
         "math:train": 5,
         "web:train": 2,
@@ -117,7 +121,7 @@ def test_a_joined_source_is_limited_as_well(data):
     path = write(data / "join.yaml", {"blend": [join, entry("code")]})
     prepare_metadataset(EPath(path))
     dataset = load(path)
-    assert find_blend(dataset).max_epochs == {"code:train": None, "web+twin:train": 3}
+    assert limits_of(dataset) == {"code:train": None, "web+twin:train": 3}
     found = of(texts(take(loader_for(dataset), 60)), "twin")
     assert found == {f"twin{number:02d}": 3 for number in range(12)}
 

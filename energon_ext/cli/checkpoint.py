@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -64,10 +66,14 @@ def diff(
         data = SavedData(cursor, states)
         click.echo(f"{folder}: {data}")
         run = NextRun(data, options, world_size, num_workers, **encoder)
-        click.echo(_table(run.changes()))
+        with contextlib.redirect_stdout(sys.stderr):  # Energon says there what it opens
+            changes = run.changes()
+        click.echo(_table(changes))
         fixed = sorted(data.fingerprint.items())
         click.echo("must stay: " + ", ".join(f"{name}={value!r}" for name, value in fixed))
-        click.echo(run.restore())
+        with contextlib.redirect_stdout(sys.stderr):
+            verdict = run.restore()
+        click.echo(verdict)
     except EnergonExtError as error:
         click.echo(f"refused: {' '.join(str(error).split())}")
         ctx.exit(_REFUSED_EXIT_CODE)

@@ -33,6 +33,7 @@ from energon_ext.state.seals import check_workers
 
 #: What the blend adds to the fingerprint of an encoder.
 _OF_BLEND = ("seed", "plan", "global_workers")
+_OF_PACKING = ("packing", "packing_max_docs_per_bin", "packing_carry", "mask_boundary_loss")
 
 
 class SavedData:
@@ -109,7 +110,7 @@ class NextRun:
             EnergonExtError: what a resume would raise.
         """
         saved = self._saved
-        if find_blend(self._dataset(0)).is_shared:
+        if find_blend(self._dataset(0)).is_shared or saved.cursor is not None:
             for workers in {self._workers, 0}:  # without workers the blend is restored here
                 loader = ExactDataLoader(self._dataset(0, workers=workers))
                 if saved.states:
@@ -158,30 +159,28 @@ class EncoderOfState(PackedTaskEncoder):
     def __init__(
         self, saved: SavedData, tokenizer: str | None, seq_length: int | None, packing: str | None
     ):
-        given = None if tokenizer is None else load_tokenizer(tokenizer)
-        says = {name: v for name, v in saved.fingerprint.items() if name not in _OF_BLEND}
-        for name, value in (("seq_len", seq_length), ("packing", packing)):
-            if value is not None:
-                says[name] = value
-        if given is not None:
-            says["tokenizer"] = given.fingerprint()
-        self._says = says
+        self._saved = {name: v for name, v in saved.fingerprint.items() if name not in _OF_BLEND}
         self._spliced = {
             name
             for key, source in saved.blends[0]["plan"]["sources"].items()
             for name in (key, source["names"][1])
             if source["rows"]["kind"] == SPLICED
         }
-        fields = ["packing", "packing_max_docs_per_bin", "packing_carry", "alignment"]
-        fields += ["mask_boundary_loss", "train_on_eos"]
+        fields = ["alignment", "train_on_eos"]
+        if packing in (None, self._saved.get("packing")):  # else they follow the new packing
+            fields += _OF_PACKING
+        options: dict[str, Any] = {n: v for n in fields if (v := self._saved.get(n)) is not None}
+        if packing is not None:
+            options["packing"] = packing
         super().__init__(
-            given or TokenizerOfState(says.get("tokenizer", {})),
-            says.get("seq_len", 2),
-            **{name: says[name] for name in fields if says.get(name) is not None},
+            load_tokenizer(tokenizer) if tokenizer else TokenizerOfState(self._saved),
+            seq_length or self._saved.get("seq_len", 2),
+            **options,
         )
 
     def state_fingerprint(self) -> dict[str, Any]:
-        return self._says
+        own = {name: v for name, v in super().state_fingerprint().items() if name in self._saved}
+        return {**self._saved, **own, "task_encoder": self._saved.get("task_encoder")}
 
     def build_source(
         self, loaded: LoadedDataset, key: str, **options: Any
@@ -194,10 +193,10 @@ class EncoderOfState(PackedTaskEncoder):
 class TokenizerOfState(ByteTokenizer):
     """Has the fingerprint of a tokenizer, and reads nothing."""
 
-    def __init__(self, fingerprint: dict[str, Any]):
+    def __init__(self, saved: Mapping[str, Any]):
         super().__init__()
         self.vocab_size = 2**62
-        self._fingerprint = fingerprint
+        self._fingerprint = saved.get("tokenizer", {})
 
     def fingerprint(self) -> dict[str, Any]:
         return self._fingerprint

@@ -57,7 +57,7 @@ class MegatronEnergonLoader:
         first that has no batch left ends the run for all of them.
 
         Raises:
-            DataExhaustedError: every source has reached its cap, here or on another rank.
+            DataExhaustedError: every source has reached its limit, here or on another rank.
             ConfigError: an epoch holds no batch on this rank.
         """
         index = self.next_batch_index

@@ -5,11 +5,8 @@
 Where the lengths of all documents are known, every worker of every rank plans all rows of a step
 and reads its own: the *shared* plan. What a step holds then depends on the configuration alone, and
 the state is one cursor for the whole run. Where a source is streamed, each worker plans for itself,
-one row at a time, and its state belongs to it: a *private* plan. Both are the loop in
-``BlendedDataset.__iter__``, under another :class:`~energon_ext.plan.deal.Topology`.
-
-The state is a mapping from source key to the state of that source, so a restore finds each source
-wherever it now stands in the configuration; see :mod:`energon_ext.state.match`.
+one row at a time, and its state belongs to it: a *private* plan. Both are one loop, with another
+:class:`~energon_ext.plan.deal.Topology`.
 """
 
 from __future__ import annotations
@@ -45,8 +42,7 @@ class BlendedDataset(BaseWrapperDataset):
         sources: at least one; keys must be distinct. Their order means nothing.
         tree: the mixture; one node over all sources by their weights where it is None.
         topology: of a shared plan; one row a batch where it is None.
-        axis: what the breakpoints of the weights count.
-        row_tokens: positions of a row; 0 where rows differ.
+        axis, row_tokens: as of :class:`~energon_ext.plan.clock.Clock`.
         worker_config: Energon's.
         fingerprint: JSON values that the state depends on; a state saved under others is refused.
         padding: makes the rows that complete the last step of a shared plan that ends.
@@ -107,7 +103,6 @@ class BlendedDataset(BaseWrapperDataset):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Keys of the sources, sorted."""
         return tuple(self.sources)
 
     @property
@@ -116,15 +111,11 @@ class BlendedDataset(BaseWrapperDataset):
         return {key: source.names for key, source in self.sources.items()}
 
     @property
-    def max_epochs(self) -> dict[str, int | None]:
-        """Epochs after which each source ends, None where it does not."""
-        return {key: source.max_epochs for key, source in self.sources.items()}
-
-    @property
     def epoch_limits(self) -> dict[str, int]:
         """``max_epochs`` of all sources, where they end the whole run; else empty."""
-        limits = {k: limit for k, limit in self.max_epochs.items() if limit is not None}
-        return limits if len(limits) == len(self.sources) else {}
+        limits = {key: source.max_epochs for key, source in self.sources.items()}
+        found = {key: limit for key, limit in limits.items() if limit is not None}
+        return found if len(found) == len(limits) else {}
 
     @property
     def documents(self) -> dict[str, int]:
@@ -219,8 +210,8 @@ class BlendedDataset(BaseWrapperDataset):
         self._step = plan.next(topology.rows_per_step, position)
         for key, has_ended in zip(self.sources, plan.mixture.ended & ~ended):
             if has_ended and self._worker_number() == 0:  # the others say the same
-                cap = self.sources[key].max_epochs
-                logger.info("%s: read to its end (max_epochs: %s); step %d.", key, cap, plan.step)
+                limit = self.sources[key].max_epochs
+                logger.info("%s: read to its end (max_epochs: %s); step %d.", key, limit, plan.step)
         return self._step is not None
 
     def _active_plan(self) -> Plan:
@@ -277,8 +268,7 @@ class BlendedDataset(BaseWrapperDataset):
         """Continue from :meth:`save_state`; begins nothing with a state that is refused."""
         self.check_state(state)
         try:
-            # Stock datasets keep references into what they are given; it may be restored twice.
-            self._take_over(copy.deepcopy(dict(state)))
+            self._take_over(copy.deepcopy(dict(state)))  # stock datasets keep references into it
         except BaseException:
             self.reset_state_own()
             raise
@@ -333,7 +323,7 @@ class BlendedDataset(BaseWrapperDataset):
     def config(self) -> dict[str, Any]:
         return {
             "type": type(self).__qualname__,
-            "sources": {key: source.names.shuffle_key for key, source in self.sources.items()},
+            "sources": list(self.sources),
             "datasets": [dataset.config() for dataset in self.datasets],
             "worker_config": self.worker_config.config(),
         }

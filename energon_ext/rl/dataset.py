@@ -32,6 +32,7 @@ from energon_ext.rl.sampler import (
 from energon_ext.rl.state import check_state, load_group, load_prompt, save_group, save_prompt
 from energon_ext.state.exhaustion import end_together
 from energon_ext.state.match import check_fingerprint
+from energon_ext.state.schema import check_seal, sealed
 
 STATE_VERSION = 1
 
@@ -170,26 +171,29 @@ class RLDataset:
 
     def save_state(self) -> dict[str, Any]:
         """The state after the last batch, which a ``CheckpointStore`` takes as it is."""
-        return {
-            "version": STATE_VERSION,
-            "fingerprint": dict(self._fingerprint),
-            # Energon shares objects between its states and itself.
-            "prompts": copy.deepcopy(self.prompts.save_state_rank()),
-            "drawn": [save_prompt(prompt) for prompt in self._drawn],
-            "groups": [save_group(group) for group in self._groups],
-            "calls": self._calls,
-            "rollout": self._rollout.save_state(),
-        }
+        return sealed(
+            {
+                "version": STATE_VERSION,
+                "fingerprint": dict(self._fingerprint),
+                # Energon shares objects between its states and itself.
+                "prompts": copy.deepcopy(self.prompts.save_state_rank()),
+                "drawn": [save_prompt(prompt) for prompt in self._drawn],
+                "groups": [save_group(group) for group in self._groups],
+                "calls": self._calls,
+                "rollout": self._rollout.save_state(),
+            }
+        )
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Continue after the batch that ``state`` was saved after.
 
         Raises:
-            StateFormatError: ``state`` is something else, or of another version.
+            StateFormatError: ``state`` is damaged, something else, or of another version.
             StateMismatchError: saved under other arguments.
             ConfigError: this dataset has drawn prompts already.
         """
         check_state(state, STATE_VERSION, self.save_state())
+        check_seal(state)
         if self._iterator is not None:
             raise ConfigError("Restore a state before the first batch, in a new RLDataset.")
         check_fingerprint(state["fingerprint"], self._fingerprint)

@@ -2,28 +2,26 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Model and data state on disk: one folder per save, its manifest written last.
 
-After each step of a save every rank waits for the slowest; if it fails on one, all raise:
+A save goes in steps. After each, every rank waits for the slowest; if one fails, all raise:
 
 1. rank 0 removes what unfinished saves left behind and makes ``step_00000010`` (a second save of
    the same step makes ``step_00000010.2``: nothing is ever replaced in place);
-2. every rank writes its own files;
-3. all ranks write the model together, as the caller says;
-4. rank 0 writes ``data.json``, the cursor that all ranks share, and ``manifest.json``, then removes
+2. every rank writes its own files; then all write the model together, as the caller says;
+3. rank 0 writes ``data.json``, the cursor that all ranks share, and ``manifest.json``, then removes
    all but the newest ``keep`` complete checkpoints, of each the manifest first.
 
 A folder is a checkpoint if and only if it holds a manifest, so a process killed at any instant
 leaves the previous checkpoint or the new one.
 
-The manifest lists every file with its size, and those of the data with their SHA-256. Of the model
-the files up to 16 MiB are hashed, which say where each tensor is. Reading the tensors back as well,
-hundreds of gigabytes, would double the time of a save: of a larger file it is noticed that it is
+The manifest has the size of every file, and the SHA-256 of every file of the data. Of the model it
+has that of files up to 16 MiB, which say where each tensor is. To read the tensors back as well,
+hundreds of gigabytes, would double the time of a save: of a large file it is noticed that it is
 missing or cut, and not that a bit has changed. Nothing falls back to an older checkpoint by itself.
 
 Example:
     >>> import tempfile
     >>> root = tempfile.mkdtemp()
-    >>> def write_model(folder):
-    ...     (folder / "weights").write_text("0.5")
+    >>> write_model = lambda folder: (folder / "weights").write_text("0.5")
     >>> with CheckpointStore(root, keep=2) as store:
     ...     for step in (10, 20, 30):
     ...         path = store.save(step, write_model=write_model, data={"row": 16 * step})
@@ -44,9 +42,10 @@ import shutil
 from collections import ChainMap, Counter
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Callable, Iterator, Mapping, TypeVar, cast
+from typing import Any, Callable, Iterator, Mapping
 
 import torch.distributed as dist
 
@@ -76,8 +75,6 @@ MODEL, DATA = "model", "data.json"
 _DIRECTORY = re.compile(r"step_(\d{8,})(?:\.(\d+))?")
 _FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)*(?<!\.tmp)", re.ASCII)
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -88,8 +85,7 @@ class Checkpoint:
         step: step of the training run it was saved at.
         metadata: what the caller gave to :meth:`CheckpointStore.save`, as JSON.
         save_index: 1, 2, ... in the order of saving.
-        files: ``{name: {"bytes": int, "sha256": hex}}``, of all ranks; those of the model are named
-            ``model/...``, and the large ones among them have no ``sha256``.
+        files: ``{name: {"bytes": int, "sha256": hex}}`` of all ranks, of the model ``model/...``.
     """
 
     path: Path
@@ -104,15 +100,14 @@ class Checkpoint:
         Raises:
             StateFormatError: the file is missing or damaged.
         """
-        if DATA not in self.files:
-            return None
-        return json.loads(read_file(self.path / DATA, self.files[DATA]))
+        record = self.files.get(DATA)
+        return json.loads(read_file(self.path / DATA, record)) if record else None
 
     def model(self) -> Path | None:
-        """The folder of the model, verified; None where the save had none. Looks at every file.
+        """The folder of the model, verified; None where the save had none.
 
         Raises:
-            StateFormatError: a file is missing or damaged, or was not there when it was saved.
+            StateFormatError: a file is missing, damaged, or was not saved.
         """
         saved = {name: rec for name, rec in self.files.items() if name.startswith(f"{MODEL}/")}
         found = records_below(self.path, MODEL)
@@ -121,49 +116,37 @@ class Checkpoint:
         return self.path / MODEL if saved else None
 
     def load(self, name: str) -> Any:
-        """Read the file of a rank, verified first; runs nobody's code.
-
-        Args:
-            name: one of ``files``.
-
-        Returns:
-            A new object at every call; tensors are on the CPU.
+        """Read the file of a rank, verified first; runs nobody's code. Tensors are on the CPU.
 
         Raises:
             ConfigError: the checkpoint has no such file.
             StateFormatError: the file is missing or damaged, or holds a class that is not allowed.
         """
         if name not in self.files or not _FILE_NAME.fullmatch(name):
-            names = sorted(self.files)
-            raise ConfigError(
-                f"{self.path} has no file {name!r}, but {len(names)} others: "
-                f"{', '.join(names[:4])}{', ...' if names[4:] else ''}. Load one of these."
-            )
+            known = ", ".join(sorted(self.files)[:4])
+            raise ConfigError(f"{self.path} has no file {name!r} of a rank; it has {known}, ...")
         return read_state_file(self.path / name, self.files[name])
 
 
 class CheckpointStore:
     """The checkpoints of one run: the folders ``step_*`` of one root folder.
 
-    Reading needs neither ``with`` nor a lock. Saving happens inside ``with``, where rank 0 holds
-    the lock of the folder (``writer_lock.py``). Every rank must enter, and save.
+    Reading needs no ``with``. Saving does: inside, rank 0 holds the lock of the folder
+    (``writer_lock.py``). Every rank must enter, and save.
 
     Args:
         root: a folder for this alone; the first writer makes it.
-        group: the ranks that save together, a group of torch.distributed: the default one where it
-            is None, and this process alone without torch.distributed.
+        group: of torch.distributed, the ranks that save together; by default all, and without
+            torch.distributed this process alone.
         keep: complete checkpoints to keep, >= 1.
 
     Raises:
-        ConfigError: ``keep`` is out of range; on entering: the root cannot be written, or another
-            process writes to it.
+        ConfigError: ``keep`` is no integer >= 1; on entering: another process writes to the root.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, group: Any = None, keep: int = 3):
         check_integer("CheckpointStore: keep", keep, 1)
-        self.root = Path(root)
-        self.group = group
-        self.keep = keep
+        self.root, self.group, self.keep = Path(root), group, keep
         self._lock: contextlib.ExitStack | None = None
 
     def __enter__(self) -> "CheckpointStore":
@@ -173,8 +156,8 @@ class CheckpointStore:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._lock is not None:
-            self._lock.close()
+        assert self._lock is not None  # entered
+        self._lock.close()
         self._lock = None
 
     def save(
@@ -186,7 +169,7 @@ class CheckpointStore:
         data: Any = None,
         metadata: Any = None,
     ) -> Path:
-        """Save one step; all ranks call this together.
+        """Save one step, all ranks together, and return its folder.
 
         Args:
             step: step of the training run, >= 0.
@@ -195,9 +178,6 @@ class CheckpointStore:
                 all ranks or of none. ``megatron.core.dist_checkpointing`` does.
             data: JSON value, such as ``loader.state_dict()``; rank 0's is written.
             metadata: JSON object for the manifest; rank 0's is written.
-
-        Returns:
-            The folder of the new checkpoint, on every rank.
 
         Raises:
             ConfigError: outside ``with``; a bad step, name or metadata; a name on two ranks; an
@@ -209,8 +189,7 @@ class CheckpointStore:
         try:
             _check_names([*chain(*on_all_ranks(lambda: list(files), self.group))])
             folder = self._on_rank_zero(lambda: self._begin(step))
-            written = on_all_ranks(lambda: _write_files(folder, files), self.group)
-            records = dict(ChainMap(*written))
+            records = ChainMap(*on_all_ranks(lambda: _write_files(folder, files), self.group))
             if write_model is not None:
                 on_all_ranks(lambda: write_model(folder / MODEL), self.group)
             self._on_rank_zero(lambda: self._publish(folder, step, records, data, metadata))
@@ -227,7 +206,7 @@ class CheckpointStore:
         Raises:
             StateFormatError: a manifest is damaged, so that the newest is not known.
         """
-        return max(self._complete(), key=lambda found: found.save_index, default=None)
+        return max(self._complete(), key=attrgetter("save_index"), default=None)
 
     def open(self, step: int) -> Checkpoint:
         """The checkpoint of one step; of several saves of that step the last.
@@ -247,13 +226,9 @@ class CheckpointStore:
 
     def _complete(self, skip_damaged: bool = False) -> Iterator[Checkpoint]:
         for _, _, folder in _folders(self.root):
-            try:
+            # Without a manifest it is unfinished, or was removed since it was listed.
+            with contextlib.suppress(FileNotFoundError, *[StateFormatError] * skip_damaged):
                 yield _checkpoint(folder)
-            except FileNotFoundError:
-                continue  # unfinished, or removed by a writer since it was listed
-            except StateFormatError:
-                if not skip_damaged:
-                    raise
 
     def _begin(self, step: int) -> Path:
         check_integer(f"{self.root}: step", step, 0)
@@ -261,22 +236,18 @@ class CheckpointStore:
             if not (folder / MANIFEST).exists():
                 _remove(folder)
         repeats = [repeat for found, repeat, _ in _folders(self.root) if found == step]
-        suffix = f".{max(repeats) + 1}" if repeats else ""
-        folder = self.root / f"step_{step:08d}{suffix}"
+        folder = self.root / (f"step_{step:08d}" + (f".{max(repeats) + 1}" if repeats else ""))
         (folder / MODEL).mkdir(parents=True)
         fsync(self.root)
         return folder
 
-    def _publish(
-        self, folder: Path, step: int, files: dict[str, Any], data: Any, metadata: Any
-    ) -> None:
+    def _publish(self, folder: Path, step: int, records: Any, data: Any, metadata: Any) -> None:
+        files = {**records, **records_below(folder, MODEL, settle=True)}
         if data is not None:
             files[DATA] = write_file(folder / DATA, to_json("data", data))
-        files |= records_below(folder, MODEL, settle=True)
         fsync(folder)
-        newest_first = sorted(
-            self._complete(skip_damaged=True), key=lambda found: found.save_index, reverse=True
-        )
+        complete = self._complete(skip_damaged=True)
+        newest_first = sorted(complete, key=attrgetter("save_index"), reverse=True)
         write_manifest(
             folder,
             step=step,
@@ -289,17 +260,15 @@ class CheckpointStore:
             fsync(old.path)
             _remove(old.path)
 
-    def _on_rank_zero(self, work: Callable[[], T]) -> T:
+    def _on_rank_zero(self, work: Callable[[], Any]) -> Any:
         alone = not (dist.is_available() and dist.is_initialized())
         is_mine = alone or dist.get_rank(self.group) == 0
-        result = on_all_ranks(lambda: work() if is_mine else None, self.group)[0]
-        return cast(T, result)
+        return on_all_ranks(work if is_mine else lambda: None, self.group)[0]
 
 
 def _folders(root: Path) -> list[tuple[int, int, Path]]:
     """(step, which save of this step, path) of every save in the root, unfinished ones too."""
-    paths = list(root.iterdir()) if root.is_dir() else []
-    named = [(_DIRECTORY.fullmatch(path.name), path) for path in paths]
+    named = [(_DIRECTORY.fullmatch(path.name), path) for path in root.glob("step_*")]
     return sorted((int(match[1]), int(match[2] or 1), path) for match, path in named if match)
 
 

@@ -12,6 +12,8 @@ not, when it has worker processes:
   what was drawn (Energon 7.4.1, ``savable_loader.py`` line 1028), so that a save soon after a
   resume is k batches too early. Here the count is complete. By default no state needs to say so:
   workers store a state after every batch.
+* A worker that has come to its end, while others have batches left, answers that it stands before
+  its next pass. Here that is so once the whole pass was handed out.
 
 It saves and restores through the same methods, and its states are the stock ones, with a digest in
 each worker's, see :mod:`energon_ext.state.seals`. Where all sources are planned, ``state_dict``
@@ -29,7 +31,11 @@ from typing import Any, Mapping, Sequence
 import torch
 from megatron.energon import SavableDataLoader
 from megatron.energon.flavors.base_dataset import SavableDataset
-from megatron.energon.savable_loader import SavableDataLoaderState, SavableDatasetWrapper
+from megatron.energon.savable_loader import (
+    SavableDataLoaderState,
+    SavableDatasetCheckpoint,
+    SavableDatasetWrapper,
+)
 from megatron.energon.state import FlexState
 from torch.utils.data._utils import signal_handling
 
@@ -82,9 +88,9 @@ class ExactDataLoader(SavableDataLoader):
         options.setdefault("checkpoint_every_min_n_samples", 1)
         super().__init__(dataset, **options)
         self.changes: list[SourceChange] = []
-        if save_every > 1 and self.num_workers > 0:
+        if self.num_workers > 0:
             # Stock builds its wrapper itself, and lets nobody replace it.
-            self.dataset.__class__ = _StatesAtSaves
+            self.dataset.__class__ = _ExactWorker
             self.dataset.save_every = save_every
         # Stock always asks for page-locked memory; torch warns where there is no GPU to copy to.
         self.pin_memory = torch.cuda.is_available()
@@ -153,6 +159,12 @@ class ExactDataLoader(SavableDataLoader):
         return self._sealed(loader_state(states, self.num_workers, self._get_batch_size()))
 
     # The states of ranks --------------------------------------------------------------------
+
+    def _worker_command(self, *command: Any) -> list[Any]:
+        if command[0] == "get_checkpoint" and self._epoch_iterator is None:  # a pass has ended
+            command = ("get_checkpoint", None)
+        found: list[Any] = super()._worker_command(*command)
+        return found
 
     def save_state_rank(self) -> SavableDataLoaderState | None:
         """The state after the last batch that was drawn, None before there is any."""
@@ -258,14 +270,22 @@ class ExactDataLoader(SavableDataLoader):
         self._epoch_iterator = None
 
 
-class _StatesAtSaves(SavableDatasetWrapper):
-    """The part of the loader that lives in a worker, storing states only where a save will ask."""
+class _ExactWorker(SavableDatasetWrapper):
+    """The part of the loader that lives in a worker."""
 
     save_every: int
 
     def _store_checkpoint(self, force: bool = False) -> None:
-        if force or self._sample_index <= 1 or self._is_due():
+        # Stock forces one at the end of the data, of a worker that stands before its next pass.
+        if not force and self.save_every == 1:
+            super()._store_checkpoint()
+        elif not force and (self._sample_index <= 1 or self._is_due()):
             super()._store_checkpoint(force=True)
+
+    def get_checkpoint(self, last_sample_indexes: list[int] | None) -> SavableDatasetCheckpoint:
+        if last_sample_indexes is None:  # the whole pass was handed out
+            return SavableDatasetCheckpoint(state=self._save_state(), offset=0)
+        return super().get_checkpoint(last_sample_indexes)
 
     def _is_due(self) -> bool:
         """Whether a save falls between this worker's last batch and its next one."""

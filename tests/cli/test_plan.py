@@ -24,9 +24,9 @@ def cells(result):
     return [line.split() for line in result.stdout.splitlines()]
 
 
-def test_shares_are_shown_at_the_knots_or_where_asked(mix):
+def test_shares_are_shown_at_the_breakpoints_or_where_asked(mix):
     assert cells(energon_ext("plan", mix)) == [
-        ["share", "at", "batch", "0", "100", "200"],
+        ["share", "at", "step", "0", "100", "200"],
         ["book:train", "25.00%", "50.00%", "0.00%"],
         ["web:train", "75.00%", "50.00%", "100.00%"],
     ]
@@ -58,7 +58,7 @@ def test_one_document_needs_no_number_of_documents(mix):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--at", "a"), "--at: 'a' found; batch indices like 0,100,500 are needed."),
+        (("--at", "a"), "--at: 'a' found; steps like 0,100,500 are needed."),
         (("--splice", "{"), "--splice: '{' is not JSON"),
         (("--splice", "[1]"), "--splice: '[1]' found, a JSON object is needed."),
         (("--splice", '{"docs": 1}'), "--splice: no field docs in SpliceConfig; it has"),

@@ -18,6 +18,7 @@ from energon_ext.rl import RLDataset, ScoredGroup
 from energon_ext.rl.group_rows import balance_by_tokens
 from energon_ext.state.checkpoint import CheckpointStore
 from tests.rl.prompts import Dice, Fixed, prompt_loader, write_prompts, write_sums
+from tests.state.mutations import mutations
 from tests.support import batch_hash, close_loaders, take
 
 
@@ -390,6 +391,21 @@ def test_states_of_other_runs_are_refused(sums):
             build(sums, Dice(), seed=1).restore_state({**state, field: None})
     with pytest.raises(ConfigError, match="before the first batch"):
         dataset.restore_state(state)
+
+
+def test_a_state_with_anything_changed_is_refused_and_nothing_begins(sums):
+    dataset = build(sums, Dice(), seed=1, groups_per_batch=2, rows=1)
+    for _ in range(3):
+        next(dataset)
+    state = dataset.save_state()
+    assert state["groups"]  # that wait
+    resumed = build(sums, Dice(), seed=1, groups_per_batch=2, rows=1)
+    for what, mutated in mutations(state, 300, seed=0):
+        with pytest.raises(StateFormatError):
+            resumed.restore_state(mutated)
+            pytest.fail(f"accepted: {what}")
+    fresh = build(sums, Dice(), seed=1, groups_per_batch=2, rows=1)
+    assert batch_hash(next(resumed)) == batch_hash(next(fresh))
 
 
 @pytest.mark.parametrize(

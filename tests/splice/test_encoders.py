@@ -225,12 +225,12 @@ def test_long_documents_slide_through_the_frame(data):
 def test_spliced_and_packed_sources_share_a_schedule(mix, num_workers):
     encoder = many(spliced_subflavors={"splice": True})
     dataset = build(mix, encoder, num_workers=num_workers, batch_size=16)
-    choice = find_blend(dataset)
+    blend = find_blend(dataset)
     names = [f'book:train{{"splice": true}}/doc{n}' for n in three_longest_short()]
-    shares = choice.planned_shares(0)
+    shares = blend.planned_shares(0)
     assert set(shares) == {*names, "web:train"} and shares["web:train"] == 0.5
     assert sum(shares.values()) == pytest.approx(1)
-    assert choice.planned_shares(6)["web:train"] == 1
+    assert blend.planned_shares(6)["web:train"] == 1
     for index, batch in enumerate(take(loader_for(dataset), 9)):
         batch.validate()
         assert bool(set(batch.tokens_per_source()) & set(names)) == (index < 6)
@@ -293,7 +293,7 @@ def test_a_resumed_run_continues_exactly_at_every_batch(mix, num_workers, pack):
 
 
 @pytest.mark.parametrize(("num_workers", "pack"), [(0, False), (0, True), (2, False)])
-def test_a_spliced_source_leaves_at_its_cap_and_a_raised_cap_adds_its_epochs(
+def test_a_spliced_source_ends_at_its_limit_and_a_raised_limit_adds_its_epochs(
     data, num_workers, pack
 ):
     """A content of 8 of 12, 12 and 11 tokens: 5 + 5 + 4 examples in an epoch, each once."""
@@ -302,11 +302,11 @@ def test_a_spliced_source_leaves_at_its_cap_and_a_raised_cap_adds_its_epochs(
         balance_mode="by_coverage",
     )  # fmt: skip
 
-    def fresh(cap):
-        path = write_mix(data / "capped.yaml", [("book", 1), ("web", 1)])
+    def fresh(limit):
+        path = write_mix(data / "limited.yaml", [("book", 1), ("web", 1)])
         content = json.loads(path.read_text())
         content["splits"]["train"]["blend"][0].update(
-            {"subflavors": {"splice": True}, "max_epochs": cap}
+            {"subflavors": {"splice": True}, "max_epochs": limit}
         )
         path.write_text(json.dumps(content))
         encoder = many(splice, spliced_subflavors={"splice": True})
@@ -317,12 +317,12 @@ def test_a_spliced_source_leaves_at_its_cap_and_a_raised_cap_adds_its_epochs(
         found = placements(batches)
         return {key: count for key, count in found.items() if key[0].startswith("book")}
 
-    loader = fresh(cap=2)
+    loader = fresh(limit=2)
     twice = shown(take(loader, 30))
     assert len(twice) == 14 and set(twice.values()) == {2}
     state = loader.save_state_rank()
-    for cap, expected in ((2, {}), (3, dict.fromkeys(twice, 1)), (5, dict.fromkeys(twice, 3))):
-        resumed = fresh(cap)
+    for limit, expected in ((2, {}), (3, dict.fromkeys(twice, 1)), (5, dict.fromkeys(twice, 3))):
+        resumed = fresh(limit)
         resumed.restore_state_rank(state)
         assert shown(take(resumed, 30)) == expected
     close_loaders()
@@ -331,13 +331,90 @@ def test_a_spliced_source_leaves_at_its_cap_and_a_raised_cap_adds_its_epochs(
 def test_the_state_of_a_spliced_source_is_one_number_and_its_fingerprint(data):
     loader = loader_for(build(in_blend(data), many()))
     take(loader, 5)
-    source = find_blend(loader).datasets[0].save_state()
-    assert source["shown"] == 20 and source["worker"] == [0, 1]
-    assert source["listed"] == [] and source["tail"] == 0  # nothing was dealt anew
+    (source,) = loader.state_dict()["plan"]["sources"].values()
+    documents = source["rows"].pop("documents")
+    assert source["rows"] == {"kind": "spliced", "shown": 20}
+    assert len(documents.pop("documents")) == 64  # a digest
+    assert documents == SHORT.to_json()
     other = MultiSpliceConfig(**{**SHORT.to_json(), "content_length": 5})
     changed = loader_for(build(in_blend(data), many(other)))
-    with pytest.raises(StateMismatchError, match=r"\(content_length: saved None, now 5\)"):
+    with pytest.raises(StateMismatchError, match=r"content_length: saved None, now 5\)"):
         changed.restore_state_rank(loader.save_state_rank())
+
+
+ROWS_PER_STEP = 12
+
+
+class SplicedRun:
+    """All ranks of a run that shows the book, one after another."""
+
+    def __init__(self, data, splice, *, repeat=True, state=None):
+        self._data, self._splice, self._repeat = data, splice, repeat
+        self.state = state
+
+    def steps(self, ranks, workers, batch_size, count=None):
+        """The rows of each of the next steps, in any order; of all that are left by default."""
+        found, states = [], []
+        rounds = ROWS_PER_STEP // (ranks * batch_size)
+        for rank in range(ranks):
+            loader = loader_for(
+                build(
+                    in_blend(self._data),
+                    many(self._splice),
+                    num_workers=workers,
+                    rank=rank,
+                    world_size=ranks,
+                    batch_size=batch_size,
+                    rows_per_step=ROWS_PER_STEP,
+                    repeat=self._repeat,
+                )
+            )
+            if self.state is not None:
+                loader.load_state_dict(json.loads(self.state))
+            batches = list(loader) if count is None else take(loader, count * rounds)
+            states.append(json.dumps(loader.state_dict()))
+            loader.close()
+            for start in range(0, len(batches), rounds):
+                found.append([r for b in batches[start : start + rounds] for r in rows_in(b)])
+        assert len(set(states)) == 1
+        self.state = states[0]
+        steps = len(found) // ranks
+        return [sorted(row for part in found[n::steps] for row in part) for n in range(steps)]
+
+
+def rows_in(batch):
+    """Tokens, weights and position ids of each row."""
+    fields = (batch.tokens, batch.token_weights, batch.position_ids)
+    columns = [field.view(-1, SEQ_LEN).tolist() for field in fields]
+    return list(zip(*columns))
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_the_rows_of_a_step_are_equal_on_all_ranks_and_workers_and_over_hops(data, pack):
+    splice = MultiSpliceConfig(**{**SHORT.to_json(), "pack_contents": pack})
+    expected = SplicedRun(data, splice).steps(1, 0, ROWS_PER_STEP, 8)
+    assert len({json.dumps(step) for step in expected}) == 8
+    workers = 0 if pack else 2
+    for topology in [(2, 0, 3), (4, 0, 1), (2, workers, 2)]:
+        assert SplicedRun(data, splice).steps(*topology, 8) == expected
+    run, found = SplicedRun(data, splice), []
+    for hop in [(2, 0, 2, 1), (1, 0, 4, 2), (6, 0, 1, 1), (1, workers, 6, 2), (3, 0, 4, 2)]:
+        found += run.steps(*hop)
+        assert len(run.state) < 2000
+    assert found == expected
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_an_epoch_shows_every_pair_once_over_hops(data, pack):
+    splice = MultiSpliceConfig(**{**SHORT.to_json(), "pack_contents": pack})
+    whole = SplicedRun(data, splice, repeat=False).steps(1, 0, 4)
+    run, found = SplicedRun(data, splice, repeat=False), []
+    for hop in [(1, 0, 4, 3), (2, 0, 3, 2), (3, 0, 1, 1), (2, 0, 6, None)]:
+        found += run.steps(*hop)
+    assert found == whole
+    trained = sum(sum(map(sum, (weights for _, weights, _ in step))) for step in found)
+    documents = [text_of_book(number) for number in three_longest_short()]
+    assert trained == sum(len(d) - t - 1 for d in documents for t, _ in slow.pairs(len(d), SEQ_LEN))
 
 
 def test_seeds_and_keys_give_orders_of_their_own(data):
