@@ -13,7 +13,7 @@ from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import StateFormatError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.consumption import Consumption
-from tests.support import config, loader_for, take, write_dataset, write_mix
+from tests.support import config, loader_for, take, write_dataset, write_mix, write_tokens
 
 
 def test_the_state_lists_the_sources_of_the_run_and_then_those_it_no_longer_has():
@@ -95,6 +95,25 @@ def test_what_the_workers_drew_is_in_their_state_and_matches_the_batches(mix):
     other = loader_for(resumed)
     other.restore_state_rank(loader.save_state_rank())
     assert find_blend(resumed).drawn == drawn
+
+
+def test_what_a_shared_plan_drew_is_said_for_the_run_without_a_reduction(tmp_path):
+    """Each of two ranks knows what both drew; a resume on three goes on from there."""
+    for source, count in (("a", 50), ("b", 30)):
+        write_tokens(tmp_path / source, [[7] * (3 + n % 20) for n in range(count)])
+    tokens_mix = write_mix(tmp_path / "mix.yaml", [("a", 2), ("b", 1)])
+    rows, tokens, state = Counter(), Counter(), None
+    for ranks, batches in ((2, 9), (3, 4)):
+        loaders = [loader_for(build(tokens_mix, rank, ranks)) for rank in range(ranks)]
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+            for batch in take(loader, batches):
+                rows.update(batch.documents_per_source())
+                tokens.update(batch.tokens_per_source())
+        expected = {key: (rows[key], tokens[key]) for key in "ab"}
+        assert [find_blend(loader).drawn for loader in loaders] == [expected] * ranks
+        state = loaders[-1].state_dict()
 
 
 def train_rank(rank, world_size, mix, store, folder):

@@ -27,7 +27,7 @@ from energon_ext.splice.source import KIND as SPLICED
 from energon_ext.state.compare import check_blend, check_loader
 from energon_ext.state.loader import ExactDataLoader
 from energon_ext.state.match import SourceChange, compare_sources
-from energon_ext.state.regroup import blends_in, trees_in, workers_of, wrappers_in
+from energon_ext.state.regroup import EPOCHS, blends_in, trees_in, workers_of, wrappers_in
 from energon_ext.state.schema import check_format, check_seal
 from energon_ext.state.seals import check_workers
 
@@ -65,9 +65,11 @@ class SavedData:
         if self.states:
             self.batch_size = self.states[0].micro_batch_size
             self.workers = workers_of(self.states[0])
-            self.has_virtual_epochs = "EpochizeDataset" in wrappers_in(trees_in(self.states[0])[0])
-        if first["topology"]:
-            self.rows_per_step, self.batch_size, self.ranks = first["topology"]
+            self.has_virtual_epochs = EPOCHS in wrappers_in(trees_in(self.states[0])[0])
+        if first["inside"]:
+            inside = first["inside"]
+            self.rows_per_step, self.batch_size = inside["rows_per_step"], inside["batch_size"]
+            self.ranks = inside["ranks"]
 
     def __str__(self) -> str:
         if not self.is_shared:

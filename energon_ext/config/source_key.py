@@ -24,6 +24,7 @@ from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
 from energon_ext.documents.permutation import stable_hash
+from energon_ext.documents.token_paths import SPLITS
 from energon_ext.mixture.tree import Tree
 from energon_ext.state.match import SourceNames
 
@@ -136,7 +137,14 @@ def shuffle_key(key: str, factory: BaseCoreDatasetFactory) -> str:
     that is listed twice is still read in two orders.
     """
     path = _key_of(factory).path
-    return "+".join(part.rsplit("/", 1)[-1] for part in path.split("+")) + key[len(path) :]
+    absolute = _key_of(factory, portable=False).path
+    return "+".join(map(_last_name, absolute.split("+"))) + key[len(path) :]
+
+
+def _last_name(path: str) -> str:
+    """The name of a file, with its folder where `energon-ext prepare` gave it that of its split."""
+    folder, _, name = path.rpartition("/")
+    return f"{folder.rpartition('/')[2]}/{name}" if name in SPLITS else name
 
 
 def name_nodes(tree: Tree, factories: Sequence[BaseCoreDatasetFactory]) -> None:

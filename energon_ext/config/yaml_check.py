@@ -260,9 +260,16 @@ def _mappings(node: Any, place: str = "top level") -> Iterator[tuple[str, dict[s
 
 def _references(node: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every mapping below a split that names a dataset."""
-    for inner, mapping in _mappings({"": node} if isinstance(node, dict) else {}, place):
-        if "path" in mapping and ".aux" not in inner:
-            yield inner.replace("..", "."), mapping
+    is_reference = isinstance(node, dict) and "path" in node
+    if is_reference:
+        yield place, node
+    if isinstance(node, list):
+        for index, child in enumerate(node):
+            yield from _references(child, f"{place}[{index}]")
+    elif isinstance(node, dict):
+        for key, child in node.items():
+            if not (is_reference and key == "aux"):  # names files beside a dataset
+                yield from _references(child, f"{place}.{key}")
 
 
 def _resolve(metadataset: EPath, path: Any, place: str) -> EPath:

@@ -129,6 +129,11 @@ class Tree:
             if isinstance(member, Tree):
                 yield from member.nodes()
 
+    def to_json(self) -> Any:
+        """Rules, weights and sources as JSON values; another draw has others."""
+        members = [m.to_json() if isinstance(m, Tree) else m for m in self.members]
+        return [self.node.rule, [weight.to_json() for weight in self.node.weights], members]
+
     def breakpoints(self) -> set[int]:
         """Every position at which some weight changes its rule."""
         return {

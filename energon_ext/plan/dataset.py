@@ -29,7 +29,7 @@ from energon_ext.plan.deal import ALONE, Topology
 from energon_ext.plan.source import Source
 from energon_ext.plan.step import Plan, Step
 from energon_ext.state.match import SourceNames, check_fingerprint
-from energon_ext.state.schema import BLEND, STATE_CLASS, STATE_VERSION, check_format
+from energon_ext.state.schema import BLEND, STATE_CLASS, STATE_VERSION, check_format, digest_of
 from energon_ext.weights import ScheduleAxis
 
 logger = logging.getLogger(__name__)
@@ -250,7 +250,6 @@ class BlendedDataset(BaseWrapperDataset):
             plan, done = self._before, self._done
         else:
             plan, done = self._active_plan().save_state(), self._done if self._step is None else 0
-        topology = self.topology
         return FlexState(
             __class__=STATE_CLASS,
             version=STATE_VERSION,
@@ -258,11 +257,13 @@ class BlendedDataset(BaseWrapperDataset):
             worker=None if self.is_shared else self._worker_number(),
             plan=plan,
             done=done,
-            topology=[topology.rows_per_step, topology.batch_rows, topology.ranks]
-            if done
-            else None,
+            inside=self._inside() if done else None,
             skip=self._skip,
         )
+
+    def _inside(self) -> dict[str, Any]:
+        """What a state that is saved inside a step depends on, since the step is drawn again."""
+        return {**self.topology.of_step, "mixture": digest_of(self.tree.to_json())}
 
     def restore_state(self, state: FlexState) -> None:
         """Continue from :meth:`save_state`; begins nothing with a state that is refused."""
@@ -299,8 +300,8 @@ class BlendedDataset(BaseWrapperDataset):
         check_fingerprint(saved, now)
         if state["done"]:
             check_fingerprint(
-                dict(zip(self.topology.of_step, state["topology"] or ())),
-                self.topology.of_step,
+                state["inside"] or {},
+                self._inside(),
                 advice="The state was saved inside a step; save at the end of one to continue "
                 "elsewhere.",
             )

@@ -23,6 +23,7 @@ from energon_ext.state.match import (
 from energon_ext.state.regroup import (
     blends_in,
     check_nothing_waits,
+    epoch_offset_in,
     trees_in,
     workers_of,
     wrappers_in,
@@ -70,13 +71,15 @@ def check_loader(
         {"num_workers": workers_of(state), "batch_size": state.micro_batch_size},
         {"num_workers": num_workers, "batch_size": batch_size},
     )
-    if state.next_worker_id and virtual_epoch_length(dataset):
-        # Energon begins each virtual epoch with the worker that was next when it was restored.
-        raise StateMismatchError(
-            {"turn of a worker": (state.next_worker_id, 0)},
-            "With a virtual_epoch_length, several workers continue where they have drawn equally "
-            "much: save after a multiple of num_workers batches.",
-        )
+    length = virtual_epoch_length(dataset)
+    if state.next_worker_id and length:
+        first = epoch_offset_in(trees_in(state)[0]) + state.worker_states[0].offset
+        if first % (length // num_workers) == 0:
+            # Its state does not say so, and it would begin its next epoch at once.
+            raise StateMismatchError(
+                {"worker 0 in its virtual epoch": ("at the end, and others not", "among others")},
+                "Save after a multiple of num_workers batches, or earlier in an epoch.",
+            )
 
 
 def check_blend(state: SavableDataLoaderState, blend: BlendedDataset) -> list[SourceChange]:
@@ -87,7 +90,8 @@ def check_blend(state: SavableDataLoaderState, blend: BlendedDataset) -> list[So
             _check_place(state.worker_states[number], number, blend)
         blend.check_state(worker, worker=number)
         _check_sources(worker, blend)
-    changes = compare_sources(list(saved.values()), blend.names)
+    states = sorted(saved.values(), key=lambda worker: worker["plan"]["row"])
+    changes = compare_sources(states[-1:] if blend.is_shared else states, blend.names)
     check_nothing_waits(state, changes)
     return changes
 

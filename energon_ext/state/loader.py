@@ -14,6 +14,7 @@ not, when it has worker processes:
   workers store a state after every batch.
 * A worker that has come to its end, while others have batches left, answers that it stands before
   its next pass. Here that is so once the whole pass was handed out.
+* Every pass after a resume begins with the worker that was next. Here with the first one.
 
 It saves and restores through the same methods, and its states are the stock ones, with a digest in
 each worker's, see :mod:`energon_ext.state.seals`. Where all sources are planned, ``state_dict``
@@ -31,11 +32,7 @@ from typing import Any, Mapping, Sequence
 import torch
 from megatron.energon import SavableDataLoader
 from megatron.energon.flavors.base_dataset import SavableDataset
-from megatron.energon.savable_loader import (
-    SavableDataLoaderState,
-    SavableDatasetCheckpoint,
-    SavableDatasetWrapper,
-)
+from megatron.energon.savable_loader import SavableDataLoaderState
 from megatron.energon.state import FlexState
 from torch.utils.data._utils import signal_handling
 
@@ -56,6 +53,7 @@ from energon_ext.state.regroup import (
 )
 from energon_ext.state.schema import check_format, check_seal, sealed
 from energon_ext.state.seals import check_workers, sealed_workers
+from energon_ext.state.workers import ExactWorker, WorkersInTurn
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +88,7 @@ class ExactDataLoader(SavableDataLoader):
         self.changes: list[SourceChange] = []
         if self.num_workers > 0:
             # Stock builds its wrapper itself, and lets nobody replace it.
-            self.dataset.__class__ = _ExactWorker
+            self.dataset.__class__ = ExactWorker
             self.dataset.save_every = save_every
         # Stock always asks for page-locked memory; torch warns where there is no GPU to copy to.
         self.pin_memory = torch.cuda.is_available()
@@ -151,14 +149,22 @@ class ExactDataLoader(SavableDataLoader):
         fresh = inner.save_state()
         length = virtual_epoch_length(inner)
         in_epoch = batches % length if length else 0
+        own_length = length // workers or 1
         states = []
         for worker in range(workers):
             own = FlexState({**cursor, "skip": (worker - batches) % workers})
-            begun = [share_of(count, worker, workers) for count in (batches, in_epoch)]
-            states.append(WorkerState(with_blend(fresh, own, begun[1]), begun[0]))
+            begun = share_of(in_epoch, worker, workers) % own_length
+            made = share_of(batches, worker, workers)
+            states.append(WorkerState(with_blend(fresh, own, begun), made))
         return self._sealed(loader_state(states, self.num_workers, self._get_batch_size()))
 
     # The states of ranks --------------------------------------------------------------------
+
+    def _get_iterator(self) -> Any:
+        if self.num_workers == 0:
+            return super()._get_iterator()
+        self.check_worker_number_rationality()
+        return WorkersInTurn(self)
 
     def _worker_command(self, *command: Any) -> list[Any]:
         if command[0] == "get_checkpoint" and self._epoch_iterator is None:  # a pass has ended
@@ -250,6 +256,7 @@ class ExactDataLoader(SavableDataLoader):
                 self.dataset.reset_state_deep()
             raise
         if self.num_workers > 0:
+            self.dataset._worker_offset = 0  # WorkersInTurn knows whose turn it is
             self._worker_sample_counters = [
                 worker.state.sample_index + worker.offset - 1 for worker in state.worker_states
             ]
@@ -268,30 +275,6 @@ class ExactDataLoader(SavableDataLoader):
                 worker.join()
         self._has_workers = False
         self._epoch_iterator = None
-
-
-class _ExactWorker(SavableDatasetWrapper):
-    """The part of the loader that lives in a worker."""
-
-    save_every: int
-
-    def _store_checkpoint(self, force: bool = False) -> None:
-        # Stock forces one at the end of the data, of a worker that stands before its next pass.
-        if not force and self.save_every == 1:
-            super()._store_checkpoint()
-        elif not force and (self._sample_index <= 1 or self._is_due()):
-            super()._store_checkpoint(force=True)
-
-    def get_checkpoint(self, last_sample_indexes: list[int] | None) -> SavableDatasetCheckpoint:
-        if last_sample_indexes is None:  # the whole pass was handed out
-            return SavableDatasetCheckpoint(state=self._save_state(), offset=0)
-        return super().get_checkpoint(last_sample_indexes)
-
-    def _is_due(self) -> bool:
-        """Whether a save falls between this worker's last batch and its next one."""
-        workers = self.worker_config.num_workers
-        next_batch = self._sample_index * workers + self._worker_id
-        return next_batch // self.save_every > (next_batch - workers) // self.save_every
 
 
 #: Advice where states do not belong together.

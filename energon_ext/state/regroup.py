@@ -26,6 +26,9 @@ from energon_ext.errors import StateFormatError, StateMismatchError
 from energon_ext.state.match import RETAINED, SourceChange
 from energon_ext.state.schema import STATE_CLASS, check_format
 
+#: What Energon's states call the dataset that makes virtual epochs.
+EPOCHS = "EpochizeDataset"
+
 
 @dataclass
 class WorkerState:
@@ -110,6 +113,13 @@ def wrappers_in(tree: Any) -> list[str]:
     return [str(tree.get("__class__")), *wrappers_in(inner[0])]
 
 
+def epoch_offset_in(tree: Mapping[str, Any]) -> int:
+    """Batches of a worker in its virtual epoch, 0 without."""
+    while tree.get("__class__") not in (STATE_CLASS, EPOCHS):
+        tree = tree["datasets"][0]
+    return int(tree.get("_offset", 0))
+
+
 def workers_in(state: SavableDataLoaderState) -> list[WorkerState]:
     """The workers of a rank, in their order.
 
@@ -166,7 +176,7 @@ def regrouped(
     if epoch_length:
         in_epoch = sum(worker.batches for worker in own) % epoch_length
         for number, worker in enumerate(own):
-            begun = share_of(in_epoch, number, per_rank)
+            begun = share_of(in_epoch, number, per_rank) % (epoch_length // per_rank)
             worker.tree = with_blend(worker.tree, blend_in(worker.tree), begun)
     return loader_state(own, num_workers, states[0].micro_batch_size)
 
@@ -217,7 +227,7 @@ def with_blend(tree: FlexState, blend: FlexState, epoch_offset: int) -> FlexStat
     if tree.get("__class__") == STATE_CLASS:
         return blend
     own = copy.deepcopy({key: value for key, value in tree.items() if key != "datasets"})
-    if tree.get("__class__") == "EpochizeDataset":
+    if tree.get("__class__") == EPOCHS:
         own["_offset"] = epoch_offset
     return FlexState(**own, datasets=[with_blend(tree["datasets"][0], blend, epoch_offset)])
 

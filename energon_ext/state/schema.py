@@ -64,7 +64,10 @@ _STATE = {
         "sources": {str: _SOURCE},
     },
     "done": _COUNT,
-    "topology": (None, [_COUNT]),
+    "inside": (
+        None,
+        {"rows_per_step": _COUNT, "batch_size": _COUNT, "ranks": _COUNT, "mixture": str},
+    ),
     "skip": (None, _COUNT),
 }
 

@@ -42,6 +42,10 @@ class WeightSpec(ABC):
     def segment(self, position: int) -> "Segment":
         """The rule that holds at a position, and how far."""
 
+    @abstractmethod
+    def to_json(self) -> Any:
+        """The weight as JSON values; two weights are equal where these are."""
+
     def breakpoints(self) -> tuple[int, ...]:
         """Every position at which the rule changes."""
         return ()
@@ -78,6 +82,9 @@ class ConstantWeight(WeightSpec):
 
     def segment(self, position: int) -> Segment:
         return Segment("step", 0, self.value, 1, self.value, math.inf)
+
+    def to_json(self) -> Any:
+        return self.value
 
     def __repr__(self) -> str:
         return f"{self.value:g}"
@@ -163,6 +170,9 @@ class ScheduledWeight(WeightSpec):
 
     def breakpoints(self) -> tuple[int, ...]:
         return self._breakpoints
+
+    def to_json(self) -> Any:
+        return {self.kind: [list(point) for point in zip(self._breakpoints, self._values)]}
 
     def __repr__(self) -> str:
         points = ", ".join(f"{k}: {v:g}" for k, v in zip(self._breakpoints, self._values))

@@ -218,7 +218,8 @@ def test_the_end_of_a_pass_is_nobodys_beginning_before_it_is_reached(data, kind,
         resumed = new_pass()
         resumed.restore_state_rank(loader.save_state_rank())
         assert [batch_hash(batch) for batch in resumed] == whole[len(whole) - left :]
-        assert [batch_hash(batch) for batch in resumed] == whole
+        if kind == "planned":  # others are shuffled on
+            assert [batch_hash(batch) for batch in resumed] == whole
         close_loaders()
 
 
@@ -251,13 +252,13 @@ def endless(loader, count):
 
 @pytest.mark.parametrize(("kind", "num_workers"), [("planned", 0), ("planned", 2), ("streamed", 2)])
 def test_virtual_epochs_continue_exactly_or_not_at_all(data, kind, num_workers):
-    """Epochs of 4 batches. Of two workers, one may have finished its half before the other."""
+    """Epochs of 4 batches. Of two workers, one has finished its half before the other."""
     expected = endless(epochs_loader(data[kind], num_workers), 18)
-    for save_point in (1, 2, 4, 6):
+    for save_point in (1, 2, 3, 4, 5):
         loader = epochs_loader(data[kind], num_workers)
         endless(loader, save_point)
         resumed = epochs_loader(data[kind], num_workers)
-        if num_workers == 2 and save_point % 2:
+        if num_workers == 2 and save_point == 3:
             with pytest.raises(StateMismatchError, match="after a multiple of num_workers"):
                 resumed.restore_state_rank(loader.save_state_rank())
             continue
@@ -267,11 +268,11 @@ def test_virtual_epochs_continue_exactly_or_not_at_all(data, kind, num_workers):
 
 
 def test_virtual_epochs_end_where_they_did_on_other_workers(data):
-    """After 6 batches of a run whose epochs have 8, an epoch has 2 batches left, on any workers."""
+    """After 5 batches of a run whose epochs have 8, an epoch has 3 batches left, on any workers."""
     first = epochs_loader(data["planned"], 2, length=8)
-    endless(first, 6)
+    endless(first, 5)
     cursor = first.state_dict()
-    expected = endless(epochs_loader(data["planned"], 0, length=8), 17)[6:]
+    expected = endless(epochs_loader(data["planned"], 0, length=8), 24)[5:]
     for num_workers in (0, 1, 2, 4):
         resumed = epochs_loader(data["planned"], num_workers, length=8)
         if num_workers == 4:
@@ -279,8 +280,9 @@ def test_virtual_epochs_end_where_they_did_on_other_workers(data):
                 resumed.load_state_dict(cursor)
             continue
         resumed.load_state_dict(cursor)
-        assert [batch_hash(batch) for batch in resumed] == expected[:2]
-        assert [batch_hash(batch) for batch in resumed] == expected[2:10]
+        assert [batch_hash(batch) for batch in resumed] == expected[:3]
+        assert [batch_hash(batch) for batch in resumed] == expected[3:11]
+        assert [batch_hash(batch) for batch in resumed] == expected[11:19]
 
 
 def test_virtual_epochs_of_streams_go_on_in_other_ranks(data):
