@@ -11,13 +11,12 @@ import math
 
 import pytest
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
 
 from energon_ext import PackedBatch
 from energon_ext.batch.buffer import BatchSizes
 from energon_ext.errors import SampleError
-from energon_ext.megatron import get_batch, make_loss_func, mean_losses, summarize_step
+from energon_ext.megatron import get_batch, make_loss_func, mean_losses
 from energon_ext.megatron.context_parallel import context_parallel_positions
 from tests.megatron.small_gpt import (
     BALANCED_MOE,
@@ -86,12 +85,6 @@ def broken_iterator():
     yield 1 / 0
 
 
-def global_summary():
-    with model_parallel():
-        rank = dist.get_rank()
-        return summarize_step([synthetic_batch(2 * rank), synthetic_batch(2 * rank + 1)])
-
-
 def sliced_for_context():
     """What each of two context-parallel ranks holds of a batch, and the losses both find."""
     batch = aligned_batch()
@@ -125,7 +118,6 @@ def two_ranks():
         **{name: train(*layout) for name, layout in LAYOUTS.items()},
         "received batch": received_batch(),
         "failed draw": failed_draw(),
-        "summary": global_summary(),
         "context parallel": sliced_for_context(),
     }
 
@@ -209,11 +201,3 @@ def test_no_field_of_a_batch_is_left_behind():
 def test_a_failed_draw_reaches_every_rank_and_none_hangs(ranks):
     assert ranks[0]["failed draw"] == "ZeroDivisionError: division by zero"
     assert ranks[1]["failed draw"].startswith("SampleError: Rank 0 failed to draw a batch")
-
-
-def test_a_summary_covers_the_batches_of_all_ranks(ranks):
-    assert ranks[0]["summary"] == ranks[1]["summary"]
-    batches = [synthetic_batch(seed) for seed in range(4)]
-    for source in ("code", "web"):
-        expected = sum(batch.tokens_per_source().get(source, 0) for batch in batches)
-        assert ranks[0]["summary"]["tokens"][source] == expected
