@@ -70,7 +70,7 @@ def test_weights_that_are_all_zero_somewhere_are_found_before_the_run(tmp_path, 
     falling = {"linear": {0: 1, 50: 0}}
     rising = {"step": {0: 0, 52: 1}}
     mix = write_mix(tmp_path / "mix.yaml", [("good", falling), ("good", rising)])
-    refuse(mix, "Every weight is 0 at steps 50")
+    refuse(mix, "Every weight is 0 at step 50")
     # Met at the very step where the other one ends, there is no gap.
     load(write_mix(tmp_path / "mix.yaml", [("good", falling), ("good", {"step": {0: 0, 50: 1}})]))
 

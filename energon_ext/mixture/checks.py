@@ -69,7 +69,7 @@ def check_never_all_zero(
         who = f" for {worker}, which has samples of {present} only" if worker else ""
         weights = [repr(weight) for node in tree.nodes() for weight in node.weights]
         raise ConfigError(
-            f"Every weight is 0 at {axis.unit} {position}{who}: {', '.join(weights)} for "
+            f"Every weight is 0 at {axis.one} {position}{who}: {', '.join(weights)} for "
             f"{', '.join(keys)}. Give one of them a weight > 0 there"
             + ("; or use fewer workers." if worker else ".")
         )
@@ -138,7 +138,7 @@ def _nothing_after_limits(
     position = _first_empty(tree, keys, limits)
     if position is not None:
         yield (
-            f"At {axis.unit} {position} only sources with a max_epochs have a weight > 0 "
+            f"At {axis.one} {position} only sources with a max_epochs have a weight > 0 "
             f"({limits}); should they have ended by then, the run ends there with an error. Give "
             f"another source a weight, however small."
         )

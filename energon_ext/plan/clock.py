@@ -36,6 +36,10 @@ class Clock:
         """After some steps, while the global batch stays what it is."""
         return self.at(step, step * self.topology.rows_per_step)
 
+    def step_now(self) -> int:
+        """The step of the batch that the active worker of Energon is assembling."""
+        return current_batch_index() // self.topology.rounds
+
     def now(self) -> int:
         """At the batch that the active worker of Energon is assembling."""
         batch = current_batch_index()

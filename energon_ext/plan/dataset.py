@@ -5,8 +5,7 @@
 Where the lengths of all documents are known, every worker of every rank plans all rows of a step
 and reads its own: the *shared* plan. What a step holds then depends on the configuration alone, and
 the state is one cursor for the whole run. Where a source is streamed, each worker plans for itself,
-one row at a time, and its state belongs to it: a *private* plan. Both are one loop, with another
-:class:`~energon_ext.plan.deal.Topology`.
+one row at a time, and its state belongs to it: a *private* plan. Both are one loop.
 """
 
 from __future__ import annotations
@@ -206,12 +205,13 @@ class BlendedDataset(BaseWrapperDataset):
         if topology.rounds > 1:
             self._before = self._active_plan().save_state()
         ended = plan.mixture.ended.copy()
+        number = plan.step if self.is_shared else self._clock.step_now()
         position = self._clock.at(plan.step, plan.row) if self.is_shared else self._clock.now()
         self._step = plan.next(topology.rows_per_step, position)
         for key, has_ended in zip(self.sources, plan.mixture.ended & ~ended):
             if has_ended and self._worker_number() == 0:  # the others say the same
                 limit = self.sources[key].max_epochs
-                logger.info("%s: read to its end (max_epochs: %s); step %d.", key, limit, plan.step)
+                logger.info("%s: read to its end (max_epochs: %s); step %d.", key, limit, number)
         return self._step is not None
 
     def _active_plan(self) -> Plan:

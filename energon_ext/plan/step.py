@@ -90,7 +90,7 @@ class Plan:
         if len(missing) == count and not self.mixture.ended.all():
             left = [k for k, ended in zip(self.mixture.keys, self.mixture.ended) if not ended]
             raise ConfigError(
-                f"Every weight is 0 at position {position} of the schedules (step {self.step}) "
+                f"Every weight is 0 at position {position} of the schedules "
                 f"among the sources that have rows left: {', '.join(left)}. Give one of them a "
                 f"weight > 0 there, raise a max_epochs, or use fewer workers."
             )
@@ -157,4 +157,6 @@ class Plan:
             elif source.streamed is not None:
                 source.streamed.dataset.reset_state_deep()
         self._retained = states
+        for number, rows in self._finite:
+            self.mixture.ended[number] = rows.ended
         self.mixture.restore_state(state["mixture"], self.moved, position)

@@ -44,6 +44,11 @@ class ScheduleAxis:
         if self.end is not None:
             check_integer("ScheduleAxis.end", self.end, 0)
 
+    @property
+    def one(self) -> str:
+        """One unit, for messages."""
+        return {"steps": "step", "tokens": "token", "batches": "batch"}[self.unit]
+
     def position(self, step: int, row: int, batch: int, row_tokens: int = 0) -> int:
         """Where a step stands on the axis.
 

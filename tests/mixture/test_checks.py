@@ -70,21 +70,21 @@ def test_a_gap_below_is_none_where_another_node_has_a_weight(outside, inside):
     """Each node may be empty at times, as long as they are not all."""
     inner = tree(inside, ("a", FALLING), ("b", GONE_AT_50))
     check(tree(outside, (inner, 1), ("c", {"step": {0: 0, 50: 1}})))
-    with pytest.raises(ConfigError, match="0 at steps 50: .*linear.*for a, b, c"):
+    with pytest.raises(ConfigError, match="0 at step 50: .*linear.*for a, b, c"):
         check(tree(outside, (inner, 1), ("c", {"step": {0: 0, 51: 1}})))
 
 
 def test_a_gap_of_one_position_is_found_wherever_it_lies():
-    with pytest.raises(ConfigError, match="0 at steps 77:"):
+    with pytest.raises(ConfigError, match="0 at step 77:"):
         check(tree(BLEND, ("a", {"step": {0: 1, 77: 0, 78: 2}}), ("b", {"linear": {0: 5, 77: 0}})))
-    with pytest.raises(ConfigError, match="0 at steps 0:"):
+    with pytest.raises(ConfigError, match="0 at step 0:"):
         check(tree(BLEND, ("a", {"linear": {0: 0, 100: 1}}), ("b", 0)))
 
 
 def test_a_node_that_only_its_parents_weight_keeps_alive_does_not_count():
     """Regression: a product of shares hides that the inner blend has nothing to give."""
     empty = tree(INTERLEAVE, ("a", 0), ("b", GONE_AT_50))
-    with pytest.raises(ConfigError, match="0 at steps 50"):
+    with pytest.raises(ConfigError, match="0 at step 50"):
         check(tree(BLEND, (empty, 100)))
 
 
@@ -120,7 +120,7 @@ def test_a_gap_is_found_exactly_where_there_is_one(inner, outer):
     if not empty:
         check(root)
         return
-    with pytest.raises(ConfigError, match=f"Every weight is 0 at steps {empty[0]}:"):
+    with pytest.raises(ConfigError, match=f"Every weight is 0 at step {empty[0]}:"):
         check(root)
 
 
@@ -130,7 +130,7 @@ def test_a_gap_in_nested_files_is_found_when_the_dataset_is_built(data, sources,
     falling, coming = sources
     write_mix(data / "inner.yaml", [(falling, FALLING)])
     load(data, [("inner.yaml", 1), (coming, {"step": {0: 0, 50: 1}})], rule=rule)
-    with pytest.raises(ConfigError, match=f"Every weight is 0 at steps 50: .*{coming}"):
+    with pytest.raises(ConfigError, match=f"Every weight is 0 at step 50: .*{coming}"):
         load(data, [("inner.yaml", 1), (coming, {"step": {0: 0, 51: 1}})], rule=rule)
 
 
@@ -138,7 +138,7 @@ def test_a_worker_without_a_source_to_draw_from_is_found(data):
     """One document feeds one worker; the other has nothing once the web is over."""
     entries = [("tiny", 1), ("web", {"step": {0: 1, 30: 0}})]
     load(data, entries, num_workers=1)
-    with pytest.raises(ConfigError, match=r"0 at steps 30 for worker \d of rank 0.*web:train"):
+    with pytest.raises(ConfigError, match=r"0 at step 30 for worker \d of rank 0.*web:train"):
         load(data, entries, num_workers=2)
 
 
@@ -185,7 +185,7 @@ def test_the_same_source_listed_twice_is_reported(data):
 def test_a_run_that_goes_on_after_its_limits_only_if_they_are_not_met_is_reported(data):
     """Nothing without a limit has a weight after 30, and sources may have ended by then."""
     (message,) = warnings_of(data, [("web", 1, 2), ("code", {"step": {0: 1, 30: 0}})])
-    assert message.startswith("At steps 30 only sources with a max_epochs have a weight > 0")
+    assert message.startswith("At step 30 only sources with a max_epochs have a weight > 0")
     assert "'web:train': 2" in message
     # Where all have a limit the run ends with the last of them.
     assert warnings_of(data, [("web", 1, 2), ("code", {"step": {0: 1, 30: 0}}, 2)]) == []
