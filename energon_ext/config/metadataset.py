@@ -162,7 +162,7 @@ class Interleave(ScheduledBlend):
 
 
 @dataclass(kw_only=True)
-class UncappedEpochizedReference(BlendEpochizedDatasetReference):
+class UncappedEpochizedReference(BlendEpochizedDatasetReference, AnyDatasetReference):
     """A path with repetitions, which leave nothing for a cap to say."""
 
     max_epochs: Any = None

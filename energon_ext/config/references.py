@@ -19,6 +19,7 @@ from megatron.energon.metadataset.loader_interface import (
 from megatron.energon.metadataset.metadataset_v2 import DatasetReference
 
 from energon_ext.documents.file_set import is_token_file, open_token_files
+from energon_ext.documents.token_paths import named_pair
 from energon_ext.errors import ConfigError
 
 
@@ -43,7 +44,7 @@ class TokenFileFactory(BaseCoreDatasetFactory):
         subflavors: dict[str, Any] | None = None,
         subset: DatasetSubset | None = None,
     ):
-        self.paths = [path]
+        self.paths = [EPath(named_pair(path))]
         self.subflavors = subflavors or {}
         self.subset = subset
         self.training = training

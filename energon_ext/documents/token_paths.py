@@ -61,6 +61,12 @@ def pair_prefixes(path: Any) -> list[str]:
     return prefixes
 
 
+def named_pair(path: Any) -> str:
+    """A path that names one pair, without suffix; any other as it is."""
+    text = str(path).rstrip("/")
+    return _single_prefix(text) or text
+
+
 def _single_prefix(text: str) -> str | None:
     """The pair that a path names by itself, with or without a suffix."""
     if os.path.isdir(text):

@@ -34,6 +34,7 @@ from energon_ext.plan.blends import DynamicBlendDataset, LeastConsumedDataset
 from energon_ext.plan.dataset import BlendedDataset
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.source import RowSource, Source
+from energon_ext.plan.streamed import RepeatUpTo
 from energon_ext.weights import ScheduleAxis
 
 logger = logging.getLogger(__name__)
@@ -129,11 +130,13 @@ class DynamicBlendMixin:
         if not repeat and (loaded.repetitions or 1) == 1:
             return dataset
         limit = max_epochs_of(loaded.dataset)
+        if repeat and limit is not None:
+            return RepeatUpTo(
+                dataset, repeats=limit, restart=False, worker_config=dataset.worker_config
+            )
         return RepeatDataset(
             dataset,
-            repeats=limit if repeat else loaded.repetitions,
-            # A source that has reached its limit stays at its end, also over a save.
-            restart=not repeat or limit is None,
+            repeats=None if repeat else loaded.repetitions,
             worker_config=dataset.worker_config,
         )
 

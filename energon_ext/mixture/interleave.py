@@ -3,33 +3,45 @@
 """Draws that keep the token shares of members exact, by credits.
 
 With every token that a node draws, each member earns its share of it; who is drawn pays what the
-row holds; the member with the largest credit is next::
+row holds::
 
-    credit_i += share_i * tokens        next = argmax credit        credit_next -= tokens
+    credit_i += share_i * tokens        credit_next -= tokens
 
-With equal weights that is the source with the fewest tokens so far. Whatever the schedules do, a
-credit is the integral of the scheduled share minus what was read, and stays below one row. Rates
-that divide by the weight do not have this property: a member whose weight grows from near zero
-would have to wait for the debts of its first tokens.
+A credit is the integral of the scheduled share minus what was read. Rates that divide by the weight
+do not have this property: a member whose weight grows from near zero would have to wait for the
+debts of its first tokens.
+
+Next is, among the members with a credit of at least ``e`` rows, ``e = 1 / (2 n - 2)`` for ``n``
+members, the one that would soonest have ``1 - e`` rows if it were not drawn. Where shares stay, no
+credit ever reaches ``1 - e`` (Tijdeman, *The chairman assignment problem*, 1980), and the largest
+credit would not do: 12 : 12 : 3 : 1 : 1 goes beyond a row. Where rows differ in length, the largest
+credit is next; with equal weights that is the source with the fewest tokens so far.
 """
 
 from __future__ import annotations
 
+import heapq
 from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from energon_ext.documents.permutation import keyed_draws
+from energon_ext.documents.permutation import stable_hash
+
+#: Fractions of rows are compared up to this.
+ROUNDING = 1e-9
+
+#: So many rows a plan that begins somewhere draws before its first.
+SETTLING_ROWS = 1 << 12
 
 
 class InterleaveSampler:
-    """Draws the member with the largest credit.
+    """Draws the member whose next row is due first.
 
     Args:
         names: of the members.
         row_tokens: tokens that a row is taken to have until it is known; 0 where rows differ.
-        phase: ``(key, worker, workers)`` where many workers draw for themselves: each begins with
-            other fractions of a row, so that they do not all draw the same member at once.
+        phase: names the point of the order at which it begins, where many workers draw for
+            themselves and should not all draw the same member at once; None to begin at 0.
 
     State: one number a member, and the tokens drawn.
 
@@ -37,24 +49,18 @@ class InterleaveSampler:
         >>> sampler = InterleaveSampler(["a", "b"], row_tokens=10)
         >>> shares = np.array([0.75, 0.25])
         >>> sampler.pick(np.arange(8), shares, 0).tolist()
-        [0, 0, 1, 0, 0, 0, 1, 0]
+        [0, 1, 0, 0, 0, 1, 0, 0]
         >>> sampler.settle(shares, np.array([60, 20]))
         >>> sampler.credits.tolist()
         [0.0, 0.0]
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        row_tokens: int = 0,
-        phase: tuple[str, int, int] | None = None,
-    ):
+    def __init__(self, names: Sequence[str], row_tokens: int = 0, phase: str | None = None):
         self.names = list(names)
         self.credits = np.zeros(len(names))
         self.tokens = 0
-        self._row_tokens = float(row_tokens or 1)
-        if phase is not None and phase[2] > 1:
-            self.credits = self._row_tokens * (_phases(self.names, *phase) - 0.5)
+        self._row_tokens = row_tokens
+        self._phase = phase
         self._retained: dict[str, float] = {}
 
     def pick(self, rows: np.ndarray, shares: np.ndarray, attempt: int) -> np.ndarray:
@@ -62,13 +68,16 @@ class InterleaveSampler:
 
         Args, Returns: as of :meth:`~energon_ext.mixture.blend.BlendSampler.pick`.
         """
-        row_tokens, earned = self._row_tokens, shares * self._row_tokens
-        credits = np.where(shares > 0, self.credits, -np.inf)
-        picked = np.empty(len(rows), np.int64)
+        if self._phase is not None:
+            self.credits = max(self._row_tokens, 1) * _credits_somewhere(shares, self._phase)
+            self._phase = None
+        if self._row_tokens:
+            return _by_deadline(self.credits / self._row_tokens, shares, len(rows))
+        credits, picked = np.where(shares > 0, self.credits, -np.inf), np.empty(len(rows), np.int64)
         for index in range(len(rows)):
-            credits += earned
+            credits += shares
             picked[index] = member = credits.argmax()
-            credits[member] -= row_tokens
+            credits[member] -= 1
         return picked
 
     def settle(self, shares: np.ndarray, tokens: np.ndarray) -> None:
@@ -95,6 +104,8 @@ class InterleaveSampler:
         """
         saved = {renamed.get(name, name): credit for name, credit in state["credits"].items()}
         self.tokens = state["tokens"]
+        if self.tokens:
+            self._phase = None
         self._retained = {name: saved[name] for name in saved if name not in self.names}
         is_known = np.array([name in saved for name in self.names])
         self.credits = np.array([float(saved.get(name, 0.0)) for name in self.names])
@@ -103,13 +114,44 @@ class InterleaveSampler:
             self.credits += (shares - before / before.sum()) * self.tokens
 
 
-def _phases(names: Sequence[str], key: str, worker: int, workers: int) -> np.ndarray:
-    """For each member another order of the workers, evenly over [0, 1)."""
-    starts = np.array(
-        [
-            keyed_draws(np.zeros(1, np.int64), np.array([workers]), f"{key}/{name}")[0]
-            for name in names
-        ]
-    )
-    steps = 1 + 2 * np.arange(len(names))  # distinct, so that members do not move in parallel
-    return (((starts + worker * steps) % workers) + 0.5) / workers
+def _by_deadline(credits: np.ndarray, shares: np.ndarray, rows: int) -> np.ndarray:
+    """Members for some rows of one length.
+
+    Args:
+        credits: in rows, float64 [members].
+        shares: float64 [members], 1 together.
+    """
+    least = 1 / max(2 * len(shares) - 2, 2)
+    active = np.flatnonzero(shares)
+    credits, shares = credits[active], shares[active]
+    # A row more for every one that the credits lack together, so that there are always enough.
+    horizon = rows + 2 + max(0.0, -float(credits.sum()))
+    counts = np.floor(credits + shares * horizon - least).clip(-1, rows - 1).astype(np.int64) + 1
+    member = np.repeat(np.arange(len(active)), counts)
+    nth = np.arange(len(member)) - np.repeat(np.cumsum(counts) - counts, counts)
+    lacking = nth - credits[member]  # until all but one of the rows are paid for
+    release = np.ceil((lacking + least) / shares[member] - ROUNDING)
+    deadline = np.floor((lacking + 1 - least) / shares[member] + ROUNDING)
+    order = np.lexsort((member, release))
+    begins = np.searchsorted(release[order], np.arange(1, rows + 1), side="right").tolist()
+    waiting = list(zip(deadline[order].tolist(), member[order].tolist()))
+    picked, due, begin = np.empty(rows, np.int64), [], 0
+    for row, end in enumerate(begins):
+        if begin >= end and not due:
+            end = begin + 1  # nobody has the credit: who will have it first
+        while begin < end:
+            heapq.heappush(due, waiting[begin])
+            begin += 1
+        picked[row] = heapq.heappop(due)[1]
+    return active[picked]
+
+
+def _credits_somewhere(shares: np.ndarray, key: str) -> np.ndarray:
+    """Credits in rows as they are after some large number of rows."""
+    due = shares * (stable_hash(key) % 2**40)
+    drawn = np.floor(due)
+    behind = np.argsort(drawn - due, kind="stable")
+    drawn[behind[: round(float((due - drawn).sum()))]] += 1
+    credits = due - drawn  # of any order that keeps to its shares; the rule has one of its own
+    picked = _by_deadline(credits, shares, SETTLING_ROWS)
+    return credits + shares * SETTLING_ROWS - np.bincount(picked, minlength=len(shares))

@@ -163,7 +163,9 @@ class _Branch:
         }
         self.sampler: Sampler
         if node.rule == INTERLEAVE:
-            self.sampler = InterleaveSampler(names, row_tokens, (f"{seed}/{name}", *phase))
+            worker, workers = phase
+            key = f"{seed}/{name}/worker {worker}" if workers > 1 else None
+            self.sampler = InterleaveSampler(names, row_tokens, key)
         elif node.rule == BLEND:
             self.sampler = BlendSampler(f"{seed}/{name}/worker {phase[0]}")
         else:

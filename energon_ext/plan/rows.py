@@ -93,8 +93,8 @@ class PlannedRows:
 
     @property
     def ended(self) -> bool:
-        """Whether no row is left."""
-        return not self._has_next()
+        """Whether no row is left, as far as is known without packing more."""
+        return self._next_row == len(self._plan) and self._is_through
 
     def take(self, count: int) -> "TakenRows":
         """Up to ``count`` further rows; fewer at the end of the last epoch."""
@@ -108,12 +108,17 @@ class PlannedRows:
 
     def _has_next(self) -> bool:
         while self._next_row == len(self._plan):
-            done = self._plan
-            if not len(done.carried) and self._order.ended:
+            if self._is_through:
                 return False
+            done = self._plan
             self._begin_with(done.carried, self._rows_before + len(done))
             self._pack(self._next_documents(), last=None)
         return True
+
+    @property
+    def _is_through(self) -> bool:
+        """Whether no plan follows the present one."""
+        return not len(self._plan.carried) and self._order.ended
 
     def _begin_with(self, carried: Pieces, rows_before: int) -> None:
         self._carried = carried

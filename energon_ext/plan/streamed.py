@@ -8,6 +8,7 @@ from typing import Any, Iterator, Mapping
 
 from megatron.energon.flavors.base_dataset import SavableDataset, add_sample_restore_key
 from megatron.energon.state import FlexState
+from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
 from energon_ext.state.match import check_fingerprint
 from energon_ext.state.schema import BLEND
@@ -87,6 +88,19 @@ class StreamedSamples:
         cap, before = self._max_epochs, state["max_epochs"]
         is_raised = before is not None and (cap is None or cap > before)
         self._has_ended = state["ended"] and not is_raised
+
+
+class RepeatUpTo(RepeatDataset[Any]):
+    """A dataset that is read so often, and stays at its end, also over a save.
+
+    The limit may be lower than what was read, and be raised again: the epochs that were read stay
+    counted, where stock forgets those above the limit.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        read = self._repetition
+        yield from super().__iter__()
+        self._repetition = max(read, self._repetition)
 
 
 class TakenSamples:

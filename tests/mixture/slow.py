@@ -28,7 +28,7 @@ def deviations(configs, *, steps, rows, length=None):
     Yields:
         ``(step, ahead)``, tokens by member.
     """
-    mixture, specs = interleave(configs)
+    mixture, specs = interleave(configs, row_tokens=1 if length is None else 0)
     due, got = [0.0] * len(specs), [0] * len(specs)
     for step in range(steps):
         values = [spec.evaluate(step) for spec in specs]

@@ -1,16 +1,12 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The credit rule against the integral of the scheduled shares, summed in plain Python.
+"""Interleaves against the integral of the scheduled shares, summed in plain Python.
 
-What is known of the rule, in rows, ``n`` members and ``H(n) = 1 + 1/2 + ... + 1/n``. Add up the k
-largest credits: a draw either takes a full row out of them, or takes the largest of k + 1.
-
-- No weight is 0: ``-(1 - 1/n) <= credit <= H(n) - 1``, so half a row for two members, and less than
-  one for three (the game of cups that one fills and another empties; Dietz and Sleator, 1987).
-- Weights may go to 0 and come back: half a row for two members, less than one for three.
-
-Less than a row for any number of members takes a rule that knows what comes (Tijdeman, "The
-chairman assignment problem", 1980); where the credit rule does not keep to it, tests below say so.
+What is known of the rule for rows of one length, in rows, ``n`` members: where shares stay, no
+credit leaves ``+-(1 - 1 / (2 n - 2))`` (Tijdeman, "The chairman assignment problem", 1980), so half
+a row for two members. That takes a look at what comes. Where shares move, the rule takes those of
+now for those that come: no fixed number of rows holds for every schedule then, and the tests below
+show what the rule keeps to.
 """
 
 import json
@@ -119,45 +115,38 @@ def skewed(members):
 
 
 WITHIN_ONE_ROW = [
-    (cosine_crossing, (2, 3, 5)),
+    (cosine_crossing, (2, 3, 5, 10, 30, 100)),
     (waves, (2, 3, 5, 10, 30, 100)),
-    (steps_of_three_decades, (2, 3)),
+    (steps_of_three_decades, (2, 3, 5, 10)),
     (from_and_to_zero, (2, 3, 5, 10, 30, 100)),
-    (skewed, (2, 3, 30, 100)),
-]
-NOT_WITHIN_ONE_ROW = [
-    (cosine_crossing, (10, 30, 100)),
-    (steps_of_three_decades, (5, 10, 30, 100)),
-    (skewed, (5, 10)),
+    (skewed, (2, 3, 5, 10, 30, 100)),
 ]
 
 
-def each(cases):
-    return [(make, members) for make, counts in cases for members in counts]
-
-
-@pytest.mark.parametrize(("make", "members"), each(WITHIN_ONE_ROW))
 @pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize(
+    ("make", "members"), [(make, members) for make, counts in WITHIN_ONE_ROW for members in counts]
+)
 def test_no_member_is_ever_a_row_off_its_integral(make, members, rows):
     assert furthest(make(members), steps=300, rows=rows) < 1
 
 
-@pytest.mark.xfail(strict=True, reason="the credit rule keeps to a row up to three members only")
-@pytest.mark.parametrize(("make", "members"), each(NOT_WITHIN_ONE_ROW))
-def test_no_member_is_ever_a_row_off_its_integral_where_many_move_at_once(make, members):
-    assert furthest(make(members), steps=300, rows=20) < 1
+@pytest.mark.parametrize(("members", "rows"), [(30, 1), (30, 20), (100, 1), (100, 20)])
+def test_many_members_that_all_jump_at_once_keep_to_little_more_than_a_row(members, rows):
+    """Measured are .98 to 1.17: what comes after a jump is not known before it."""
+    assert furthest(steps_of_three_decades(members), steps=300, rows=rows) < 1.25
 
 
-@pytest.mark.xfail(strict=True, reason="the credit rule keeps to a row up to three members only")
-@pytest.mark.parametrize(
-    "configs",
-    [
-        [12, 12, 3, 1, 1],  # after 17 rows: 30 / 29
-        [{"step": {0: 1, 1: 0}}, {"step": {0: 1, 2: 0}}, {"step": {0: 1, 3: 0}}, 1],  # 13 / 12
-    ],
-)
-def test_no_member_is_ever_a_row_off_its_integral_in_the_smallest_cases(configs):
-    assert furthest(configs, steps=30, rows=1) < 1
+def test_the_largest_credit_would_not_do():
+    """It takes 12 : 12 : 3 : 1 : 1 to 30 / 29 of a row."""
+    assert furthest([12, 12, 3, 1, 1], steps=30, rows=1) < 7 / 8
+
+
+@settings(max_examples=150)
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=20), st.integers(1, 9))
+def test_shares_that_stay_keep_to_the_bound_of_the_chairman_assignment(weights, rows):
+    bound = 1 - 1 / max(2 * len(weights) - 2, 2)
+    assert furthest(weights, steps=60, rows=rows) <= bound + ROUNDING
 
 
 def schedules(members, least):
@@ -185,12 +174,9 @@ def test_three_members_are_never_a_row_off_also_where_they_leave_and_come_back(m
 
 @settings(max_examples=100)
 @given(schedules((2, 20), least=0.001), st.integers(1, 9))
-def test_many_members_keep_to_the_harmonic_bound(moving, rows):
-    members = len(moving)
-    most_behind = sum(1 / k for k in range(2, members + 1))
-    for _, ahead in deviations(moving, steps=30, rows=rows):
-        assert -most_behind - ROUNDING <= min(ahead)
-        assert max(ahead) <= 1 - 1 / members + ROUNDING
+def test_many_members_whose_weights_move_keep_to_a_row_or_little_more(moving, rows):
+    """Measured over thousands of such schedules: .98; and 1.16 where weights go to 0 and back."""
+    assert furthest(moving, steps=30, rows=rows) < 1.25
 
 
 @given(st.integers(2, 12), st.integers(0, 10**6))
@@ -240,7 +226,7 @@ def test_rows_of_any_length_keep_to_the_harmonic_bound(moving, lengths):
 
 def test_sources_with_1_3_and_10_tokens_a_sample_differ_by_one_sample_at_most():
     """Conformance."""
-    mixture, _ = interleave([1, 1, 1])
+    mixture, _ = interleave([1, 1, 1], row_tokens=0)
     lengths, counts = np.array([1, 3, 10]), np.zeros(3, np.int64)
     while counts.sum() < 2500:
         mixture.open(0)
@@ -417,9 +403,8 @@ def test_private_plans_do_not_march_in_phase():
     assert (np.abs(counts - workers * weights / 100) <= 5 * spread).all()
 
 
-@pytest.mark.xfail(strict=True, reason="phases of few members are not spread evenly")
 def test_private_plans_of_two_members_do_not_march_in_phase():
-    """A quarter of 256 independent draws is 64 +- 6.9; the first step has 29."""
+    """A quarter of 256 independent draws is 64 +- 6.9."""
     counts = drawn_by_workers([3, 1], workers=256, steps=200)
     assert np.abs(counts[:, 1] - 64).max() <= 5 * 6.93
 

@@ -3,7 +3,9 @@
 """Ten hops through topologies while the mix changes, against a list model that shares no code."""
 
 import json
+import math
 import random
+from fractions import Fraction
 
 import pytest
 
@@ -11,6 +13,7 @@ from tests.plan.runs import Run, write_numbered
 from tests.support import close_loaders
 
 ROWS = 16
+ROUNDING = Fraction(1, 10**9)
 TOPOLOGIES = [(1, 0, 1), (1, 0, 16), (2, 0, 4), (4, 0, 2), (8, 0, 1), (2, 0, 8), (16, 0, 1)]
 WITH_WORKERS = [(1, 2, 4), (2, 3, 2)]
 
@@ -22,7 +25,10 @@ def loaders_end():
 
 
 class ListModel:
-    """An interleave over lists of rows: the most owed source is next, ties go to the first name.
+    """An interleave over lists of rows, row by row.
+
+    Next is, among the sources that are owed at least e rows, the one that reaches 1 - e rows first
+    if it goes on waiting, at one row of all a turn; e = 1 / (2 n - 2). Ties go to the first name.
 
     Args:
         streams: rows of each source, in the order it yields them when it is read alone.
@@ -36,22 +42,28 @@ class ListModel:
     def step(self, weights):
         """The rows of a step under some weights, by source."""
         names = sorted(weights)
-        total = sum(weights.values())
-        share = {name: weights[name] / total for name in names}
-        provisional = {name: self.owed[name] for name in names}
+        total = sum(map(Fraction, weights.values()))
+        share = {name: Fraction(weights[name]) / total for name in names}
+        least = Fraction(1, max(2 * len(names) - 2, 2))
+        provisional = {name: Fraction(self.owed[name]) / 64 for name in names}
         rows = []
         for _ in range(ROWS):
             for name in names:
-                provisional[name] += share[name] * 64
-            best = max(names, key=lambda name: provisional[name])  # the first of equals
-            provisional[best] -= 64
+                provisional[name] += share[name]
+            due = [name for name in names if provisional[name] >= least - ROUNDING] or names
+            turns = {
+                name: math.floor((1 - least - provisional[name]) / share[name] + ROUNDING)
+                for name in due
+            }
+            best = min(due, key=lambda name: turns[name])  # the first of equals
+            provisional[best] -= 1
             rows.append((best, self.streams[best][self.next_row[best]]))
             self.next_row[best] += 1
         read = dict.fromkeys(names, 0)
         for name, row in rows:
             read[name] += _length(row)
         for name in names:
-            self.owed[name] += share[name] * sum(read.values()) - read[name]
+            self.owed[name] += float(share[name]) * sum(read.values()) - read[name]
         return sorted(row for _, row in rows)
 
 
