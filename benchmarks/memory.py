@@ -21,7 +21,7 @@ from timing import markdown
 from token_source import AnyTokens
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
-from energon_ext.state.loader import ExactDataLoader
+from energon_ext.loader.data_loader import ExactDataLoader
 
 ROW_LENGTH, BATCH_SIZE = 4096, 8
 DOCUMENTS = 4000  # of each source

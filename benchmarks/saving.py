@@ -27,7 +27,7 @@ from webdataset import ShardWriter
 
 from energon_ext import PackedTaskEncoder
 from energon_ext.encoders.tokenizers import ByteTokenizer
-from energon_ext.state.loader import ExactDataLoader
+from energon_ext.loader.data_loader import ExactDataLoader
 
 SEQ_LEN = 256
 BUFFER_DOCS = 64

@@ -30,7 +30,7 @@ from timing import markdown, profiled
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
-from energon_ext.state.loader import ExactDataLoader
+from energon_ext.loader.data_loader import ExactDataLoader
 
 ROW_LENGTH, BATCH_SIZE = 4096, 8
 BATCH_TOKENS = ROW_LENGTH * BATCH_SIZE

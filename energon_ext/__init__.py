@@ -14,7 +14,7 @@
  rl:     prompts -> Sampler -> ScoredGroup -> PackedBatch                                     rl/
                                    |
  step:   get_batch -> GPTModel -> loss                                      megatron/ losses.py
- state:  cursor of the plan; retained states of sources that are away                      state/
+ state:  cursor of the plan; retained states of sources that are away             loader/ state/
 """
 
 from energon_ext.batch.packed_batch import PackedBatch
@@ -26,9 +26,9 @@ from energon_ext.encoders.prompts import PromptTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError, EnergonExtError, StateMismatchError
+from energon_ext.loader.data_loader import ExactDataLoader
 from energon_ext.plan.blends import DynamicBlendDataset, LeastConsumedDataset
 from energon_ext.splice.encoders import MultiSpliceTaskEncoder, SpliceTaskEncoder
-from energon_ext.state.loader import ExactDataLoader
 from energon_ext.weights import ScheduleAxis
 
 __version__ = "0.1.0"

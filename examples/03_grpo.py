@@ -28,9 +28,9 @@ from train_loop import add_arguments, build_source, train
 
 from energon_ext import PromptTaskEncoder, SFTTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import Tokenizer
+from energon_ext.loader.data_loader import ExactDataLoader
 from energon_ext.megatron import MegatronSampler, Sampling, data_parallel_worker_config, generate
 from energon_ext.rl import RLDataset
-from energon_ext.state.loader import ExactDataLoader
 
 ROW_LENGTH = 66  # six samples of: bos 7 2 5 4 > 2 4 5 7 eos
 GROUP_SIZE = 8

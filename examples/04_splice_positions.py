@@ -26,6 +26,7 @@ from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
 from energon_ext.cli.splice_figures import draw_loss_over_offsets
 from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.loader.data_loader import ExactDataLoader
 from energon_ext.megatron import (
     build_packed_seq_params,
     enable_cpu,
@@ -35,7 +36,6 @@ from energon_ext.megatron import (
 )
 from energon_ext.splice import LossMap, SpliceConfig
 from energon_ext.splice.source import splices_of
-from energon_ext.state.loader import ExactDataLoader
 
 SEQ_LEN = 256
 PASSAGE = 64

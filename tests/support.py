@@ -16,7 +16,7 @@ from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFa
 from webdataset import ShardWriter
 
 from energon_ext.encoders.tokenizers import ByteTokenizer
-from energon_ext.state.loader import ExactDataLoader
+from energon_ext.loader.data_loader import ExactDataLoader
 
 TEXT_SAMPLE = {"__module__": "megatron.energon", "__class__": "TextSample"}
 
@@ -119,3 +119,9 @@ def batch_hash(batch):
     for name in ("tokens", "labels", "token_weights", "position_ids", "cu_seqlens", "source_ids"):
         digest.update(getattr(batch, name).numpy().tobytes())
     return digest.hexdigest()
+
+
+def drawn_of(blend):
+    """Documents and tokens drawn from each source of a blend, as its state says."""
+    sources = blend.save_state()["plan"]["sources"]
+    return {key: (own["documents"], own["tokens"]) for key, own in sources.items()}

@@ -13,7 +13,7 @@ from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import StateFormatError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.consumption import Consumption
-from tests.support import config, loader_for, take, write_dataset, write_mix, write_tokens
+from tests.support import config, drawn_of, loader_for, take, write_dataset, write_mix, write_tokens
 
 
 def test_the_state_lists_the_sources_of_the_run_and_then_those_it_no_longer_has():
@@ -89,12 +89,12 @@ def test_what_the_workers_drew_is_in_their_state_and_matches_the_batches(mix):
     for batch in take(loader, 40):
         tokens.update(batch.tokens_per_source())
         rows.update(batch.documents_per_source())
-    drawn = find_blend(dataset).drawn
+    drawn = drawn_of(find_blend(dataset))
     assert drawn == {key: (rows[key], tokens[key]) for key in ("a:train", "b:train")}
     resumed = build(mix)
     other = loader_for(resumed)
     other.restore_state_rank(loader.save_state_rank())
-    assert find_blend(resumed).drawn == drawn
+    assert drawn_of(find_blend(resumed)) == drawn
 
 
 def test_what_a_shared_plan_drew_is_said_for_the_run_without_a_reduction(tmp_path):
@@ -112,7 +112,7 @@ def test_what_a_shared_plan_drew_is_said_for_the_run_without_a_reduction(tmp_pat
                 rows.update(batch.documents_per_source())
                 tokens.update(batch.tokens_per_source())
         expected = {key: (rows[key], tokens[key]) for key in "ab"}
-        assert [find_blend(loader).drawn for loader in loaders] == [expected] * ranks
+        assert [drawn_of(find_blend(loader)) for loader in loaders] == [expected] * ranks
         state = loaders[-1].state_dict()
 
 

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A batch as one buffer of bytes: how it is written, pickled, pinned, copied and broadcast.
+"""A batch as one buffer of bytes: how it is written, pickled and broadcast.
 
 All tensors of a batch lie one after another in one buffer, 8-byte fields first, so every field is
 an aligned view and whatever carries the buffer carries the batch. A worker process hands over one
-shared-memory file instead of ten, and a copy to the GPU is one copy.
+shared-memory file instead of ten.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Iterator
 
-import numpy as np
 import torch
-
-_NUMPY = {torch.int64: np.int64, torch.int32: np.int32, torch.float32: np.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +63,6 @@ class BatchSizes:
         if self.rewards:
             yield "rewards", torch.float32, self.segments
 
-    def arrays(self, buffer: np.ndarray) -> dict[str, np.ndarray]:
-        """The fields as views of a uint8 array."""
-        views, start = {}, 0
-        for name, dtype, count in self.fields():
-            end = start + count * dtype.itemsize
-            views[name] = buffer[start:end].view(_NUMPY[dtype])
-            start = end
-        return views
-
     def tensors(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
         """The fields as views of a uint8 tensor."""
         views, start = {}, 0
@@ -106,16 +94,6 @@ class BatchSizes:
 
 
 def as_buffer(batch: Any) -> torch.Tensor:
-    """The batch as one uint8 tensor: its own where its fields still lie in it, else a copy."""
+    """The bytes of all fields, as one uint8 tensor."""
     fields = [getattr(batch, name) for name, *_ in BatchSizes.of(batch).fields()]
-    buffer = batch.buffer
-    if buffer is not None:
-        expected = buffer.data_ptr()
-        for field in fields:
-            if field.data_ptr() != expected or not field.is_contiguous():
-                break
-            expected += field.numel() * field.element_size()
-        else:
-            if expected == buffer.data_ptr() + buffer.numel():
-                return buffer
     return torch.cat([field.contiguous().view(torch.uint8) for field in fields])

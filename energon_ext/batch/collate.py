@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Sequence
 
 import numpy as np
+import torch
 
 from energon_ext.batch.buffer import BatchSizes
 from energon_ext.batch.packed_batch import PackedBatch
@@ -84,8 +85,9 @@ class BatchAssembler:
             log_probs=rows[0].log_probs is not None,
             rewards=rows[0].rewards is not None,
         )
-        buffer = np.empty(sizes.num_bytes, np.uint8)
-        fields = sizes.arrays(buffer)
+        buffer = torch.empty(sizes.num_bytes, dtype=torch.uint8)
+        batch = PackedBatch.from_buffer(buffer, sizes, tuple(sources), max(layout.lengths))
+        fields = {name: getattr(batch, name).numpy() for name, *_ in sizes.fields()}
         ends = _write_ends(fields["cu_seqlens"], layout.lengths)
         fields["source_ids"][:] = layout.sources
         fields["source_documents"][:] = documents
@@ -103,9 +105,7 @@ class BatchAssembler:
             fields["rewards"].fill(0.0)
             for segment, index in layout.segments_of_slices():
                 fields["rewards"][segment] = rewards[index]
-        return PackedBatch.from_arrays(
-            fields, buffer, sources=tuple(sources), max_seqlen=max(layout.lengths)
-        )
+        return batch
 
     def _lay_out(self, rows: Sequence[Row], sources: Sequence[str]) -> tuple[RowLayout, list[int]]:
         """Where everything lies, and the documents of each source."""

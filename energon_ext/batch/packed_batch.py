@@ -8,10 +8,10 @@ from the loss stands in ``token_weights``, so a training step never asks which t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Callable
 
-import numpy as np
 import torch
 
 from energon_ext.batch.buffer import BatchSizes, as_buffer
@@ -38,8 +38,6 @@ class PackedBatch:
             parallelism: ends of the segments, each with the padding that aligns the next one.
         log_probs: float32 [N] or None, log-probabilities of a sampler, for metrics only.
         rewards: float32 [n] or None, reward of each segment, for metrics only.
-        buffer: the bytes that all fields are views of, when they are.
-        slots: the shared memory through which it leaves a worker process, if it does.
 
     Example:
         >>> import numpy as np
@@ -67,25 +65,6 @@ class PackedBatch:
     cu_seqlens_padded: torch.Tensor | None = None
     log_probs: torch.Tensor | None = None
     rewards: torch.Tensor | None = None
-    buffer: torch.Tensor | None = field(default=None, repr=False, compare=False)
-    slots: Any = field(default=None, repr=False, compare=False)
-
-    @classmethod
-    def from_arrays(
-        cls,
-        fields: dict[str, np.ndarray],
-        buffer: np.ndarray,
-        *,
-        sources: tuple[str, ...],
-        max_seqlen: int,
-    ) -> "PackedBatch":
-        """The batch of arrays that are views of a uint8 array."""
-        return cls(
-            **{name: torch.from_numpy(array) for name, array in fields.items()},
-            sources=sources,
-            max_seqlen=max_seqlen,
-            buffer=torch.from_numpy(buffer),
-        )
 
     @classmethod
     def from_buffer(
@@ -93,7 +72,7 @@ class PackedBatch:
     ) -> "PackedBatch":
         """The batch whose fields are views of a uint8 tensor."""
         fields = sizes.tensors(buffer[: sizes.num_bytes])
-        return cls(**fields, sources=sources, max_seqlen=max_seqlen, buffer=buffer)
+        return cls(**fields, sources=sources, max_seqlen=max_seqlen)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # One shared-memory file on the way out of a worker, whatever the number of fields.
@@ -249,13 +228,12 @@ class PackedBatch:
 
     def pin_memory(self, device: torch.device | str | None = None) -> "PackedBatch":
         """A copy in page-locked memory; what the data loader calls when there is a GPU."""
-        return self._with_buffer(as_buffer(self).pin_memory())
+        return self._map(torch.Tensor.pin_memory)
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> "PackedBatch":
-        """The batch on a device, in one copy; the batch itself where it is there already."""
-        if self.tokens.device == torch.device(device):
-            return self
-        return self._with_buffer(as_buffer(self).to(device, non_blocking=non_blocking))
+        """The batch on a device; fields that are there already are not copied."""
+        return self._map(lambda field: field.to(device, non_blocking=non_blocking))
 
-    def _with_buffer(self, buffer: torch.Tensor) -> "PackedBatch":
-        return self.from_buffer(buffer, BatchSizes.of(self), self.sources, self.max_seqlen)
+    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "PackedBatch":
+        names = (name for name, *_ in BatchSizes.of(self).fields())
+        return dataclasses.replace(self, **{name: function(getattr(self, name)) for name in names})

@@ -21,15 +21,15 @@ from energon_ext.encoders.load import get_train_dataset
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.tokenizers import ByteTokenizer, load_tokenizer
 from energon_ext.errors import ConfigError
+from energon_ext.loader.compare import check_blend, check_loader
+from energon_ext.loader.data_loader import ExactDataLoader
+from energon_ext.loader.regroup import EPOCHS, blends_in, trees_in, workers_of, wrappers_in
+from energon_ext.loader.seals import check_workers
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.source import RowSource, Taken
 from energon_ext.splice.source import KIND as SPLICED
-from energon_ext.state.compare import check_blend, check_loader
-from energon_ext.state.loader import ExactDataLoader
 from energon_ext.state.match import SourceChange, compare_sources
-from energon_ext.state.regroup import EPOCHS, blends_in, trees_in, workers_of, wrappers_in
 from energon_ext.state.schema import check_format, check_seal
-from energon_ext.state.seals import check_workers
 
 #: What the blend adds to the fingerprint of an encoder.
 _OF_BLEND = ("seed", "plan", "global_workers")

@@ -24,7 +24,6 @@ from energon_ext.arguments import check_integer
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
-from energon_ext.batch.slots import BatchSlots
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.source_key import max_epochs_of, shuffle_key
 from energon_ext.documents.order import EpochOrder
@@ -130,7 +129,6 @@ has no transition to train.
         self.train_on_eos = train_on_eos
         self._shuffle_buffer_docs = 0
         self._sources: tuple[str, ...] = ()
-        self._slots = BatchSlots(0)
         self._planned_buffer_docs = MOST_PLANNED_BUFFER_DOCS
         self._packer = self._new_packer()
         self._assembler = BatchAssembler(
@@ -242,7 +240,6 @@ has no transition to train.
     ) -> BlendedDataset:
         """The draw among rows."""
         self._sources = self.names_in_batches(sources)
-        self._slots = BatchSlots(worker_config.num_workers)  # the workers are forked after this
         return super().build_blend(
             sources, tree, worker_config=worker_config, padding=padding_row, **options
         )
@@ -254,7 +251,7 @@ has no transition to train.
     @stateless
     def batch(self, rows: list[Row]) -> PackedBatch:
         """Write rows into a batch."""
-        return self._slots.carry(self._assembler(rows, self._sources))
+        return self._assembler(rows, self._sources)
 
     def _bound_to(
         self,

@@ -18,9 +18,9 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState
 
 from energon_ext.errors import ConfigError
+from energon_ext.loader.data_loader import ExactDataLoader
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.exhaustion import end_together
-from energon_ext.state.loader import ExactDataLoader
 from energon_ext.state.match import SourceChange
 
 
@@ -31,7 +31,7 @@ class MegatronEnergonLoader:
 
     Args:
         dataset: an Energon dataset, for example of :func:`energon_ext.get_train_dataset`.
-        **loader_options: as for :class:`~energon_ext.state.loader.ExactDataLoader`.
+        **loader_options: as for :class:`~energon_ext.loader.data_loader.ExactDataLoader`.
 
     State: the stock ``SavableDataLoaderState`` of this data-parallel rank. It depends on the
     dataset's configuration, the rank, the world size and the number of workers.

@@ -13,9 +13,9 @@ from typing import Any
 from megatron.energon.savable_loader import SavableDataLoaderState
 
 from energon_ext.errors import StateFormatError, StateMismatchError
+from energon_ext.loader.regroup import blends_in, workers_of
+from energon_ext.loader.seals import check_workers
 from energon_ext.megatron.loader import MegatronEnergonLoader
-from energon_ext.state.regroup import blends_in, workers_of
-from energon_ext.state.seals import check_workers
 from energon_ext.state.serialize import read_state_file
 from energon_ext.state.together import on_all_ranks
 

@@ -13,7 +13,7 @@ from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, Savabl
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.config.source_key import source_keys
 from energon_ext.errors import ConfigError
-from energon_ext.state.loader import ExactDataLoader
+from energon_ext.loader.data_loader import ExactDataLoader
 
 
 class ValidationLoader:

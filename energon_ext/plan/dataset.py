@@ -27,7 +27,7 @@ from energon_ext.plan.clock import Clock
 from energon_ext.plan.deal import ALONE, Topology
 from energon_ext.plan.source import Source
 from energon_ext.plan.step import Plan, Step
-from energon_ext.state.match import SourceNames, check_fingerprint
+from energon_ext.state.match import check_fingerprint
 from energon_ext.state.schema import BLEND, STATE_CLASS, STATE_VERSION, check_format, digest_of
 from energon_ext.weights import ScheduleAxis
 
@@ -105,11 +105,6 @@ class BlendedDataset(BaseWrapperDataset):
         return tuple(self.sources)
 
     @property
-    def names(self) -> dict[str, SourceNames]:
-        """By which the state of each source is found."""
-        return {key: source.names for key, source in self.sources.items()}
-
-    @property
     def epoch_limits(self) -> dict[str, int]:
         """``max_epochs`` of all sources, where they end the whole run; else empty."""
         limits = {key: source.max_epochs for key, source in self.sources.items()}
@@ -120,12 +115,6 @@ class BlendedDataset(BaseWrapperDataset):
     def documents(self) -> dict[str, int]:
         """Documents in one epoch of each source, or part of it."""
         return {k: n for s in self.sources.values() for k, n in s.part_documents.items()}
-
-    @property
-    def drawn(self) -> dict[str, tuple[int, int]]:
-        """Documents and tokens drawn from each source, by the run or by this worker."""
-        plan = self._active_plan()
-        return dict(zip(self.sources, zip(plan.documents.tolist(), plan.tokens.tolist())))
 
     def position(self, step: int) -> int:
         """Where a step stands on the schedule axis, while the global batch stays what it is."""
@@ -167,28 +156,43 @@ class BlendedDataset(BaseWrapperDataset):
             rows.open()
         if self._skip is None:
             self._skip = self.worker_config.rank_worker_id() if self.is_shared else 0
+        for number in self._rounds(topology):
+            if self._skip:
+                self._skip -= 1
+                continue
+            self._skip = topology.workers - 1
+            yield from self._read(topology.rows_of(number))
+        if self._restarts:
+            self.reset_state_own()
+
+    def _rounds(self, topology: Topology) -> Iterator[int]:
+        """The number in its step of every round, until the run ends."""
         while True:
-            rows_before = self._active_plan().row
-            yield from self._pass(topology)
-            if not self._repeats or self._active_plan().row == rows_before:
+            yield from self._rounds_of_pass(topology)
+            if not self._repeats or not self._active_plan().row:
                 break
             skip = self._skip  # a worker's turn goes on from one pass to the next
             self.reset_state_own()
             self._skip = skip
-        if self._restarts:
-            self.reset_state_own()
 
-    def _pass(self, topology: Topology) -> Iterator[Any]:
+    def _rounds_of_pass(self, topology: Topology) -> Iterator[int]:
         while self._open_step(topology):
             while self._done < topology.rows_per_step:
-                number = self._done // topology.rows_per_round
                 self._done += topology.rows_per_round
-                if self._skip:
-                    self._skip -= 1
-                    continue
-                self._skip = topology.workers - 1
-                yield from self._read(topology.rows_of(number))
+                yield self._done // topology.rows_per_round - 1
             self._step, self._done = None, 0
+
+    def state_after(self, state: FlexState, rounds: int) -> FlexState:
+        """The state of a shared plan some rounds later; nothing is read.
+
+        Leaves this dataset as before its first row.
+        """
+        self.restore_state(state)
+        for _, _ in zip(range(rounds), self._rounds(self.topology)):
+            pass
+        later = self.save_state()
+        self.reset_state_own()
+        return later
 
     def _read(self, numbers: range) -> Iterator[Any]:
         step = self._step
@@ -268,19 +272,15 @@ class BlendedDataset(BaseWrapperDataset):
     def restore_state(self, state: FlexState) -> None:
         """Continue from :meth:`save_state`; begins nothing with a state that is refused."""
         self.check_state(state)
+        own = copy.deepcopy(dict(state))  # stock datasets keep references into it
+        self.reset_state_own()
         try:
-            self._take_over(copy.deepcopy(dict(state)))  # stock datasets keep references into it
+            position = self._clock.at(own["plan"]["step"], own["plan"]["row"])
+            self._active_plan().restore_state(own["plan"], position)
         except BaseException:
             self.reset_state_own()
             raise
-
-    def _take_over(self, state: dict[str, Any]) -> None:
-        self.reset_state_own()
-        plan = self._active_plan()
-        plan.restore_state(
-            state["plan"], self._clock.at(state["plan"]["step"], state["plan"]["row"])
-        )
-        self._done, self._skip = state["done"], state["skip"]
+        self._done, self._skip = own["done"], own["skip"]
 
     def check_state(self, state: Mapping[str, Any], worker: int | None = None) -> None:
         """Refuse a state that this dataset cannot continue.

@@ -97,6 +97,8 @@ class RepeatUpTo(RepeatDataset[Any]):
     counted, where stock forgets those above the limit.
     """
 
+    _repetition: int
+
     def __iter__(self) -> Iterator[Any]:
         read = self._repetition
         yield from super().__iter__()

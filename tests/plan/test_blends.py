@@ -14,7 +14,7 @@ from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.source import Source
 from energon_ext.weights import ConstantWeight
 from tests.plan.memory_documents import planned
-from tests.support import close_loaders, config, loader_for, take
+from tests.support import close_loaders, config, drawn_of, loader_for, take
 
 
 @dataclass
@@ -81,7 +81,7 @@ def dataset_state(loader):
 
 
 def tokens_of(dataset):
-    return {key: tokens for key, (_, tokens) in dataset.drawn.items()}
+    return {key: tokens for key, (_, tokens) in drawn_of(dataset).items()}
 
 
 def test_counters_0_and_100_are_read_a_a_a_b_b_b():

@@ -145,7 +145,12 @@ def test_further_passes_of_an_epochized_blend_are_the_first_pass(data, packing):
     once = list(load(path, packing, repeat=False))
     assert ended(once) == {"a": 200, "b": 120}
     assert trained_transitions(once) == transitions(A) + transitions(B, 2)
-    found = take(load(path, packing), 3 * len(once))
+    loader, found = load(path, packing), []
+    for _ in range(3):  # also where a pass ends, a state knows that another follows
+        found += take(loader, len(once))
+        state = loader.state_dict()
+        loader = load(path, packing, workers=2)
+        loader.load_state_dict(state)
     assert [batch_hash(batch) for batch in found] == 3 * [batch_hash(batch) for batch in once]
 
 

@@ -80,19 +80,11 @@ def blend_in(tree: Any) -> FlexState:
     return tree
 
 
-def cursor_of(state: SavableDataLoaderState) -> FlexState:
-    """The state of a shared plan: of the worker that handed out the last batch.
-
-    Raises:
-        StateFormatError: it is older than the last batch.
-    """
+def cursor_of(state: SavableDataLoaderState) -> tuple[FlexState, int]:
+    """A state of a shared plan, and how many rounds it is older than the last batch."""
     last = (state.next_worker_id - 1) % len(state.worker_states)
-    if getattr(state.worker_states[last], "offset", 0):
-        raise StateFormatError(
-            "A worker's state is some batches old; resume with the saved number of ranks and "
-            "workers, or save with energon_ext.ExactDataLoader and a save_every that fits."
-        )
-    return blends_in(state)[last]
+    own_batches = getattr(state.worker_states[last], "offset", 0)
+    return blends_in(state)[last], own_batches * len(state.worker_states)
 
 
 def batches_of(state: SavableDataLoaderState) -> int:

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What :class:`~energon_ext.state.loader.ExactDataLoader` puts around its worker processes."""
+"""What :class:`~energon_ext.loader.data_loader.ExactDataLoader` puts around its workers."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ not, when it has worker processes:
 * Every pass after a resume begins with the worker that was next. Here with the first one.
 
 It saves and restores through the same methods, and its states are the stock ones, with a digest in
-each worker's, see :mod:`energon_ext.state.seals`. Where all sources are planned, ``state_dict``
+each worker's, see :mod:`energon_ext.loader.seals`. Where all sources are planned, ``state_dict``
 gives one cursor for the whole run, the same on every rank, which continues on any number of ranks
 and workers.
 """
@@ -38,10 +38,8 @@ from torch.utils.data._utils import signal_handling
 
 from energon_ext.arguments import check_integer
 from energon_ext.errors import ConfigError, EnergonExtError, StateMismatchError
-from energon_ext.plan.lookup import find_blend
-from energon_ext.state.compare import check_continues, virtual_epoch_length
-from energon_ext.state.match import SourceChange
-from energon_ext.state.regroup import (
+from energon_ext.loader.compare import check_continues, virtual_epoch_length
+from energon_ext.loader.regroup import (
     WorkerState,
     batches_of,
     cursor_of,
@@ -51,9 +49,11 @@ from energon_ext.state.regroup import (
     with_blend,
     workers_of,
 )
+from energon_ext.loader.seals import check_workers, sealed_workers
+from energon_ext.loader.workers import ExactWorker, WorkersInTurn
+from energon_ext.plan.lookup import find_blend
+from energon_ext.state.match import SourceChange
 from energon_ext.state.schema import check_format, check_seal, sealed
-from energon_ext.state.seals import check_workers, sealed_workers
-from energon_ext.state.workers import ExactWorker, WorkersInTurn
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class ExactDataLoader(SavableDataLoader):
         """
         blend = self._shared_blend()
         state = self.save_state_rank()
-        cursor = blend.save_state() if state is None else cursor_of(state)
+        cursor = blend.save_state() if state is None else self._cursor_of(state)
         return sealed(json.loads(json.dumps({**cursor, "skip": 0})))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -128,6 +128,11 @@ class ExactDataLoader(SavableDataLoader):
         check_format(cursor)
         blend.check_state(cursor)
         self.restore_state_rank(self._state_at(cursor))
+
+    def _cursor_of(self, state: SavableDataLoaderState) -> FlexState:
+        """The cursor after the last batch of a rank's state."""
+        cursor, rounds = cursor_of(state)
+        return find_blend(self.dataset).state_after(cursor, rounds) if rounds else cursor
 
     def _shared_blend(self) -> Any:
         blend = find_blend(self.dataset)
@@ -220,9 +225,10 @@ class ExactDataLoader(SavableDataLoader):
         config = self.worker_config
         blend = find_blend(self.dataset)
         if blend.is_shared:
-            cursor = cursor_of(states[0])
-            blend.check_state(cursor)
-            _check_equal([cursor, *map(cursor_of, states[1:])])
+            for state in states:
+                blend.check_state(cursor_of(state)[0])
+            cursor = self._cursor_of(states[0])
+            _check_equal([cursor, *map(self._cursor_of, states[1:])])
             return self._state_at(cursor)
         if [workers_of(state) for state in states] == [self.num_workers] * config.world_size:
             return states[config.rank]

@@ -12,15 +12,7 @@ from megatron.energon.savable_loader import SavableDataLoaderState
 from megatron.energon.wrappers.epochize_dataset import EpochizeDataset
 
 from energon_ext.errors import StateMismatchError
-from energon_ext.plan.dataset import BlendedDataset
-from energon_ext.plan.lookup import blends_inside
-from energon_ext.state.match import (
-    SourceChange,
-    check_fingerprint,
-    compare_sources,
-    match_sources,
-)
-from energon_ext.state.regroup import (
+from energon_ext.loader.regroup import (
     blends_in,
     check_nothing_waits,
     epoch_offset_in,
@@ -28,7 +20,16 @@ from energon_ext.state.regroup import (
     workers_of,
     wrappers_in,
 )
-from energon_ext.state.seals import place_of
+from energon_ext.loader.seals import place_of
+from energon_ext.plan.dataset import BlendedDataset
+from energon_ext.plan.lookup import blends_inside
+from energon_ext.state.match import (
+    SourceChange,
+    SourceNames,
+    check_fingerprint,
+    compare_sources,
+    match_sources,
+)
 
 
 def check_continues(
@@ -91,7 +92,7 @@ def check_blend(state: SavableDataLoaderState, blend: BlendedDataset) -> list[So
         blend.check_state(worker, worker=number)
         _check_sources(worker, blend)
     states = sorted(saved.values(), key=lambda worker: worker["plan"]["row"])
-    changes = compare_sources(states[-1:] if blend.is_shared else states, blend.names)
+    changes = compare_sources(states[-1:] if blend.is_shared else states, _names(blend))
     check_nothing_waits(state, changes)
     return changes
 
@@ -115,8 +116,12 @@ def _check_place(worker: Any, number: int, blend: BlendedDataset) -> None:
 
 def _check_sources(saved: Mapping[str, Any], blend: BlendedDataset) -> None:
     states = saved["plan"]["sources"]
-    for key, saved_key in match_sources(states, blend.names).items():
+    for key, saved_key in match_sources(states, _names(blend)).items():
         blend.sources[key].rows.check_state(states[saved_key]["rows"])
+
+
+def _names(blend: BlendedDataset) -> dict[str, SourceNames]:
+    return {key: source.names for key, source in blend.sources.items()}
 
 
 def _wrappers_of(dataset: Any) -> list[str]:
