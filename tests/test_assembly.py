@@ -20,15 +20,15 @@ SOURCES = ("code", "web")
 FIELDS = ("tokens", "labels", "token_weights", "position_ids")
 
 
-def slow_row(row, row_length, *, pad_id=0, mask_boundaries=True, masked_label=None, alignment=1):
+def slow_row(row, seq_len, *, pad_id=0, mask_boundaries=True, masked_label=None, alignment=1):
     """One row, position by position: an independent model of the contract."""
     places = []  # (token, slice or None, place in its slice)
     for index, tokens in enumerate(row.slices):
         gap = row.gaps[index] if row.gaps else -len(places) % alignment
         places += [(pad_id, None, 0)] * gap
         places += [(int(token), index, place) for place, token in enumerate(tokens)]
-    assert len(places) <= row_length + 1
-    places += [(pad_id, None, 0)] * (row_length + 1 - len(places))
+    assert len(places) <= seq_len + 1
+    places += [(pad_id, None, 0)] * (seq_len + 1 - len(places))
     positions = []
     for (token, owner, place), (label, label_owner, label_place) in zip(places, places[1:]):
         weight = 0.0
@@ -55,9 +55,9 @@ def slow_segments(owners):
     return runs
 
 
-def assert_equals_the_slow_model(batch, rows, row_length, **options):
+def assert_equals_the_slow_model(batch, rows, seq_len, **options):
     batch.validate()
-    written = [slow_row(row, row_length, **options) for row in rows]
+    written = [slow_row(row, seq_len, **options) for row in rows]
     flat = [position for row in written for position in row]
     assert batch.tokens.tolist() == [position[0] for position in flat]
     assert batch.labels.tolist() == [position[1] for position in flat]
@@ -79,14 +79,14 @@ def assert_equals_the_slow_model(batch, rows, row_length, **options):
 
 
 @st.composite
-def rows_of(draw, row_length, alignment=1, gaps=False):
+def rows_of(draw, seq_len, alignment=1, gaps=False):
     row_list = []
     for _ in range(draw(st.integers(1, 4))):
         lengths, place = [], 0
         with_gaps = []
         while True:
             gap = draw(st.integers(0, 3)) if gaps else -place % alignment
-            most = row_length + 1 - place - gap
+            most = seq_len + 1 - place - gap
             if most < 1 or (lengths and draw(st.integers(0, 4)) == 0):
                 break
             lengths.append(draw(st.integers(1, most)))

@@ -29,7 +29,7 @@ class BatchAssembler:
     """Writes rows of one length into a :class:`~energon_ext.PackedBatch`.
 
     Args:
-        row_length: T, positions of a row.
+        seq_len: T, positions of a row.
         pad_id: token on positions that hold no document.
         mask_boundary_loss: weight 0 where the label is of another segment than the input. Without
             it the last token of a segment is trained on the first of the next one, if that follows
@@ -44,24 +44,24 @@ class BatchAssembler:
 
     def __init__(
         self,
-        row_length: int,
+        seq_len: int,
         *,
         pad_id: int = 0,
         mask_boundary_loss: bool = True,
         masked_label: int | None = None,
         alignment: int = 1,
     ):
-        if alignment < 1 or row_length % alignment:
+        if alignment < 1 or seq_len % alignment:
             raise ConfigError(
-                f"alignment: {alignment!r} found; the sequence length {row_length} must be a "
+                f"alignment: {alignment!r} found; the sequence length {seq_len} must be a "
                 f"multiple of it."
             )
-        self.row_length = row_length
+        self.seq_len = seq_len
         self.pad_id = pad_id
         self.mask_boundary_loss = mask_boundary_loss
         self.masked_label = masked_label
         self.alignment = alignment
-        self._count_up = np.arange(row_length, dtype=np.int64)
+        self._count_up = np.arange(seq_len, dtype=np.int64)
 
     def __call__(self, rows: Sequence[Row], sources: Sequence[str]) -> PackedBatch:
         """Assemble a batch.
@@ -78,7 +78,7 @@ class BatchAssembler:
             raise SampleError("A PackedBatch needs at least one row, got none.")
         layout, documents = self._lay_out(rows, sources)
         sizes = BatchSizes(
-            positions=len(rows) * self.row_length,
+            positions=len(rows) * self.seq_len,
             segments=len(layout.lengths),
             sources=len(sources),
             aligned_segments=len(layout.aligned_ends) if self.alignment > 1 else None,
@@ -109,7 +109,7 @@ class BatchAssembler:
 
     def _lay_out(self, rows: Sequence[Row], sources: Sequence[str]) -> tuple[RowLayout, list[int]]:
         """Where everything lies, and the documents of each source."""
-        layout = RowLayout(self.row_length, self.alignment)
+        layout = RowLayout(self.seq_len, self.alignment)
         index_of = {key: index for index, key in enumerate(sources)}
         documents = [0] * len(index_of)
         try:
@@ -130,14 +130,14 @@ class BatchAssembler:
         return layout, documents
 
     def _write_tokens(self, fields: dict[str, np.ndarray], layout: RowLayout) -> None:
-        row_length = self.row_length
+        seq_len = self.seq_len
         dtype = layout.slices[0].dtype if layout.slices else np.dtype(np.int64)  # all padding
         if self.pad_id > np.iinfo(dtype).max:
             dtype = np.dtype(np.int64)
-        padding = np.full(row_length + 1, self.pad_id, dtype)
-        streams = np.concatenate(layout.fill(layout.slices, padding)).reshape(-1, row_length + 1)
-        fields["tokens"].reshape(-1, row_length)[:] = streams[:, :row_length]
-        fields["labels"].reshape(-1, row_length)[:] = streams[:, 1:]
+        padding = np.full(seq_len + 1, self.pad_id, dtype)
+        streams = np.concatenate(layout.fill(layout.slices, padding)).reshape(-1, seq_len + 1)
+        fields["tokens"].reshape(-1, seq_len)[:] = streams[:, :seq_len]
+        fields["labels"].reshape(-1, seq_len)[:] = streams[:, 1:]
 
     def _write_position_ids(
         self, position_ids: np.ndarray, rows: Sequence[Row], layout: RowLayout
@@ -192,9 +192,9 @@ class BatchAssembler:
             for row, row_values in zip(rows, values)
             for tokens, value in zip(row.slices, row_values or [None] * len(row.slices))
         ]
-        padding = np.zeros(self.row_length + 1, np.float32)
+        padding = np.zeros(self.seq_len + 1, np.float32)
         stream = np.concatenate(layout.fill(filled, padding))
-        return stream.reshape(-1, self.row_length + 1)[:, 1:].reshape(-1)
+        return stream.reshape(-1, self.seq_len + 1)[:, 1:].reshape(-1)
 
 
 def _rewards(rows: Sequence[Row]) -> list[float]:

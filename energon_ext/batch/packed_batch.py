@@ -44,7 +44,7 @@ class PackedBatch:
         >>> from energon_ext.batch.collate import BatchAssembler
         >>> from energon_ext.batch.rows import Row
         >>> row = Row([np.array([5, 6, 7])], source="web", documents=1)
-        >>> batch = BatchAssembler(row_length=4)([row, row], sources=("code", "web"))
+        >>> batch = BatchAssembler(seq_len=4)([row, row], sources=("code", "web"))
         >>> batch.cu_seqlens.tolist(), batch.source_ids.tolist()
         ([0, 3, 4, 7, 8], [1, -1, 1, -1])
         >>> batch.tokens_per_source()
@@ -117,7 +117,7 @@ class PackedBatch:
         self,
         accumulation: int,
         rows: int,
-        row_length: int,
+        seq_len: int,
         dtype: torch.dtype = torch.int64,
     ) -> dict[str, torch.Tensor]:
         """The batch as ``[A, B, T]`` arrays.
@@ -125,7 +125,7 @@ class PackedBatch:
         Args:
             accumulation: A, micro-batches per step.
             rows: B, rows per micro-batch.
-            row_length: T, positions per row.
+            seq_len: T, positions per row.
             dtype: ``torch.int64`` gives views of this batch, ``torch.int32`` copies.
 
         Returns:
@@ -135,15 +135,15 @@ class PackedBatch:
         Raises:
             SampleError: A·B·T is not the number of positions.
         """
-        shape = (accumulation, rows, row_length)
-        if accumulation * rows * row_length != self.num_tokens:
+        shape = (accumulation, rows, seq_len)
+        if accumulation * rows * seq_len != self.num_tokens:
             raise SampleError(
-                f"grid{shape} needs {accumulation * rows * row_length} positions, "
+                f"grid{shape} needs {accumulation * rows * seq_len} positions, "
                 f"the batch has {self.num_tokens}."
             )
         present = self.source_ids >= 0
         lengths = self.segment_lengths().long()
-        by_row = (accumulation * rows, row_length)
+        by_row = (accumulation * rows, seq_len)
         not_padding = torch.repeat_interleave(present, lengths).view(by_row)
         segment_ids = torch.repeat_interleave(present.cumsum(0), lengths).view(by_row)
         # From 1 in every row; a row may begin with padding.

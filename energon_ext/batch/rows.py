@@ -38,7 +38,7 @@ class Row:
     Example:
         >>> row = Row([np.array([5, 6, 7]), np.array([8, 9])], source="web")
         >>> from energon_ext.batch.collate import BatchAssembler
-        >>> batch = BatchAssembler(row_length=6)([row], sources=["web"])
+        >>> batch = BatchAssembler(seq_len=6)([row], sources=["web"])
         >>> batch.tokens.tolist(), batch.labels.tolist()
         ([5, 6, 7, 8, 9, 0], [6, 7, 8, 9, 0, 0])
         >>> batch.token_weights.tolist(), batch.cu_seqlens.tolist()
@@ -78,8 +78,8 @@ class RowLayout:
         aligned_ends: ends of the segments with the padding that aligns them.
     """
 
-    def __init__(self, row_length: int, alignment: int):
-        self._row_length = row_length
+    def __init__(self, seq_len: int, alignment: int):
+        self._seq_len = seq_len
         self._alignment = alignment
         self.num_rows = 0
         self.slices: list[np.ndarray] = []
@@ -94,7 +94,7 @@ class RowLayout:
 
     def add(self, row: Row, sources: list[int]) -> None:
         """Lay out one more row; ``sources`` of its slices."""
-        base = self.num_rows * self._row_length
+        base = self.num_rows * self._seq_len
         lengths = list(map(len, row.slices))
         if 0 in lengths:
             raise SampleError("A row has an empty slice; leave it out.")
@@ -105,22 +105,22 @@ class RowLayout:
         self.num_rows += 1
         self.slices += row.slices
         least = 1 if lengths or row.slice_sources is None else 0
-        if not least <= end <= self._row_length + 1:
+        if not least <= end <= self._seq_len + 1:
             raise SampleError(
-                f"A row has {end} tokens and gaps; {self._row_length} positions hold 1 to "
-                f"{self._row_length + 1}."
+                f"A row has {end} tokens and gaps; {self._seq_len} positions hold 1 to "
+                f"{self._seq_len + 1}."
             )
-        if end <= self._row_length:
-            self._pad(base, end, self._row_length + 1 - end)
+        if end <= self._seq_len:
+            self._pad(base, end, self._seq_len + 1 - end)
         elif len(self.slices) - 1 not in self.label_alone:
-            self.full_rows.append(base + self._row_length - 1)
+            self.full_rows.append(base + self._seq_len - 1)
 
     def _add_slices(self, lengths: list[int], sources: list[int], begin: int) -> int:
         """One slice after another from a place in the row on; returns where the last one ends."""
         first = self.runs[-1][1] if self.runs else 0
         self.runs.append((first, first + len(lengths), 0))
         end = begin + sum(lengths)
-        if end > self._row_length:
+        if end > self._seq_len:
             lengths[-1] -= 1
             if not lengths[-1]:
                 lengths.pop()
@@ -133,20 +133,20 @@ class RowLayout:
         self, lengths: list[int], gaps: Sequence[int] | None, sources: list[int], base: int
     ) -> int:
         """Padding where the row asks for it, and as much as aligns the next slice."""
-        row_length, alignment = self._row_length, self._alignment
+        seq_len, alignment = self._seq_len, self._alignment
         end = 0
         for length, gap, source in zip(lengths, gaps or [0] * len(lengths), sources):
             gap += -(end + gap) % alignment
             if gap:
                 self._pad(base, end, gap)
             end += gap
-            if alignment > 1 and 0 < end < row_length:
+            if alignment > 1 and 0 < end < seq_len:
                 self.aligned_ends.append(base + end)
             end = self._add_slices([length], [source], end)
         if alignment > 1:
             aligned_end = end + -end % alignment
-            self.aligned_ends += [base + aligned_end] if 0 < aligned_end < row_length else []
-            self.aligned_ends.append(base + row_length)
+            self.aligned_ends += [base + aligned_end] if 0 < aligned_end < seq_len else []
+            self.aligned_ends.append(base + seq_len)
         return end
 
     def _pad(self, base: int, end: int, length: int) -> None:
@@ -154,7 +154,7 @@ class RowLayout:
         self.runs.append((first, first, length))
         if end:
             self.before_padding.append(base + end - 1)
-        positions = min(length, self._row_length - end)
+        positions = min(length, self._seq_len - end)
         if positions:
             self.lengths.append(positions)
             self.sources.append(-1)
