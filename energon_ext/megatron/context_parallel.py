@@ -70,7 +70,6 @@ def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> Cont
     values.update(
         cu_seqlens=_ends(lengths),
         cu_seqlens_padded=None,
-        buffer=None,
         max_seqlen=int(lengths.max()),
         source_ids=batch.source_ids[segments],
         rewards=None if batch.rewards is None else batch.rewards[segments],
