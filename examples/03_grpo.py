@@ -32,7 +32,7 @@ from energon_ext.loader.data_loader import ExactDataLoader
 from energon_ext.megatron import MegatronSampler, Sampling, data_parallel_worker_config, generate
 from energon_ext.rl import RLDataset
 
-ROW_LENGTH = 66  # six samples of: bos 7 2 5 4 > 2 4 5 7 eos
+SEQ_LEN = 66  # six samples of: bos 7 2 5 4 > 2 4 5 7 eos
 GROUP_SIZE = 8
 METADATASET = """\
 __module__: energon_ext
@@ -76,7 +76,7 @@ def parse_args():
         hidden_size=64,
         lr=8e-4,
         lr_warmup_iters=5,
-        seq_length=ROW_LENGTH,
+        seq_length=SEQ_LEN,
         num_workers=0,
         tensor_model_parallel_size=1,
         pipeline_model_parallel_size=1,
@@ -120,7 +120,7 @@ def warm_up(args, tokenizer, model):
     args.metadataset = args.run_dir / "data" / "formats.yaml"
     args.micro_batch_rows = 11
     args.global_batch_rows = 11 * parallel_state.get_data_parallel_world_size()
-    encoder = SFTTaskEncoder(tokenizer, ROW_LENGTH, packing_buffer_docs=64)
+    encoder = SFTTaskEncoder(tokenizer, SEQ_LEN, packing_buffer_docs=64)
     train(args, args.run_dir / "warm_up", model, build_source(args, encoder))
 
 
@@ -143,7 +143,7 @@ def grpo(args, tokenizer, model, held_out):
     source = RLDataset(
         prompts,
         sampler,
-        row_length=ROW_LENGTH,
+        seq_len=SEQ_LEN,
         rows=args.micro_batch_rows,
         groups_per_batch=args.groups_per_batch,
         pad_id=tokenizer.pad_id,

@@ -128,7 +128,7 @@ class RunLog(contextlib.ExitStack):
         return lambda scalars, step: run.log(scalars, step=step)
 
 
-def summarize_step(batches, row_length):
+def summarize_step(batches, seq_len):
     """What a step consumed, over all data-parallel ranks, which call this together.
 
     Two steps whose ``batch_hash`` is equal were trained on the same rows: tokens, labels, weights,
@@ -137,11 +137,11 @@ def summarize_step(batches, row_length):
 
     Args:
         batches: the micro-batches that this rank drew, on the CPU.
-        row_length: positions of a row.
+        seq_len: positions of a row.
     """
     rows, tokens, documents, trained = [], Counter(), Counter(), 0
     for batch in batches:
-        rows += row_hashes(batch, row_length)
+        rows += row_hashes(batch, seq_len)
         tokens.update(batch.tokens_per_source())
         documents.update(batch.documents_per_source())
         trained += int((batch.token_weights != 0).sum())
@@ -157,13 +157,13 @@ def summarize_step(batches, row_length):
     }
 
 
-def row_hashes(batch, row_length):
+def row_hashes(batch, seq_len):
     """A hash of each row of a PackedBatch."""
     ends = batch.cu_seqlens.tolist()
     names = [batch.sources[number] if number >= 0 else "" for number in batch.source_ids.tolist()]
     hashes = []
-    for first in range(0, batch.num_tokens, row_length):
-        row = slice(first, first + row_length)
+    for first in range(0, batch.num_tokens, seq_len):
+        row = slice(first, first + seq_len)
         segments = range(ends.index(row.start), ends.index(row.stop))
         tensors = (batch.tokens[row], batch.labels[row], batch.token_weights[row])
         about = [(ends[segment + 1] - first, names[segment]) for segment in segments]

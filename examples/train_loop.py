@@ -198,7 +198,7 @@ class Run:
                 step,
                 sources=self.blend.keys,
                 documents=self.blend.documents,
-                row_length=args.seq_length,
+                seq_len=args.seq_length,
                 rows_per_step=args.global_batch_rows,
                 config={**fixed_arguments(args), "world_size": dist.get_world_size()},
             )

@@ -51,7 +51,7 @@ FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
         "step": _is_count,
         "sources": _each(_is_text, list),
         "documents": _each(_is_count, dict),
-        "row_length": _is_count,
+        "seq_len": _is_count,
         "rows_per_step": _is_count,
         "config": lambda value: isinstance(value, dict),
     },
@@ -76,7 +76,7 @@ class Run:
         sources: keys, as the batches name them.
         labels: short names of the sources, for people.
         epoch_documents: int64 [n], documents in one epoch of each source.
-        row_length: positions per row.
+        seq_len: positions per row.
         rows_per_step: rows per optimizer step.
         resumed_after: steps after which another process went on.
         config: what the run says of itself.
@@ -93,7 +93,7 @@ class Run:
     sources: tuple[str, ...]
     labels: tuple[str, ...]
     epoch_documents: np.ndarray
-    row_length: int
+    seq_len: int
     rows_per_step: int
     resumed_after: tuple[int, ...]
     config: dict[str, Any]
@@ -146,7 +146,7 @@ class Run:
             sources=sources,
             labels=short_labels(sources),
             epoch_documents=np.array([documents.get(key, 0) for key in sources], np.int64),
-            row_length=last["row_length"],
+            seq_len=last["seq_len"],
             rows_per_step=last["rows_per_step"],
             resumed_after=tuple(s["step"] for s in starts if 0 < s["step"] < len(steps)),
             config=last["config"],

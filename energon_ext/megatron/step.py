@@ -122,7 +122,7 @@ def forward_step(
     """Run one micro-batch through the model, as Megatron's schedules call it.
 
     The batch is one packed sequence: give the schedule ``micro_batch_size=1`` and
-    ``seq_length=rows * row_length``. For other arguments than the defaults pass
+    ``seq_length=rows * seq_len``. For other arguments than the defaults pass
     ``functools.partial(forward_step, denominator="tokens")``.
 
     Args:

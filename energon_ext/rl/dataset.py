@@ -55,7 +55,7 @@ class RLDataset:
         prompts: a savable loader over a dataset of :class:`~energon_ext.PromptTaskEncoder`.
         sampler: a :class:`~energon_ext.rl.BatchSampler`, or a :class:`~energon_ext.Sampler`,
             which is asked prompt by prompt.
-        row_length: T, positions of a row.
+        seq_len: T, positions of a row.
         rows: rows of a batch.
         groups_per_batch: groups in a batch; fewer where no more fit.
         reward_clip, advantage_clip: see :func:`~energon_ext.group_advantages`.
@@ -86,7 +86,7 @@ class RLDataset:
         prompts: SavableDataLoader,
         sampler: BatchSampler | Sampler,
         *,
-        row_length: int,
+        seq_len: int,
         rows: int,
         groups_per_batch: int,
         reward_clip: float | None = None,
@@ -98,7 +98,7 @@ class RLDataset:
         alignment: int = 1,
         seed: int = 0,
     ):
-        sizes = {"row_length": row_length, "rows": rows, "groups_per_batch": groups_per_batch}
+        sizes = {"seq_len": seq_len, "rows": rows, "groups_per_batch": groups_per_batch}
         check_integers("RLDataset", **sizes, max_attempts=max_attempts, alignment=alignment)
         check_integers("RLDataset", least=0, pad_id=pad_id)
         check_number("RLDataset.min_reward_std", min_reward_std)
@@ -115,7 +115,7 @@ class RLDataset:
         self.min_reward_std = min_reward_std
         self.max_attempts = max_attempts
         self.time_limit_seconds = time_limit_seconds
-        self._assembler = BatchAssembler(row_length, pad_id=pad_id, alignment=alignment)
+        self._assembler = BatchAssembler(seq_len, pad_id=pad_id, alignment=alignment)
         blend = find_blend(prompts)
         self._sources = blend.keys
         self._epoch_limits = blend.epoch_limits
@@ -269,17 +269,17 @@ class RLDataset:
         return weighted
 
     def _check_fits(self, weighted: WeightedGroup) -> None:
-        row_length = self._assembler.row_length
+        seq_len = self._assembler.seq_len
         for sample, length in enumerate(weighted.group.sample_lengths()):
-            if length > row_length:
+            if length > seq_len:
                 raise SampleError(
                     f"Sample {sample} of prompt {weighted.key} has {length} tokens, a row has "
-                    f"{row_length}: give shorter answers or prompts, or longer rows."
+                    f"{seq_len}: give shorter answers or prompts, or longer rows."
                 )
         if self._arrange([weighted]) is None:
             raise SampleError(
                 f"The group of prompt {weighted.key} has {sum(weighted.group.sample_lengths())} "
-                f"tokens and does not fit into {self.rows} rows of {row_length}: use more rows."
+                f"tokens and does not fit into {self.rows} rows of {seq_len}: use more rows."
             )
 
     def _fitting_groups(self) -> tuple[list[WeightedGroup], list[list[tuple[int, int]]]]:
@@ -290,7 +290,7 @@ class RLDataset:
 
     def _arrange(self, groups: list[WeightedGroup]) -> list[list[tuple[int, int]]] | None:
         assembler = self._assembler
-        return arrange(groups, self.rows, assembler.row_length, assembler.alignment)
+        return arrange(groups, self.rows, assembler.seq_len, assembler.alignment)
 
     def _draw(self) -> bool:
         """Draw prompts, unless some wait for a sampler that failed; False where there are none."""

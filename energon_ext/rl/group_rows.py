@@ -66,7 +66,7 @@ def balance_by_tokens(lengths: Sequence[int], bins: int, capacity: int) -> list[
 
 
 def arrange(
-    groups: Sequence[WeightedGroup], rows: int, row_length: int, alignment: int = 1
+    groups: Sequence[WeightedGroup], rows: int, seq_len: int, alignment: int = 1
 ) -> list[list[tuple[int, int]]] | None:
     """``(group, sample)`` of each row, or None if they do not fit.
 
@@ -76,7 +76,7 @@ def arrange(
         (index, sample) for index, g in enumerate(groups) for sample in range(len(g.advantages))
     ]
     lengths = [n + -n % alignment for g in groups for n in g.group.sample_lengths()]
-    bins = balance_by_tokens(lengths, rows, row_length)
+    bins = balance_by_tokens(lengths, rows, seq_len)
     if bins is None:
         return None
     return [[samples[item] for item in items] for items in bins]

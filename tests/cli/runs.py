@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-ROW_LENGTH = 256
+SEQ_LEN = 256
 ROWS_PER_STEP = 8
 
 
@@ -45,7 +45,7 @@ def write_run(
         "event": "start",
         "sources": list(sources),
         "documents": {key: 40 * (index + 1) for index, key in enumerate(sources)},
-        "row_length": ROW_LENGTH,
+        "seq_len": SEQ_LEN,
         "rows_per_step": ROWS_PER_STEP,
         "config": {"seed": 1, "packing": "bin"},
     }
@@ -78,7 +78,7 @@ def _step(step: int, sources: Sequence[str]) -> dict:
         "loss": sum(loss[key] for key in rows) / len(rows),
         "tokens_per_second": 24000.0 + chance.gauss(0, 900),
         "planned_share": planned,
-        "tokens": {key: rows.count(key) * ROW_LENGTH for key in loss},
+        "tokens": {key: rows.count(key) * SEQ_LEN for key in loss},
         "documents": {key: chance.randrange(2) for key in loss},
         "loss_by_source": loss,
         "batch_hash": f"{step:064x}",

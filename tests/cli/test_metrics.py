@@ -17,7 +17,7 @@ def start(step=0, sources=("web", "code")):
         "step": step,
         "sources": list(sources),
         "documents": dict.fromkeys(sources, 10),
-        "row_length": 8,
+        "seq_len": 8,
         "rows_per_step": 2,
         "config": {},
     }

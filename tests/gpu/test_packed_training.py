@@ -32,7 +32,7 @@ pytestmark = [
 
 #: Of the norm: bfloat16 keeps 8 bits.
 TOLERANCE = 0.02
-ROW_LENGTH, ROWS, STEPS = 4096, 4, 50
+SEQ_LEN, ROWS, STEPS = 4096, 4, 50
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def loader(tmp_path_factory):
         folder / "text",
         worker_config=support.config(num_workers=2),
         batch_size=ROWS,
-        task_encoder=PackedTaskEncoder(ByteTokenizer(), ROW_LENGTH, packing_buffer_docs=64),
+        task_encoder=PackedTaskEncoder(ByteTokenizer(), SEQ_LEN, packing_buffer_docs=64),
         shuffle_buffer_size=100,
     )
     loader = MegatronEnergonLoader(dataset)
@@ -133,7 +133,7 @@ def tokens_per_second(device, step, steps=STEPS):
     for _ in range(steps):
         step()
     _wait(device)
-    return f"{steps * ROWS * ROW_LENGTH / (time.perf_counter() - began) / 1e6:.2f} M tokens/s"
+    return f"{steps * ROWS * SEQ_LEN / (time.perf_counter() - began) / 1e6:.2f} M tokens/s"
 
 
 def _wait(device):

@@ -19,7 +19,7 @@ from energon_ext.batch.rows import Row
 from energon_ext.megatron import enable_cpu, gpt_layer_spec, initialize_weights
 
 VOCABULARY = 64
-ROW_LENGTH = 32
+SEQ_LEN = 32
 
 MOE = {
     "num_moe_experts": 4,
@@ -105,7 +105,7 @@ def small_model(config, seed=0, vocabulary=VOCABULARY):
         config,
         gpt_layer_spec(config),
         vocabulary,
-        ROW_LENGTH,
+        SEQ_LEN,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=False,
@@ -118,7 +118,7 @@ def small_model(config, seed=0, vocabulary=VOCABULARY):
 def synthetic_batch(seed, rows=2, sources=("code", "web")):
     """Rows of two or three random documents and some padding; some positions masked."""
     random = np.random.default_rng(seed)
-    batch = BatchAssembler(ROW_LENGTH)([_row(random, sources) for _ in range(rows)], sources)
+    batch = BatchAssembler(SEQ_LEN)([_row(random, sources) for _ in range(rows)], sources)
     masked = torch.from_numpy(random.random(batch.num_tokens) < 0.2)
     batch.token_weights[masked] = 0.0
     return batch

@@ -50,7 +50,7 @@ def test_a_run_says_what_it_does(references):
     assert begin["step"] == 0
     assert len(begin["sources"]) == 2
     assert set(begin["documents"].values()) == {40}
-    assert (begin["row_length"], begin["rows_per_step"]) == (64, 4)
+    assert (begin["seq_len"], begin["rows_per_step"]) == (64, 4)
     steps = events(reference, "step")
     assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
     assert steps[-1]["loss"] < steps[0]["loss"]

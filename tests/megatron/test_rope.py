@@ -9,7 +9,7 @@ from megatron.core.models.gpt import GPTModel
 from energon_ext import ConfigError
 from energon_ext.megatron import build_packed_seq_params, gpt_layer_spec, rope_by_position_ids
 from tests.megatron.small_gpt import (
-    ROW_LENGTH,
+    SEQ_LEN,
     VOCABULARY,
     small_config,
     small_model,
@@ -100,7 +100,7 @@ def test_positions_are_interpolated_as_megatron_interpolates_them():
             config,
             gpt_layer_spec(config),
             VOCABULARY,
-            ROW_LENGTH,
+            SEQ_LEN,
             position_embedding_type="rope",
             seq_len_interpolation_factor=4.0,
         )

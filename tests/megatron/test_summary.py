@@ -16,7 +16,7 @@ from energon_ext import ConfigError
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
 from energon_ext.cli.metrics import Run
-from tests.megatron.small_gpt import ROW_LENGTH, synthetic_batch
+from tests.megatron.small_gpt import SEQ_LEN, synthetic_batch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from run_log import RunLog, row_hashes, summarize_step  # noqa: E402
@@ -26,7 +26,7 @@ from run_log import RunLog, row_hashes, summarize_step  # noqa: E402
 class TestSummary:
     def test_counts_are_those_of_all_micro_batches(self):
         batches = [synthetic_batch(seed) for seed in range(3)]
-        summary = summarize_step(batches, ROW_LENGTH)
+        summary = summarize_step(batches, SEQ_LEN)
         for count in ("tokens", "documents"):
             for source in ("code", "web"):
                 of_batches = [getattr(b, f"{count}_per_source")().get(source, 0) for b in batches]
@@ -37,14 +37,14 @@ class TestSummary:
     def test_the_hash_sees_no_order_and_no_cut_into_micro_batches(self):
         rows = [row_of(first) for first in range(6)]
         first, *others = [
-            summarize_step([assembled(rows[place] for place in part) for part in parts], ROW_LENGTH)
+            summarize_step([assembled(rows[place] for place in part) for part in parts], SEQ_LEN)
             for parts in ([(0, 1, 2, 3, 4, 5)], [(5, 2), (0, 4), (3, 1)], [(1, 0, 3), (2, 5, 4)])
         ]
         assert all(other == first for other in others)
 
     def test_the_hash_sees_a_row_that_is_another_or_comes_twice(self):
         found = [
-            summarize_step([assembled(map(row_of, rows))], ROW_LENGTH)["batch_hash"]
+            summarize_step([assembled(map(row_of, rows))], SEQ_LEN)["batch_hash"]
             for rows in ((0, 1, 2), (0, 1, 3), (0, 1, 1), (0, 0, 1))
         ]
         assert len(set(found)) == 4
@@ -56,7 +56,7 @@ def row_of(first):
 
 
 def assembled(rows, sources=("code", "web")):
-    return BatchAssembler(ROW_LENGTH)(list(rows), sources)
+    return BatchAssembler(SEQ_LEN)(list(rows), sources)
 
 
 @pytest.mark.parametrize("field", ["tokens", "labels", "token_weights", "cu_seqlens", "source_ids"])
@@ -65,23 +65,21 @@ def test_the_hash_of_a_row_sees_every_field(field):
     changed = getattr(batch, field).clone()
     changed[1] += 1
     other = dataclasses.replace(batch, **{field: changed})
-    here, there = row_hashes(batch, ROW_LENGTH), row_hashes(other, ROW_LENGTH)
-    assert here == row_hashes(synthetic_batch(0), ROW_LENGTH)
+    here, there = row_hashes(batch, SEQ_LEN), row_hashes(other, SEQ_LEN)
+    assert here == row_hashes(synthetic_batch(0), SEQ_LEN)
     assert here[0] != there[0] and here[1] == there[1]
 
 
 def test_the_hash_of_a_row_knows_sources_by_name():
     rows = [row_of(0), row_of(1)]
-    hashes = [
-        row_hashes(assembled(rows, s), ROW_LENGTH) for s in (("code", "web"), ("web", "code"))
-    ]
+    hashes = [row_hashes(assembled(rows, s), SEQ_LEN) for s in (("code", "web"), ("web", "code"))]
     assert hashes[0] == hashes[1]
 
 
 START = {
     "sources": ["data/web:train"],
     "documents": {"data/web:train": 2},
-    "row_length": 32,
+    "seq_len": 32,
     "rows_per_step": 4,
     "config": {},
 }

@@ -35,14 +35,14 @@ def one_prompt(tmp_path_factory):
 
 
 def build(path, sampler, *, loader=None, **options):
-    defaults = {"row_length": 24, "rows": 2, "groups_per_batch": 3}
+    defaults = {"seq_len": 24, "rows": 2, "groups_per_batch": 3}
     loader = {"prompts_per_call": 2, **(loader or {})}
     return RLDataset(prompt_loader(path, **loader), sampler, **{**defaults, **options})
 
 
 def one_at_a_time(path, sampler, **options):
     """One group a batch, one prompt a call, one row of 10."""
-    defaults = {"row_length": 10, "rows": 1, "groups_per_batch": 1}
+    defaults = {"seq_len": 10, "rows": 1, "groups_per_batch": 1}
     return build(path, sampler, loader={"prompts_per_call": 1}, **{**defaults, **options})
 
 
@@ -101,7 +101,7 @@ def test_every_sample_of_every_valid_group_is_in_one_batch(sums):
         return found
 
     sampler.sample_and_score_batch = recorded
-    dataset = build(sums, sampler, row_length=40)
+    dataset = build(sums, sampler, seq_len=40)
     seen = []
     for batch in take(dataset, 12):
         batch.validate()
@@ -128,7 +128,7 @@ def test_every_sample_of_every_valid_group_is_in_one_batch(sums):
 def test_a_group_that_does_not_fit_comes_with_the_next_batch(one_prompt):
     # A group takes 10 of 16 positions: one a batch, though two were asked for.
     sampler = Fixed([1, 0], [2, 0], [3, 0], [4, 0])
-    dataset = build(one_prompt, sampler, rows=1, row_length=16, groups_per_batch=2)
+    dataset = build(one_prompt, sampler, rows=1, seq_len=16, groups_per_batch=2)
     batches = take(dataset, 3)
     assert [batch.rewards[:2].tolist() for batch in batches] == [[1, 0], [2, 0], [3, 0]]
     assert dataset.metrics["valid_groups"] == 1
@@ -136,10 +136,10 @@ def test_a_group_that_does_not_fit_comes_with_the_next_batch(one_prompt):
 
 def test_samples_are_aligned_for_context_parallelism(one_prompt):
     # A sample of 5 tokens takes 8 positions.
-    batch = next(one_at_a_time(one_prompt, Fixed([1, 0]), alignment=4, row_length=16)).validate()
+    batch = next(one_at_a_time(one_prompt, Fixed([1, 0]), alignment=4, seq_len=16)).validate()
     assert batch.cu_seqlens_padded.tolist() == [0, 8, 16]
     with pytest.raises(SampleError, match="does not fit into 1 rows of 12"):
-        next(one_at_a_time(one_prompt, Fixed([1, 0]), alignment=4, row_length=12))
+        next(one_at_a_time(one_prompt, Fixed([1, 0]), alignment=4, seq_len=12))
 
 
 def test_the_longest_sample_goes_into_the_bin_with_the_fewest_tokens():
@@ -152,14 +152,14 @@ def test_the_longest_sample_goes_into_the_bin_with_the_fewest_tokens():
 
 def test_a_sample_longer_than_a_row_is_named(one_prompt):
     with pytest.raises(SampleError) as error:
-        next(one_at_a_time(one_prompt, Fixed([1, 0]), row_length=4))
+        next(one_at_a_time(one_prompt, Fixed([1, 0]), seq_len=4))
     assert re.fullmatch(
         r"Sample 0 of prompt \d has 5 tokens, a row has 4: give shorter answers or prompts, or "
         r"longer rows.",
         str(error.value),
     )
     with pytest.raises(SampleError, match=r"group of prompt \d has 10 tokens and does not fit"):
-        next(one_at_a_time(one_prompt, Fixed([1, 0]), row_length=9))
+        next(one_at_a_time(one_prompt, Fixed([1, 0]), seq_len=9))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -414,7 +414,7 @@ def test_a_state_with_anything_changed_is_refused_and_nothing_begins(sums):
         ({"rows": 0}, "rows: 0 found"),
         ({"groups_per_batch": 0}, "groups_per_batch: 0 found"),
         ({"max_attempts": 0}, "max_attempts: 0 found"),
-        ({"row_length": 24.0}, "row_length: 24.0 found"),
+        ({"seq_len": 24.0}, "seq_len: 24.0 found"),
         ({"rows": True}, "rows: True found, an integer >= 1 is needed"),
         ({"pad_id": -1}, "pad_id: -1 found"),
         ({"time_limit_seconds": 0}, "time_limit_seconds: 0 found, a finite number > 0"),
@@ -442,7 +442,7 @@ def test_a_limit_that_no_prompt_meets_is_refused(sums, limit):
 @pytest.mark.parametrize("alignment", [1, 4])
 def test_rows_that_get_no_sample_are_padding(one_prompt, alignment):
     """Answers grow in training: where two groups fitted, at last one does, and fills two rows."""
-    dataset = one_at_a_time(one_prompt, Fixed([1, 0]), rows=3, row_length=8, alignment=alignment)
+    dataset = one_at_a_time(one_prompt, Fixed([1, 0]), rows=3, seq_len=8, alignment=alignment)
     batch = next(dataset).validate()
     assert batch.num_tokens == 24
     assert batch.source_ids.tolist() == [0, -1, 0, -1, -1]

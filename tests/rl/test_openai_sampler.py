@@ -289,7 +289,7 @@ def test_a_dataset_samples_from_a_server_and_leaves_one_that_hangs(server, tmp_p
     dataset = RLDataset(
         prompt_loader(write_sums(tmp_path)),
         sampler_for(server),
-        row_length=48,
+        seq_len=48,
         rows=2,
         groups_per_batch=4,
         time_limit_seconds=20,
