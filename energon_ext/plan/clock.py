@@ -36,6 +36,11 @@ class Clock:
         """After some steps, while the global batch stays what it is."""
         return self.at(step, step * self.topology.rows_per_step)
 
+    def at_own(self, rows: int) -> int:
+        """After so many rows of every worker, where each draws for itself."""
+        rows *= self.topology.workers * self.topology.ranks
+        return self.at(rows // self.topology.rows_per_step, rows)
+
     def step_now(self) -> int:
         """The step of the batch that the active worker of Energon is assembling."""
         return current_batch_index() // self.topology.rounds

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Many sources as one Energon dataset.
 
-Where the lengths of all documents are known, every worker of every rank plans all rows of a step
-and reads its own: the *shared* plan. What a step holds then depends on the configuration alone, and
-the state is one cursor for the whole run. Where a source is streamed, each worker plans for itself,
-one row at a time, and its state belongs to it: a *private* plan. Both are one loop.
+Where the lengths of all documents are known, every worker plans all rows of a step and reads its
+own: the *shared* plan. A step then depends on the configuration alone, and the state is one cursor
+for the run. Where a source is streamed, each worker plans for itself, one row at a time, and its
+state belongs to it: a *private* plan. Both are one loop.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class BlendedDataset(BaseWrapperDataset):
         axis, row_tokens: as of :class:`~energon_ext.plan.clock.Clock`.
         worker_config: Energon's.
         fingerprint: JSON values that the state depends on; a state saved under others is refused.
-        padding: makes the rows that complete the last step of a shared plan that ends.
+        padding: makes the rows that complete the last step of a shared plan that ends, which stays
+            incomplete without it.
         restarts: whether another iteration after the end begins with the first row again.
         repeats: whether the end is followed by the first row again at once.
 
@@ -108,8 +109,7 @@ class BlendedDataset(BaseWrapperDataset):
     def epoch_limits(self) -> dict[str, int]:
         """``max_epochs`` of all sources, where they end the whole run; else empty."""
         limits = {key: source.max_epochs for key, source in self.sources.items()}
-        found = {key: limit for key, limit in limits.items() if limit is not None}
-        return found if len(found) == len(limits) else {}
+        return {k: n for k, n in limits.items() if n is not None and None not in limits.values()}
 
     @property
     def documents(self) -> dict[str, int]:
@@ -195,19 +195,19 @@ class BlendedDataset(BaseWrapperDataset):
         return later
 
     def _read(self, numbers: range) -> Iterator[Any]:
-        step = self._step
-        assert step is not None and (self._padding is not None or not self.is_shared)
-        for number in numbers:
-            row = step.row(number)
-            yield row if row is not None or self._padding is None else self._padding()
+        assert self._step is not None
+        for row in map(self._step.row, numbers):
+            if row is None and self._padding is not None:
+                row = self._padding()
+            if row is not None:
+                yield row
 
     def _open_step(self, topology: Topology) -> bool:
         """Draw the rows of the next step, unless one is open; False at the end of the run."""
         if self._step is not None:
             return True
         plan = self._active_plan()
-        if topology.rounds > 1:
-            self._before = self._active_plan().save_state()
+        self._before = plan.save_state() if topology.rounds > 1 else None
         ended = plan.mixture.ended.copy()
         number = plan.step if self.is_shared else self._clock.step_now()
         position = self._clock.at(plan.step, plan.row) if self.is_shared else self._clock.now()
@@ -275,7 +275,8 @@ class BlendedDataset(BaseWrapperDataset):
         own = copy.deepcopy(dict(state))  # stock datasets keep references into it
         self.reset_state_own()
         try:
-            position = self._clock.at(own["plan"]["step"], own["plan"]["row"])
+            drawn = own["plan"]["step"], own["plan"]["row"]
+            position = self._clock.at(*drawn) if self.is_shared else self._clock.at_own(drawn[1])
             self._active_plan().restore_state(own["plan"], position)
         except BaseException:
             self.reset_state_own()
@@ -311,8 +312,7 @@ class BlendedDataset(BaseWrapperDataset):
     def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
         _, key = restore_key[:2]
         key = self._active_plan().moved.get(key, key)
-        streamed = self.sources[key].streamed if key in self.sources else None
-        if streamed is None:
+        if key not in self.sources or (streamed := self.sources[key].streamed) is None:
             raise StateMismatchError(
                 {"buffered sample of source": (key, list(self.keys))},
                 "A source with samples in a shuffle or packing buffer cannot leave; keep it with "

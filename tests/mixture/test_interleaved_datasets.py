@@ -344,13 +344,7 @@ def test_a_run_that_becomes_one_entry_of_another_keeps_its_credits(data):
     assert inside == sources_of(take(first, 20))[: len(inside)]
 
 
-@pytest.mark.parametrize(
-    "folder",
-    [
-        pytest.param("", marks=pytest.mark.xfail(strict=True, reason="takes its rows for steps")),
-        "tokens/",
-    ],
-)
+@pytest.mark.parametrize("folder", ["", "tokens/"])
 def test_what_a_new_source_is_owed_follows_the_weights_of_the_step_of_the_resume(data, folder):
     """Its weight is 1 at step 10, where the run resumes, and 0 from step 30 on.
 

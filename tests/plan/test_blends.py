@@ -146,7 +146,6 @@ def test_sources_need_keys_of_their_own_and_a_start_that_is_known():
         LeastConsumedDataset([one], worker_config=config(), new_source="later")
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="only YAML gives it a padding")
 def test_planned_sources_need_no_padding_to_be_read():
     """Rows of two tokens each; one plan of one row a step."""
     sources = [
