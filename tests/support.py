@@ -55,6 +55,22 @@ def write_tokens(prefix, documents, dtype=np.uint16):
     return Path(prefix)
 
 
+def write_texts(folder, texts):
+    """Texts as ``energon-ext prepare`` writes them, every fourth to ``val``; tokens are bytes."""
+    ids = [ByteTokenizer().encode(text) for text in texts]
+    write_tokens(Path(folder) / "train", [own for n, own in enumerate(ids) if n % 4])
+    write_tokens(Path(folder) / "val", ids[::4])
+
+
+def write_weights(prefix, weights, tokenizer, dtype=np.uint8):
+    """The weights of the labels of a pair, an array for each document, and their description."""
+    content = np.concatenate([np.asarray(each, dtype) for each in weights])
+    Path(f"{prefix}.weights.bin").write_bytes(content.tobytes())
+    meta = {"tokenizer": tokenizer, "label_weights": {"dtype": content.dtype.name}}
+    Path(f"{prefix}.meta.json").write_text(json.dumps(meta))
+    return Path(prefix)
+
+
 def write_mix(path, entries, *, split="train", **blend_fields):
     """A ScheduledMetadataset with one blend; ``entries`` are ``(path, weight)``."""
     blend = [{"path": str(entry), "weight": weight} for entry, weight in entries]

@@ -26,7 +26,7 @@ from megatron.energon import WorkerConfig
 
 import energon_ext
 from energon_ext.encoders.tokenizers import ByteTokenizer
-from tests.support import loader_for, take, write_dataset
+from tests.support import loader_for, take, write_dataset, write_texts
 
 CHECKOUT = Path(energon_ext.__file__).parents[1]
 PAGES = [
@@ -73,7 +73,7 @@ def checkout(tmp_path, monkeypatch):
     for name in ("examples", "metadatasets"):
         shutil.copytree(CHECKOUT / name, tmp_path / name)
     for source in ("prose", "code", "docs"):
-        prepare_source(tmp_path / "demo" / "data" / source)
+        write_texts(tmp_path / "demo" / "data" / source, TEXTS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     monkeypatch.setenv("PYTHONPATH", str(CHECKOUT), prepend=os.pathsep)

@@ -11,7 +11,7 @@ from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset, get_v
 from energon_ext.config.yaml_check import MAX_YAML_DEPTH
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
-from tests.support import TEXT_SAMPLE, config, loader_for, take, write_dataset, write_mix
+from tests.support import TEXT_SAMPLE, config, loader_for, take, write_dataset, write_mix, write_tokens
 
 
 def load(path, **options):
@@ -48,6 +48,12 @@ def test_a_folder_that_is_not_prepared_says_how_to_prepare_it(tmp_path):
     (tmp_path / "raw" / "a.txt").write_text("text")
     mix = write_mix(tmp_path / "mix.yaml", [("raw", 1)])
     refuse(mix, "raw: a folder that is not prepared", "energon-ext prepare")
+
+
+def test_a_token_file_by_itself_says_what_names_it(tmp_path):
+    pair = write_tokens(tmp_path / "web_text_document", [[1, 2, 3]])
+    for path in (pair, f"{pair}.bin", tmp_path):
+        refuse(path, "named in a metadataset", f"splits: {{train: {{path: {path}}}}}")
 
 
 def test_an_empty_source_and_a_missing_split_are_named(tmp_path, good):

@@ -23,6 +23,7 @@ from megatron.energon.metadataset.loader import load_dataset
 from energon_ext.arguments import check_integer
 from energon_ext.config.source_key import source_keys, source_names
 from energon_ext.config.yaml_check import YamlChecker
+from energon_ext.documents.token_paths import is_token_file
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sources import check_virtual_epoch
 from energon_ext.errors import ConfigError
@@ -138,6 +139,12 @@ def _check_yaml(
     trusted_modules: Iterable[str],
     allow_dataset_code: bool,
 ) -> None:
+    if is_token_file(path):
+        raise ConfigError(
+            f"{path}: token files are named in a metadataset, which also says what is training and "
+            f"what is validation: a YAML file with `__module__: energon_ext`, `__class__: "
+            f"ScheduledMetadataset` and `splits: {{{split_part}: {{path: {path}}}}}`."
+        )
     checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
     checker.check(EPath(path), split_part)
 
