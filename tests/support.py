@@ -62,11 +62,11 @@ def write_texts(folder, texts):
     write_tokens(Path(folder) / "val", ids[::4])
 
 
-def write_weights(prefix, weights, tokenizer, dtype=np.uint8):
-    """The weights of the labels of a pair, an array for each document, and their description."""
+def write_weights(prefix, weights, dtype="uint8"):
+    """The weights of the labels of a pair of bytes, some for each document; says what they are."""
     content = np.concatenate([np.asarray(each, dtype) for each in weights])
     Path(f"{prefix}.weights.bin").write_bytes(content.tobytes())
-    meta = {"tokenizer": tokenizer, "label_weights": {"dtype": content.dtype.name}}
+    meta = {"tokenizer": ByteTokenizer().fingerprint(), "label_weights": {"dtype": dtype}}
     Path(f"{prefix}.meta.json").write_text(json.dumps(meta))
     return Path(prefix)
 

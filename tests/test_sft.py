@@ -12,12 +12,19 @@ from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFa
 from webdataset import ShardWriter
 
 from energon_ext import ConfigError, SFTTaskEncoder, get_train_dataset, get_val_datasets
-from energon_ext.documents.label_weights import LabelWeightsWriter
 from energon_ext.encoders.chat import ChatTemplate, HFChatTemplate, PlainChatTemplate, split_answers
 from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
 from energon_ext.encoders.tokenizers import ByteTokenizer, HFTokenizer
 from energon_ext.errors import SampleError
-from tests.support import batch_hash, config, loader_for, take, write_mix, write_tokens
+from tests.support import (
+    batch_hash,
+    config,
+    loader_for,
+    take,
+    write_mix,
+    write_tokens,
+    write_weights,
+)
 
 CHATML = (
     "{% for message in messages %}"
@@ -306,11 +313,8 @@ def write_conversations(prefix, records, encoder, scale=1.0):
     samples = [cook_dialogue({**IDENTITY, "json": record}) for record in records]
     documents = [encoder.encode_document(sample) for sample in samples]
     write_tokens(prefix, [document.tokens.tolist() for document in documents])
-    weights = LabelWeightsWriter(prefix)
-    for document in documents:
-        weights.add(document.label_weights * scale)
-    meta = {"tokenizer": encoder.tokenizer.fingerprint(), "label_weights": weights.close()}
-    prefix.with_name(prefix.name + ".meta.json").write_text(json.dumps(meta))
+    weights = [document.label_weights * scale for document in documents]
+    write_weights(prefix, weights, "uint8" if scale == 1 else "float32")
 
 
 @pytest.fixture(scope="module")

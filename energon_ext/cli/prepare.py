@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""``energon-ext prepare``: text and conversations of any kind into an Energon dataset or tokens."""
+"""``energon-ext prepare``: text and conversations of any kind into token files."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +10,9 @@ import click
 from energon_ext.errors import ConfigError
 
 if TYPE_CHECKING:
-    from energon_ext.cli.counts import DatasetCounts
     from energon_ext.cli.documents import Corpus
-    from energon_ext.cli.token_writer import Encoding
+    from energon_ext.cli.encoding import TextEncoding
+    from energon_ext.cli.token_writer import Written
 
 FILE = click.Path(path_type=Path)
 
@@ -45,11 +45,8 @@ FILE = click.Path(path_type=Path)
     help="Share of the documents for the split val, chosen by a hash of the text.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**32), default=0, help="Selects another val split.")
-@click.option(
-    "--shard-documents", type=click.IntRange(1), default=10_000, help="Documents per tar."
-)
 @click.option("--min-chars", type=click.IntRange(1), default=1, help="Leave shorter documents out.")
-@click.option("--tokenizer", metavar="NAME", help="Write tokens: 'bytes', a name or a local file.")
+@click.option("--tokenizer", metavar="NAME", help="Needed: 'bytes', a name or a local file.")
 @click.option("--chat", is_flag=True, help="Conversations: `messages`, or `prompt` and `response`.")
 @click.option(
     "--chat-template",
@@ -63,68 +60,62 @@ FILE = click.Path(path_type=Path)
     default="cut",
     help="What becomes of a conversation of more than --seq-length + 1 tokens.",
 )
-@click.option("--workers", type=click.IntRange(1), default=1, help="Processes that index shards.")
-@click.option("--force", is_flag=True, help="Replace the dataset at OUTPUT.")
+@click.option("--force", is_flag=True, help="Replace the token files at OUTPUT.")
 def prepare(
     output: Path,
     files: tuple[Path, ...],
     val: float,
     seed: int,
-    shard_documents: int,
     min_chars: int,
     tokenizer: str | None,
     chat: bool,
     chat_template: str | None,
     seq_length: int | None,
     over_long: str,
-    workers: int,
     force: bool,
     **inputs: Any,
 ) -> None:
-    """Write text to OUTPUT as an Energon dataset, or with --tokenizer as Megatron's token files.
+    """Write text to OUTPUT as Megatron's token files.
 
     One kind of input: --text, --folder, --jsonl, --hf-dataset or --dataset. FILES are further files
     of --text or --jsonl, so a shell pattern works.
 
     \b
-    energon-ext prepare data/books --text books/*.txt
-    energon-ext prepare data/code --folder src --glob '**/*.py'
-    energon-ext prepare data/web --jsonl web-*.jsonl --key content
-    energon-ext prepare data/web --jsonl web-*.jsonl --tokenizer my/tokenizer.json
-    energon-ext prepare data/tokens --dataset data/books --tokenizer my/tokenizer.json
+    energon-ext prepare data/books --text books/*.txt --tokenizer my/tokenizer.json
+    energon-ext prepare data/code --folder src --glob '**/*.py' --tokenizer my/tokenizer.json
+    energon-ext prepare data/web --jsonl web-*.jsonl --key content --tokenizer my/tokenizer.json
+    energon-ext prepare data/tokens --dataset data/webdataset --tokenizer my/tokenizer.json
     energon-ext prepare data/chat --chat --jsonl chat.jsonl --tokenizer NAME --seq-length 4096
 
     Token files are OUTPUT/train.bin and .idx, and the same for val; a metadataset names them as
     `path: data/web/train`. Those of --chat have weights, so that answers alone are trained on.
     """
-    from energon_ext.cli.dataset_writer import WriteOptions, write_text_dataset
+    from energon_ext.cli.token_writer import write_token_files
 
     encoding = _encoding(tokenizer, chat, chat_template, seq_length, over_long)
-    options = WriteOptions(
+    written = write_token_files(
+        _corpus(files, chat=chat, **inputs),
+        output,
+        encoding,
         val_fraction=val,
         seed=seed,
-        shard_documents=shard_documents,
         min_chars=min_chars,
-        workers=workers,
         force=force,
-        encoding=encoding,
     )
-    counts = write_text_dataset(_corpus(files, chat=chat, **inputs), output, options)
-    click.echo(summary(output, counts, tokenizer))
+    click.echo(_summary(output, written, encoding))
 
 
-def summary(output: Path, counts: "DatasetCounts", tokenizer: str | None = None) -> str:
-    """What was written, as a table for people."""
-    columns = ["documents", "characters", "tokens" if tokenizer else "shards"]
+def _summary(output: Path, written: "Written", encoding: "TextEncoding") -> str:
+    columns = ("documents", "characters", "tokens")
     lines = [f"{output}:", " " * 9 + "".join(f"{column:>16}" for column in columns)]
-    for split, numbers in counts.splits.items():
-        cells = "".join(f"{getattr(numbers, column):>16,}" for column in columns)
+    for split, counts in written.splits.items():
+        cells = "".join(f"{getattr(counts, column):>16,}" for column in columns)
         lines.append(f"  {split:<7}{cells}")
-    if counts.skipped:
-        lines.append(f"  left out as too short: {counts.skipped:,}")
-    if counts.refused.count:
-        lines.append(f"  left out, not to be trained on: {counts.refused.count:,}")
-        lines.append(f"    the first: {counts.refused.first}")
+    if written.too_short:
+        lines.append(f"  left out as too short: {written.too_short:,}")
+    if encoding.refused:
+        lines.append(f"  left out, not to be trained on: {encoding.refused:,}")
+        lines.append(f"    the first: {encoding.first_refusal}")
     return "\n".join(lines)
 
 
@@ -134,24 +125,24 @@ def _encoding(
     chat_template: str | None,
     seq_length: int | None,
     over_long: str,
-) -> "Encoding | None":
-    """How documents become tokens; None where they stay text."""
-    if chat and (tokenizer is None or seq_length is None):
-        missing = "--tokenizer" if tokenizer is None else "--seq-length"
-        raise ConfigError(
-            f"--chat: {missing} is missing; conversations are written as token files with weights, "
-            f"cut to rows of --seq-length."
-        )
-    if tokenizer is None:
-        return None
-    from energon_ext.cli.token_writer import ConversationEncoding, TextEncoding
+) -> "TextEncoding":
+    from energon_ext.cli.encoding import ConversationEncoding, TextEncoding
     from energon_ext.encoders.chat import HFChatTemplate, PlainChatTemplate
     from energon_ext.encoders.sft import SFTTaskEncoder
     from energon_ext.encoders.tokenizers import load_tokenizer
 
+    if tokenizer is None:
+        raise ConfigError(
+            "--tokenizer is missing: 'bytes', a tokenizer.json, a folder or a Hugging Face name. "
+            "Text that is to stay text needs JSON Lines and `energon prepare`."
+        )
     loaded = load_tokenizer(tokenizer)
-    if not chat or seq_length is None:
+    if not chat:
         return TextEncoding(loaded)
+    if seq_length is None:
+        raise ConfigError(
+            "--chat: --seq-length is missing; conversations are cut to rows of so many positions."
+        )
     template = None
     if chat_template is not None:
         is_plain = chat_template == "plain"

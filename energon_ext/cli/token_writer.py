@@ -1,179 +1,230 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Writes documents of one split as a Megatron ``.bin``/``.idx`` pair, with weights if they have."""
+"""Writes documents as Megatron's token files, one pair for each split.
 
+All of it happens in a hidden folder beside the output, which takes the output's name at the very
+end: an interrupted run leaves nothing behind.
+"""
+
+import hashlib
 import json
+import os
+import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
-from energon_ext.cli.counts import Refusals, SplitCounts
-from energon_ext.cli.documents import Document
-from energon_ext.documents.label_weights import LabelWeightsWriter
-from energon_ext.documents.token_file import META_SUFFIX, token_file_builder
-from energon_ext.encoders.sft import SFTTaskEncoder
-from energon_ext.encoders.tokenizers import Tokenizer
-from energon_ext.errors import ConfigError, SampleError
+from energon_ext.cli.documents import Corpus, Document
+from energon_ext.cli.encoding import TextEncoding
+from energon_ext.documents.label_weights import WEIGHTS_SUFFIX
+from energon_ext.documents.token_file import token_file_builder
+from energon_ext.documents.token_index import META_SUFFIX
+from energon_ext.documents.token_paths import SPLITS, SUFFIXES
+from energon_ext.errors import ConfigError
 
-#: Documents that are tokenized together; the tokenizers library spreads them over all cores.
-BATCH_DOCUMENTS = 1000
-
-#: As many refused conversations in a row end a preparation, as they end a run of Energon.
-MOST_REFUSED_IN_A_ROW = 100
-
-#: A document, its token ids, and the weights of its labels, None for 1 everywhere.
-Encoded = tuple[Document, np.ndarray, np.ndarray | None]
+#: Documents of so many characters are tokenized together; the tokenizers library spreads them over
+#: all cores.
+BATCH_CHARACTERS = 2**20
 
 
-class Encoding(Protocol):
-    """How documents become tokens.
+@dataclass(slots=True)
+class SplitCounts:
+    """What one split holds."""
 
-    Attributes:
-        tokenizer: makes the ids.
-        has_weights: whether documents have weights.
-        refused: what was left out.
-    """
-
-    tokenizer: Tokenizer
-    has_weights: bool
-    refused: Refusals
-
-    def encode(self, documents: Sequence[Document]) -> Iterator[Encoded]:
-        """The documents that can be trained on, in order."""
-
-    def description(self) -> dict[str, Any]:
-        """What the meta file says of it beside the tokenizer."""
+    documents: int = 0
+    characters: int = 0
+    tokens: int = 0
 
 
-class TextEncoding:
-    """Every document is a text."""
+@dataclass(slots=True)
+class Written:
+    """What was written of each split, and how many documents were too short."""
 
-    has_weights = False
-
-    def __init__(self, tokenizer: Tokenizer):
-        self.tokenizer = tokenizer
-        self.refused = Refusals()
-
-    def encode(self, documents: Sequence[Document]) -> Iterator[Encoded]:
-        texts = [document.text for document in documents]
-        for document, tokens in zip(documents, self.tokenizer.encode_batch(texts)):
-            yield document, tokens, None
-
-    def description(self) -> dict[str, Any]:
-        return {}
+    splits: dict[str, SplitCounts]
+    too_short: int = 0
 
 
-class ConversationEncoding:
-    """Every document is a conversation; what the encoder cannot train on is left out.
+def write_token_files(
+    corpus: Corpus,
+    output: Path,
+    encoding: TextEncoding,
+    *,
+    val_fraction: float = 0.05,
+    seed: int = 0,
+    min_chars: int = 1,
+    force: bool = False,
+) -> Written:
+    """Write a corpus as token files; the same input gives the same files, byte by byte.
 
     Args:
-        encoder: weights the answers and cuts what is too long; with ``over_long="error"`` every
-            conversation that it refuses is an error.
+        corpus: read once, in constant memory.
+        output: folder to create.
+        encoding: documents to tokens.
+        val_fraction: share of the documents for the split ``val``, in [0, 1), of those that are in
+            no split yet. Which documents is decided by a hash of the text, so equal texts never
+            stand in both splits.
+        seed: selects another hash.
+        min_chars: shorter documents are left out; white space at the ends does not count.
+        force: replace token files that are already there.
+
+    Raises:
+        ConfigError: the output exists, the input is empty or damaged, or a split got no document.
+    """
+    _check_replaceable(output, force)
+    output = output.resolve()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    staging = output.parent / f".{output.name}.partial-{os.getpid()}"
+    staging.mkdir()
+    try:
+        with ExitStack() as stack:
+            writers = {
+                split: stack.enter_context(closing(_SplitWriter(staging / split, encoding)))
+                for split in SPLITS
+            }
+            written = Written({split: writer.counts for split, writer in writers.items()})
+            for batch in _batches(_long_enough(corpus, min_chars, written)):
+                for document, tokens, weights in encoding.encode(batch):
+                    split = document.split or split_of(document, val_fraction, seed)
+                    writers[split].write(document, tokens, weights)
+        _check_documents(written, encoding, min_chars)
+        _check_splits(written, val_fraction, seed)
+        _replace(output, staging)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return written
+
+
+def split_of(document: Document, val_fraction: float, seed: int) -> str:
+    """The split of a document, by a keyed hash of its text.
+
+    Example:
+        >>> documents = [Document(str(number), "") for number in range(1000)]
+        >>> [split_of(document, val_fraction=0.25, seed=0) for document in documents].count("val")
+        243
+    """
+    text = document.text.encode()
+    digest = hashlib.blake2b(text, digest_size=8, key=seed.to_bytes(8, "little")).digest()
+    return "val" if int.from_bytes(digest, "little") < val_fraction * 2**64 else "train"
+
+
+class _SplitWriter:
+    """Hands documents to megatron-core's builder; without a document there are no files.
+
+    Writes ``SPLIT.bin``, ``SPLIT.idx``, where there are weights ``SPLIT.weights.bin``, and
+    ``SPLIT.meta.json``, which names the tokenizer.
     """
 
-    has_weights = True
-
-    def __init__(self, encoder: SFTTaskEncoder):
-        self.tokenizer = encoder.tokenizer
-        self.refused = Refusals()
-        self._encoder = encoder
-
-    def encode(self, documents: Sequence[Document]) -> Iterator[Encoded]:
-        for document in documents:
-            try:
-                encoded = self._encoder.encode_document(document.conversation)
-            except SampleError as error:
-                self._refuse(error)
-                continue
-            self.refused.in_a_row = 0
-            yield document, encoded.tokens, encoded.label_weights
-
-    def description(self) -> dict[str, Any]:
-        encoder = self._encoder
-        return {
-            "chat_template": encoder.chat_template.fingerprint(),
-            "seq_len": encoder.seq_len,
-            "over_long": encoder.over_long,
-        }
-
-    def _refuse(self, error: SampleError) -> None:
-        self.refused.add(str(error))
-        if self._encoder.over_long == "error":
-            raise ConfigError(f"{error} With --over-long cut it is cut or left out.") from error
-        if self.refused.in_a_row == MOST_REFUSED_IN_A_ROW:
-            raise ConfigError(
-                f"{MOST_REFUSED_IN_A_ROW} conversations in a row cannot be trained on, the last: "
-                f"{error}"
-            ) from error
-
-
-class TokenSplitWriter:
-    """Encodes documents in batches and hands them to megatron-core's builder.
-
-    Args:
-        folder: where ``SPLIT.bin``, ``SPLIT.idx``, where there are weights ``SPLIT.weights.bin``,
-            and ``SPLIT.meta.json``, which names the tokenizer, are written.
-        split: name of the split.
-        encoding: documents to tokens; both splits may share it.
-    """
-
-    def __init__(self, folder: Path, split: str, encoding: Encoding):
+    def __init__(self, prefix: Path, encoding: TextEncoding):
         self.counts = SplitCounts()
-        self._prefix = folder / split
+        self._prefix = prefix
         self._encoding = encoding
-        self._documents: list[Document] = []
         self._builder: Any = None
-        self._weights: LabelWeightsWriter | None = None
 
-    def write(self, key: str, document: Document) -> None:
-        self._documents.append(document)
-        if len(self._documents) == BATCH_DOCUMENTS:
-            self._write_batch()
+    def write(self, document: Document, tokens: np.ndarray, weights: np.ndarray | None) -> None:
+        if self._builder is None:
+            vocab_size = self._encoding.tokenizer.vocab_size
+            self._builder = token_file_builder(self._prefix, vocab_size)
+        with warnings.catch_warnings():  # megatron-core 0.16 calls NumPy 2 the old way
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._builder.add_document(torch.from_numpy(tokens), [len(tokens)])
+        if weights is not None:
+            with self._prefix.with_suffix(WEIGHTS_SUFFIX).open("ab") as file:
+                file.write(weights.astype(np.uint8).tobytes())
+        self.counts.documents += 1
+        self.counts.characters += len(document.text)
+        self.counts.tokens += len(tokens)
 
-    def __enter__(self) -> "TokenSplitWriter":
-        return self
-
-    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
-        if error_type is None:
-            self._write_batch()
-        if self._builder is not None:
-            self._builder.finalize(f"{self._prefix}.idx")  # closes the files as well
-            self._describe()
-
-    def _describe(self) -> None:
-        tokenizer = self._encoding.tokenizer
-        meta = {
-            "tokenizer": tokenizer.fingerprint(),
-            "vocab_size": tokenizer.vocab_size,
-            **self._encoding.description(),
-        }
-        if self._weights is not None:
-            meta["label_weights"] = self._weights.close()
-        Path(f"{self._prefix}{META_SUFFIX}").write_text(json.dumps(meta, indent=2) + "\n")
-
-    def _write_batch(self) -> None:
-        documents, self._documents = self._documents, []
-        if not documents:
+    def close(self) -> None:
+        if self._builder is None:
             return
-        for document, tokens, weights in self._encoding.encode(documents):
-            if self._builder is None:
-                self._open()
-            with warnings.catch_warnings():  # megatron-core 0.16 calls NumPy 2 the old way
-                warnings.simplefilter("ignore", DeprecationWarning)
-                self._builder.add_document(torch.from_numpy(tokens), [len(tokens)])
-            if self._weights is not None:
-                assert weights is not None
-                self._weights.add(weights)
-            self.counts.documents += 1
-            self.counts.characters += len(document.text)
-            self.counts.tokens += len(tokens)
+        self._builder.finalize(str(self._prefix.with_suffix(".idx")))  # closes the files as well
+        meta = json.dumps(self._encoding.description(), indent=2)
+        self._prefix.with_suffix(META_SUFFIX).write_text(meta + "\n")
 
-    def _open(self) -> None:
-        self._builder = token_file_builder(self._prefix, self._encoding.tokenizer.vocab_size)
-        self.counts.shards = 1
-        if self._encoding.has_weights:
-            self._weights = LabelWeightsWriter(self._prefix)
+
+def _long_enough(corpus: Corpus, min_chars: int, written: Written) -> Iterator[Document]:
+    """The documents that are kept, behind a progress bar."""
+    by_documents = corpus.total_bytes is None
+    total = corpus.total_documents if by_documents else corpus.total_bytes
+    unit = "doc" if by_documents else "B"
+    with tqdm(total=total, unit=unit, unit_scale=not by_documents, desc="reading") as bar:
+        for document in corpus.documents:
+            _check_text(document)
+            if len(document.text.strip()) < min_chars:
+                written.too_short += 1
+            else:
+                yield document
+            bar.update(1 if by_documents else document.num_bytes)
+
+
+def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document.text)
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _check_text(document: Document) -> None:
+    try:
+        document.text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{document.origin}: the text holds half a character (a lone surrogate, "
+            f"{document.text[error.start]!r}); mend or remove it."
+        ) from error
+
+
+def _check_documents(written: Written, encoding: TextEncoding, min_chars: int) -> None:
+    if any(split.documents for split in written.splits.values()):
+        return
+    refused = f", and {encoding.refused} refused, the first: {encoding.first_refusal}"
+    raise ConfigError(
+        f"The input has no document of at least {min_chars} characters "
+        f"({written.too_short} shorter ones{refused if encoding.refused else ''})."
+    )
+
+
+def _check_splits(written: Written, val_fraction: float, seed: int) -> None:
+    for split in SPLITS if val_fraction > 0 else SPLITS[:1]:
+        if not written.splits[split].documents:
+            documents = sum(counts.documents for counts in written.splits.values())
+            raise ConfigError(
+                f"None of the {documents} documents fell into {split} with --val {val_fraction} "
+                f"and --seed {seed}. Change --val (0: no val split) or --seed."
+            )
+
+
+def _check_replaceable(output: Path, force: bool) -> None:
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    known = (*SUFFIXES, META_SUFFIX)  # weights end with .bin as well
+    if not output.is_dir() or not all(path.name.endswith(known) for path in output.iterdir()):
+        raise ConfigError(
+            f"{output}: exists and holds other things than token files; not even --force "
+            f"replaces it."
+        )
+    if not force:
+        raise ConfigError(f"{output}: exists. Replace it with --force.")
+
+
+def _replace(output: Path, staging: Path) -> None:
+    if not output.exists():
+        staging.rename(output)
+        return
+    old = output.parent / f".{output.name}.old-{os.getpid()}"
+    output.rename(old)
+    staging.rename(output)
+    shutil.rmtree(old)

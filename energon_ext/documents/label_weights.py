@@ -10,7 +10,6 @@ fine-tuning on answers, else float32. ``PREFIX.meta.json`` says which of the two
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any, Mapping
 
 import numpy as np
@@ -19,8 +18,6 @@ from energon_ext.errors import ConfigError
 
 WEIGHTS_SUFFIX = ".weights.bin"
 DTYPES = ("uint8", "float32")
-
-_CONVERTED_AT_ONCE = 1 << 20
 
 
 def weights_dtype(prefix: str, meta: Mapping[str, Any] | None, num_tokens: int) -> np.dtype | None:
@@ -57,52 +54,3 @@ def weights_dtype(prefix: str, meta: Mapping[str, Any] | None, num_tokens: int) 
             f"again, or prepare the pair again."
         )
     return dtype
-
-
-class LabelWeightsWriter:
-    """Writes the weights of a pair, document by document.
-
-    Args:
-        prefix: of the pair.
-
-    Attributes:
-        dtype: of what was written so far.
-
-    Example:
-        >>> import tempfile
-        >>> prefix = tempfile.mkdtemp() + "/chat"
-        >>> writer = LabelWeightsWriter(prefix)
-        >>> writer.add(np.array([0, 1, 1], np.float32))
-        >>> writer.add(np.array([0.5], np.float32))
-        >>> writer.close()
-        {'dtype': 'float32'}
-        >>> np.fromfile(prefix + ".weights.bin", np.float32).tolist()
-        [0.0, 1.0, 1.0, 0.5]
-    """
-
-    def __init__(self, prefix: str | Path):
-        self._path = Path(f"{prefix}{WEIGHTS_SUFFIX}")
-        self.dtype: np.dtype = np.dtype(np.uint8)
-        self._file = self._path.open("wb")
-
-    def add(self, weights: np.ndarray) -> None:
-        if self.dtype == np.uint8 and not np.isin(weights, (0, 1)).all():
-            self._widen()
-        self._file.write(weights.astype(self.dtype).tobytes())
-
-    def close(self) -> dict[str, Any]:
-        """End the file; what the meta file has to say of it."""
-        self._file.close()
-        return {"dtype": self.dtype.name}
-
-    def _widen(self) -> None:
-        """Write what is there again as float32."""
-        self._file.close()
-        narrow = self._path.with_name(self._path.name + ".uint8")
-        self._path.rename(narrow)
-        self.dtype = np.dtype(np.float32)
-        self._file = self._path.open("wb")
-        with narrow.open("rb") as file:
-            while part := file.read(_CONVERTED_AT_ONCE):
-                self._file.write(np.frombuffer(part, np.uint8).astype(self.dtype).tobytes())
-        narrow.unlink()

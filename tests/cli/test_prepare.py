@@ -4,15 +4,14 @@
 import json
 import tracemalloc
 
-import megatron.energon
 import numpy as np
 import pytest
-from megatron.energon import DefaultTaskEncoder, TextSample, WorkerConfig
 
-from energon_ext.cli.dataset_writer import WriteOptions, write_text_dataset
+from energon_ext.cli import token_writer
 from energon_ext.cli.documents import Corpus, Document
+from energon_ext.cli.encoding import TextEncoding
 from energon_ext.documents.file_set import open_token_files
-from energon_ext.encoders.tokenizers import load_tokenizer
+from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import ConfigError
 from tests.cli.command import energon_ext, error_line
 
@@ -31,65 +30,54 @@ def corpus(texts):
     return Corpus(Document(text, f"memory[{n}]", len(text)) for n, text in enumerate(texts))
 
 
+def write(texts, output, **options):
+    encoding = TextEncoding(ByteTokenizer())
+    return token_writer.write_token_files(corpus(texts), output, encoding, **options)
+
+
+def prepare(output, *inputs):
+    return energon_ext("prepare", output, "--tokenizer", "bytes", *inputs)
+
+
 def read(folder, split):
-    """Texts of a split, in the order of the shards, as stock Energon gives them."""
-    datasets = megatron.energon.get_val_datasets(
-        str(folder),
-        split_part=split,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-        batch_size=1,
-        task_encoder=DefaultTaskEncoder(),
-    )
-    samples = [s for d, _ in datasets for s in megatron.energon.get_loader(d)]
-    assert all(isinstance(sample, TextSample) for sample in samples)
-    return [sample.text[0] for sample in samples]
+    """Texts of a split, in the order of its file."""
+    tokens = open_token_files(folder / split)
+    return [ByteTokenizer().decode(tokens.document(index)) for index in range(len(tokens))]
 
 
 def files(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_energon_reads_every_document_once_and_unchanged(tmp_path, jsonl):
-    result = energon_ext("prepare", tmp_path / "out", "--jsonl", jsonl, "--val", 0.25)
-    assert result.exit_code == 0
+def test_every_document_is_written_once_and_unchanged(tmp_path, jsonl):
+    out = prepare(tmp_path / "out", "--jsonl", jsonl, "--val", 0.25).stdout
+    names = [f"{split}.{suffix}" for split in ("train", "val") for suffix in FILES_OF_A_PAIR]
+    assert files(tmp_path / "out") == sorted(names)
     train, val = read(tmp_path / "out", "train"), read(tmp_path / "out", "val")
     assert sorted(train + val) == sorted(TEXTS)
     assert 0 < len(val) < len(train)
-
-
-def test_counts_are_those_of_the_documents(tmp_path, jsonl):
-    out = energon_ext("prepare", tmp_path / "out", "--jsonl", jsonl, "--val", 0).stdout
-    characters = sum(map(len, TEXTS))
-    assert out.splitlines()[1].split() == ["documents", "characters", "shards"]
-    assert out.splitlines()[2].split() == ["train", "40", f"{characters:,}", "1"]
-    assert out.splitlines()[3].split() == ["val", "0", "0", "0"]
-
-
-def test_a_tokenizer_writes_megatrons_token_files_with_every_document(tmp_path, jsonl):
-    out = energon_ext("prepare", tmp_path / "out", "--jsonl", jsonl, "--tokenizer", "bytes").stdout
-    tokenizer = load_tokenizer("bytes")
-    names = [f"{split}.{suffix}" for split in ("train", "val") for suffix in FILES_OF_A_PAIR]
-    assert files(tmp_path / "out") == sorted(names)
-    found = []
-    for split in ("train", "val"):
-        tokens = open_token_files(tmp_path / "out" / split)
-        tokens.check_tokenizer(tokenizer.fingerprint(), tokenizer.vocab_size)
-        assert tokens.tokens(0, 0, 1).dtype == np.uint16
-        found += [tokens.document(index).tolist() for index in range(len(tokens))]
-    assert sorted(found) == sorted(tokenizer.encode(text) for text in TEXTS)
     assert out.splitlines()[1].split() == ["documents", "characters", "tokens"]
     total = sum(int(line.split()[3].replace(",", "")) for line in out.splitlines()[2:4])
     assert total == sum(len(text.encode()) + 2 for text in TEXTS)  # begin and end of each document
-    again = energon_ext(
-        "prepare", tmp_path / "out", "--jsonl", jsonl, "--tokenizer", "bytes", "--force"
-    )
-    assert again.exit_code == 0
+
+
+def test_a_pair_has_small_ids_and_names_its_tokenizer(tmp_path, jsonl):
+    prepare(tmp_path / "out", "--jsonl", jsonl)
+    tokens, tokenizer = open_token_files(tmp_path / "out" / "train"), ByteTokenizer()
+    tokens.check_tokenizer(tokenizer.fingerprint(), tokenizer.vocab_size)
+    assert tokens.tokens(0, 0, 1).dtype == np.uint16
+
+
+def test_counts_are_those_of_the_documents(tmp_path, jsonl):
+    out = prepare(tmp_path / "out", "--jsonl", jsonl, "--val", 0).stdout
+    numbers = (sum(map(len, TEXTS)), sum(len(text.encode()) + 2 for text in TEXTS))
+    assert out.splitlines()[2].split() == ["train", "40", *(f"{number:,}" for number in numbers)]
+    assert out.splitlines()[3].split() == ["val", "0", "0", "0"]
 
 
 def test_the_split_depends_on_the_text_and_the_seed_only(tmp_path):
     def val_split(name, texts, seed=0):
-        options = WriteOptions(val_fraction=0.3, seed=seed)
-        write_text_dataset(corpus(texts), tmp_path / name, options)
+        write(texts, tmp_path / name, val_fraction=0.3, seed=seed)
         return read(tmp_path / name, "val")
 
     val = val_split("forward", TEXTS)
@@ -98,35 +86,22 @@ def test_the_split_depends_on_the_text_and_the_seed_only(tmp_path):
     assert sorted(val_split("seed", TEXTS, seed=1)) != sorted(val)
 
 
-def test_equal_input_gives_equal_shards(tmp_path):
-    options = WriteOptions(shard_documents=7, val_fraction=0.2)
-    for name in ("first", "second"):
-        write_text_dataset(corpus(TEXTS), tmp_path / name, options)
-    shards = sorted(path.name for path in (tmp_path / "first").glob("*.tar"))
-    assert len(shards) > 4
-    for shard in shards:
-        assert (tmp_path / "first" / shard).read_bytes() == (
-            tmp_path / "second" / shard
-        ).read_bytes()
-
-
-def test_a_shard_holds_so_many_documents(tmp_path):
-    options = WriteOptions(shard_documents=15, val_fraction=0, workers=2)
-    counts = write_text_dataset(corpus(TEXTS), tmp_path / "out", options)
-    assert counts.splits["train"].shards == 3
-    info = json.loads((tmp_path / "out" / ".nv-meta" / ".info.json").read_text())
-    assert list(info["shard_counts"].values()) == [15, 15, 10]
-    assert read(tmp_path / "out", "train") == TEXTS
+def test_equal_input_gives_equal_files_however_it_is_batched(tmp_path, monkeypatch):
+    for name, characters in (("first", 100), ("second", 10_000)):
+        monkeypatch.setattr(token_writer, "BATCH_CHARACTERS", characters)
+        write(TEXTS, tmp_path / name, val_fraction=0.2)
+    for file in files(tmp_path / "first"):
+        assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
 
 
 def test_text_files_are_documents_and_a_separator_cuts_them(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\n")
     (tmp_path / "b.txt").write_text("two<|end|>three<|end|> \n")
-    call = ("prepare", tmp_path / "out", "--val", 0, "--force", "--text")
+    call = (tmp_path / "out", "--val", 0, "--force", "--text")
     inputs = (tmp_path / "a.txt", tmp_path / "b.txt")
-    assert energon_ext(*call, *inputs).exit_code == 0
+    assert prepare(*call, *inputs).exit_code == 0
     assert read(tmp_path / "out", "train") == ["one\r\n", "two<|end|>three<|end|> \n"]
-    result = energon_ext(*call, *inputs, "--separator", "<|end|>")
+    result = prepare(*call, *inputs, "--separator", "<|end|>")
     assert read(tmp_path / "out", "train") == ["one\r\n", "two", "three"]
     assert "left out as too short: 1" in result.stdout
 
@@ -134,10 +109,7 @@ def test_text_files_are_documents_and_a_separator_cuts_them(tmp_path):
 def test_a_separator_is_found_across_read_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr("energon_ext.cli.documents.READ_CHARACTERS", 3)
     (tmp_path / "a.txt").write_text("one####two####three")
-    energon_ext(
-        *("prepare", tmp_path / "out", "--val", 0, "--text", tmp_path / "a.txt"),
-        *("--separator", "####"),
-    )
+    prepare(tmp_path / "out", "--val", 0, "--text", tmp_path / "a.txt", "--separator", "####")
     assert read(tmp_path / "out", "train") == ["one", "two", "three"]
 
 
@@ -145,9 +117,8 @@ def test_a_folder_gives_its_matching_files_in_order(tmp_path):
     for name in ("src/b.py", "src/deep/a.py", "src/c.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    result = energon_ext(
-        "prepare", tmp_path / "out", "--folder", tmp_path / "src", "--glob", "**/*.py", "--val", 0
-    )
+    inputs = ("--folder", tmp_path / "src", "--glob", "**/*.py")
+    result = prepare(tmp_path / "out", *inputs, "--val", 0)
     assert result.exit_code == 0
     assert read(tmp_path / "out", "train") == ["src/b.py", "src/deep/a.py"]
 
@@ -159,17 +130,15 @@ def test_a_local_hugging_face_dataset_is_read(tmp_path, monkeypatch):
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "train.jsonl").write_text('{"body": "one"}\n{"body": "two"}\n')
     for streaming in ((), ("--hf-streaming",)):
-        result = energon_ext(
-            *("prepare", tmp_path / "out", "--hf-dataset", tmp_path / "local", "--key", "body"),
-            *("--val", 0, "--force", *streaming),
-        )
+        inputs = ("--hf-dataset", tmp_path / "local", "--key", "body", *streaming)
+        result = prepare(tmp_path / "out", *inputs, "--val", 0, "--force")
         assert result.exit_code == 0
         assert read(tmp_path / "out", "train") == ["one", "two"]
 
 
 def test_a_missing_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    line = error_line(energon_ext("prepare", tmp_path / "out", "--hf-dataset", "some/name"))
+    line = error_line(prepare(tmp_path / "out", "--hf-dataset", "some/name"))
     assert "pip install 'energon_ext[datasets]'" in line
 
 
@@ -189,9 +158,7 @@ def test_a_missing_extra_is_named(tmp_path, monkeypatch):
 )
 def test_damaged_jsonl_is_one_line_with_file_and_line(tmp_path, lines, expected):
     (tmp_path / "input.jsonl").write_bytes(lines)
-    line = error_line(
-        energon_ext("prepare", tmp_path / "out", "--jsonl", tmp_path / "input.jsonl", "--val", 0)
-    )
+    line = error_line(prepare(tmp_path / "out", "--jsonl", tmp_path / "input.jsonl", "--val", 0))
     assert expected in line
     assert files(tmp_path) == ["input.jsonl"], "nothing half made"
 
@@ -218,18 +185,23 @@ def test_what_a_user_gets_wrong_is_one_line(tmp_path, monkeypatch, arguments, ex
     (tmp_path / "sub").mkdir()
     (tmp_path / "good.txt").write_text("good")
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
-    assert expected in error_line(energon_ext("prepare", "out", *arguments))
+    assert expected in error_line(prepare("out", *arguments))
     assert files(tmp_path) == ["good.txt", "latin.txt", "sub"], "nothing half made"
+
+
+def test_a_missing_tokenizer_is_told_with_the_way_for_text(jsonl, tmp_path):
+    line = error_line(energon_ext("prepare", tmp_path / "out", "--jsonl", jsonl))
+    assert "--tokenizer is missing" in line and "`energon prepare`" in line
 
 
 def test_nothing_is_overwritten_without_force(tmp_path, jsonl):
     (tmp_path / "one.txt").write_text("another text")
-    call = ("prepare", tmp_path / "out", "--val", 0)
-    energon_ext(*call, "--jsonl", jsonl)
-    line = error_line(energon_ext(*call, "--text", tmp_path / "one.txt"))
+    call = (tmp_path / "out", "--val", 0)
+    prepare(*call, "--jsonl", jsonl)
+    line = error_line(prepare(*call, "--text", tmp_path / "one.txt"))
     assert "out: exists. Replace it with --force." in line
     assert read(tmp_path / "out", "train") == TEXTS
-    assert energon_ext(*call, "--text", tmp_path / "one.txt", "--force").exit_code == 0
+    assert prepare(*call, "--text", tmp_path / "one.txt", "--force").exit_code == 0
     assert read(tmp_path / "out", "train") == ["another text"]
     assert files(tmp_path) == ["input.jsonl", "one.txt", "out"]
 
@@ -238,9 +210,7 @@ def test_force_never_removes_what_prepare_did_not_write(tmp_path, jsonl):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("years of work")
     for out in (tmp_path / "home", tmp_path / "home" / "thesis.tex"):
-        assert "not even --force" in error_line(
-            energon_ext("prepare", out, "--jsonl", jsonl, "--force")
-        )
+        assert "not even --force" in error_line(prepare(out, "--jsonl", jsonl, "--force"))
     assert (tmp_path / "home" / "thesis.tex").read_text() == "years of work"
 
 
@@ -250,19 +220,16 @@ def test_a_failure_half_way_leaves_the_old_dataset_alone(tmp_path, failure):
         yield from TEXTS
         raise failure
 
-    options = WriteOptions(val_fraction=0, force=True)
-    write_text_dataset(corpus(["old"]), tmp_path / "out", options)
+    write(["old"], tmp_path / "out", val_fraction=0)
     with pytest.raises(type(failure)):
-        write_text_dataset(corpus(fails_at_last()), tmp_path / "out", options)
+        write(fails_at_last(), tmp_path / "out", val_fraction=0, force=True)
     assert files(tmp_path) == ["out"]
     assert read(tmp_path / "out", "train") == ["old"]
 
 
 def test_memory_does_not_grow_with_the_input(tmp_path):
     tracemalloc.start()
-    write_text_dataset(
-        corpus("x" * 100_000 for _ in range(400)), tmp_path / "out", WriteOptions(val_fraction=0)
-    )
+    write(("x" * 100_000 for _ in range(400)), tmp_path / "out", val_fraction=0)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 4_000_000  # Of 40 MB of text.
+    assert peak < 20_000_000  # of 40 MB of text, which are 320 MB of token ids

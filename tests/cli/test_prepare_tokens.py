@@ -73,14 +73,6 @@ def test_one_split_of_a_dataset_is_divided_like_any_text(tmp_path, prepared):
         assert documents(tmp_path / "out" / split) == documents(tmp_path / "from_jsonl" / split)
 
 
-def test_a_dataset_stays_text_without_a_tokenizer(tmp_path, prepared):
-    again = ("prepare", tmp_path / "again", "--dataset", prepared, "--shard-documents", 4)
-    assert energon_ext(*again).exit_code == 0
-    assert len(list((tmp_path / "again").glob("train-*.tar"))) == 5
-    to_tokens(tmp_path / "out", "--dataset", tmp_path / "again")
-    assert documents(tmp_path / "out" / "val") == [encoded(text) for text in TEXTS[20:]]
-
-
 def test_every_source_of_a_metadataset_is_read_once_in_turn(tmp_path, prepared):
     lines = write_jsonl(tmp_path / "more.jsonl", [{"text": text} for text in ("one", "two")])
     crude = write_dataset(tmp_path / "crude", ["three", "four"], dataset_config=CRUDE)
@@ -333,7 +325,7 @@ NEEDED = ("--tokenizer", "bytes", "--seq-length", "8")
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--jsonl", "chat.jsonl"], "--chat: --tokenizer is missing"),
+        (["--jsonl", "chat.jsonl"], "--tokenizer is missing"),
         (["--jsonl", "chat.jsonl", "--tokenizer", "bytes"], "--chat: --seq-length is missing"),
         (
             ["--text", "chat.jsonl", *["--tokenizer", "bytes", "--seq-length", "8"]],

@@ -8,24 +8,11 @@ import os
 import numpy as np
 import pytest
 
-from energon_ext.documents import label_weights
 from energon_ext.documents.file_set import TokenFiles
-from energon_ext.documents.label_weights import LabelWeightsWriter
-from energon_ext.documents.token_file import TokenFile
 from energon_ext.errors import ConfigError
-from tests.support import write_tokens
+from tests.support import write_tokens, write_weights
 
 DOCUMENTS = [[1, 2, 3], [4], [5, 6]]
-
-
-def write_weights(prefix, weights):
-    """The sidecar of a pair, and its description."""
-    writer = LabelWeightsWriter(prefix)
-    for document in weights:
-        writer.add(np.array(document, np.float32))
-    meta = {"tokenizer": {"kind": "bytes"}, "label_weights": writer.close()}
-    prefix.with_name(prefix.name + ".meta.json").write_text(json.dumps(meta))
-    return prefix
 
 
 @pytest.fixture
@@ -46,18 +33,13 @@ def slices(files, *wanted):
 
 def test_weights_of_0_and_1_are_bytes(pair):
     assert (pair.parent / "chat.weights.bin").read_bytes() == bytes([0, 1, 1, 0, 1, 1])
-    assert slices(TokenFile(pair), (0, 0, 3), (2, 0, 2), (0, 1, 2)) == [[0, 1, 1], [1, 1], [1]]
+    assert slices(TokenFiles([pair]), (0, 0, 3), (2, 0, 2), (0, 1, 2)) == [[0, 1, 1], [1, 1], [1]]
 
 
-def test_other_weights_are_floats_from_the_first_to_the_last(pair, monkeypatch):
-    monkeypatch.setattr(label_weights, "_CONVERTED_AT_ONCE", 2)
-    write_weights(pair, [[0, 1, 1], [0.25], [-1, 2]])
-    floats = np.array([0, 1, 1, 0.25, -1, 2], np.float32)
-    assert (pair.parent / "chat.weights.bin").read_bytes() == floats.tobytes()
-    assert slices(TokenFile(pair), (0, 0, 3), (1, 0, 1), (2, 1, 2)) == [[0, 1, 1], [0.25], [2]]
-    assert sorted(path.name for path in pair.parent.iterdir()) == [
-        *("chat.bin", "chat.idx", "chat.meta.json", "chat.weights.bin"),
-    ]
+def test_other_weights_are_floats(pair):
+    write_weights(pair, [[0, 1, 1], [0.25], [-1, 2]], "float32")
+    found = slices(TokenFiles([pair]), (0, 0, 3), (1, 0, 1), (2, 1, 2))
+    assert found == [[0, 1, 1], [0.25], [2]]
 
 
 def test_pairs_with_and_without_weights_are_one_source(tmp_path, pair):
@@ -69,7 +51,7 @@ def test_pairs_with_and_without_weights_are_one_source(tmp_path, pair):
 
 def test_weights_change_the_fingerprint(tmp_path, pair):
     plain = write_tokens(tmp_path / "plain", DOCUMENTS)
-    assert TokenFile(pair).fingerprint() != TokenFile(plain).fingerprint()
+    assert TokenFiles([pair]).fingerprint() != TokenFiles([plain]).fingerprint()
 
 
 @pytest.mark.parametrize(
@@ -86,7 +68,7 @@ def test_weights_change_the_fingerprint(tmp_path, pair):
 def test_weights_that_do_not_fit_are_refused(pair, damage, message):
     damage(pair.parent / "chat.weights.bin")
     with pytest.raises(ConfigError, match=message):
-        TokenFile(pair)
+        TokenFiles([pair])
 
 
 def write_meta(path, described):
@@ -97,4 +79,4 @@ def write_meta(path, described):
 def test_weights_that_nothing_describes_are_refused(pair):
     (pair.parent / "chat.meta.json").unlink()
     with pytest.raises(ConfigError, match=r"chat.weights.bin: .*chat.meta.json does not speak of"):
-        TokenFile(pair)
+        TokenFiles([pair])

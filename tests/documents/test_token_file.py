@@ -14,7 +14,6 @@ import torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 
 from energon_ext.documents.file_set import TokenFiles, open_token_files
-from energon_ext.documents.token_file import TokenFile
 from energon_ext.errors import ConfigError
 from tests.support import write_tokens
 
@@ -46,7 +45,7 @@ def test_a_pair_is_what_megatron_wrote_and_reads(tmp_path, dtype):
     builder.add_document(torch.tensor([100, 101]), [1, 1])
     builder.add_document(torch.tensor([], dtype=torch.int64), [])
     builder.finalize(f"{tmp_path}/web.idx")
-    file = TokenFile(tmp_path / "web")
+    file = TokenFiles([tmp_path / "web"])
     assert (len(file), file.num_tokens) == (4, 7)
     assert file.tokens(0, 0, 2).dtype == dtype
     assert all_documents(file) == [[5, 6, 7, 8, 9], [], [100, 101], []]
@@ -56,7 +55,7 @@ def test_a_pair_is_what_megatron_wrote_and_reads(tmp_path, dtype):
 
 
 def test_a_slice_is_a_view_of_the_document_at_its_place(two):
-    file = TokenFile(two[1])
+    file = TokenFiles([two[1]])
     assert read(file, 0, 1, 3) == [22, 23]
     assert np.shares_memory(file.tokens(0, 1, 3), file.tokens(0, 0, 5))
     with pytest.raises(ValueError, match="read-only"):
@@ -101,7 +100,7 @@ def test_random_documents_of_many_pairs_are_those_of_a_list(tmp_path):
 
 
 def test_an_unpickled_source_reads_the_same_files(two):
-    for files in (TokenFile(two[0]), TokenFiles(two)):
+    for files in (TokenFiles([two[0]]), TokenFiles(two)):
         again = pickle.loads(pickle.dumps(files))
         assert type(again) is type(files)
         assert all_documents(again) == all_documents(files)
@@ -169,7 +168,7 @@ def test_documents_that_leave_out_sequences_are_refused(two):
     index = two[1].with_suffix(".idx")
     index.write_bytes(index.read_bytes()[:-8] + (1).to_bytes(8, "little"))
     with pytest.raises(ConfigError, match="documents are not made of all its sequences"):
-        TokenFile(two[1])
+        TokenFiles([two[1]])
 
 
 @pytest.mark.parametrize(

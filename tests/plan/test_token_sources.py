@@ -14,7 +14,7 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.documents.token_file import TokenFile
+from energon_ext.documents.file_set import TokenFiles
 from energon_ext.encoders import pretrain
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
@@ -175,7 +175,7 @@ def test_documents_of_several_sequences_and_empty_ones_are_read_whole(tmp_path):
     builder.add_document(torch.tensor([], dtype=torch.int64), [0])
     builder.add_document(torch.tensor([70000, 70001]), [1, 1])
     builder.finalize(f"{tmp_path}/web.idx")
-    file = TokenFile(tmp_path / "web")
+    file = TokenFiles([tmp_path / "web"])
     assert len(file) == 3
     found = [file.document(index).tolist() for index in range(3)]
     assert found == [[5, 6, 7, 8, 9], [], [70000, 70001]]

@@ -1,0 +1,93 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""How documents become tokens: texts all alike, conversations with weights."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from energon_ext.cli.documents import Document
+from energon_ext.encoders.sft import SFTTaskEncoder
+from energon_ext.encoders.tokenizers import Tokenizer
+from energon_ext.errors import ConfigError, SampleError
+
+#: As many refused conversations in a row end a preparation, as they end a run of Energon.
+MOST_REFUSED_IN_A_ROW = 100
+
+#: A document, its token ids, and the weights of its labels, None for 1 everywhere.
+Encoded = tuple[Document, np.ndarray, np.ndarray | None]
+
+
+class TextEncoding:
+    """Every document is a text.
+
+    Attributes:
+        tokenizer: makes the ids.
+        refused: how many documents were left out.
+        first_refusal: why the first one was.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer = tokenizer
+        self.refused = 0
+        self.first_refusal = ""
+
+    def encode(self, documents: Sequence[Document]) -> Iterator[Encoded]:
+        """The documents that can be trained on, in order."""
+        texts = [document.text for document in documents]
+        for document, tokens in zip(documents, self.tokenizer.encode_batch(texts)):
+            yield document, tokens, None
+
+    def description(self) -> dict[str, Any]:
+        """What the meta file says of it."""
+        return {
+            "tokenizer": self.tokenizer.fingerprint(),
+            "vocab_size": self.tokenizer.vocab_size,
+        }
+
+
+class ConversationEncoding(TextEncoding):
+    """Every document is a conversation; what the encoder cannot train on is left out.
+
+    Args:
+        encoder: weights the answers and cuts what is too long; with ``over_long="error"`` every
+            conversation that it refuses is an error.
+    """
+
+    def __init__(self, encoder: SFTTaskEncoder):
+        super().__init__(encoder.tokenizer)
+        self._encoder = encoder
+        self._refused_in_a_row = 0
+
+    def encode(self, documents: Sequence[Document]) -> Iterator[Encoded]:
+        for document in documents:
+            try:
+                encoded = self._encoder.encode_document(document.conversation)
+            except SampleError as error:
+                self._refuse(error)
+                continue
+            self._refused_in_a_row = 0
+            yield document, encoded.tokens, encoded.label_weights
+
+    def description(self) -> dict[str, Any]:
+        encoder = self._encoder
+        return {
+            **super().description(),
+            "chat_template": encoder.chat_template.fingerprint(),
+            "seq_len": encoder.seq_len,
+            "over_long": encoder.over_long,
+            "label_weights": {"dtype": "uint8"},
+        }
+
+    def _refuse(self, error: SampleError) -> None:
+        self.refused += 1
+        self._refused_in_a_row += 1
+        self.first_refusal = self.first_refusal or str(error)
+        if self._encoder.over_long == "error":
+            raise ConfigError(f"{error} With --over-long cut it is cut or left out.") from error
+        if self._refused_in_a_row == MOST_REFUSED_IN_A_ROW:
+            raise ConfigError(
+                f"{MOST_REFUSED_IN_A_ROW} conversations in a row cannot be trained on, the last: "
+                f"{error}"
+            ) from error
