@@ -49,7 +49,7 @@ class InterleaveSampler:
         >>> sampler = InterleaveSampler(["a", "b"], row_tokens=10)
         >>> shares = np.array([0.75, 0.25])
         >>> sampler.pick(np.arange(8), shares, 0).tolist()
-        [0, 1, 0, 0, 0, 1, 0, 0]
+        [0, 0, 1, 0, 0, 0, 1, 0]
         >>> sampler.settle(shares, np.array([60, 20]))
         >>> sampler.credits.tolist()
         [0.0, 0.0]

@@ -24,7 +24,7 @@ class DynamicBlendDataset(BlendedDataset):
 class LeastConsumedDataset(BlendedDataset):
     """Draws each row from the source that is furthest behind its share of tokens.
 
-    Shares of tokens follow the weights to within one row over the whole run; see
+    Rows follow the weights to within one over the whole run; see
     :class:`~energon_ext.mixture.interleave.InterleaveSampler`.
 
     Args:
