@@ -3,7 +3,7 @@
 """Draws token_balance.png: a blend by samples and an interleave by tokens, over the same sources.
 
 Both come from real loaders over the same three corpora, whose documents are 200, 630 and 2000 bytes
-long on average: webdatasets for Energon's own blend, token files for the interleave. Prints the
+long on average: JSON Lines for Energon's own blend, token files for the interleave. Prints the
 figures that docs/basic/token_balance.md names.
 """
 
@@ -14,13 +14,16 @@ from pathlib import Path
 
 import megatron.energon
 import numpy as np
-from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader
+from megatron.energon import Cooker, DefaultTaskEncoder, WorkerConfig, get_savable_loader
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 
 from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
-from energon_ext.cli.dataset_writer import WriteOptions, write_text_dataset
-from energon_ext.cli.documents import Corpus, Document
+from energon_ext.cli.documents import jsonl_files, text_under
+from energon_ext.cli.encoding import TextEncoding
 from energon_ext.cli.figure_style import COLORS, INK, MUTED, new_figure
-from energon_ext.cli.token_writer import TextEncoding
+from energon_ext.cli.token_writer import write_token_files
+from energon_ext.encoders.pretrain import cook_text
 from energon_ext.encoders.tokenizers import ByteTokenizer
 
 #: Source -> mean length of its documents in bytes.
@@ -43,19 +46,21 @@ def main():
     draw(counts)
 
 
+class TextEncoder(DefaultTaskEncoder):
+    cookers = [Cooker(cook_text)]
+
+
 def write_source(root, name, mean_length):
-    """The same documents as a webdataset and as a token file."""
+    """The same documents as JSON Lines and as a token file."""
     generator = random.Random(name)
-    documents = []
-    for number in range(BYTES_OF_A_SOURCE // mean_length):
-        length = int(generator.uniform(0.5, 1.5) * mean_length)
-        text = f"{name} {number} ".ljust(length, ".")
-        documents.append(Document(text, origin=f"{name}:{number}", num_bytes=length))
-    total_bytes = sum(document.num_bytes for document in documents)
-    for folder, encoding in (("text", None), ("tokens", TextEncoding(ByteTokenizer()))):
-        corpus = Corpus(iter(documents), total_bytes=total_bytes)
-        options = WriteOptions(val_fraction=0.0, encoding=encoding)
-        write_text_dataset(corpus, root / folder / name, options)
+    lines = root / f"{name}.jsonl"
+    with lines.open("w") as file:
+        for number in range(BYTES_OF_A_SOURCE // mean_length):
+            length = int(generator.uniform(0.5, 1.5) * mean_length)
+            file.write(json.dumps({"text": f"{name} {number} ".ljust(length, ".")}) + "\n")
+    CrudeJsonlDatasetFactory.prepare_dataset(EPath(lines))
+    corpus = jsonl_files([lines], text_under("text"))
+    write_token_files(corpus, root / name, TextEncoding(ByteTokenizer()), val_fraction=0.0)
 
 
 def write_mix(path, module, name, rule, paths):
@@ -67,11 +72,11 @@ def write_mix(path, module, name, rule, paths):
 
 def stock_blend(root):
     """Tokens of each source, int64 [draws, sources], sample by sample."""
-    paths = [f"text/{name}" for name in MEAN_LENGTHS]
+    paths = [f"{name}.jsonl" for name in MEAN_LENGTHS]
     mix = write_mix(root / "blend.yaml", "megatron.energon", "MetadatasetV2", "blend", paths)
     dataset = megatron.energon.get_train_dataset(
         mix,
-        task_encoder=DefaultTaskEncoder(),
+        task_encoder=TextEncoder(),
         shuffle_buffer_size=None,
         max_samples_per_sequence=None,
         **OPTIONS,
@@ -83,7 +88,7 @@ def stock_blend(root):
 
 def interleave(root):
     """Tokens of each source, int64 [draws, sources], row by row."""
-    paths = [f"tokens/{name}/train" for name in MEAN_LENGTHS]
+    paths = [f"{name}/train" for name in MEAN_LENGTHS]
     mix = write_mix(
         root / "interleave.yaml", "energon_ext", "ScheduledMetadataset", "interleave", paths
     )
@@ -94,7 +99,7 @@ def interleave(root):
         **OPTIONS,
     )
     return until_enough(
-        {key.split("/")[1]: count for key, count in batch.tokens_per_source().items()}
+        {key.split("/")[0]: count for key, count in batch.tokens_per_source().items()}
         for batch in ExactDataLoader(dataset)
     )
 

@@ -21,7 +21,7 @@ from energon_ext.encoders.load import get_train_dataset
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.tokenizers import ByteTokenizer, load_tokenizer
 from energon_ext.errors import ConfigError
-from energon_ext.loader.compare import check_blend, check_loader
+from energon_ext.loader.compare import check_blend, check_loader, names_of
 from energon_ext.loader.data_loader import ExactDataLoader
 from energon_ext.loader.regroup import EPOCHS, blends_in, trees_in, workers_of, wrappers_in
 from energon_ext.loader.seals import check_workers
@@ -103,7 +103,7 @@ class NextRun:
 
     def changes(self) -> list[SourceChange]:
         """What becomes of every source, if the resume is possible."""
-        return compare_sources(self._saved.blends, find_blend(self._dataset(0)).names)
+        return compare_sources(self._saved.blends, names_of(find_blend(self._dataset(0))))
 
     def restore(self) -> str:
         """Restore, and say what other ranks and workers might do as well.

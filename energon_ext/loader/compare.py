@@ -92,7 +92,7 @@ def check_blend(state: SavableDataLoaderState, blend: BlendedDataset) -> list[So
         blend.check_state(worker, worker=number)
         _check_sources(worker, blend)
     states = sorted(saved.values(), key=lambda worker: worker["plan"]["row"])
-    changes = compare_sources(states[-1:] if blend.is_shared else states, _names(blend))
+    changes = compare_sources(states[-1:] if blend.is_shared else states, names_of(blend))
     check_nothing_waits(state, changes)
     return changes
 
@@ -116,11 +116,12 @@ def _check_place(worker: Any, number: int, blend: BlendedDataset) -> None:
 
 def _check_sources(saved: Mapping[str, Any], blend: BlendedDataset) -> None:
     states = saved["plan"]["sources"]
-    for key, saved_key in match_sources(states, _names(blend)).items():
+    for key, saved_key in match_sources(states, names_of(blend)).items():
         blend.sources[key].rows.check_state(states[saved_key]["rows"])
 
 
-def _names(blend: BlendedDataset) -> dict[str, SourceNames]:
+def names_of(blend: BlendedDataset) -> dict[str, SourceNames]:
+    """By which the state of each source is found."""
     return {key: source.names for key, source in blend.sources.items()}
 
 
