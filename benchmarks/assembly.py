@@ -7,7 +7,7 @@ processor's cache from the round before. The last row is one batch again and aga
 """
 
 import numpy as np
-from timing import markdown, microseconds, profiled
+from timing import markdown, microseconds
 
 from energon_ext.batch.buffer import as_buffer
 from energon_ext.batch.collate import BatchAssembler
@@ -54,10 +54,8 @@ def run():
                 f"{ROWS * SEQ_LEN / times['ours']:.0f}",
             )
         )
-        if name == "ragged, web-like":
-            profile = profiled(lambda: ours(1000))
     header = ("documents", "pieces", "kB", "copy, µs", "assembly, µs", "ratio", "million tokens/s")
-    return markdown(f"Assembly of [{ROWS}, {SEQ_LEN}], all fields", header, table) + profile
+    return markdown(f"Assembly of [{ROWS}, {SEQ_LEN}], all fields", header, table)
 
 
 def rows_of_batches(mean):
@@ -76,7 +74,3 @@ def rows_of_batches(mean):
             slices = [tokens[place : place + n] for place, n in zip(places, lengths)]
             rows.append(Row(slices, source="web", documents=len(slices), num_tokens=SEQ_LEN))
         yield rows
-
-
-if __name__ == "__main__":
-    print(run())

@@ -15,10 +15,19 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
 
 from energon_ext.documents.token_file import token_file_builder
+from energon_ext.encoders.tokenizers import ByteTokenizer
 
 VOCAB_SIZE = 50_000
 SOURCES = ("code", "web")
 CRUDE = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+
+
+class AnyTokens(ByteTokenizer):
+    """Stands for the tokenizer that wrote the files."""
+
+    def __init__(self):
+        super().__init__()
+        self.vocab_size = VOCAB_SIZE
 
 
 def random_documents(count, seed):

@@ -1,69 +1,78 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Start, memory and state with ten, a thousand and two thousand sources, and ten thousand files.
+"""Start, states and memory with ten, a thousand and two thousand sources, and ten thousand files.
 
-Token files of web-like documents. Each measurement is made in a process of its own; memory is what
-a worker has written and shares with nobody.
+Token files in the page cache, many names of a few. Each measurement is made in a process of its
+own.
 """
 
 import json
+import os
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
-from corpora import write_token_file
+from corpora import AnyTokens, write_token_file
 from megatron.energon import WorkerConfig
-from memory import fresh_process, memory_of
-from timing import markdown
-from token_source import AnyTokens
+from timing import draw, fresh_process, markdown, microseconds, private_mib
 
 from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
 
 SEQ_LEN, BATCH_ROWS = 8192, 8
-SMALL, LARGE = 300, 20_000  # documents of a source
-FILES, DOCUMENTS_OF_A_FILE = 10_000, 20
+FILES_WRITTEN = 4
+FEW, MANY = 50, 1000  # batches before a state
+
+#: Folder, number of pairs, documents of a pair, and whether each pair is a source.
+CASES = (
+    ("large", 10, 5000, True),
+    ("large", 1000, 5000, True),
+    ("small", 2000, 300, True),
+    ("files", 10_000, 20, False),
+)
 
 
 def run():
+    rows = []
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_pairs(folder / "small", 2000, SMALL)
-        write_pairs(folder / "large", 20, LARGE)  # listed several times: each entry is a source
-        write_pairs(folder / "files", FILES, DOCUMENTS_OF_A_FILE)
-        rows = [
-            (
-                f"{count:,} sources of {documents:,} documents",
-                *fresh_process(measure, write_mix(folder / kind, pairs, count)),
-            )
-            for kind, documents, pairs, count in (
-                ("large", LARGE, 20, 10),
-                ("large", LARGE, 20, 1000),
-                ("small", SMALL, 2000, 2000),
-            )
-        ]
-        path = mix_of(folder / "all.yaml", [folder / "files"])
-        rows.append((f"{FILES:,} pairs as one source", *fresh_process(measure, path)))
-    header = ("", "first batch, s", "state, MB", "save, ms", "memory of a worker, MiB")
-    return markdown("Many sources", header, rows)
+        for folder, pairs, documents, are_sources in CASES:
+            path = Path(name) / f"{folder}_{pairs}"
+            path.mkdir()
+            write_pairs(path, pairs, documents)
+            paths = sorted({file.with_suffix("") for file in path.iterdir()})
+            mix = write_mix(path.with_suffix(".yaml"), paths if are_sources else [path])
+            what = f"{pairs:,} sources of {documents:,} documents"
+            title = what if are_sources else f"{pairs:,} pairs as one source"
+            rows.append((title, *fresh_process(measure, mix)))
+    header = (
+        "",
+        "first batch, s",
+        "state, MB",
+        "save, ms",
+        "save with a worker, ms",
+        f"resume after {FEW} batches, s",
+        f"after {MANY:,} batches, s",
+        "ms a batch",
+        "with a worker",
+        "with `save_every`",
+        "memory of the worker, MiB",
+    )
+    return markdown(f"Many sources, batches of [{BATCH_ROWS}, {SEQ_LEN}]", header, rows)
 
 
 def write_pairs(folder, count, documents):
-    folder.mkdir()
     rng = np.random.default_rng(0)
     for number in range(count):
-        lengths = np.clip(np.exp(rng.normal(5, 1, documents)), 1, 2000).astype(int)
-        write_token_file(
-            folder / f"p{number:05d}", [np.ones(length, np.uint16) for length in lengths]
-        )
+        prefix = f"{folder}/p{number:05d}"
+        if number < FILES_WRITTEN:
+            lengths = np.clip(np.exp(rng.normal(5, 1, documents)), 1, 2000).astype(int)
+            write_token_file(prefix, [np.ones(length, np.uint16) for length in lengths])
+            continue
+        for suffix in (".bin", ".idx"):
+            os.link(f"{folder}/p{number % FILES_WRITTEN:05d}{suffix}", prefix + suffix)
 
 
-def write_mix(folder, pairs, count):
-    paths = [folder / f"p{number % pairs:05d}" for number in range(count)]
-    return mix_of(folder.parent / f"{count}.yaml", paths)
-
-
-def mix_of(path, sources):
+def write_mix(path, sources):
     blend = [{"path": str(source), "weight": 1} for source in sources]
     head = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
     path.write_text(json.dumps({**head, "splits": {"train": {"interleave": blend}}}))
@@ -71,35 +80,68 @@ def mix_of(path, sources):
 
 
 def measure(path):
-    """Seconds to the first batch, megabytes of a state, ms to save it, MiB of a worker."""
+    """The columns of the table."""
+    first, alone, iterator = start(path)
+    draw(iterator, FEW)
+    few = alone.state_dict()
     begin = time.perf_counter()
-    alone = loader_of(path, num_workers=0)
-    iterator = iter(alone)
+    draw(iterator, MANY)
+    batch = (time.perf_counter() - begin) / MANY
+    many = alone.state_dict()
+    save = save_ms(alone)
+    del alone, iterator
+    first = min(first, start(path)[0])
+    resumes = [min(start(path, state)[0] for _ in range(2)) for state in (few, many)]
+    with_worker = batches_of_worker(path)
+    saving_seldom = batches_of_worker(path, save_every=10_000)
+    return (
+        round(first, 2),
+        round(len(json.dumps(many)) / 1e6, 2),
+        round(save),
+        round(with_worker[1]),
+        *(round(seconds, 2) for seconds in resumes),
+        *(round(ms, 1) for ms in (1e3 * batch, with_worker[0], saving_seldom[0])),
+        with_worker[2],
+    )
+
+
+def start(path, state=None):
+    """Seconds from the YAML to the first batch, the loader and its iterator."""
+    begin = time.perf_counter()
+    loader = loader_of(path)
+    if state is not None:
+        loader.load_state_dict(state)
+    iterator = iter(loader)
     next(iterator)
-    first = time.perf_counter() - begin
-    for _ in range(300):
-        next(iterator)
-    begin = time.perf_counter()
-    state = alone.state_dict()
-    save = (time.perf_counter() - begin) * 1e3
-    with_worker = loader_of(path, num_workers=1)
-    iterator = iter(with_worker)
-    for _ in range(300):
-        next(iterator)
-    own, _ = memory_of(with_worker._iterator._workers[0].pid)
-    with_worker.close()
-    return f"{first:.2f}", f"{len(json.dumps(state)) / 1e6:.2f}", f"{save:.0f}", own
+    return time.perf_counter() - begin, loader, iterator
 
 
-def loader_of(path, num_workers):
+def save_ms(loader):
+    def save(calls):
+        for _ in range(calls):
+            json.dumps(loader.state_dict())
+
+    return microseconds({"": save}, calls=1)[""] / 1e3
+
+
+def batches_of_worker(path, **options):
+    """ms a batch, ms to save, MiB of the worker."""
+    loader = loader_of(path, num_workers=1, **options)
+    iterator = iter(loader)
+    draw(iterator, FEW)
+    batch_ms = (
+        microseconds({"": lambda calls: draw(iterator, calls)}, calls=FEW, rounds=3)[""] / 1e3
+    )
+    found = batch_ms, save_ms(loader), private_mib(loader._iterator._workers[0].pid)
+    loader.close()
+    return found
+
+
+def loader_of(path, num_workers=0, **options):
     dataset = get_train_dataset(
         path,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=num_workers),
         batch_size=BATCH_ROWS,
         task_encoder=PackedTaskEncoder(AnyTokens(), SEQ_LEN),
     )
-    return ExactDataLoader(dataset)
-
-
-if __name__ == "__main__":
-    print(run())
+    return ExactDataLoader(dataset, **options)

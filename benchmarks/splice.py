@@ -5,7 +5,6 @@
 import time
 
 import numpy as np
-from megatron.energon import WorkerConfig
 from timing import markdown, microseconds
 
 from energon_ext.batch.buffer import as_buffer
@@ -81,12 +80,12 @@ def contenders(documents, index, config):
         fill_id=0,
         epochs=None,
         fingerprint={},
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
     )
-    rows, assemble = iter(source), BatchAssembler(SEQ_LEN)
+    assemble = BatchAssembler(SEQ_LEN)
 
     def next_batch():
-        return assemble([next(rows) for _ in range(ROWS)], ("doc",))
+        taken = source.take(ROWS)
+        return assemble([taken.row(number) for number in range(ROWS)], ("doc",))
 
     # Other bytes each time, as in a run: neither side finds its own in the processor's cache.
     buffers = [as_buffer(next_batch()).numpy().copy() for _ in range(COPIED)]
@@ -105,7 +104,3 @@ def contenders(documents, index, config):
             index.locate(numbers + number * len(numbers))
 
     return {"batch": batch, "copy": copy}, {"locate": locate}
-
-
-if __name__ == "__main__":
-    print(run())

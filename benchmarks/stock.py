@@ -34,12 +34,12 @@ def cook(sample):
 
 
 class StockEncoder(TaskEncoder):
-    """Packs of at most ``row_length`` tokens; longer documents are cut off."""
+    """Packs of at most ``seq_len`` tokens; longer documents are cut off."""
 
     cookers = [Cooker(cook)]
 
-    def __init__(self, row_length, tokenizer=None):
-        self.row_length = row_length
+    def __init__(self, seq_len, tokenizer=None):
+        self.seq_len = seq_len
         self.tokenizer = tokenizer
 
     @stateless
@@ -47,15 +47,15 @@ class StockEncoder(TaskEncoder):
         if isinstance(sample, TextSample):
             tokens = self.tokenizer.encode_array(sample.text)
             sample = TokenSample.derive_from(sample, tokens=tokens)
-        sample.tokens = sample.tokens[: self.row_length]
+        sample.tokens = sample.tokens[: self.seq_len]
         return sample
 
     def select_samples_to_pack(self, samples):
-        packs, pack, space = [], [], self.row_length
+        packs, pack, space = [], [], self.seq_len
         for sample in sorted(samples, key=lambda sample: len(sample.tokens)):
             if len(sample.tokens) > space:
                 packs.append(pack)
-                pack, space = [], self.row_length
+                pack, space = [], self.seq_len
             pack.append(sample)
             space -= len(sample.tokens)
         return [*packs, pack]
@@ -66,7 +66,7 @@ class StockEncoder(TaskEncoder):
 
     @stateless
     def batch(self, packs):
-        shape = (len(packs), self.row_length)
+        shape = (len(packs), self.seq_len)
         tokens, labels, position_ids = (np.zeros(shape, np.int64) for _ in range(3))
         weights = np.zeros(shape, np.float32)
         ends = []
@@ -78,7 +78,7 @@ class StockEncoder(TaskEncoder):
                 labels[row, start : stop - 1] = array[1:]
                 position_ids[row, start:stop] = np.arange(len(array))
                 weights[row, start : stop - 1] = 1.0
-                ends.append(row * self.row_length + stop)
+                ends.append(row * self.seq_len + stop)
         arrays = {
             "tokens": tokens,
             "labels": labels,
@@ -89,13 +89,13 @@ class StockEncoder(TaskEncoder):
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def stock_loader(path, *, row_length, batch_size, num_workers=0, tokenizer=None, buffer=512):
+def stock_loader(path, *, seq_len, batch_size, num_workers=0, tokenizer=None, buffer=512):
     """A loader of Energon with its own defaults; one epoch of shuffling in a buffer of 100."""
     dataset = megatron.energon.get_train_dataset(
         path,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=num_workers),
         batch_size=batch_size,
-        task_encoder=StockEncoder(row_length, tokenizer),
+        task_encoder=StockEncoder(seq_len, tokenizer),
         shuffle_buffer_size=100,
         max_samples_per_sequence=None,
         packing_buffer_size=buffer,

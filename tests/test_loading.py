@@ -11,7 +11,15 @@ from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset, get_v
 from energon_ext.config.yaml_check import MAX_YAML_DEPTH
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
-from tests.support import TEXT_SAMPLE, config, loader_for, take, write_dataset, write_mix, write_tokens
+from tests.support import (
+    TEXT_SAMPLE,
+    config,
+    loader_for,
+    take,
+    write_dataset,
+    write_mix,
+    write_tokens,
+)
 
 
 def load(path, **options):

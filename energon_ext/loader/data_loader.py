@@ -68,7 +68,7 @@ class ExactDataLoader(SavableDataLoader):
         dataset: an Energon dataset, for example of :func:`energon_ext.get_train_dataset`.
         save_every: batches of this rank between two saves, counted from the beginning of the run.
             Workers then store a state where a save will ask for one, and not after every batch. A
-            save in between is exact too; with a streamed source its resume reads some batches again.
+            save in between is exact too; a resume with a streamed source reads some batches again.
         **options: as for ``megatron.energon.get_savable_loader``.
 
     Attributes:
