@@ -236,4 +236,5 @@ class PackedBatch:
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "PackedBatch":
         names = (name for name, *_ in BatchSizes.of(self).fields())
-        return dataclasses.replace(self, **{name: function(getattr(self, name)) for name in names})
+        fields: dict[str, Any] = {name: function(getattr(self, name)) for name in names}
+        return dataclasses.replace(self, **fields)

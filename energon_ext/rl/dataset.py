@@ -25,7 +25,6 @@ from energon_ext.rl.sampler import (
     BatchSampler,
     Sampler,
     ScoredGroup,
-    call_with_time_limit,
     check_group,
     check_sampler,
 )
@@ -61,8 +60,6 @@ class RLDataset:
         reward_clip, advantage_clip: see :func:`~energon_ext.group_advantages`.
         min_reward_std: groups whose clipped rewards have no larger unbiased deviation are dropped.
         max_attempts: so many groups in a row that do not vary are an error.
-        time_limit_seconds: for one call of the sampler, which is then made in another thread: for
-            samplers that wait for others, not for those that run a model in this process.
         pad_id: token on positions without a sample.
         alignment: every sample begins at a multiple of so many positions, as for
             :class:`~energon_ext.BatchAssembler`.
@@ -70,8 +67,8 @@ class RLDataset:
 
     Raises:
         ConfigError: an argument is out of range.
-        SamplerError: from ``next()``: the sampler raised, took too long, returned something that is
-            not a group, or groups never vary. It names the prompt and the counts so far. The next
+        SamplerError: from ``next()``: the sampler raised, returned something that is not a group,
+            or groups never vary. It names the prompt and the counts so far. The next
             ``next()`` asks for the same prompts again; a state saved meanwhile does so as well.
         SampleError: from ``next()``: a sample is longer than a row.
         DataExhaustedError: from ``next()``: every source of prompts has reached its ``max_epochs``,
@@ -93,7 +90,6 @@ class RLDataset:
         advantage_clip: float | None = None,
         min_reward_std: float = 1e-6,
         max_attempts: int = 1000,
-        time_limit_seconds: float | None = None,
         pad_id: int = 0,
         alignment: int = 1,
         seed: int = 0,
@@ -102,8 +98,6 @@ class RLDataset:
         check_integers("RLDataset", **sizes, max_attempts=max_attempts, alignment=alignment)
         check_integers("RLDataset", least=0, pad_id=pad_id)
         check_number("RLDataset.min_reward_std", min_reward_std)
-        if time_limit_seconds is not None:
-            check_number("RLDataset.time_limit_seconds", time_limit_seconds, above_zero=True)
         check_sampler(sampler)
         group_advantages([0.0, 1.0], reward_clip, advantage_clip)  # refuses bad clips now
         self.prompts = prompts
@@ -114,7 +108,6 @@ class RLDataset:
         self.advantage_clip = advantage_clip
         self.min_reward_std = min_reward_std
         self.max_attempts = max_attempts
-        self.time_limit_seconds = time_limit_seconds
         self._assembler = BatchAssembler(seq_len, pad_id=pad_id, alignment=alignment)
         blend = find_blend(prompts)
         self._sources = blend.keys
@@ -237,11 +230,7 @@ class RLDataset:
         others = f" (and {len(prompts) - 1} more in the same call)" if len(prompts) > 1 else ""
         key = f"{prompts[0].__key__}{others}"
         try:
-            groups = call_with_time_limit(call, self.time_limit_seconds)
-        except TimeoutError as error:
-            if hasattr(self.sampler, "cancel"):
-                self.sampler.cancel()
-            raise self._error(key, f"the sampler timed out: {error}") from error
+            groups = call()
         except SamplerError as error:
             raise self._error(error.key or key, error.reason) from error
         except Exception as error:  # a user's sampler may raise anything

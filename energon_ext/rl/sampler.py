@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Protocol, Sequence
 
@@ -106,7 +104,7 @@ class ScoredGroup:
 
 
 class Sampler(Protocol):
-    """Answers one prompt; keeps nothing between two calls.
+    """Answers one prompt; keeps nothing between two calls, and ends or raises in its own time.
 
     A sampler that draws at random from a generator of its own cannot be repeated after a resume;
     a :class:`BatchSampler` is given a seed, and can.
@@ -210,34 +208,6 @@ def _check_types(group: ScoredGroup) -> None:
         raise SampleError(f"response_lens must be integers, got {_shape(lengths)}")
     if not isinstance(group.prompt_len, int):
         raise SampleError(f"prompt_len must be an integer, got {group.prompt_len!r}")
-
-
-def call_with_time_limit(function: Callable[[], Any], seconds: float | None) -> Any:
-    """The result of a call, made in another thread if it may take only so long.
-
-    A thread cannot be stopped from outside: after the limit it is left alone.
-
-    Raises:
-        TimeoutError: no result in time. What the call itself raises is raised here.
-    """
-    if seconds is None:
-        return function()
-    outcome: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def call() -> None:
-        try:
-            outcome.put((function(), None))
-        except BaseException as error:  # whatever it is belongs to the caller
-            outcome.put((None, error))
-
-    threading.Thread(target=call, daemon=True, name="sampler").start()
-    try:
-        result, error = outcome.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError(f"no answer within {seconds:g} s") from None
-    if error is not None:
-        raise error
-    return result
 
 
 def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
