@@ -20,11 +20,11 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.energon import WorkerConfig
+from splice_figures import draw_loss_over_offsets
 
 from energon_ext import SpliceTaskEncoder, get_train_dataset, get_val_datasets
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
-from energon_ext.cli.splice_figures import draw_loss_over_offsets
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.loader.data_loader import ExactDataLoader
 from energon_ext.megatron import (

@@ -29,7 +29,7 @@ import numpy as np
 from demo_corpora import CORPORA
 
 from energon_ext.cli.figure_style import COLORS, FAINT, INK, MUTED, new_figure
-from energon_ext.cli.metrics import Comparison, Run
+from energon_ext.cli.metrics import Run
 from energon_ext.cli.report import headline, write_report
 
 TRAINING_SCRIPT = Path(__file__).with_name("01_pretrain_gpt.py")
@@ -147,33 +147,36 @@ def kill_after(process, metrics, step):
 
 def compare(folder, run, alone, stages):
     """Draw and print how the runs compare; what is wrong, None where nothing is."""
-    comparison = Comparison.of(run, alone)
-    written = write_report(folder / "runs" / "changing", folder)
-    draw(run, alone, comparison, stages).savefig(folder / "demo.png", dpi=160)
+    same_rows = np.array(run.batch_hash) == np.array(alone.batch_hash)
+    differences = np.abs(run.loss - alone.loss)
+    *_, page = write_report(run, folder)
+    draw(run, alone, same_rows, differences, stages).savefig(folder / "demo.png", dpi=160)
     print("\nthe run that was killed and changed its size, against the one left alone")
-    for value, name in headline(run, comparison):
+    equal = f"{same_rows.sum()} of {len(same_rows)}"
+    for value, name in (*headline(run), (equal, "steps that read the same rows")):
         print(f"  {value:>16}  {name}")
-    print(f"  {folder / 'demo.png'}\n  {written.page}")
-    if not comparison.same_batch.all():
-        return f"Other rows, first in step {np.flatnonzero(~comparison.same_batch)[0] + 1}."
-    if comparison.loss_difference.max() > TOLERANCE:
+    print(f"  {differences.max():>16.3g}  largest difference of the loss")
+    print(f"  {folder / 'demo.png'}\n  {page}")
+    if not same_rows.all():
+        return f"Other rows, first in step {np.flatnonzero(~same_rows)[0] + 1}."
+    if differences.max() > TOLERANCE:
         return f"Losses differ by more than {TOLERANCE:g}."
     return None
 
 
-def draw(run, alone, comparison, stages):
+def draw(run, alone, same_rows, differences, stages):
     """Losses of both runs over their difference, with a line at every change."""
     figure, (losses, difference) = new_figure(
         "Killed, and moved to other processes twice: the same rows, the same losses",
         "wide: a run that was left alone · thin: the run that was killed and moved · "
-        f"{int(comparison.same_batch.sum())} of {comparison.steps} steps read the same rows",
+        f"{same_rows.sum()} of {len(same_rows)} steps read the same rows",
         height=5.0,
         height_ratios=(3, 1),
         top=1.05,
     )
     losses.plot(alone.step, alone.loss, color=FAINT, linewidth=7, solid_capstyle="round")
     begins = [0, *run.resumed_after]
-    ends = [*begins[1:], comparison.steps]
+    ends = [*begins[1:], len(run.step)]
     for stage, begin, end, color in zip(stages, begins, ends, (INK, COLORS[0], COLORS[2])):
         own = slice(max(begin - 1, 0), end)
         losses.plot(run.step[own], run.loss[own], color=color, linewidth=1.6)
@@ -184,22 +187,22 @@ def draw(run, alone, comparison, stages):
     losses.axvspan(begins[1] + 0.5, killed, color=COLORS[1], alpha=0.12, linewidth=0)
     losses.axvline(killed, color=COLORS[1], linewidth=1.2)
     lost = f"SIGKILL after step {stages[0].last};\ngoes on from the\ncheckpoint of step {begins[1]}"
-    write(losses, lost, killed + 0.01 * comparison.steps, 0.97, COLORS[1], va="top")
+    write(losses, lost, killed + 0.01 * len(run.step), 0.97, COLORS[1], va="top")
     losses.set_ylabel("loss (nats per byte)")
     losses.tick_params(labelbottom=False)
-    difference.plot(alone.step, comparison.loss_difference, color=INK, linewidth=1)
+    difference.plot(alone.step, differences, color=INK, linewidth=1)
     difference.axhline(TOLERANCE, color=COLORS[1], linewidth=0.9)
     difference.set_yscale("symlog", linthresh=1e-7)
     difference.set_yticks([0, 1e-7, 1e-6, 1e-5, 1e-4], ["0", "1e-7", "1e-6", "1e-5", "1e-4"])
     difference.set_ylim(0, 3e-4)
     difference.set_ylabel("their difference")
     difference.set_xlabel("optimizer step")
-    beside = 1.015 * (comparison.steps + 1)
+    beside = 1.015 * (len(run.step) + 1)
     write(difference, "allowed: 1e-4", beside, 0.87, COLORS[1], va="center")
-    largest = f"largest: {comparison.loss_difference.max():.1e}"
+    largest = f"largest: {differences.max():.1e}"
     write(difference, largest, beside, 0.2, INK, va="center")
     for axes in (losses, difference):
-        axes.set_xlim(0, comparison.steps + 1)
+        axes.set_xlim(0, len(run.step) + 1)
     return figure
 
 

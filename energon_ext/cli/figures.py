@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The pictures of a run: planned against drawn, loss, consumption, and the proof of a resume.
+"""The pictures of a run: planned against drawn, and loss.
 
 Every function takes a :class:`~energon_ext.cli.metrics.Run` and returns a :class:`Picture`, a
 matplotlib figure with one sentence that says what it shows.
@@ -16,7 +16,6 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from energon_ext.cli.figure_style import (
     COLORS,
     FAINT,
-    INK,
     MUTED,
     ROUND_TICKS,
     WIDE,
@@ -24,7 +23,7 @@ from energon_ext.cli.figure_style import (
     new_figure,
     steps_axis,
 )
-from energon_ext.cli.metrics import Comparison, Run
+from energon_ext.cli.metrics import Run
 
 WINDOWS = 30
 MAX_LABEL = 16
@@ -123,110 +122,6 @@ def loss_picture(run: Run) -> Picture:
     )
 
 
-def consumption_picture(run: Run) -> Picture:
-    """Tokens and epochs of every source."""
-    run = for_pictures(run)
-    tokens = run.tokens.sum(0)
-    planned = (run.planned_share * run.tokens.sum(1, keepdims=True)).sum(0)
-    documents = run.documents.sum(0)
-    epochs = documents / np.maximum(run.epoch_documents, 1)
-    rows = np.arange(len(run.labels))[::-1]
-
-    figure, (left, right) = new_figure(
-        "Tokens and epochs of each source",
-        "bars: read so far · black marks: what the schedule asked for, and one whole epoch",
-        height=1.25 + 0.46 * len(rows),
-        columns=2,
-        top=0.95,
-        left=0.03 + 0.0105 * max(map(len, run.labels)),
-    )
-    for axes, values, marks, texts in (
-        (
-            left,
-            tokens,
-            planned,
-            [f"{_short(n)}  ({100 * share:.1f} %)" for n, share in zip(tokens, _share(tokens))],
-        ),
-        (
-            right,
-            epochs,
-            np.ones_like(epochs) if epochs.max() > 0.4 else np.full_like(epochs, np.nan),
-            [
-                f"{epoch:.2f}  ({n:,} read, {total:,} in all)"
-                for epoch, n, total in zip(epochs, documents, run.epoch_documents)
-            ],
-        ),
-    ):
-        axes.barh(rows, values, height=0.56, color=_colors(run))
-        axes.plot(marks, rows, "|", color=INK, markersize=24, markeredgewidth=1.6)
-        for row, value, mark, text in zip(rows, values, marks, texts):
-            axes.annotate(
-                text,
-                (np.nanmax([value, mark]), row),
-                xytext=(7, 0),
-                textcoords="offset points",
-                va="center",
-                color=INK,
-                fontsize=9,
-            )
-        axes.set_xlim(0, 2.1 * max(np.nanmax(values), np.nanmax(np.append(marks, 0)), 1e-9))
-        axes.set_yticks(rows, run.labels)
-        axes.tick_params(axis="y", length=0, labelsize=10)
-        axes.spines["bottom"].set_visible(False)
-        axes.set_xticks([])
-        axes.grid(False)
-    left.set_title("tokens", loc="left", fontsize=10, color=MUTED)
-    right.set_title("epochs (documents)", loc="left", fontsize=10, color=MUTED)
-    right.set_yticks([])
-    most = int(np.argmax(epochs))
-    return Picture(
-        "consumption",
-        figure,
-        f"{_short(tokens.sum())} tokens were read. {run.labels[most]} was seen most often, "
-        f"{epochs[most]:.2f} epochs; tokens differ from the plan by at most "
-        f"{100 * np.abs(_share(tokens) - _share(planned)).max():.1f} % of all tokens.",
-    )
-
-
-def resume_picture(run: Run, reference: Run, comparison: Comparison) -> Picture:
-    """A run that stopped and resumed over one that never stopped."""
-    figure, (axes, strip) = new_figure(
-        "The resumed run is the uninterrupted run" if comparison.identical else "The runs differ",
-        "wide: the run that never stopped · black: until the stop · blue: a new process, resumed · "
-        "strip: batch hashes, green where equal",
-        height=4.4,
-        height_ratios=(9, 1),
-    )
-    steps = comparison.steps
-    stop = run.resumed_after[0] if run.resumed_after else steps
-    axes.plot(reference.step, reference.loss, color=FAINT, linewidth=7, solid_capstyle="round")
-    axes.plot(run.step[stop - 1 :], run.loss[stop - 1 :], color=COLORS[0], linewidth=1.5)
-    axes.plot(run.step[:stop], run.loss[:stop], color=INK, linewidth=1.5)
-    axes.set_ylabel("loss (nats per token)")
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=ROUND_TICKS))
-    steps_axis(axes, run)
-    axes.set_xlabel("")
-    axes.tick_params(labelbottom=False)
-
-    colors = np.where(comparison.same_batch, COLORS[2], COLORS[1])
-    strip.bar(np.arange(1, steps + 1), 1, width=1, color=colors)
-    strip.set(ylim=(0, 1), yticks=[], xlim=axes.get_xlim(), xlabel="optimizer step")
-    strip.spines["left"].set_visible(False)
-    strip.grid(False)
-    same = int(comparison.same_batch.sum())
-    strip.annotate(
-        f"{same} of {steps}\nbatches equal",
-        (1, 0.5),
-        xycoords="axes fraction",
-        xytext=(8, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=9,
-        color=colors[-1] if same == steps else COLORS[1],
-    )
-    return Picture("resume", figure, f"Against the uninterrupted run: {comparison}.")
-
-
 def for_pictures(run: Run, keep: int = len(COLORS) - 1) -> Run:
     """The same run with names of bounded length and as many sources as there are colours.
 
@@ -286,10 +181,3 @@ def _clip(label: str) -> str:
 def _last_finite(values: np.ndarray) -> float:
     finite = values[np.isfinite(values)]
     return finite[-1] if len(finite) else np.nan
-
-
-def _short(count: float) -> str:
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f}"

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a run left in its ``metrics.jsonl``, as arrays, and how two runs compare.
+"""What a run left in its ``metrics.jsonl``, as arrays.
 
 A file is one JSON object a line. ``start`` opens a process, ``step`` is one optimizer step,
 ``save`` and ``end`` are marks. A process that resumed writes ``start`` with the step it resumed
@@ -51,7 +51,6 @@ FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
         "step": _is_count,
         "sources": _each(_is_text, list),
         "documents": _each(_is_count, dict),
-        "seq_len": _is_count,
         "rows_per_step": _is_count,
         "config": lambda value: isinstance(value, dict),
     },
@@ -76,7 +75,6 @@ class Run:
         sources: keys, as the batches name them.
         labels: short names of the sources, for people.
         epoch_documents: int64 [n], documents in one epoch of each source.
-        seq_len: positions per row.
         rows_per_step: rows per optimizer step.
         resumed_after: steps after which another process went on.
         config: what the run says of itself.
@@ -93,7 +91,6 @@ class Run:
     sources: tuple[str, ...]
     labels: tuple[str, ...]
     epoch_documents: np.ndarray
-    seq_len: int
     rows_per_step: int
     resumed_after: tuple[int, ...]
     config: dict[str, Any]
@@ -146,7 +143,6 @@ class Run:
             sources=sources,
             labels=short_labels(sources),
             epoch_documents=np.array([documents.get(key, 0) for key in sources], np.int64),
-            seq_len=last["seq_len"],
             rows_per_step=last["rows_per_step"],
             resumed_after=tuple(s["step"] for s in starts if 0 < s["step"] < len(steps)),
             config=last["config"],
@@ -158,46 +154,6 @@ class Run:
             documents=table("documents", 0, np.int64),
             source_loss=table("loss_by_source", np.nan, np.float64),
             batch_hash=tuple(s["batch_hash"] for s in steps),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two runs, step by step, over the steps that both have.
-
-    Attributes:
-        same_batch: bool [S], whether the hashes of the step's batches are equal.
-        loss_difference: float64 [S], absolute.
-    """
-
-    same_batch: np.ndarray
-    loss_difference: np.ndarray
-
-    @classmethod
-    def of(cls, run: Run, reference: Run) -> "Comparison":
-        """Compare every step that both runs have."""
-        steps = min(len(run.step), len(reference.step))
-        return cls(
-            same_batch=np.array(
-                [a == b for a, b in zip(run.batch_hash[:steps], reference.batch_hash[:steps])]
-            ),
-            loss_difference=np.abs(run.loss[:steps] - reference.loss[:steps]),
-        )
-
-    @property
-    def steps(self) -> int:
-        """How many steps both runs have."""
-        return len(self.same_batch)
-
-    @property
-    def identical(self) -> bool:
-        """Every batch is the same, and so is every loss, to the last bit."""
-        return bool(self.same_batch.all()) and bool((self.loss_difference == 0).all())
-
-    def __str__(self) -> str:
-        return (
-            f"{int(self.same_batch.sum())} of {self.steps} batches identical, largest difference "
-            f"of the loss {self.loss_difference.max():.3g}"
         )
 
 

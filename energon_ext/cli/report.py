@@ -6,7 +6,6 @@ import base64
 import html
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from types import ModuleType
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 import numpy as np
 
-from energon_ext.cli.metrics import Comparison, Run
+from energon_ext.cli.metrics import Run
 from energon_ext.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,77 +24,45 @@ DOTS_PER_INCH = 160
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What was written.
-
-    Attributes:
-        run: what the report shows.
-        page: the HTML file.
-        pictures: the PNG files.
-        comparison: with the reference, where there is one.
-    """
-
-    run: Run
-    page: Path
-    pictures: tuple[Path, ...]
-    comparison: Comparison | None
-
-
 @click.command()
 @click.argument("run_dir", type=FOLDER)
-@click.option(
-    "--reference", type=FOLDER, help="A run of the same configuration that never stopped."
-)
 @click.option("--out", type=FOLDER, show_default="RUN_DIR", help="Where to write.")
-def report(run_dir: Path, reference: Path | None, out: Path | None) -> None:
+def report(run_dir: Path, out: Path | None) -> None:
     """Show what a training run read, planned against actual.
 
     Reads RUN_DIR/metrics.jsonl; writes PNG pictures and report.html, which holds them all.
     """
-    written = write_report(run_dir, out or run_dir, reference)
-    click.echo("\n".join(map(str, (*written.pictures, written.page))))
-    if written.comparison is not None:
-        click.echo(f"against {reference}: {written.comparison}")
+    click.echo("\n".join(map(str, write_report(Run.load(run_dir), out or run_dir))))
 
 
-def write_report(run_dir: Path, out: Path, reference_dir: Path | None = None) -> Report:
+def write_report(run: Run, out: Path) -> list[Path]:
     """Write the pictures of a run and ``report.html`` to a folder.
 
     Args:
-        run_dir: holds ``metrics.jsonl``.
+        run: of :meth:`Run.load`.
         out: created where needed; files of an earlier report are replaced.
-        reference_dir: another run to compare with, step by step.
+
+    Returns:
+        The pictures, and the page at the end.
 
     Raises:
-        ConfigError: metrics are missing or damaged, or matplotlib is not installed.
+        ConfigError: matplotlib is not installed.
     """
-    run = Run.load(run_dir)
-    reference = Run.load(reference_dir) if reference_dir else None
-    comparison = Comparison.of(run, reference) if reference else None
     figures = import_figures()
-    pictures = [
-        figures.mix_picture(run),
-        figures.loss_picture(run),
-        figures.consumption_picture(run),
-    ]
-    if comparison:
-        pictures.append(figures.resume_picture(run, reference, comparison))
-
+    pictures = [figures.mix_picture(run), figures.loss_picture(run)]
     out.mkdir(parents=True, exist_ok=True)
-    paths = tuple(out / f"{picture.name}.png" for picture in pictures)
+    paths = [out / f"{picture.name}.png" for picture in pictures] + [out / "report.html"]
     images = [_png(picture) for picture in pictures]
     for path, image in zip(paths, images):
         path.write_bytes(image)
-    page = out / "report.html"
-    page.write_text(_html(run, comparison, pictures, images), encoding="utf-8")
-    return Report(run, page, paths, comparison)
+    paths[-1].write_text(_html(run, pictures, images), encoding="utf-8")
+    return paths
 
 
-def headline(run: Run, comparison: Comparison | None = None) -> list[tuple[str, str]]:
+def headline(run: Run) -> list[tuple[str, str]]:
     """The main figures of a run as (value, what it is)."""
     ends = max(1, len(run.step) // 15)
-    figures = [
+    return [
         (f"{run.step[-1]:,}", "optimizer steps"),
         (f"{run.tokens.sum():,}", "tokens read"),
         (
@@ -104,15 +71,6 @@ def headline(run: Run, comparison: Comparison | None = None) -> list[tuple[str, 
         ),
         (f"{np.median(run.tokens_per_second):,.0f}", "tokens per second (median step)"),
     ]
-    if comparison:
-        figures.append(
-            (
-                f"{int(comparison.same_batch.sum())} of {comparison.steps}",
-                "batches equal to the uninterrupted run's, largest difference of the loss "
-                f"{comparison.loss_difference.max():.3g}",
-            )
-        )
-    return figures
 
 
 def import_figures() -> ModuleType:
@@ -136,12 +94,10 @@ def _png(picture: "Picture") -> bytes:
     return buffer.getvalue()
 
 
-def _html(
-    run: Run, comparison: Comparison | None, pictures: Sequence["Picture"], images: Sequence[bytes]
-) -> str:
+def _html(run: Run, pictures: Sequence["Picture"], images: Sequence[bytes]) -> str:
     tiles = "".join(
         f"<div><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>"
-        for value, name in headline(run, comparison)
+        for value, name in headline(run)
     )
     shown = "".join(
         f'<figure><img alt="{html.escape(picture.caption)}" '

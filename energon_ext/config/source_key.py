@@ -165,27 +165,6 @@ def name_nodes(tree: Tree, factories: Sequence[BaseCoreDatasetFactory]) -> None:
         node.identity = str(SourceKey(path, split, repetition=repetition))
 
 
-def display_names(keys: Sequence[str]) -> dict[str, str]:
-    """A short, distinct name for each key, for bars, plots and log lines.
-
-    Example:
-        >>> display_names(["../demo/prose:train", "../demo/code:train"])
-        {'../demo/prose:train': 'prose', '../demo/code:train': 'code'}
-        >>> display_names(["en/web:train", "de/web:train"])
-        {'en/web:train': 'en/web', 'de/web:train': 'de/web'}
-    """
-    candidates = [
-        lambda key: key.split(":")[0].rsplit("/", 1)[-1],
-        lambda key: "/".join(key.split(":")[0].split("/")[-2:]),
-        lambda key: key,
-    ]
-    for shorten in candidates:
-        names = {key: shorten(key) for key in keys}
-        if len(set(names.values())) == len(keys):
-            break
-    return names
-
-
 def worker_config_for(worker_config: WorkerConfig, key: str) -> WorkerConfig:
     """The worker configuration that gives a source random numbers of its own.
 
@@ -200,12 +179,6 @@ def worker_config_for(worker_config: WorkerConfig, key: str) -> WorkerConfig:
 def global_workers(worker_config: WorkerConfig) -> int:
     """Number of workers of all data-parallel ranks; a rank without workers counts as one."""
     return max(1, worker_config.num_workers) * worker_config.world_size
-
-
-def global_worker(worker_config: WorkerConfig, worker_idx: int | None = None) -> int:
-    """Which of them this process is, or a worker of this rank."""
-    own = worker_config.rank_worker_id() if worker_idx is None else worker_idx
-    return worker_config.rank * max(1, worker_config.num_workers) + own
 
 
 def _key_of(factory: BaseCoreDatasetFactory, portable: bool = True) -> SourceKey:

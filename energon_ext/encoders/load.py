@@ -18,16 +18,13 @@ import megatron.energon
 from megatron.energon import TaskEncoder, WorkerConfig
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
-from megatron.energon.metadataset.loader import load_dataset
 
 from energon_ext.arguments import check_integer
-from energon_ext.config.source_key import source_keys, source_names
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.documents.token_paths import is_token_file
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sources import check_virtual_epoch
 from energon_ext.errors import ConfigError
-from energon_ext.state.match import SourceNames
 
 #: What Energon takes beside its named arguments (7.4.1, ``task_encoder/loader.py``).
 _FURTHER_OPTIONS = {"dataset_config", "split_config", "auto_decode", "image_decode", "av_decode"}
@@ -110,27 +107,6 @@ def get_val_datasets(
         split_part=split_part,
         **options,
     )
-
-
-def names_of_sources(
-    path: str | Path | EPath,
-    *,
-    split_part: str = "train",
-    trusted_modules: Iterable[str] = (),
-    allow_dataset_code: bool = False,
-) -> dict[str, SourceNames]:
-    """The sources of a metadataset, without a TaskEncoder: by key, what their state is found by.
-
-    Args, Raises: as :func:`get_train_dataset`.
-    """
-    _check_yaml(path, split_part, trusted_modules, allow_dataset_code)
-    loaded = load_dataset(EPath(path)).get_datasets(
-        training=True,
-        split_part=split_part,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-    )
-    factories = [dataset.dataset for dataset in loaded.datasets]
-    return dict(zip(source_keys(factories), source_names(factories)))
 
 
 def _check_yaml(

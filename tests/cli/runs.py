@@ -29,7 +29,6 @@ def write_run(
         "../demo/data/docs:train",
     ),
     resumed_after: Sequence[int] = (),
-    damage: str | None = None,
 ) -> Path:
     """Write ``metrics.jsonl`` as a training run of that many steps would.
 
@@ -38,14 +37,12 @@ def write_run(
         steps: optimizer steps.
         sources: keys, at least two.
         resumed_after: steps after which another process goes on.
-        damage: hash of the batches from the last resume on, where they shall differ.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     start = {
         "event": "start",
         "sources": list(sources),
         "documents": {key: 40 * (index + 1) for index, key in enumerate(sources)},
-        "seq_len": SEQ_LEN,
         "rows_per_step": ROWS_PER_STEP,
         "config": {"seed": 1, "packing": "bin"},
     }
@@ -55,8 +52,6 @@ def write_run(
             events.append({"event": "end", "step": step - 1, "reason": "stopped"})
             events.append({**start, "step": step - 1})
         events.append(_step(step, sources))
-        if damage and resumed_after and step > resumed_after[-1]:
-            events[-1].update(batch_hash=damage, loss=events[-1]["loss"] + 1e-3)
     events.append({"event": "end", "step": steps, "reason": "finished"})
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     return run_dir

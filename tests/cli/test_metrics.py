@@ -6,9 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from energon_ext.cli.metrics import Comparison, Run, short_labels
+from energon_ext.cli.metrics import Run, short_labels
 from energon_ext.errors import ConfigError
-from tests.cli.runs import write_run
 
 
 def start(step=0, sources=("web", "code")):
@@ -17,7 +16,6 @@ def start(step=0, sources=("web", "code")):
         "step": step,
         "sources": list(sources),
         "documents": dict.fromkeys(sources, 10),
-        "seq_len": 8,
         "rows_per_step": 2,
         "config": {},
     }
@@ -120,25 +118,6 @@ def test_damaged_metrics_name_the_line(tmp_path, events, expected):
 def test_missing_metrics_name_the_file(tmp_path):
     with pytest.raises(ConfigError, match=r"metrics\.jsonl: no such file"):
         Run.load(tmp_path / "absent")
-
-
-def test_a_comparison_counts_equal_batches_over_the_common_steps(tmp_path):
-    run = Run.load(write_run(tmp_path / "a", steps=20, resumed_after=[12]))
-    assert Comparison.of(run, run).identical
-    longer = Run.load(write_run(tmp_path / "b", steps=30))
-    assert Comparison.of(run, longer).identical and Comparison.of(run, longer).steps == 20
-    damaged = write_run(tmp_path / "c", steps=20, resumed_after=[12], damage="other")
-    comparison = Comparison.of(Run.load(damaged), run)
-    assert not comparison.identical
-    assert comparison.same_batch.tolist() == [True] * 12 + [False] * 8
-    assert str(comparison) == "12 of 20 batches identical, largest difference of the loss 0.001"
-
-
-def test_equal_batches_with_other_losses_are_not_identical(tmp_path):
-    run = load(tmp_path, start(), step(1, loss=1.0))
-    other = load(tmp_path, start(), step(1, loss=1.0 + 1e-15))
-    assert Comparison.of(run, other).same_batch.all()
-    assert not Comparison.of(run, other).identical
 
 
 @pytest.mark.parametrize(

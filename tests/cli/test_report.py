@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 
 from energon_ext.cli import figures
-from energon_ext.cli.metrics import Comparison, Run
+from energon_ext.cli.metrics import Run
 from energon_ext.cli.report import headline, source_table
 from tests.cli.command import energon_ext, error_line
 from tests.cli.runs import write_run
@@ -33,25 +33,15 @@ def test_a_report_is_pictures_and_one_page_that_holds_them(tmp_path):
     run_dir = write_run(tmp_path / "run", steps=40)
     result = energon_ext("report", run_dir)
     assert result.exit_code == 0
-    names = ["mix.png", "loss.png", "consumption.png", "report.html"]
+    names = ["mix.png", "loss.png", "report.html"]
     assert result.stdout.split() == [str(run_dir / name) for name in names]
     page = (run_dir / "report.html").read_text()
     links = Links(page).found
     assert [base64.b64decode(link.removeprefix("data:image/png;base64,")) for link in links] == [
-        (run_dir / name).read_bytes() for name in names[:3]
+        (run_dir / name).read_bytes() for name in names[:2]
     ]
-    assert all((run_dir / name).read_bytes().startswith(PNG) for name in names[:3])
+    assert all((run_dir / name).read_bytes().startswith(PNG) for name in names[:2])
     assert not re.search(r"https?:|url\(|@import|<script", page)
-
-
-def test_a_reference_adds_the_resume_proof(tmp_path):
-    run_dir = write_run(tmp_path / "run", steps=40, resumed_after=[20])
-    reference = write_run(tmp_path / "reference", steps=40)
-    result = energon_ext("report", run_dir, "--reference", reference, "--out", tmp_path / "out")
-    assert result.exit_code == 0
-    assert "40 of 40 batches identical, largest difference of the loss 0" in result.stdout
-    assert (tmp_path / "out" / "resume.png").read_bytes().startswith(PNG)
-    assert "<b>40 of 40</b>" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_names_from_the_metrics_are_text_and_never_markup(tmp_path):
@@ -108,7 +98,7 @@ def test_many_sources_are_joined_without_losing_a_token(tmp_path):
     np.testing.assert_array_equal(joined.tokens.sum(1), run.tokens.sum(1))
     np.testing.assert_allclose(joined.planned_share.sum(1), 1)
     np.testing.assert_array_equal(joined.documents.sum(1), run.documents.sum(1))
-    for picture in (figures.mix_picture, figures.loss_picture, figures.consumption_picture):
+    for picture in (figures.mix_picture, figures.loss_picture):
         assert picture(run).figure.axes
 
 
@@ -135,11 +125,8 @@ def test_the_caption_tells_a_run_that_left_its_schedule(tmp_path):
     assert ignored < obeyed / 2
 
 
-def test_a_run_of_one_step_and_a_run_that_differs_can_be_drawn(tmp_path):
+def test_a_run_of_one_step_and_one_that_resumed_can_be_drawn(tmp_path):
     short = Run.load(write_run(tmp_path / "short", steps=1))
-    for picture in (figures.mix_picture, figures.loss_picture, figures.consumption_picture):
-        assert picture(short).caption
-    run = Run.load(write_run(tmp_path / "a", steps=20, resumed_after=[5, 12], damage="x"))
-    reference = Run.load(write_run(tmp_path / "b", steps=30))
-    picture = figures.resume_picture(run, reference, Comparison.of(run, reference))
-    assert "12 of 20 batches identical" in picture.caption
+    resumed = Run.load(write_run(tmp_path / "resumed", steps=20, resumed_after=[5, 12]))
+    for picture in (figures.mix_picture, figures.loss_picture):
+        assert picture(short).caption and picture(resumed).figure.axes

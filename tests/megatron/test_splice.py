@@ -14,7 +14,6 @@ import torch
 from megatron.core.models.gpt import GPTModel
 
 from energon_ext import MultiSpliceTaskEncoder, get_train_dataset, get_val_datasets
-from energon_ext.cli.splice_figures import draw_loss_map
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.megatron import (
     build_packed_seq_params,
@@ -29,6 +28,9 @@ from tests.megatron.small_gpt import small_config
 from tests.support import config, loader_for, take, write_dataset, write_mix
 
 CHECKOUT = Path(__file__).parents[2]
+sys.path.insert(0, str(CHECKOUT / "examples"))
+from splice_figures import draw_loss_map  # noqa: E402
+
 SEQ_LEN = 48
 TEXTS = ["all work and no play", "the quick brown foxes", "pack my box with five jugs"]
 
