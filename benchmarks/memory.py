@@ -75,4 +75,4 @@ def fields(path):
 
 
 def stock(path):
-    return stock_loader(path / "stock.yaml", row_length=SEQ_LEN, batch_size=BATCH_ROWS)
+    return stock_loader(path / "stock.yaml", seq_len=SEQ_LEN, batch_size=BATCH_ROWS)

@@ -68,10 +68,9 @@ def run():
                 own = texts[number :: len(SOURCES)]
                 write_webdataset(path / source, ({"txt": text.encode()} for text in own))
             write_mixes(path)
-            train_tokenizer(texts, path / "bpe.json")
-            clocks = {
-                name: Clocked(path / "bpe.json", eos_token="<eos>") for name in (OURS, THEIRS)
-            }
+            bpe = path / "bpe.json"
+            train_tokenizer(texts, bpe)
+            clocks = {name: Clocked(bpe, eos_token="<eos>") for name in (OURS, THEIRS)}
             rows += compared(f"text of up to {num_bytes:,} bytes", path, clocks, 3)
     header = ("loader, documents", "million tokens per CPU second", "ratio", "share of tokenizer")
     return markdown(f"Webdatasets, batches of [{BATCH_ROWS}, {SEQ_LEN}]", header, rows)
@@ -114,7 +113,7 @@ def compared(what, path, clocks, batches):
         THEIRS: iter(
             stock_loader(
                 path / "stock.yaml",
-                row_length=SEQ_LEN,
+                seq_len=SEQ_LEN,
                 batch_size=BATCH_ROWS,
                 tokenizer=clocks[THEIRS],
             )

@@ -67,7 +67,7 @@ def speeds(folder):
         "token files, 1 worker": (workers[0], 100),
         "token files, 2 workers": (workers[1], 100),
         "stock Energon, its documentation's packing": (
-            stock_loader(stock, row_length=SEQ_LEN, batch_size=BATCH_ROWS),
+            stock_loader(stock, seq_len=SEQ_LEN, batch_size=BATCH_ROWS),
             10,
         ),
         "Megatron `GPTDataset`, positions reset at documents": (megatron(folder, True), 50),

@@ -130,15 +130,10 @@ class DynamicBlendMixin:
         if not repeat and (loaded.repetitions or 1) == 1:
             return dataset
         limit = max_epochs_of(loaded.dataset)
-        if repeat and limit is not None:
-            return RepeatUpTo(
-                dataset, repeats=limit, restart=False, worker_config=dataset.worker_config
-            )
-        return RepeatDataset(
-            dataset,
-            repeats=None if repeat else loaded.repetitions,
-            worker_config=dataset.worker_config,
-        )
+        own_config = dataset.worker_config
+        if repeat:
+            return RepeatUpTo(dataset, repeats=limit, restart=False, worker_config=own_config)
+        return RepeatDataset(dataset, repeats=loaded.repetitions, worker_config=own_config)
 
     def build_blend(
         self, sources: Sequence[Source], tree: Tree, *, worker_config: WorkerConfig, **options: Any
