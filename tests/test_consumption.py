@@ -140,7 +140,7 @@ def train_rank(rank, world_size, mix, store, folder):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_the_global_count_is_an_independent_recount_of_all_batches(mix, tmp_path, world_size):
     multiprocessing.spawn(
         train_rank,

@@ -121,7 +121,15 @@ def run_block(block, page, names, folder):
         exec(compile("\n" * block.line + block.code, str(page), "exec"), names)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+def page_param(page):
+    """Pages with commands take processes and minutes; the README stands for them in the suite."""
+    has_commands = any(block.language == "bash" for block in blocks_of(page))
+    is_long = has_commands and page.name != "README.md"
+    marks = [pytest.mark.nightly] if is_long else []
+    return pytest.param(page, id=str(page.relative_to(CHECKOUT)), marks=marks)
+
+
+@pytest.mark.parametrize("page", [page_param(page) for page in PAGES])
 def test_the_code_blocks_of_a_page_run(page, checkout):
     names = {"__name__": "__main__"}
     for block in blocks_of(page):

@@ -86,8 +86,15 @@ def test_one_epoch_yields_every_document_exactly_once(data, num_workers, world_s
     assert seen == {f"{source}{n:03d}": 1 for source, count in COUNTS.items() for n in range(count)}
 
 
-@pytest.mark.parametrize("num_workers", [0, 3])
-@pytest.mark.parametrize("encoder", [UpperCase, Packing])
+@pytest.mark.parametrize(
+    ("encoder", "num_workers"),
+    [
+        (UpperCase, 0),
+        (Packing, 0),
+        (Packing, 3),
+        pytest.param(UpperCase, 3, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_run_continues_sample_by_sample(data, num_workers, encoder):
     options = {"packing_buffer_size": 10} if encoder is Packing else {}
 

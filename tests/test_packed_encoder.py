@@ -201,7 +201,13 @@ def test_constant_weights_give_the_shares_that_stock_energon_gives(data):
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "packing"), [(0, "bin"), (0, "sequential"), (1, "sequential"), (3, "bin")]
+    ("num_workers", "packing"),
+    [
+        (0, "bin"),
+        (1, "sequential"),
+        pytest.param(0, "sequential", marks=pytest.mark.nightly),
+        pytest.param(3, "bin", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_run_continues_bit_by_bit_at_every_save_over_three_hops(mix, num_workers, packing):
     def dataset():

@@ -43,7 +43,7 @@ def test_frequencies_are_the_shares_of_the_moment(position, expected):
     assert all(c == 0 for c, p in zip(counts, expected) if p == 0)
 
 
-@pytest.mark.parametrize("members", [2, 30, 1000])
+@pytest.mark.parametrize("members", [2, 30, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_a_million_draws_follow_the_schedules_in_every_window(members):
     """Steep and flat, from 0 and to 0, within and across the windows that are counted."""
     kinds = ("linear", "step", "cosine", "constant")

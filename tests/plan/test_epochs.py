@@ -249,12 +249,12 @@ def check_raised_limit(data, packing, workers, every):
         resumed.close()
 
 
-@every_packing
+@pytest.mark.parametrize("packing", ["bin", pytest.param("sequential", marks=pytest.mark.nightly)])
 def test_a_raised_limit_of_text_adds_its_epochs_at_every_save_point(data, packing):
     check_raised_limit(data, packing, workers=0, every=1)
 
 
-@every_packing
+@pytest.mark.parametrize("packing", ["bin", pytest.param("sequential", marks=pytest.mark.nightly)])
 def test_a_raised_limit_of_text_adds_its_epochs_with_workers(data, packing):
     check_raised_limit(data, packing, workers=2, every=9)
 
@@ -369,7 +369,7 @@ def test_ten_hops_over_topologies_read_every_document_as_often_as_it_may(
     check_chain(data, packing, seed, workers=[0])
 
 
-@every_packing
+@pytest.mark.parametrize("packing", ["sequential", pytest.param("bin", marks=pytest.mark.nightly)])
 def test_hops_over_topologies_with_workers(data, packing, small_buffers):
     check_chain(data, packing, seed=101, workers=[0, 0, 1, 3], hops=3)
 

@@ -154,7 +154,7 @@ def test_workers_read_parts_of_one_order_that_no_other_worker_reads(mix):
 # Resuming -----------------------------------------------------------------------------------------
 
 
-@every_packing
+@pytest.mark.parametrize("packing", ["bin", pytest.param("sequential", marks=pytest.mark.nightly)])
 def test_a_resume_is_exact_at_every_batch_through_the_end_of_a_limit(data, packing):
     run = Run(limited(data, 1), packing=packing)
     loader = run.loader()

@@ -108,8 +108,15 @@ def test_two_epochs_have_two_orders_and_the_seed_decides_them(tmp_path):
     assert first != order(seed=1)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("packing", ["bin", "sequential"])
+@pytest.mark.parametrize(
+    ("packing", "num_workers"),
+    [
+        ("bin", 0),
+        ("sequential", 0),
+        ("bin", 2),
+        pytest.param("sequential", 2, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_resume_is_exact_at_every_batch_and_over_hops(mix, num_workers, packing):
     def fresh():
         return loader_for(

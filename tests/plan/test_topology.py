@@ -65,7 +65,7 @@ def limited(folder):
 
 MIXES = {"blend": blend, "interleave": interleave, "nested": nested, "limited": limited}
 IN_PROCESS = [(r, 0, b) for r in (1, 2, 4, 8) for b in (1, 2, 4, 8) if r * b <= ROWS]
-WITH_WORKERS = [(1, 1, 4), (1, 3, 2), (2, 2, 1), (4, 3, 4), (8, 1, 2)]
+WITH_WORKERS = [(1, 3, 2), (2, 2, 1), (4, 1, 4)]
 ALL_WORKERS = [(r, w, b) for r, _, b in IN_PROCESS for w in (1, 2, 3)]
 
 
