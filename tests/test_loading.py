@@ -58,6 +58,14 @@ def test_a_folder_that_is_not_prepared_says_how_to_prepare_it(tmp_path):
     refuse(mix, "raw: a folder that is not prepared", "energon-ext prepare")
 
 
+def test_json_lines_without_an_index_say_how_to_make_one(tmp_path):
+    (tmp_path / "books.jsonl").write_text('{"text": "one"}\n')
+    mix = write_mix(tmp_path / "mix.yaml", [("books.jsonl", 1)])
+    refuse(
+        mix, "blend[0]: ", "books.jsonl: a JSON Lines file without an index", "`energon prepare`"
+    )
+
+
 def test_a_token_file_by_itself_says_what_names_it(tmp_path):
     pair = write_tokens(tmp_path / "web_text_document", [[1, 2, 3]])
     for path in (pair, f"{pair}.bin", tmp_path):

@@ -120,7 +120,7 @@ class YamlChecker:
             self._check_metadataset(path, split_part, above)
         elif kind is EnergonDatasetType.WEBDATASET:
             self._check_webdataset(path, split_part, found_in, dataset_config)
-        elif kind is not EnergonDatasetType.JSONL:
+        elif kind is not EnergonDatasetType.JSONL or not EPath(f"{path}.idx").is_file():
             raise ConfigError(f"{found_in}{_why_invalid(path)}")
 
     def _check_metadataset(
@@ -279,6 +279,8 @@ def _resolve(metadataset: EPath, path: Any, place: str) -> EPath:
 
 
 def _why_invalid(path: EPath) -> str:
+    if path.is_file() and path.name.endswith(".jsonl"):
+        return f"{path}: a JSON Lines file without an index; run `energon prepare` on it."
     if path.is_file():
         return f"{path}: neither a metadataset (.yaml), nor a .jsonl file."
     if path.is_dir():
