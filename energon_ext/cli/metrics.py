@@ -9,7 +9,7 @@ from: steps after it that an earlier process had written are done again, and the
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,47 +22,24 @@ FILE_NAME = "metrics.jsonl"
 SOURCE_KEY = re.compile(r"(?P<path>.*?)(?P<split>:\w+)?(?P<rest>[\[{#].*)?", re.DOTALL)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _is_number(value: Any) -> bool:
-    return _is_count(value) or isinstance(value, float)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _each(
-    is_valid: Callable[[Any], bool], container: type[list[Any]] | type[dict[str, Any]]
-) -> Callable[[Any], bool]:
-    def check(value: Any) -> bool:
-        if not isinstance(value, container):
-            return False
-        return all(map(is_valid, value.values() if isinstance(value, dict) else value))
-
-    return check
-
-
-#: What the report reads of an event, and what it must look like.
-FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
+#: What the report reads of an event, and its form, see :func:`_fits`.
+FIELDS: dict[str, dict[str, Any]] = {
     "start": {
-        "step": _is_count,
-        "sources": _each(_is_text, list),
-        "documents": _each(_is_count, dict),
-        "rows_per_step": _is_count,
-        "config": lambda value: isinstance(value, dict),
+        "step": int,
+        "sources": [str],
+        "documents": {str: int},
+        "rows_per_step": int,
+        "config": dict,
     },
     "step": {
-        "step": _is_count,
-        "loss": _is_number,
-        "tokens_per_second": _is_number,
-        "planned_share": _each(_is_number, dict),
-        "tokens": _each(_is_count, dict),
-        "documents": _each(_is_count, dict),
-        "loss_by_source": _each(_is_number, dict),
-        "batch_hash": _is_text,
+        "step": int,
+        "loss": float,
+        "tokens_per_second": float,
+        "planned_share": {str: float},
+        "tokens": {str: int},
+        "documents": {str: int},
+        "loss_by_source": {str: float},
+        "batch_hash": str,
     },
 }
 
@@ -203,8 +180,19 @@ def _events(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _check_fields(event: Mapping[str, Any], where: str) -> None:
-    for name, is_valid in FIELDS[event["event"]].items():
+    for name, form in FIELDS[event["event"]].items():
         if name not in event:
             raise ConfigError(f"{where}: damaged, {event['event']} has no {name!r}.")
-        if not is_valid(event[name]):
+        if not _fits(event[name], form):
             raise ConfigError(f"{where}: damaged, {name!r} is {event[name]!r}.")
+
+
+def _fits(value: Any, form: Any) -> bool:
+    """Whether a JSON value has a form: a type, ``[type]`` or ``{str: type}``; int is a count."""
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_fits(each, form[0]) for each in value)
+    if isinstance(form, dict):
+        return isinstance(value, dict) and all(_fits(each, form[str]) for each in value.values())
+    if form in (int, float) and isinstance(value, int):
+        return not isinstance(value, bool) and 0 <= value < 2**63
+    return isinstance(value, form)
