@@ -1,6 +1,7 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
 
+import gc
 import signal
 import warnings
 
@@ -15,6 +16,14 @@ warnings.filterwarnings("ignore", message=".*pin_memory.*|.*worker processes in 
 # How long an example takes says nothing about whether it is right.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_workers_share_what_is_imported():
+    """A collection in a worker would touch, and so copy, every object that it was forked with."""
+    gc.collect()
+    gc.freeze()
+    yield
 
 
 @pytest.fixture(autouse=True)

@@ -217,4 +217,4 @@ def test_thousands_of_pairs_open_fast_and_keep_no_file_open(tmp_path):
     assert places.tolist() == (numbers // 20 * 210 + expected * (expected - 1) // 2).tolist()
     read_tokens = [files.tokens(place, 0, 1)[0] for place in places.tolist()]
     assert read_tokens == (numbers % 20).tolist()
-    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert len(os.listdir("/proc/self/fd")) <= open_before
