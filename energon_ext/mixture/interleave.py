@@ -135,8 +135,9 @@ def _by_deadline(credits: np.ndarray, shares: np.ndarray, rows: int) -> np.ndarr
     order = np.lexsort((member, release))
     begins = np.searchsorted(release[order], np.arange(1, rows + 1), side="right").tolist()
     waiting = list(zip(deadline[order].tolist(), member[order].tolist()))
-    picked, begin = np.empty(rows, np.int64), 0
-    due: list[tuple[float, int]] = []  # a heap
+    picked, begin = np.empty(rows, np.int64), begins[0]
+    due = waiting[:begin]
+    heapq.heapify(due)
     for row, end in enumerate(begins):
         if begin >= end and not due:
             end = begin + 1  # nobody has the credit: who will have it first

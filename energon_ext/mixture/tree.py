@@ -9,6 +9,7 @@ nodes back together.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any, Iterator, Sequence
 
@@ -44,6 +45,13 @@ class Node:
     location: str = ""
     name: str = ""
     identity: str = ""
+
+    @functools.cached_property
+    def shares_at_start(self) -> list[float]:
+        """Of the members at position 0, 1 together; all 0 where no weight is above."""
+        values = [weight.evaluate(0) for weight in self.weights]
+        total = sum(values) or 1.0
+        return [value / total for value in values]
 
 
 #: One step of the path from the root to a source: member ``index`` of a node, or a constant factor
@@ -242,8 +250,7 @@ def _share_at_start(path: Sequence[PathStep]) -> float:
     share = 1.0
     for step in path:
         if isinstance(step, tuple):
-            values = [weight.evaluate(0) for weight in step[0].weights]
-            share *= values[step[1]] / (sum(values) or 1.0)
+            share *= step[0].shares_at_start[step[1]]
         else:
             share *= step
     return share

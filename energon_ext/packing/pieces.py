@@ -15,7 +15,7 @@ from energon_ext.errors import ConfigError
 
 @dataclass(frozen=True)
 class Pieces:
-    """Parts of documents, int64 [n] each.
+    """Parts of documents, integers [n] each; tokens are counted in int32 where these suffice.
 
     Attributes:
         documents: number of each.
@@ -38,6 +38,8 @@ class Pieces:
     @classmethod
     def whole(cls, documents: np.ndarray, places: np.ndarray, lengths: np.ndarray) -> "Pieces":
         """All tokens of documents; empty ones are left out."""
+        if lengths.max(initial=0) < 1 << 31:  # a worker holds many of them for many sources
+            lengths = lengths.astype(np.int32)
         pieces = cls(documents, places, np.zeros_like(lengths), lengths, lengths)
         return pieces if lengths.all() else pieces[lengths > 0]
 
@@ -80,7 +82,7 @@ class Pieces:
         counts = np.maximum(1, -(-(sizes - 1) // (longest - 1)))
         number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         parts = self[np.repeat(np.arange(len(self)), counts)]
-        starts = parts.starts + number * (longest - 1)
+        starts = (parts.starts + number * (longest - 1)).astype(sizes.dtype)
         stops = np.minimum(starts + longest, parts.stops)
         return Pieces(parts.documents, parts.places, starts, stops, parts.lengths)
 
@@ -125,9 +127,9 @@ class PackPlan:
         return cls(Pieces.none(), nothing, nothing, nothing, Pieces.none())
 
     @functools.cached_property
-    def totals(self) -> tuple[list[int], list[int]]:
-        """Tokens and documents of the rows before each row, and of all rows."""
-        return [0, *np.cumsum(self.tokens).tolist()], [0, *np.cumsum(self.documents).tolist()]
+    def totals(self) -> np.ndarray:
+        """Tokens and documents of the rows before each row and of all rows, int64 [2, rows + 1]."""
+        return np.cumsum([[0, *self.tokens], [0, *self.documents]], axis=1)
 
     def parts(self) -> tuple[Pieces, Pieces]:
         """All pieces: of the rows, and carried over."""

@@ -127,11 +127,10 @@ class PlannedRows:
         self._taken: int | None = None  # documents of the plan, once there is one
         self._last = False
         self._at = self._order.epoch, self._order.position
-        self._carried_json: list[list[int]] | None = None
 
     def _next_documents(self) -> Pieces:
         """Documents that fill the buffer: not too many, and not too long together."""
-        wanted = max(1, self._buffer_docs - len(np.unique(self._carried.documents)))
+        wanted = max(1, self._buffer_docs - len(set(self._carried.documents.tolist())))
         numbers = self._order.peek(wanted) + self._first
         self._at = self._order.epoch, self._order.position
         places, lengths = self.documents.locate(numbers)
@@ -153,15 +152,15 @@ class PlannedRows:
 
     def save_state(self) -> dict[str, Any]:
         """JSON values."""
-        if self._carried_json is None:  # asked for at every batch, and the same for a whole plan
-            carried = self._carried
-            self._carried_json = np.stack([carried.documents, carried.starts], axis=1).tolist()
         return {
             "kind": KIND,
             "documents": self._fingerprint,
             "epoch": self._at[0],
             "position": self._at[1],
-            "carried": self._carried_json,
+            "carried": {
+                "documents": self._carried.documents.tolist(),
+                "starts": self._carried.starts.tolist(),
+            },
             "rows_before": self._rows_before,
             "taken": self._taken,
             "next_row": self._next_row,
@@ -180,11 +179,11 @@ class PlannedRows:
             {"kind": KIND, **self._fingerprint},
             self.source,
         )
-        carried, known = state["carried"], range(len(self.documents))
-        is_sound = all(len(pair) == 2 and pair[0] in known for pair in carried)
-        if is_sound and carried:
-            lengths = self.documents.locate(np.array([number for number, _ in carried]))[1].tolist()
-            is_sound = all(0 <= start < length for (_, start), length in zip(carried, lengths))
+        numbers, starts = state["carried"]["documents"], state["carried"]["starts"]
+        is_sound = len(numbers) == len(starts) and max(numbers, default=0) < len(self.documents)
+        if is_sound:
+            lengths = self.documents.locate(np.array(numbers, np.int64))[1]
+            is_sound = bool((np.array(starts, np.int64) < lengths).all())
         if not is_sound:
             raise StateFormatError(f"{self.source}: carries pieces that the source has not.")
 
@@ -197,7 +196,8 @@ class PlannedRows:
         self.check_state(state)
         self.restart()
         self._order.epoch, self._order.position = state["epoch"], state["position"]
-        numbers, starts = np.array(state["carried"], np.int64).reshape(-1, 2).T
+        numbers = np.array(state["carried"]["documents"], np.int64)
+        starts = np.array(state["carried"]["starts"], np.int64)
         places, lengths = self.documents.locate(numbers)
         carried = self._packer.resumed(Pieces(numbers, places, starts, lengths, lengths))
         self._begin_with(carried, state["rows_before"])
@@ -232,9 +232,10 @@ class TakenRows:
     def add(self, plan: PackPlan, first: int, stop: int) -> None:
         """Append rows of a plan."""
         self._parts.append((self._count, plan, first))
-        tokens, documents = plan.totals
-        self.num_tokens += tokens[stop] - tokens[first]
-        self.num_documents += documents[stop] - documents[first]
+        totals = plan.totals
+        tokens, documents = (totals[:, stop] - totals[:, first]).tolist()
+        self.num_tokens += tokens
+        self.num_documents += documents
         self._count += stop - first
 
     def __len__(self) -> int:

@@ -36,7 +36,7 @@ _PLANNED = {
     "documents": {str: object},
     "epoch": _COUNT,
     "position": _COUNT,
-    "carried": [[_COUNT]],
+    "carried": {"documents": [_COUNT], "starts": [_COUNT]},
     "rows_before": _COUNT,
     "taken": (None, _COUNT),
     "next_row": _COUNT,
@@ -150,7 +150,7 @@ def _feed(value: Any, update: Callable[[bytes], None]) -> None:
         update(b"}")
     elif isinstance(value, (list, tuple)):
         update(b"[" if isinstance(value, list) else b"(")
-        if value and all(type(each) is int for each in value):  # most of a large state
+        if set(map(type, value)) == {int}:  # most of a large state
             update(json.dumps(value).encode())
         else:
             for each in value:
@@ -186,6 +186,8 @@ def _check(value: Any, shape: Any, where: str) -> None:
         return
     if isinstance(shape, list):
         _require(isinstance(value, (list, tuple)), value, "a list", where)
+        if shape[0] == _COUNT and set(map(type, value)) == {int} and is_count(min(value)):
+            value = [max(value)]  # in their stead
         for each in value:
             _check(each, shape[0], where)
     elif isinstance(shape, dict):
