@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
@@ -40,6 +42,19 @@ def check_number(
         needed = f"a {'finite ' if most == math.inf else ''}number {'>' if above_zero else '>='} 0"
         needed += "" if most == math.inf else f" and <= {most:g}"
         raise ConfigError(f"{where}: {value!r} found, {needed} is needed.")
+
+
+def choices(found: Any, allowed: Iterable[str], most: int = 30) -> str:
+    """What is allowed, and what of it may have been meant, as the end of a message.
+
+    Example:
+        >>> choices("wieght", ["path", "weight"])
+        'path, weight; did you mean weight?'
+    """
+    names = sorted(allowed)
+    near = difflib.get_close_matches(str(found)[:100], names[:1000])
+    text = ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+    return f"{text}; did you mean {' or '.join(near)}?" if near else f"{text}."
 
 
 def check_integers(owner: str, least: int = 1, **values: Any) -> None:

@@ -7,11 +7,30 @@ early as it can be known, and says in one line where it was found, what was foun
 and what to do. An ``assert`` in this package guards an invariant of the package itself.
 """
 
+import re
 from collections.abc import Mapping
+
+#: What a terminal obeys instead of showing it: control characters, line ends, turns of direction.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_LOGIN = re.compile(r"(?<!dss)(:/{1,2})[^/\s]*@")  # dss://name@version is no login
+
+
+def printable(text: str) -> str:
+    r"""Text as a terminal may have it: no control characters, no line breaks, no logins in URLs.
+
+    Example:
+        >>> printable("s3://me:secret@bucket/\x1b[31mred")
+        's3://***@bucket/\\x1b[31mred'
+    """
+    text = _LOGIN.sub(r"\1***@", text)
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class EnergonExtError(Exception):
-    """Base of every error that energon_ext raises on purpose."""
+    """Base of every error that energon_ext raises on purpose; its message is printable."""
+
+    def __init__(self, *args: object):
+        super().__init__(*(printable(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(EnergonExtError, ValueError):

@@ -8,7 +8,7 @@ import pytest
 from megatron.energon import DefaultTaskEncoder
 
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset, get_val_datasets
-from energon_ext.config.yaml_check import MAX_YAML_DEPTH
+from energon_ext.config.yaml_file import MAX_YAML_DEPTH
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
 from tests.support import (
@@ -100,14 +100,14 @@ def test_weights_that_are_all_zero_somewhere_are_found_before_the_run(tmp_path, 
 @pytest.mark.parametrize(
     ("option", "near"),
     [
-        ("batch_sise", "batch_size"),
-        ("shuffle_buffer", "shuffle_buffer_size"),
-        ("row_per_step", "rows_per_step"),
-        ("zzz", "allow_dataset_code or auto_decode or av_decode"),
+        ("batch_sise", "did you mean batch_size"),
+        ("shuffle_buffer", "did you mean shuffle_buffer_size"),
+        ("row_per_step", "did you mean rows_per_step"),
+        ("zzz", "it has allow_dataset_code, auto_decode, av_decode"),
     ],
 )
 def test_an_option_that_nobody_knows_names_those_it_may_have_meant(good, option, near):
-    refuse(good, f"get_train_dataset: no option '{option}'; did you mean ", near, **{option: 1})
+    refuse(good, f"get_train_dataset: no option '{option}'; it has ", near, **{option: 1})
     with pytest.raises(ConfigError, match=f"get_val_datasets: no option '{option}'"):
         get_val_datasets(
             good,
@@ -170,14 +170,14 @@ def test_a_schedule_inside_a_schedule_names_both_places(tmp_path, good):
     [
         ("", "empty"),
         ("splits: [1, 2\n a: }", "not a YAML file"),
-        ("just a word", "not a metadataset"),
+        ("just a word", "a mapping is needed"),
         ("splits:\n  train: {path: good}\nsplits:\n  train: {path: good}\n", "splits given twice"),
         (
             "splits:\n  train:\n    blend:\n      - {path: good, weight: 1, weight: 2}\n",
             "weight given",
         ),
         ("a: " + "[" * (MAX_YAML_DEPTH + 5) + "]" * (MAX_YAML_DEPTH + 5), "levels"),
-        ("splits:\n  train:\n    blend:\n      - {path: 3}\n", "a path is needed"),
+        ("splits:\n  train:\n    datasets:\n      - {path: 3}\n", "a path is needed"),
     ],
 )
 def test_a_file_that_is_not_a_metadataset_is_refused(tmp_path, good, text, message):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.energon import TaskEncoder, TextSample, WorkerConfig
+from megatron.energon import TextSample, WorkerConfig
 from megatron.energon.epathlib import EPath
 from megatron.energon.errors import FatalSampleError
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory
@@ -23,6 +23,7 @@ from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.documents.token_paths import SPLITS, is_token_file
 from energon_ext.encoders.pretrain import cook_text
 from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
+from energon_ext.encoders.text_decoder import TextDecoder
 from energon_ext.errors import ConfigError, SampleError
 
 
@@ -55,9 +56,7 @@ def energon_dataset(
         (split, loaded.dataset)
         for split in splits
         for loaded in load_dataset(EPath(path))
-        .get_datasets(
-            training=False, split_part=split, worker_config=alone, decoder=TaskEncoder.decoder
-        )
+        .get_datasets(training=False, split_part=split, worker_config=alone, decoder=TextDecoder())
         .datasets
     ]
     for split, source in sources:

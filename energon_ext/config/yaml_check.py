@@ -6,75 +6,37 @@ Energon imports and calls whatever a YAML file names, metadatasets and the ``dat
 every dataset folder alike, before it looks at the result. The walk here reads the same files with
 the same parser, follows every reference, and refuses:
 
-* a ``__module__``/``__class__``/``__function__`` that is not on an exact list or in a module the
-  caller trusts;
+* a ``__module__``/``__class__``/``__function__`` that is not on an exact list for its place or in
+  a module the caller trusts;
 * Python loaders that lie in a dataset folder;
+* fields that nobody reads, and those that would make Energon read other files than these;
 * files that are too large, too deep, not YAML, or that give a key twice;
 * paths that do not exist, folders that are not prepared, splits without samples, metadatasets that
-  contain themselves.
+  contain themselves or too much.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Iterator
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any, Callable, Iterator, Mapping
 
-import braceexpand
-import ryml  # type: ignore[import-untyped]
 from megatron.energon.epathlib import EPath
-from megatron.energon.eyaml import load_yaml, load_yaml_json
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
-from megatron.energon.flavors.webdataset.metadata import (
-    EnergonDatasetType,
-    get_dataset_info,
-    get_dataset_type,
-)
+from megatron.energon.flavors.webdataset.metadata import EnergonDatasetType, get_dataset_type
 
+from energon_ext.arguments import choices
+from energon_ext.config.yaml_classes import DATASETS, FIRST_FORMAT, METADATASETS, SAMPLES
+from energon_ext.config.yaml_file import read_mapping, shards_of
+from energon_ext.config.yaml_keys import check_splits
 from energon_ext.documents.token_paths import is_token_file
-from energon_ext.errors import ConfigError
+from energon_ext.errors import CONTROL, ConfigError
 
-MAX_YAML_BYTES = 16 * 1024 * 1024
-MAX_YAML_DEPTH = 32
-MAX_YAML_NODES = 1_000_000
+MAX_NESTED = 16
+MAX_SOURCES = 100_000
 
-#: Classes of Energon that do nothing but hold or load data.
-SAFE_ENERGON_CLASSES = (
-    # metadatasets and dataset formats
-    "Metadataset",
-    "MetadatasetV2",
-    "CrudeWebdataset",
-    "CrudeJsonlDatasetFactory",
-    "DefaultCrudeJsonlDatasetFactory",
-    "StandardWebdatasetFactory",
-    "DefaultGenericWebdatasetFactory",
-    "JoinedWebdatasetFactory",
-    # sample types, and the older formats that are named after them
-    "Sample",
-    "CaptioningSample",
-    "CaptioningWebdataset",
-    "ImageClassificationSample",
-    "ImageClassificationWebdataset",
-    "ImageSample",
-    "ImageWebdataset",
-    "InterleavedSample",
-    "InterleavedWebdataset",
-    "MultiChoiceVQASample",
-    "MultiChoiceVQAWebdataset",
-    "OCRSample",
-    "OCRWebdataset",
-    "SimilarityInterleavedSample",
-    "SimilarityInterleavedWebdataset",
-    "TextSample",
-    "TextWebdataset",
-    "VQASample",
-    "VQAWebdataset",
-    "VQAOCRWebdataset",
-    "VidQASample",
-    "VidQAWebdataset",
-)
-SAFE_CLASSES = {("megatron.energon", name) for name in SAFE_ENERGON_CLASSES} | {
-    ("energon_ext", "ScheduledMetadataset")
-}
+#: What whoever loads a folder says, and a dataset.yaml would override.
+LOADER_FIELDS = ("path", "split_config", "split_part", "training", "worker_config")
 
 #: Fields of a dataset.yaml that Energon reads as ``file.py:function`` or ``module:function``.
 CODE_FIELDS = ("sample_loader", "part_filter")
@@ -82,7 +44,7 @@ CODE_FIELDS = ("sample_loader", "part_filter")
 
 @dataclass(frozen=True)
 class YamlChecker:
-    """The walk, with what the caller allows.
+    """The walk, with what the caller allows. One looks at every file once.
 
     Args:
         trusted_modules: modules, by their exact names, whose classes a YAML file may name.
@@ -91,159 +53,179 @@ class YamlChecker:
 
     trusted_modules: frozenset[str] = frozenset()
     allow_dataset_code: bool = False
+    _sources: dict[Any, int] = field(default_factory=dict, init=False)
 
-    def check(self, path: EPath, split_part: str) -> None:
+    def check(self, path: Any, split_part: str, **files: str | None) -> None:
         """Check a dataset or metadataset and all it refers to.
 
         Args:
             path: what is to be loaded.
             split_part: the split that is to be loaded; it must have samples.
+            **files: ``dataset_config`` and ``split_config`` of a folder, where they are others.
 
         Raises:
             ConfigError: names the file, the place in it, what was found and what to do.
         """
-        self._check_reference(path, split_part, found_in="", above=())
+        root = _resolve(EPath, path, "path")
+        self._check_reference(root, split_part, files, found_in="", above=(), within=None)
 
     def _check_reference(
         self,
         path: EPath,
         split_part: str | None,
+        reference: Mapping[str, Any],
         *,
         found_in: str,
         above: tuple[str, ...],
-        dataset_config: str = "dataset.yaml",
-    ) -> None:
-        if is_token_file(path):
-            return  # holds numbers only, and says itself what is wrong with them
+        within: tuple[str, str] | None,
+    ) -> int:
+        """Check what a metadataset refers to.
+
+        Args:
+            within: module and class of that metadataset.
+
+        Returns:
+            How many files Energon will open for it.
+        """
+        if within == FIRST_FORMAT and path.is_file():
+            # It takes every file for a metadataset, whatever its name.
+            return self._check_metadataset(path, split_part, above)
+        if is_token_file(path):  # holds numbers only, and says itself what is wrong with them
+            if within in METADATASETS and within[0] != "energon_ext":
+                raise ConfigError(
+                    f"{found_in}{path}: token files, which {within[1]} does not read; use "
+                    f"energon_ext.ScheduledMetadataset."
+                )
+            return 1
         kind = get_dataset_type(path)
         if kind is EnergonDatasetType.METADATASET:
-            self._check_metadataset(path, split_part, above)
-        elif kind is EnergonDatasetType.WEBDATASET:
-            self._check_webdataset(path, split_part, found_in, dataset_config)
+            return self._check_metadataset(path, split_part, above)
+        if kind is EnergonDatasetType.WEBDATASET:
+            self._check_webdataset(path, split_part, found_in, reference)
         elif kind is not EnergonDatasetType.JSONL or not EPath(f"{path}.idx").is_file():
             raise ConfigError(f"{found_in}{_why_invalid(path)}")
+        return 1
 
     def _check_metadataset(
         self, path: EPath, split_part: str | None, above: tuple[str, ...]
-    ) -> None:
+    ) -> int:
         if str(path) in above:
             raise ConfigError(f"{path} contains itself, by way of {' -> '.join(above)}.")
-        content = _read_yaml(path)
-        if not isinstance(content, dict) or not isinstance(content.get("splits"), dict):
+        if len(above) >= MAX_NESTED:
+            raise ConfigError(f"{path}: nested more than {MAX_NESTED} deep, below {above[0]}.")
+        key = (str(path), split_part, len(above))  # the depth counts
+        if key not in self._sources:
+            self._sources[key] = self._walk(path, split_part, above)
+        return self._sources[key]
+
+    def _walk(self, path: EPath, split_part: str | None, above: tuple[str, ...]) -> int:
+        content = read_mapping(path)
+        named = (content.get("__module__"), content.get("__class__") or content.get("__function__"))
+        found: Any = FIRST_FORMAT if None in named else named
+        self._check_code(content, str(path), METADATASETS)
+        splits = content.get("splits")
+        if not isinstance(splits, dict):
             raise ConfigError(
                 f"{path}: not a metadataset; it needs `__module__`, `__class__` and `splits`."
             )
-        self._check_code(content, str(path))
-        splits = content["splits"]
+        known = METADATASETS.get(found)
+        allowed = {"__module__", "__class__", "splits"}
+        for name in content:
+            if name == "path" or (known and name not in allowed):
+                raise ConfigError(f"{path}: no field {name!r}; it has {choices(name, allowed)}")
+        if known:
+            check_splits(splits, known, str(path))
         if split_part is not None and split_part not in splits:
-            raise ConfigError(f"{path}: no split {split_part!r}; it has {', '.join(splits)}.")
+            raise ConfigError(
+                f"{path}: no split {split_part!r}; it has {choices(split_part, splits)}"
+            )
+        sources = 1
         for name, node in splits.items():
             for place, reference in _references(node, f"splits.{name}"):
-                part = reference.get("split_part") or name
-                self._check_reference(
-                    _resolve(path, reference["path"], place),
+                part = str(reference.get("split_part") or name)
+                sources += self._check_reference(
+                    _resolve(path.parent.__truediv__, reference["path"], f"{path}: {place}.path"),
                     part if name == split_part else None,
+                    reference,
                     found_in=f"{path}: {place}: ",
                     above=(*above, str(path)),
-                    dataset_config=reference.get("dataset_config") or "dataset.yaml",
+                    within=found,
                 )
+                if sources > MAX_SOURCES:
+                    raise ConfigError(
+                        f"{path}: {place}: more than {MAX_SOURCES:,} sources, each counted as "
+                        f"often as it is listed."
+                    )
+        return sources
 
     def _check_webdataset(
-        self, path: EPath, split_part: str | None, found_in: str, dataset_config: str
+        self, path: EPath, split_part: str | None, found_in: str, reference: Mapping[str, Any]
     ) -> None:
-        config = path / MAIN_FOLDER_NAME / dataset_config
+        names = [reference.get(name) for name in ("dataset_config", "split_config")]
+        key = (str(path), split_part, *map(str, names))
+        if key in self._sources:
+            return
+        config, split = (
+            _resolve((path / MAIN_FOLDER_NAME).__truediv__, name or default, f"{found_in}{path}")
+            for name, default in zip(names, ("dataset.yaml", "split.yaml"))
+        )
         if not config.is_file():
             raise ConfigError(
-                f"{found_in}{path}: no {MAIN_FOLDER_NAME}/{dataset_config}, which says how to read "
-                f"a sample; prepare the folder again."
+                f"{found_in}{path}: no {MAIN_FOLDER_NAME}/{names[0] or 'dataset.yaml'}, which says "
+                f"how to read a sample; prepare the folder again."
             )
-        content = _read_yaml(config)
-        self._check_code(content, str(config))
+        content = read_mapping(config)
+        self._check_code(content, str(config), DATASETS)
+        for name in LOADER_FIELDS:
+            if name in content:
+                raise ConfigError(f"{config}: `{name}` is not for the file to say; leave it out.")
         if split_part is not None:
-            self._check_split(path, split_part, found_in)
+            if names[1] is None and not split.is_file():
+                split = split.parent / "split.json"
+            _check_split(path / MAIN_FOLDER_NAME, split, split_part, f"{found_in}{path}")
+        self._sources[key] = 1
 
-    def _check_split(self, path: EPath, split_part: str, found_in: str) -> None:
-        for name in ("split.yaml", "split.json"):
-            if (path / MAIN_FOLDER_NAME / name).is_file():
-                parts = load_yaml_json(path / MAIN_FOLDER_NAME / name).get("split_parts") or {}
-                break
-        else:
-            raise ConfigError(f"{found_in}{path}: no {MAIN_FOLDER_NAME}/split.yaml; prepare again.")
-        if split_part not in parts:
-            raise ConfigError(
-                f"{found_in}{path}: no split {split_part!r}; it has {', '.join(parts)}."
-            )
-        counts = get_dataset_info(path)["shard_counts"]
-        shards = [s for pattern in parts[split_part] for s in braceexpand.braceexpand(pattern)]
-        if not sum(counts.get(shard, 0) for shard in shards):
-            raise ConfigError(
-                f"{found_in}{path}: split {split_part!r} has no samples; leave the source out, or "
-                f"prepare it with more."
-            )
-
-    def _check_code(self, content: Any, where: str) -> None:
+    def _check_code(self, content: Any, where: str, at_the_top: Any) -> None:
         for place, node in _mappings(content):
             module = node.get("__module__")
             for name_field in ("__class__", "__function__"):
                 name = node.get(name_field)
                 if name is None:
                     continue
-                safe = name_field == "__class__" and (module, name) in SAFE_CLASSES
-                if not safe and module not in self.trusted_modules:
+                is_text = isinstance(module, str) and isinstance(name, str)
+                safe = SAMPLES.union(at_the_top) if node is content else SAMPLES
+                is_safe = is_text and name_field == "__class__" and (module, name) in safe
+                if not is_safe and not (is_text and module in self.trusted_modules):
                     raise ConfigError(
                         f"{where}: {place}: names {module}.{name}, which would be called. If you "
                         f"trust that module, pass trusted_modules=({module!r},)."
                     )
-            for field in CODE_FIELDS:
-                if isinstance(node.get(field), str) and not self.allow_dataset_code:
+            for code in CODE_FIELDS:
+                if isinstance(node.get(code), str) and not self.allow_dataset_code:
                     raise ConfigError(
-                        f"{where}: {place}: `{field}: {node[field]}` is Python code that would be "
+                        f"{where}: {place}: `{code}: {node[code]}` is Python code that would be "
                         f"run. If you trust it, pass allow_dataset_code=True."
                     )
 
 
-def _read_yaml(path: EPath) -> Any:
-    """The content of a YAML file within the limits, keys given twice refused."""
-    with path.open("rb") as file:
-        data = file.read(MAX_YAML_BYTES + 1)
-    if len(data) > MAX_YAML_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_YAML_BYTES} bytes; split it up.")
-    try:
-        data.decode("utf-8")
-        tree = ryml.parse_in_arena(data)
-        if not data.strip():
-            raise ConfigError(f"{path}: empty.")
-    except (UnicodeDecodeError, ryml.ExceptionParse) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else "bad syntax"
-        raise ConfigError(f"{path}: not a YAML file ({first_line}).") from error
-    _check_tree(tree, path)
-    try:
-        return load_yaml(data)
-    except AttributeError as error:  # what Energon's parser makes of a key without a value
-        raise ConfigError(f"{path}: a key has no value; write `null` or leave it out.") from error
-
-
-def _check_tree(tree: ryml.Tree, path: EPath) -> None:
-    pending = [(tree.root_id(), 0)]
-    nodes = 0
-    while pending:
-        node, depth = pending.pop()
-        nodes += 1
-        if depth > MAX_YAML_DEPTH or nodes > MAX_YAML_NODES:
-            raise ConfigError(
-                f"{path}: more than {MAX_YAML_DEPTH} levels or {MAX_YAML_NODES} entries."
-            )
-        children = list(ryml.children(tree, node))
-        if tree.is_map(node):
-            keys = [bytes(tree.key(child)).decode() for child in children]
-            twice = sorted({key for key in keys if keys.count(key) > 1}) if _repeats(keys) else []
-            if twice:
-                raise ConfigError(f"{path}: {', '.join(twice)} given twice in one mapping.")
-        pending.extend((child, depth + 1) for child in children)
-
-
-def _repeats(keys: list[str]) -> bool:
-    return len(set(keys)) != len(keys)
+def _check_split(folder: EPath, split: EPath, split_part: str, where: str) -> None:
+    if not split.is_file():
+        raise ConfigError(f"{where}: no {MAIN_FOLDER_NAME}/split.yaml; prepare again.")
+    content = read_mapping(split, may_be_json=True)
+    parts = content.get("split_parts")
+    if not isinstance(parts, dict) or split_part not in parts:
+        has = choices(split_part, parts) if isinstance(parts, dict) else "none."
+        raise ConfigError(f"{where}: no split {split_part!r}; it has {has}")
+    shards = {name: shards_of(patterns, f"{split}: {name}") for name, patterns in parts.items()}
+    shards_of(content.get("exclude") or [], f"{split}: exclude")
+    is_json = (folder / ".info.json").is_file()
+    info = read_mapping(folder / f".info.{'json' if is_json else 'yaml'}", may_be_json=True)
+    counts = info.get("shard_counts")
+    if not isinstance(counts, dict) or not any(counts.get(each) for each in shards[split_part]):
+        raise ConfigError(
+            f"{where}: split {split_part!r} has no samples; leave the source out, or prepare it "
+            f"with more."
+        )
 
 
 def _mappings(node: Any, place: str = "top level") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -259,8 +241,13 @@ def _mappings(node: Any, place: str = "top level") -> Iterator[tuple[str, dict[s
 
 
 def _references(node: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every mapping below a split that names a dataset."""
-    is_reference = isinstance(node, dict) and "path" in node
+    """Every mapping below a split that names a dataset.
+
+    Names say nothing, since splits and the members of a join are called what a file calls them:
+    a ``path`` that is a mapping is such a member, and only below a path that is none are ``aux``
+    and ``subflavors`` its own fields, which hold no datasets.
+    """
+    is_reference = isinstance(node, dict) and not isinstance(node.get("path", {}), dict)
     if is_reference:
         yield place, node
     if isinstance(node, list):
@@ -268,14 +255,20 @@ def _references(node: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from _references(child, f"{place}[{index}]")
     elif isinstance(node, dict):
         for key, child in node.items():
-            if not (is_reference and key == "aux"):  # names files beside a dataset
+            if not (is_reference and key in ("aux", "subflavors")):
                 yield from _references(child, f"{place}.{key}")
 
 
-def _resolve(metadataset: EPath, path: Any, place: str) -> EPath:
-    if not isinstance(path, str) or not path:
-        raise ConfigError(f"{metadataset}: {place}.path: {path!r} found, a path is needed.")
-    return metadataset.parent / path
+def _resolve(join: Callable[[Any], EPath], path: Any, where: str) -> EPath:
+    """A path, which must be one: EPath only asserts it, and a terminal obeys control characters."""
+    if not isinstance(path, (str, PurePath, EPath)) or not str(path):
+        raise ConfigError(f"{where}: {path!r:.80} found, a path is needed.")
+    if CONTROL.search(str(path)):
+        raise ConfigError(f"{where}: {path} found, which has control characters in it.")
+    try:
+        return join(path)
+    except (AssertionError, ValueError) as error:
+        raise ConfigError(f"{where}: {path} found, which is no path ({error}).") from error
 
 
 def _why_invalid(path: EPath) -> str:

@@ -175,7 +175,7 @@ def load_transformers_tokenizer(name: str) -> Any:
             f"The chat template of {name!r} needs transformers; pip install 'energon_ext[hf]'."
         ) from error
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise ConfigError(

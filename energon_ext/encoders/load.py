@@ -9,7 +9,6 @@ as Energon is: it runs what a YAML file names. The functions here look at all of
 from __future__ import annotations
 
 import copy
-import difflib
 import inspect
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping
@@ -19,7 +18,7 @@ from megatron.energon import TaskEncoder, WorkerConfig
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
 
-from energon_ext.arguments import check_integer
+from energon_ext.arguments import check_integer, choices
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.documents.token_paths import is_token_file
 from energon_ext.encoders.mixin import DynamicBlendMixin
@@ -67,7 +66,7 @@ def get_train_dataset(
     if batch_size is not None:
         check_integer("get_train_dataset: batch_size", batch_size, 1)
     check_virtual_epoch(virtual_epoch_length, worker_config)
-    _check_yaml(path, split_part, trusted_modules, allow_dataset_code)
+    _check_yaml(path, split_part, trusted_modules, allow_dataset_code, options)
     return megatron.energon.get_train_dataset(
         path,
         worker_config=worker_config,
@@ -98,7 +97,7 @@ def get_val_datasets(
     """
     _check_options("get_val_datasets", get_val_datasets, options)
     check_integer("get_val_datasets: batch_size", batch_size, 1)
-    _check_yaml(path, split_part, trusted_modules, allow_dataset_code)
+    _check_yaml(path, split_part, trusted_modules, allow_dataset_code, options)
     return megatron.energon.get_val_datasets(
         path,
         worker_config=worker_config,
@@ -114,6 +113,7 @@ def _check_yaml(
     split_part: str,
     trusted_modules: Iterable[str],
     allow_dataset_code: bool,
+    options: Mapping[str, Any],
 ) -> None:
     if is_token_file(path):
         raise ConfigError(
@@ -122,7 +122,8 @@ def _check_yaml(
             f"ScheduledMetadataset` and `splits: {{{split_part}: {{path: {path}}}}}`."
         )
     checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
-    checker.check(EPath(path), split_part)
+    files = {name: options.get(name) for name in ("dataset_config", "split_config")}
+    checker.check(path, split_part, **files)
 
 
 def _with_rows_per_step(task_encoder: TaskEncoder, rows_per_step: int | None) -> TaskEncoder:
@@ -146,5 +147,4 @@ def _check_options(name: str, function: Callable[..., Any], options: Mapping[str
     known = {*known, *_FURTHER_OPTIONS} - {"kwargs", "options"}
     for option in options:
         if option not in known:
-            near = difflib.get_close_matches(option, known, n=3) or sorted(known)
-            raise ConfigError(f"{name}: no option {option!r}; did you mean {' or '.join(near)}?")
+            raise ConfigError(f"{name}: no option {option!r}; it has {choices(option, known)}")

@@ -30,6 +30,7 @@ from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.text import Document, PackedRows
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sources import collapse_sources
+from energon_ext.encoders.text_decoder import TextDecoder
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.mixture.tree import IN_ORDER, Tree
@@ -92,6 +93,7 @@ has no transition to train.
     """
 
     cookers = [Cooker(cook_text)]
+    decoder = TextDecoder()
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDatase
 from energon_ext.encoders.chat import ChatTemplate, PlainChatTemplate
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sft import encode_bare
+from energon_ext.encoders.text_decoder import TextDecoder
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
 
@@ -90,6 +91,7 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
     """
 
     cookers = [Cooker(cook_prompt)]
+    decoder = TextDecoder()
 
     def __init__(
         self,

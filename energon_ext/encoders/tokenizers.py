@@ -203,7 +203,7 @@ def _load_hf(name: str) -> tuple[tokenizers.Tokenizer, dict[str, str | None]]:
             f"needs transformers; pip install 'energon_ext[hf]'."
         ) from error
     try:
-        loaded = AutoTokenizer.from_pretrained(name, use_fast=True)
+        loaded = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise ConfigError(

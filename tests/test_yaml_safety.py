@@ -1,0 +1,365 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What hostile and hopeless files meet: nothing of them runs, and no limit is left open."""
+
+import json
+import pickle
+import time
+
+import pytest
+from click.testing import CliRunner
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
+from webdataset import ShardWriter
+
+from energon_ext import (
+    ConfigError,
+    PackedTaskEncoder,
+    PromptTaskEncoder,
+    SFTTaskEncoder,
+    get_train_dataset,
+    get_val_datasets,
+)
+from energon_ext.cli.main import main
+from energon_ext.config import yaml_file
+from energon_ext.encoders.text_decoder import TextDecoder
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.errors import printable
+from tests.support import config, loader_for, take, write_dataset, write_mix, write_tokens
+
+SCHEDULED = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
+STOCK = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+FIRST = {"__module__": "megatron.energon", "__class__": "Metadataset"}
+CRUDE = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+
+
+def load(path, **options):
+    encoder = PackedTaskEncoder(ByteTokenizer(), 16, packing_buffer_docs=4)
+    defaults = {"worker_config": config(), "task_encoder": encoder, "batch_size": 2}
+    return get_train_dataset(path, **{**defaults, **options})
+
+
+def refuse(path, *messages, **options):
+    """Loading must fail at once, with one line that holds every message."""
+    begin = time.monotonic()
+    with pytest.raises(ConfigError) as error:
+        load(path, **options)
+    assert time.monotonic() - begin < 10
+    text = str(error.value)
+    for message in messages:
+        assert message in text, text
+    assert "\n" not in text and len(text) < 2000
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+@pytest.fixture
+def good(tmp_path):
+    return write_dataset(tmp_path / "good", [f"text {n}" for n in range(20)])
+
+
+@pytest.fixture
+def evil(tmp_path):
+    """A metadataset that runs a command, and what shows that it ran."""
+    witness = tmp_path / "it_ran"
+    weight = {"__module__": "os", "__function__": "system", "command": f"touch {witness}"}
+    blend = [{"path": "../good", "weight": weight}]
+    write(tmp_path / "evil.yaml", {**SCHEDULED, "splits": {"train": {"blend": blend}}})
+    yield "./evil.yaml"
+    assert not witness.exists()
+
+
+# References, wherever they stand ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["x.aux", "aux", "path", "subflavors", "aux.path"])
+def test_splits_may_be_called_anything_and_are_all_looked_at(tmp_path, good, evil, name):
+    splits = {"train": {"path": "good"}, name: {"path": evil}}
+    mix = write(tmp_path / "mix.yaml", {**SCHEDULED, "splits": splits})
+    refuse(mix, "evil.yaml: splits.train.blend[0].weight: names os.system")
+    outer = write(tmp_path / "outer.yaml", {**STOCK, "splits": {"train": {"path": "mix.yaml"}}})
+    refuse(outer, "names os.system")
+    result = CliRunner().invoke(main, ["plan", str(outer)])
+    assert result.exit_code == 2 and "names os.system" in result.output
+
+
+@pytest.mark.parametrize("name", ["aux_meta", "aux", "path", "subflavors"])
+def test_members_of_a_join_may_be_called_anything_and_are_all_looked_at(tmp_path, good, name):
+    bad = write_dataset(tmp_path / "bad", ["text"])
+    hostile = {"sample_type": {"__module__": "os", "__class__": "system"}}
+    write(bad / ".nv-meta" / "dataset.yaml", hostile)
+    sample = {"__module__": "megatron.energon", "__class__": "TextSample"}
+    join = {"join": {"text": {"path": "good"}, name: {"path": "bad"}}, "joiner": sample}
+    mix = write(tmp_path / "mix.yaml", {**SCHEDULED, "splits": {"train": join}})
+    refuse(mix, "bad/.nv-meta/dataset.yaml: sample_type: names os.system")
+
+
+def test_fields_that_hold_no_datasets_are_not_taken_for_references(tmp_path, good):
+    reference = {"path": "good", "subflavors": {"path": "nowhere"}}
+    load(write(tmp_path / "mix.yaml", {**SCHEDULED, "splits": {"train": reference}}))
+
+
+@pytest.mark.parametrize("header", [FIRST, {}, {"__module__": "energon_ext", "__class__": None}])
+@pytest.mark.parametrize("name", ["x.jsonl", "x.bin", "x.txt", "x"])
+def test_the_first_format_takes_every_file_for_a_metadataset(tmp_path, good, evil, header, name):
+    (tmp_path / "evil.yaml").rename(tmp_path / name)
+    for beside in ("x.jsonl.idx", "x.idx"):
+        (tmp_path / beside).touch()
+    nested = {**header, "splits": {"train": {"datasets": [{"path": name}]}}}
+    mix = write(tmp_path / "mix.yaml", json.dumps(nested))
+    refuse(mix, f"{name}: splits.train.blend[0].weight: names os.system")
+
+
+def test_a_metadataset_cannot_say_that_it_lies_elsewhere(tmp_path, good, evil):
+    content = {**STOCK, "path": f"{tmp_path}/x/m.yaml", "splits": {"train": {"path": "good"}}}
+    mix = write(tmp_path / "mix.yaml", content)
+    write(tmp_path / "x" / "good" / ".nv-meta" / "dataset.yaml", "")
+    refuse(mix, "mix.yaml: no field 'path'; it has __class__, __module__, splits")
+
+
+@pytest.mark.parametrize("field", ["path", "split_part", "split_config", "worker_config"])
+def test_a_folder_cannot_say_what_its_loader_says(good, field):
+    settings = json.loads((good / ".nv-meta" / "dataset.yaml").read_text())
+    write(good / ".nv-meta" / "dataset.yaml", {**settings, field: "other"})
+    refuse(good, f"dataset.yaml: `{field}` is not for the file to say")
+
+
+def test_the_configuration_that_the_caller_names_is_the_one_looked_at(good):
+    hostile = {"sample_type": {"__module__": "os", "__class__": "system"}, "field_map": {}}
+    write(good / ".nv-meta" / "other.yaml", hostile)
+    refuse(good, "other.yaml: sample_type: names os.system", dataset_config="other.yaml")
+    many = {"split_parts": {"train": ["{0..999999999}.tar"]}, "exclude": []}
+    write(good / ".nv-meta" / "many.yaml", many)
+    refuse(good, "many.yaml: train: more than 1,000,000 shards", split_config="many.yaml")
+
+
+@pytest.mark.parametrize(
+    "weight", [CRUDE, SCHEDULED, {"__module__": "os", "__class__": ["system"]}, {"__class__": "os"}]
+)
+def test_a_class_stands_where_it_belongs(tmp_path, good, weight):
+    refuse(write_mix(tmp_path / "mix.yaml", [("good", weight)]), "weight: names ")
+    write(tmp_path / "top.yaml", {**CRUDE, "splits": {"train": {"path": "good"}}})
+    refuse(tmp_path / "top.yaml", "top level: names megatron.energon.CrudeWebdataset")
+
+
+def test_token_files_need_a_metadataset_that_reads_them(tmp_path):
+    write_tokens(tmp_path / "web", [[1, 2, 3]])
+    mix = write(tmp_path / "mix.yaml", {**STOCK, "splits": {"train": {"path": "web"}}})
+    refuse(mix, "splits.train: ", "web: token files, which MetadatasetV2 does not read")
+
+
+# Members of samples -------------------------------------------------------------------------
+
+
+class Run:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, witness):
+        self.witness = witness
+
+    def __reduce__(self):
+        return (open, (str(self.witness), "w"))
+
+
+ENCODERS = {
+    "text": (lambda: PackedTaskEncoder(ByteTokenizer(), 16, packing_buffer_docs=4), {"text": "x"}),
+    "sft": (
+        lambda: SFTTaskEncoder(ByteTokenizer(), 32, packing_buffer_docs=4),
+        {"prompt": "x", "response": "y"},
+    ),
+    "prompts": (lambda: PromptTaskEncoder(ByteTokenizer()), {"prompt": "x"}),
+}
+
+
+def encoded(sample):
+    """Members as they are, which ShardWriter would pickle once more."""
+    return {
+        k: v if isinstance(v, (str, bytes)) else json.dumps(v).encode() for k, v in sample.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize("suffix", ["pyd", "pickle", "pth", "a.pyd", "pyd.gz"])
+def test_no_member_of_a_sample_is_unpickled(tmp_path, kind, suffix):
+    make, record = ENCODERS[kind]
+    witness = tmp_path / "it_ran"
+    folder = tmp_path / "crude"
+    folder.mkdir()
+    pickled = pickle.dumps(Run(witness))
+    with ShardWriter(f"{folder}/shard_%03d.tar", encoder=encoded, verbose=0) as shards:
+        for index in range(8):
+            shards.write({"__key__": f"{index}", "json": record, suffix: pickled})
+    BaseWebdatasetFactory.prepare_dataset(
+        EPath(folder), ["shard_000.tar"], split_parts_patterns=[("train", ".*")], workers=1,
+        progress_fn=lambda items, total: items, tar_index_only=False,
+    )  # fmt: skip
+    write(folder / ".nv-meta" / "dataset.yaml", CRUDE)
+    take(loader_for(load(folder, task_encoder=make())), 2)
+    assert not witness.exists()
+
+
+# Limits -------------------------------------------------------------------------------------
+
+
+def test_keys_given_twice_are_found_in_large_mappings(tmp_path):
+    keys = "".join(f"key{n}: 1\n" for n in range(90_000))
+    refuse(write(tmp_path / "mix.yaml", keys + "key5: 1\n"), "mix.yaml: key5 given twice")
+
+
+def test_metadatasets_that_list_each_other_often_are_counted_and_not_opened_as_often(
+    tmp_path, good
+):
+    for n in range(1, 15):
+        entries = [(f"m{n - 1}.yaml", 1)] * 5 if n > 1 else [("good", 1)]
+        write_mix(tmp_path / f"m{n}.yaml", entries)
+    refuse(tmp_path / "m14.yaml", "splits.train.blend", "more than 100,000 sources")
+
+
+def test_metadatasets_are_nested_to_a_limit_also_where_each_was_met_before(tmp_path, good):
+    write_mix(tmp_path / "m00.yaml", [("good", 1)])
+    for n in range(1, 20):
+        write_mix(tmp_path / f"m{n:02}.yaml", [(f"m{n - 1:02}.yaml", 1)])
+    refuse(tmp_path / "m19.yaml", "nested more than 16 deep")
+    refuse(
+        write_mix(tmp_path / "all.yaml", [(f"m{n:02}.yaml", 1) for n in range(20)]),
+        "nested more than 16 deep",
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("{000000..999999999}.tar", "more than 1,000,000 shards"),
+        ("{0..9}" * 12, "more than 1,000,000 shards"),
+        ("{{0..9}{0..9}{0..9}{0..9}{0..9}{0..9}{0..9}{0..9},x}", "more than 1,000,000 shards"),
+        ("{a..z}" * 8, "more than 1,000,000 shards"),
+        ("{a,b}" * 40, "more than 1,000,000 shards"),
+        ("{" * 400 + "a" + "}" * 400, "64 braces"),
+        ("a" * 5000, "a name of more than 1,000 characters"),
+        ("{a", "braces that do not match"),
+    ],
+)
+@pytest.mark.parametrize("part", ["train", "val", "exclude"])
+def test_patterns_of_shards_stand_for_so_many(good, pattern, message, part):
+    parts = {"train": ["shard_000.tar"]}
+    content = {"split_parts": {**parts, part: [pattern]}, "exclude": []}
+    if part == "exclude":
+        content = {"split_parts": parts, "exclude": [pattern]}
+    write(good / ".nv-meta" / "split.yaml", content)
+    refuse(good, f"split.yaml: {part}: ", message)
+
+
+def test_patterns_of_shards_are_read_as_before(good):
+    content = {"split_parts": {"train": ["shard_{000..000}.tar", "{a,b{1..2}}.tar"]}}
+    write(good / ".nv-meta" / "split.yaml", {**content, "exclude": ["{a,b{1..2}}.tar"]})
+    assert yaml_file.shards_of(content["split_parts"]["train"], "") == [
+        "shard_000.tar", "a.tar", "b1.tar", "b2.tar",
+    ]  # fmt: skip
+    load(good)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: " + "[" * 100_000 + "]" * 100_000, "more than 32 levels"),
+        ("- " * 100_000, "more than 32 levels"),
+        ("[" + "1," * 300_000 + "1]", "250,000 entries"),
+        ("#" * (5 * 2**20), "larger than 4,194,304 bytes"),
+        ("a: &a [x]\nb: &b [*a,*a]\nc: [*b,*b]\n", "not a metadataset"),
+        ("3", "3 found, a mapping is needed"),
+        ("[1, 2]", "[1, 2] found, a mapping is needed"),
+        ("---\na: 1\n---\nb: 2\n", "a mapping is needed"),
+        ("? [1]\n: 2\n", "not a YAML file"),
+        ("a:\n", "a key has no value"),
+        ("a: \xff", "not a YAML file"),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_files_have_limits(tmp_path, good, text, message):
+    for path in (tmp_path / "mix.yaml", good / ".nv-meta" / "dataset.yaml"):
+        path.write_bytes(text.encode("latin-1"))
+    refuse(tmp_path / "mix.yaml", "mix.yaml: ", message)
+    if message != "not a metadataset":
+        refuse(good, "dataset.yaml: ", message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "not a JSON file"),
+        ("{", "not a JSON file"),
+        ("[]", "a mapping is needed"),
+        ("{}", "no split 'train'; it has none"),
+        ('{"split_parts": {"train": 3}}', "split.json: train: 3 found, a list of shards is needed"),
+        (" " * (33 * 2**20), "larger than 33,554,432 bytes"),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_files_in_json_have_limits(good, text, message):
+    (good / ".nv-meta" / "split.yaml").unlink()
+    write(good / ".nv-meta" / "split.json", text)
+    refuse(good, message)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True])
+def test_a_batch_has_a_row(good, size):
+    refuse(good, f"batch_size: {size!r} found, an integer >= 1", batch_size=size)
+    with pytest.raises(ConfigError, match="batch_size"):
+        get_val_datasets(
+            good,
+            worker_config=config(),
+            batch_size=size,
+            split_part="train",
+            task_encoder=PackedTaskEncoder(ByteTokenizer(), 16),
+        )
+
+
+# Messages -----------------------------------------------------------------------------------
+
+
+def test_a_field_that_nobody_reads_names_those_it_may_have_meant(tmp_path, good):
+    blend = [{"path": "good"}, {"path": "good", "wieght": 2}]
+    mix = write(tmp_path / "mix.yaml", {**SCHEDULED, "splits": {"train": {"blend": blend}}})
+    refuse(mix, "mix.yaml: splits.train.blend[1]: no field 'wieght' in a ScheduledMetadataset")
+    refuse(mix, "it has aux, ", "did you mean weight?")
+    for node, field, near in (
+        ({"blnd": blend[:1]}, "blnd", "blend"),
+        ({"interleave": blend[:1], "new_sources": "zero"}, "new_sources", "new_source"),
+        ({"path": "good", "subset": {"rang": [0, 1]}}, "rang", "range"),
+        ({"blend_epochized": [{"path": "good", "repetition": 2}]}, "repetition", "repetitions"),
+        ({"path": "good", "_dataset": None}, "_dataset", "dataset_config"),
+    ):
+        mix = write(tmp_path / "mix.yaml", {**SCHEDULED, "splits": {"train": node}})
+        refuse(mix, f"no field '{field}'", f"did you mean {near}")
+    mix = write(tmp_path / "mix.yaml", {**SCHEDULED, "split": {}, "splits": {"train": blend[0]}})
+    refuse(mix, "mix.yaml: no field 'split'", "did you mean splits?")
+
+
+def test_a_misspelt_split_names_those_it_may_have_meant(tmp_path, good):
+    mix = write_mix(tmp_path / "mix.yaml", [("good", 1)])
+    refuse(mix, "no split 'trian'; it has train; did you mean train?", split_part="trian")
+    refuse(good, "no split 'trian'; it has train; did you mean train?", split_part="trian")
+
+
+def test_errors_hold_no_password_and_no_escape_sequence(tmp_path, good):
+    mix = write_mix(tmp_path / "mix.yaml", [("s3://user:secret@bucket/data", 1)])
+    refuse(mix, "mix.yaml: splits.train.blend[0]: ", "s3:/***@bucket/data: does not exist")
+    mix = write_mix(tmp_path / "mix.yaml", [("good\x1b[31m", 1)])
+    refuse(mix, "good\\x1b[31m found, which has control characters in it")
+    error = ConfigError("http://me:pw@host:80/x?y=http://a:b@c and\n\x9b31m\u202e")
+    assert str(error) == "http://***@host:80/x?y=http://***@c and\\n\\x9b31m\\u202e"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert (
+        printable("dss://name@version/x 日本\u3000a@b.c") == "dss://name@version/x 日本\u3000a@b.c"
+    )
+
+
+def test_the_decoder_of_text_says_what_it_decodes():
+    sample = {"__key__": "1.txt", "TXT": b"a", "a.json": b"1", "gz": b"x", "json.gz": b"y", "n": 1}
+    assert TextDecoder()(sample) == {**sample, "TXT": "a", "a.json": 1}
+    assert TextDecoder().decode("1.pyd", b"raw") == b"raw"
+    assert TextDecoder().decode("1.txt", b"raw") == "raw"
