@@ -8,6 +8,7 @@ on who asks, so every rank and worker has the same.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Mapping
 
 import numpy as np
@@ -20,26 +21,28 @@ from energon_ext.state.match import match_sources
 
 
 class Step:
-    """Rows that were drawn together.
+    """Rows that were drawn together."""
 
-    Attributes:
-        rows: where each row comes from: the rows taken of a source and a number among them; None
-            where no source had a row left.
-    """
-
-    def __init__(self, count: int):
-        self._taken = np.full(count, None, object)
-        self._numbers = np.zeros(count, np.int64)
+    def __init__(self) -> None:
+        self._parts: list[tuple[np.ndarray, Taken]] = []
 
     def put(self, where: np.ndarray, taken: Taken) -> None:
-        """Place rows of a source."""
-        self._taken[where] = taken
-        self._numbers[where] = np.arange(len(where))
+        """Place rows of a source, int64 [rows taken]."""
+        self._parts.append((where, taken))
 
     def row(self, number: int) -> Any:
         """A row, read; None where there was none left."""
-        taken = self._taken[number]
-        return None if taken is None else taken.row(int(self._numbers[number]))
+        part, own = self._places.get(number, (None, 0))
+        return None if part is None else part.row(own)
+
+    @functools.cached_property
+    def _places(self) -> dict[int, tuple[Taken, int]]:
+        """Which of the rows taken of a source each row is."""
+        return {
+            place: (taken, own)
+            for where, taken in self._parts
+            for own, place in enumerate(where.tolist())
+        }
 
 
 class Plan:
@@ -79,7 +82,7 @@ class Plan:
         Raises:
             ConfigError: sources have rows left, and all of these have a weight of 0.
         """
-        step = Step(count)
+        step = Step()
         missing = np.arange(count)
         for number, rows in self._finite:
             self.mixture.ended[number] = rows.ended
@@ -107,7 +110,9 @@ class Plan:
         numbers, begins = np.unique(drawn[by_source], return_index=True)
         tokens = np.zeros(len(self._sources), np.int64)
         left_over = []
-        for number, own in zip(numbers.tolist(), np.split(by_source, begins[1:])):
+        bounds = [*begins.tolist(), len(drawn)]
+        for number, begin, end in zip(numbers.tolist(), bounds, bounds[1:]):
+            own = by_source[begin:end]
             taken = self._rows[number].take(len(own))
             found = len(taken)
             if found:
