@@ -11,6 +11,7 @@ split of the model, on other ranks and workers and with other micro-batches; of 
 state of every data-parallel rank, which goes on with as many workers in all.
 """
 
+import argparse
 import contextlib
 import sys
 import time
@@ -39,19 +40,26 @@ FREE_ARGUMENTS |= {"micro_batch_rows", "micro_batches"}
 FREE_ARGUMENTS |= {"tensor_model_parallel_size", "pipeline_model_parallel_size"}
 
 
+def count(text):
+    """An argument of 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} found, an integer >= 1 is needed")
+    return int(text)
+
+
 def add_arguments(parser):
     """What every run can be told."""
     add = parser.add_argument
     add("--run-dir", type=Path, required=True)
     add("--resume", action="store_true", help="continue from the last checkpoint of the run")
-    add("--train-iters", type=int)
-    add("--stop-after", type=int, metavar="STEP", help="save and leave after this step")
-    add("--save-interval", type=int)
+    add("--train-iters", type=count)
+    add("--stop-after", type=count, metavar="STEP", help="save and leave after this step")
+    add("--save-interval", type=count)
     add("--tensorboard", action="store_true", help="write TensorBoard files to the run folder")
     add("--wandb-project", metavar="NAME", help="log to this project of Weights & Biases")
     add("--seed", type=int)
-    add("--num-layers", type=int)
-    add("--hidden-size", type=int)
+    add("--num-layers", type=count)
+    add("--hidden-size", type=count)
     add("--lr", type=float, help="after a warmup; falls to a tenth")
     add("--lr-warmup-iters", type=int)
 
@@ -61,12 +69,12 @@ def add_data_arguments(parser):
     add = parser.add_argument
     add("metadataset", help="YAML file, prepared folder or JSONL file")
     add("--tokenizer", default="bytes", help="bytes, a tokenizer.json, a folder or a HF name")
-    add("--seq-length", type=int, default=256)
-    add("--global-batch-rows", type=int, help="packed rows per optimizer step")
-    add("--micro-batch-rows", type=int, help="default: all rows of a data-parallel rank")
+    add("--seq-length", type=count, default=256)
+    add("--global-batch-rows", type=count, help="packed rows per optimizer step")
+    add("--micro-batch-rows", type=count, help="default: all rows of a data-parallel rank")
     add("--num-workers", type=int, default=0)
-    add("--tensor-model-parallel-size", type=int, default=1)
-    add("--pipeline-model-parallel-size", type=int, default=1)
+    add("--tensor-model-parallel-size", type=count, default=1)
+    add("--pipeline-model-parallel-size", type=count, default=1)
 
 
 def set_micro_batches(args):

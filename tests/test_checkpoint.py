@@ -486,6 +486,19 @@ def test_a_hostile_file_runs_nothing_and_is_refused(index, tmp_path):
     assert not marker.exists()
 
 
+@pytest.mark.parametrize("prefix", [b"", b"x"])
+def test_a_file_that_unpacks_to_more_than_its_size_is_refused_before_it_does(tmp_path, prefix):
+    packed = io.BytesIO()
+    zeros = saved_bytes(torch.zeros(2**24, dtype=torch.uint8))
+    old = zipfile.ZipFile(io.BytesIO(zeros))
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    plant(save(tmp_path, 1), prefix + packed.getvalue())
+    with pytest.raises(StateFormatError, match=r"16,7\d\d,\d{3} bytes are packed in \d\d,\d{3}"):
+        CheckpointStore(tmp_path).latest().load("a.pt")
+
+
 def test_what_the_process_allows_elsewhere_is_not_allowed_here(tmp_path):
     plant(save(tmp_path, 1), saved_bytes(Stranger()))
     with torch.serialization.safe_globals([Stranger]):

@@ -1,8 +1,11 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
 
+import json
+
 import pytest
 
+from energon_ext.encoders.chat import load_transformers_tokenizer
 from energon_ext.encoders.tokenizers import ByteTokenizer, HFTokenizer, load_tokenizer
 from energon_ext.errors import ConfigError
 
@@ -77,3 +80,16 @@ def test_what_is_not_a_tokenizer_is_one_clear_error(tmp_path, tokenizer_file):
         load_tokenizer(tokenizer_file)
     with pytest.raises(ConfigError, match="'<end>' in its vocabulary"):
         load_tokenizer(tokenizer_file, eos_token="<end>")
+
+
+@pytest.mark.parametrize("load", [load_tokenizer, load_transformers_tokenizer])
+def test_code_in_a_folder_is_neither_run_nor_asked_about(tmp_path, monkeypatch, load):
+    pytest.importorskip("transformers")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asked"))
+    (tmp_path / "tok.py").write_text(f"open({str(tmp_path / 'it_ran')!r}, 'w')\nclass T: ...\n")
+    settings = {"tokenizer_class": "T", "auto_map": {"AutoTokenizer": ["tok.T", "tok.T"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "none"}))
+    with pytest.raises(ConfigError, match="transformers cannot load it"):
+        load(str(tmp_path))
+    assert not (tmp_path / "it_ran").exists()

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What hostile and hopeless files meet: nothing of them runs, and no limit is left open."""
 
+import argparse
 import json
 import pickle
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -20,6 +22,7 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
+from energon_ext.cli import echo
 from energon_ext.cli.main import main
 from energon_ext.config import yaml_file
 from energon_ext.encoders.text_decoder import TextDecoder
@@ -356,6 +359,23 @@ def test_errors_hold_no_password_and_no_escape_sequence(tmp_path, good):
     assert (
         printable("dss://name@version/x 日本\u3000a@b.c") == "dss://name@version/x 日本\u3000a@b.c"
     )
+
+
+def test_commands_print_names_and_no_escape_sequence(capsys):
+    echo("a\x1b[31m  │ s3://me:pw@x\nb")
+    assert capsys.readouterr().out == "a\\x1b[31m  │ s3://***@x\nb\n"
+
+
+@pytest.mark.parametrize("options", [["--train-iters", "-5"], ["--stop-after", "0"]])
+def test_examples_refuse_counts_that_are_none(monkeypatch, capsys, options):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "examples")
+    from train_loop import add_arguments
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--run-dir", "x", *options])
+    assert f"{options[0]}: '{options[1]}' found, an integer >= 1" in capsys.readouterr().err
 
 
 def test_the_decoder_of_text_says_what_it_decodes():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 import click
 
+from energon_ext.cli import echo
 from energon_ext.errors import ConfigError, EnergonExtError
 
 if TYPE_CHECKING:
@@ -64,18 +65,18 @@ def diff(
     options = {"path": metadataset, "split_part": split, "trusted_modules": trusted_module}
     try:
         data = SavedData(cursor, states)
-        click.echo(f"{folder}: {data}")
+        echo(f"{folder}: {data}")
         run = NextRun(data, options, world_size, num_workers, **encoder)
         with contextlib.redirect_stdout(sys.stderr):  # Energon says there what it opens
             changes = run.changes()
-        click.echo(_table(changes))
+        echo(_table(changes))
         fixed = sorted(data.fingerprint.items())
-        click.echo("must stay: " + ", ".join(f"{name}={value!r}" for name, value in fixed))
+        echo("must stay: " + ", ".join(f"{name}={value!r}" for name, value in fixed))
         with contextlib.redirect_stdout(sys.stderr):
             verdict = run.restore()
-        click.echo(verdict)
+        echo(verdict)
     except EnergonExtError as error:
-        click.echo(f"refused: {' '.join(str(error).split())}")
+        echo(f"refused: {' '.join(str(error).split())}")
         ctx.exit(_REFUSED_EXIT_CODE)
 
 

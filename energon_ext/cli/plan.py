@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 import click
 
+from energon_ext.cli import echo
 from energon_ext.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,9 +59,9 @@ def plan(
         task_encoder=_encoder(tokenizer, seq_length, splice, spliced_subflavors),
     )
     blend = find_blend(dataset)
-    click.echo(_shares(blend, _integers(at) or sorted({0, *blend.tree.breakpoints()})))
+    echo(_shares(blend, _integers(at) or sorted({0, *blend.tree.breakpoints()})))
     for source in splices_of(dataset):
-        click.echo("\n" + _documents(source))
+        echo("\n" + _documents(source))
 
 
 def _encoder(tokenizer: str, seq_length: int, splice: str | None, subflavors: str | None) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from energon_ext.cli import echo
 from energon_ext.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def prepare(
         min_chars=min_chars,
         force=force,
     )
-    click.echo(_summary(output, written, encoding))
+    echo(_summary(output, written, encoding))
 
 
 def _summary(output: Path, written: "Written", encoding: "TextEncoding") -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 import numpy as np
 
+from energon_ext.cli import echo
 from energon_ext.cli.metrics import Run
 from energon_ext.errors import ConfigError
 
@@ -32,7 +33,7 @@ def report(run_dir: Path, out: Path | None) -> None:
 
     Reads RUN_DIR/metrics.jsonl; writes PNG pictures and report.html, which holds them all.
     """
-    click.echo("\n".join(map(str, write_report(Run.load(run_dir), out or run_dir))))
+    echo("\n".join(map(str, write_report(Run.load(run_dir), out or run_dir))))
 
 
 def write_report(run: Run, out: Path) -> list[Path]:

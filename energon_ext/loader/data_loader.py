@@ -37,7 +37,7 @@ from megatron.energon.state import FlexState
 from torch.utils.data._utils import signal_handling
 
 from energon_ext.arguments import check_integer
-from energon_ext.errors import ConfigError, EnergonExtError, StateMismatchError
+from energon_ext.errors import ConfigError, EnergonExtError, StateMismatchError, printable
 from energon_ext.loader.compare import check_continues, virtual_epoch_length
 from energon_ext.loader.regroup import (
     WorkerState,
@@ -109,7 +109,7 @@ class ExactDataLoader(SavableDataLoader):
             ConfigError: a source is streamed; save with :meth:`save_state_rank`.
         """
         blend = self._shared_blend()
-        state = self.save_state_rank()
+        state = self._unsealed_state()
         cursor = blend.save_state() if state is None else self._cursor_of(state)
         return sealed(json.loads(json.dumps({**cursor, "skip": 0})))
 
@@ -179,13 +179,17 @@ class ExactDataLoader(SavableDataLoader):
 
     def save_state_rank(self) -> SavableDataLoaderState | None:
         """The state after the last batch that was drawn, None before there is any."""
+        state = self._unsealed_state()
+        return None if state is None else self._sealed(state)
+
+    def _unsealed_state(self) -> SavableDataLoaderState | None:
         # Stock believes in workers as soon as iter() was called; they start with the first batch.
         self._has_workers = self.num_workers > 0 and self._iterator is not None
         deadline = time.monotonic() + WORKER_START_SECONDS
         while True:
             state = super().save_state_rank()
             if not self._has_workers or all(worker.state for worker in state.worker_states):
-                return None if state is None else self._sealed(state)
+                return state
             if time.monotonic() > deadline:
                 raise EnergonExtError(
                     f"A data worker did not start within {WORKER_START_SECONDS:.0f} s, so its "
@@ -253,7 +257,7 @@ class ExactDataLoader(SavableDataLoader):
         )
         # The same on every rank, so one says it.
         if self.worker_config.rank == 0 and self.changes:
-            lines = "\n  ".join(map(str, self.changes))
+            lines = "\n  ".join(printable(str(change)) for change in self.changes)
             logger.info("Resuming the data of %d sources:\n  %s", len(self.changes), lines)
         try:
             super().restore_state_rank(state)

@@ -9,7 +9,7 @@ were sampled, and the log-probabilities belong to those.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, AsyncIterator, Mapping, Sequence
 
 from energon_ext.arguments import check_integers, check_number
 from energon_ext.encoders.prompts import Prompt
@@ -18,6 +18,9 @@ from energon_ext.rl.sampler import RewardFunction, ScoredGroup, score
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
+#: An answer may be so large, beside what its tokens take.
+_MOST_BYTES, _MOST_BYTES_OF_A_TOKEN = 64 * 2**20, 2**10
 
 #: Responses of a group, and the log-probabilities of their tokens.
 Answers = tuple[list[list[int]], list[list[float]]]
@@ -118,7 +121,9 @@ class OpenAISampler:
 
     async def _ask_all(self, prompts: Sequence[Prompt], seed: int) -> list[Answers]:
         turn = asyncio.Semaphore(self.max_concurrent)
-        async with self._openai.AsyncOpenAI(**self._client_options) as client:
+        http_client = self._openai.DefaultAsyncHttpxClient(event_hooks={"response": [self._limit]})
+        options = {**self._client_options, "http_client": http_client}
+        async with self._openai.AsyncOpenAI(**options) as client:
             tasks = [
                 # Servers take signed integers, and count the answers of a group on from the seed.
                 asyncio.ensure_future(self._ask(client, turn, p, (seed + n * 9973) % 2**31))
@@ -130,6 +135,21 @@ class OpenAISampler:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _limit(self, response: Any) -> None:
+        """Read an answer, however it is compressed, no further than answers go."""
+        most = _MOST_BYTES + _MOST_BYTES_OF_A_TOKEN * self.group_size * self.max_new_tokens
+        parts = response.aiter_bytes
+
+        async def limited(chunk_size: int | None = None) -> AsyncIterator[bytes]:
+            size = 0
+            async for part in parts(chunk_size):
+                size += len(part)
+                if size > most:
+                    raise self._openai.OpenAIError(f"the answer is larger than {most:,} bytes")
+                yield part
+
+        response.aiter_bytes = limited
 
     async def _ask(
         self, client: AsyncOpenAI, turn: asyncio.Semaphore, prompt: Prompt, seed: int

@@ -24,6 +24,7 @@ import io
 import os
 import pickle
 import re
+import zipfile
 from pathlib import Path
 from typing import Any, Iterator, Mapping
 
@@ -172,9 +173,18 @@ def _unpickle(content: bytes) -> Any:
             flex_states.append({})
             return flex_states[-1]
 
+    _check_archive(content)
     with _allow_only(flex_state=FlexStateAsDict):
         value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return _replace_stand_ins(value, {id(stand_in) for stand_in in flex_states}, {})
+
+
+def _check_archive(content: bytes) -> None:
+    """Refuse what unpacks to more than its size; ``torch.save`` neither packs nor repeats."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        unpacked = sum(entry.file_size for entry in archive.infolist())
+    if unpacked > len(content) or not content.startswith(b"PK"):
+        raise ValueError(f"{unpacked:,} bytes are packed in {len(content):,}, which no state does")
 
 
 @contextlib.contextmanager

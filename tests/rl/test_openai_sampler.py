@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The HTTP sampler against a real local server that speaks both dialects and fails on demand."""
 
+import gzip
 import json
 import socket
 import sys
@@ -16,6 +17,9 @@ from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import SamplerError
 from energon_ext.rl import OpenAISampler, RLDataset
 from tests.rl.prompts import prompt_loader, write_sums
+
+#: 256 MiB in a quarter of a megabyte.
+BOMB = gzip.compress(bytes(2**28), 1)
 
 
 class Server(ThreadingHTTPServer):
@@ -43,6 +47,12 @@ class Handler(BaseHTTPRequestHandler):
         happens = server.misfortunes.pop(0) if server.misfortunes else None
         if happens == "hang":
             server.release.wait(30)
+        elif happens == "bomb":
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Encoding", "gzip")
+            self.end_headers()
+            self.wfile.write(BOMB)
         elif happens == "drop":
             self.connection.shutdown(socket.SHUT_RDWR)
         elif isinstance(happens, tuple):
@@ -203,6 +213,13 @@ def test_no_server_is_an_error_and_not_a_hang():
 def test_a_refused_request_is_not_tried_again(server):
     server.misfortunes = [(400, ())]
     with pytest.raises(SamplerError, match="answered status 400: .*out of luck"):
+        sampler_for(server).sample_and_score_batch(prompts(10), 0)
+    assert len(server.requests) == 1
+
+
+def test_an_answer_is_unpacked_to_a_limit(server):
+    server.misfortunes = ["bomb"]
+    with pytest.raises(SamplerError, match="the answer is larger than 67,133,440 bytes"):
         sampler_for(server).sample_and_score_batch(prompts(10), 0)
     assert len(server.requests) == 1
 
