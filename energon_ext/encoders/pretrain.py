@@ -36,6 +36,7 @@ from energon_ext.errors import ConfigError, SampleError
 from energon_ext.mixture.tree import IN_ORDER, Tree
 from energon_ext.packing import BestFitPacker, Packer, SequentialPacker
 from energon_ext.packing.best_fit import DEFAULT_CARRY
+from energon_ext.plan.cost import AttentionCost, Cost
 from energon_ext.plan.dataset import BlendedDataset
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.rows import PlannedRows
@@ -75,6 +76,8 @@ class PackedTaskEncoder(DynamicBlendMixin, TaskEncoder):
         mask_boundary_loss: weight 0 where input and label are of different documents; by default
             only with ``bin``.
         train_on_eos: False gives weight 0 to labels that are the end-of-document token.
+        balance: ``attention`` deals the rows of a planned step to ranks and micro-batches by cost.
+        cost: of documents by length; by default :class:`~energon_ext.plan.cost.AttentionCost`.
 
     Energon's ``shuffle_buffer_size`` (documents, per source) and ``packing_buffer_size`` (in place
     of ``packing_buffer_docs``) keep their meaning.
@@ -107,15 +110,16 @@ has no transition to train.
         alignment: int = 1,
         mask_boundary_loss: bool | None = None,
         train_on_eos: bool = True,
+        balance: str | None = None,
+        cost: Cost | None = None,
     ):
         if packing not in PACKINGS:
             raise ConfigError(f"packing: {packing!r} found, {' or '.join(PACKINGS)} is allowed.")
         check_integer("packing_buffer_docs", packing_buffer_docs, 1)
+        if balance not in (None, "attention"):
+            raise ConfigError(f"balance: {balance!r} found, 'attention' or None is allowed.")
         if alignment > 1 and packing == "sequential":
-            raise ConfigError(
-                "alignment needs packing='bin': in a sequential stream the documents of a row meet "
-                "anywhere."
-            )
+            raise ConfigError("alignment needs packing='bin': in a stream documents meet anywhere.")
         if not train_on_eos and tokenizer.eos_id is None:
             raise ConfigError("train_on_eos=False, but the tokenizer has no EOS; leave it True.")
         self.tokenizer = tokenizer
@@ -129,6 +133,7 @@ has no transition to train.
             packing == "bin" if mask_boundary_loss is None else mask_boundary_loss
         )
         self.train_on_eos = train_on_eos
+        self.cost = (cost or AttentionCost()) if balance else None
         self._shuffle_buffer_docs = 0
         self._sources: tuple[str, ...] = ()
         self._planned_buffer_docs = MOST_PLANNED_BUFFER_DOCS
@@ -243,7 +248,12 @@ has no transition to train.
         """The draw among rows."""
         self._sources = self.names_in_batches(sources)
         return super().build_blend(
-            sources, tree, worker_config=worker_config, padding=padding_row, **options
+            sources,
+            tree,
+            worker_config=worker_config,
+            padding=padding_row,
+            cost=self.cost,
+            **options,
         )
 
     def names_in_batches(self, sources: Sequence[Source]) -> tuple[str, ...]:

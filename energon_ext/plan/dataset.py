@@ -24,6 +24,7 @@ from energon_ext.mixture.mixture import Mixture, planned_shares
 from energon_ext.mixture.tree import BLEND as BLEND_RULE
 from energon_ext.mixture.tree import Tree, blend_of
 from energon_ext.plan.clock import Clock
+from energon_ext.plan.cost import Cost
 from energon_ext.plan.deal import ALONE, Topology
 from energon_ext.plan.source import Source
 from energon_ext.plan.step import Plan, Step
@@ -44,16 +45,15 @@ class BlendedDataset(BaseWrapperDataset):
         axis, row_tokens: as of :class:`~energon_ext.plan.clock.Clock`.
         worker_config: Energon's.
         fingerprint: JSON values that the state depends on; a state saved under others is refused.
-        padding: makes the rows that complete the last step of a shared plan that ends, which stays
-            incomplete without it.
+        padding: makes rows that complete the last step of a shared plan; else it stays incomplete.
+        cost: of rows; those of a step of a shared plan are then dealt so that ranks end together.
         restarts: whether another iteration after the end begins with the first row again.
         repeats: whether the end is followed by the first row again at once.
 
     State: of the plan, see :class:`~energon_ext.plan.step.Plan`, and how much of its step is done.
     """
 
-    #: Of the one node, where no tree is given.
-    rule = BLEND_RULE
+    rule = BLEND_RULE  # of the one node, where no tree is given
 
     def __init__(
         self,
@@ -66,6 +66,7 @@ class BlendedDataset(BaseWrapperDataset):
         worker_config: WorkerConfig,
         fingerprint: Mapping[str, Any] | None = None,
         padding: Callable[[], Any] | None = None,
+        cost: Cost | None = None,
         restarts: bool = False,
         repeats: bool = False,
         **node_options: Any,
@@ -73,16 +74,15 @@ class BlendedDataset(BaseWrapperDataset):
         ordered = sorted(sources, key=lambda source: source.key)
         self.sources = {source.key: source for source in ordered}
         if not ordered or len(self.sources) != len(ordered):
-            raise ConfigError(
-                f"A blend needs sources of distinct keys, got {[s.key for s in ordered]}."
-            )
+            keys = [source.key for source in ordered]
+            raise ConfigError(f"A blend needs sources of distinct keys, got {keys}.")
         self._streamed = [s.streamed for s in ordered if s.streamed is not None]
         super().__init__([rows.dataset for rows in self._streamed], worker_config=worker_config)
         weights = {source.key: source.weight for source in ordered}
         self.tree = tree or blend_of(weights, self.rule, **node_options)
         self.topology = topology or Topology.of(worker_config, None, None)
         self._clock = Clock(axis or ScheduleAxis(), self.topology, row_tokens)
-        self._padding = padding
+        self._padding, self._cost = padding, None if self._streamed else cost
         self._restarts = restarts
         self._repeats = repeats
         self.fingerprint = {
@@ -155,7 +155,7 @@ class BlendedDataset(BaseWrapperDataset):
         for rows in self._streamed:
             rows.open()
         if self._skip is None:
-            self._skip = self.worker_config.rank_worker_id() if self.is_shared else 0
+            self._skip = self._worker_number() % topology.workers
         for number in self._rounds(topology):
             if self._skip:
                 self._skip -= 1
@@ -183,10 +183,7 @@ class BlendedDataset(BaseWrapperDataset):
             self._step, self._done = None, 0
 
     def state_after(self, state: FlexState, rounds: int) -> FlexState:
-        """The state of a shared plan some rounds later; nothing is read.
-
-        Leaves this dataset as before its first row.
-        """
+        """The state of a shared plan some rounds later; nothing is read, and nothing begun."""
         self.restore_state(state)
         for _, _ in zip(range(rounds), self._rounds(self.topology)):
             pass
@@ -216,6 +213,8 @@ class BlendedDataset(BaseWrapperDataset):
             if has_ended and self._worker_number() == 0:  # the others say the same
                 limit = self.sources[key].max_epochs
                 logger.info("%s: read to its end (max_epochs: %s); step %d.", key, limit, number)
+        if self._step is not None and self._cost is not None:
+            self._step.balance(self._cost, topology)
         return self._step is not None
 
     def _active_plan(self) -> Plan:
@@ -267,7 +266,8 @@ class BlendedDataset(BaseWrapperDataset):
 
     def _inside(self) -> dict[str, Any]:
         """What a state that is saved inside a step depends on, since the step is drawn again."""
-        return {**self.topology.of_step, "mixture": digest_of(self.tree.to_json())}
+        cost = getattr(self._cost, "__qualname__", repr(self._cost))
+        return {**self.topology.of_step, "mixture": digest_of([self.tree.to_json(), cost])}
 
     def restore_state(self, state: FlexState) -> None:
         """Continue from :meth:`save_state`; begins nothing with a state that is refused."""

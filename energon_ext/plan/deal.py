@@ -4,11 +4,16 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
+import numpy as np
 from megatron.energon import WorkerConfig
 
 from energon_ext.errors import ConfigError
+
+#: Ranks swap rows until the busiest is so near to the mean, and so often at most.
+NEARLY_EQUAL, MOST_SWAPS = 1.005, 256
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,61 @@ class Topology:
         """Rows of this rank in a round of a step."""
         first = number * self.rows_per_round + self.rank * self.batch_rows
         return range(first, first + self.batch_rows)
+
+
+def balanced(costs: np.ndarray, topology: Topology) -> np.ndarray:
+    """Which row of a step goes to which place, so that all ranks are busy equally long.
+
+    From the dearest row on, each goes to the rank that has the least so far and has room (the
+    longest processing time first, Graham 1969, with as many rows for every rank); then the rank
+    with the most and the one with the least swap rows. A rank hands out its dearest rows first, so
+    that the batches of one round are alike; where a batch has more than one row, it holds dear ones
+    beside cheap ones.
+
+    Args:
+        costs: float64 [rows per step], of the rows by number.
+
+    Returns:
+        int64 [rows per step]: the row at each place, see :meth:`Topology.rows_of`.
+
+    Example:
+        >>> topology = Topology(rows_per_step=4, ranks=2)
+        >>> balanced(np.array([9.0, 1.0, 8.0, 4.0]), topology).tolist()  # 9 + 1 and 8 + 4
+        [0, 2, 1, 3]
+    """
+    ranks, rounds, batch_rows = topology.ranks, topology.rounds, topology.batch_rows
+    of_rank: list[list[int]] = [[] for _ in range(ranks)]
+    lightest = [(0.0, rank) for rank in range(ranks)]  # a heap
+    ordered = np.argsort(-costs, kind="stable")
+    for row, cost in zip(ordered.tolist(), costs[ordered].tolist()):
+        busy, rank = lightest[0]
+        of_rank[rank].append(row)
+        if len(of_rank[rank]) < rounds * batch_rows:
+            heapq.heapreplace(lightest, (busy + cost, rank))
+        else:
+            heapq.heappop(lightest)
+    rows = _swapped(np.array(of_rank), costs)
+    # Every second row of the batches goes to them the other way round.
+    dealt = rows.reshape(ranks, batch_rows, rounds)
+    dealt[:, 1::2] = dealt[:, 1::2, ::-1]
+    return dealt.transpose(2, 0, 1).reshape(-1)
+
+
+def _swapped(rows: np.ndarray, costs: np.ndarray) -> np.ndarray:
+    """Rows of each rank, the dearest first, int64 [ranks, rows], after some swaps."""
+    busy = costs[rows].sum(1)
+    enough = NEARLY_EQUAL * busy.mean()
+    for _ in range(MOST_SWAPS):
+        most, least = busy.argmax(), busy.argmin()
+        gap = busy[most] - busy[least]
+        gains = costs[rows[most]][:, None] - costs[rows[least]]
+        one, other = np.unravel_index(np.abs(gains - gap / 2).argmin(), gains.shape)
+        if busy[most] <= enough or not 0 < gains[one, other] < gap:
+            break
+        rows[most, one], rows[least, other] = rows[least, other], rows[most, one]
+        busy[most] -= gains[one, other]
+        busy[least] += gains[one, other]
+    return np.take_along_axis(rows, np.argsort(-costs[rows], axis=1, kind="stable"), axis=1)
 
 
 #: One reader that has every row to itself, one at a time.

@@ -241,6 +241,19 @@ class TakenRows:
     def __len__(self) -> int:
         return self._count
 
+    def pieces(self) -> tuple[np.ndarray, np.ndarray]:
+        """Lengths of the pieces in all rows, row after row, and where each row ends."""
+        lengths, ends, before = [], [], 0
+        counts = np.diff([begin for begin, _, _ in self._parts], append=self._count)
+        for (_, plan, first), count in zip(self._parts, counts.tolist()):
+            start = int(plan.ends[first - 1]) if first else 0
+            own = plan.ends[first : first + count] - start
+            pieces = plan.pieces[start : start + int(own[-1])]
+            lengths.append(pieces.stops - pieces.starts)
+            ends.append(own + before)
+            before += int(own[-1])
+        return np.concatenate(lengths), np.concatenate(ends)
+
     def row(self, number: int) -> Row:
         """One of them, with its tokens."""
         begin, plan, first = next(part for part in reversed(self._parts) if part[0] <= number)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Protocol
 
+import numpy as np
 from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.plan.streamed import StreamedSamples
@@ -24,6 +25,9 @@ class Taken(Protocol):
 
     def row(self, number: int) -> Any:
         """One of them, read."""
+
+    def pieces(self) -> tuple[np.ndarray, np.ndarray]:
+        """Lengths of the documents in all rows, row after row, and where each row ends."""
 
 
 class RowSource(Protocol):
@@ -65,6 +69,7 @@ class Source:
         documents: number of documents in one epoch.
         max_epochs: epochs after which ``rows`` end, None where they do not.
         names: by which its state is found where the key has changed.
+        fingerprint: of what a streamed one reads; planned rows bring their own.
     """
 
     key: str
@@ -73,10 +78,11 @@ class Source:
     documents: int = 0
     max_epochs: int | None = None
     names: SourceNames = SourceNames()
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.rows, SavableDataset):
-            self.rows = StreamedSamples(self.rows, self.max_epochs, self.key)
+            self.rows = StreamedSamples(self.rows, self.max_epochs, self.key, self.fingerprint)
 
     @property
     def streamed(self) -> StreamedSamples | None:

@@ -16,6 +16,8 @@ from megatron.energon.state import FlexState
 
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.mixture import Mixture
+from energon_ext.plan.cost import Cost
+from energon_ext.plan.deal import Topology, balanced
 from energon_ext.plan.source import Source, Taken
 from energon_ext.state.match import match_sources
 
@@ -25,13 +27,23 @@ class Step:
 
     def __init__(self) -> None:
         self._parts: list[tuple[np.ndarray, Taken]] = []
+        self._order: np.ndarray | None = None
 
     def put(self, where: np.ndarray, taken: Taken) -> None:
         """Place rows of a source, int64 [rows taken]."""
         self._parts.append((where, taken))
 
+    def balance(self, cost: Cost, topology: Topology) -> None:
+        """Deal the rows by cost; places of which no row was left cost nothing."""
+        costs = np.zeros(topology.rows_per_step)
+        for where, taken in self._parts:
+            lengths, ends = taken.pieces()
+            costs[where] = np.diff(np.cumsum(cost(lengths))[ends - 1], prepend=0.0)
+        self._order = balanced(costs, topology)
+
     def row(self, number: int) -> Any:
         """A row, read; None where there was none left."""
+        number = number if self._order is None else int(self._order[number])
         part, own = self._places.get(number, (None, 0))
         return None if part is None else part.row(own)
 

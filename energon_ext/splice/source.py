@@ -264,6 +264,14 @@ class TakenFrames:
     def __len__(self) -> int:
         return len(self._frames)
 
+    def pieces(self) -> tuple[np.ndarray, np.ndarray]:
+        """Lengths that attend to themselves in all frames, and where each frame ends."""
+        if self._source.config.attend_prefix:
+            lengths = [np.array([self._source.tokens_of(frame)]) for frame in self._frames]
+        else:
+            lengths = [frame.copy_lens for frame in self._frames]
+        return np.concatenate(lengths), np.cumsum([len(each) for each in lengths])
+
     def row(self, number: int) -> Row:
         """One of them, with its tokens."""
         return self._source.row(self._frames[number])

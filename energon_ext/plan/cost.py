@@ -1,0 +1,87 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""How long a row keeps a rank busy, by the lengths of the documents in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable
+
+import numpy as np
+
+#: Lengths of pieces of documents, int64 [n], to their costs, float64 [n], in any unit.
+Cost = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class AttentionCost:
+    """Matrix products of a causal transformer over a document that attends to itself alone.
+
+    Every token costs the same in projections, MLP and vocabulary; in attention it costs as much as
+    it has tokens to look at. All that matters here is the ratio of the two. Context parallelism
+    divides both alike.
+
+    Attributes:
+        linear: floating-point operations of a token outside the attention scores.
+        quadratic: those of a token for one that it looks at.
+        window: most tokens that one looks at, None for all before it.
+
+    Example:
+        >>> AttentionCost(linear=10, quadratic=2)(np.array([1, 4]))
+        array([12., 60.])
+        >>> AttentionCost(linear=10, quadratic=2, window=2)(np.array([1, 4]))
+        array([12., 54.])
+    """
+
+    #: Of a dense model with 32 layers, hidden size 4096, MLP 14336, 8 groups, vocabulary 128 256.
+    linear: float = 1.5e10
+    quadratic: float = 5.2e5
+    window: int | None = None
+
+    @classmethod
+    def of_model(cls, config: Any, vocab_size: int = 0) -> "AttentionCost":
+        """By the configuration of a model.
+
+        Args:
+            config: with the fields of ``megatron.core.transformer.TransformerConfig``: dense and
+                MoE, grouped queries, gated MLP, sliding window, multi-latent attention.
+            vocab_size: of the output layer.
+        """
+        hidden, layers, heads = config.hidden_size, config.num_layers, config.num_attention_heads
+        channels = getattr(config, "kv_channels", None) or hidden // heads
+        query, groups = heads * channels, getattr(config, "num_query_groups", None) or heads
+        projections = hidden * (2 * query + 2 * groups * channels)
+        scores = 2 * query
+        if getattr(config, "multi_latent_attention", False):
+            keys = config.qk_head_dim + config.qk_pos_emb_head_dim
+            latent = config.kv_lora_rank
+            rank = config.q_lora_rank or hidden
+            projections = (hidden * rank if config.q_lora_rank else 0) + rank * heads * keys
+            projections += hidden * (latent + config.qk_pos_emb_head_dim)
+            projections += latent * heads * (config.qk_head_dim + config.v_head_dim)
+            projections += heads * config.v_head_dim * hidden
+            scores = heads * (keys + config.v_head_dim)
+        matrices = 3 if getattr(config, "gated_linear_unit", False) else 2
+        ffn = getattr(config, "ffn_hidden_size", None) or 4 * hidden
+        widths = layers * ffn
+        if getattr(config, "num_moe_experts", None):
+            width = (getattr(config, "moe_ffn_hidden_size", None) or ffn) * config.moe_router_topk
+            width += getattr(config, "moe_shared_expert_intermediate_size", None) or 0
+            frequency = getattr(config, "moe_layer_freq", 1)
+            pattern = frequency if isinstance(frequency, list) else [1] + [0] * (frequency - 1)
+            experts = sum(pattern[layer % len(pattern)] for layer in range(layers))
+            widths = experts * width + (layers - experts) * ffn
+        parameters = layers * projections + widths * hidden * matrices
+        window = getattr(config, "window_size", None)
+        return cls(
+            2.0 * (parameters + hidden * vocab_size),
+            2.0 * layers * scores,
+            window[0] + 1 if window else None,
+        )
+
+    def __call__(self, lengths: np.ndarray) -> np.ndarray:
+        """Costs of documents, or parts of them, that attend to themselves."""
+        lengths = lengths.astype(np.float64)
+        seen = np.minimum(lengths, self.window or np.inf)
+        looks = seen * (seen + 1) / 2 + (lengths - seen) * seen
+        return self.linear * lengths + self.quadratic * looks

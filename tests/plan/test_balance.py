@@ -1,0 +1,228 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Rows of a step, dealt so that no rank waits for another."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from energon_ext import ConfigError, PackedTaskEncoder, StateMismatchError
+from energon_ext.packing import BestFitPacker, Pieces
+from energon_ext.plan.cost import AttentionCost
+from energon_ext.plan.deal import Topology, balanced
+from energon_ext.splice import MultiSpliceConfig
+from energon_ext.splice.encoders import MultiSpliceTaskEncoder
+from tests.plan.runs import SEQ_LEN, Run
+from tests.plan.test_topology import ROWS, blend, check_equal_everywhere, entry, yaml
+from tests.plan.test_topology import data as data
+from tests.support import LargeTokenizer, close_loaders
+
+#: Attention alone, so that rows differ as much as they can.
+SQUARES = AttentionCost(linear=0, quadratic=1)
+
+
+@pytest.fixture(autouse=True)
+def loaders_end():
+    yield
+    close_loaders()
+
+
+def encoder(balance="attention", cost=SQUARES):
+    return PackedTaskEncoder(LargeTokenizer(), SEQ_LEN, balance=balance, cost=cost)
+
+
+def busy(costs, order, topology):
+    """Cost of each micro-batch, [rounds, ranks], where rows go out in some order."""
+    own = np.empty((topology.rounds, topology.ranks))
+    for rank in range(topology.ranks):
+        of_rank = Topology(
+            topology.rows_per_step, topology.batch_rows, topology.ranks, rank, topology.workers
+        )
+        for number in range(topology.rounds):
+            own[number, rank] = sum(costs[order[place]] for place in of_rank.rows_of(number))
+    return own
+
+
+# Dealing ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_every_row_goes_to_one_place(ranks, batch):
+    topology = Topology(12 * batch, batch, ranks)
+    costs = np.random.default_rng(0).random(12 * batch)
+    order = balanced(costs, topology)
+    assert sorted(order.tolist()) == list(range(12 * batch))
+    assert order.tolist() == balanced(costs, topology).tolist()
+
+
+def test_dear_rows_meet_cheap_ones():
+    """Rows of 8, 7, 2, 1 on two ranks: 8 + 1 and 7 + 2, the dear ones in one round."""
+    topology = Topology(rows_per_step=4, ranks=2)
+    order = balanced(np.array([1.0, 8.0, 2.0, 7.0]), topology)
+    assert busy([1.0, 8.0, 2.0, 7.0], order, topology).tolist() == [[8, 7], [1, 2]]
+
+
+def test_one_batch_of_many_rows_holds_as_much_as_another():
+    topology = Topology(rows_per_step=8, batch_rows=2, ranks=2)
+    costs = np.array([8.0, 7, 6, 5, 4, 3, 2, 1])
+    found = busy(costs, balanced(costs, topology), topology)
+    assert found.sum() == 36
+    assert found.max() - found.min() <= 1
+
+
+def packed_costs(documents, seq_len, cost, seed=0):
+    lengths = np.exp(np.random.default_rng(seed).normal(6.2, 1.2, documents)).astype(np.int64)
+    lengths = lengths.clip(1, 200_000)
+    numbers = np.arange(documents)
+    plan = BestFitPacker(seq_len).plan(Pieces.none(), Pieces.whole(numbers, numbers, lengths))
+    sizes = plan.pieces.stops - plan.pieces.starts
+    return np.diff(np.cumsum(cost(sizes))[plan.ends - 1], prepend=0.0)
+
+
+@pytest.mark.parametrize("seq_len", [8192, 32768])
+def test_ranks_of_a_step_of_web_like_rows_are_busy_equally_long(seq_len):
+    """64 ranks of 8 micro-batches: within 2 % of the mean, or as good as with as many rows can be.
+
+    No rank can have less than the dearest row and the seven cheapest.
+    """
+    topology = Topology(rows_per_step=512, ranks=64)
+    costs = packed_costs(60_000, seq_len, AttentionCost())
+    for first in range(0, len(costs) - 511, 512):
+        step = costs[first : first + 512]
+        dealt = busy(step, balanced(step, topology), topology)
+        natural = busy(step, np.arange(512), topology)
+        least = step.max() + np.sort(step)[:7].sum()
+        assert dealt.sum(0).max() <= max(1.02 * step.sum() / 64, least * (1 + 1e-12))
+        assert dealt.sum(0).max() <= natural.sum(0).max()
+        assert (dealt.max(1) - dealt.min(1)).mean() < (natural.max(1) - natural.min(1)).mean() / 2
+
+
+# Costs --------------------------------------------------------------------------------------------
+
+
+def test_a_token_looks_at_all_before_it_in_its_document_and_itself():
+    lengths = np.array([1, 2, 5])
+    by_hand = [sum(3 + 2 * (t + 1) for t in range(n)) for n in lengths]
+    assert AttentionCost(3, 2)(lengths).tolist() == by_hand
+    window = [sum(3 + 2 * min(t + 1, 2) for t in range(n)) for n in lengths]
+    assert AttentionCost(3, 2, window=2)(lengths).tolist() == window
+
+
+DENSE = {"num_layers": 3, "hidden_size": 32, "num_attention_heads": 4}
+MODELS = {
+    "dense": DENSE,
+    "grouped queries, gated": {
+        **DENSE,
+        "num_query_groups": 2,
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        "ffn_hidden_size": 80,
+    },
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_linear_part_is_two_operations_a_weight_of_the_real_model(name):
+    from tests.megatron import small_gpt
+
+    config = TransformerConfig(
+        **MODELS[name],
+        add_bias_linear=False,
+        use_cpu_initialization=True,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+    )
+    with small_gpt.megatron():
+        layers = small_gpt.GPTModel(
+            config=config,
+            transformer_layer_spec=small_gpt.gpt_layer_spec(config),
+            vocab_size=64,
+            max_sequence_length=32,
+        ).decoder
+        weights = sum(p.numel() for p in layers.parameters() if p.dim() == 2)
+    cost = AttentionCost.of_model(config, vocab_size=64)
+    assert cost.linear == 2 * (weights + 32 * 64)
+    # Of each layer, two products of queries and keys, and of scores and values, for each channel.
+    assert cost.quadratic == 3 * 2 * 2 * 32
+
+
+def test_a_token_of_a_mixture_of_experts_costs_the_experts_it_goes_to():
+    config = TransformerConfig(
+        **DENSE, num_moe_experts=8, moe_router_topk=2, moe_ffn_hidden_size=16, moe_layer_freq=[0, 1]
+    )
+    # Projections 4 * 32 * 32; MLP of 128 in layers 0 and 2, two experts of 16 in layer 1.
+    weights = 3 * 4 * 32 * 32 + (128 + 2 * 16 + 128) * 32 * 2
+    assert AttentionCost.of_model(config).linear == 2 * weights
+
+
+# Runs ---------------------------------------------------------------------------------------------
+
+
+def test_steps_and_states_are_those_of_the_natural_order_on_all_topologies(data):
+    path = blend(data)
+    check_equal_everywhere(path, encoder(), [(2, 0, 4), (4, 0, 1), (8, 0, 2), (2, 2, 2)])
+    natural, dealt = Run(path, rows=ROWS), Run(path, encoder=encoder(), ranks=4, rows=ROWS)
+    for _ in range(6):
+        assert dealt.step() == natural.step()
+        assert dealt.state() == natural.state()
+
+
+def squares(batch):
+    """Sum of the squared lengths of what attends to itself in a batch, worked out anew."""
+    positions = batch.position_ids.tolist()
+    starts = [n for n, p in enumerate(positions) if p == 0 or n % SEQ_LEN == 0]
+    lengths = np.diff([*starts, len(positions)])
+    return float((lengths * (lengths + 1) / 2).sum())
+
+
+def spread(run):
+    """Heaviest rank over the mean, in each of some steps."""
+    iterators = [iter(loader) for loader in run.loaders]
+    found = []
+    for _ in range(6):
+        ranks = [sum(squares(next(i)) for _ in range(run.rounds)) for i in iterators]
+        found.append(max(ranks) / np.mean(ranks))
+    return np.array(found)
+
+
+def test_ranks_of_a_run_are_busy_more_equally(data):
+    path = blend(data)
+    natural = spread(Run(path, ranks=4, rows=ROWS))
+    dealt = spread(Run(path, ranks=4, rows=ROWS, encoder=encoder()))
+    assert (dealt < natural).all()
+    assert dealt.max() < 1.06 < natural.mean()
+
+
+@pytest.mark.parametrize("pack_contents", [False, True])
+def test_spliced_rows_are_dealt_too(data, pack_contents):
+    splice = MultiSpliceConfig(num_docs=8, content_length=11, pack_contents=pack_contents)
+    mix = yaml(data, "splice", {"blend": [entry("a"), entry("b", subflavors={"splice": True})]})
+    spliced = MultiSpliceTaskEncoder(
+        LargeTokenizer(), SEQ_LEN, splice, spliced_subflavors={"splice": True}, balance="attention"
+    )
+    check_equal_everywhere(mix, spliced, [(4, 0, 2)])
+
+
+def test_inside_a_step_a_state_continues_with_the_same_cost_only(data):
+    path = blend(data)
+    run = Run(path, ranks=2, batch=2, rows=ROWS, encoder=encoder())
+    iterators = [iter(loader) for loader in run.loaders]
+    for iterator in iterators:
+        list(itertools.islice(iterator, 5))
+    state = run.state()
+    again = Run(path, ranks=2, batch=2, rows=ROWS, encoder=encoder()).resume(state)
+    for iterator, loader in zip(iterators, again.loaders):
+        for one, other in zip(itertools.islice(iterator, 6), loader):
+            assert one.tokens.equal(other.tokens)
+    for other in (encoder(balance=None), encoder(cost=AttentionCost(1, 1))):
+        with pytest.raises(StateMismatchError, match="inside a step"):
+            Run(path, ranks=2, batch=2, rows=ROWS, encoder=other).resume(state)
+
+
+def test_an_unknown_way_to_balance_is_refused():
+    with pytest.raises(ConfigError, match="balance: 'tokens' found, 'attention' or None"):
+        encoder(balance="tokens")
