@@ -18,6 +18,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.megatron.loader import data_parallel_worker_config
 from energon_ext.megatron.megatron_lm_state import MegatronLMLoader, restore_together
 from energon_ext.megatron.validation import ValidationLoader
+from energon_ext.plan.cost import AttentionCost
 from energon_ext.state.together import on_all_ranks
 from energon_ext.weights import ScheduleAxis
 from energon_ext.weights.axis import UNITS
@@ -146,6 +147,11 @@ def add_energon_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser
     group.add_argument("--energon-packing", choices=PACKINGS, default="bin")
     group.add_argument("--energon-packing-buffer-docs", type=_count, default=512)
     group.add_argument("--energon-shuffle-buffer-docs", type=_count, default=1000)
+    group.add_argument(
+        "--energon-balance",
+        choices=["attention"],
+        help="Deal the rows of a step to ranks and micro-batches by what they cost this model.",
+    )
     return parser
 
 
@@ -206,12 +212,20 @@ def _default_task_encoder(args: argparse.Namespace) -> PackedTaskEncoder:
     # Each context-parallel rank takes two of the equal chunks that a segment is cut into.
     ranks = parallel_state.get_context_parallel_world_size()
     aligned = {"alignment": 2 * ranks} if ranks > 1 else {}
+    balanced: dict[str, Any] = {}
+    if args.energon_balance:
+        from megatron.training.arguments import core_transformer_config_from_args
+
+        config = core_transformer_config_from_args(args)
+        cost = AttentionCost.of_model(config, args.padded_vocab_size or 0)
+        balanced = {"balance": args.energon_balance, "cost": cost}
     return PackedTaskEncoder(
         load_tokenizer(args.energon_tokenizer),
         args.seq_length,
         packing=args.energon_packing,
         packing_buffer_docs=args.energon_packing_buffer_docs,
         **aligned,
+        **balanced,
     )
 
 
