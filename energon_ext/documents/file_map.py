@@ -4,6 +4,10 @@
 
 A source of 10 000 pairs is looked up all over at once. ``mmap.mmap`` keeps a file descriptor for
 each map before Python 3.13, and the usual limit is 1024; the kernel itself keeps none.
+
+A file that is too short is refused when it is mapped. One that is cut while it is mapped ends the
+process by signal 7 (SIGBUS) at the first read behind its end: no program can look before each read,
+so data must not be overwritten in place under a run.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ import os
 from typing import Any
 
 import numpy as np
+
+from energon_ext.errors import ConfigError
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -30,6 +36,12 @@ class _FileMap:
     def __init__(self, path: str, num_bytes: int):
         descriptor = os.open(path, os.O_RDONLY)
         try:
+            found = os.fstat(descriptor).st_size
+            if found < num_bytes:
+                raise ConfigError(
+                    f"{path}: has {found} bytes, {num_bytes} are needed; it was cut or replaced "
+                    f"under the run, copy it again and resume."
+                )
             address = _LIBC.mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
         finally:
             os.close(descriptor)
@@ -54,7 +66,11 @@ class _FileMap:
 
 
 def map_file(path: str, num_bytes: int) -> np.ndarray:
-    """The bytes of a file that is at least so long, uint8 [num_bytes], read-only."""
+    """The first bytes of a file, uint8 [num_bytes], read-only.
+
+    Raises:
+        ConfigError: the file is shorter.
+    """
     if num_bytes == 0:  # the kernel maps nothing
         return np.zeros(0, np.uint8)
     return np.asarray(_FileMap(path, num_bytes))

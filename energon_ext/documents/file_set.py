@@ -14,6 +14,7 @@ import numpy as np
 from energon_ext.documents.permutation import KeyedPermutation
 from energon_ext.documents.token_index import (
     Pair,
+    check_index,
     open_index,
     open_label_weights,
     open_tokens,
@@ -27,16 +28,18 @@ from energon_ext.errors import ConfigError
 _CHECKED_TOKENS = 1 << 20
 _CHECKED_FILES = 64
 
-#: Documents whose place and length are part of the fingerprint.
+#: Documents whose place and length are part of the fingerprint, and those of whose tokens some are.
 _FINGERPRINT_DOCUMENTS = 256
+_FINGERPRINT_READ = 64
+_FINGERPRINT_TOKENS = 32
 
 
 class TokenFiles:
     """The documents of many ``.bin``/``.idx`` pairs, numbered from the first pair to the last.
 
-    Opening reads the headers. A file is mapped when a document in it is asked for, and nothing is
-    copied: neither tokens nor the places of documents. A place is the number of the document's
-    first token, counted over all pairs.
+    Opening checks the indices. The tokens of a file are mapped when a document in it is asked for,
+    and nothing is copied: neither tokens nor the places of documents. A place is the number of the
+    document's first token, counted over all pairs.
 
     Args:
         prefixes: paths without suffix; their order is that of the documents.
@@ -48,6 +51,8 @@ class TokenFiles:
     def __init__(self, prefixes: Sequence[str | Path]):
         self.prefixes = [str(prefix) for prefix in prefixes]
         self._pairs = [read_pair(prefix) for prefix in self.prefixes]
+        for pair in self._pairs:
+            check_index(pair)
         self._first_documents = _starts([pair.documents for pair in self._pairs])
         self._first_tokens = _starts([pair.tokens for pair in self._pairs])
         self._sequences = np.array([pair.sequences for pair in self._pairs], np.int64)
@@ -78,20 +83,15 @@ class TokenFiles:
         begins = np.flatnonzero(np.diff(files, prepend=-1))
         ends = [*begins[1:].tolist(), len(files)]
         for file, begin, end in zip(files[begins].tolist(), begins.tolist(), ends):
-            pair = self._pairs[file]
-            index = open_index(pair)
+            index = open_index(self._pairs[file])
             sequences[begin:end] = part = index.first_sequences[bounds[begin:end]]
-            try:
-                places[begin:end] = index.pointers[part]
-            except IndexError as error:
-                raise _damaged(pair) from error
+            places[begin:end] = index.pointers[part]
         column = files[:, None]
         places //= self._token_bytes[column]
         places += self._first_tokens[column]
         # No pointer says where the last sequence of a file ends.
         is_end = sequences == self._sequences[column]
         np.copyto(places, self._first_tokens[column + 1], where=is_end)
-        self._check(files, sequences, places)
         located = np.empty_like(places)
         located[order] = places
         return located[:, 0].copy(), located[:, 1] - located[:, 0]
@@ -113,9 +113,11 @@ class TokenFiles:
         return None if weights is None else weights[first + start : first + stop].astype(np.float32)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Counts, and a hash over the header of every pair and where a few documents are.
+        """Counts, a hash of the headers and of where some documents are, and one of some tokens.
 
-        It depends on the order of the pairs, not on what they are called or where they are.
+        It depends on the order of the pairs, not on what they are called or where they are. The
+        tokens are the middle of 64 documents: other texts of the same lengths are noticed, one
+        changed text among thousands is not.
         """
         digest = hashlib.sha256()
         for counts in (self._first_documents, self._first_tokens, self._sequences):
@@ -127,16 +129,30 @@ class TokenFiles:
         if len(self):
             looked_at = np.arange(min(len(self), _FINGERPRINT_DOCUMENTS))
             sample = KeyedPermutation(len(self), "fingerprint")(looked_at)
-        for numbers in self.locate(sample):
+        places, lengths = self.locate(sample)
+        for numbers in (places, lengths):
             digest.update(numbers.astype("<i8").tobytes())
-        return {"documents": len(self), "tokens": self.num_tokens, "index": digest.hexdigest()}
+        read = hashlib.sha256()
+        for place, length in zip(places[:_FINGERPRINT_READ].tolist(), lengths.tolist()):
+            start = max(0, (length - _FINGERPRINT_TOKENS) // 2)
+            middle = place, start, min(length, start + _FINGERPRINT_TOKENS)
+            weights = self.label_weights(*middle)
+            read.update(self.tokens(*middle).tobytes())
+            read.update(b"" if weights is None else weights.tobytes())
+        return {
+            "documents": len(self),
+            "tokens": self.num_tokens,
+            "index": digest.hexdigest(),
+            "sample": read.hexdigest(),
+        }
 
     def check_tokenizer(self, fingerprint: Mapping[str, Any], vocab_size: int) -> None:
         """Raise ConfigError where the tokens are not those of a tokenizer, as far as can be seen.
 
         Args:
             fingerprint: of the tokenizer; compared where a file says which one wrote it.
-            vocab_size: ids are below it; a million is looked at, over 64 files at most.
+            vocab_size: ids are in ``[0, vocab_size)``; a million is looked at, over 64 files at
+                most.
         """
         for pair in self._pairs:
             written = fingerprint if pair.meta is None else pair.meta["tokenizer"]
@@ -147,21 +163,19 @@ class TokenFiles:
                 )
         checked = self._pairs[:: -(-len(self._pairs) // _CHECKED_FILES)]
         for pair in checked:
-            highest = int(open_tokens(pair)[: _CHECKED_TOKENS // len(checked)].max(initial=0))
-            if highest >= vocab_size:
-                raise ConfigError(
-                    f"{pair.prefix}: holds the token id {highest}, the tokenizer has {vocab_size}; "
-                    f"use the one the file was written with."
-                )
+            tokens = open_tokens(pair)[: _CHECKED_TOKENS // len(checked)]
+            for found in (int(tokens.min(initial=0)), int(tokens.max(initial=0))):
+                if not 0 <= found < vocab_size:
+                    raise ConfigError(
+                        f"{pair.prefix}: holds the token id {found}, the tokenizer has "
+                        f"{vocab_size}; use the one the file was written with."
+                    )
 
-    def _check(self, files: np.ndarray, sequences: np.ndarray, places: np.ndarray) -> None:
-        """Raise ConfigError where a document does not lie in its file."""
-        inside = (sequences >= 0).all(axis=1)
-        inside &= self._first_tokens[files] <= places[:, 0]
-        inside &= places[:, 0] <= places[:, 1]
-        inside &= places[:, 1] <= self._first_tokens[files + 1]
-        if not inside.all():
-            raise _damaged(self._pairs[files[inside.argmin()]])
+    @property
+    def unweighted(self) -> str | None:
+        """The first pair with tokens and without label weights."""
+        bare = (pair.prefix for pair in self._pairs if pair.tokens and pair.weights_dtype is None)
+        return next(bare, None)
 
     def _pair_at(self, place: int) -> tuple[Pair, int]:
         """The pair that holds a place, and the place in it."""
@@ -191,10 +205,3 @@ def open_token_files(path: Any) -> TokenFiles:
 def _starts(counts: list[int]) -> np.ndarray:
     """Where each part begins when they follow one another, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-
-
-def _damaged(pair: Pair) -> ConfigError:
-    return ConfigError(
-        f"{pair.prefix}.idx: damaged, a document is not inside {pair.prefix}.bin; write the pair "
-        f"again."
-    )

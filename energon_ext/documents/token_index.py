@@ -27,6 +27,9 @@ from energon_ext.errors import ConfigError
 #: Beside a pair that `energon-ext prepare` wrote: which tokenizer made it, and its weights.
 META_SUFFIX = ".meta.json"
 
+#: Sequences that are checked at a time, so that all of it stays in the cache of a core.
+_CHECKED_SEQUENCES = 1 << 16
+
 #: Maps of each kind that a process keeps; Linux allows 65530 in all.
 MOST_MAPS = 16384
 
@@ -64,10 +67,12 @@ class Index:
     """Where documents begin: views of the ``.idx``.
 
     Attributes:
+        lengths: int32 [S], tokens of each sequence.
         pointers: int64 [S + 1], first byte of each sequence; the last entry says nothing.
         first_sequences: int64 [D + 1].
     """
 
+    lengths: np.ndarray
     pointers: np.ndarray
     first_sequences: np.ndarray
 
@@ -106,9 +111,44 @@ def open_index(pair: Pair) -> Index:
     """The index of a pair."""
     begin = _HEADER.size + 4 * pair.sequences
     end = begin + 8 * (pair.sequences + pair.documents + 1)
-    numbers = map_file(pair.prefix + ".idx", end)[begin:].view("<i8")
+    content = map_file(pair.prefix + ".idx", end)
+    lengths, numbers = content[_HEADER.size : begin].view("<i4"), content[begin:].view("<i8")
     # One entry more than there are sequences: the end is asked for like a beginning.
-    return Index(numbers[: pair.sequences + 1], numbers[pair.sequences :])
+    return Index(lengths, numbers[: pair.sequences + 1], numbers[pair.sequences :])
+
+
+def check_index(pair: Pair) -> None:
+    """Check every entry of an index: sequences follow one another without gaps, as documents do.
+
+    So none overlaps, begins inside a token or leaves the file. It takes 4 s of one core for 10^9
+    documents, whose 20 GB a run reads anyway. To remember the result would take a file beside the
+    data, which is often read-only, and trust in its time stamps.
+
+    Raises:
+        ConfigError: says which entry is wrong.
+    """
+    index = open_index(pair)
+    token_bytes = np.int64(pair.dtype.itemsize)
+    for begin in range(0, pair.sequences, _CHECKED_SEQUENCES):
+        lengths = index.lengths[begin : begin + _CHECKED_SEQUENCES]
+        pointers = index.pointers[: pair.sequences][begin : begin + len(lengths) + 1]
+        sizes = np.diff(pointers)  # that of the last sequence stands in the header's check
+        wrong = lengths < 0
+        wrong[: len(sizes)] |= lengths[: len(sizes)] * token_bytes != sizes
+        if begin == 0:
+            wrong[0] |= pointers[0] != 0
+        _refuse(pair, "sequence", begin, wrong)
+    for begin in range(0, pair.documents, _CHECKED_SEQUENCES):
+        firsts = index.first_sequences[begin : begin + _CHECKED_SEQUENCES + 1]
+        _refuse(pair, "document", begin, firsts[1:] < firsts[:-1])
+
+
+def _refuse(pair: Pair, kind: str, begin: int, wrong: np.ndarray) -> None:
+    if wrong.any():
+        raise ConfigError(
+            f"{pair.prefix}.idx: damaged, {kind} {begin + int(wrong.argmax())} does not lie where "
+            f"the others leave room for it in {pair.prefix}.bin; write the pair again."
+        )
 
 
 @lru_cache(MOST_MAPS)

@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Pairs by number: what megatron-core wrote is what is read, of one pair and of thousands."""
 
+import contextlib
+import gc
 import json
 import os
 import pickle
+import random
 import struct
 import time
 
@@ -13,6 +16,7 @@ import pytest
 import torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 
+from energon_ext.documents import token_index
 from energon_ext.documents.file_set import TokenFiles, open_token_files
 from energon_ext.errors import ConfigError
 from tests.support import write_tokens
@@ -117,12 +121,13 @@ def test_a_fingerprint_tells_contents_and_order_and_not_paths(tmp_path, two):
     assert fingerprint(FIRST, SECOND, folder="moved") == original
     same_counts = [[1, 1, 1], [1, 1], [1]]
     changed = [
+        fingerprint([[17, 18, 19], [14], [15, 16]], SECOND, folder="tokens"),
         fingerprint(SECOND, FIRST, folder="order"),
         fingerprint(FIRST + SECOND, folder="joined"),
         fingerprint(same_counts, SECOND, folder="lengths"),
         fingerprint(FIRST, [*SECOND, [1]], folder="grown"),
     ]
-    assert len({str(value) for value in [original, *changed]}) == 5
+    assert len({str(value) for value in [original, *changed]}) == 6
     empty = TokenFiles([write_tokens(tmp_path / "empty", [])]).fingerprint()
     assert (empty["documents"], empty["tokens"]) == (0, 0)
 
@@ -172,22 +177,84 @@ def test_documents_that_leave_out_sequences_are_refused(two):
 
 
 @pytest.mark.parametrize(
-    ("number", "value"),
-    [(0, -2), (1, 100), (1, -2), (4, 2**40), (4, -1)],  # 3 pointers, 4 first sequences
+    ("number", "value", "found"),
+    # 3 pointers (0, 6 and 8), 4 first sequences (0, 1, 2, 3)
+    [
+        (0, -2, "sequence 0"),
+        (0, 2, "sequence 0"),
+        (1, 100, "sequence 0"),  # out of the file
+        (1, 4, "sequence 0"),  # overlaps
+        (1, 7, "sequence 0"),  # odd
+        (1, -2, "sequence 0"),
+        (4, 2**40, "document 1"),
+        (4, -1, "document 0"),
+        (5, 0, "document 1"),
+    ],
 )
-def test_an_index_that_points_outside_is_refused_when_it_is_asked(two, number, value):
+def test_an_index_that_points_elsewhere_is_refused_while_opening(two, number, value, found):
     index = two[0].with_suffix(".idx")
     content = bytearray(index.read_bytes())
     begin = HEADER.size + 4 * 3 + 8 * number
     content[begin : begin + 8] = value.to_bytes(8, "little", signed=True)
     index.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"a.idx: damaged, .*a.bin; write the pair again"):
-        TokenFiles(two).locate(np.arange(5))
+    with pytest.raises(ConfigError, match=rf"a.idx: damaged, {found} .*a.bin; write the pair ag"):
+        open_token_files(two[0])
+
+
+@pytest.mark.parametrize("sizes", [(-3, 1, 2), (3, -1, 2), (2, 2, 2)])
+def test_an_index_of_other_lengths_is_refused_while_opening(two, sizes):
+    index = two[0].with_suffix(".idx")
+    content = bytearray(index.read_bytes())
+    content[HEADER.size : HEADER.size + 12] = struct.pack("<3i", *sizes)
+    index.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"a.idx: damaged, sequence [01] "):
+        open_token_files(two[0])
+
+
+def test_an_index_is_checked_to_its_end_part_by_part(tmp_path, monkeypatch):
+    pair = write_tokens(tmp_path / "web", [[n] * (n % 4) for n in range(20)])
+    monkeypatch.setattr(token_index, "_CHECKED_SEQUENCES", 8)
+    open_token_files(pair)
+    whole = pair.with_suffix(".idx").read_bytes()
+    for number in range(20):
+        content = bytearray(whole)
+        begin = HEADER.size + 4 * 20 + 8 * number
+        content[begin] += 2
+        pair.with_suffix(".idx").write_bytes(content)
+        # The pointer of the last one stands in the header's check of the size.
+        with pytest.raises(ConfigError, match=f"sequence {max(0, number - 1)} does|speaks of"):
+            open_token_files(pair)
+
+
+def test_random_damage_of_an_index_is_one_typed_error_and_nothing_on_stderr(two, capfd):
+    index, chance = two[0].with_suffix(".idx"), random.Random(0)
+    whole = index.read_bytes()
+    for _ in range(300):
+        content = bytearray(whole)
+        for _ in range(chance.randint(1, 3)):
+            content[chance.randrange(len(content))] = chance.randrange(256)
+        index.write_bytes(content[: chance.choice([None, None, chance.randrange(len(content))])])
+        with contextlib.suppress(ConfigError):
+            all_documents(open_token_files(two[0]))
+    gc.collect()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_file_that_is_cut_before_it_is_mapped_is_named(two, suffix):
+    files = TokenFiles(two)
+    token_index.open_index.cache_clear()
+    os.truncate(two[0].with_suffix(suffix), 4)
+    with pytest.raises(ConfigError, match=rf"a{suffix}: has 4 bytes, \d+ are needed; it was cut"):
+        all_documents(files)
 
 
 def test_tokens_of_another_tokenizer_are_refused(tmp_path, two):
     files = TokenFiles(two)
     files.check_tokenizer({"kind": "bytes"}, 27)
+    negative = TokenFiles([write_tokens(tmp_path / "negative", [[5, -3]], np.int32)])
+    with pytest.raises(ConfigError, match="negative: holds the token id -3, the tokenizer has 27"):
+        negative.check_tokenizer({"kind": "bytes"}, 27)
     with pytest.raises(ConfigError, match="b: holds the token id 26, the tokenizer has 26"):
         files.check_tokenizer({"kind": "bytes"}, 26)
     (tmp_path / "b.meta.json").write_text(json.dumps({"tokenizer": {"kind": "hf"}}))

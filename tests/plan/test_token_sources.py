@@ -223,10 +223,23 @@ def test_a_file_that_grew_is_another_file(tmp_path, pair, mix):
         grown.restore_state_rank(state)
     differences = refused.value.differences
     assert differences.pop("web_text_document: index")
+    assert differences.pop("web_text_document: sample")
     assert differences == {
         "web_text_document: documents": (60, 61),
         "web_text_document: tokens": (sum(LENGTHS), sum(LENGTHS) + 5),
     }
+
+
+def test_a_file_of_other_documents_as_long_is_another_file(pair, mix):
+    loader = loader_for(dataset_of(mix))
+    take(loader, 3)
+    cursor, state = loader.state_dict(), loader.save_state_rank()
+    write_tokens(pair, [[token + 1 for token in document] for document in documents(LENGTHS)])
+    message = r"\(web_text_document: sample: saved '\w+', now '\w+'\)"
+    with pytest.raises(StateMismatchError, match=message):
+        loader_for(dataset_of(mix)).load_state_dict(cursor)
+    with pytest.raises(StateMismatchError, match=message):
+        loader_for(dataset_of(mix, num_workers=1)).restore_states([state])
 
 
 @pytest.mark.parametrize(
