@@ -67,6 +67,38 @@ def test_a_transformers_folder_brings_its_special_tokens(tokenizer_file, tmp_pat
     assert tokenizer.encode("the dog")[-1] == 2
 
 
+def test_truncation_and_padding_that_a_file_holds_are_switched_off(tokenizer_file, tmp_path):
+    tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=8, pad_id=3, pad_token="<pad>")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    plain, loaded = (
+        load_tokenizer(path, eos_token="</s>")
+        for path in (tokenizer_file, tmp_path / "tokenizer.json")
+    )
+    texts = ["the quick brown fox " * 20, "the"]
+    assert [loaded.encode(text) for text in texts] == [plain.encode(text) for text in texts]
+    assert [ids.tolist() for ids in loaded.encode_batch(texts)] == [*map(plain.encode, texts)]
+    assert len(loaded.encode(texts[0])) > 20
+    assert loaded.fingerprint() == plain.fingerprint()
+
+
+def test_a_folder_that_was_saved_after_a_cut_call_is_not_cut(tokenizer_file, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer_file), eos_token="</s>", pad_token="<pad>"
+    )
+    fast(["the fox", "the"], truncation=True, max_length=4, padding="max_length")
+    fast.save_pretrained(tmp_path)
+    assert len(load_tokenizer(tmp_path).encode("the quick brown fox " * 20)) > 20
+
+
+def test_all_ids_are_below_the_vocabulary_size_also_where_some_are_left_out(tmp_path):
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 7}, unk_token="a"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(tmp_path / "tokenizer.json", add_eos=False).vocab_size == 8
+
+
 def test_what_is_not_a_tokenizer_is_one_clear_error(tmp_path, tokenizer_file):
     wrong = tmp_path / "tokenizer.json"
     wrong.write_text('{"not": "a tokenizer"}')

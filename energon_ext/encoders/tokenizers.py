@@ -134,7 +134,11 @@ class HFTokenizer(Tokenizer):
         self.add_bos = add_bos
         self.add_eos = add_eos
         self._tokenizer, defaults = _load_hf(self.name)
-        self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        # A file may hold those of the last call before it was saved; documents are never cut here.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
+        self.vocab_size = max(ids, default=-1) + 1  # not their number: some leave ids out
         self.bos_id = self._special_id("bos", bos_token or defaults.get("bos"), needed=add_bos)
         self.eos_id = self._special_id("eos", eos_token or defaults.get("eos"), needed=add_eos)
         pad_id = self._special_id("pad", pad_token or defaults.get("pad"), needed=False)
