@@ -379,6 +379,22 @@ def test_training_on_a_token_file_weights_what_the_streamed_conversations_weight
     assert segments("tokens") == expected
 
 
+def test_a_token_file_without_weights_is_refused(tmp_path, conversations):
+    write_tokens(tmp_path / "plain", [[1, 101, 102, 2]] * 9)
+    message = "plain has no label weights, .* write it with `energon-ext prepare --chat`, or use a"
+    for names in (["plain"], [conversations / "tokens", "plain"]):
+        mix = write_mix(tmp_path / "mix.yaml", [(name, 1) for name in names])
+        with pytest.raises(ConfigError, match=message):
+            load(mix)
+        with pytest.raises(ConfigError, match=message):
+            get_val_datasets(
+                write_mix(tmp_path / "val.yaml", [(name, 1) for name in names], split="val"),
+                worker_config=config(),
+                batch_size=1,
+                task_encoder=SFTTaskEncoder(ByteTokenizer(), 32),
+            )
+
+
 def test_weights_between_0_and_1_reach_the_loss(tmp_path):
     write_conversations(
         tmp_path / "halves", RECORDS, SFTTaskEncoder(ByteTokenizer(), 64), scale=0.25

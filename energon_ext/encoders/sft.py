@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from megatron.energon import Cooker, Sample, stateless
+from megatron.energon import Cooker, Sample, WorkerConfig, stateless
 from megatron.energon.edataclass import edataclass
+from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.task_encoder.cooking import basic_sample_keys
 
+from energon_ext.batch.rows import Row
+from energon_ext.config.references import TokenFileFactory
 from energon_ext.documents.text import Document
 from energon_ext.encoders.chat import (
     ChatTemplate,
@@ -24,6 +28,7 @@ from energon_ext.encoders.chat import (
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.tokenizers import HFTokenizer, Tokenizer
 from energon_ext.errors import ConfigError, SampleError
+from energon_ext.plan.source import RowSource
 
 OVER_LONG = ("cut", "error")
 
@@ -124,6 +129,18 @@ class SFTTaskEncoder(PackedTaskEncoder):
         except SampleError as error:
             raise SampleError(f"Sample {sample.__key__}: {error}.") from error
         return Document.derive_from(sample, tokens=tokens, label_weights=weights)
+
+    def build_source(
+        self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
+    ) -> SavableDataset[Row] | RowSource:
+        """As of PackedTaskEncoder; token files must say what their answers are."""
+        factory = loaded.dataset
+        if isinstance(factory, TokenFileFactory) and (prefix := factory.files.unweighted):
+            raise ConfigError(
+                f"{key}: {prefix} has no label weights, so questions would be trained on like "
+                f"answers; write it with `energon-ext prepare --chat`, or use a PackedTaskEncoder."
+            )
+        return super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
 
     def state_fingerprint(self) -> dict[str, Any]:
         return {
