@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Iterator
 
 import numpy as np
@@ -14,7 +15,13 @@ from megatron.energon.state import FlexState
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
 from energon_ext.batch.rows import Row
+from energon_ext.errors import SampleError
 from energon_ext.packing import Packer, PackPlan, Pieces
+
+logger = logging.getLogger(__name__)
+
+#: So many documents without a token in a row are no accident.
+MOST_EMPTY_IN_A_ROW = 1000
 
 
 @edataclass
@@ -36,12 +43,18 @@ class PackedRows(BaseWrapperDataset[Document, Row]):
     State: a restore key for each document of which tokens are still to come, and the rows that are
     planned of them. Those documents are read again after a restore, and nothing else is.
 
+    Documents without a token are left out and counted; the log names the first, the tenth, the
+    hundredth and so on.
+
     Args:
         documents: a dataset of :class:`Document` that can restore samples.
         source: key of the source, written on every row.
         packer: makes rows of documents.
         buffer_docs: documents that are packed together.
         may_go_on: whether ``documents``, once at their end, may have more after a resume.
+
+    Raises:
+        SampleError: while iterating; 1000 documents in a row have no token.
     """
 
     def __init__(
@@ -59,6 +72,7 @@ class PackedRows(BaseWrapperDataset[Document, Row]):
         self._packer = packer
         self._buffer_docs = buffer_docs
         self._may_go_on = may_go_on
+        self._empty = self._empty_in_a_row = 0
         self.reset_state_own()
 
     def reset_state_own(self) -> None:
@@ -105,12 +119,27 @@ class PackedRows(BaseWrapperDataset[Document, Row]):
             if document is None:
                 self._has_ended = True
                 break
+            if not len(document.tokens):
+                self._leave_out(document)
+                continue
+            self._empty_in_a_row = 0
             self._held[self._next_number] = document
             self._next_number += 1
             lengths.append(len(document.tokens))
             count, tokens = count + 1, tokens + lengths[-1]
         numbers = np.arange(first, self._next_number)
         return Pieces.whole(numbers, np.zeros_like(numbers), np.array(lengths, np.int64))
+
+    def _leave_out(self, document: Document) -> None:
+        self._empty, self._empty_in_a_row = self._empty + 1, self._empty_in_a_row + 1
+        found = f"{self._source}: {self._empty} documents without a token left out"
+        if self._empty_in_a_row == MOST_EMPTY_IN_A_ROW:
+            raise SampleError(
+                f"{found}, the last {self._empty_in_a_row} in a row, up to {document.__key__}; "
+                f"look at the text and the tokenizer."
+            )
+        if str(self._empty).rstrip("0") == "1":
+            logger.warning("%s, the last: %s.", found, document.__key__)
 
     def _row(self, number: int) -> Row:
         plan = self._plan

@@ -21,6 +21,7 @@ from energon_ext.config.source_key import (
     worker_config_for,
 )
 from energon_ext.documents.permutation import stable_hash
+from energon_ext.documents.stored_files import fingerprint_files
 from energon_ext.documents.tar_memory import forget_read_members
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import BLEND, PathStep, Tree, blend_of, path_of, tree_of
@@ -107,6 +108,7 @@ def collapse_sources(
         sources = [
             Source(
                 key=key,
+                fingerprint=fingerprint_files(loaded.dataset),
                 rows=build_source(loaded, key),
                 documents=len(loaded.dataset),
                 max_epochs=max_epochs_of(loaded.dataset),

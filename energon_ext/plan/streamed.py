@@ -4,12 +4,16 @@
 
 from __future__ import annotations
 
+import tarfile
 from typing import Any, Iterator, Mapping
 
+import numpy as np
+from megatron.energon.errors import FatalSampleError
 from megatron.energon.flavors.base_dataset import SavableDataset, add_sample_restore_key
 from megatron.energon.state import FlexState
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
+from energon_ext.errors import EnergonExtError, SampleError
 from energon_ext.state.match import check_fingerprint
 from energon_ext.state.schema import BLEND
 
@@ -26,15 +30,24 @@ class StreamedSamples:
         dataset: of one source.
         max_epochs: after which ``dataset`` ends for good; None where it does not end, or begins
             again when it is iterated again.
+        source: its key.
+        documents: JSON values by which a change of what is read is noticed.
 
-    State: that of the dataset, and whether it has ended.
+    State: that of the dataset, whether it has ended, and ``documents``.
     """
 
     is_finite = True
 
-    def __init__(self, dataset: SavableDataset, max_epochs: int | None = None, source: str = ""):
+    def __init__(
+        self,
+        dataset: SavableDataset,
+        max_epochs: int | None = None,
+        source: str = "",
+        documents: Mapping[str, Any] | None = None,
+    ):
         self.dataset = dataset
         self.source = source
+        self._documents = dict(documents or {})
         self._max_epochs = max_epochs
         self._iterator: Iterator[Any] | None = None
         self._is_empty = False
@@ -63,27 +76,50 @@ class StreamedSamples:
         while len(samples) < count and not self.ended:
             if self._iterator is None:
                 self._iterator = iter(self.dataset)
-            sample = next(self._iterator, None)
+            sample = self._next(self._iterator)
             if sample is None:
                 self._has_ended, self._iterator = True, None
             else:
                 samples.append(add_sample_restore_key(sample, self.source, src=BLEND))
         return TakenSamples(samples)
 
+    def _next(self, samples: Iterator[Any]) -> Any:
+        """The next sample, None at the end.
+
+        Raises:
+            SampleError: names the source where a file of it cannot be read.
+        """
+        try:
+            return next(samples, None)
+        except (EnergonExtError, FatalSampleError):
+            raise
+        except (OSError, tarfile.TarError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise SampleError(
+                f"{self.source}: cannot be read on ({type(error).__name__}: {reason}); copy its "
+                f"files again and resume."
+            ) from error
+
     def save_state(self) -> FlexState:
         return FlexState(
             kind=KIND,
+            documents=self._documents,
             dataset=self.dataset.save_state(),
             ended=self._has_ended,
             max_epochs=self._max_epochs,
         )
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse the state of planned rows."""
-        check_fingerprint({"kind": state["kind"]}, {"kind": KIND}, self.source)
+        """Refuse the state of planned rows, and of other documents."""
+        check_fingerprint(
+            {"kind": state["kind"], **state.get("documents", {})},
+            {"kind": KIND, **self._documents},
+            self.source,
+        )
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`save_state`; a raised ``max_epochs`` goes on behind the end."""
+        self.check_state(state)
         self.dataset.restore_state(state["dataset"])
         cap, before = self._max_epochs, state["max_epochs"]
         is_raised = before is not None and (cap is None or cap > before)
@@ -115,6 +151,9 @@ class TakenSamples:
 
     def __len__(self) -> int:
         return len(self._samples)
+
+    def pieces(self) -> tuple[np.ndarray, np.ndarray]:
+        raise NotImplementedError("A private plan deals one row at a time.")
 
     def row(self, number: int) -> Any:
         return self._samples[number]

@@ -43,7 +43,13 @@ _PLANNED = {
     "last": bool,
 }
 _SPLICED = {"kind": str, "documents": {str: object}, "shown": _COUNT}
-_STREAMED = {"kind": str, "dataset": dict, "ended": bool, "max_epochs": (None, _COUNT)}
+_STREAMED = {
+    "kind": str,
+    "documents": {str: object},
+    "dataset": dict,
+    "ended": bool,
+    "max_epochs": (None, _COUNT),
+}
 _ROWS = {"planned": _PLANNED, "spliced": _SPLICED, "streamed": _STREAMED}
 _NODE = {"identity": str, "credits": {str: float}, "tokens": _COUNT}
 _SOURCE = {

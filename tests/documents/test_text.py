@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.documents.text import Document, PackedRows
+from energon_ext.errors import SampleError
 from energon_ext.packing import best_fit
 from tests.packing import slow
 from tests.plan.memory_documents import PACKERS, content, documents_in, pairs, trained
@@ -174,6 +175,21 @@ def test_empty_documents_are_no_end(packing, empty):
     for buffer_docs in (1, 4):
         found = take(packed(lengths, packing=packing, buffer_docs=buffer_docs))
         assert trained(found) == pairs(lengths)
+
+
+def test_empty_documents_are_counted_and_named(caplog):
+    assert len(take(packed([*[0] * 12, 9, *[0] * 9]))) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "web: 1 documents without a token left out, the last: 0.",
+        "web: 10 documents without a token left out, the last: 9.",
+    ]
+
+
+@every_packing
+def test_a_source_of_empty_documents_is_refused_and_not_read_for_ever(packing):
+    message = "^web: 1000 documents without a token left out, the last 1000 in a row, up to 9;"
+    with pytest.raises(SampleError, match=message):
+        take(packed([0] * 10, packing=packing, epochs=None))
 
 
 # Bounds -------------------------------------------------------------------------------------------

@@ -1,0 +1,149 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Shards and JSONL files: a change is noticed at a resume, what is missing or cut is named."""
+
+import json
+import os
+import shutil
+import time
+
+import pytest
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors.crude import CrudeWebdataset
+from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
+
+from energon_ext import ConfigError, PackedTaskEncoder, StateMismatchError, get_train_dataset
+from energon_ext.documents.stored_files import fingerprint_files
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.errors import SampleError
+from tests.support import config, loader_for, take, write_dataset, write_mix
+
+TEXTS = [f"document number {number:03d}, and some more text. " for number in range(200)]
+OTHERS = [text.replace("some", "much") for text in TEXTS]
+
+
+def write_jsonl(path, texts):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    CrudeJsonlDatasetFactory.prepare_dataset(EPath(path))
+
+
+def write_web(path, texts, shard_size=50):
+    shutil.rmtree(path, ignore_errors=True)
+    write_dataset(path, texts, shard_size=shard_size)
+
+
+def dataset_of(path, num_workers=0):
+    return get_train_dataset(
+        path,
+        worker_config=config(num_workers),
+        batch_size=1,
+        shuffle_buffer_size=4,
+        task_encoder=PackedTaskEncoder(ByteTokenizer(), 64, packing_buffer_docs=4),
+    )
+
+
+def new_loader(folder, num_workers=0):
+    return loader_for(dataset_of(folder / "mix.yaml", num_workers))
+
+
+def more_shards(folder):
+    write_web(folder / "web", [*TEXTS, *OTHERS[:50]])
+
+
+def other_shards(folder):
+    write_web(folder / "web", TEXTS, shard_size=40)
+
+
+def swapped_shards(folder):
+    one, other = (folder / "web" / f"shard_00{number}.tar" for number in (1, 3))
+    assert one.stat().st_size == other.stat().st_size
+    one.rename(folder / "kept")
+    other.rename(one)
+    (folder / "kept").rename(other)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_web(tmp_path / "web", TEXTS)
+    write_jsonl(tmp_path / "lines.jsonl", TEXTS)
+    write_mix(tmp_path / "mix.yaml", [("web", 1), ("lines.jsonl", 1)])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("change", "source", "fields"),
+    [
+        (lambda folder: write_web(folder / "web", OTHERS), "web:train", {"sample"}),
+        (swapped_shards, "web:train", {"sample"}),
+        (more_shards, "web:train", {"documents", "files", "bytes", "index", "sample"}),
+        (other_shards, "web:train", {"files", "bytes", "index", "sample"}),
+        (lambda folder: write_jsonl(folder / "lines.jsonl", OTHERS), "lines.jsonl", {"sample"}),
+    ],
+)
+def test_other_documents_are_refused_by_the_name_of_their_source(folder, change, source, fields):
+    states = []
+    for num_workers in (0, 1):
+        loader = new_loader(folder, num_workers)
+        take(loader, 3)
+        states.append(loader.save_state_rank())
+        loader.close()
+    change(folder)
+    for num_workers, state in enumerate(states):
+        with pytest.raises(StateMismatchError) as refused:
+            new_loader(folder, num_workers).restore_state_rank(state)
+        assert {*refused.value.differences} == {f"{source}: {field}" for field in fields}
+
+
+def test_the_same_documents_prepared_or_moved_again_go_on(folder):
+    loader = new_loader(folder)
+    take(loader, 3)
+    state = loader.save_state_rank()
+    time.sleep(0.01)  # tar headers hold the time
+    write_web(folder / "web", TEXTS)
+    write_jsonl(folder / "lines.jsonl", TEXTS)
+    moved = folder.rename(folder.with_name("moved"))
+    again = new_loader(moved)
+    again.restore_state_rank(state)
+    take(again, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("web/shard_001.tar", os.remove, r"shard_001.tar: cannot be read \(No such file"),
+        ("web/shard_001.tar.idx", os.remove, "shard_001.tar: .*tar.idx cannot be read"),
+        ("web/shard_001.tar", lambda path: os.truncate(path, 9000), "has 9000 bytes, its index"),
+        ("web/shard_001.tar", lambda path: os.truncate(path, 0), "has 0 bytes, its index speaks"),
+        ("web/shard_001.tar.idx", lambda p: os.truncate(p, 99), "idx is too short for 50 samples"),
+    ],
+)
+def test_a_missing_or_cut_shard_is_named_while_building(folder, name, damage, message):
+    damage(folder / name)
+    with pytest.raises(ConfigError, match=message) as error:
+        new_loader(folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("damage", [os.remove, lambda path: os.truncate(path, 5000)])
+def test_a_shard_that_breaks_under_a_run_is_an_error_with_its_source(folder, damage):
+    loader = new_loader(folder)
+    for number in range(4):
+        damage(folder / "web" / f"shard_00{number}.tar")
+    with pytest.raises(SampleError, match=r"^web:train: cannot be read on \("):
+        take(loader, 200)
+
+
+def test_a_thousand_shards_take_milliseconds(tmp_path):
+    write_web(tmp_path / "web", [f"text {number}" for number in range(2000)], shard_size=2)
+    factory = CrudeWebdataset(
+        EPath(tmp_path / "web"), split_part="train", training=True, worker_config=config()
+    )
+    fastest = min(_seconds(fingerprint_files, factory) for _ in range(5))
+    assert fingerprint_files(factory)["files"] == 1000
+    assert fastest < 0.03  # 6 ms on an idle core
+
+
+def _seconds(function, *arguments):
+    start = time.perf_counter()
+    function(*arguments)
+    return time.perf_counter() - start
