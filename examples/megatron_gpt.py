@@ -30,12 +30,14 @@ from megatron.core.utils import unwrap_model
 
 from energon_ext import EnergonExtError
 from energon_ext.megatron import (
+    check_losses,
     enable_cpu,
     forward_step,
     gpt_layer_spec,
     initialize_weights,
     mean_losses,
 )
+from energon_ext.state.together import on_all_ranks
 
 #: Megatron counts weights in integers: these are counted to the nearest 1 / 1024.
 WEIGHT_SCALE = 1024
@@ -140,8 +142,10 @@ def train_step(args, step, model, optimizer, batches):
         micro_batch_size=1,
         forward_only=False,
     )
+    losses = mean_losses(reports)
+    on_all_ranks(lambda: check_losses(losses, step))
     optimizer.step()
-    return mean_losses(reports)
+    return losses
 
 
 def learning_rate(args, step):

@@ -131,6 +131,7 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         return {
             **super().state_fingerprint(),
             "tokenizer": self.tokenizer.fingerprint(),
+            "vocab_size": self.tokenizer.vocab_size,
             "chat_template": self.chat_template.fingerprint(),
             "max_prompt_tokens": self.max_prompt_tokens,
             "shuffle_buffer_prompts": self._shuffle_buffer_prompts,

@@ -17,6 +17,7 @@ from energon_ext.megatron.rope import rope_by_position_ids
 from energon_ext.megatron.sampler import MegatronSampler, Sampling, generate
 from energon_ext.megatron.step import (
     build_packed_seq_params,
+    check_losses,
     forward_step,
     get_batch,
     make_loss_func,
@@ -32,6 +33,7 @@ __all__ = [
     "ValidationLoader",
     "add_energon_args",
     "build_packed_seq_params",
+    "check_losses",
     "data_parallel_worker_config",
     "enable_cpu",
     "forward_step",

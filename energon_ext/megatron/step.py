@@ -13,7 +13,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator
+import math
+from typing import Any, Callable, Iterator, Mapping
 
 import torch
 from megatron.core import parallel_state
@@ -244,6 +245,35 @@ def mean_losses(reports: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
         if key == LOSS_KEY or count > 1e6 * _NO_TOKENS  # of so many micro-batches
     }
     return {"loss": means.pop(LOSS_KEY), "loss_by_source": means}
+
+
+def check_losses(losses: Mapping[str, Any], step: int) -> None:
+    """Refuse to go on where a loss is no number.
+
+    All ranks of a run call it together with :func:`energon_ext.state.together.on_all_ranks`, since
+    only the last pipeline stage has losses; before the optimizer takes the step, so that no
+    checkpoint ever holds what came of it.
+
+    Args:
+        losses: of :func:`mean_losses`.
+        step: of them.
+
+    Raises:
+        SampleError: names the step and the sources of its batches.
+
+    Example:
+        >>> check_losses({"loss": math.nan, "loss_by_source": {"web": math.nan, "code": 2.5}}, 7)
+        Traceback (most recent call last):
+        energon_ext.errors.SampleError: Step 7: the loss is nan (web nan, code 2.5). The step was \
+not taken, nothing of it is saved; look at its batches and at the learning rate, then resume.
+    """
+    by_source = losses.get("loss_by_source", {})
+    if not all(map(math.isfinite, (losses.get("loss", 0.0), *by_source.values()))):
+        listed = ", ".join(f"{source} {loss:.4g}" for source, loss in by_source.items())
+        raise SampleError(
+            f"Step {step}: the loss is {losses['loss']:.4g} ({listed}). The step was not taken, "
+            f"nothing of it is saved; look at its batches and at the learning rate, then resume."
+        )
 
 
 def _check_count(count: float, weight_scale: int) -> None:

@@ -112,6 +112,7 @@ class RLDataset:
         blend = find_blend(prompts)
         self._sources = blend.keys
         self._epoch_limits = blend.epoch_limits
+        self._vocab_size: int = blend.fingerprint.get("vocab_size", 2**31)
         self._seed = f"{seed}/{prompts.worker_config.rank}"
         self._fingerprint = {
             "seed": self._seed,
@@ -241,7 +242,7 @@ class RLDataset:
             raise self._error(key, f"the sampler returned {found} for {len(prompts)} prompts")
         for prompt, group in zip(prompts, groups):
             try:
-                check_group(group, prompt)
+                check_group(group, prompt, self._vocab_size)
             except SampleError as error:
                 raise self._error(prompt.__key__, str(error)) from error
         return [group.plain() for group in groups]

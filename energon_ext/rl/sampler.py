@@ -156,8 +156,13 @@ def check_sampler(sampler: Any) -> None:
         )
 
 
-def check_group(group: Any, prompt: Prompt) -> None:
+def check_group(group: Any, prompt: Prompt, vocab_size: int) -> None:
     """Check the answer of a sampler.
+
+    Args:
+        group: the answer.
+        prompt: it is of.
+        vocab_size: ids are in ``[0, vocab_size)``.
 
     Raises:
         SampleError: says what is wrong with the group of this prompt.
@@ -194,8 +199,12 @@ def check_group(group: Any, prompt: Prompt) -> None:
     if not bool(torch.isfinite(log_probs).all()):
         raise SampleError("log_probs must be finite")
     for sample, held in enumerate(group.sample_lengths()):
-        if int(tokens[sample, :held].min()) < 0:
-            raise SampleError(f"tokens of a response must be >= 0, got {tokens[sample].tolist()}")
+        ids = tokens[sample, :held]
+        if not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+            raise SampleError(
+                f"tokens of a response must be in [0, {vocab_size}), those of the tokenizer, got "
+                f"{ids[length:].tolist()}"
+            )
 
 
 def _check_types(group: ScoredGroup) -> None:

@@ -4,6 +4,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -213,6 +214,19 @@ def test_resuming_what_does_not_exist_is_one_line(mixes, tmp_path):
     line = stderr.splitlines()[-1]  # Megatron-core warns of what it misses before it
     assert line.startswith("ConfigError: ")
     assert "holds no checkpoint to --resume" in line
+
+
+def test_a_loss_that_is_no_number_is_one_line_and_in_no_checkpoint(mixes, tmp_path):
+    options = ("--lr", "1e30", "--lr-warmup-iters", "1", "--save-interval", "1")
+    stderr = run(mixes["tokens"], tmp_path / "run", *options, succeeds=False)
+    line = stderr.splitlines()[-1]
+    assert re.match(
+        r"SampleError: Step \d: the loss is (nan|inf) \(.*prose (nan|inf).*\). The step was not",
+        line,
+    )
+    failed = int(line.split()[2][:-1])
+    assert checkpoints(tmp_path / "run").latest().step == failed - 1
+    assert [step["step"] for step in events(tmp_path / "run", "step")] == [*range(1, failed)]
 
 
 def test_ctrl_c_is_one_line_and_leaves_the_last_checkpoint(mixes, tmp_path):

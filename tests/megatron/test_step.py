@@ -19,6 +19,7 @@ from energon_ext.errors import SampleError
 from energon_ext.losses import unified_loss
 from energon_ext.megatron import (
     build_packed_seq_params,
+    check_losses,
     forward_step,
     get_batch,
     make_loss_func,
@@ -188,6 +189,19 @@ def test_a_step_without_trained_tokens_has_loss_zero():
 
 def test_stages_without_a_loss_have_no_report():
     assert mean_losses([]) == {}
+    check_losses({}, 1)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_is_refused_with_its_step_and_sources(value):
+    losses = LOSSES.clone()
+    check_losses(mean_losses([make_loss_func(batch_with_weights([1, 1], [1, 1]))(losses)[2]]), 6)
+    losses[losses == 4] = value
+    found = mean_losses([make_loss_func(batch_with_weights(code=[1, 1], web=[1, 1]))(losses)[2]])
+    with pytest.raises(
+        SampleError, match=rf"^Step 7: the loss is {value} \(code 1.5, web {value}\)"
+    ):
+        check_losses(found, 7)
 
 
 def test_segments_become_packed_sequence_parameters():

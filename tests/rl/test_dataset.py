@@ -288,7 +288,11 @@ class TooFew:
         (Changed(prompt_len=3.0), "prompt_len must be an integer, got 3.0"),
         (
             Changed(tokens=torch.tensor([[1, 101, 102, 5, -1], [1, 101, 102, 5, 6]])),
-            r"tokens of a response must be >= 0, got .1, 101, 102, 5, -1.",
+            r"tokens of a response must be in .0, 260., those of the tokenizer, got .5, -1.",
+        ),
+        (
+            Changed(tokens=torch.tensor([[1, 101, 102, 5, 6], [1, 101, 102, 259, 260]])),
+            r"tokens of a response must be in .0, 260., those of the tokenizer, got .259, 260.",
         ),
     ],
 )
