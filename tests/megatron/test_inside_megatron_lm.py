@@ -122,3 +122,22 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(layout, mix, tmp_p
         assert resumed[iteration] == losses[iteration]
     assert resumed_evaluations == {"6": evaluations["6"]}
     assert os.listdir(tmp_path / "model")
+
+
+def test_balanced_steps_train_the_same(mix, tmp_path):
+    texts = [
+        f"The {animal} sat on the mat. " * n for n, animal in enumerate(["cat", "dog"] * 20, 1)
+    ]
+    for name in ("a", "b"):
+        support.write_texts(tmp_path / name, texts)
+    splits = {
+        split: {"blend": [{"path": f"./a/{split}"}, {"path": f"./b/{split}"}]}
+        for split in ("train", "val")
+    }
+    planned = tmp_path / "planned.yaml"
+    planned.write_text(json.dumps({**json.loads(mix.read_text()), "splits": splits}))
+    natural, evaluations = run(planned, tmp_path)
+    balanced, evaluations_too = run(planned, tmp_path, "--energon-balance attention")
+    assert evaluations_too.keys() == evaluations.keys()
+    for iteration, loss in natural.items():
+        assert float(balanced[iteration]) == pytest.approx(float(loss), abs=2e-6)
