@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any, Iterator, Protocol, Sequence
 
 import numpy as np
@@ -94,8 +95,8 @@ class TokenFileDocuments:
         return self._files.tokens(int(self._places[number]), 0, int(self.lengths[number]))
 
     def digest(self, numbers: np.ndarray) -> str:
-        """Names the chosen documents without reading them: by number, length and size of file."""
+        """Names the chosen documents: by number, length, and the fingerprint of their files."""
         chosen = np.stack([np.asarray(numbers, np.int64) + self._first, self.lengths[numbers]])
-        digest = hashlib.sha256(self._files.num_tokens.to_bytes(8, "little"))
+        digest = hashlib.sha256(json.dumps(self._files.fingerprint()).encode())
         digest.update(chosen.tobytes())
         return digest.hexdigest()

@@ -109,6 +109,16 @@ def test_a_resumed_run_goes_on_and_other_documents_are_refused(data, num_workers
             changed.restore_state_rank(state)
 
 
+def test_other_documents_as_long_are_refused(tmp_path):
+    write_tokens(tmp_path / "web", TOKENS)
+    path = mix_of(tmp_path, "web")
+    loader = loader_for(build(path))
+    take(loader, 1)
+    write_tokens(tmp_path / "web", [[token + 1 for token in tokens] for tokens in TOKENS])
+    with pytest.raises(StateMismatchError, match="web: documents: saved"):
+        loader_for(build(path)).restore_state_rank(loader.save_state_rank())
+
+
 def test_a_prefix_holds_ids_that_the_file_has_no_room_for(data):
     """A file of two bytes a token; the filler needs three."""
     splice = SpliceConfig(doc_index=0, attend_prefix=True, pad_token_id=70_000)
