@@ -10,9 +10,9 @@ On CPU or GPU, one process or several under torchrun, without an edit:
         --tensor-model-parallel-size 2     (or pipeline; without either, data parallel)
 
 A run folder holds metrics.jsonl, one JSON object a line, and checkpoints/, each with the model, the
-optimizer, the random state, the state of the data and how much of each source was trained on. Where
-all sources are token files, the rows of every step are those of a run that was never stopped, on
-whatever ranks, workers, tensor and pipeline parallelism and micro-batches it goes on.
+optimizer, the state of the data and how much of each source was trained on. Where all sources are
+token files, the rows of every step are those of a run that was never stopped, on whatever ranks,
+workers, tensor and pipeline parallelism and micro-batches it goes on.
 """
 
 import argparse

@@ -167,13 +167,12 @@ def load_model(model, optimizer, folder):
     state = dist_checkpointing.load(_sharded_state(model, optimizer, is_loading=True), str(folder))
     unwrap_model(model).load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
-    torch.set_rng_state(state["random"])
 
 
 def _sharded_state(model, optimizer, is_loading=False):
     weights = unwrap_model(model).sharded_state_dict()
+    # Without dropout nothing is drawn at random after the start.
     return {
         "model": weights,
         "optimizer": optimizer.sharded_state_dict(weights, is_loading=is_loading),
-        "random": torch.get_rng_state(),  # of all ranks alike; without dropout there is no other
     }

@@ -5,10 +5,10 @@
 What a batch is for stands in its token_weights, so nothing here asks which task it is. A source is
 an endless iterator over PackedBatch; the ranks of tensor-parallel rank 0 have one, others None.
 
-A checkpoint holds the model, the optimizer and the random state as Megatron's distributed
-checkpoint, and the data beside them: of a planned run one cursor, so that it goes on with another
-split of the model, on other ranks and workers and with other micro-batches; of a streamed one the
-state of every data-parallel rank, which goes on with as many workers in all.
+A checkpoint holds the model and the optimizer as Megatron's distributed checkpoint, and the data
+beside them: of a planned run one cursor, so that it goes on with another split of the model, on
+other ranks and workers and with other micro-batches; of a streamed one the state of every data-
+parallel rank, which goes on with as many workers in all.
 """
 
 import argparse
