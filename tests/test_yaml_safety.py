@@ -138,6 +138,11 @@ def test_the_configuration_that_the_caller_names_is_the_one_looked_at(good):
     many = {"split_parts": {"train": ["{0..999999999}.tar"]}, "exclude": []}
     write(good / ".nv-meta" / "many.yaml", many)
     refuse(good, "many.yaml: train: more than 1,000,000 shards", split_config="many.yaml")
+    split = good / ".nv-meta" / "split.yaml"
+    write(good / ".nv-meta" / "same.yaml", split.read_text())
+    load(good, split_config="same.yaml")
+    write(split, many)
+    refuse(good, "split.yaml: train: more than 1,000,000 shards", split_config="same.yaml")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +247,7 @@ def test_metadatasets_are_nested_to_a_limit_also_where_each_was_met_before(tmp_p
         ("{a..z}" * 8, "more than 1,000,000 shards"),
         ("{a,b}" * 40, "more than 1,000,000 shards"),
         ("{" * 400 + "a" + "}" * 400, "64 braces"),
-        ("a" * 5000, "a name of more than 1,000 characters"),
+        ("a" * 5000, "1,000 characters or 64 braces in a name"),
         ("{a", "braces that do not match"),
     ],
 )

@@ -183,6 +183,10 @@ class YamlChecker:
             if names[1] is None and not split.is_file():
                 split = split.parent / "split.json"
             _check_split(path / MAIN_FOLDER_NAME, split, split_part, f"{found_in}{path}")
+            if names[1] is not None:  # sources are named by the usual ones
+                for usual in ("split.yaml", "split.json"):
+                    if (path / MAIN_FOLDER_NAME / usual).is_file():
+                        _shards(path / MAIN_FOLDER_NAME / usual)
         self._sources[key] = 1
 
     def _check_code(self, content: Any, where: str, at_the_top: Any) -> None:
@@ -211,13 +215,10 @@ class YamlChecker:
 def _check_split(folder: EPath, split: EPath, split_part: str, where: str) -> None:
     if not split.is_file():
         raise ConfigError(f"{where}: no {MAIN_FOLDER_NAME}/split.yaml; prepare again.")
-    content = read_mapping(split, may_be_json=True)
-    parts = content.get("split_parts")
-    if not isinstance(parts, dict) or split_part not in parts:
-        has = choices(split_part, parts) if isinstance(parts, dict) else "none."
+    shards = _shards(split)
+    if split_part not in shards:
+        has = choices(split_part, shards) if shards else "none."
         raise ConfigError(f"{where}: no split {split_part!r}; it has {has}")
-    shards = {name: shards_of(patterns, f"{split}: {name}") for name, patterns in parts.items()}
-    shards_of(content.get("exclude") or [], f"{split}: exclude")
     is_json = (folder / ".info.json").is_file()
     info = read_mapping(folder / f".info.{'json' if is_json else 'yaml'}", may_be_json=True)
     counts = info.get("shard_counts")
@@ -226,6 +227,15 @@ def _check_split(folder: EPath, split: EPath, split_part: str, where: str) -> No
             f"{where}: split {split_part!r} has no samples; leave the source out, or prepare it "
             f"with more."
         )
+
+
+def _shards(split: EPath) -> dict[str, list[str]]:
+    """The shards of every split in a file."""
+    content = read_mapping(split, may_be_json=True)
+    shards_of(content.get("exclude") or [], f"{split}: exclude")
+    parts = content.get("split_parts")
+    parts = parts.items() if isinstance(parts, dict) else ()
+    return {name: shards_of(patterns, f"{split}: {name}") for name, patterns in parts}
 
 
 def _mappings(node: Any, place: str = "top level") -> Iterator[tuple[str, dict[str, Any]]]:

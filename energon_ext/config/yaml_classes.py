@@ -13,44 +13,20 @@ METADATASETS = {
     ("megatron.energon", "MetadatasetV2"): megatron.energon.MetadatasetV2,
     ("energon_ext", "ScheduledMetadataset"): ScheduledMetadataset,
 }
+# fmt: off
 #: Classes of Energon that do nothing but load data; they may stand at the top of a dataset.yaml.
-DATASETS = {
-    ("megatron.energon", name)
-    for name in (
-        "CrudeWebdataset",
-        "CrudeJsonlDatasetFactory",
-        "DefaultCrudeJsonlDatasetFactory",
-        "StandardWebdatasetFactory",
-        "DefaultGenericWebdatasetFactory",
-        "JoinedWebdatasetFactory",
-        # older formats, named after the samples
-        "CaptioningWebdataset",
-        "ImageClassificationWebdataset",
-        "ImageWebdataset",
-        "InterleavedWebdataset",
-        "MultiChoiceVQAWebdataset",
-        "OCRWebdataset",
-        "SimilarityInterleavedWebdataset",
-        "TextWebdataset",
-        "VQAWebdataset",
-        "VQAOCRWebdataset",
-        "VidQAWebdataset",
-    )
-}
+#: The second half are older formats, named after the samples.
+DATASETS = {("megatron.energon", name) for name in (
+    "CrudeWebdataset", "CrudeJsonlDatasetFactory", "DefaultCrudeJsonlDatasetFactory",
+    "StandardWebdatasetFactory", "DefaultGenericWebdatasetFactory", "JoinedWebdatasetFactory",
+    "CaptioningWebdataset", "ImageClassificationWebdataset", "ImageWebdataset",
+    "InterleavedWebdataset", "MultiChoiceVQAWebdataset", "OCRWebdataset",
+    "SimilarityInterleavedWebdataset", "TextWebdataset", "VQAWebdataset", "VQAOCRWebdataset",
+    "VidQAWebdataset",
+)}
 #: Classes of Energon that do nothing but hold data; they may stand anywhere.
-SAMPLES = {
-    ("megatron.energon", name)
-    for name in (
-        "Sample",
-        "CaptioningSample",
-        "ImageClassificationSample",
-        "ImageSample",
-        "InterleavedSample",
-        "MultiChoiceVQASample",
-        "OCRSample",
-        "SimilarityInterleavedSample",
-        "TextSample",
-        "VQASample",
-        "VidQASample",
-    )
-}
+SAMPLES = {("megatron.energon", name) for name in (
+    "Sample", "CaptioningSample", "ImageClassificationSample", "ImageSample", "InterleavedSample",
+    "MultiChoiceVQASample", "OCRSample", "SimilarityInterleavedSample", "TextSample", "VQASample",
+    "VidQASample",
+)}

@@ -73,13 +73,11 @@ def _check_tree(tree: ryml.Tree, path: EPath) -> None:
         children = list(ryml.children(tree, node))
         nodes += len(children)
         if depth > MAX_YAML_DEPTH or nodes > MAX_YAML_NODES:
-            raise ConfigError(
-                f"{path}: more than {MAX_YAML_DEPTH} levels or {MAX_YAML_NODES:,} entries."
-            )
+            limits = f"{MAX_YAML_DEPTH} levels or {MAX_YAML_NODES:,} entries"
+            raise ConfigError(f"{path}: more than {limits}.")
         if tree.is_map(node):
             keys = Counter(bytes(tree.key(child)).decode() for child in children)
-            twice = [key for key, count in keys.items() if count > 1]
-            if twice:
+            if twice := [key for key, count in keys.items() if count > 1]:
                 raise ConfigError(f"{path}: {', '.join(twice[:5])} given twice in one mapping.")
         pending.extend((child, depth + 1) for child in children)
 
@@ -93,10 +91,10 @@ def shards_of(patterns: Any, where: str) -> list[str]:
     if not isinstance(patterns, list) or not all(isinstance(each, str) for each in patterns):
         raise ConfigError(f"{where}: {patterns!r:.80} found, a list of shards is needed.")
     if sum(map(_most_names, patterns)) > MAX_SHARDS:
-        raise ConfigError(
-            f"{where}: more than {MAX_SHARDS:,} shards, or a name of more than "
-            f"{MAX_PATTERN_LENGTH:,} characters or {MAX_BRACES} braces."
+        limits = (
+            f"{MAX_SHARDS:,} shards, or {MAX_PATTERN_LENGTH:,} characters or {MAX_BRACES} braces"
         )
+        raise ConfigError(f"{where}: more than {limits} in a name.")
     try:
         return [name for pattern in patterns for name in braceexpand.braceexpand(pattern)]
     except ValueError as error:
