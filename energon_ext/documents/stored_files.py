@@ -26,8 +26,6 @@ _LOOKS = 64
 #: Bytes of each, up to where the next one begins: in a tar those of its last member, not a header.
 _BYTES = 512
 
-_OFFSET = struct.Struct("<Q")
-
 
 class StoredFile(NamedTuple):
     """A shard or a JSONL file, and Energon's index of it: where each sample begins, and the end."""
@@ -50,14 +48,18 @@ def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
     files = [file for file in _files_of(factory) if file.samples]
     if not files:
         return {"documents": len(factory)}
-    sizes = [_size(file) for file in files]
-    layout = np.array([[file.samples for file in files], sizes], "<i8")
     looks = np.arange(_LOOKS)
     chosen = KeyedPermutation(len(files), "fingerprint")(looks % len(files))
-    numbers = keyed_draws(looks, layout[0, chosen], "fingerprint")
     sample = hashlib.sha256()
-    for file, number in zip(chosen.tolist(), numbers.tolist()):
-        sample.update(_look(files[file], number, sizes[file]))
+    try:
+        sizes = [os.stat(file.path).st_size for file in files]
+        layout = np.array([[file.samples for file in files], sizes], "<i8")
+        numbers = keyed_draws(looks, layout[0, chosen], "fingerprint")
+        for file, number in zip(chosen.tolist(), numbers.tolist()):
+            sample.update(_look(files[file], number, sizes[file]))
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror})"
+        raise _broken(error.filename or files[0].path, reason) from error
     return {
         "documents": len(factory),
         "files": len(files),
@@ -69,39 +71,29 @@ def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
 
 def _files_of(factory: Any) -> Iterator[StoredFile]:
     for part in getattr(factory, "inner_datasets", [factory]):  # of joined datasets
-        if not isinstance(part, (BaseWebdatasetFactory, CrudeJsonlDatasetFactory)):
+        shards, suffix = [("", len(factory))], IJSONL_SUFFIX
+        if isinstance(part, BaseWebdatasetFactory):
+            shards, suffix = [(shard.name, shard.count) for shard in part.shards], ITAR_SUFFIX
+        elif not isinstance(part, CrudeJsonlDatasetFactory):
             continue
-        if not part.path.is_local():
-            continue
-        path = str(part.path.local_path())
-        if isinstance(part, CrudeJsonlDatasetFactory):
-            yield StoredFile(path, os.path.splitext(path)[0] + IJSONL_SUFFIX, len(part))
-            continue
-        for shard in part.shards:
-            name = os.path.join(path, shard.name)
-            yield StoredFile(name, os.path.splitext(name)[0] + ITAR_SUFFIX, shard.count)
-
-
-def _size(file: StoredFile) -> int:
-    try:
-        return os.stat(file.path).st_size
-    except OSError as error:
-        raise _broken(file, f"cannot be read ({error.strerror})") from error
+        if part.path.is_local():
+            root = str(part.path.local_path())
+            for name, samples in shards:
+                path = os.path.join(root, name) if name else root
+                yield StoredFile(path, os.path.splitext(path)[0] + suffix, samples)
 
 
 def _look(file: StoredFile, number: int, size: int) -> bytes:
     """Some bytes of a sample, up to its end."""
     try:
-        [end] = _OFFSET.unpack(_read(file.index_path, _OFFSET.size, _OFFSET.size * (number + 1)))
-        [last] = _OFFSET.unpack(_read(file.index_path, _OFFSET.size, _OFFSET.size * file.samples))
-        if not end <= last <= size:
-            raise _broken(file, f"has {size} bytes, its index speaks of {max(end, last)}")
-        begin = max(0, end - _BYTES)
-        return _read(file.path, end - begin, begin)
-    except OSError as error:
-        raise _broken(file, f"{error.filename} cannot be read ({error.strerror})") from error
+        ends = [_read(file.index_path, 8, 8 * entry) for entry in (number + 1, file.samples)]
+        end, last = (struct.unpack("<Q", entry)[0] for entry in ends)
     except struct.error as error:
-        raise _broken(file, f"{file.index_path} is too short for {file.samples} samples") from error
+        raise _broken(file.index_path, f"is too short for {file.samples} samples") from error
+    if not end <= last <= size:
+        raise _broken(file.path, f"has {size} bytes, its index speaks of {max(end, last)}")
+    begin = max(0, end - _BYTES)
+    return _read(file.path, end - begin, begin)
 
 
 def _read(path: str, count: int, offset: int) -> bytes:
@@ -112,5 +104,5 @@ def _read(path: str, count: int, offset: int) -> bytes:
         os.close(descriptor)
 
 
-def _broken(file: StoredFile, reason: str) -> ConfigError:
-    return ConfigError(f"{file.path}: {reason}; copy it again, or run `energon prepare` again.")
+def _broken(path: str, reason: str) -> ConfigError:
+    return ConfigError(f"{path}: {reason}; copy it again, or run `energon prepare` again.")

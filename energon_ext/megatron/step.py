@@ -248,15 +248,9 @@ def mean_losses(reports: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
 
 
 def check_losses(losses: Mapping[str, Any], step: int) -> None:
-    """Refuse to go on where a loss is no number.
+    """Refuse to take a step whose loss (of :func:`mean_losses`) is no number.
 
-    All ranks of a run call it together with :func:`energon_ext.state.together.on_all_ranks`, since
-    only the last pipeline stage has losses; before the optimizer takes the step, so that no
-    checkpoint ever holds what came of it.
-
-    Args:
-        losses: of :func:`mean_losses`.
-        step: of them.
+    Only the last pipeline stage has losses: use :func:`energon_ext.state.together.on_all_ranks`.
 
     Raises:
         SampleError: names the step and the sources of its batches.

@@ -84,11 +84,7 @@ class StreamedSamples:
         return TakenSamples(samples)
 
     def _next(self, samples: Iterator[Any]) -> Any:
-        """The next sample, None at the end.
-
-        Raises:
-            SampleError: names the source where a file of it cannot be read.
-        """
+        """The next sample, None at the end; where a file cannot be read, the source is named."""
         try:
             return next(samples, None)
         except (EnergonExtError, FatalSampleError):
