@@ -249,7 +249,8 @@ def check_raised_limit(data, packing, workers, every):
         resumed.close()
 
 
-@pytest.mark.parametrize("packing", ["bin", pytest.param("sequential", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@every_packing
 def test_a_raised_limit_of_text_adds_its_epochs_at_every_save_point(data, packing):
     check_raised_limit(data, packing, workers=0, every=1)
 
