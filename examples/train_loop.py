@@ -250,7 +250,8 @@ class Run:
         check_fingerprint(checkpoint.metadata["arguments"], fixed_arguments(self.args))
         on_all_ranks(lambda: self.restore_source(checkpoint))
         load_model(self.model, self.optimizer, checkpoint.model())
-        self.consumed = Consumption.from_json(checkpoint.metadata["consumed"])
+        changes = getattr(self.source, "changes", ())
+        self.consumed = Consumption.from_json(checkpoint.metadata["consumed"], changes)
         return checkpoint.step
 
     def restore_source(self, checkpoint):

@@ -67,6 +67,32 @@ def test_epochs_and_shares():
     assert Consumption().shares() == {}
 
 
+def test_a_source_that_moved_is_counted_on_under_its_new_key(tmp_path):
+    for source in "ab":
+        write_tokens(tmp_path / source, [[7] * (3 + n % 20) for n in range(40)])
+    (tmp_path / "deep").mkdir()
+    here = write_mix(tmp_path / "mix.yaml", [("a", 2), ("b", 1)])
+    there = write_mix(tmp_path / "deep" / "mix.yaml", [("../a", 2), ("../b", 1)])
+    consumed, loader = Consumption(), loader_for(build(here))
+    for batch in take(loader, 8):
+        consumed.add_batch(batch)
+    moved = loader_for(build(there))
+    moved.load_state_dict(loader.state_dict())
+    saved = json.loads(json.dumps(consumed.to_json(["a", "b"])))
+    goes_on = Consumption.from_json(saved, moved.changes)
+    assert goes_on.tokens == {f"../{key}": count for key, count in consumed.tokens.items()}
+    for batch in take(moved, 4):
+        goes_on.add_batch(batch)
+    drawn = drawn_of(find_blend(moved))
+    assert {key: goes_on.tokens[key] for key in drawn} == {k: n for k, (_, n) in drawn.items()}
+
+
+def test_a_source_of_which_no_document_is_known_has_no_epochs():
+    """Regression: a division by zero."""
+    consumed = Consumption({"a": 30, "b": 5}, {"a": 100, "b": 300})
+    assert consumed.epochs({"a": 20, "b": 0}) == {"a": 1.5, "b": 0.0}
+
+
 @pytest.fixture(scope="module")
 def mix(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")

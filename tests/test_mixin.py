@@ -10,6 +10,7 @@ import pytest
 from megatron.energon import DefaultTaskEncoder, TextSample, get_savable_loader, stateless
 
 from energon_ext import ConfigError, DynamicBlendMixin, StateMismatchError, get_train_dataset
+from energon_ext.plan.blends import DynamicBlendDataset
 from energon_ext.plan.lookup import find_blend
 from energon_ext.weights import ScheduleAxis
 from tests.support import close_loaders, config, loader_for, take, write_dataset, write_mix
@@ -219,6 +220,26 @@ def test_a_source_with_buffered_samples_cannot_leave(data):
     stock.restore_state_rank(loader.save_state_rank())
     with pytest.raises(StateMismatchError, match="weight: 0"):
         take(stock, 1)
+
+
+class OwnBlend(DynamicBlendDataset):
+    """Drawn as the one it inherits from."""
+
+
+class OwnBlends(UpperCase):
+    def build_blend(self, sources, tree, **options):
+        blend = super().build_blend(sources, tree, **options)
+        blend.__class__ = OwnBlend
+        return blend
+
+
+def test_a_source_with_buffered_samples_cannot_leave_a_blend_of_a_class_of_ones_own(data):
+    loader = loader_for(build(data / "constant.yaml", OwnBlends()))
+    take(loader, 2)
+    path = write_mix(data / "own_without_a.yaml", [("b", 1), ("c", 1)])
+    other = loader_for(build(path, OwnBlends()))
+    with pytest.raises(StateMismatchError, match="samples of a:train in buffers.*weight: 0"):
+        other.restore_state_rank(loader.save_state_rank())
 
 
 def test_a_virtual_epoch_that_workers_would_leave_apart_is_refused(data):

@@ -52,12 +52,12 @@ class RLDataset:
 
     Args:
         prompts: a savable loader over a dataset of :class:`~energon_ext.PromptTaskEncoder`.
-        sampler: a :class:`~energon_ext.rl.BatchSampler`, or a :class:`~energon_ext.Sampler`,
+        sampler: a :class:`~energon_ext.rl.BatchSampler`, or a :class:`~energon_ext.rl.Sampler`,
             which is asked prompt by prompt.
         seq_len: T, positions of a row.
         rows: rows of a batch.
         groups_per_batch: groups in a batch; fewer where no more fit.
-        reward_clip, advantage_clip: see :func:`~energon_ext.group_advantages`.
+        reward_clip, advantage_clip: see :func:`~energon_ext.losses.group_advantages`.
         min_reward_std: groups whose clipped rewards have no larger unbiased deviation are dropped.
         max_attempts: so many groups in a row that do not vary are an error.
         pad_id: token on positions without a sample.

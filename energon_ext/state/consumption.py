@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import StateFormatError
+from energon_ext.state.match import SourceChange
 
 VERSION = 1
 
@@ -72,9 +73,9 @@ class Consumption:
 
         Args:
             documents: in one epoch of each source, over all ranks; see
-                :attr:`energon_ext.mixture.choice.ChoiceDataset.documents`.
+                :attr:`energon_ext.plan.dataset.BlendedDataset.documents`; 0 has no passes.
         """
-        return {key: self.rows[key] / count for key, count in documents.items()}
+        return {key: self.rows[key] / count if count else 0.0 for key, count in documents.items()}
 
     def shares(self) -> dict[str, float]:
         """The share of each source in all tokens."""
@@ -93,8 +94,14 @@ class Consumption:
         }
 
     @classmethod
-    def from_json(cls, state: Mapping[str, Any]) -> "Consumption":
+    def from_json(
+        cls, state: Mapping[str, Any], changes: Sequence[SourceChange] = ()
+    ) -> "Consumption":
         """Continue from :meth:`to_json`. A missing token offset reads as 0, a missing version as 1.
+
+        Args:
+            changes: what the resume did with the sources, ``loader.changes``; those that moved are
+                counted under the key of now.
 
         Raises:
             StateFormatError: a newer version, or not of this form.
@@ -112,11 +119,12 @@ class Consumption:
                 f"known; use the energon_ext that wrote it, or a newer one."
             )
         consumed = cls()
+        moved = {change.saved_key: change.key for change in changes if change.saved_key}
         for entry in state["datasets"]:
             if not isinstance(entry, Mapping) or not isinstance(entry.get("spec"), str):
                 raise StateFormatError(f"Not an entry of a consumption state: {entry!r:.80}")
             consumed.add(
-                entry["spec"],
+                moved.get(entry["spec"], entry["spec"]),
                 rows=_count(entry, "row_offset"),
                 tokens=_count(entry, "token_offset"),
             )

@@ -309,6 +309,27 @@ def test_the_state_of_a_shared_plan_is_refused_and_the_other_way_round(data, mix
         assert refused.value.differences["plan"] in (("shared", "private"), ("private", "shared"))
 
 
+def test_a_text_source_that_has_left_blocks_no_other_ranks(data):
+    """The product of ranks and workers stays; text that is gone is retained by every worker."""
+    write_dataset(data / "more", [f"more {n} " * 3 for n in range(40)])
+    run = Run(write_mix(data / "three.yaml", [("web", 1), ("text", 1), ("more", 1)]))
+    run.go_on(1, 2, 6)
+    before = run.states
+    without = Run(write_mix(data / "two.yaml", [("web", 1), ("text", 1)]))
+    without.states = before
+    without.go_on(2, 1, 4)
+    back = Run(data / "three.yaml")
+    back.states = without.states
+    for loader in (back.loader(rank, 2, 1) for rank in range(2)):
+        loader.restore_states(back.states)
+        assert {change.key: change.change for change in loader.changes} == {
+            "web": "kept",
+            "text:train": "kept",
+            "more:train": "kept",
+        }
+        assert any("more:train" in batch.tokens_per_source() for batch in take(loader, 6))
+
+
 def test_a_state_that_must_replay_does_not_continue_elsewhere(data, mix):
     """``save_every`` that does not fit: the states of the workers are older than the last batch."""
     run = Run(mix)
