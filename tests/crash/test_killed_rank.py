@@ -64,7 +64,7 @@ def check(mix, folder, kills, seed):
         assert one["loss"] == pytest.approx(expected[step]["loss"], abs=tolerance)
 
 
-@pytest.mark.parametrize("kind", ["tokens", "text"])
+@pytest.mark.parametrize("kind", ["tokens", pytest.param("text", marks=pytest.mark.nightly)])
 def test_a_killed_data_parallel_rank_costs_no_batch_and_changes_no_loss(mixes, kind, tmp_path):
     check(mixes[kind], tmp_path, [SPLITS["data"]], seed=0)
 

@@ -154,7 +154,7 @@ def test_a_planned_run_goes_on_split_in_any_way(mixes, references, tmp_path):
     assert events(run_dir, "consumption")[-1] == events(references / "tokens", "consumption")[-1]
 
 
-@pytest.mark.parametrize("options", [TENSORS, STAGES])
+@pytest.mark.parametrize("options", [TENSORS, pytest.param(STAGES, marks=pytest.mark.nightly)])
 def test_a_streamed_run_goes_on_with_the_model_split(mixes, references, options, tmp_path):
     run_dir, rows = tmp_path / "run", ("--micro-batch-rows", "2")
     run(mixes["text"], run_dir, *rows, "--stop-after", "2")

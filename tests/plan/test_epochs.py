@@ -184,7 +184,15 @@ def test_a_state_of_the_second_pass_continues_there(data, packing):
 
 
 @every_packing
-@pytest.mark.parametrize(("before", "after"), [(40, 3), (3, 40), (8, 1), (1, 300)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (40, 3),
+        (1, 300),
+        pytest.param(3, 40, marks=pytest.mark.nightly),
+        pytest.param(8, 1, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_resume_with_another_buffer_reads_every_document_as_often_as_it_should(
     data, packing, before, after, small_buffers
 ):
