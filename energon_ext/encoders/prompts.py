@@ -140,7 +140,7 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
     def build_train_datasets(
         self, *, shuffle_buffer_size: int | None = None, **kwargs: Any
     ) -> SavableDataset:
-        """Energon's method; shuffling moves in front of the choice."""
+        """Energon's method; shuffling moves in front of the draw."""
         bound = copy.copy(self)
         bound._shuffle_buffer_prompts = shuffle_buffer_size or 0
         return super(PromptTaskEncoder, bound).build_train_datasets(**kwargs)
