@@ -20,8 +20,7 @@ import argparse
 from megatron_gpt import build_model, run
 from train_loop import add_arguments, add_data_arguments, build_source, train
 
-from energon_ext import PackedTaskEncoder
-from energon_ext.encoders.tokenizers import load_tokenizer
+from energon_ext import PackedTaskEncoder, load_tokenizer
 
 
 def parse_args():

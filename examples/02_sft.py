@@ -13,8 +13,7 @@ import argparse
 from megatron_gpt import build_model, run
 from train_loop import add_arguments, add_data_arguments, build_source, train
 
-from energon_ext import SFTTaskEncoder
-from energon_ext.encoders.tokenizers import load_tokenizer
+from energon_ext import SFTTaskEncoder, load_tokenizer
 
 
 def parse_args():

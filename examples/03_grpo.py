@@ -26,9 +26,8 @@ from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDataset
 from megatron_gpt import build_model, run
 from train_loop import add_arguments, build_source, train
 
-from energon_ext import PromptTaskEncoder, SFTTaskEncoder, get_train_dataset
+from energon_ext import ExactDataLoader, PromptTaskEncoder, SFTTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import Tokenizer
-from energon_ext.loader.data_loader import ExactDataLoader
 from energon_ext.megatron import MegatronSampler, Sampling, data_parallel_worker_config, generate
 from energon_ext.rl import RLDataset
 

@@ -22,11 +22,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.energon import WorkerConfig
 from splice_figures import draw_loss_over_offsets
 
-from energon_ext import SpliceTaskEncoder, get_train_dataset, get_val_datasets
+from energon_ext import ExactDataLoader, SpliceTaskEncoder, get_train_dataset, get_val_datasets
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
 from energon_ext.encoders.tokenizers import ByteTokenizer
-from energon_ext.loader.data_loader import ExactDataLoader
 from energon_ext.megatron import (
     build_packed_seq_params,
     enable_cpu,

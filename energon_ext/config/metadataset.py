@@ -163,14 +163,14 @@ class Interleave(ScheduledBlend):
 
 @dataclass(kw_only=True)
 class UncappedEpochizedReference(BlendEpochizedDatasetReference, AnyDatasetReference):
-    """A path with repetitions, which leave nothing for a cap to say."""
+    """A path with repetitions, which leave nothing for a limit to say."""
 
     max_epochs: Any = None
 
 
 @dataclass(kw_only=True)
 class UncappedBlendEpochized(MetadatasetBlendEpochized):
-    """Energon's ``blend_epochized``, which says so where a cap is asked of it."""
+    """Energon's ``blend_epochized``, which says so where a limit is asked of it."""
 
     blend_epochized: list[
         Union[UncappedEpochizedReference, BlendEpochizedJoinDatasetReference]  # noqa: UP007

@@ -89,12 +89,12 @@ def set_origin(factory: BaseCoreDatasetFactory, origin: Origin) -> None:
     """Leave word of the YAML on a factory.
 
     The outermost metadataset has the last say on the root; the place stays that of the innermost
-    reference, which is closest to the source; of several caps on the epochs the smallest holds.
+    reference, which is closest to the source; of several limits on the epochs the smallest holds.
     """
     inner = get_origin(factory)
     if inner is not None:
-        caps = [cap for cap in (origin.max_epochs, inner.max_epochs) if cap is not None]
-        origin = Origin(origin.root, inner.where, min(caps, default=None))
+        limits = [n for n in (origin.max_epochs, inner.max_epochs) if n is not None]
+        origin = Origin(origin.root, inner.where, min(limits, default=None))
     setattr(factory, _ORIGIN_ATTRIBUTE, origin)
 
 
@@ -104,7 +104,7 @@ def get_origin(factory: BaseCoreDatasetFactory) -> Origin | None:
 
 
 def max_epochs_of(factory: BaseCoreDatasetFactory) -> int | None:
-    """The cap that the YAML sets on the epochs of a source, None for no limit."""
+    """The limit that the YAML sets on the epochs of a source, None for no limit."""
     origin = get_origin(factory)
     return None if origin is None else origin.max_epochs
 

@@ -117,8 +117,8 @@ class StreamedSamples:
         """Continue from :meth:`save_state`; a raised ``max_epochs`` goes on behind the end."""
         self.check_state(state)
         self.dataset.restore_state(state["dataset"])
-        cap, before = self._max_epochs, state["max_epochs"]
-        is_raised = before is not None and (cap is None or cap > before)
+        limit, before = self._max_epochs, state["max_epochs"]
+        is_raised = before is not None and (limit is None or limit > before)
         self._has_ended = state["ended"] and not is_raised
 
 

@@ -119,12 +119,12 @@ class Consumption:
                 f"known; use the energon_ext that wrote it, or a newer one."
             )
         consumed = cls()
-        moved = {change.saved_key: change.key for change in changes if change.saved_key}
+        moved: dict[str, str] = {c.saved_key: c.key for c in changes if c.saved_key}
         for entry in state["datasets"]:
             if not isinstance(entry, Mapping) or not isinstance(entry.get("spec"), str):
                 raise StateFormatError(f"Not an entry of a consumption state: {entry!r:.80}")
             consumed.add(
-                moved.get(entry["spec"], entry["spec"]),
+                moved.get(entry["spec"]) or entry["spec"],
                 rows=_count(entry, "row_offset"),
                 tokens=_count(entry, "token_offset"),
             )

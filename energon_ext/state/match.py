@@ -4,7 +4,7 @@
 
 A source that both know continues where it was; one that only the configuration knows is new; of one
 that only the state knows the state is *retained*: kept, unchanged, in every later save, and taken
-up when the source comes back.
+up when the source returns.
 """
 
 from __future__ import annotations

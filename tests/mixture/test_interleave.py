@@ -172,11 +172,14 @@ def test_three_members_are_never_a_row_off_also_where_they_leave_and_come_back(m
     assert furthest([always_there, *moving], steps=30, rows=rows) < 1
 
 
-@settings(max_examples=100)
-@given(schedules((2, 20), least=0.001), st.integers(1, 9))
-def test_many_members_whose_weights_move_keep_to_a_row_or_little_more(moving, rows):
-    """Measured over thousands of such schedules: 1.30; and 1.31 where weights go to 0 and back."""
-    assert furthest(moving, steps=30, rows=rows) < 1.5
+@pytest.mark.parametrize("least", [0, 0.001])
+@settings(max_examples=60)
+@given(data=st.data(), rows=st.integers(1, 9))
+def test_many_members_whose_weights_move_keep_to_a_row_or_little_more(least, data, rows):
+    """Found in thousands of such schedules: 1.30; and 1.31 where weights go to 0 and back."""
+    moving = data.draw(schedules((2, 20), least=least))
+    always_there = {"linear": {0: 1, 25: 0.001}}
+    assert furthest([always_there, *moving], steps=30, rows=rows) < 1.5
 
 
 @given(st.integers(2, 12), st.integers(0, 10**6))

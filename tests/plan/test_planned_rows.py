@@ -221,6 +221,16 @@ def test_with_another_buffer_the_plan_that_was_begun_is_finished_as_it_was(packi
     assert documents_in(found) == 3 * len(LENGTHS)
 
 
+@every_packing
+@pytest.mark.parametrize("rows_before", [1, 5, 30])
+def test_a_restart_in_the_middle_of_a_pass_begins_with_the_first_row(packing, rows_before):
+    rows = planned(LENGTHS, packing=packing, epochs=1, buffer_docs=12)
+    first = take(planned(LENGTHS, packing=packing, epochs=1, buffer_docs=12))
+    take(rows, rows_before)
+    rows.restart()
+    assert take(rows) == first
+
+
 @pytest.mark.parametrize("packing", ["sequential", pytest.param("bin", marks=pytest.mark.nightly)])
 def test_a_limit_that_is_lowered_and_raised_again_loses_and_repeats_nothing(packing):
     """At every row, with a limit of 1 in between that is used for some rows, or for all."""

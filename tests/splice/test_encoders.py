@@ -524,3 +524,16 @@ def test_a_source_without_a_pair_says_what_it_needs(data):
     with pytest.raises(ConfigError, match="No document has a pair: the longest has 20 tokens"):
         build(in_blend(data), many(splice))
     assert SpliceIndex([20], SEQ_LEN, MultiSpliceConfig(content_length=32)).size == 1
+
+
+def test_documents_are_chosen_at_random_by_the_data_and_not_by_the_place_of_the_yaml(data):
+    """Regression: another folder of the metadataset, other documents."""
+    splice = MultiSpliceConfig(num_docs=3, max_doc_length=30, doc_select_mode="random")
+    (data / "deep").mkdir()
+    chosen = []
+    for name, path in (("here.yaml", "book"), ("deep/there.yaml", "../book")):
+        mix = write_mix(data / name, [(path, 1)])
+        (source,) = splices_of(build(mix, many(splice)))
+        chosen.append([tokens.tolist() for tokens in source._documents])
+    assert chosen[0] == chosen[1]
+    assert len(chosen[0]) == 3
