@@ -175,6 +175,7 @@ def test_a_streamed_run_goes_on_with_as_many_workers_in_all_and_no_others(mixes,
     assert {"data_rank00000.pt", "data_rank00001.pt"} <= files.keys()
 
 
+@pytest.mark.nightly
 def test_under_torchrun_data_parallel_ranks_share_the_rows(mixes, references, tmp_path):
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     arguments = (mixes["tokens"], "--run-dir", tmp_path / "run", *SMALL, "--train-iters", "6")

@@ -274,7 +274,7 @@ def test_a_raised_limit_of_text_adds_its_epochs_at_every_save_point_with_workers
     check_raised_limit(data, packing, workers=2, every=1)
 
 
-@every_packing
+@pytest.mark.parametrize("packing", ["sequential", pytest.param("bin", marks=pytest.mark.nightly)])
 def test_a_limit_that_is_lowered_and_raised_again_loses_and_repeats_nothing(
     data, packing, small_buffers
 ):
