@@ -43,6 +43,7 @@ from energon_ext.loader.regroup import (
     WorkerState,
     batches_of,
     cursor_of,
+    last_stored,
     loader_state,
     regrouped,
     share_of,
@@ -51,7 +52,7 @@ from energon_ext.loader.regroup import (
 )
 from energon_ext.loader.seals import check_workers, sealed_workers
 from energon_ext.loader.workers import ExactWorker, WorkersInTurn
-from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.lookup import blends_inside, find_blend
 from energon_ext.state.match import SourceChange
 from energon_ext.state.schema import check_format, check_seal, sealed
 
@@ -110,7 +111,7 @@ class ExactDataLoader(SavableDataLoader):
         """
         blend = self._shared_blend()
         state = self._unsealed_state()
-        cursor = blend.save_state() if state is None else self._cursor_of(state)
+        cursor = blend.save_state() if state is None else _cursor_now(blend, state)
         return sealed(json.loads(json.dumps({**cursor, "skip": 0})))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -128,11 +129,6 @@ class ExactDataLoader(SavableDataLoader):
         check_format(cursor)
         blend.check_state(cursor)
         self.restore_state_rank(self._state_at(cursor))
-
-    def _cursor_of(self, state: SavableDataLoaderState) -> FlexState:
-        """The cursor after the last batch of a rank's state."""
-        cursor, rounds = cursor_of(state)
-        return find_blend(self.dataset).state_after(cursor, rounds) if rounds else cursor
 
     def _shared_blend(self) -> Any:
         blend = find_blend(self.dataset)
@@ -180,7 +176,13 @@ class ExactDataLoader(SavableDataLoader):
     def save_state_rank(self) -> SavableDataLoaderState | None:
         """The state after the last batch that was drawn, None before there is any."""
         state = self._unsealed_state()
-        return None if state is None else self._sealed(state)
+        if state is None:
+            return None
+        blends = blends_inside(self.dataset)
+        is_behind = any(getattr(worker, "offset", 0) for worker in state.worker_states)
+        if is_behind and len(blends) == 1 and blends[0].is_shared:
+            return self._state_at(_cursor_now(blends[0], state))
+        return self._sealed(state)
 
     def _unsealed_state(self) -> SavableDataLoaderState | None:
         # Stock believes in workers as soon as iter() was called; they start with the first batch.
@@ -229,10 +231,9 @@ class ExactDataLoader(SavableDataLoader):
         config = self.worker_config
         blend = find_blend(self.dataset)
         if blend.is_shared:
-            for state in states:
-                blend.check_state(cursor_of(state)[0])
-            cursor = self._cursor_of(states[0])
-            _check_equal([cursor, *map(self._cursor_of, states[1:])])
+            cursor = cursor_of(states[0])
+            blend.check_state(cursor)
+            _check_equal([cursor, *map(cursor_of, states[1:])])
             return self._state_at(cursor)
         if [workers_of(state) for state in states] == [self.num_workers] * config.world_size:
             return states[config.rank]
@@ -261,7 +262,7 @@ class ExactDataLoader(SavableDataLoader):
             logger.info("Resuming the data of %d sources:\n  %s", len(self.changes), lines)
         try:
             super().restore_state_rank(state)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: half a state must not be gone on from
             if self.num_workers == 0:
                 self.dataset.reset_state_deep()
             raise
@@ -289,6 +290,13 @@ class ExactDataLoader(SavableDataLoader):
 
 #: Advice where states do not belong together.
 _MIXED = "States of different saves are mixed; take those of one save."
+
+
+def _cursor_now(blend: Any, state: SavableDataLoaderState) -> FlexState:
+    """The cursor after the last batch that this run has drawn, planned on where need be."""
+    cursor, rounds = last_stored(state)
+    later: FlexState = blend.state_after(cursor, rounds) if rounds else cursor
+    return later
 
 
 def _check_equal(cursors: Sequence[FlexState]) -> None:

@@ -80,11 +80,26 @@ def blend_in(tree: Any) -> FlexState:
     return tree
 
 
-def cursor_of(state: SavableDataLoaderState) -> tuple[FlexState, int]:
-    """A state of a shared plan, and how many rounds it is older than the last batch."""
+def last_stored(state: SavableDataLoaderState) -> tuple[FlexState, int]:
+    """A state of a shared plan, and how many rounds of that run have gone out since."""
     last = (state.next_worker_id - 1) % len(state.worker_states)
     own_batches = getattr(state.worker_states[last], "offset", 0)
     return blends_in(state)[last], own_batches * len(state.worker_states)
+
+
+def cursor_of(state: SavableDataLoaderState) -> FlexState:
+    """The state of a shared plan after the last batch.
+
+    Raises:
+        StateFormatError: it is older, as a stock loader saves it.
+    """
+    cursor, rounds = last_stored(state)
+    if rounds:
+        raise StateFormatError(
+            "A worker's state is some batches old; resume with the saved number of ranks and "
+            "workers, or save with energon_ext.ExactDataLoader."
+        )
+    return cursor
 
 
 def batches_of(state: SavableDataLoaderState) -> int:

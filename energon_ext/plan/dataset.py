@@ -155,7 +155,7 @@ class BlendedDataset(BaseWrapperDataset):
         for rows in self._streamed:
             rows.open()
         if self._skip is None:
-            self._skip = self._worker_number() % topology.workers
+            self._skip = self._worker_number() % topology.workers  # 0 where it reads alone
         for number in self._rounds(topology):
             if self._skip:
                 self._skip -= 1
@@ -266,8 +266,8 @@ class BlendedDataset(BaseWrapperDataset):
 
     def _inside(self) -> dict[str, Any]:
         """What a state that is saved inside a step depends on, since the step is drawn again."""
-        cost = getattr(self._cost, "__qualname__", repr(self._cost))
-        return {**self.topology.of_step, "mixture": digest_of([self.tree.to_json(), cost])}
+        cost = None if not self._cost else getattr(self._cost, "__qualname__", repr(self._cost))
+        return {**self.topology.of_step, "mixture": digest_of(self.tree.to_json()), "cost": cost}
 
     def restore_state(self, state: FlexState) -> None:
         """Continue from :meth:`save_state`; begins nothing with a state that is refused."""
@@ -278,7 +278,7 @@ class BlendedDataset(BaseWrapperDataset):
             drawn = own["plan"]["step"], own["plan"]["row"]
             position = self._clock.at(*drawn) if self.is_shared else self._clock.at_own(drawn[1])
             self._active_plan().restore_state(own["plan"], position)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: half a state must not be gone on from
             self.reset_state_own()
             raise
         self._done, self._skip = own["done"], own["skip"]

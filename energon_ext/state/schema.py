@@ -72,7 +72,13 @@ _STATE = {
     "done": _COUNT,
     "inside": (
         None,
-        {"rows_per_step": _COUNT, "batch_size": _COUNT, "ranks": _COUNT, "mixture": str},
+        {
+            "rows_per_step": _COUNT,
+            "batch_size": _COUNT,
+            "ranks": _COUNT,
+            "mixture": str,
+            "cost": (None, str),
+        },
     ),
     "skip": (None, _COUNT),
 }

@@ -172,6 +172,18 @@ def test_a_planned_run_is_possible_where_its_resume_is(data, batches, options, p
     assert check_agrees(result, lambda: next_run.load_state_dict(cursor)) is possible
 
 
+def test_a_balanced_run_is_possible_inside_a_step_too(data):
+    encoder = PackedTaskEncoder(ByteTokenizer(), 32, packing_buffer_docs=8, balance="attention")
+    mix = write_mix(data / "mix.yaml", [("book", 1), ("math", 1)])
+    loader = new_loader(mix, encoder=encoder, rows_per_step=2)
+    take(loader, 5)
+    with CheckpointStore(data / "run") as store:
+        store.save(5, data=loader.state_dict())
+    cursor = CheckpointStore(data / "run").latest().data()
+    resumed = new_loader(mix, encoder=encoder, rows_per_step=2)
+    assert check_agrees(diff(data / "run", mix), lambda: resumed.load_state_dict(cursor)) is True
+
+
 def change_documents(data):
     write_tokens(data / "book", [[5, 6, 7, 8] * 6] * 39)
     return write_mix(data / "next.yaml", [("book", 1), ("math", 1)])
