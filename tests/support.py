@@ -62,11 +62,12 @@ def write_texts(folder, texts):
     write_tokens(Path(folder) / "val", ids[::4])
 
 
-def write_weights(prefix, weights, dtype="uint8"):
+def write_weights(prefix, weights, dtype="uint8", tokenizer=None):
     """The weights of the labels of a pair of bytes, some for each document; says what they are."""
     content = np.concatenate([np.asarray(each, dtype) for each in weights])
     Path(f"{prefix}.weights.bin").write_bytes(content.tobytes())
-    meta = {"tokenizer": ByteTokenizer().fingerprint(), "label_weights": {"dtype": dtype}}
+    fingerprint = (tokenizer or ByteTokenizer()).fingerprint()
+    meta = {"tokenizer": fingerprint, "label_weights": {"dtype": dtype}}
     Path(f"{prefix}.meta.json").write_text(json.dumps(meta))
     return Path(prefix)
 

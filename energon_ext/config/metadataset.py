@@ -130,7 +130,7 @@ class ScheduledBlend(MetadatasetBlend):
 
 @dataclass(kw_only=True)
 class Interleave(ScheduledBlend):
-    """One interleave node: weights are target shares of tokens, kept exactly.
+    """One interleave node: weights are target shares of tokens, kept to a row.
 
     Attributes:
         new_source: where a source starts that a resumed state does not know: ``baseline``, level

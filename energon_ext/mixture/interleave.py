@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Draws that keep the token shares of members exact, by credits.
+"""Draws that keep the token shares of members to a row, by credits.
 
 With every token that a node draws, each member earns its share of it; who is drawn pays what the
 row holds::

@@ -48,11 +48,11 @@ class AttentionCost:
             vocab_size: of the output layer.
         """
         hidden, layers, heads = config.hidden_size, config.num_layers, config.num_attention_heads
-        channels = getattr(config, "kv_channels", None) or hidden // heads
-        query, groups = heads * channels, getattr(config, "num_query_groups", None) or heads
+        channels = config.kv_channels or hidden // heads
+        query, groups = heads * channels, config.num_query_groups or heads
         projections = hidden * (2 * query + 2 * groups * channels)
         scores = 2 * query
-        if getattr(config, "multi_latent_attention", False):
+        if config.multi_latent_attention:
             keys = config.qk_head_dim + config.qk_pos_emb_head_dim
             latent = config.kv_lora_rank
             rank = config.q_lora_rank or hidden
@@ -61,18 +61,18 @@ class AttentionCost:
             projections += latent * heads * (config.qk_head_dim + config.v_head_dim)
             projections += heads * config.v_head_dim * hidden
             scores = heads * (keys + config.v_head_dim)
-        matrices = 3 if getattr(config, "gated_linear_unit", False) else 2
-        ffn = getattr(config, "ffn_hidden_size", None) or 4 * hidden
+        matrices = 3 if config.gated_linear_unit else 2
+        ffn = config.ffn_hidden_size or 4 * hidden
         widths = layers * ffn
-        if getattr(config, "num_moe_experts", None):
-            width = (getattr(config, "moe_ffn_hidden_size", None) or ffn) * config.moe_router_topk
-            width += getattr(config, "moe_shared_expert_intermediate_size", None) or 0
-            frequency = getattr(config, "moe_layer_freq", 1)
+        if config.num_moe_experts:
+            width = (config.moe_ffn_hidden_size or ffn) * config.moe_router_topk
+            width += config.moe_shared_expert_intermediate_size or 0
+            frequency = config.moe_layer_freq
             pattern = frequency if isinstance(frequency, list) else [1] + [0] * (frequency - 1)
             experts = sum(pattern[layer % len(pattern)] for layer in range(layers))
             widths = experts * width + (layers - experts) * ffn
         parameters = layers * projections + widths * hidden * matrices
-        window = getattr(config, "window_size", None)
+        window = config.window_size
         return cls(
             2.0 * (parameters + hidden * vocab_size),
             2.0 * layers * scores,

@@ -151,6 +151,51 @@ def test_the_linear_part_is_two_operations_a_weight_of_the_real_model(name):
     assert cost.quadratic == 3 * 2 * 2 * 32
 
 
+class NoProducts(torch.nn.Module):
+    def __init__(self, *args, **options):
+        super().__init__()
+
+
+@pytest.mark.parametrize("q_lora_rank", [None, 12])
+def test_the_linear_part_of_latent_attention_is_two_operations_a_weight_too(
+    q_lora_rank, monkeypatch
+):
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import multi_latent_attention
+    from megatron.core.transformer.transformer_config import MLATransformerConfig
+
+    from tests.megatron import small_gpt
+
+    config = MLATransformerConfig(
+        **DENSE,
+        q_lora_rank=q_lora_rank,
+        kv_lora_rank=16,
+        qk_head_dim=8,
+        qk_pos_emb_head_dim=4,
+        v_head_dim=6,
+        add_bias_linear=False,
+        use_cpu_initialization=True,
+        rope_type="rope",
+    )
+    # It believes in Transformer Engine wherever its module can be imported.
+    monkeypatch.setattr(multi_latent_attention, "HAVE_TE", False)
+    spec = get_gpt_layer_local_spec(multi_latent_attention=True)
+    # Has no weights; the one without Transformer Engine takes no channels of keys.
+    spec.submodules.self_attention.submodules.core_attention = NoProducts
+    with small_gpt.megatron():
+        layers = small_gpt.GPTModel(
+            config=config,
+            transformer_layer_spec=spec,
+            vocab_size=64,
+            max_sequence_length=32,
+        ).decoder
+        weights = sum(p.numel() for p in layers.parameters() if p.dim() == 2)
+    cost = AttentionCost.of_model(config)
+    assert cost.linear == 2 * weights
+    # Of each layer and head, products of keys of 8 + 4 channels and of values of 6.
+    assert cost.quadratic == 2 * 3 * 4 * (8 + 4 + 6)
+
+
 def test_a_token_of_a_mixture_of_experts_costs_the_experts_it_goes_to():
     config = TransformerConfig(
         **DENSE, num_moe_experts=8, moe_router_topk=2, moe_ffn_hidden_size=16, moe_layer_freq=[0, 1]

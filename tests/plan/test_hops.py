@@ -1,12 +1,14 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Ten hops through topologies while the mix changes, against a list model that shares no code."""
+"""Runs against list models that share no code with them; ten hops while the mix changes."""
 
+import hashlib
 import json
 import math
 import random
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from tests.plan.runs import Run, write_numbered
@@ -37,7 +39,8 @@ class ListModel:
     def __init__(self, streams):
         self.streams = streams
         self.next_row = dict.fromkeys(streams, 0)
-        self.owed = dict.fromkeys(streams, 0.0)
+        self.owed = dict.fromkeys((*streams, "inner"), 0.0)
+        self.row = 0  # rows of all sources so far
 
     def step(self, weights):
         """The rows of a step under some weights, by source."""
@@ -57,14 +60,37 @@ class ListModel:
             }
             best = min(due, key=lambda name: turns[name])  # the first of equals
             provisional[best] -= 1
-            rows.append((best, self.streams[best][self.next_row[best]]))
-            self.next_row[best] += 1
+            rows.append((best, self.take(best)))
         read = dict.fromkeys(names, 0)
         for name, row in rows:
             read[name] += _length(row)
         for name in names:
             self.owed[name] += float(share[name]) * sum(read.values()) - read[name]
         return sorted(row for _, row in rows)
+
+    def take(self, name):
+        """The next row of a source."""
+        self.row += 1
+        row = self.streams[name][self.next_row[name]]
+        self.next_row[name] += 1
+        return row
+
+
+class NestedListModel(ListModel):
+    """An interleave of ``a`` and of a blend of ``b``, with weight 2, and ``c``, with weight 1."""
+
+    def take(self, name):
+        if name == "inner":
+            name = "b" if uniform("0/inner.yaml:train/worker 0", self.row) < 2 / 3 else "c"
+        return super().take(name)
+
+
+def uniform(key, number):
+    """The number-th random number of a node of a mixture."""
+    words = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=16).digest(), "little")
+    block, place = divmod(number, 4096)
+    raw = np.random.Philox(key=words, counter=block << 64).random_raw(place + 1)[-1]
+    return (int(raw) >> 11) / 2**53
 
 
 def _length(row):
@@ -82,13 +108,13 @@ def data(tmp_path_factory):
     return folder
 
 
-def write(folder, weights, name):
+def write(folder, weights, name, rule="interleave"):
     mix = folder / name
     mix.parent.mkdir(exist_ok=True)
     depth = len(mix.relative_to(folder).parts) - 1
     entries = [{"path": "../" * depth + key, "weight": w} for key, w in weights.items()]
     head = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
-    mix.write_text(json.dumps({**head, "splits": {"train": {"interleave": entries}}}))
+    mix.write_text(json.dumps({**head, "splits": {"train": {rule: entries}}}))
     return mix
 
 
@@ -123,3 +149,30 @@ def test_ten_hops_over_topologies_and_mixes_read_what_the_list_model_reads(data,
             assert run.step() == model.step(weights), where
         state = run.state()
         run.close()
+
+
+@pytest.mark.parametrize(("ranks", "workers", "batch"), [(1, 0, 16), (4, 0, 2), (2, 2, 4)])
+def test_a_blend_whose_weights_move_reads_what_the_list_model_reads(
+    data, streams, ranks, workers, batch
+):
+    mix = write(data, {"a": {"linear": {0: 3, 8: 0}}, "b": 1, "c": 0.5}, "blend.yaml", "blend")
+    run = Run(mix, ranks=ranks, workers=workers, batch=batch, rows=ROWS)
+    unread = {name: iter(streams[name]) for name in "abc"}
+    for step in range(12):
+        of_a = max(3 - 3 * step / 8, 0)
+        ends = [of_a / (of_a + 1.5), (of_a + 1) / (of_a + 1.5), 1]
+        numbers = [uniform("0//worker 0", row) for row in range(ROWS * step, ROWS * (step + 1))]
+        drawn = ["abc"[next(i for i, end in enumerate(ends) if u < end)] for u in numbers]
+        assert run.step() == sorted(next(unread[name]) for name in drawn), f"step {step}"
+
+
+@pytest.mark.parametrize(("ranks", "workers", "batch"), [(1, 0, 16), (4, 0, 2), (2, 2, 4)])
+def test_a_blend_inside_an_interleave_reads_what_the_list_model_reads(
+    data, streams, ranks, workers, batch
+):
+    write(data, {"b": 2, "c": 1}, "inner.yaml", "blend")
+    mix = write(data, {"a": 1, "inner.yaml": 2}, "nested.yaml")
+    run = Run(mix, ranks=ranks, workers=workers, batch=batch, rows=ROWS)
+    model = NestedListModel(streams)
+    for step in range(12):
+        assert run.step() == model.step({"a": 1, "inner": 2}), f"step {step}"

@@ -7,11 +7,18 @@ import json
 import numpy as np
 import pytest
 
-from energon_ext import ConfigError, PackedTaskEncoder, StateMismatchError, get_train_dataset
+from energon_ext import (
+    ConfigError,
+    PackedTaskEncoder,
+    SFTTaskEncoder,
+    StateMismatchError,
+    get_train_dataset,
+    get_val_datasets,
+)
 from energon_ext.splice import MultiSpliceConfig
 from energon_ext.splice.encoders import MultiSpliceTaskEncoder
-from tests.plan.runs import SEQ_LEN, Run, numbered_documents, tokens_of, write_numbered
-from tests.support import LargeTokenizer, close_loaders, config
+from tests.plan.runs import SEQ_LEN, Run, numbered_documents, rows_of, tokens_of, write_numbered
+from tests.support import LargeTokenizer, close_loaders, config, loader_for, write_weights
 
 STEPS = 12
 ROWS = 16
@@ -112,6 +119,45 @@ def test_spliced_rows_are_equal_on_all_topologies(data, pack_contents):
         LargeTokenizer(), SEQ_LEN, splice, spliced_subflavors={"splice": True}
     )
     check_equal_everywhere(mix, encoder, [(2, 0, 4), (4, 0, 1), (2, 2, 2)])
+
+
+def test_conversations_are_equal_on_all_topologies(data):
+    rng = np.random.default_rng(0)
+    for name, first in ("chat", 100), ("letters", 10_000):
+        documents = numbered_documents(80, first)
+        write_numbered(data / name, 80, first)
+        weights = [[0, *rng.integers(0, 2, len(ids) - 2), 1] for ids in documents]
+        write_weights(data / name, weights, tokenizer=LargeTokenizer())
+    mix = yaml(data, "chat", {"interleave": [entry("chat"), entry("letters", 2)]})
+    encoder = SFTTaskEncoder(LargeTokenizer(), SEQ_LEN)
+    check_equal_everywhere(mix, encoder, [(2, 0, 4), (8, 0, 1), (2, 2, 2)])
+
+
+@pytest.mark.parametrize("packing", ["bin", "sequential"])
+def test_a_validation_reads_every_row_once_on_all_topologies(data, packing):
+    encoder = PackedTaskEncoder(LargeTokenizer(), SEQ_LEN, packing=packing)
+    path = yaml(data, "val", {"blend": [entry("a"), entry("c")]})
+    path.write_text(path.read_text().replace("train", "val"))
+
+    def rows_of_source(number, ranks, workers, batch):
+        """The rows that train something, of all ranks; those that complete a batch do not."""
+        found = []
+        for rank in range(ranks):
+            datasets = get_val_datasets(
+                path,
+                worker_config=config(workers, rank, ranks),
+                batch_size=batch,
+                task_encoder=encoder,
+            )
+            for each in loader_for(datasets[number][0]):
+                found += [row for row in rows_of(each) if any(row[2])]
+        return sorted(found)
+
+    for number in range(2):
+        alone = rows_of_source(number, 1, 0, 1)
+        assert len(alone) > 20
+        for ranks, workers, batch in [(1, 0, 4), (2, 0, 2), (8, 0, 1), (2, 2, 2), (1, 3, 1)]:
+            assert rows_of_source(number, ranks, workers, batch) == alone
 
 
 def test_a_run_with_limits_reads_every_document_as_often_as_it_may_and_ends_everywhere(data):
