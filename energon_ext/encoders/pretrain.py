@@ -18,7 +18,6 @@ from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
 from megatron.energon.task_encoder.cooking import basic_sample_keys
 from megatron.energon.wrappers.map_dataset import MapDataset
-from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
 from energon_ext.arguments import check_integer
 from energon_ext.batch.collate import BatchAssembler
@@ -27,6 +26,7 @@ from energon_ext.batch.rows import Row
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.source_key import max_epochs_of, shuffle_key
 from energon_ext.documents.order import EpochOrder
+from energon_ext.documents.shuffle import ShuffledDocuments
 from energon_ext.documents.text import Document, PackedRows
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sources import collapse_sources
@@ -230,8 +230,8 @@ has no transition to train.
             ),
         )
         if self._shuffle_buffer_docs > 1:
-            documents = ShuffleBufferDataset(
-                documents, self._shuffle_buffer_docs, worker_config=own_config
+            documents = ShuffledDocuments(
+                documents, self._shuffle_buffer_docs, self.seq_len, worker_config=own_config
             )
         return PackedRows(
             documents,

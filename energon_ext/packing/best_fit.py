@@ -68,7 +68,7 @@ class BestFitPacker:
 
     def is_enough(self, documents: int, tokens: int, buffer_docs: int) -> bool:
         """Whether a buffer holds enough to pack: documents, or tokens where they are long."""
-        return documents >= buffer_docs or tokens >= max(MOST_ROWS * self.seq_len, MOST_TOKENS)
+        return documents >= buffer_docs or tokens >= most_tokens(self.seq_len)
 
     def resumed(self, carried: Pieces) -> Pieces:
         """Carried pieces of which only the starts were saved, with their stops."""
@@ -105,6 +105,11 @@ class BestFitPacker:
         bins = best_fit_decreasing(sizes.tolist(), capacity, max_items_per_bin=most)
         items = [item for each in bins for item in each]
         return np.array(items, np.int64), np.cumsum([len(each) for each in bins]).tolist()
+
+
+def most_tokens(seq_len: int) -> int:
+    """Tokens of documents in memory with which a buffer of one source is full."""
+    return max(MOST_ROWS * seq_len, MOST_TOKENS)
 
 
 def bin_sizes(lengths: np.ndarray, seq_len: int, alignment: int) -> tuple[np.ndarray, int]:

@@ -3,6 +3,7 @@
 """Documents that come one by one, as rows: nothing lost, and no document held for longer."""
 
 import copy
+import itertools
 import json
 import weakref
 
@@ -11,13 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
+from energon_ext.documents.shuffle import ShuffledDocuments
 from energon_ext.documents.text import Document, PackedRows
 from energon_ext.errors import SampleError
 from energon_ext.packing import best_fit
 from tests.packing import slow
 from tests.plan.memory_documents import PACKERS, content, documents_in, pairs, trained
-from tests.support import config
+from tests.support import config, loader_for
 
 SEQ_LEN = 16
 LENGTHS = np.random.default_rng(0).integers(1, 40, 60).tolist()
@@ -211,6 +214,51 @@ def test_a_buffer_of_long_documents_ends_with_so_many_tokens(monkeypatch):
     take(rows, 1)
     assert rows.dataset.read == 2  # 20 rows
     assert trained(take(packed([161] * 40, buffer_docs=512))) == pairs([161] * 40)
+
+
+def shuffled(lengths, size, epochs=1):
+    return ShuffledDocuments(MemoryText(lengths, epochs, False), size, 1, worker_config=config())
+
+
+def read_all(documents):
+    return [int(document.__key__) for document in loader_for(documents)]
+
+
+def test_a_shuffle_buffer_of_long_documents_ends_with_so_many_tokens(monkeypatch):
+    monkeypatch.setattr(best_fit, "MOST_ROWS", 1)
+    monkeypatch.setattr(best_fit, "MOST_TOKENS", 100)
+    lengths = [30] * 50 + [1] * 200 + [1000] * 10
+    documents = shuffled(lengths, size=64)
+    held, found, source = [], [], documents.dataset
+    for document in loader_for(documents):
+        found.append(int(document.__key__))
+        ahead = set(range(source.read)) - set(found)
+        held.append(sum(lengths[number] for number in ahead))
+        assert len(ahead) < 64
+    assert sorted(found) == list(range(260))
+    assert found != sorted(found)
+    # A document is drawn once 100 tokens are reached: 4 of 30 are held, or some and one of 1000.
+    assert max(held[:40]) == 90
+    assert max(held) < 100 + 1000
+
+
+def test_a_shuffle_buffer_of_short_documents_is_the_one_of_energon():
+    lengths = [3] * 90
+    stock = ShuffleBufferDataset(MemoryText(lengths, 2, False), 16, worker_config=config())
+    assert read_all(shuffled(lengths, 16, epochs=2)) == read_all(stock)
+
+
+@pytest.mark.parametrize("taken", [1, 7, 40, 99, 119])
+def test_a_shuffle_buffer_with_a_bound_of_tokens_continues_exactly(monkeypatch, taken):
+    monkeypatch.setattr(best_fit, "MOST_ROWS", 1)
+    monkeypatch.setattr(best_fit, "MOST_TOKENS", 100)
+    expected = read_all(shuffled(LENGTHS, 8, epochs=2))
+    loader = loader_for(shuffled(LENGTHS, 8, epochs=2))
+    assert [int(d.__key__) for d in itertools.islice(loader, taken)] == expected[:taken]
+    state = loader.save_state_rank()
+    resumed = loader_for(shuffled(LENGTHS, 8, epochs=2))
+    resumed.restore_state_rank(state)
+    assert [int(document.__key__) for document in resumed] == expected[taken:]
 
 
 def test_a_stream_reads_no_more_than_a_row_ahead():
