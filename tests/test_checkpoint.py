@@ -30,6 +30,7 @@ from megatron.energon.tools.checkpoint import command_redist
 from energon_ext.errors import ConfigError, EnergonExtError, StateFormatError
 from energon_ext.state.checkpoint import CheckpointStore
 from energon_ext.state.manifest import HASHED_BYTES
+from energon_ext.state.serialize import read_state_file
 from tests.support import config, loader_for, take, write_dataset
 
 PACKAGE = str(Path(sys.modules[CheckpointStore.__module__].__file__).parent)
@@ -497,6 +498,24 @@ def test_a_file_that_unpacks_to_more_than_its_size_is_refused_before_it_does(tmp
     plant(save(tmp_path, 1), prefix + packed.getvalue())
     with pytest.raises(StateFormatError, match=r"16,7\d\d,\d{3} bytes are packed in \d\d,\d{3}"):
         CheckpointStore(tmp_path).latest().load("a.pt")
+
+
+def test_a_file_of_lists_of_one_list_twice_is_refused_before_anybody_counts_them(tmp_path):
+    """Two to the power of fifty values in some hundred bytes; whoever walks them never ends."""
+    value = [0]
+    for _ in range(50):
+        value = [value, value]
+    torch.save({"a": value}, tmp_path / "a.pt")
+    with pytest.raises(
+        StateFormatError, match=r"its [\d,]+ bytes stand for 3,377,\d{3},\d{3},.* values"
+    ):
+        read_state_file(tmp_path / "a.pt", None)
+
+
+def test_what_is_held_twice_comes_back(tmp_path):
+    shared = ("web", 3)
+    torch.save({"a": [shared, shared, [shared]]}, tmp_path / "a.pt")
+    assert read_state_file(tmp_path / "a.pt", None) == {"a": [shared, shared, [shared]]}
 
 
 def test_what_the_process_allows_elsewhere_is_not_allowed_here(tmp_path):

@@ -7,7 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 from megatron.energon.savable_loader import SavableDatasetCheckpoint, SavableDatasetWrapper
+from torch._utils import ExceptionWrapper
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from energon_ext.errors import EnergonExtError
 
 
 class ExactWorker(SavableDatasetWrapper):
@@ -40,7 +43,7 @@ class ExactWorker(SavableDatasetWrapper):
 
 
 class WorkersInTurn(_MultiProcessingDataLoaderIter):
-    """Begins a pass with the worker whose turn it is.
+    """Begins a pass with the worker whose turn it is; says errors of workers in their own words.
 
     Stock numbers the workers anew instead, and begins every later pass with the same one.
     """
@@ -56,3 +59,10 @@ class WorkersInTurn(_MultiProcessingDataLoaderIter):
             next(self._worker_queue_idx_cycle)
             self._skipped_turns -= 1
         super()._try_put_index()
+
+    def _process_data(self, data: Any, *worker: Any) -> Any:
+        if isinstance(data, ExceptionWrapper) and issubclass(data.exc_type, EnergonExtError):
+            # torch makes one message of the whole traceback; ours are one line, and the last.
+            message = data.exc_msg.splitlines()[-1].partition(": ")[2]
+            raise data.exc_type(message) from RuntimeError(f"{data.where}:\n{data.exc_msg}")
+        return super()._process_data(data, *worker)

@@ -41,6 +41,9 @@ from megatron.energon.state import FlexState
 
 from energon_ext.errors import ConfigError, StateFormatError
 
+#: More than so many are in no state; lists of one list twice, and so on, hold any number.
+MOST_VALUES_A_BYTE = 8
+
 _STATE_CLASSES = (
     SavableDataLoaderState,
     SavableDatasetCheckpoint,
@@ -176,7 +179,10 @@ def _unpickle(content: bytes) -> Any:
     _check_archive(content)
     with _allow_only(flex_state=FlexStateAsDict):
         value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    return _replace_stand_ins(value, {id(stand_in) for stand_in in flex_states}, {})
+    value = _replace_stand_ins(value, {id(stand_in) for stand_in in flex_states}, {})
+    if (values := _count_values(value, {})) > MOST_VALUES_A_BYTE * len(content):
+        raise ValueError(f"its {len(content):,} bytes stand for {values:,} values")
+    return value
 
 
 def _check_archive(content: bytes) -> None:
@@ -272,3 +278,20 @@ def _replace_stand_ins(value: Any, flex_states: set[int], done: dict[int, tuple[
         return value
     done[id(value)] = (value, result)
     return result
+
+
+def _count_values(value: Any, counted: dict[int, int]) -> int:
+    """How many values it holds; what it holds twice counts twice, and is looked at once."""
+    if id(value) in counted:
+        return counted[id(value)]
+    if isinstance(value, dict):
+        inner: Any = value.values()
+    elif isinstance(value, (list, tuple)):
+        inner = value
+    elif type(value) in _STATE_CLASSES:
+        inner = vars(value).values()
+    else:
+        return 1
+    counted[id(value)] = 1  # should it hold itself
+    counted[id(value)] = 1 + sum(_count_values(each, counted) for each in inner)
+    return counted[id(value)]

@@ -124,13 +124,18 @@ def test_a_missing_or_cut_shard_is_named_while_building(folder, name, damage, me
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("damage", [os.remove, lambda path: os.truncate(path, 5000)])
-def test_a_shard_that_breaks_under_a_run_is_an_error_with_its_source(folder, damage):
-    loader = new_loader(folder)
+def test_a_shard_that_breaks_under_a_run_is_an_error_with_its_source(folder, damage, workers):
+    loader = new_loader(folder, workers)
     for number in range(4):
         damage(folder / "web" / f"shard_00{number}.tar")
-    with pytest.raises(SampleError, match=r"^web:train: cannot be read on \("):
+    with pytest.raises(SampleError, match=r"^web:train: cannot be read on \(") as found:
         take(loader, 200)
+    assert "Traceback" not in str(found.value)
+    assert len(str(found.value)) < 300
+    if workers:  # where it happened is said behind it
+        assert "in take\n" in str(found.value.__cause__)
 
 
 def test_a_thousand_shards_take_milliseconds(tmp_path):
