@@ -15,6 +15,7 @@ FOLDER = Path(__file__).resolve().parent
 BENCHMARKS = (
     "planning",
     "scale",
+    "simulation",
     "token_source",
     "assembly",
     "packing",
