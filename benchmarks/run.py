@@ -19,6 +19,7 @@ BENCHMARKS = (
     "token_source",
     "assembly",
     "packing",
+    "balance",
     "splice",
     "text_source",
     "memory",

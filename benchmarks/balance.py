@@ -1,0 +1,84 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""How evenly 64 ranks are busy: rows in their natural order, dealt by cost, divided as others do.
+
+Web-like documents, packed to full rows, with the cost of a model of 8 billion parameters. The
+largest differencing method (Karmarkar and Karp, 1982), with as many rows for every rank, is how
+verl and slime divide sequences among ranks; each rank then reads its own in their natural order.
+"""
+
+import heapq
+import itertools
+
+import numpy as np
+from timing import markdown, microseconds
+
+from energon_ext.packing import BestFitPacker, Pieces
+from energon_ext.plan.cost import AttentionCost
+from energon_ext.plan.deal import Topology, balanced
+
+RANKS, STEPS, DOCUMENTS = 64, 10, 4096
+CASES = [(8192, 8), (8192, 4), (32768, 8), (32768, 4), (131072, 8), (131072, 4), (32768, 1)]
+
+
+def run():
+    table = [row for seq_len, rounds in CASES for row in measure(seq_len, rounds)]
+    header = (
+        "",
+        "busiest rank over the mean",
+        "heaviest micro-batch of a round over the mean",
+        "µs a row",
+    )
+    return markdown(f"Balanced steps of {RANKS} ranks, means of {STEPS} steps", header, table)
+
+
+def measure(seq_len, rounds):
+    rng = np.random.default_rng(0)
+    topology = Topology(RANKS * rounds, 1, RANKS)
+    steps = row_costs(rng, seq_len, STEPS * RANKS * rounds).reshape(STEPS, -1)
+    contenders = {
+        "natural": lambda costs: np.arange(len(costs)),
+        "dealt": lambda costs: balanced(costs, topology),
+        "largest differencing": lambda costs: differenced(costs, RANKS),
+    }
+    times = microseconds({name: timed(deal, steps) for name, deal in contenders.items()}, 1, 3)
+    for name, deal in contenders.items():
+        grids = [costs[deal(costs)].reshape(rounds, RANKS) for costs in steps]
+        ranks = np.mean([grid.sum(0).max() / grid.sum(0).mean() for grid in grids])
+        waits = np.mean([(grid.max(1) / grid.mean(1)).mean() for grid in grids])
+        title = f"rows of {seq_len:,}, {rounds} micro-batches a rank, {name}"
+        yield title, f"{ranks:.3f}", f"{waits:.3f}", f"{times[name] / steps.size:.2f}"
+
+
+def timed(deal, steps):
+    return lambda _: [deal(costs) for costs in steps]
+
+
+def row_costs(rng, seq_len, count):
+    """Costs of packed rows, in a random order."""
+    packer, cost, found = BestFitPacker(seq_len), AttentionCost(), []
+    while sum(map(len, found)) < count:
+        lengths = np.clip(np.exp(rng.normal(6.2, 1.2, DOCUMENTS)), 1, 200_000).astype(np.int64)
+        numbers = np.arange(DOCUMENTS)
+        plan = packer.plan(Pieces.none(), Pieces.whole(numbers, numbers, lengths))
+        costs = cost(plan.pieces.stops - plan.pieces.starts)
+        found.append(np.add.reduceat(costs, np.concatenate(([0], plan.ends[:-1]))))
+    return rng.permutation(np.concatenate(found)[:count])
+
+
+def differenced(costs, ranks):
+    """The row at each place, round after round, where ranks have had their rows differenced."""
+    ordered, order = np.argsort(-costs, kind="stable"), itertools.count()
+    heap = []
+    for block in ordered.reshape(-1, ranks):
+        group = [(float(costs[row]), [int(row)]) for row in block]
+        heap.append((group[-1][0] - group[0][0], next(order), group))
+    heapq.heapify(heap)  # the widest spread first
+    while len(heap) > 1:
+        one, other = heapq.heappop(heap)[2], heapq.heappop(heap)[2]
+        merged = sorted(
+            ((a + b, rows + others) for (a, rows), (b, others) in zip(one, reversed(other))),
+            key=lambda each: -each[0],
+        )
+        heapq.heappush(heap, (merged[-1][0] - merged[0][0], next(order), merged))
+    return np.array([sorted(rows) for _, rows in heap[0][2]]).T.reshape(-1)
