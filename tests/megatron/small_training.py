@@ -29,27 +29,38 @@ STEPS = 3
 MICRO_BATCHES = 4
 
 
-def train(sizes, config, steps=STEPS):
-    """Losses and gradient norms of a few steps; no loss where this rank sees none."""
+def train(sizes, config, steps=STEPS, draw=None):
+    """Losses and gradient norms of a few steps; no loss where this rank sees none.
+
+    Args:
+        draw: gives this replica's micro-batches of a step; called with the step, the number of the
+            replica and how many there are.
+    """
     with model_parallel(**sizes):
         model = small_model(small_config(**sizes, **config))
         ddp_config = DistributedDataParallelConfig()
         model = DistributedDataParallel(model.config, ddp_config, model)
         # Plain descent: Adam's first steps do not depend on the size of the gradient.
-        options = OptimizerConfig(optimizer="sgd", lr=0.5, sgd_momentum=0.0, clip_grad=1.0)
+        # Megatron clips in float32 only.
+        clip_grad = 0.0 if config.get("params_dtype") == torch.float64 else 1.0
+        options = OptimizerConfig(optimizer="sgd", lr=0.5, sgd_momentum=0.0, clip_grad=clip_grad)
         optimizer = get_megatron_optimizer(options, [model])
         model.config.finalize_model_grads_func = finalize_model_grads
-        return [train_step(model, optimizer, step) for step in range(steps)]
+        return [train_step(model, optimizer, step, draw or synthetic) for step in range(steps)]
 
 
-def train_step(model, optimizer, step):
-    replicas = parallel_state.get_data_parallel_world_size()
-    replica = parallel_state.get_data_parallel_rank()
+def synthetic(step, replica, replicas):
     # Micro-batches have other sizes of loss and count, so means of means would differ.
     seeds = range(step * MICRO_BATCHES + replica, (step + 1) * MICRO_BATCHES, replicas)
+    return [synthetic_batch(seed) for seed in seeds]
+
+
+def train_step(model, optimizer, step, draw):
+    replicas = parallel_state.get_data_parallel_world_size()
+    replica = parallel_state.get_data_parallel_rank()
     model.zero_grad_buffer()
     optimizer.zero_grad()
-    reports = run_schedule(model, [synthetic_batch(seed) for seed in seeds])
+    reports = run_schedule(model, draw(step, replica, replicas))
     _, gradient_norm, _ = optimizer.step()
     return {**mean_losses(reports), "gradient_norm": gradient_norm}
 

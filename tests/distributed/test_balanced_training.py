@@ -1,0 +1,155 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Steps whose rows are dealt by cost train like those in their natural order, on real processes."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from megatron.core import parallel_state
+from megatron.energon import WorkerConfig
+
+from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
+from energon_ext.encoders.tokenizers import Tokenizer
+from energon_ext.plan.cost import AttentionCost
+from tests.megatron.small_gpt import MOE, SEQ_LEN, VOCABULARY, megatron
+from tests.megatron.small_training import run_ranks, train
+from tests.support import write_mix, write_tokens
+
+ROWS = 8
+STEPS = 3
+DOUBLE = {"params_dtype": torch.float64, "pipeline_dtype": torch.float64}
+PIPELINE = {"pipeline_model_parallel_size": 2}
+EXPERT = {"expert_model_parallel_size": 2}
+
+#: Name -> (sizes of model parallelism, configuration of the model)
+LAYOUTS = {
+    "dense, data parallel": ({}, {}),
+    "dense, data parallel, float64": ({}, DOUBLE),
+    "dense, pipeline parallel": (PIPELINE, {}),
+    "moe, data parallel": ({}, MOE),
+    "moe, expert parallel": (EXPERT, MOE),
+}
+ALONE = {
+    "dense": ({}, {}),
+    "dense, float64": ({}, DOUBLE),
+    "moe": ({}, MOE),
+}
+
+
+class SmallVocabulary(Tokenizer):
+    eos_id = pad_id = 0
+    vocab_size = VOCABULARY
+
+    def encode_array(self, text):
+        raise AssertionError("token files are not tokenized")
+
+    def decode(self, tokens):
+        return str(tokens)
+
+    def fingerprint(self):
+        return {"name": "small"}
+
+
+@pytest.fixture(scope="module")
+def mix(tmp_path_factory):
+    """Documents that are learnt from, between a few tokens and a whole row."""
+    folder = tmp_path_factory.mktemp("balanced")
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        lengths = np.where(rng.random(80) < 0.3, SEQ_LEN + 1, rng.integers(3, 9, 80))
+        starts = rng.integers(VOCABULARY, size=80)
+        documents = [(start + np.arange(n)) % VOCABULARY for start, n in zip(starts, lengths)]
+        write_tokens(folder / name, [each.tolist() for each in documents])
+    return write_mix(folder / "mix.yaml", [("a", 1), ("b", 2)])
+
+
+class Draw:
+    """The micro-batches of a replica, and how the rows of its steps differ in cost."""
+
+    def __init__(self, mix, balance):
+        self._mix, self._balance = mix, balance
+        self._iterator = None
+        self.busy = []
+
+    def __call__(self, step, replica, replicas):
+        if self._iterator is None:
+            encoder = PackedTaskEncoder(
+                SmallVocabulary(),
+                SEQ_LEN,
+                balance=self._balance,
+                cost=AttentionCost(0, 1) if self._balance else None,
+            )
+            dataset = get_train_dataset(
+                self._mix,
+                worker_config=WorkerConfig(rank=replica, world_size=replicas, num_workers=0),
+                batch_size=1,
+                rows_per_step=ROWS,
+                task_encoder=encoder,
+            )
+            self._iterator = iter(ExactDataLoader(dataset))
+        batches = [next(self._iterator) for _ in range(ROWS // replicas)]
+        self.busy.append(sum(float(batch.position_ids.sum()) for batch in batches))
+        return batches
+
+
+def both_orders(mix, layouts):
+    """What this rank found in each layout: losses, and what its rows cost, [natural, dealt]."""
+    found = {}
+    for name, (sizes, config) in layouts.items():
+        draws = [Draw(mix, None), Draw(mix, "attention")]
+        found[name] = [train(sizes, config, STEPS, draw) for draw in draws]
+        found[f"{name}: busy"] = [draw.busy for draw in draws]
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks(mix, tmp_path_factory):
+    work = functools.partial(both_orders, mix, LAYOUTS)
+    return run_ranks(2, work, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module")
+def alone(mix):
+    with megatron():
+        parallel_state.destroy_model_parallel()
+        return both_orders(mix, ALONE)
+
+
+def tolerance(layout):
+    # Weights and gradients are float64 there; the loss is summed in float32.
+    return 1e-6 if "float64" in layout else 1e-5
+
+
+def check_equal(found, expected, tolerance):
+    for one, other in zip(found, expected):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            assert value == pytest.approx(other[name], abs=tolerance), name
+
+
+@pytest.mark.parametrize("layout", ALONE)
+def test_one_rank_trains_alike_in_both_orders(alone, layout):
+    natural, dealt = alone[layout]
+    assert natural[-1]["loss"] < natural[0]["loss"] - 0.1
+    check_equal(dealt, natural, tolerance(layout))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_ranks_train_alike_in_both_orders_and_like_one(ranks, alone, layout):
+    name = layout.partition(",")[0] + (", float64" if "float64" in layout else "")
+    for rank in ranks:
+        natural, dealt = rank[layout]
+        check_equal(dealt, natural, tolerance(layout))
+        if "loss" in dealt[0]:
+            check_equal(dealt, alone[name][0], tolerance(layout))
+
+
+@pytest.mark.nightly
+def test_two_ranks_are_busy_more_equally(ranks):
+    """As the orders are seen by the model; with rows that cost up to nine times another."""
+    by_order = list(zip(*(rank["dense, data parallel: busy"] for rank in ranks)))
+    gaps = [[abs(one - other) for one, other in zip(*order)] for order in by_order]
+    assert sum(gaps[1]) < 0.5 * sum(gaps[0])
