@@ -20,6 +20,7 @@ BENCHMARKS = (
     "assembly",
     "packing",
     "balance",
+    "balanced_training",
     "splice",
     "text_source",
     "memory",
