@@ -15,9 +15,7 @@ from typing import Any, Sequence
 from megatron.energon import Cooker, TaskEncoder, TextSample, WorkerConfig, stateless
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
-from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
 from megatron.energon.task_encoder.cooking import basic_sample_keys
-from megatron.energon.wrappers.map_dataset import MapDataset
 from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
 from energon_ext.arguments import check_integer
@@ -29,7 +27,7 @@ from energon_ext.config.source_key import max_epochs_of, shuffle_key
 from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.text import Document, PackedRows
 from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.sources import collapse_sources
+from energon_ext.encoders.sources import collapse_sources, map_samples
 from energon_ext.encoders.text_decoder import TextDecoder
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
@@ -219,19 +217,10 @@ has no transition to train.
         documents: Any = super().build_source(
             loaded, key, worker_config=worker_config, repeat=repeat
         )
-        own_config = documents.worker_config
-        documents = MapDataset(
-            documents,
-            self.encode_document,
-            worker_config=own_config,
-            stateless_map_fn=get_stateless(self.encode_document),
-            failure_tolerance=get_failure_tolerance(
-                self.encode_document, self.__default_failure_tolerance__
-            ),
-        )
+        documents = map_samples(self, documents, self.encode_document)
         if self._shuffle_buffer_docs > 1:
             documents = ShuffleBufferDataset(
-                documents, self._shuffle_buffer_docs, worker_config=own_config
+                documents, self._shuffle_buffer_docs, worker_config=documents.worker_config
             )
         return PackedRows(
             documents,

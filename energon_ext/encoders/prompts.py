@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,13 @@ from megatron.energon import Cooker, Sample, TaskEncoder, WorkerConfig, stateles
 from megatron.energon.edataclass import edataclass
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
-from megatron.energon.task_encoder.base import get_failure_tolerance
 from megatron.energon.task_encoder.cooking import basic_sample_keys
-from megatron.energon.wrappers.map_dataset import MapDataset
 from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
 from energon_ext.encoders.chat import ChatTemplate, PlainChatTemplate
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sft import encode_bare
+from energon_ext.encoders.sources import map_samples
 from energon_ext.encoders.text_decoder import TextDecoder
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
@@ -150,15 +148,7 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
     ) -> SavableDataset[Prompt]:
         """Load, repeat, encode and shuffle one source."""
         texts: Any = super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
-        prompts = MapDataset(
-            texts,
-            functools.partial(self.encode_prompt, source=key),
-            worker_config=texts.worker_config,
-            stateless_map_fn=True,
-            failure_tolerance=get_failure_tolerance(
-                self.encode_prompt, self.__default_failure_tolerance__
-            ),
-        )
+        prompts = map_samples(self, texts, self.encode_prompt, source=key)
         if self._shuffle_buffer_prompts > 1:
             return ShuffleBufferDataset(
                 prompts, self._shuffle_buffer_prompts, worker_config=texts.worker_config

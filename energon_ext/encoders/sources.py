@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Sequence
 
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
+from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
+from megatron.energon.wrappers.map_dataset import MapDataset
 
 from energon_ext.config.source_key import (
     get_origin,
@@ -75,6 +78,19 @@ def load_source(
     dataset = task_encoder._load_dataset(loaded, rotation, worker_config=own_config)
     forget_read_members(dataset)
     return dataset
+
+
+def map_samples(
+    task_encoder: Any, samples: SavableDataset, encode: Callable[..., Any], **fixed: Any
+) -> MapDataset:
+    """The samples of one source, each through a method of the encoder."""
+    return MapDataset(
+        samples,
+        functools.partial(encode, **fixed) if fixed else encode,
+        worker_config=samples.worker_config,
+        stateless_map_fn=get_stateless(encode),
+        failure_tolerance=get_failure_tolerance(encode, task_encoder.__default_failure_tolerance__),
+    )
 
 
 def collapse_sources(

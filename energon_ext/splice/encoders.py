@@ -16,8 +16,6 @@ import numpy as np
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
-from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
-from megatron.energon.wrappers.map_dataset import MapDataset
 
 from energon_ext.arguments import check_integer
 from energon_ext.batch.collate import BatchAssembler
@@ -25,7 +23,7 @@ from energon_ext.batch.rows import Row
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.source_key import max_epochs_of, shuffle_key
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.sources import load_source
+from energon_ext.encoders.sources import load_source, map_samples
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import Tree
@@ -190,17 +188,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
             rank=0, world_size=1, num_workers=0, seed_offset=worker_config.seed_offset
         )
         samples = load_source(self, loaded, key, alone)
-        return EnergonDocuments(
-            MapDataset(
-                samples,
-                self.encode_document,
-                worker_config=samples.worker_config,
-                stateless_map_fn=get_stateless(self.encode_document),
-                failure_tolerance=get_failure_tolerance(
-                    self.encode_document, self.__default_failure_tolerance__
-                ),
-            )
-        )
+        return EnergonDocuments(map_samples(self, samples, self.encode_document))
 
     def _examples(
         self,
@@ -211,22 +199,16 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         worker_config: WorkerConfig,
     ) -> SpliceIndex | GridIndex:
         if self._validating:
-            return GridIndex(
-                lengths,
-                self.seq_len,
-                self.splice,
-                starts=self.validation_starts,
-                offsets=self.validation_offsets,
-            )
+            shown = {"starts": self.validation_starts, "offsets": self.validation_offsets}
+            return GridIndex(lengths, self.seq_len, self.splice, **shown)
         order = f"{shuffle_key(key, loaded.dataset)}/{worker_config.seed_offset}"
         index = SpliceIndex(lengths, self.seq_len, self.splice, key=order)
         log_plan(index, numbers, key)
         return index
 
     def _names(self, numbers: np.ndarray, key: str) -> list[str]:
-        named = self.named_documents
-        if named is None:
-            named = len(numbers) <= NAMED_DOCUMENTS
+        few = len(numbers) <= NAMED_DOCUMENTS
+        named = few if self.named_documents is None else self.named_documents
         return [f"{key}/doc{number}" if named else key for number in numbers]
 
 

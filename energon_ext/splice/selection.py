@@ -60,7 +60,8 @@ def select_documents(
             + (f" within its first {limit} tokens" if limit is not None else "")
             + "; prepare it again, or widen the subset."
         )
-    fitting = candidates[_within(lengths[candidates], config)]
+    least, most = config.min_doc_length or 1, config.max_doc_length or np.iinfo(np.int64).max
+    fitting = candidates[(least <= lengths[candidates]) & (lengths[candidates] <= most)]
     index = getattr(config, "doc_index", None)
     if index is not None:
         if index >= len(lengths):
@@ -86,7 +87,7 @@ def select_documents(
 def _by_policy(
     candidates: np.ndarray, lengths: np.ndarray, policy: str, config: SpliceFields, source: str
 ) -> np.ndarray:
-    count = min(config.documents_wanted, len(candidates))
+    count = min(getattr(config, "num_docs", 1), len(candidates))
     if policy == "random":
         seed = getattr(config, "seed", getattr(config, "content_seed", 0))
         order = KeyedPermutation(len(candidates), f"documents/{source}/{seed}/{count}")
@@ -96,11 +97,6 @@ def _by_policy(
     elif policy == "shortest":
         candidates = candidates[np.argsort(lengths[candidates], kind="stable")]
     return candidates[:count]
-
-
-def _within(lengths: np.ndarray, config: SpliceFields) -> np.ndarray:
-    most = config.max_doc_length or np.iinfo(np.int64).max
-    return (lengths >= (config.min_doc_length or 1)) & (lengths <= most)
 
 
 def _matching(

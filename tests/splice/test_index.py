@@ -191,5 +191,5 @@ def test_a_validation_grid_holds_the_corners():
         *[(0, t, s) for t, last in ((0, 8), (4, 8), (8, 10)) for s in (0, last)],
         *[(1, t, s) for t, last in ((0, 9), (1, 10)) for s in (0, last)],
     ]
-    with pytest.raises(ConfigError, match="both must be >= 1"):
+    with pytest.raises(ConfigError, match="GridIndex.starts: 0 found, an integer >= 1"):
         GridIndex([10], 12, SpliceConfig(), starts=0)
