@@ -21,13 +21,7 @@ from energon_ext.losses import group_advantages
 from energon_ext.plan.lookup import find_blend
 from energon_ext.rl.group_rows import WeightedGroup, arrange, write_groups
 from energon_ext.rl.rollout_metrics import RolloutMetrics
-from energon_ext.rl.sampler import (
-    BatchSampler,
-    Sampler,
-    ScoredGroup,
-    check_group,
-    check_sampler,
-)
+from energon_ext.rl.sampler import BatchSampler, Sampler, ScoredGroup, check_group, check_sampler
 from energon_ext.rl.state import check_state, load_group, load_prompt, save_group, save_prompt
 from energon_ext.state.exhaustion import end_together
 from energon_ext.state.match import check_fingerprint
@@ -157,7 +151,9 @@ class RLDataset:
                 self.prompts.worker_config,
                 is_shared=False,
             )
-        taken, arrangement = self._fitting_groups()
+        taken = self._groups[: self.groups_per_batch]
+        while (arrangement := self._arrange(taken)) is None:
+            taken.pop()
         batch = write_groups(taken, arrangement, self._assembler, self._sources)
         del self._groups[: len(taken)]
         self._rollout.end_batch(len(taken))
@@ -215,23 +211,23 @@ class RLDataset:
             )
 
     def _ask_sampler(self, prompts: list[Prompt]) -> list[ScoredGroup]:
-        sampler = self.sampler
-        if not hasattr(sampler, "sample_and_score_batch"):
-            return [self._ask_one(sampler, prompt) for prompt in prompts]
-        seed = stable_hash(f"{self._seed}/{self._calls}")
-        return self._call(prompts, lambda: sampler.sample_and_score_batch(prompts, seed))
-
-    def _ask_one(self, sampler: Sampler, prompt: Prompt) -> ScoredGroup:
-        tokens = torch.as_tensor(prompt.tokens)
-        return self._call([prompt], lambda: [sampler.sample_and_score(tokens)])[0]
+        if hasattr(self.sampler, "sample_and_score_batch"):
+            seed = stable_hash(f"{self._seed}/{self._calls}")
+            return self._call(prompts, self.sampler.sample_and_score_batch, prompts, seed)
+        ask = self.sampler.sample_and_score
+        return [
+            self._call([prompt], lambda tokens: [ask(tokens)], torch.as_tensor(prompt.tokens))[0]
+            for prompt in prompts
+        ]
 
     def _call(
-        self, prompts: list[Prompt], call: Callable[[], list[ScoredGroup]]
+        self, prompts: list[Prompt], call: Callable[..., list[ScoredGroup]], *asked: Any
     ) -> list[ScoredGroup]:
-        others = f" (and {len(prompts) - 1} more in the same call)" if len(prompts) > 1 else ""
-        key = f"{prompts[0].__key__}{others}"
+        key = prompts[0].__key__
+        if len(prompts) > 1:
+            key += f" (and {len(prompts) - 1} more in the same call)"
         try:
-            groups = call()
+            groups = call(*asked)
         except SamplerError as error:
             raise self._error(error.key or key, error.reason) from error
         except Exception as error:  # a user's sampler may raise anything
@@ -255,28 +251,19 @@ class RLDataset:
             return None
         advantages = group_advantages(group.rewards, self.reward_clip, self.advantage_clip)
         weighted = WeightedGroup(prompt.__key__, prompt.source, group, advantages)
-        self._check_fits(weighted)
-        return weighted
-
-    def _check_fits(self, weighted: WeightedGroup) -> None:
-        seq_len = self._assembler.seq_len
-        for sample, length in enumerate(weighted.group.sample_lengths()):
-            if length > seq_len:
-                raise SampleError(
-                    f"Sample {sample} of prompt {weighted.key} has {length} tokens, a row has "
-                    f"{seq_len}: give shorter answers or prompts, or longer rows."
-                )
+        seq_len, lengths = self._assembler.seq_len, group.sample_lengths()
+        if max(lengths) > seq_len:
+            sample = next(n for n, length in enumerate(lengths) if length > seq_len)
+            raise SampleError(
+                f"Sample {sample} of prompt {weighted.key} has {lengths[sample]} tokens, a row has "
+                f"{seq_len}: give shorter answers or prompts, or longer rows."
+            )
         if self._arrange([weighted]) is None:
             raise SampleError(
-                f"The group of prompt {weighted.key} has {sum(weighted.group.sample_lengths())} "
-                f"tokens and does not fit into {self.rows} rows of {seq_len}: use more rows."
+                f"The group of prompt {weighted.key} has {sum(lengths)} tokens and does not fit "
+                f"into {self.rows} rows of {seq_len}: use more rows."
             )
-
-    def _fitting_groups(self) -> tuple[list[WeightedGroup], list[list[tuple[int, int]]]]:
-        taken = self._groups[: self.groups_per_batch]
-        while (arrangement := self._arrange(taken)) is None:
-            taken.pop()
-        return taken, arrangement
+        return weighted
 
     def _arrange(self, groups: list[WeightedGroup]) -> list[list[tuple[int, int]]] | None:
         assembler = self._assembler

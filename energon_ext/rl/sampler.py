@@ -57,11 +57,11 @@ class ScoredGroup:
         """The group with the dtypes above, on the CPU and apart from the graph of a model."""
         lengths = self.response_lens
         return ScoredGroup(
-            _plain(self.tokens, torch.int64),
-            _plain(self.log_probs, torch.float32),
-            _plain(self.rewards, torch.float32),
+            self.tokens.detach().to("cpu", torch.int64),
+            self.log_probs.detach().to("cpu", torch.float32),
+            self.rewards.detach().to("cpu", torch.float32),
             self.prompt_len,
-            None if lengths is None else _plain(lengths, torch.int64),
+            None if lengths is None else lengths.detach().to("cpu", torch.int64),
         )
 
     @classmethod
@@ -126,12 +126,7 @@ RewardFunction = Callable[[Prompt, list[list[int]]], Sequence[float]]
 
 
 def score(reward: RewardFunction, prompt: Prompt, responses: list[list[int]]) -> Sequence[float]:
-    """The rewards of the answers to one prompt.
-
-    Raises:
-        SamplerError: names the prompt whose answers the function failed on, or gave other than one
-            number each.
-    """
+    """The rewards of the answers to one prompt; SamplerError unless there is a number for each."""
     try:
         rewards = reward(prompt, responses)
         numbers = [float(value) for value in rewards]
@@ -157,16 +152,7 @@ def check_sampler(sampler: Any) -> None:
 
 
 def check_group(group: Any, prompt: Prompt, vocab_size: int) -> None:
-    """Check the answer of a sampler.
-
-    Args:
-        group: the answer.
-        prompt: it is of.
-        vocab_size: ids are in ``[0, vocab_size)``.
-
-    Raises:
-        SampleError: says what is wrong with the group of this prompt.
-    """
+    """Raise SampleError, which says what is wrong with a sampler's answer to a prompt."""
     if not isinstance(group, ScoredGroup):
         raise SampleError(f"the sampler returned a {type(group).__name__}, not a ScoredGroup")
     _check_types(group)
@@ -217,10 +203,6 @@ def _check_types(group: ScoredGroup) -> None:
         raise SampleError(f"response_lens must be integers, got {_shape(lengths)}")
     if not isinstance(group.prompt_len, int):
         raise SampleError(f"prompt_len must be an integer, got {group.prompt_len!r}")
-
-
-def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor.detach().to("cpu", dtype)
 
 
 def _shape(tensor: torch.Tensor) -> str:

@@ -11,15 +11,9 @@ from energon_ext.errors import StateFormatError
 from energon_ext.rl.group_rows import WeightedGroup
 from energon_ext.rl.sampler import ScoredGroup
 
-_GROUP_FIELDS = ("tokens", "log_probs", "rewards", "prompt_len", "response_lens")
-
 
 def check_state(state: Any, version: int, fresh: dict[str, Any]) -> None:
-    """Compare the form of a state with that of a fresh one.
-
-    Raises:
-        StateFormatError: it is of another version, or a field is missing or of another type.
-    """
+    """Raise StateFormatError for another version, or fields unlike those of a fresh state."""
     if not isinstance(state, dict) or state.get("version") != version:
         raise StateFormatError(
             f"A state of RLDataset, version {version}, is needed, found "
@@ -36,37 +30,21 @@ def check_state(state: Any, version: int, fresh: dict[str, Any]) -> None:
 
 def save_prompt(prompt: Prompt) -> dict[str, Any]:
     """A drawn prompt; it is not drawn again."""
-    return {
-        "key": prompt.__key__,
-        "source": prompt.source,
-        "tokens": prompt.tokens,
-        "metadata": prompt.metadata,
-    }
+    fields = {name: getattr(prompt, name) for name in ("source", "tokens", "metadata")}
+    return {"key": prompt.__key__, **fields}
 
 
 def load_prompt(state: dict[str, Any]) -> Prompt:
     """The prompt of :func:`save_prompt`."""
-    return Prompt(
-        __key__=state["key"],
-        __restore_key__=(),
-        __subflavors__=None,
-        tokens=state["tokens"],
-        source=state["source"],
-        metadata=state["metadata"],
-    )
+    fields = {name: value for name, value in state.items() if name != "key"}
+    return Prompt(__key__=state["key"], __restore_key__=(), __subflavors__=None, **fields)
 
 
 def save_group(weighted: WeightedGroup) -> dict[str, Any]:
     """A group that waits for its batch."""
-    return {
-        "key": weighted.key,
-        "source": weighted.source,
-        "advantages": weighted.advantages,
-        "group": {name: getattr(weighted.group, name) for name in _GROUP_FIELDS},
-    }
+    return {**vars(weighted), "group": dict(vars(weighted.group))}
 
 
 def load_group(state: dict[str, Any]) -> WeightedGroup:
     """The group of :func:`save_group`."""
-    group = ScoredGroup(**state["group"])
-    return WeightedGroup(state["key"], state["source"], group, state["advantages"])
+    return WeightedGroup(**{**state, "group": ScoredGroup(**state["group"])})
