@@ -23,9 +23,7 @@ from tqdm import tqdm
 
 from energon_ext.cli.documents import Corpus, Document
 from energon_ext.cli.encoding import TextEncoding
-from energon_ext.documents.label_weights import WEIGHTS_SUFFIX
-from energon_ext.documents.token_file import token_file_builder
-from energon_ext.documents.token_index import META_SUFFIX
+from energon_ext.documents.token_index import META_SUFFIX, WEIGHTS_SUFFIX
 from energon_ext.documents.token_paths import SPLITS, SUFFIXES
 from energon_ext.errors import ConfigError
 
@@ -112,6 +110,18 @@ def split_of(document: Document, val_fraction: float, seed: int) -> str:
     text = document.text.encode()
     digest = hashlib.blake2b(text, digest_size=8, key=seed.to_bytes(8, "little")).digest()
     return "val" if int.from_bytes(digest, "little") < val_fraction * 2**64 else "train"
+
+
+def token_file_builder(prefix: str | Path, vocab_size: int) -> Any:
+    """Megatron-core's builder of a pair: ``add_document``, then ``finalize`` with the ``.idx``."""
+    try:
+        from megatron.core.datasets import indexed_dataset
+    except ImportError as error:
+        raise ConfigError(
+            "Token files are written with megatron-core: pip install 'energon_ext[megatron]'."
+        ) from error
+    dtype = indexed_dataset.DType.optimal_dtype(vocab_size)
+    return indexed_dataset.IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
 
 
 class _SplitWriter:

@@ -18,8 +18,8 @@ from megatron.energon.metadataset.loader_interface import (
 )
 from megatron.energon.metadataset.metadataset_v2 import DatasetReference
 
-from energon_ext.documents.file_set import is_token_file, open_token_files
-from energon_ext.documents.token_paths import named_pair
+from energon_ext.documents.file_set import open_token_files
+from energon_ext.documents.token_paths import is_token_file, named_pair
 from energon_ext.errors import ConfigError
 
 

@@ -20,7 +20,6 @@ from energon_ext.documents.token_index import (
     open_tokens,
     read_pair,
 )
-from energon_ext.documents.token_paths import is_token_file as is_token_file
 from energon_ext.documents.token_paths import pair_prefixes
 from energon_ext.errors import ConfigError
 

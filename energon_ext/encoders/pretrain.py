@@ -135,7 +135,16 @@ has no transition to train.
         self._shuffle_buffer_docs = 0
         self._sources: tuple[str, ...] = ()
         self._planned_buffer_docs = MOST_PLANNED_BUFFER_DOCS
-        self._packer = self._new_packer()
+        self._packer: Packer
+        if packing == "sequential":
+            self._packer = SequentialPacker(seq_len)
+        else:
+            self._packer = BestFitPacker(
+                seq_len,
+                max_docs_per_bin=packing_max_docs_per_bin,
+                carry=packing_carry,
+                alignment=alignment,
+            )
         self._assembler = BatchAssembler(
             seq_len,
             pad_id=tokenizer.pad_id,
@@ -293,22 +302,9 @@ has no transition to train.
             first=factory.document_range[0],
         )
 
-    def _new_packer(self) -> Packer:
-        if self.packing == "sequential":
-            return SequentialPacker(self.seq_len)
-        return BestFitPacker(
-            self.seq_len,
-            max_docs_per_bin=self.packing_max_docs_per_bin,
-            carry=self.packing_carry,
-            alignment=self.alignment,
-        )
-
 
 def planned_buffer_docs(sources: int) -> int:
-    """Documents that each of so many planned sources packs together.
-
-    A plan looks at lengths only, so its buffers are large; those of a thousand sources are smaller.
-    """
+    """Documents that each of so many sources packs together; many, as a plan reads lengths only."""
     shared = PLANNED_BUFFERS_DOCS // sources
     return min(MOST_PLANNED_BUFFER_DOCS, max(LEAST_PLANNED_BUFFER_DOCS, shared))
 

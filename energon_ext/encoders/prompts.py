@@ -15,23 +15,19 @@ from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.task_encoder.cooking import basic_sample_keys
 from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
+from energon_ext.arguments import check_integer
 from energon_ext.encoders.chat import ChatTemplate, PlainChatTemplate
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sft import encode_bare
 from energon_ext.encoders.sources import map_samples
 from energon_ext.encoders.text_decoder import TextDecoder
 from energon_ext.encoders.tokenizers import Tokenizer
-from energon_ext.errors import ConfigError, SampleError
+from energon_ext.errors import SampleError
 
 
 @edataclass
 class PromptText(Sample):
-    """A prompt as text.
-
-    Attributes:
-        prompt: text, or the messages of a conversation that wants an answer.
-        metadata: JSON values that the reward needs, such as the right answer.
-    """
+    """A prompt as text, or the messages of a conversation that wants an answer."""
 
     prompt: str | list[Any]
     metadata: dict[str, Any]
@@ -98,11 +94,8 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         chat_template: ChatTemplate | None = None,
         max_prompt_tokens: int | None = None,
     ):
-        if max_prompt_tokens is not None and max_prompt_tokens < 1:
-            raise ConfigError(
-                f"max_prompt_tokens: {max_prompt_tokens!r} found, an integer >= 1 or None is "
-                f"needed."
-            )
+        if max_prompt_tokens is not None:
+            check_integer("max_prompt_tokens", max_prompt_tokens, 1)
         self.tokenizer = tokenizer
         self.chat_template = chat_template or PlainChatTemplate()
         self.max_prompt_tokens = max_prompt_tokens

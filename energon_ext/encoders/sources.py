@@ -36,12 +36,7 @@ SourceBuilder = Callable[[LoadedDataset, str], SavableDataset | RowSource]
 
 
 class SourcesFactory(BaseCoreDatasetFactory):
-    """Looks like one dataset to Energon; builds the blend of all of them.
-
-    Args:
-        documents: samples in one epoch of all sources.
-        build: makes the blend.
-    """
+    """Looks like one dataset of ``documents`` samples to Energon; builds the blend of all."""
 
     # No sample type: Energon asks only whether samples are crude, which the sources answer.
     __sample_type__ = None
@@ -100,22 +95,14 @@ def collapse_sources(
     *,
     rule: str = BLEND,
 ) -> LoadedDataset:
-    """Many loaded datasets as one whose factory builds the blend.
-
-    Args:
-        rule: of datasets that no metadataset of ours has blended.
-
-    Raises:
-        ConfigError: no dataset, or one without a sample.
-    """
+    """Many loaded datasets as one whose factory builds the blend; ``rule`` is BLEND or IN_ORDER."""
     if not datasets:
         raise ConfigError("The metadataset names no source; list at least one.")
     factories = [loaded.dataset for loaded in datasets]
     keys, names = source_keys(factories), source_names(factories)
     for key, loaded in zip(keys, datasets):
         if len(loaded.dataset) == 0:
-            origin = get_origin(loaded.dataset)
-            place = f" ({origin.where})" if origin else ""
+            place = f" ({origin.where})" if (origin := get_origin(loaded.dataset)) else ""
             raise ConfigError(
                 f"Source {key}{place} has no samples; prepare it again or leave it out."
             )
