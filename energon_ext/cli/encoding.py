@@ -20,13 +20,7 @@ Encoded = tuple[Document, np.ndarray, np.ndarray | None]
 
 
 class TextEncoding:
-    """Every document is a text.
-
-    Attributes:
-        tokenizer: makes the ids.
-        refused: how many documents were left out.
-        first_refusal: why the first one was.
-    """
+    """Every document is a text; of those left out, their number and why the first was are kept."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
@@ -50,9 +44,7 @@ class TextEncoding:
 class ConversationEncoding(TextEncoding):
     """Every document is a conversation; what the encoder cannot train on is left out.
 
-    Args:
-        encoder: weights the answers and cuts what is too long; with ``over_long="error"`` every
-            conversation that it refuses is an error.
+    With ``over_long="error"`` of the encoder every conversation that it refuses is an error.
     """
 
     def __init__(self, encoder: SFTTaskEncoder):

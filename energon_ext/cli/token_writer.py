@@ -61,19 +61,9 @@ def write_token_files(
 ) -> Written:
     """Write a corpus as token files; the same input gives the same files, byte by byte.
 
-    Args:
-        corpus: read once, in constant memory.
-        output: folder to create.
-        encoding: documents to tokens.
-        val_fraction: share of the documents for the split ``val``, in [0, 1), of those that are in
-            no split yet. Which documents is decided by a hash of the text, so equal texts never
-            stand in both splits.
-        seed: selects another hash.
-        min_chars: shorter documents are left out; white space at the ends does not count.
-        force: replace token files that are already there.
-
-    Raises:
-        ConfigError: the output exists, the input is empty or damaged, or a split got no document.
+    Documents that are in no split yet go to ``val`` by a hash of their text, of which ``seed``
+    selects another, so equal texts never stand in both splits. White space at the ends does not
+    count for ``min_chars``.
     """
     _check_replaceable(output, force)
     output = output.resolve()
@@ -91,8 +81,7 @@ def write_token_files(
                 for document, tokens, weights in encoding.encode(batch):
                     split = document.split or split_of(document, val_fraction, seed)
                     writers[split].write(document, tokens, weights)
-        _check_documents(written, encoding, min_chars)
-        _check_splits(written, val_fraction, seed)
+        _check_written(written, encoding, val_fraction, seed, min_chars)
         _replace(output, staging)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -166,7 +155,13 @@ def _long_enough(corpus: Corpus, min_chars: int, written: Written) -> Iterator[D
     unit = "doc" if by_documents else "B"
     with tqdm(total=total, unit=unit, unit_scale=not by_documents, desc="reading") as bar:
         for document in corpus.documents:
-            _check_text(document)
+            try:
+                document.text.encode()
+            except UnicodeEncodeError as error:
+                raise ConfigError(
+                    f"{document.origin}: the text holds half a character (a lone surrogate, "
+                    f"{document.text[error.start]!r}); mend or remove it."
+                ) from error
             if len(document.text.strip()) < min_chars:
                 written.too_short += 1
             else:
@@ -187,30 +182,18 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _check_text(document: Document) -> None:
-    try:
-        document.text.encode()
-    except UnicodeEncodeError as error:
+def _check_written(
+    written: Written, encoding: TextEncoding, val_fraction: float, seed: int, min_chars: int
+) -> None:
+    documents = sum(counts.documents for counts in written.splits.values())
+    if not documents:
+        refused = f", and {encoding.refused} refused, the first: {encoding.first_refusal}"
         raise ConfigError(
-            f"{document.origin}: the text holds half a character (a lone surrogate, "
-            f"{document.text[error.start]!r}); mend or remove it."
-        ) from error
-
-
-def _check_documents(written: Written, encoding: TextEncoding, min_chars: int) -> None:
-    if any(split.documents for split in written.splits.values()):
-        return
-    refused = f", and {encoding.refused} refused, the first: {encoding.first_refusal}"
-    raise ConfigError(
-        f"The input has no document of at least {min_chars} characters "
-        f"({written.too_short} shorter ones{refused if encoding.refused else ''})."
-    )
-
-
-def _check_splits(written: Written, val_fraction: float, seed: int) -> None:
+            f"The input has no document of at least {min_chars} characters "
+            f"({written.too_short} shorter ones{refused if encoding.refused else ''})."
+        )
     for split in SPLITS if val_fraction > 0 else SPLITS[:1]:
         if not written.splits[split].documents:
-            documents = sum(counts.documents for counts in written.splits.values())
             raise ConfigError(
                 f"None of the {documents} documents fell into {split} with --val {val_fraction} "
                 f"and --seed {seed}. Change --val (0: no val split) or --seed."
