@@ -72,6 +72,7 @@ class ScheduledBlend(MetadatasetBlend):
     blend: list[Union[ScheduledDatasetReference, ScheduledJoinReference]]  # noqa: UP007
     allow_nested_schedules: bool = False
 
+    _name = "blend"
     _specs: list[WeightSpec] = field(default_factory=list, init=False)
     _where: str = field(default="", init=False)
     _root: EPath = field(default=None, init=False)
@@ -87,7 +88,13 @@ class ScheduledBlend(MetadatasetBlend):
             for index, entry in enumerate(self.blend)
         ]
         for index, entry in enumerate(self.blend):
-            _check_max_epochs(entry.max_epochs, self._entry_name(index))
+            limit = entry.max_epochs
+            is_count = isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1
+            if limit is not None and not is_count:
+                raise ConfigError(
+                    f"{self._entry_name(index)}.max_epochs: {limit!r} found, an integer >= 1 is "
+                    f"needed; leave it out for no limit, or the entry for no epoch at all."
+                )
         super().post_initialize(mds_path)
 
     def get_datasets(
@@ -118,10 +125,6 @@ class ScheduledBlend(MetadatasetBlend):
             allow_nested_schedules=self.allow_nested_schedules,
         )
 
-    @property
-    def _name(self) -> str:
-        return "blend"
-
     def _entry_name(self, index: int) -> str:
         return (
             f"{self._where}: {self._name}[{index}] ({getattr(self.blend[index], 'path', 'join')})"
@@ -140,6 +143,7 @@ class Interleave(ScheduledBlend):
     interleave: list[Union[ScheduledDatasetReference, ScheduledJoinReference]]  # noqa: UP007
     new_source: str = "baseline"
 
+    _name = "interleave"
     #: What the inherited methods call the entries.
     blend: list[Any] = field(default_factory=list, init=False)
 
@@ -155,10 +159,6 @@ class Interleave(ScheduledBlend):
 
     def _node(self) -> Node:
         return dataclasses.replace(super()._node(), rule=INTERLEAVE, new_source=self.new_source)
-
-    @property
-    def _name(self) -> str:
-        return "interleave"
 
 
 @dataclass(kw_only=True)
@@ -185,14 +185,6 @@ class UncappedBlendEpochized(MetadatasetBlendEpochized):
                     f"it again; use `blend` with max_epochs, or leave it out."
                 )
         super().post_initialize(mds_path)
-
-
-def _check_max_epochs(value: Any, entry: str) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ConfigError(
-            f"{entry}.max_epochs: {value!r} found, an integer >= 1 is needed; leave it out for no "
-            f"limit, or the entry for no epoch at all."
-        )
 
 
 @dataclass(kw_only=True)

@@ -24,13 +24,7 @@ from energon_ext.errors import ConfigError
 
 
 class TokenFileFactory(BaseCoreDatasetFactory):
-    """Token files as Energon's metadatasets hand them to a TaskEncoder.
-
-    Attributes:
-        files: the documents.
-        training: whether they are to be shuffled.
-        subset: of the documents, as the metadataset says it.
-    """
+    """Token files as Energon's metadatasets hand them to a TaskEncoder."""
 
     # No sample type: its rows are finished, and nothing is to be cooked.
     __sample_type__ = None

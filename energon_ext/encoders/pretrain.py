@@ -16,7 +16,6 @@ from megatron.energon import Cooker, TaskEncoder, TextSample, WorkerConfig, stat
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.task_encoder.cooking import basic_sample_keys
-from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
 from energon_ext.arguments import check_integer
 from energon_ext.batch.collate import BatchAssembler
@@ -27,7 +26,7 @@ from energon_ext.config.source_key import max_epochs_of, shuffle_key
 from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.text import Document, PackedRows
 from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.sources import collapse_sources, map_samples
+from energon_ext.encoders.sources import collapse_sources, encoded_samples
 from energon_ext.encoders.text_decoder import TextDecoder
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
@@ -223,16 +222,11 @@ has no transition to train.
         """Token files: plan rows; text: load, repeat, encode, shuffle and pack one source."""
         if isinstance(loaded.dataset, TokenFileFactory):
             return self._planned_rows(loaded, key, worker_config, repeat)
-        documents: Any = super().build_source(
-            loaded, key, worker_config=worker_config, repeat=repeat
-        )
-        documents = map_samples(self, documents, self.encode_document)
-        if self._shuffle_buffer_docs > 1:
-            documents = ShuffleBufferDataset(
-                documents, self._shuffle_buffer_docs, worker_config=documents.worker_config
-            )
+        texts: Any = super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
         return PackedRows(
-            documents,
+            encoded_samples(
+                self, texts, self.encode_document, shuffle_buffer=self._shuffle_buffer_docs
+            ),
             source=key,
             packer=self._packer,
             buffer_docs=self.packing_buffer_docs,

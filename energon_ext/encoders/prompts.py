@@ -13,13 +13,12 @@ from megatron.energon.edataclass import edataclass
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.task_encoder.cooking import basic_sample_keys
-from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
 from energon_ext.arguments import check_integer
 from energon_ext.encoders.chat import ChatTemplate, PlainChatTemplate
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sft import encode_bare
-from energon_ext.encoders.sources import map_samples
+from energon_ext.encoders.sources import encoded_samples
 from energon_ext.encoders.text_decoder import TextDecoder
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import SampleError
@@ -141,12 +140,8 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
     ) -> SavableDataset[Prompt]:
         """Load, repeat, encode and shuffle one source."""
         texts: Any = super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
-        prompts = map_samples(self, texts, self.encode_prompt, source=key)
-        if self._shuffle_buffer_prompts > 1:
-            return ShuffleBufferDataset(
-                prompts, self._shuffle_buffer_prompts, worker_config=texts.worker_config
-            )
-        return prompts
+        buffer = self._shuffle_buffer_prompts
+        return encoded_samples(self, texts, self.encode_prompt, shuffle_buffer=buffer, source=key)
 
     @stateless
     def batch(self, prompts: list[Prompt]) -> list[Prompt]:

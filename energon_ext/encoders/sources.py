@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any, Callable, Sequence
 
@@ -12,16 +13,15 @@ from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, Savabl
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
 from megatron.energon.wrappers.map_dataset import MapDataset
+from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
 from energon_ext.config.source_key import (
     get_origin,
-    global_workers,
     max_epochs_of,
     name_nodes,
     shuffle_key,
     source_keys,
     source_names,
-    worker_config_for,
 )
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.documents.stored_files import fingerprint_files
@@ -62,30 +62,39 @@ def load_source(
 ) -> SavableDataset:
     """The raw (or cooked) samples of one source, in an order of its own.
 
-    Which worker gets the odd sample out rotates with its name, so that it depends neither on the
-    order of the sources nor on their number.
+    The order, and which worker gets the odd sample out, depend on the seed and its name, neither on
+    its neighbours nor on their number; a dataset listed twice is read in two orders.
     """
-    name = shuffle_key(key, loaded.dataset)
-    own_config = worker_config_for(worker_config, name)
+    number = stable_hash(shuffle_key(key, loaded.dataset))
+    own_config = copy.copy(worker_config)
+    own_config.seed_offset += number
     # Energon built the factory for all sources alike; random numbers come from its configuration.
     loaded.dataset.worker_config = own_config
-    rotation = stable_hash(name) % global_workers(worker_config)
+    rotation = number % (max(1, worker_config.num_workers) * worker_config.world_size)
     dataset = task_encoder._load_dataset(loaded, rotation, worker_config=own_config)
     forget_read_members(dataset)
     return dataset
 
 
-def map_samples(
-    task_encoder: Any, samples: SavableDataset, encode: Callable[..., Any], **fixed: Any
-) -> MapDataset:
-    """The samples of one source, each through a method of the encoder."""
-    return MapDataset(
+def encoded_samples(
+    task_encoder: Any,
+    samples: SavableDataset,
+    encode: Callable[..., Any],
+    *,
+    shuffle_buffer: int = 0,
+    **fixed: Any,
+) -> SavableDataset:
+    """The samples of one source, each through a method of the encoder, and shuffled."""
+    encoded = MapDataset(
         samples,
         functools.partial(encode, **fixed) if fixed else encode,
         worker_config=samples.worker_config,
         stateless_map_fn=get_stateless(encode),
         failure_tolerance=get_failure_tolerance(encode, task_encoder.__default_failure_tolerance__),
     )
+    if shuffle_buffer <= 1:
+        return encoded
+    return ShuffleBufferDataset(encoded, shuffle_buffer, worker_config=samples.worker_config)
 
 
 def collapse_sources(

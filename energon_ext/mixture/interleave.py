@@ -115,12 +115,7 @@ class InterleaveSampler:
 
 
 def _by_deadline(credits: np.ndarray, shares: np.ndarray, rows: int) -> np.ndarray:
-    """Members for some rows of one length.
-
-    Args:
-        credits: in rows, float64 [members].
-        shares: float64 [members], 1 together.
-    """
+    """Members for some rows of one length, by credits in rows and shares, float64 [members]."""
     least = 1 / max(2 * len(shares) - 2, 2)
     active = np.flatnonzero(shares)
     credits, shares = credits[active], shares[active]

@@ -35,11 +35,18 @@ def best_fit_decreasing(
         >>> best_fit_decreasing([6, 2, 6, 2], capacity=8)
         [[0, 1], [2, 3]]
     """
+    if capacity < 1:
+        raise ConfigError(f"capacity: {capacity!r} found, >= 1 is needed.")
+    for index, length in enumerate(lengths):
+        if not 1 <= length <= capacity:
+            raise SampleError(
+                f"Item {index} has {length} tokens, 1..{capacity} fit into a bin; cut it first."
+            )
     bins: list[list[int]] = []
     bins_with_space: dict[int, list[int]] = {}  # free tokens -> heap of bin indices
     spaces: list[int] = []  # the keys of bins_with_space, sorted
 
-    for item in _decreasing(lengths, capacity):
+    for item in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         length = lengths[item]
         position = bisect_left(spaces, length)
         if position == len(spaces):
@@ -59,14 +66,3 @@ def best_fit_decreasing(
                 insort(spaces, left)
             heapq.heappush(bins_with_space.setdefault(left, []), index)
     return bins
-
-
-def _decreasing(lengths: Sequence[int], capacity: int) -> list[int]:
-    if capacity < 1:
-        raise ConfigError(f"capacity: {capacity!r} found, >= 1 is needed.")
-    for index, length in enumerate(lengths):
-        if not 1 <= length <= capacity:
-            raise SampleError(
-                f"Item {index} has {length} tokens, 1..{capacity} fit into a bin; cut it first."
-            )
-    return sorted(range(len(lengths)), key=lambda index: -lengths[index])

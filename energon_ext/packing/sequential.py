@@ -44,8 +44,7 @@ class SequentialPacker:
         """Pack a buffer; see :meth:`~energon_ext.packing.BestFitPacker.plan`."""
         pieces = carried + new
         if not len(pieces):
-            none = np.zeros(0, np.int64)
-            return PackPlan(pieces, none, none, none, pieces)
+            return PackPlan.none()
         seq_len = self.seq_len
         sizes = pieces.stops - pieces.starts
         stream_stops = np.cumsum(sizes)

@@ -23,7 +23,7 @@ from energon_ext.batch.rows import Row
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.source_key import max_epochs_of, shuffle_key
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.sources import load_source, map_samples
+from energon_ext.encoders.sources import encoded_samples, load_source
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import Tree
@@ -188,7 +188,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
             rank=0, world_size=1, num_workers=0, seed_offset=worker_config.seed_offset
         )
         samples = load_source(self, loaded, key, alone)
-        return EnergonDocuments(map_samples(self, samples, self.encode_document))
+        return EnergonDocuments(encoded_samples(self, samples, self.encode_document))
 
     def _examples(
         self,

@@ -50,6 +50,12 @@ class WeightSpec(ABC):
         """Every position at which the rule changes."""
         return ()
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WeightSpec) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash(repr(self.to_json()))
+
 
 class Segment(NamedTuple):
     """A weight between two breakpoints: ``kind`` from ``(x0, y0)`` to ``(x1, y1)``.
@@ -88,12 +94,6 @@ class ConstantWeight(WeightSpec):
 
     def __repr__(self) -> str:
         return f"{self.value:g}"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ConstantWeight) and other.value == self.value
-
-    def __hash__(self) -> int:
-        return hash(self.value)
 
 
 class ScheduledWeight(WeightSpec):
@@ -177,15 +177,6 @@ class ScheduledWeight(WeightSpec):
     def __repr__(self) -> str:
         points = ", ".join(f"{k}: {v:g}" for k, v in zip(self._breakpoints, self._values))
         return f"{self.kind}{{{points}}}"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ScheduledWeight) and self._parts() == other._parts()
-
-    def __hash__(self) -> int:
-        return hash(self._parts())
-
-    def _parts(self) -> tuple[Any, ...]:
-        return self.kind, self._breakpoints, self._values
 
 
 class Weights:
