@@ -7,8 +7,6 @@ an aligned view and whatever carries the buffer carries the batch. A worker proc
 shared-memory file instead of ten.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any, Iterator

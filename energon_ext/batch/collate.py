@@ -12,8 +12,6 @@ of a batch into one buffer:
    sources and the weights that padding and boundaries take away are made for the batch at once.
 """
 
-from __future__ import annotations
-
 from typing import Sequence
 
 import numpy as np

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A packed sequence before it is written, and where the parts of many of them lie in a batch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Sequence
 

@@ -9,7 +9,7 @@ from: steps after it that an earlier process had written are done again, and the
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,17 +174,14 @@ def _events(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 raise ConfigError(f"{where}: damaged, not JSON ({error}).") from error
             if not isinstance(event, dict) or not isinstance(event.get("event"), str):
                 raise ConfigError(f"{where}: damaged, an object with 'event' was expected.")
-            if event["event"] in FIELDS:
-                _check_fields(event, where)
-                yield where, event
-
-
-def _check_fields(event: Mapping[str, Any], where: str) -> None:
-    for name, form in FIELDS[event["event"]].items():
-        if name not in event:
-            raise ConfigError(f"{where}: damaged, {event['event']} has no {name!r}.")
-        if not _fits(event[name], form):
-            raise ConfigError(f"{where}: damaged, {name!r} is {event[name]!r}.")
+            if event["event"] not in FIELDS:
+                continue
+            for name, form in FIELDS[event["event"]].items():
+                if name not in event:
+                    raise ConfigError(f"{where}: damaged, {event['event']} has no {name!r}.")
+                if not _fits(event[name], form):
+                    raise ConfigError(f"{where}: damaged, {name!r} is {event[name]!r}.")
+            yield where, event
 
 
 def _fits(value: Any, form: Any) -> bool:

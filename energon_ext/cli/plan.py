@@ -76,11 +76,11 @@ def _encoder(tokenizer: str, seq_length: int, splice: str | None, subflavors: st
     fields = _json("--splice", splice)
     many = "num_docs" in fields
     config_class = MultiSpliceConfig if many else SpliceConfig
-    unknown = sorted(set(fields) - set(config_class.__dataclass_fields__))
-    if unknown:
+    known = config_class.__dataclass_fields__
+    if unknown := sorted(set(fields) - set(known)):
         raise ConfigError(
             f"--splice: no field {', '.join(unknown)} in {config_class.__name__}; it has "
-            f"{', '.join(config_class.__dataclass_fields__)}."
+            f"{', '.join(known)}."
         )
     chosen = _json("--spliced-subflavors", subflavors) if subflavors else None
     encoder_class = MultiSpliceTaskEncoder if many else SpliceTaskEncoder

@@ -110,7 +110,7 @@ def _summary(output: Path, written: "Written", encoding: "TextEncoding") -> str:
     columns = ("documents", "characters", "tokens")
     lines = [f"{output}:", " " * 9 + "".join(f"{column:>16}" for column in columns)]
     for split, counts in written.splits.items():
-        cells = "".join(f"{getattr(counts, column):>16,}" for column in columns)
+        cells = "".join(f"{counts[column]:>16,}" for column in columns)
         lines.append(f"  {split:<7}{cells}")
     if written.too_short:
         lines.append(f"  left out as too short: {written.too_short:,}")

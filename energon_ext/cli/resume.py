@@ -7,8 +7,6 @@ and which documents were spliced: without a tokenizer, text sources are compared
 and spliced sources never are.
 """
 
-from __future__ import annotations
-
 from typing import Any, Mapping
 
 import numpy as np

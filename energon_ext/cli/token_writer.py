@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -33,19 +34,10 @@ BATCH_CHARACTERS = 2**20
 
 
 @dataclass(slots=True)
-class SplitCounts:
-    """What one split holds."""
-
-    documents: int = 0
-    characters: int = 0
-    tokens: int = 0
-
-
-@dataclass(slots=True)
 class Written:
-    """What was written of each split, and how many documents were too short."""
+    """Documents, characters and tokens of each split, and how many documents were too short."""
 
-    splits: dict[str, SplitCounts]
+    splits: dict[str, Counter[str]]
     too_short: int = 0
 
 
@@ -114,14 +106,10 @@ def token_file_builder(prefix: str | Path, vocab_size: int) -> Any:
 
 
 class _SplitWriter:
-    """Hands documents to megatron-core's builder; without a document there are no files.
-
-    Writes ``SPLIT.bin``, ``SPLIT.idx``, where there are weights ``SPLIT.weights.bin``, and
-    ``SPLIT.meta.json``, which names the tokenizer.
-    """
+    """Hands documents to megatron-core's builder; without a document there are no files."""
 
     def __init__(self, prefix: Path, encoding: TextEncoding):
-        self.counts = SplitCounts()
+        self.counts: Counter[str] = Counter()
         self._prefix = prefix
         self._encoding = encoding
         self._builder: Any = None
@@ -136,9 +124,7 @@ class _SplitWriter:
         if weights is not None:
             with self._prefix.with_suffix(WEIGHTS_SUFFIX).open("ab") as file:
                 file.write(weights.astype(np.uint8).tobytes())
-        self.counts.documents += 1
-        self.counts.characters += len(document.text)
-        self.counts.tokens += len(tokens)
+        self.counts.update(documents=1, characters=len(document.text), tokens=len(tokens))
 
     def close(self) -> None:
         if self._builder is None:
@@ -185,7 +171,7 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
 def _check_written(
     written: Written, encoding: TextEncoding, val_fraction: float, seed: int, min_chars: int
 ) -> None:
-    documents = sum(counts.documents for counts in written.splits.values())
+    documents = sum(counts["documents"] for counts in written.splits.values())
     if not documents:
         refused = f", and {encoding.refused} refused, the first: {encoding.first_refusal}"
         raise ConfigError(
@@ -193,7 +179,7 @@ def _check_written(
             f"({written.too_short} shorter ones{refused if encoding.refused else ''})."
         )
     for split in SPLITS if val_fraction > 0 else SPLITS[:1]:
-        if not written.splits[split].documents:
+        if not written.splits[split]["documents"]:
             raise ConfigError(
                 f"None of the {documents} documents fell into {split} with --val {val_fraction} "
                 f"and --seed {seed}. Change --val (0: no val split) or --seed."

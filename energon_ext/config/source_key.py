@@ -7,8 +7,6 @@ counts, its order, hangs on its key. The key says what is read, not where it sta
 sources may be added, removed, reordered and reweighted between two runs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import posixpath

@@ -15,8 +15,6 @@ the same parser, follows every reference, and refuses:
   contain themselves or too much.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Callable, Iterator, Mapping

@@ -6,8 +6,6 @@ Keys are looked up in the types that Energon's parser fills, as it walks them, s
 what it takes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any, Union, get_args, get_origin, get_type_hints

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """YAML and JSON files within limits of size, depth and number, as Energon's parser reads them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

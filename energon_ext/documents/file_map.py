@@ -10,8 +10,6 @@ process by signal 7 (SIGBUS) at the first read behind its end: no program can lo
 so data must not be overwritten in place under a run.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Documents of ``.bin``/``.idx`` pairs, one or thousands, by number."""
 
-from __future__ import annotations
-
 import hashlib
 from bisect import bisect_right
 from pathlib import Path

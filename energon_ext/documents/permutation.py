@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A shuffled order of any length that is computed, not stored."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The files that Energon reads: whether they are there, and by what a change of them is noticed."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import struct

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Documents that Energon hands over one by one, as rows of a fixed length."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any, Iterator
 

@@ -9,8 +9,6 @@ document and S. (megatron-core, ``core/datasets/indexed_dataset.py``; its reader
 open for each pair.)
 """
 
-from __future__ import annotations
-
 import json
 import os
 import struct

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which ``.bin``/``.idx`` pairs a path names: one, those of a folder, or those of a pattern."""
 
-from __future__ import annotations
-
 import glob
 import os
 from collections.abc import Iterator

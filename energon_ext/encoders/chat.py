@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Conversations to text, and which stretches of that text are answers."""
 
-from __future__ import annotations
-
 import hashlib
 from abc import ABC, abstractmethod
 from pathlib import Path

@@ -7,8 +7,6 @@ rebuilt upstream. The override here leaves the body alone: it hands it a single 
 factory builds our blend over the real sources, so the stock code never comes to blend anything.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import math

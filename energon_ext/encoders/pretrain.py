@@ -6,8 +6,6 @@ Each source is packed on its own; the blend then draws among finished rows. A we
 step 1500 therefore changes step 1500, a weight is a share of tokens, and every row has one source.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 from typing import Any, Sequence

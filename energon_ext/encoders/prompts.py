@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Prompts for reinforcement learning, from the same YAML and with the same schedules as text."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Supervised fine-tuning: conversations to packed batches, with loss on the answers only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The sources of a metadataset, and many of them as one dataset of Energon."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from typing import Any, Callable, Sequence

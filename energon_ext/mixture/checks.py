@@ -6,8 +6,6 @@ The weights are known for all time, so a gap at step 40 000 is found at step 0. 
 an error; what works, but is rarely meant, is a :class:`BlendWarning`.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from typing import Collection, Iterator, Mapping

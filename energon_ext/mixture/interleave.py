@@ -18,8 +18,6 @@ credit would not do: 12 : 12 : 3 : 1 : 1 goes beyond a row. Where rows differ in
 credit is next; with equal weights that is the source with the fewest tokens so far.
 """
 
-from __future__ import annotations
-
 import heapq
 from typing import Any, Mapping, Sequence
 

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Whose row is next: the tree of a metadataset at work."""
 
-from __future__ import annotations
-
 from typing import Any, Mapping, Sequence
 
 import numpy as np

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Whole documents in full rows."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from energon_ext.arguments import check_integer
@@ -97,32 +95,16 @@ class BestFitPacker:
         return PackPlan.of(placed, ends, documents, pieces[~is_placed], self.seq_len)
 
     def _bins(self, lengths: np.ndarray, last: bool) -> tuple[np.ndarray, list[int]]:
-        sizes, capacity = bin_sizes(lengths, self.seq_len, self.alignment)
-        most = self.max_docs_per_bin
+        sizes, capacity, most = lengths, self.seq_len + 1, self.max_docs_per_bin
+        if self.alignment > 1:  # units of so many positions; the T + 1st token, a label, has none
+            sizes = -(-np.minimum(lengths, self.seq_len) // self.alignment)
+            capacity = self.seq_len // self.alignment
         if not last:
             keep = min(int(self.carry * len(sizes)), MOST_CARRIED)
             return fill_bins(sizes, capacity, keep=keep, max_items_per_bin=most)
         bins = best_fit_decreasing(sizes.tolist(), capacity, max_items_per_bin=most)
         items = [item for each in bins for item in each]
         return np.array(items, np.int64), np.cumsum([len(each) for each in bins]).tolist()
-
-
-def bin_sizes(lengths: np.ndarray, seq_len: int, alignment: int) -> tuple[np.ndarray, int]:
-    """What pieces take of a bin, and how much a bin has.
-
-    Without alignment both are tokens, T + 1 in a bin. With it both are units of ``alignment``
-    positions, of which the T + 1st token, a label alone, takes none.
-
-    Example:
-        >>> bin_sizes(np.array([3, 9]), seq_len=8, alignment=1)
-        (array([3, 9]), 9)
-        >>> bin_sizes(np.array([3, 9]), seq_len=8, alignment=4)
-        (array([1, 2]), 2)
-    """
-    if alignment == 1:
-        return lengths, seq_len + 1
-    positions = np.minimum(lengths, seq_len)
-    return -(-positions // alignment), seq_len // alignment
 
 
 def _shuffled(items: np.ndarray, ends: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:

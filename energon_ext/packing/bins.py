@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A closed set of items into as few bins as possible; what is left at the end of a source."""
 
-from __future__ import annotations
-
 import heapq
 from bisect import bisect_left, insort
 from typing import Sequence

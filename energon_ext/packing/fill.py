@@ -13,8 +13,6 @@ the same lengths counted from the other end: shifted by the space and laid over 
 have a bit in common for every such pair.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 
 import numpy as np

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One stream of documents, cut into windows."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from energon_ext.packing.pieces import PackPlan, Pieces, check_seq_len

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Prompts, a sampler and rewards as a stream of packed batches."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any, Callable, Iterator
@@ -21,7 +19,7 @@ from energon_ext.losses import group_advantages
 from energon_ext.plan.lookup import find_blend
 from energon_ext.rl.group_rows import WeightedGroup, arrange, write_groups
 from energon_ext.rl.rollout_metrics import RolloutMetrics
-from energon_ext.rl.sampler import BatchSampler, Sampler, ScoredGroup, check_group, check_sampler
+from energon_ext.rl.sampler import BatchSampler, Sampler, ScoredGroup, check_group
 from energon_ext.rl.state import check_state, load_group, load_prompt, save_group, save_prompt
 from energon_ext.state.exhaustion import end_together
 from energon_ext.state.match import check_fingerprint
@@ -92,7 +90,11 @@ class RLDataset:
         check_integers("RLDataset", **sizes, max_attempts=max_attempts, alignment=alignment)
         check_integers("RLDataset", least=0, pad_id=pad_id)
         check_number("RLDataset.min_reward_std", min_reward_std)
-        check_sampler(sampler)
+        methods = ("sample_and_score_batch", "sample_and_score")
+        if not any(callable(getattr(sampler, name, None)) for name in methods):
+            raise ConfigError(
+                f"sampler: a {type(sampler).__name__} found; it needs {' or '.join(methods)}."
+            )
         group_advantages([0.0, 1.0], reward_clip, advantage_clip)  # refuses bad clips now
         self.prompts = prompts
         self.sampler = sampler

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Groups of answers into the rows of a batch."""
 
-from __future__ import annotations
-
 import heapq
 from dataclasses import dataclass
 from typing import Sequence

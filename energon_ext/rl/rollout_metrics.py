@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What sampling has come to, per batch and in all."""
 
-from __future__ import annotations
-
 from typing import Any, Sequence
 
 import torch

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a sampler is asked for and what it answers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Protocol, Sequence
 
@@ -12,7 +10,7 @@ import torch
 
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.encoders.prompts import Prompt
-from energon_ext.errors import ConfigError, SampleError, SamplerError
+from energon_ext.errors import SampleError, SamplerError
 
 
 class BatchSource(Protocol):
@@ -140,15 +138,6 @@ def score(reward: RewardFunction, prompt: Prompt, responses: list[list[int]]) ->
             key=prompt.__key__,
         )
     return numbers
-
-
-def check_sampler(sampler: Any) -> None:
-    """Raise ConfigError unless the object has one of the two methods."""
-    methods = ("sample_and_score_batch", "sample_and_score")
-    if not any(callable(getattr(sampler, name, None)) for name in methods):
-        raise ConfigError(
-            f"sampler: a {type(sampler).__name__} found; it needs {' or '.join(methods)}."
-        )
 
 
 def check_group(group: Any, prompt: Prompt, vocab_size: int) -> None:

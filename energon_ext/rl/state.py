@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Prompts and groups as plain values, for a checkpoint."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from energon_ext.encoders.prompts import Prompt

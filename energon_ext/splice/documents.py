@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Documents one by one, for splicing: of an Energon dataset, and of a token file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any, Iterator, Protocol, Sequence

@@ -6,8 +6,6 @@ The YAML says where documents come from, the configuration of the splice what be
 spliced source yields rows like any other, so it can be weighted, scheduled and interleaved.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 from typing import Any, ClassVar, Mapping, Sequence
@@ -18,7 +16,6 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 
 from energon_ext.arguments import check_integer
-from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.source_key import max_epochs_of, shuffle_key
@@ -105,12 +102,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         self.validation_offsets = validation_offsets
         self._validating = False
         if self.splice.pad_token_id is not None:
-            self._assembler = BatchAssembler(
-                seq_len,
-                pad_id=self.splice.pad_token_id,
-                mask_boundary_loss=self.mask_boundary_loss,
-                masked_label=None if self.train_on_eos else tokenizer.eos_id,
-            )
+            self._assembler.pad_id = self.splice.pad_token_id
 
     # Energon's stages -----------------------------------------------------------------------
 

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """From the number of an example to its document, start and offset."""
 
-from __future__ import annotations
-
 from typing import Sequence
 
 import numpy as np

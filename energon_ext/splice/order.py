@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """In which order the examples of an epoch come."""
 
-from __future__ import annotations
-
 from typing import Callable
 
 import numpy as np

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """All pairs of start and offset, by number."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

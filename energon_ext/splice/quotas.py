@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """How many examples of an epoch each document gets."""
 
-from __future__ import annotations
-
 from typing import Sequence
 
 import numpy as np

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which documents, by their lengths and keys alone."""
 
-from __future__ import annotations
-
 import fnmatch
 import logging
 from typing import Sequence

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Spliced documents as a planned source of rows, like any other source of a blend."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from typing import Any, Mapping, Sequence

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which starts a document gets for its share of an epoch: evenly, or more often at its edges."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from energon_ext.arguments import check_integer, check_number

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A fixed grid of starts and offsets, and the loss on each point of it."""
 
-from __future__ import annotations
-
 from typing import Sequence
 
 import numpy as np

@@ -14,8 +14,6 @@ exponential y0 (y1 / y0)^t                                      > 0
 =========== =================================================== ======
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from abc import ABC, abstractmethod
