@@ -138,13 +138,6 @@ class SpliceFields:
                 "its own. Use one of them."
             )
 
-    def token_limit(self, seq_len: int) -> int | None:
-        """Tokens of the source that documents may come from; None for all."""
-        if not self.restrict_to_training_subset:
-            return None
-        assert self.max_train_batches and self.initial_batch_size  # see _check_together
-        return self.max_train_batches * self.initial_batch_size * seq_len
-
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values, for the fingerprint of a state."""
         return {

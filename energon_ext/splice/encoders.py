@@ -126,7 +126,9 @@ class SpliceTaskEncoder(PackedTaskEncoder):
             keys=store.keys,
             source=shuffle_key(key, loaded.dataset),
         )
-        documents = [_compact(store.tokens(int(number))) for number in numbers]
+        documents = [store.tokens(number) for number in numbers.tolist()]
+        # A view stays a view; ids are below 2^31, and int32 halves what the workers share.
+        documents = [d if d.dtype.itemsize <= 4 else d.astype(np.int32) for d in documents]
         training = repeat and not self._validating
         return SpliceSource(
             self._examples(store.lengths[numbers], numbers, loaded, key, worker_config),
@@ -212,11 +214,6 @@ class MultiSpliceTaskEncoder(SpliceTaskEncoder):
     """
 
     config_class = MultiSpliceConfig
-
-
-def _compact(tokens: np.ndarray) -> np.ndarray:
-    """A view stays a view; ids are below 2^31, and int32 halves what the workers share."""
-    return tokens if tokens.dtype.itemsize <= 4 else tokens.astype(np.int32)
 
 
 def _digest(store: DocumentStore, numbers: np.ndarray, documents: Sequence[np.ndarray]) -> str:

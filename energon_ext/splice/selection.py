@@ -46,8 +46,10 @@ def select_documents(
     """
     lengths = np.asarray(lengths, np.int64)
     candidates = np.flatnonzero(lengths > 0)
-    limit = config.token_limit(seq_len)
-    if limit is not None:
+    limit = None
+    if config.restrict_to_training_subset:
+        assert config.max_train_batches and config.initial_batch_size  # checked with the fields
+        limit = config.max_train_batches * config.initial_batch_size * seq_len
         candidates = candidates[np.cumsum(lengths)[candidates] <= limit]
     pattern = getattr(config, "doc_key", None)
     if pattern is not None:

@@ -35,10 +35,8 @@ class SpliceSource:
 
     Args:
         examples: where the documents are shown.
-        documents: token ids of each chosen document.
-        names: what batches call each document.
-        config: how frames are filled.
-        seq_len: S, positions of a frame.
+        documents, names: token ids of each chosen document, and what batches call it.
+        config, seq_len: how frames are filled, and S, their positions.
         fill_id: token before a content whose prefix is attended to.
         epochs: passes over the examples, None for no end.
         fingerprint: JSON values that the order depends on; a state saved under others is refused.

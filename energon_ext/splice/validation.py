@@ -24,7 +24,6 @@ class GridIndex:
 
     Attributes:
         size: examples.
-        doc_lengths: as given.
 
     Example:
         >>> from energon_ext.splice import SpliceConfig
