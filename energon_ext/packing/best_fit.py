@@ -6,8 +6,7 @@ import numpy as np
 
 from energon_ext.arguments import check_integer
 from energon_ext.errors import ConfigError
-from energon_ext.packing.bins import best_fit_decreasing
-from energon_ext.packing.fill import fill_bins
+from energon_ext.packing.fill import best_fit_decreasing, fill_bins
 from energon_ext.packing.pieces import PackPlan, Pieces, check_seq_len
 
 #: Share of a buffer that is left for the next rows. More of it fills them better, and costs time.

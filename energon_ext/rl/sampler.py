@@ -7,6 +7,7 @@ from typing import Any, Callable, Iterator, Protocol, Sequence
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.encoders.prompts import Prompt
@@ -86,15 +87,13 @@ class ScoredGroup:
                 f"responses of {lengths} tokens with {[len(values) for values in log_probs]} "
                 f"log-probabilities"
             )
-        tokens = torch.zeros(len(lengths), len(prompt) + max(lengths), dtype=torch.int64)
-        tokens[:, : len(prompt)] = torch.as_tensor(prompt)
-        padded = torch.zeros(len(lengths), max(lengths))
-        for row, (response, values) in enumerate(zip(responses, log_probs)):
-            tokens[row, len(prompt) : len(prompt) + len(response)] = torch.as_tensor(response)
-            padded[row, : len(values)] = torch.as_tensor(values)
+        tokens = [
+            torch.as_tensor([*prompt, *response], dtype=torch.int64) for response in responses
+        ]
+        seen = [torch.as_tensor(values, dtype=torch.float32) for values in log_probs]
         return cls(
-            tokens,
-            padded,
+            pad_sequence(tokens, batch_first=True),
+            pad_sequence(seen, batch_first=True),
             torch.as_tensor(rewards, dtype=torch.float32),
             len(prompt),
             torch.tensor(lengths),
