@@ -21,34 +21,21 @@ READ_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text, or one conversation.
+    """One text, or one conversation."""
 
-    Attributes:
-        text: the text itself; of a conversation, all of it as JSON.
-        origin: where it was read, for messages: ``FILE``, ``FILE:LINE`` or ``NAME[INDEX]``.
-        num_bytes: how much of the input it took, for the progress bar.
-        conversation: what :class:`~energon_ext.SFTTaskEncoder` encodes, None for text.
-        split: the split it was in and stays in; None where the text decides.
-    """
-
-    text: str
-    origin: str
-    num_bytes: int = 0
-    conversation: Any = None
-    split: str | None = None
+    text: str  # of a conversation, all of it as JSON
+    origin: str  # where it was read, for messages: FILE, FILE:LINE or NAME[INDEX]
+    num_bytes: int = 0  # how much of the input it took, for the progress bar
+    conversation: Any = None  # what SFTTaskEncoder encodes, None for text
+    split: str | None = None  # the one it was in and stays in; None where the text decides
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Documents in a fixed order.
-
-    Attributes:
-        documents: read once, from front to back.
-        total_bytes, total_documents: of all documents, None where nobody knows.
-    """
+    """Documents in a fixed order, read once, from front to back."""
 
     documents: Iterator[Document]
-    total_bytes: int | None = None
+    total_bytes: int | None = None  # None where nobody knows
     total_documents: int | None = None
 
 

@@ -40,15 +40,10 @@ from energon_ext.weights import WeightSpec, weight_from_config
 
 @dataclass
 class ScheduledEntryMixin:
-    """What an entry says beside what is read.
+    """What an entry says beside what is read."""
 
-    Attributes:
-        weight: a number or a schedule.
-        max_epochs: most passes over each source of the entry, None for no limit.
-    """
-
-    weight: Any = 1.0
-    max_epochs: Any = None
+    weight: Any = 1.0  # a number or a schedule
+    max_epochs: Any = None  # most passes over each source of the entry, None for no limit
 
 
 @dataclass(kw_only=True)
@@ -135,9 +130,8 @@ class ScheduledBlend(MetadatasetBlend):
 class Interleave(ScheduledBlend):
     """One interleave node: weights are target shares of tokens, kept exactly.
 
-    Attributes:
-        new_source: where a source starts that a resumed state does not know: ``baseline``, level
-            with the source that is furthest behind, or ``zero``.
+    A source that a resumed state does not know starts, by ``new_source``, at the ``baseline``,
+    level with the source that is furthest behind, or at ``zero``.
     """
 
     interleave: list[Union[ScheduledDatasetReference, ScheduledJoinReference]]  # noqa: UP007

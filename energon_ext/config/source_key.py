@@ -30,17 +30,11 @@ _ORIGIN_ATTRIBUTE = "_energon_ext_origin"
 
 @dataclass(frozen=True)
 class Origin:
-    """What the YAML says of a source, beyond what its factory keeps.
+    """What the YAML says of a source, beyond what its factory keeps."""
 
-    Attributes:
-        root: folder of the outermost metadataset; keys are written relative to it.
-        where: place of the reference in the YAML, for messages.
-        max_epochs: most passes over the source in a run, None for no limit.
-    """
-
-    root: EPath
-    where: str
-    max_epochs: int | None = None
+    root: EPath  # folder of the outermost metadataset; keys are written relative to it
+    where: str  # place of the reference in the YAML, for messages
+    max_epochs: int | None = None  # most passes over the source in a run, None for no limit
 
 
 @dataclass(frozen=True)

@@ -124,16 +124,7 @@ def best_fit_decreasing(
 
 
 class _Classes:
-    """Items by length; those of one length are taken oldest first.
-
-    Attributes:
-        distinct: lengths that are present, rising.
-        left: ``{length: items of it that are left}``.
-        present, mirrored: bit ``length``, and bit ``capacity - length``, of each length that is
-            present.
-        length_of: of each item, oldest first.
-        left_with: how many of its length are left as long as the item is.
-    """
+    """Items by length; those of one length are taken oldest first."""
 
     def __init__(self, lengths: np.ndarray, capacity: int):
         narrow = lengths.astype(np.uint16) if capacity < 1 << 16 else lengths  # sorts by radix
@@ -141,15 +132,16 @@ class _Classes:
         by_length = lengths[self._order]
         starts, counts = _runs(by_length)
         self._starts, self._lengths = starts, by_length[starts]
-        self.distinct: list[int] = self._lengths.tolist()
-        self.left: dict[int, int] = dict(zip(self.distinct, counts.tolist()))
+        self.distinct: list[int] = self._lengths.tolist()  # present lengths, rising
+        self.left: dict[int, int] = dict(zip(self.distinct, counts.tolist()))  # items of each
         bits = np.zeros(capacity + 1, np.uint8)
         bits[self._lengths] = 1
+        #: bit ``length``, and bit ``capacity - length``, of each length that is present
         self.present, self.mirrored = _as_integer(bits), _as_integer(bits[::-1])
-        self.length_of: list[int] = lengths.tolist()
+        self.length_of: list[int] = lengths.tolist()  # of each item, oldest first
         left_with = np.empty(len(lengths), np.int64)
         left_with[self._order] = np.repeat(starts + counts, counts) - np.arange(len(lengths))
-        self.left_with: list[int] = left_with.tolist()
+        self.left_with: list[int] = left_with.tolist()  # items of its length while it is there
 
     def oldest_items(self, chosen: np.ndarray) -> np.ndarray:
         """The item that each chosen length stands for."""

@@ -36,11 +36,9 @@ class PairTable:
     are from a tail row on depends on the tokens it has left, not on the document, so one array of
     at most S numbers serves all documents.
 
-    Attributes:
-        totals: int64 [documents], pairs of each document.
-        tokens: int64 [documents], tokens that all of them copy.
-        copy_lens: int64 [documents], tokens of a content that the document does not cut short.
-        rows: int64 [documents], starts with such a content.
+    Attributes, int64 [documents]:
+        totals, tokens: pairs of each document, and tokens that all of them copy.
+        copy_lens, rows: tokens of a content that the document does not cut short, and its starts.
     """
 
     def __init__(self, doc_lengths: np.ndarray, seq_len: int, config: SpliceFields):
