@@ -14,13 +14,12 @@ from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.encoders.prompts import Prompt
-from energon_ext.errors import ConfigError, SampleError, SamplerError
+from energon_ext.errors import ConfigError, SampleError, SamplerError, StateFormatError
 from energon_ext.losses import group_advantages
 from energon_ext.plan.lookup import find_blend
 from energon_ext.rl.group_rows import WeightedGroup, arrange, write_groups
 from energon_ext.rl.rollout_metrics import RolloutMetrics
 from energon_ext.rl.sampler import BatchSampler, Sampler, ScoredGroup, check_group
-from energon_ext.rl.state import check_state, load_group, load_prompt, save_group, save_prompt
 from energon_ext.state.exhaustion import end_together
 from energon_ext.state.match import check_fingerprint
 from energon_ext.state.schema import check_seal, sealed
@@ -169,8 +168,8 @@ class RLDataset:
                 "fingerprint": dict(self._fingerprint),
                 # Energon shares objects between its states and itself.
                 "prompts": copy.deepcopy(self.prompts.save_state_rank()),
-                "drawn": [save_prompt(prompt) for prompt in self._drawn],
-                "groups": [save_group(group) for group in self._groups],
+                "drawn": [_save_prompt(prompt) for prompt in self._drawn],
+                "groups": [_save_group(group) for group in self._groups],
                 "calls": self._calls,
                 "rollout": self._rollout.save_state(),
             }
@@ -184,14 +183,14 @@ class RLDataset:
             StateMismatchError: saved under other arguments.
             ConfigError: this dataset has drawn prompts already.
         """
-        check_state(state, STATE_VERSION, self.save_state())
+        _check_state(state, self.save_state())
         check_seal(state)
         if self._iterator is not None:
             raise ConfigError("Restore a state before the first batch, in a new RLDataset.")
         check_fingerprint(state["fingerprint"], self._fingerprint)
         self.prompts.restore_state_rank(copy.deepcopy(state["prompts"]))
-        self._drawn = [load_prompt(prompt) for prompt in state["drawn"]]
-        self._groups = [load_group(group) for group in state["groups"]]
+        self._drawn = [_load_prompt(prompt) for prompt in state["drawn"]]
+        self._groups = [_load_group(group) for group in state["groups"]]
         self._calls = state["calls"]
         self._rollout.restore_state(state["rollout"])
 
@@ -284,3 +283,37 @@ class RLDataset:
 
     def _error(self, key: str, reason: str) -> SamplerError:
         return SamplerError(reason, key=key, counts=self.counts)
+
+
+def _check_state(state: Any, fresh: dict[str, Any]) -> None:
+    """Raise StateFormatError for another version, or fields unlike those of a fresh state."""
+    if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
+        raise StateFormatError(
+            f"A state of RLDataset, version {STATE_VERSION}, is needed, found "
+            f"{state.get('version') if isinstance(state, dict) else type(state).__name__!r}. "
+            "Restore another checkpoint."
+        )
+    for name, value in fresh.items():
+        if not isinstance(state.get(name), type(value)) and name != "prompts":
+            raise StateFormatError(
+                f"The state of RLDataset is damaged: {name} is {state.get(name)!r:.80}, a "
+                f"{type(value).__name__} is needed. Restore another checkpoint."
+            )
+
+
+def _save_prompt(prompt: Prompt) -> dict[str, Any]:
+    fields = {name: getattr(prompt, name) for name in ("source", "tokens", "metadata")}
+    return {"key": prompt.__key__, **fields}
+
+
+def _load_prompt(state: dict[str, Any]) -> Prompt:
+    fields = {name: value for name, value in state.items() if name != "key"}
+    return Prompt(__key__=state["key"], __restore_key__=(), __subflavors__=None, **fields)
+
+
+def _save_group(weighted: WeightedGroup) -> dict[str, Any]:
+    return {**vars(weighted), "group": dict(vars(weighted.group))}
+
+
+def _load_group(state: dict[str, Any]) -> WeightedGroup:
+    return WeightedGroup(**{**state, "group": ScoredGroup(**state["group"])})

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from energon_ext.errors import ConfigError
 from energon_ext.weights import (
-    KINDS,
     ConstantWeight,
     ScheduledWeight,
     Weights,
     eval_weight,
     weight_from_config,
 )
+from energon_ext.weights.schedule import KINDS
 
 
 @pytest.mark.parametrize(
