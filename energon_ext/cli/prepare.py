@@ -12,7 +12,7 @@ from energon_ext.errors import ConfigError
 
 if TYPE_CHECKING:
     from energon_ext.cli.documents import Corpus
-    from energon_ext.cli.encoding import TextEncoding
+    from energon_ext.cli.encoding import Encoding
     from energon_ext.cli.token_writer import Written
 
 FILE = click.Path(path_type=Path)
@@ -106,7 +106,7 @@ def prepare(
     echo(_summary(output, written, encoding))
 
 
-def _summary(output: Path, written: "Written", encoding: "TextEncoding") -> str:
+def _summary(output: Path, written: "Written", encoding: "Encoding") -> str:
     columns = ("documents", "characters", "tokens")
     lines = [f"{output}:", " " * 9 + "".join(f"{column:>16}" for column in columns)]
     for split, counts in written.splits.items():
@@ -126,8 +126,8 @@ def _encoding(
     chat_template: str | None,
     seq_length: int | None,
     over_long: str,
-) -> "TextEncoding":
-    from energon_ext.cli.encoding import ConversationEncoding, TextEncoding
+) -> "Encoding":
+    from energon_ext.cli.encoding import Encoding
     from energon_ext.encoders.chat import HFChatTemplate, PlainChatTemplate
     from energon_ext.encoders.sft import SFTTaskEncoder
     from energon_ext.encoders.tokenizers import load_tokenizer
@@ -139,7 +139,7 @@ def _encoding(
         )
     loaded = load_tokenizer(tokenizer)
     if not chat:
-        return TextEncoding(loaded)
+        return Encoding(loaded)
     if seq_length is None:
         raise ConfigError(
             "--chat: --seq-length is missing; conversations are cut to rows of so many positions."
@@ -148,9 +148,8 @@ def _encoding(
     if chat_template is not None:
         is_plain = chat_template == "plain"
         template = PlainChatTemplate() if is_plain else HFChatTemplate(chat_template)
-    return ConversationEncoding(
-        SFTTaskEncoder(loaded, seq_length, chat_template=template, over_long=over_long)
-    )
+    encoder = SFTTaskEncoder(loaded, seq_length, chat_template=template, over_long=over_long)
+    return Encoding(loaded, encoder)
 
 
 def _corpus(files: tuple[Path, ...], chat: bool, inputs: dict[str, Any]) -> "Corpus":

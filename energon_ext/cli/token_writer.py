@@ -23,7 +23,7 @@ import torch
 from tqdm import tqdm
 
 from energon_ext.cli.documents import Corpus, Document
-from energon_ext.cli.encoding import TextEncoding
+from energon_ext.cli.encoding import Encoding
 from energon_ext.documents.token_index import META_SUFFIX, WEIGHTS_SUFFIX
 from energon_ext.documents.token_paths import SPLITS, SUFFIXES
 from energon_ext.errors import ConfigError
@@ -44,7 +44,7 @@ class Written:
 def write_token_files(
     corpus: Corpus,
     output: Path,
-    encoding: TextEncoding,
+    encoding: Encoding,
     *,
     val_fraction: float = 0.05,
     seed: int = 0,
@@ -108,7 +108,7 @@ def token_file_builder(prefix: str | Path, vocab_size: int) -> Any:
 class _SplitWriter:
     """Hands documents to megatron-core's builder; without a document there are no files."""
 
-    def __init__(self, prefix: Path, encoding: TextEncoding):
+    def __init__(self, prefix: Path, encoding: Encoding):
         self.counts: Counter[str] = Counter()
         self._prefix = prefix
         self._encoding = encoding
@@ -169,7 +169,7 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
 
 
 def _check_written(
-    written: Written, encoding: TextEncoding, val_fraction: float, seed: int, min_chars: int
+    written: Written, encoding: Encoding, val_fraction: float, seed: int, min_chars: int
 ) -> None:
     documents = sum(counts["documents"] for counts in written.splits.values())
     if not documents:
