@@ -73,6 +73,7 @@ class SpliceIndex:
         self.quotas = _quotas(self.doc_lengths, self.pairs, config)
         check_exact(self.pairs, self.quotas)
         self.size = int(self.quotas.sum())
+        self._tokens = self.quotas * (self._table.tokens / np.maximum(self.pairs, 1))
         self._ends = np.cumsum(self.quotas)
         self._edges = None
         if config.alpha:
@@ -109,18 +110,13 @@ class SpliceIndex:
             contents = contents._replace(offsets=room - self._jitter(epochs, examples, room))
         return contents
 
-    def mean_copy_lens(self) -> np.ndarray:
-        """Mean tokens of an example of each document, edge weights left out; float [docs]."""
-        return self._table.tokens / np.maximum(self.pairs, 1)
-
     def token_shares(self) -> np.ndarray:
-        """Expected share of each document in all tokens, float [documents]."""
-        tokens = self.quotas * self.mean_copy_lens()
-        return tokens / tokens.sum()
+        """Expected share of each document in all tokens, edge weights left out; float [docs]."""
+        return self._tokens / self._tokens.sum()
 
     def coverage(self) -> np.ndarray:
         """How often an epoch shows a token of each document, on average; float [docs]."""
-        return self.quotas * self.mean_copy_lens() / self.doc_lengths
+        return self._tokens / self.doc_lengths
 
     def _order_of(self, epoch: int) -> Order:
         if epoch not in self._orders:

@@ -71,14 +71,14 @@ class SpliceSource:
     @property
     def part_shares(self) -> dict[str, float]:
         """Expected share of each name in the tokens of this source."""
-        if isinstance(self.examples, GridIndex):
+        if not isinstance(self.examples, SpliceIndex):
             return dict.fromkeys(self.names, 1.0 / len(set(self.names)))
         return self._by_name(self.examples.token_shares())
 
     @property
     def part_documents(self) -> dict[str, int]:
         """Examples of each name in an epoch."""
-        if isinstance(self.examples, GridIndex):
+        if not isinstance(self.examples, SpliceIndex):
             return dict.fromkeys(self.names, 0)
         return self._by_name(self.examples.quotas)
 
