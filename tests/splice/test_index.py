@@ -180,7 +180,7 @@ def test_shares_and_coverage_count_the_tokens_that_are_copied():
     )
     index = SpliceIndex([5, 3], 5, config)
     # 9 contents of 3 and 4 of 2 tokens; 3 of 3 and 4 of 2.
-    assert index.mean_copy_lens() * index.quotas == pytest.approx([35, 17])
+    assert index.coverage() * index.doc_lengths == pytest.approx([35, 17])
     assert index.token_shares() == pytest.approx([35 / 52, 17 / 52])
     assert index.coverage() == pytest.approx([7, 17 / 3])
 
