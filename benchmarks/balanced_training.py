@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What dealing by cost saves: training steps of two processes, natural and dealt, turn by turn.
 
-The model of the examples, small, with rows of 2048 tokens, where attention is a visible part of a step. Two
-data-parallel ranks of four rows each, and two pipeline stages that pass on the eight rows one by
-one. Both orders read the same rows in every step; a step takes as long as its slowest rank. The
-prediction is that of the cost model: the busiest rank, dealt over natural.
+The model of the examples, small, with rows of 2048 tokens, where attention is a visible part of a
+step. Two data-parallel ranks of four rows each, and two pipeline stages that pass on the eight rows
+one by one. Both orders read the same rows in every step; a step takes as long as its slowest rank.
+The prediction is that of the cost model: the busiest rank, dealt over natural.
 """
 
 import os

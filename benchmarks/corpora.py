@@ -14,7 +14,7 @@ import webdataset
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
 
-from energon_ext.documents.token_file import token_file_builder
+from energon_ext.cli.token_writer import token_file_builder
 from energon_ext.encoders.tokenizers import ByteTokenizer
 
 VOCAB_SIZE = 50_000

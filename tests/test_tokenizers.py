@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from energon_ext.encoders.chat import load_transformers_tokenizer
+from energon_ext.encoders.chat import HFChatTemplate
 from energon_ext.encoders.tokenizers import ByteTokenizer, HFTokenizer, load_tokenizer
 from energon_ext.errors import ConfigError
 
@@ -114,7 +114,7 @@ def test_what_is_not_a_tokenizer_is_one_clear_error(tmp_path, tokenizer_file):
         load_tokenizer(tokenizer_file, eos_token="<end>")
 
 
-@pytest.mark.parametrize("load", [load_tokenizer, load_transformers_tokenizer])
+@pytest.mark.parametrize("load", [load_tokenizer, HFChatTemplate])
 def test_code_in_a_folder_is_neither_run_nor_asked_about(tmp_path, monkeypatch, load):
     pytest.importorskip("transformers")
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asked"))

@@ -20,7 +20,7 @@ from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDataset
 
 from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
 from energon_ext.cli.documents import jsonl_files, text_under
-from energon_ext.cli.encoding import TextEncoding
+from energon_ext.cli.encoding import Encoding
 from energon_ext.cli.figure_style import COLORS, INK, MUTED, new_figure
 from energon_ext.cli.token_writer import write_token_files
 from energon_ext.encoders.pretrain import cook_text
@@ -60,7 +60,7 @@ def write_source(root, name, mean_length):
             file.write(json.dumps({"text": f"{name} {number} ".ljust(length, ".")}) + "\n")
     CrudeJsonlDatasetFactory.prepare_dataset(EPath(lines))
     corpus = jsonl_files([lines], text_under("text"))
-    write_token_files(corpus, root / name, TextEncoding(ByteTokenizer()), val_fraction=0.0)
+    write_token_files(corpus, root / name, Encoding(ByteTokenizer()), val_fraction=0.0)
 
 
 def write_mix(path, module, name, rule, paths):

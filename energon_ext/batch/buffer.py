@@ -7,8 +7,6 @@ an aligned view and whatever carries the buffer carries the batch. A worker proc
 shared-memory file instead of ten.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any, Iterator
@@ -18,20 +16,12 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """Everything needed to know the buffer of a batch.
-
-    Attributes:
-        positions: N.
-        segments: n, padding segments included.
-        sources: number of source keys.
-        aligned_segments: m of ``cu_seqlens_padded``, None without it.
-        log_probs, rewards: whether the optional field is there.
-    """
+    """Everything needed to know the buffer of a batch: counts, and which optional fields it has."""
 
     positions: int
     segments: int
     sources: int
-    aligned_segments: int | None = None
+    aligned_segments: int | None = None  # m of cu_seqlens_padded
     log_probs: bool = False
     rewards: bool = False
 

@@ -12,8 +12,6 @@ of a batch into one buffer:
    sources and the weights that padding and boundaries take away are made for the batch at once.
 """
 
-from __future__ import annotations
-
 from typing import Sequence
 
 import numpy as np
@@ -88,7 +86,8 @@ class BatchAssembler:
         buffer = torch.empty(sizes.num_bytes, dtype=torch.uint8)
         batch = PackedBatch.from_buffer(buffer, sizes, tuple(sources), max(layout.lengths))
         fields = {name: getattr(batch, name).numpy() for name, *_ in sizes.fields()}
-        ends = _write_ends(fields["cu_seqlens"], layout.lengths)
+        fields["cu_seqlens"][0] = 0
+        ends = np.cumsum(layout.lengths, out=fields["cu_seqlens"][1:])
         fields["source_ids"][:] = layout.sources
         fields["source_documents"][:] = documents
         self._write_tokens(fields, layout)
@@ -205,9 +204,3 @@ def _rewards(rows: Sequence[Row]) -> list[float]:
             raise SampleError("Some rows of a batch have rewards and some none; give all or none.")
         rewards += row.rewards
     return rewards
-
-
-def _write_ends(cu_seqlens: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
-    """Write where segments end, 0 first; returns the ends as they stand there."""
-    cu_seqlens[0] = 0
-    return np.cumsum(lengths, out=cu_seqlens[1:])

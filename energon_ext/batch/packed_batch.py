@@ -6,8 +6,6 @@ A :class:`PackedBatch` is a stack of packed rows as flat, contiguous tensors: wh
 from the loss stands in ``token_weights``, so a training step never asks which task it is.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any, Callable

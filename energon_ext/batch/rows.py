@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A packed sequence before it is written, and where the parts of many of them lie in a batch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Sequence
 
@@ -65,17 +63,6 @@ class RowLayout:
     """Where slices and padding lie, row after row, from lengths and gaps alone.
 
     A batch has some fifty slices: lists of them are faster than arrays.
-
-    Attributes:
-        slices: of all rows.
-        runs: ``(first, last + 1, padding)`` in the order of the tokens: so many slices one after
-            another, and then so much padding.
-        lengths, sources: of each segment, padding included; its source or -1.
-        label_alone: slices whose token is the label of the last position of a row and no more.
-        full_rows: last positions of rows whose label is of the same slice.
-        before_padding: positions whose label is padding.
-        padding: ``(start, stop)`` of each stretch of padding.
-        aligned_ends: ends of the segments with the padding that aligns them.
     """
 
     def __init__(self, seq_len: int, alignment: int):
@@ -83,14 +70,15 @@ class RowLayout:
         self._alignment = alignment
         self.num_rows = 0
         self.slices: list[np.ndarray] = []
+        #: ``(first, last + 1, padding)``: slices one after another, and then so much padding
         self.runs: list[tuple[int, int, int]] = []
-        self.lengths: list[int] = []
-        self.sources: list[int] = []
-        self.label_alone: set[int] = set()
-        self.full_rows: list[int] = []
-        self.before_padding: list[int] = []
-        self.padding: list[tuple[int, int]] = []
-        self.aligned_ends: list[int] = []
+        self.lengths: list[int] = []  # of each segment, padding included
+        self.sources: list[int] = []  # of each segment, -1 for padding
+        self.label_alone: set[int] = set()  # slices that are only the label of a last position
+        self.full_rows: list[int] = []  # last positions of rows whose label is of the same slice
+        self.before_padding: list[int] = []  # positions whose label is padding
+        self.padding: list[tuple[int, int]] = []  # (start, stop) of each stretch
+        self.aligned_ends: list[int] = []  # of segments with the padding that aligns them
 
     def add(self, row: Row, sources: list[int]) -> None:
         """Lay out one more row; ``sources`` of its slices."""

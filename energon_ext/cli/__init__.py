@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The command ``energon-ext``: one module per command, and what the commands share."""
 
+import textwrap
+from collections.abc import Sequence
+
 import click
 
 from energon_ext.errors import printable
@@ -10,3 +13,14 @@ from energon_ext.errors import printable
 def echo(text: object) -> None:
     """Print lines, in which names come from files and a terminal is to obey none of them."""
     click.echo("\n".join(map(printable, str(text).split("\n"))))
+
+
+def table(rows: Sequence[Sequence[str]], *, left: int = 1, indent: str = "") -> str:
+    """Columns side by side: the first ``left`` to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = [
+        [text.ljust(width) for text, width in zip(row[:left], widths)]
+        + [text.rjust(width) for text, width in zip(row[left:], widths[left:])]
+        for row in rows
+    ]
+    return textwrap.indent("\n".join(map("  ".join, lines)), indent)

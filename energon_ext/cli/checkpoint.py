@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 import click
 
-from energon_ext.cli import echo
+from energon_ext.cli import echo, table
 from energon_ext.errors import ConfigError, EnergonExtError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def diff(
         run = NextRun(data, options, world_size, num_workers, **encoder)
         with contextlib.redirect_stdout(sys.stderr):  # Energon says there what it opens
             changes = run.changes()
-        echo(_table(changes))
+        echo(_changes(changes))
         fixed = sorted(data.fingerprint.items())
         echo("must stay: " + ", ".join(f"{name}={value!r}" for name, value in fixed))
         with contextlib.redirect_stdout(sys.stderr):
@@ -108,7 +108,7 @@ def _read(path: Path) -> tuple[Path, Any, dict[int, Any]]:
     return folder, None, states
 
 
-def _table(changes: Sequence[SourceChange]) -> str:
+def _changes(changes: Sequence[SourceChange]) -> str:
     rows = [("source", "resume", "documents read", "tokens read")]
     rows += [
         (
@@ -119,8 +119,4 @@ def _table(changes: Sequence[SourceChange]) -> str:
         )
         for change in changes
     ]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join(
-        f"  {key:<{widths[0]}}  {change:<{widths[1]}}  {rows:>{widths[2]}}  {tokens:>{widths[3]}}"
-        for key, change, rows, tokens in rows
-    )
+    return table(rows, left=2, indent="  ")

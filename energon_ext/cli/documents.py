@@ -13,42 +13,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from energon_ext.errors import ConfigError
+from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
+from energon_ext.errors import ConfigError, SampleError
 
 READ_CHARACTERS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text, or one conversation.
+    """One text, or one conversation."""
 
-    Attributes:
-        text: the text itself; of a conversation, all of it as JSON.
-        origin: where it was read, for messages: ``FILE``, ``FILE:LINE`` or ``NAME[INDEX]``.
-        num_bytes: how much of the input it took, for the progress bar.
-        conversation: what :class:`~energon_ext.SFTTaskEncoder` encodes, None for text.
-        split: the split it was in and stays in; None where the text decides.
-    """
-
-    text: str
-    origin: str
-    num_bytes: int = 0
-    conversation: Any = None
-    split: str | None = None
+    text: str  # of a conversation, all of it as JSON
+    origin: str  # where it was read, for messages: FILE, FILE:LINE or NAME[INDEX]
+    num_bytes: int = 0  # how much of the input it took, for the progress bar
+    conversation: Any = None  # what SFTTaskEncoder encodes, None for text
+    split: str | None = None  # the one it was in and stays in; None where the text decides
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Documents in a fixed order.
-
-    Attributes:
-        documents: read once, from front to back.
-        total_bytes: sum of ``num_bytes`` over all documents, or None where nobody knows.
-        total_documents: how many there are, or None where nobody knows.
-    """
+    """Documents in a fixed order, read once, from front to back."""
 
     documents: Iterator[Document]
-    total_bytes: int | None = None
+    total_bytes: int | None = None  # None where nobody knows
     total_documents: int | None = None
 
 
@@ -76,17 +63,36 @@ def check_object(row: Any, origin: str) -> None:
         raise ConfigError(f"{origin}: expected a JSON object, found {type(row).__name__}.")
 
 
+def read_conversation(row: Any, origin: str, num_bytes: int) -> Document:
+    """A JSON object as a document; ConfigError where it holds no conversation.
+
+    Example:
+        >>> record = {"prompt": "2 + 2", "response": "4", "id": 17}
+        >>> read_conversation(record, "chat.jsonl:1", 50).text
+        '["2 + 2", "4"]'
+    """
+    check_object(row, origin)
+    crude = {"__key__": origin, "__restore_key__": (), "json": row}
+    try:
+        return conversation_document(cook_dialogue(crude), origin, num_bytes)
+    except SampleError as error:
+        raise ConfigError(str(error)) from error
+
+
+def conversation_document(
+    sample: Dialogue | PromptResponse, origin: str, num_bytes: int = 0
+) -> Document:
+    """A conversation as a document; equal conversations have equal texts."""
+    is_dialogue = isinstance(sample, Dialogue)
+    content = sample.messages if is_dialogue else [sample.prompt, sample.response]
+    text = json.dumps(content, ensure_ascii=False, sort_keys=True, default=str)
+    return Document(text, origin, num_bytes, conversation=sample)
+
+
 def text_files(paths: Iterable[Path], separator: str | None = None) -> Corpus:
     """UTF-8 text files, each one document, or several with a separator between them.
 
-    Args:
-        paths: files, read in this order.
-        separator: text between two documents of one file, ``"<|endoftext|>"`` for example. A file
-            is then read piece by piece, never whole.
-
-    Raises:
-        ConfigError: a path is no file or the separator is empty; while reading, a file that cannot
-            be read or decoded.
+    With a separator, ``"<|endoftext|>"`` for example, a file is read piece by piece, never whole.
     """
     if separator == "":
         raise ConfigError("--separator must not be empty.")
@@ -102,11 +108,7 @@ def text_files(paths: Iterable[Path], separator: str | None = None) -> Corpus:
 
 
 def folder_files(folder: Path, pattern: str) -> list[Path]:
-    """Files under a folder that match a glob pattern, sorted.
-
-    Raises:
-        ConfigError: no folder, a pattern that is none, or no file matches.
-    """
+    """Files under a folder that match a glob pattern, sorted; ConfigError where there is none."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder.")
     try:
@@ -119,12 +121,7 @@ def folder_files(folder: Path, pattern: str) -> list[Path]:
 
 
 def jsonl_files(paths: Iterable[Path], read_row: RowReader) -> Corpus:
-    """JSON Lines files, one object a line; blank lines are skipped.
-
-    Raises:
-        ConfigError: a path is no file; while reading, a line that is no JSON, or of which
-            ``read_row`` makes no document.
-    """
+    """JSON Lines files, one object a line; blank lines are skipped."""
     paths = _existing_files(paths)
 
     def read() -> Iterator[Document]:
@@ -141,12 +138,7 @@ def jsonl_files(paths: Iterable[Path], read_row: RowReader) -> Corpus:
 def hugging_face_dataset(
     name: str, *, config: str | None, split: str, streaming: bool, read_row: RowReader
 ) -> Corpus:
-    """One split of a Hugging Face dataset, from the hub or a local folder.
-
-    Raises:
-        ConfigError: the package ``datasets`` is missing, the dataset cannot be loaded, or
-            ``read_row`` makes no document of a row.
-    """
+    """One split of a Hugging Face dataset, from the hub or a local folder."""
     try:
         import datasets
     except ImportError as error:

@@ -19,72 +19,54 @@ MOST_REFUSED_IN_A_ROW = 100
 Encoded = tuple[Document, np.ndarray, np.ndarray | None]
 
 
-class TextEncoding:
-    """Every document is a text.
+class Encoding:
+    """Texts by a tokenizer, or conversations by an encoder; what is left out is counted.
 
-    Attributes:
-        tokenizer: makes the ids.
-        refused: how many documents were left out.
-        first_refusal: why the first one was.
+    With ``over_long="error"`` of the encoder every conversation that it refuses is an error.
     """
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Tokenizer, encoder: SFTTaskEncoder | None = None):
         self.tokenizer = tokenizer
         self.refused = 0
         self.first_refusal = ""
-
-    def encode(self, documents: Sequence[Document]) -> Iterator[Encoded]:
-        """The documents that can be trained on, in order."""
-        texts = [document.text for document in documents]
-        for document, tokens in zip(documents, self.tokenizer.encode_batch(texts)):
-            yield document, tokens, None
-
-    def description(self) -> dict[str, Any]:
-        """What the meta file says of it."""
-        return {
-            "tokenizer": self.tokenizer.fingerprint(),
-            "vocab_size": self.tokenizer.vocab_size,
-        }
-
-
-class ConversationEncoding(TextEncoding):
-    """Every document is a conversation; what the encoder cannot train on is left out.
-
-    Args:
-        encoder: weights the answers and cuts what is too long; with ``over_long="error"`` every
-            conversation that it refuses is an error.
-    """
-
-    def __init__(self, encoder: SFTTaskEncoder):
-        super().__init__(encoder.tokenizer)
         self._encoder = encoder
         self._refused_in_a_row = 0
 
     def encode(self, documents: Sequence[Document]) -> Iterator[Encoded]:
+        """The documents that can be trained on, in order."""
+        if self._encoder is None:
+            texts = [document.text for document in documents]
+            for document, tokens in zip(documents, self.tokenizer.encode_batch(texts)):
+                yield document, tokens, None
+            return
         for document in documents:
             try:
                 encoded = self._encoder.encode_document(document.conversation)
             except SampleError as error:
-                self._refuse(error)
+                self._refuse(error, self._encoder.over_long)
                 continue
             self._refused_in_a_row = 0
             yield document, encoded.tokens, encoded.label_weights
 
     def description(self) -> dict[str, Any]:
+        """What the meta file says of it."""
         encoder = self._encoder
+        texts = {"tokenizer": self.tokenizer.fingerprint(), "vocab_size": self.tokenizer.vocab_size}
+        if encoder is None:
+            return texts
         return {
-            **super().description(),
+            **texts,
             "chat_template": encoder.chat_template.fingerprint(),
             "seq_len": encoder.seq_len,
             "over_long": encoder.over_long,
             "label_weights": {"dtype": "uint8"},
         }
 
-    def _refuse(self, error: SampleError) -> None:
+    def _refuse(self, error: SampleError, over_long: str) -> None:
         self.refused += 1
         self._refused_in_a_row += 1
         self.first_refusal = self.first_refusal or str(error)
-        if self._encoder.over_long == "error":
+        if over_long == "error":
             raise ConfigError(f"{error} With --over-long cut it is cut or left out.") from error
         if self._refused_in_a_row == MOST_REFUSED_IN_A_ROW:
             raise ConfigError(

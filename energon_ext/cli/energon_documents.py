@@ -17,8 +17,7 @@ from megatron.energon.flavors.crude import CrudeSample
 from megatron.energon.flavors.webdataset.metadata import EnergonDatasetType, get_dataset_type
 from megatron.energon.metadataset.loader import load_dataset
 
-from energon_ext.cli.conversations import conversation_document
-from energon_ext.cli.documents import Corpus, Document, check_object
+from energon_ext.cli.documents import Corpus, Document, check_object, conversation_document
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.documents.token_paths import SPLITS, is_token_file
 from energon_ext.encoders.pretrain import cook_text
@@ -30,22 +29,15 @@ from energon_ext.errors import ConfigError, SampleError
 def energon_dataset(
     path: Path, splits: Sequence[str], *, chat: bool, trusted_modules: Iterable[str] = ()
 ) -> Corpus:
-    """The documents of an Energon dataset.
+    """The documents of a prepared folder or a metadataset; those of several splits keep theirs.
 
     Every source of a metadataset is read once, one after another: weights and repetitions say how
     often a run reads it, not what it holds.
-
-    Args:
-        path: a prepared folder or a metadataset.
-        splits: to be read; the documents of several keep their split.
-        chat: whether to read conversations; else text.
-        trusted_modules: modules whose classes a YAML file may name.
-
-    Raises:
-        ConfigError: the dataset cannot be loaded; while reading, a sample that is damaged or holds
-            something else.
     """
-    _check_kind(path)
+    if is_token_file(path):
+        raise ConfigError(f"{path}: tokenized already; name it in a metadataset as it is.")
+    if get_dataset_type(EPath(path)) is EnergonDatasetType.JSONL:
+        raise ConfigError(f"{path}: a JSON Lines file has no splits; read it with --jsonl.")
     if len(splits) > 1 and set(splits) != set(SPLITS):
         raise ConfigError(f"--split {' '.join(splits)}: give one, or {' and '.join(SPLITS)}.")
     checker = YamlChecker(frozenset(trusted_modules))
@@ -70,13 +62,6 @@ def energon_dataset(
         for sample in _samples(source, alone)
     )
     return Corpus(documents, total_documents=sum(len(source) for _, source in sources))
-
-
-def _check_kind(path: Path) -> None:
-    if is_token_file(path):
-        raise ConfigError(f"{path}: tokenized already; name it in a metadataset as it is.")
-    if get_dataset_type(EPath(path)) is EnergonDatasetType.JSONL:
-        raise ConfigError(f"{path}: a JSON Lines file has no splits; read it with --jsonl.")
 
 
 def _samples(source: BaseCoreDatasetFactory, worker_config: WorkerConfig) -> Iterator[Any]:

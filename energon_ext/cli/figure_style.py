@@ -31,14 +31,7 @@ def new_figure(
 ) -> tuple[Figure, list[Axes]]:
     """A figure with a title, a line on how to read it, and empty axes, row by row.
 
-    Args:
-        title: what the picture shows.
-        subtitle: how to read it.
-        height: inches.
-        columns: axes beside each other.
-        height_ratios: one per row of axes.
-        top: inches above the axes.
-        left: space for the labels of the y axis, as a share of the width.
+    ``height``, and ``top`` above the axes, are inches; ``left`` is a share of the width.
     """
     figure = Figure(figsize=(WIDTH_INCHES, height), facecolor="white")
     grid = figure.add_gridspec(

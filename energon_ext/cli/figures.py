@@ -6,7 +6,6 @@ Every function takes a :class:`~energon_ext.cli.metrics.Run` and returns a :clas
 matplotlib figure with one sentence that says what it shows.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,13 +30,7 @@ MAX_LABEL = 16
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure for the report.
-
-    Attributes:
-        name: of the PNG, without suffix.
-        figure: what to draw.
-        caption: one or two sentences under the picture.
-    """
+    """A figure for the report, with the name of its PNG and a caption."""
 
     name: str
     figure: Figure
@@ -49,7 +42,8 @@ def mix_picture(run: Run) -> Picture:
     run = for_pictures(run)
     windows = _windows(run)
     centres = np.array([run.step[window].mean() for window in windows])
-    drawn = np.array([_share(run.tokens[window].sum(0)) for window in windows])
+    tokens = np.array([run.tokens[window].sum(0) for window in windows])
+    drawn = tokens / np.maximum(tokens.sum(1, keepdims=True), 1)
     expected = np.array([run.planned_share[window].mean(0) for window in windows])
     rows = run.rows_per_step * np.array([len(window) for window in windows])
     spread = _chance(expected, rows[:, None])
@@ -60,7 +54,7 @@ def mix_picture(run: Run) -> Picture:
         f"lines: scheduled share · dots: tokens drawn, {len(windows[0])} steps each · "
         "bands: two standard deviations of independent draws",
     )
-    for index, color in enumerate(_colors(run)):
+    for index, color in enumerate(COLORS[: len(run.sources)]):
         share, chance = run.planned_share[:, index], step_spread[:, index]
         axes.plot(run.step, 100 * share, color=color, linewidth=1.8)
         axes.fill_between(
@@ -103,9 +97,10 @@ def loss_picture(run: Run) -> Picture:
         "Training loss",
         f"wide: all sources · thin: each source · means over {len(windows[0])} steps",
     )
+    colors = COLORS[: len(run.sources)]
     axes.plot(run.step, run.loss, color=FAINT, linewidth=1)
     axes.plot(centres, total, color=WIDE, linewidth=5, solid_capstyle="round")
-    for index, color in enumerate(_colors(run)):
+    for index, color in enumerate(colors):
         present = np.isfinite(by_source[:, index])
         axes.plot(centres[present], by_source[present, index], color=color, linewidth=1.6)
     axes.set_ylabel("loss (nats per token)")
@@ -113,7 +108,7 @@ def loss_picture(run: Run) -> Picture:
     steps_axis(axes, run)
     ends = np.array([_last_finite(column) for column in (*by_source.T, total)])
     names = [f"{label} {end:.2f}" for label, end in zip((*run.labels, "all"), ends)]
-    label_ends(axes, ends, names, (*_colors(run), MUTED))
+    label_ends(axes, ends, names, (*colors, MUTED))
     return Picture(
         "loss",
         figure,
@@ -155,22 +150,14 @@ def _chance(share: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return 2 * np.sqrt(share * (1 - share) / rows)
 
 
-def _colors(run: Run) -> Sequence[str]:
-    return COLORS[: len(run.sources)]
-
-
 def _windows(run: Run) -> list[np.ndarray]:
     return np.array_split(np.arange(len(run.step)), min(len(run.step), WINDOWS))
 
 
-def _share(amounts: np.ndarray) -> np.ndarray:
-    return amounts / max(amounts.sum(), 1)
-
-
 def _mean_loss(losses: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    present = np.isfinite(losses) & (tokens > 0)
-    weights = np.where(present, tokens, 0).sum(0)
-    total = (np.where(present, losses, 0) * np.where(present, tokens, 0)).sum(0)
+    counted = np.where(np.isfinite(losses), tokens, 0)
+    total = (np.nan_to_num(losses) * counted).sum(0)
+    weights = counted.sum(0)
     return np.where(weights > 0, total / np.maximum(weights, 1), np.nan)
 
 

@@ -9,7 +9,7 @@ from: steps after it that an earlier process had written are done again, and the
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,39 +46,22 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of ``S`` steps over ``n`` sources, all its processes joined.
+    """One run of ``S`` steps over ``n`` sources, all its processes joined."""
 
-    Attributes:
-        sources: keys, as the batches name them.
-        labels: short names of the sources, for people.
-        epoch_documents: int64 [n], documents in one epoch of each source.
-        rows_per_step: rows per optimizer step.
-        resumed_after: steps after which another process went on.
-        config: what the run says of itself.
-        step: int64 [S], 1..S.
-        loss: float64 [S], nats per token.
-        tokens_per_second: float64 [S].
-        planned_share: float64 [S, n], rows add up to 1.
-        tokens: int64 [S, n], positions drawn from each source.
-        documents: int64 [S, n], documents that ended.
-        source_loss: float64 [S, n], NaN where a step has no token of the source.
-        batch_hash: one per step, over everything the step consumed.
-    """
-
-    sources: tuple[str, ...]
-    labels: tuple[str, ...]
-    epoch_documents: np.ndarray
+    sources: tuple[str, ...]  # keys, as the batches name them
+    labels: tuple[str, ...]  # short names of the sources, for people
+    epoch_documents: np.ndarray  # int64 [n], documents in one epoch of each source
     rows_per_step: int
-    resumed_after: tuple[int, ...]
-    config: dict[str, Any]
-    step: np.ndarray
-    loss: np.ndarray
-    tokens_per_second: np.ndarray
-    planned_share: np.ndarray
-    tokens: np.ndarray
-    documents: np.ndarray
-    source_loss: np.ndarray
-    batch_hash: tuple[str, ...]
+    resumed_after: tuple[int, ...]  # steps after which another process went on
+    config: dict[str, Any]  # what the run says of itself
+    step: np.ndarray  # int64 [S], 1..S
+    loss: np.ndarray  # float64 [S], nats per token
+    tokens_per_second: np.ndarray  # float64 [S]
+    planned_share: np.ndarray  # float64 [S, n], rows add up to 1
+    tokens: np.ndarray  # int64 [S, n], positions drawn from each source
+    documents: np.ndarray  # int64 [S, n], documents that ended
+    source_loss: np.ndarray  # float64 [S, n], NaN where a step has no token of the source
+    batch_hash: tuple[str, ...]  # one per step, over everything the step consumed
 
     @classmethod
     def load(cls, run_dir: Path) -> "Run":
@@ -174,17 +157,14 @@ def _events(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 raise ConfigError(f"{where}: damaged, not JSON ({error}).") from error
             if not isinstance(event, dict) or not isinstance(event.get("event"), str):
                 raise ConfigError(f"{where}: damaged, an object with 'event' was expected.")
-            if event["event"] in FIELDS:
-                _check_fields(event, where)
-                yield where, event
-
-
-def _check_fields(event: Mapping[str, Any], where: str) -> None:
-    for name, form in FIELDS[event["event"]].items():
-        if name not in event:
-            raise ConfigError(f"{where}: damaged, {event['event']} has no {name!r}.")
-        if not _fits(event[name], form):
-            raise ConfigError(f"{where}: damaged, {name!r} is {event[name]!r}.")
+            if event["event"] not in FIELDS:
+                continue
+            for name, form in FIELDS[event["event"]].items():
+                if name not in event:
+                    raise ConfigError(f"{where}: damaged, {event['event']} has no {name!r}.")
+                if not _fits(event[name], form):
+                    raise ConfigError(f"{where}: damaged, {name!r} is {event[name]!r}.")
+            yield where, event
 
 
 def _fits(value: Any, form: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 import click
 
-from energon_ext.cli import echo
+from energon_ext.cli import echo, table
 from energon_ext.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,11 +76,11 @@ def _encoder(tokenizer: str, seq_length: int, splice: str | None, subflavors: st
     fields = _json("--splice", splice)
     many = "num_docs" in fields
     config_class = MultiSpliceConfig if many else SpliceConfig
-    unknown = sorted(set(fields) - set(config_class.__dataclass_fields__))
-    if unknown:
+    known = config_class.__dataclass_fields__
+    if unknown := sorted(set(fields) - set(known)):
         raise ConfigError(
             f"--splice: no field {', '.join(unknown)} in {config_class.__name__}; it has "
-            f"{', '.join(config_class.__dataclass_fields__)}."
+            f"{', '.join(known)}."
         )
     chosen = _json("--spliced-subflavors", subflavors) if subflavors else None
     encoder_class = MultiSpliceTaskEncoder if many else SpliceTaskEncoder
@@ -94,7 +94,7 @@ def _shares(blend: BlendedDataset, positions: Sequence[int]) -> str:
     rows = [[name, *(f"{shares[name]:.2%}" for shares in columns)] for name in columns[0]]
     if len(rows) > MOST_DOCUMENTS:
         rows[MOST_DOCUMENTS:] = [[f"... {len(rows) - MOST_DOCUMENTS} more", *[""] * len(columns)]]
-    return _table([["share at step", *map(str, positions)], *rows])
+    return table([["share at step", *map(str, positions)], *rows])
 
 
 def _documents(source: SpliceSource) -> str:
@@ -102,18 +102,11 @@ def _documents(source: SpliceSource) -> str:
 
     index = source.examples
     assert isinstance(index, SpliceIndex), "training shows an index, not a grid"
-    columns = zip(
-        source.names,
-        index.doc_lengths,
-        index.pairs,
-        index.quotas,
-        index.token_shares(),
-        index.coverage(),
-    )
+    counts = zip(index.doc_lengths, index.pairs, index.quotas)
+    shares = zip(index.token_shares(), index.coverage())
     rows = [
-        [name.rpartition("/")[2], f"{length:,}", f"{pairs:,}", f"{quota:,}"]
-        + [f"{share:.2%}", f"{coverage:,.2f}"]
-        for name, length, pairs, quota, share, coverage in list(columns)[:MOST_DOCUMENTS]
+        [name.rpartition("/")[2], *(f"{count:,}" for count in own), f"{share:.2%}", f"{seen:,.2f}"]
+        for name, own, (share, seen) in list(zip(source.names, counts, shares))[:MOST_DOCUMENTS]
     ]
     more = len(source.names) - len(rows)
     title = (
@@ -121,16 +114,7 @@ def _documents(source: SpliceSource) -> str:
         f"{int(index.doc_lengths.sum()):,} tokens, {index.size:,} examples in an epoch"
     )
     header = ["document", "tokens", "pairs", "examples", "share", "views of a token"]
-    return title + "\n" + _table([header, *rows]) + (f"\n... {more:,} more" if more else "")
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns side by side, the first to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))])
-        for row in rows
-    )
+    return title + "\n" + table([header, *rows]) + (f"\n... {more:,} more" if more else "")
 
 
 def _integers(text: str) -> list[int]:

@@ -12,7 +12,7 @@ from energon_ext.errors import ConfigError
 
 if TYPE_CHECKING:
     from energon_ext.cli.documents import Corpus
-    from energon_ext.cli.encoding import TextEncoding
+    from energon_ext.cli.encoding import Encoding
     from energon_ext.cli.token_writer import Written
 
 FILE = click.Path(path_type=Path)
@@ -95,7 +95,7 @@ def prepare(
 
     encoding = _encoding(tokenizer, chat, chat_template, seq_length, over_long)
     written = write_token_files(
-        _corpus(files, chat=chat, **inputs),
+        _corpus(files, chat, inputs),
         output,
         encoding,
         val_fraction=val,
@@ -106,11 +106,11 @@ def prepare(
     echo(_summary(output, written, encoding))
 
 
-def _summary(output: Path, written: "Written", encoding: "TextEncoding") -> str:
+def _summary(output: Path, written: "Written", encoding: "Encoding") -> str:
     columns = ("documents", "characters", "tokens")
     lines = [f"{output}:", " " * 9 + "".join(f"{column:>16}" for column in columns)]
     for split, counts in written.splits.items():
-        cells = "".join(f"{getattr(counts, column):>16,}" for column in columns)
+        cells = "".join(f"{counts[column]:>16,}" for column in columns)
         lines.append(f"  {split:<7}{cells}")
     if written.too_short:
         lines.append(f"  left out as too short: {written.too_short:,}")
@@ -126,8 +126,8 @@ def _encoding(
     chat_template: str | None,
     seq_length: int | None,
     over_long: str,
-) -> "TextEncoding":
-    from energon_ext.cli.encoding import ConversationEncoding, TextEncoding
+) -> "Encoding":
+    from energon_ext.cli.encoding import Encoding
     from energon_ext.encoders.chat import HFChatTemplate, PlainChatTemplate
     from energon_ext.encoders.sft import SFTTaskEncoder
     from energon_ext.encoders.tokenizers import load_tokenizer
@@ -139,7 +139,7 @@ def _encoding(
         )
     loaded = load_tokenizer(tokenizer)
     if not chat:
-        return TextEncoding(loaded)
+        return Encoding(loaded)
     if seq_length is None:
         raise ConfigError(
             "--chat: --seq-length is missing; conversations are cut to rows of so many positions."
@@ -148,62 +148,44 @@ def _encoding(
     if chat_template is not None:
         is_plain = chat_template == "plain"
         template = PlainChatTemplate() if is_plain else HFChatTemplate(chat_template)
-    return ConversationEncoding(
-        SFTTaskEncoder(loaded, seq_length, chat_template=template, over_long=over_long)
-    )
+    encoder = SFTTaskEncoder(loaded, seq_length, chat_template=template, over_long=over_long)
+    return Encoding(loaded, encoder)
 
 
-def _corpus(
-    files: tuple[Path, ...],
-    *,
-    chat: bool,
-    text: tuple[Path, ...],
-    separator: str | None,
-    folder: Path | None,
-    glob: str,
-    jsonl: tuple[Path, ...],
-    key: str,
-    hf_dataset: str | None,
-    hf_config: str | None,
-    hf_split: str,
-    hf_streaming: bool,
-    dataset: Path | None,
-    split: tuple[str, ...],
-    trusted_module: tuple[str, ...],
-) -> "Corpus":
+def _corpus(files: tuple[Path, ...], chat: bool, inputs: dict[str, Any]) -> "Corpus":
+    """The documents that the options of :func:`prepare` on its input speak of."""
     from energon_ext.cli import documents
-    from energon_ext.cli.conversations import read_conversation
 
-    given = {
-        "--text": text,
-        "--folder": folder,
-        "--jsonl": jsonl,
-        "--hf-dataset": hf_dataset,
-        "--dataset": dataset,
-    }
-    kinds = [option for option, value in given.items() if value]
+    options = ("--text", "--folder", "--jsonl", "--hf-dataset", "--dataset")
+    kinds = [option for option in options if inputs[option[2:].replace("-", "_")]]
     if len(kinds) != 1:
+        found = " and ".join(kinds) or "none"
+        raise ConfigError(f"Give one kind of input of {', '.join(options)}; found {found}.")
+    (kind,) = kinds
+    if files and kind not in ("--text", "--jsonl"):
+        raise ConfigError(f"{files[0]}: further files go with --text or --jsonl, not {kind}.")
+    if chat and kind in ("--text", "--folder"):
         raise ConfigError(
-            f"Give one kind of input of {', '.join(given)}; found {' and '.join(kinds) or 'none'}."
+            f"--chat: {kind} holds no conversations; give --jsonl, --hf-dataset or --dataset."
         )
-    if files and not (text or jsonl):
-        raise ConfigError(f"{files[0]}: further files go with --text or --jsonl, not {kinds[0]}.")
-    if chat and (text or folder):
-        raise ConfigError(
-            f"--chat: {kinds[0]} holds no conversations; give --jsonl, --hf-dataset or --dataset."
-        )
-    if text:
-        return documents.text_files([*text, *files], separator)
-    if folder:
-        return documents.text_files(documents.folder_files(folder, glob), separator)
-    if dataset:
+    if kind == "--text":
+        return documents.text_files([*inputs["text"], *files], inputs["separator"])
+    if kind == "--folder":
+        found_files = documents.folder_files(inputs["folder"], inputs["glob"])
+        return documents.text_files(found_files, inputs["separator"])
+    if kind == "--dataset":
         from energon_ext.cli.energon_documents import energon_dataset
 
-        return energon_dataset(dataset, split, chat=chat, trusted_modules=trusted_module)
-    read_row = read_conversation if chat else documents.text_under(key)
-    if jsonl:
-        return documents.jsonl_files([*jsonl, *files], read_row)
-    assert hf_dataset is not None
+        return energon_dataset(
+            inputs["dataset"], inputs["split"], chat=chat, trusted_modules=inputs["trusted_module"]
+        )
+    read_row = documents.read_conversation if chat else documents.text_under(inputs["key"])
+    if kind == "--jsonl":
+        return documents.jsonl_files([*inputs["jsonl"], *files], read_row)
     return documents.hugging_face_dataset(
-        hf_dataset, config=hf_config, split=hf_split, streaming=hf_streaming, read_row=read_row
+        inputs["hf_dataset"],
+        config=inputs["hf_config"],
+        split=inputs["hf_split"],
+        streaming=inputs["hf_streaming"],
+        read_row=read_row,
     )

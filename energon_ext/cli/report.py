@@ -37,18 +37,7 @@ def report(run_dir: Path, out: Path | None) -> None:
 
 
 def write_report(run: Run, out: Path) -> list[Path]:
-    """Write the pictures of a run and ``report.html`` to a folder.
-
-    Args:
-        run: of :meth:`Run.load`.
-        out: created where needed; files of an earlier report are replaced.
-
-    Returns:
-        The pictures, and the page at the end.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
+    """Write the pictures of a run and, last, ``report.html`` to a folder; returns their paths."""
     figures = import_figures()
     pictures = [figures.mix_picture(run), figures.loss_picture(run)]
     out.mkdir(parents=True, exist_ok=True)
@@ -75,11 +64,7 @@ def headline(run: Run) -> list[tuple[str, str]]:
 
 
 def import_figures() -> ModuleType:
-    """The module that draws.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
+    """The module that draws; ConfigError where matplotlib is not installed."""
     try:
         from energon_ext.cli import figures
     except ImportError as error:

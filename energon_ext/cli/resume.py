@@ -7,8 +7,6 @@ and which documents were spliced: without a tokenizer, text sources are compared
 and spliced sources never are.
 """
 
-from __future__ import annotations
-
 from typing import Any, Mapping
 
 import numpy as np
@@ -39,16 +37,7 @@ _OF_PACKING = ("packing", "packing_max_docs_per_bin", "packing_carry", "mask_bou
 
 
 class SavedData:
-    """The data of a checkpoint.
-
-    Args:
-        cursor: of a planned run, or None.
-        states: else, by rank.
-
-    Raises:
-        StateFormatError, StateMismatchError: it is damaged, or stock Energon saved it.
-        ConfigError: states of ranks are missing.
-    """
+    """The data of a checkpoint: the cursor of a planned run, or None and the states by rank."""
 
     def __init__(self, cursor: Any, states: Mapping[int, SavableDataLoaderState]):
         self.cursor, self.states = cursor, [states[rank] for rank in sorted(states)]
@@ -85,8 +74,7 @@ class NextRun:
 
     Args:
         data: of ``get_train_dataset``: path, split and trusted modules.
-        ranks, workers: of the run.
-        tokenizer, seq_length, packing: of its encoder.
+        encoder: tokenizer, seq_length and packing.
     """
 
     def __init__(
@@ -108,11 +96,7 @@ class NextRun:
         return compare_sources(self._saved.blends, names_of(find_blend(self._dataset(0))))
 
     def restore(self) -> str:
-        """Restore, and say what other ranks and workers might do as well.
-
-        Raises:
-            EnergonExtError: what a resume would raise.
-        """
+        """Restore, and say what other ranks and workers might do as well."""
         saved = self._saved
         if find_blend(self._dataset(0)).is_shared or saved.cursor is not None:
             for workers in {self._workers, 0}:  # without workers the blend is restored here

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -22,10 +23,8 @@ import torch
 from tqdm import tqdm
 
 from energon_ext.cli.documents import Corpus, Document
-from energon_ext.cli.encoding import TextEncoding
-from energon_ext.documents.label_weights import WEIGHTS_SUFFIX
-from energon_ext.documents.token_file import token_file_builder
-from energon_ext.documents.token_index import META_SUFFIX
+from energon_ext.cli.encoding import Encoding
+from energon_ext.documents.token_index import META_SUFFIX, WEIGHTS_SUFFIX
 from energon_ext.documents.token_paths import SPLITS, SUFFIXES
 from energon_ext.errors import ConfigError
 
@@ -35,26 +34,17 @@ BATCH_CHARACTERS = 2**20
 
 
 @dataclass(slots=True)
-class SplitCounts:
-    """What one split holds."""
-
-    documents: int = 0
-    characters: int = 0
-    tokens: int = 0
-
-
-@dataclass(slots=True)
 class Written:
-    """What was written of each split, and how many documents were too short."""
+    """Documents, characters and tokens of each split, and how many documents were too short."""
 
-    splits: dict[str, SplitCounts]
+    splits: dict[str, Counter[str]]
     too_short: int = 0
 
 
 def write_token_files(
     corpus: Corpus,
     output: Path,
-    encoding: TextEncoding,
+    encoding: Encoding,
     *,
     val_fraction: float = 0.05,
     seed: int = 0,
@@ -63,19 +53,9 @@ def write_token_files(
 ) -> Written:
     """Write a corpus as token files; the same input gives the same files, byte by byte.
 
-    Args:
-        corpus: read once, in constant memory.
-        output: folder to create.
-        encoding: documents to tokens.
-        val_fraction: share of the documents for the split ``val``, in [0, 1), of those that are in
-            no split yet. Which documents is decided by a hash of the text, so equal texts never
-            stand in both splits.
-        seed: selects another hash.
-        min_chars: shorter documents are left out; white space at the ends does not count.
-        force: replace token files that are already there.
-
-    Raises:
-        ConfigError: the output exists, the input is empty or damaged, or a split got no document.
+    Documents that are in no split yet go to ``val`` by a hash of their text, of which ``seed``
+    selects another, so equal texts never stand in both splits. White space at the ends does not
+    count for ``min_chars``.
     """
     _check_replaceable(output, force)
     output = output.resolve()
@@ -93,8 +73,7 @@ def write_token_files(
                 for document, tokens, weights in encoding.encode(batch):
                     split = document.split or split_of(document, val_fraction, seed)
                     writers[split].write(document, tokens, weights)
-        _check_documents(written, encoding, min_chars)
-        _check_splits(written, val_fraction, seed)
+        _check_written(written, encoding, val_fraction, seed, min_chars)
         _replace(output, staging)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -114,15 +93,23 @@ def split_of(document: Document, val_fraction: float, seed: int) -> str:
     return "val" if int.from_bytes(digest, "little") < val_fraction * 2**64 else "train"
 
 
+def token_file_builder(prefix: str | Path, vocab_size: int) -> Any:
+    """Megatron-core's builder of a pair: ``add_document``, then ``finalize`` with the ``.idx``."""
+    try:
+        from megatron.core.datasets import indexed_dataset
+    except ImportError as error:
+        raise ConfigError(
+            "Token files are written with megatron-core: pip install 'energon_ext[megatron]'."
+        ) from error
+    dtype = indexed_dataset.DType.optimal_dtype(vocab_size)
+    return indexed_dataset.IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
+
+
 class _SplitWriter:
-    """Hands documents to megatron-core's builder; without a document there are no files.
+    """Hands documents to megatron-core's builder; without a document there are no files."""
 
-    Writes ``SPLIT.bin``, ``SPLIT.idx``, where there are weights ``SPLIT.weights.bin``, and
-    ``SPLIT.meta.json``, which names the tokenizer.
-    """
-
-    def __init__(self, prefix: Path, encoding: TextEncoding):
-        self.counts = SplitCounts()
+    def __init__(self, prefix: Path, encoding: Encoding):
+        self.counts: Counter[str] = Counter()
         self._prefix = prefix
         self._encoding = encoding
         self._builder: Any = None
@@ -137,9 +124,7 @@ class _SplitWriter:
         if weights is not None:
             with self._prefix.with_suffix(WEIGHTS_SUFFIX).open("ab") as file:
                 file.write(weights.astype(np.uint8).tobytes())
-        self.counts.documents += 1
-        self.counts.characters += len(document.text)
-        self.counts.tokens += len(tokens)
+        self.counts.update(documents=1, characters=len(document.text), tokens=len(tokens))
 
     def close(self) -> None:
         if self._builder is None:
@@ -156,7 +141,13 @@ def _long_enough(corpus: Corpus, min_chars: int, written: Written) -> Iterator[D
     unit = "doc" if by_documents else "B"
     with tqdm(total=total, unit=unit, unit_scale=not by_documents, desc="reading") as bar:
         for document in corpus.documents:
-            _check_text(document)
+            try:
+                document.text.encode()
+            except UnicodeEncodeError as error:
+                raise ConfigError(
+                    f"{document.origin}: the text holds half a character (a lone surrogate, "
+                    f"{document.text[error.start]!r}); mend or remove it."
+                ) from error
             if len(document.text.strip()) < min_chars:
                 written.too_short += 1
             else:
@@ -177,30 +168,18 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _check_text(document: Document) -> None:
-    try:
-        document.text.encode()
-    except UnicodeEncodeError as error:
+def _check_written(
+    written: Written, encoding: Encoding, val_fraction: float, seed: int, min_chars: int
+) -> None:
+    documents = sum(counts["documents"] for counts in written.splits.values())
+    if not documents:
+        refused = f", and {encoding.refused} refused, the first: {encoding.first_refusal}"
         raise ConfigError(
-            f"{document.origin}: the text holds half a character (a lone surrogate, "
-            f"{document.text[error.start]!r}); mend or remove it."
-        ) from error
-
-
-def _check_documents(written: Written, encoding: TextEncoding, min_chars: int) -> None:
-    if any(split.documents for split in written.splits.values()):
-        return
-    refused = f", and {encoding.refused} refused, the first: {encoding.first_refusal}"
-    raise ConfigError(
-        f"The input has no document of at least {min_chars} characters "
-        f"({written.too_short} shorter ones{refused if encoding.refused else ''})."
-    )
-
-
-def _check_splits(written: Written, val_fraction: float, seed: int) -> None:
+            f"The input has no document of at least {min_chars} characters "
+            f"({written.too_short} shorter ones{refused if encoding.refused else ''})."
+        )
     for split in SPLITS if val_fraction > 0 else SPLITS[:1]:
-        if not written.splits[split].documents:
-            documents = sum(counts.documents for counts in written.splits.values())
+        if not written.splits[split]["documents"]:
             raise ConfigError(
                 f"None of the {documents} documents fell into {split} with --val {val_fraction} "
                 f"and --seed {seed}. Change --val (0: no val split) or --seed."

@@ -40,15 +40,10 @@ from energon_ext.weights import WeightSpec, weight_from_config
 
 @dataclass
 class ScheduledEntryMixin:
-    """What an entry says beside what is read.
+    """What an entry says beside what is read."""
 
-    Attributes:
-        weight: a number or a schedule.
-        max_epochs: most passes over each source of the entry, None for no limit.
-    """
-
-    weight: Any = 1.0
-    max_epochs: Any = None
+    weight: Any = 1.0  # a number or a schedule
+    max_epochs: Any = None  # most passes over each source of the entry, None for no limit
 
 
 @dataclass(kw_only=True)
@@ -72,6 +67,7 @@ class ScheduledBlend(MetadatasetBlend):
     blend: list[Union[ScheduledDatasetReference, ScheduledJoinReference]]  # noqa: UP007
     allow_nested_schedules: bool = False
 
+    _name = "blend"
     _specs: list[WeightSpec] = field(default_factory=list, init=False)
     _where: str = field(default="", init=False)
     _root: EPath = field(default=None, init=False)
@@ -87,7 +83,13 @@ class ScheduledBlend(MetadatasetBlend):
             for index, entry in enumerate(self.blend)
         ]
         for index, entry in enumerate(self.blend):
-            _check_max_epochs(entry.max_epochs, self._entry_name(index))
+            limit = entry.max_epochs
+            is_count = isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1
+            if limit is not None and not is_count:
+                raise ConfigError(
+                    f"{self._entry_name(index)}.max_epochs: {limit!r} found, an integer >= 1 is "
+                    f"needed; leave it out for no limit, or the entry for no epoch at all."
+                )
         super().post_initialize(mds_path)
 
     def get_datasets(
@@ -118,10 +120,6 @@ class ScheduledBlend(MetadatasetBlend):
             allow_nested_schedules=self.allow_nested_schedules,
         )
 
-    @property
-    def _name(self) -> str:
-        return "blend"
-
     def _entry_name(self, index: int) -> str:
         return (
             f"{self._where}: {self._name}[{index}] ({getattr(self.blend[index], 'path', 'join')})"
@@ -132,14 +130,14 @@ class ScheduledBlend(MetadatasetBlend):
 class Interleave(ScheduledBlend):
     """One interleave node: weights are target shares of tokens, kept to a row.
 
-    Attributes:
-        new_source: where a source starts that a resumed state does not know: ``baseline``, level
-            with the source that is furthest behind, or ``zero``.
+    A source that a resumed state does not know starts, by ``new_source``, at the ``baseline``,
+    level with the source that is furthest behind, or at ``zero``.
     """
 
     interleave: list[Union[ScheduledDatasetReference, ScheduledJoinReference]]  # noqa: UP007
     new_source: str = "baseline"
 
+    _name = "interleave"
     #: What the inherited methods call the entries.
     blend: list[Any] = field(default_factory=list, init=False)
 
@@ -155,10 +153,6 @@ class Interleave(ScheduledBlend):
 
     def _node(self) -> Node:
         return dataclasses.replace(super()._node(), rule=INTERLEAVE, new_source=self.new_source)
-
-    @property
-    def _name(self) -> str:
-        return "interleave"
 
 
 @dataclass(kw_only=True)
@@ -185,14 +179,6 @@ class UncappedBlendEpochized(MetadatasetBlendEpochized):
                     f"it again; use `blend` with max_epochs, or leave it out."
                 )
         super().post_initialize(mds_path)
-
-
-def _check_max_epochs(value: Any, entry: str) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ConfigError(
-            f"{entry}.max_epochs: {value!r} found, an integer >= 1 is needed; leave it out for no "
-            f"limit, or the entry for no epoch at all."
-        )
 
 
 @dataclass(kw_only=True)

@@ -18,19 +18,13 @@ from megatron.energon.metadataset.loader_interface import (
 )
 from megatron.energon.metadataset.metadataset_v2 import DatasetReference
 
-from energon_ext.documents.file_set import is_token_file, open_token_files
-from energon_ext.documents.token_paths import named_pair
+from energon_ext.documents.file_set import open_token_files
+from energon_ext.documents.token_paths import is_token_file, named_pair
 from energon_ext.errors import ConfigError
 
 
 class TokenFileFactory(BaseCoreDatasetFactory):
-    """Token files as Energon's metadatasets hand them to a TaskEncoder.
-
-    Attributes:
-        files: the documents.
-        training: whether they are to be shuffled.
-        subset: of the documents, as the metadataset says it.
-    """
+    """Token files as Energon's metadatasets hand them to a TaskEncoder."""
 
     # No sample type: its rows are finished, and nothing is to be cooked.
     __sample_type__ = None

@@ -7,23 +7,19 @@ counts, its order, hangs on its key. The key says what is read, not where it sta
 sources may be added, removed, reordered and reweighted between two runs.
 """
 
-from __future__ import annotations
-
-import copy
 import hashlib
 import json
 import posixpath
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import Any, Mapping, Sequence
 
 import braceexpand
-from megatron.energon import WorkerConfig
 from megatron.energon.epathlib import EPath
 from megatron.energon.eyaml import load_yaml_json
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
-from energon_ext.documents.permutation import stable_hash
 from energon_ext.documents.token_paths import SPLITS
 from energon_ext.mixture.tree import Tree
 from energon_ext.state.match import SourceNames
@@ -34,17 +30,11 @@ _ORIGIN_ATTRIBUTE = "_energon_ext_origin"
 
 @dataclass(frozen=True)
 class Origin:
-    """What the YAML says of a source, beyond what its factory keeps.
+    """What the YAML says of a source, beyond what its factory keeps."""
 
-    Attributes:
-        root: folder of the outermost metadataset; keys are written relative to it.
-        where: place of the reference in the YAML, for messages.
-        max_epochs: most passes over the source in a run, None for no limit.
-    """
-
-    root: EPath
-    where: str
-    max_epochs: int | None = None
+    root: EPath  # folder of the outermost metadataset; keys are written relative to it
+    where: str  # place of the reference in the YAML, for messages
+    max_epochs: int | None = None  # most passes over the source in a run, None for no limit
 
 
 @dataclass(frozen=True)
@@ -74,15 +64,9 @@ class SourceKey:
 
     def __str__(self) -> str:
         flavors = json.dumps(self.subflavors, sort_keys=True, default=str)
-        return "".join(
-            (
-                self.path,
-                f":{self.split}" if self.split else "",
-                self.subset,
-                flavors if self.subflavors else "",
-                f"#{self.repetition}" if self.repetition > 1 else "",
-            )
-        )
+        split = f":{self.split}" if self.split else ""
+        number = f"#{self.repetition}" if self.repetition > 1 else ""
+        return f"{self.path}{split}{self.subset}{flavors if self.subflavors else ''}{number}"
 
 
 def set_origin(factory: BaseCoreDatasetFactory, origin: Origin) -> None:
@@ -111,12 +95,11 @@ def max_epochs_of(factory: BaseCoreDatasetFactory) -> int | None:
 
 def source_keys(factories: Sequence[BaseCoreDatasetFactory], portable: bool = True) -> list[str]:
     """One key for each factory; sources that read the same are numbered in the given order."""
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     keys = []
-    for factory in factories:
-        key = _key_of(factory, portable)
-        seen[str(key)] = seen.get(str(key), 0) + 1
-        keys.append(str(SourceKey(key.path, key.split, key.subset, key.subflavors, seen[str(key)])))
+    for key in (_key_of(factory, portable) for factory in factories):
+        seen[str(key)] += 1
+        keys.append(str(replace(key, repetition=seen[str(key)])))
     return keys
 
 
@@ -154,31 +137,16 @@ def name_nodes(tree: Tree, factories: Sequence[BaseCoreDatasetFactory]) -> None:
     """
     origin = get_origin(factories[0])
     root = origin.root if origin else None
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     for number, node in enumerate(tree.nodes()):
         if not node.location or number == 0:
             node.identity = node.location
             continue
+        seen[node.location] += 1
         path, _, split = node.location.rpartition(":")
-        seen[node.location] = repetition = seen.get(node.location, 0) + 1
-        node.name = str(SourceKey(_portable(path, root), split, repetition=repetition))
-        node.identity = str(SourceKey(path, split, repetition=repetition))
-
-
-def worker_config_for(worker_config: WorkerConfig, key: str) -> WorkerConfig:
-    """The worker configuration that gives a source random numbers of its own.
-
-    The order of a source then depends on the seed and its key, not on its neighbours, and the same
-    dataset listed twice is read in two different orders.
-    """
-    own = copy.copy(worker_config)
-    own.seed_offset = worker_config.seed_offset + stable_hash(key)
-    return own
-
-
-def global_workers(worker_config: WorkerConfig) -> int:
-    """Number of workers of all data-parallel ranks; a rank without workers counts as one."""
-    return max(1, worker_config.num_workers) * worker_config.world_size
+        identity = SourceKey(path, split, repetition=seen[node.location])
+        node.name = str(replace(identity, path=_portable(path, root)))
+        node.identity = str(identity)
 
 
 def _key_of(factory: BaseCoreDatasetFactory, portable: bool = True) -> SourceKey:

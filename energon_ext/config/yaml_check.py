@@ -15,8 +15,6 @@ the same parser, follows every reference, and refuses:
   contain themselves or too much.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Callable, Iterator, Mapping
@@ -26,9 +24,14 @@ from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 from megatron.energon.flavors.webdataset.metadata import EnergonDatasetType, get_dataset_type
 
 from energon_ext.arguments import choices
-from energon_ext.config.yaml_classes import DATASETS, FIRST_FORMAT, METADATASETS, SAMPLES
+from energon_ext.config.yaml_classes import (
+    DATASETS,
+    FIRST_FORMAT,
+    METADATASETS,
+    SAMPLES,
+    check_splits,
+)
 from energon_ext.config.yaml_file import read_mapping, shards_of
-from energon_ext.config.yaml_keys import check_splits
 from energon_ext.documents.token_paths import is_token_file
 from energon_ext.errors import CONTROL, ConfigError
 
@@ -56,15 +59,12 @@ class YamlChecker:
     _sources: dict[Any, int] = field(default_factory=dict, init=False)
 
     def check(self, path: Any, split_part: str, **files: str | None) -> None:
-        """Check a dataset or metadataset and all it refers to.
+        """Check a dataset or metadataset and all it refers to; ConfigError names the place.
 
         Args:
             path: what is to be loaded.
             split_part: the split that is to be loaded; it must have samples.
             **files: ``dataset_config`` and ``split_config`` of a folder, where they are others.
-
-        Raises:
-            ConfigError: names the file, the place in it, what was found and what to do.
         """
         root = _resolve(EPath, path, "path")
         self._check_reference(root, split_part, files, found_in="", above=(), within=None)
@@ -79,13 +79,9 @@ class YamlChecker:
         above: tuple[str, ...],
         within: tuple[str, str] | None,
     ) -> int:
-        """Check what a metadataset refers to.
+        """Check what a metadataset ``within``, by module and class, refers to.
 
-        Args:
-            within: module and class of that metadataset.
-
-        Returns:
-            How many files Energon will open for it.
+        Returns how many files Energon will open for it.
         """
         if within == FIRST_FORMAT and path.is_file():
             # It takes every file for a metadataset, whatever its name.

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """YAML and JSON files within limits of size, depth and number, as Energon's parser reads them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter
@@ -27,13 +25,9 @@ _RANGE = re.compile(r"\{(?:(-?\d+)\.\.(-?\d+)|[A-Za-z]\.\.[A-Za-z])(?:\.\.-?\d+)
 
 
 def read_mapping(path: EPath, *, may_be_json: bool = False) -> dict[str, Any]:
-    """The mapping in a YAML file.
+    """The mapping in a YAML file, or in one whose name ends with ``.json`` where that may be.
 
-    Args:
-        may_be_json: a name that ends with ``.json`` says that it is JSON.
-
-    Raises:
-        ConfigError: it is too large or too deep, gives a key twice, or is something else.
+    ConfigError where it is too large or too deep, gives a key twice, or is something else.
     """
     is_json = may_be_json and path.name.endswith(".json")
     most = MAX_JSON_BYTES if is_json else MAX_YAML_BYTES
@@ -83,18 +77,14 @@ def _check_tree(tree: ryml.Tree, path: EPath) -> None:
 
 
 def shards_of(patterns: Any, where: str) -> list[str]:
-    """What patterns with braces stand for.
-
-    Raises:
-        ConfigError: they are no list of texts, or stand for too many names.
-    """
+    """What patterns with braces stand for; ConfigError for other values, and for too many names."""
     if not isinstance(patterns, list) or not all(isinstance(each, str) for each in patterns):
         raise ConfigError(f"{where}: {patterns!r:.80} found, a list of shards is needed.")
     if sum(map(_most_names, patterns)) > MAX_SHARDS:
-        limits = (
-            f"{MAX_SHARDS:,} shards, or {MAX_PATTERN_LENGTH:,} characters or {MAX_BRACES} braces"
+        raise ConfigError(
+            f"{where}: more than {MAX_SHARDS:,} shards, or {MAX_PATTERN_LENGTH:,} characters or "
+            f"{MAX_BRACES} braces in a name."
         )
-        raise ConfigError(f"{where}: more than {limits} in a name.")
     try:
         return [name for pattern in patterns for name in braceexpand.braceexpand(pattern)]
     except ValueError as error:

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a planned source needs to know of its documents."""
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 import numpy as np

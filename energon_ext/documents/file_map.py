@@ -10,8 +10,6 @@ process by signal 7 (SIGBUS) at the first read behind its end: no program can lo
 so data must not be overwritten in place under a run.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os
@@ -66,11 +64,7 @@ class _FileMap:
 
 
 def map_file(path: str, num_bytes: int) -> np.ndarray:
-    """The first bytes of a file, uint8 [num_bytes], read-only.
-
-    Raises:
-        ConfigError: the file is shorter.
-    """
+    """The first bytes of a file, uint8 [num_bytes], read-only; ConfigError where it is shorter."""
     if num_bytes == 0:  # the kernel maps nothing
         return np.zeros(0, np.uint8)
     return np.asarray(_FileMap(path, num_bytes))

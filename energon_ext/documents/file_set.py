@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Documents of ``.bin``/``.idx`` pairs, one or thousands, by number."""
 
-from __future__ import annotations
-
 import hashlib
 from bisect import bisect_right
 from pathlib import Path
@@ -20,7 +18,6 @@ from energon_ext.documents.token_index import (
     open_tokens,
     read_pair,
 )
-from energon_ext.documents.token_paths import is_token_file as is_token_file
 from energon_ext.documents.token_paths import pair_prefixes
 from energon_ext.errors import ConfigError
 

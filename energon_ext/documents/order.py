@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which document comes next, epoch after epoch."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from energon_ext.documents.permutation import KeyedPermutation

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A shuffled order of any length that is computed, not stored."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 
@@ -61,17 +59,7 @@ class KeyedPermutation:
         self._table = self._sorted_by_hash() if self.size <= TABLE_SIZE else None
 
     def __call__(self, indices: np.ndarray) -> np.ndarray:
-        """Where the indices are mapped to.
-
-        Args:
-            indices: integers in ``[0, size)``, any shape.
-
-        Returns:
-            int64, of the same shape.
-
-        Raises:
-            IndexError: an index out of range.
-        """
+        """Where integers in ``[0, size)`` of any shape are mapped to, int64; or IndexError."""
         indices = np.asarray(indices)
         if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < self.size:
             raise IndexError(f"indices of a permutation of {self.size} reach out of it")
@@ -113,13 +101,7 @@ class KeyedPermutation:
 def keyed_draws(indices: np.ndarray, bounds: np.ndarray, key: str | int) -> np.ndarray:
     """One number in ``[0, bound)`` for each index, as if drawn at random; key and index decide it.
 
-    Args:
-        indices: integers >= 0 [n].
-        bounds: integers [n], 1 .. 2^31.
-        key: another key, other numbers.
-
-    Returns:
-        int64 [n].
+    Bounds are 1 .. 2^31.
 
     Example:
         >>> keyed_draws(np.arange(3), np.array([1, 1, 1]), "jitter").tolist()

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Shuffling of encoded documents, in memory that does not grow with their length."""
+"""Shuffling of encoded documents and prompts, in memory that does not grow with their length."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class ShuffledDocuments(ShuffleBufferDataset[Document]):
     Args:
         documents: of one source.
         size: most documents.
-        seq_len: of the rows that are made of them. As of a packing buffer, 256 rows of tokens, or
-            2^20 tokens where these are more, are the most that is held, but for the last document.
+        seq_len: of the rows that are made of them, 0 of prompts. As of a packing buffer, 256 rows
+            of tokens, or 2^20 tokens where these are more, are the most that is held, but for the
+            last document.
     """
 
     def __init__(

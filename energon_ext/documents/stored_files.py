@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The files that Energon reads: whether they are there, and by what a change of them is noticed."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import struct
@@ -40,10 +38,8 @@ def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
 
     Counts, a hash over the sizes of all files in order, and one over some bytes of 64 samples; it
     takes some 6 ms for 1 000 shards. What the files are called, and where they are, is no part of
-    it. Of files that are not local only the samples are counted.
-
-    Raises:
-        ConfigError: a file or its index is missing or cut. The ends of up to 64 are looked at.
+    it. Of files that are not local only the samples are counted. ConfigError where a file or its
+    index is missing or cut; the ends of up to 64 are looked at.
     """
     files = [file for file in _files_of(factory) if file.samples]
     if not files:

@@ -8,8 +8,6 @@ header of every member that it has ever read: some 0.8 kB a sample, for as long 
 the open shards get a list of members that stays empty.
 """
 
-from __future__ import annotations
-
 from tarfile import TarFile, TarInfo
 from typing import Any
 

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Documents that Energon hands over one by one, as rows of a fixed length."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any, Iterator
 
@@ -44,17 +42,11 @@ class PackedRows(BaseWrapperDataset[Document, Row]):
     planned of them. Those documents are read again after a restore, and nothing else is.
 
     Documents without a token are left out and counted; the log names the first, the tenth, the
-    hundredth and so on.
+    hundredth and so on, and 1000 in a row are a SampleError.
 
     Args:
-        documents: a dataset of :class:`Document` that can restore samples.
-        source: key of the source, written on every row.
-        packer: makes rows of documents.
-        buffer_docs: documents that are packed together.
+        documents: they must be able to restore samples.
         may_go_on: whether ``documents``, once at their end, may have more after a resume.
-
-    Raises:
-        SampleError: while iterating; 1000 documents in a row have no token.
     """
 
     def __init__(

@@ -9,8 +9,6 @@ document and S. (megatron-core, ``core/datasets/indexed_dataset.py``; its reader
 open for each pair.)
 """
 
-from __future__ import annotations
-
 import json
 import os
 import struct
@@ -21,11 +19,15 @@ from typing import Any, Mapping
 import numpy as np
 
 from energon_ext.documents.file_map import map_file
-from energon_ext.documents.label_weights import WEIGHTS_SUFFIX, weights_dtype
 from energon_ext.errors import ConfigError
 
 #: Beside a pair that `energon-ext prepare` wrote: which tokenizer made it, and its weights.
 META_SUFFIX = ".meta.json"
+
+#: One number for each token: uint8 where all are 0 or 1, as for fine-tuning on answers, else
+#: float32. The meta file says which, as ``{"label_weights": {"dtype": "uint8"}}``.
+WEIGHTS_SUFFIX = ".weights.bin"
+_WEIGHTS_DTYPES = ("uint8", "float32")
 
 #: Sequences that are checked at a time, so that all of it stays in the cache of a core.
 _CHECKED_SEQUENCES = 1 << 16
@@ -43,15 +45,7 @@ _TOKEN_TYPES = {
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pair:
-    """What is known of a pair without mapping it.
-
-    Attributes:
-        prefix: path without suffix.
-        dtype: of a token.
-        sequences, documents, tokens: how many there are.
-        weights_dtype: of the weights of its labels, None where it has none.
-        meta: what its ``.meta.json`` says, None where there is none.
-    """
+    """What is known of a pair without mapping it: counts, types, and its ``.meta.json``."""
 
     prefix: str
     dtype: np.dtype
@@ -64,25 +58,15 @@ class Pair:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Index:
-    """Where documents begin: views of the ``.idx``.
-
-    Attributes:
-        lengths: int32 [S], tokens of each sequence.
-        pointers: int64 [S + 1], first byte of each sequence; the last entry says nothing.
-        first_sequences: int64 [D + 1].
-    """
+    """Where documents begin: views of the ``.idx``."""
 
     lengths: np.ndarray
-    pointers: np.ndarray
+    pointers: np.ndarray  # one more than sequences; the last entry says nothing
     first_sequences: np.ndarray
 
 
 def read_pair(prefix: str) -> Pair:
-    """Read and check the header of a pair; a few hundred bytes, however long it is.
-
-    Raises:
-        ConfigError: a file is missing, damaged, or not of the other.
-    """
+    """Read and check the header of a pair; a few hundred bytes, however long it is."""
     index_path, bin_path = prefix + ".idx", prefix + ".bin"
     try:
         num_bytes = os.stat(bin_path).st_size
@@ -102,7 +86,7 @@ def read_pair(prefix: str) -> Pair:
         )
     tokens = num_bytes // dtype.itemsize
     meta = _read_meta(prefix + META_SUFFIX)
-    weights = weights_dtype(prefix, meta, tokens)
+    weights = _weights_dtype(prefix, meta, tokens)
     return Pair(prefix, dtype, sequences, documents, tokens, weights, meta)
 
 
@@ -123,9 +107,6 @@ def check_index(pair: Pair) -> None:
     So none overlaps, begins inside a token or leaves the file. It takes 4 s of one core for 10^9
     documents, whose 20 GB a run reads anyway. To remember the result would take a file beside the
     data, which is often read-only, and trust in its time stamps.
-
-    Raises:
-        ConfigError: says which entry is wrong.
     """
     index = open_index(pair)
     token_bytes = np.int64(pair.dtype.itemsize)
@@ -209,6 +190,34 @@ def _read_meta(path: str) -> Mapping[str, Any] | None:
         return _parse_meta(content)
     except ValueError as error:
         raise ConfigError(f"{path}: not what `energon-ext prepare` writes ({error}).") from error
+
+
+def _weights_dtype(prefix: str, meta: Mapping[str, Any] | None, num_tokens: int) -> np.dtype | None:
+    """Type of the label weights of a pair, None where it has none; each token needs a weight."""
+    path = prefix + WEIGHTS_SUFFIX
+    described = (meta or {}).get("label_weights")
+    found_bytes = os.path.getsize(path) if os.path.isfile(path) else None
+    if described is None:
+        if found_bytes is None:
+            return None
+        raise ConfigError(
+            f"{path}: {prefix}.meta.json does not speak of it, so it would be ignored; copy that "
+            f"file as well, or remove the weights."
+        )
+    name = described.get("dtype") if isinstance(described, Mapping) else described
+    if name not in _WEIGHTS_DTYPES:
+        raise ConfigError(
+            f"{prefix}.meta.json: label_weights of type {name!r}; {' or '.join(_WEIGHTS_DTYPES)} "
+            f"is needed."
+        )
+    dtype = np.dtype(name)
+    if found_bytes != num_tokens * dtype.itemsize:
+        found = "does not exist" if found_bytes is None else f"has {found_bytes} bytes"
+        raise ConfigError(
+            f"{path}: {found}, {num_tokens} tokens need {num_tokens * dtype.itemsize}; copy it "
+            f"again, or prepare the pair again."
+        )
+    return dtype
 
 
 @lru_cache(64)

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which ``.bin``/``.idx`` pairs a path names: one, those of a folder, or those of a pattern."""
 
-from __future__ import annotations
-
 import glob
 import os
 from collections.abc import Iterator
@@ -11,7 +9,7 @@ from typing import Any
 
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
-from energon_ext.documents.label_weights import WEIGHTS_SUFFIX
+from energon_ext.documents.token_index import WEIGHTS_SUFFIX
 from energon_ext.errors import ConfigError
 
 SUFFIXES = (".bin", ".idx")
@@ -33,7 +31,8 @@ def is_token_file(path: Any) -> bool:
     text = str(path).rstrip("/")
     if os.path.exists(os.path.join(text, MAIN_FOLDER_NAME)):
         return False
-    if _single_prefix(text) is not None or _is_pattern(text):
+    is_pattern = glob.has_magic(text) and "://" not in text and not os.path.exists(text)
+    if _single_prefix(text) is not None or is_pattern:
         return True
     return os.path.isdir(text) and any(os.path.isfile(f"{p}.bin") for p in _matching(_below(text)))
 
@@ -42,10 +41,8 @@ def pair_prefixes(path: Any) -> list[str]:
     """The pairs that a path names, as paths without suffix, sorted.
 
     The order depends on names alone: those below the folder, or those that match the pattern.
-
-    Raises:
-        ConfigError: there is none, one is not whole, or a folder holds the splits of a prepared
-            text.
+    ConfigError where there is none, one is not whole, or a folder holds the splits of a prepared
+    text.
     """
     text = str(path).rstrip("/")
     prefix = _single_prefix(text)
@@ -81,10 +78,6 @@ def _single_prefix(text: str) -> str | None:
 
 def _has(prefix: str, suffix: str) -> bool:
     return os.path.isfile(prefix + suffix)
-
-
-def _is_pattern(text: str) -> bool:
-    return glob.has_magic(text) and "://" not in text and not os.path.exists(text)
 
 
 def _without_suffix(text: str) -> str:

@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Conversations to text, and which stretches of that text are answers."""
 
-from __future__ import annotations
-
 import hashlib
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
+from energon_ext.encoders.tokenizers import load_with_transformers
 from energon_ext.errors import ConfigError, SampleError
 
 #: ``{"role": ..., "content": ...}``
@@ -73,7 +72,8 @@ class HFChatTemplate(ChatTemplate):
     def __init__(self, name_or_path: str | Path | Any):
         self._tokenizer: Any = name_or_path
         if isinstance(name_or_path, (str, Path)):
-            self._tokenizer = load_transformers_tokenizer(str(name_or_path))
+            name = str(name_or_path)
+            self._tokenizer = load_with_transformers(name, f"Chat template of {name!r}")
         if not getattr(self._tokenizer, "chat_template", None):
             raise ConfigError(
                 f"Tokenizer {name_or_path} has no chat template; take one that has, or pass "
@@ -96,11 +96,7 @@ class HFChatTemplate(ChatTemplate):
 
 
 def check_messages(messages: Any) -> None:
-    """Check that messages are a conversation with an answer in it.
-
-    Raises:
-        SampleError: a message without role or content, an unknown role, a system message that is
-            not the first, an answer without a question, or no answer at all.
+    """Raise SampleError where messages are no conversation with an answer in it.
 
     Example:
         >>> check_messages([{"role": "user", "content": "2 + 2"}])
@@ -133,10 +129,6 @@ def split_answers(template: ChatTemplate, messages: Sequence[Message]) -> list[t
     An answer is what rendering one more message adds to the text with the generation prompt: at
     inference the model stands exactly there. What follows the last answer is left out.
 
-    Args:
-        template: writes the text.
-        messages: which :func:`check_messages` accepts.
-
     Returns:
         ``(text, is an answer)`` in order; joined, the text of the conversation.
 
@@ -164,21 +156,3 @@ def split_answers(template: ChatTemplate, messages: Sequence[Message]) -> list[t
         pieces += [(question[len(written) :], False), (answered[len(question) :], True)]
         written = answered
     return pieces
-
-
-def load_transformers_tokenizer(name: str) -> Any:
-    """The ``transformers`` tokenizer of a folder or name; ConfigError where there is none."""
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise ConfigError(
-            f"The chat template of {name!r} needs transformers; pip install 'energon_ext[hf]'."
-        ) from error
-    try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"Chat template of {name!r}: transformers cannot load it ({first_line}). Check the "
-            f"folder or the name."
-        ) from error

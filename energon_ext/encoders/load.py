@@ -6,8 +6,6 @@ Energon's own ``get_train_dataset`` accepts the same YAML and the same TaskEncod
 as Energon is: it runs what a YAML file names. The functions here look at all of it first.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from pathlib import Path

@@ -7,8 +7,6 @@ rebuilt upstream. The override here leaves the body alone: it hands it a single 
 factory builds our blend over the real sources, so the stock code never comes to blend anything.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import math
@@ -42,16 +40,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ScheduleLag:
-    """Batches of a rank by which the effect of a weight trails its breakpoint.
+    """Batches of a rank by which the effect of a weight trails its breakpoint."""
 
-    Attributes:
-        packing_batches: samples wait for so long in the packing buffer, if each becomes one packed
-            sample; divide by the samples per pack.
-        shuffle_batches: after so many, 99 % of what was in the shuffle buffer has left it.
-    """
-
-    packing_batches: int
-    shuffle_batches: int
+    packing_batches: int  # in the packing buffer; divide by the samples per packed sample
+    shuffle_batches: int  # until 99 % of what was in the shuffle buffer has left it
 
 
 class DynamicBlendMixin:

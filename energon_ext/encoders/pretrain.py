@@ -6,8 +6,6 @@ Each source is packed on its own; the blend then draws among finished rows. A we
 step 1500 therefore changes step 1500, a weight is a share of tokens, and every row has one source.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 from typing import Any, Sequence
@@ -15,9 +13,7 @@ from typing import Any, Sequence
 from megatron.energon import Cooker, TaskEncoder, TextSample, WorkerConfig, stateless
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
-from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
 from megatron.energon.task_encoder.cooking import basic_sample_keys
-from megatron.energon.wrappers.map_dataset import MapDataset
 
 from energon_ext.arguments import check_integer
 from energon_ext.batch.collate import BatchAssembler
@@ -26,10 +22,9 @@ from energon_ext.batch.rows import Row
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.source_key import max_epochs_of, shuffle_key
 from energon_ext.documents.order import EpochOrder
-from energon_ext.documents.shuffle import ShuffledDocuments
 from energon_ext.documents.text import Document, PackedRows
 from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.sources import collapse_sources
+from energon_ext.encoders.sources import collapse_sources, encoded_samples
 from energon_ext.encoders.text_decoder import TextDecoder
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
@@ -137,7 +132,16 @@ has no transition to train.
         self._shuffle_buffer_docs = 0
         self._sources: tuple[str, ...] = ()
         self._planned_buffer_docs = MOST_PLANNED_BUFFER_DOCS
-        self._packer = self._new_packer()
+        self._packer: Packer
+        if packing == "sequential":
+            self._packer = SequentialPacker(seq_len)
+        else:
+            self._packer = BestFitPacker(
+                seq_len,
+                max_docs_per_bin=packing_max_docs_per_bin,
+                carry=packing_carry,
+                alignment=alignment,
+            )
         self._assembler = BatchAssembler(
             seq_len,
             pad_id=tokenizer.pad_id,
@@ -216,25 +220,15 @@ has no transition to train.
         """Token files: plan rows; text: load, repeat, encode, shuffle and pack one source."""
         if isinstance(loaded.dataset, TokenFileFactory):
             return self._planned_rows(loaded, key, worker_config, repeat)
-        documents: Any = super().build_source(
-            loaded, key, worker_config=worker_config, repeat=repeat
-        )
-        own_config = documents.worker_config
-        documents = MapDataset(
-            documents,
-            self.encode_document,
-            worker_config=own_config,
-            stateless_map_fn=get_stateless(self.encode_document),
-            failure_tolerance=get_failure_tolerance(
-                self.encode_document, self.__default_failure_tolerance__
-            ),
-        )
-        if self._shuffle_buffer_docs > 1:
-            documents = ShuffledDocuments(
-                documents, self._shuffle_buffer_docs, self.seq_len, worker_config=own_config
-            )
+        texts: Any = super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
         return PackedRows(
-            documents,
+            encoded_samples(
+                self,
+                texts,
+                self.encode_document,
+                shuffle_buffer=self._shuffle_buffer_docs,
+                seq_len=self.seq_len,
+            ),
             source=key,
             packer=self._packer,
             buffer_docs=self.packing_buffer_docs,
@@ -304,22 +298,9 @@ has no transition to train.
             first=factory.document_range[0],
         )
 
-    def _new_packer(self) -> Packer:
-        if self.packing == "sequential":
-            return SequentialPacker(self.seq_len)
-        return BestFitPacker(
-            self.seq_len,
-            max_docs_per_bin=self.packing_max_docs_per_bin,
-            carry=self.packing_carry,
-            alignment=self.alignment,
-        )
-
 
 def planned_buffer_docs(sources: int) -> int:
-    """Documents that each of so many planned sources packs together.
-
-    A plan looks at lengths only, so its buffers are large; those of a thousand sources are smaller.
-    """
+    """Documents that each of so many sources packs together; many, as a plan reads lengths only."""
     shared = PLANNED_BUFFERS_DOCS // sources
     return min(MOST_PLANNED_BUFFER_DOCS, max(LEAST_PLANNED_BUFFER_DOCS, shared))
 

@@ -2,10 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Prompts for reinforcement learning, from the same YAML and with the same schedules as text."""
 
-from __future__ import annotations
-
 import copy
-import functools
 from typing import Any
 
 import numpy as np
@@ -13,27 +10,21 @@ from megatron.energon import Cooker, Sample, TaskEncoder, WorkerConfig, stateles
 from megatron.energon.edataclass import edataclass
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
-from megatron.energon.task_encoder.base import get_failure_tolerance
 from megatron.energon.task_encoder.cooking import basic_sample_keys
-from megatron.energon.wrappers.map_dataset import MapDataset
-from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
+from energon_ext.arguments import check_integer
 from energon_ext.encoders.chat import ChatTemplate, PlainChatTemplate
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sft import encode_bare
+from energon_ext.encoders.sources import encoded_samples
 from energon_ext.encoders.text_decoder import TextDecoder
 from energon_ext.encoders.tokenizers import Tokenizer
-from energon_ext.errors import ConfigError, SampleError
+from energon_ext.errors import SampleError
 
 
 @edataclass
 class PromptText(Sample):
-    """A prompt as text.
-
-    Attributes:
-        prompt: text, or the messages of a conversation that wants an answer.
-        metadata: JSON values that the reward needs, such as the right answer.
-    """
+    """A prompt as text, or the messages of a conversation that wants an answer."""
 
     prompt: str | list[Any]
     metadata: dict[str, Any]
@@ -100,11 +91,8 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         chat_template: ChatTemplate | None = None,
         max_prompt_tokens: int | None = None,
     ):
-        if max_prompt_tokens is not None and max_prompt_tokens < 1:
-            raise ConfigError(
-                f"max_prompt_tokens: {max_prompt_tokens!r} found, an integer >= 1 or None is "
-                f"needed."
-            )
+        if max_prompt_tokens is not None:
+            check_integer("max_prompt_tokens", max_prompt_tokens, 1)
         self.tokenizer = tokenizer
         self.chat_template = chat_template or PlainChatTemplate()
         self.max_prompt_tokens = max_prompt_tokens
@@ -150,20 +138,8 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
     ) -> SavableDataset[Prompt]:
         """Load, repeat, encode and shuffle one source."""
         texts: Any = super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
-        prompts = MapDataset(
-            texts,
-            functools.partial(self.encode_prompt, source=key),
-            worker_config=texts.worker_config,
-            stateless_map_fn=True,
-            failure_tolerance=get_failure_tolerance(
-                self.encode_prompt, self.__default_failure_tolerance__
-            ),
-        )
-        if self._shuffle_buffer_prompts > 1:
-            return ShuffleBufferDataset(
-                prompts, self._shuffle_buffer_prompts, worker_config=texts.worker_config
-            )
-        return prompts
+        buffer = self._shuffle_buffer_prompts
+        return encoded_samples(self, texts, self.encode_prompt, shuffle_buffer=buffer, source=key)
 
     @stateless
     def batch(self, prompts: list[Prompt]) -> list[Prompt]:

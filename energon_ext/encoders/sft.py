@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Supervised fine-tuning: conversations to packed batches, with loss on the answers only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,10 @@ from energon_ext.encoders.chat import (
     HFChatTemplate,
     PlainChatTemplate,
     check_messages,
-    load_transformers_tokenizer,
     split_answers,
 )
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.tokenizers import HFTokenizer, Tokenizer
+from energon_ext.encoders.tokenizers import HFTokenizer, Tokenizer, load_with_transformers
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.plan.source import RowSource
 
@@ -124,8 +121,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
     def encode_document(self, sample: PromptResponse | Dialogue) -> Document:
         """A conversation as a document with weight 1 on its answers and 0 on all else."""
         try:
-            tokens, weights = self._join(*self._pieces(sample))
-            tokens, weights = self._fit(tokens, weights)
+            tokens, weights = self._fit(*self._encode(sample))
         except SampleError as error:
             raise SampleError(f"Sample {sample.__key__}: {error}.") from error
         return Document.derive_from(sample, tokens=tokens, label_weights=weights)
@@ -149,20 +145,17 @@ class SFTTaskEncoder(PackedTaskEncoder):
             "over_long": self.over_long,
         }
 
-    def _pieces(self, sample: PromptResponse | Dialogue) -> tuple[list[tuple[str, bool]], bool]:
-        """``(text, is an answer)`` in order, and whether special tokens are in the text already."""
+    def _encode(self, sample: PromptResponse | Dialogue) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens, and 1 for those of answers."""
+        tokenizer, has_special_tokens = self.tokenizer, False
         if isinstance(sample, PromptResponse):
-            return [(sample.prompt, False), (sample.response, True)], False
-        check_messages(sample.messages)
-        pieces = split_answers(self.chat_template, sample.messages)
-        return pieces, self.chat_template.writes_special_tokens
-
-    def _join(
-        self, pieces: list[tuple[str, bool]], with_special_tokens: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
-        tokenizer = self.tokenizer
+            pieces = [(sample.prompt, False), (sample.response, True)]
+        else:
+            check_messages(sample.messages)
+            pieces = split_answers(self.chat_template, sample.messages)
+            has_special_tokens = self.chat_template.writes_special_tokens
         tokens = [(encode_bare(tokenizer, text), answer) for text, answer in pieces]
-        if not with_special_tokens:
+        if not has_special_tokens:
             if tokenizer.add_bos:
                 tokens.insert(0, (np.array([tokenizer.bos_id]), False))
             if tokenizer.add_eos:
@@ -193,7 +186,7 @@ def encode_bare(tokenizer: Tokenizer, text: str) -> np.ndarray:
 
 def _default_chat_template(tokenizer: Tokenizer) -> ChatTemplate:
     if isinstance(tokenizer, HFTokenizer) and not Path(tokenizer.name).is_file():
-        loaded = load_transformers_tokenizer(tokenizer.name)
+        loaded = load_with_transformers(tokenizer.name, f"Chat template of {tokenizer.name!r}")
         if loaded.chat_template:
             return HFChatTemplate(loaded)
     return PlainChatTemplate()

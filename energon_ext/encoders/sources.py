@@ -2,25 +2,26 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The sources of a metadataset, and many of them as one dataset of Energon."""
 
-from __future__ import annotations
-
+import copy
+import functools
 from typing import Any, Callable, Sequence
 
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
+from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
+from megatron.energon.wrappers.map_dataset import MapDataset
 
 from energon_ext.config.source_key import (
     get_origin,
-    global_workers,
     max_epochs_of,
     name_nodes,
     shuffle_key,
     source_keys,
     source_names,
-    worker_config_for,
 )
 from energon_ext.documents.permutation import stable_hash
+from energon_ext.documents.shuffle import ShuffledDocuments
 from energon_ext.documents.stored_files import fingerprint_files
 from energon_ext.documents.tar_memory import forget_read_members
 from energon_ext.errors import ConfigError
@@ -33,12 +34,7 @@ SourceBuilder = Callable[[LoadedDataset, str], SavableDataset | RowSource]
 
 
 class SourcesFactory(BaseCoreDatasetFactory):
-    """Looks like one dataset to Energon; builds the blend of all of them.
-
-    Args:
-        documents: samples in one epoch of all sources.
-        build: makes the blend.
-    """
+    """Looks like one dataset of ``documents`` samples to Energon; builds the blend of all."""
 
     # No sample type: Energon asks only whether samples are crude, which the sources answer.
     __sample_type__ = None
@@ -64,17 +60,41 @@ def load_source(
 ) -> SavableDataset:
     """The raw (or cooked) samples of one source, in an order of its own.
 
-    Which worker gets the odd sample out rotates with its name, so that it depends neither on the
-    order of the sources nor on their number.
+    The order, and which worker gets the odd sample out, depend on the seed and its name, neither on
+    its neighbours nor on their number; a dataset listed twice is read in two orders.
     """
-    name = shuffle_key(key, loaded.dataset)
-    own_config = worker_config_for(worker_config, name)
+    number = stable_hash(shuffle_key(key, loaded.dataset))
+    own_config = copy.copy(worker_config)
+    own_config.seed_offset += number
     # Energon built the factory for all sources alike; random numbers come from its configuration.
     loaded.dataset.worker_config = own_config
-    rotation = stable_hash(name) % global_workers(worker_config)
+    rotation = number % (max(1, worker_config.num_workers) * worker_config.world_size)
     dataset = task_encoder._load_dataset(loaded, rotation, worker_config=own_config)
     forget_read_members(dataset)
     return dataset
+
+
+def encoded_samples(
+    task_encoder: Any,
+    samples: SavableDataset,
+    encode: Callable[..., Any],
+    *,
+    shuffle_buffer: int = 0,
+    seq_len: int = 0,
+    **fixed: Any,
+) -> SavableDataset:
+    """The samples of one source, each through a method of the encoder, and shuffled."""
+    encoded = MapDataset(
+        samples,
+        functools.partial(encode, **fixed) if fixed else encode,
+        worker_config=samples.worker_config,
+        stateless_map_fn=get_stateless(encode),
+        failure_tolerance=get_failure_tolerance(encode, task_encoder.__default_failure_tolerance__),
+    )
+    if shuffle_buffer <= 1:
+        return encoded
+    config = samples.worker_config
+    return ShuffledDocuments(encoded, shuffle_buffer, seq_len, worker_config=config)
 
 
 def collapse_sources(
@@ -84,22 +104,14 @@ def collapse_sources(
     *,
     rule: str = BLEND,
 ) -> LoadedDataset:
-    """Many loaded datasets as one whose factory builds the blend.
-
-    Args:
-        rule: of datasets that no metadataset of ours has blended.
-
-    Raises:
-        ConfigError: no dataset, or one without a sample.
-    """
+    """Many loaded datasets as one whose factory builds the blend; ``rule`` is BLEND or IN_ORDER."""
     if not datasets:
         raise ConfigError("The metadataset names no source; list at least one.")
     factories = [loaded.dataset for loaded in datasets]
     keys, names = source_keys(factories), source_names(factories)
     for key, loaded in zip(keys, datasets):
         if len(loaded.dataset) == 0:
-            origin = get_origin(loaded.dataset)
-            place = f" ({origin.where})" if origin else ""
+            place = f" ({origin.where})" if (origin := get_origin(loaded.dataset)) else ""
             raise ConfigError(
                 f"Source {key}{place} has no samples; prepare it again or leave it out."
             )

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Members of a webdataset sample as text: what the encoders here read, and nothing beside it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

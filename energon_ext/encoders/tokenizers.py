@@ -199,23 +199,26 @@ def _load_hf(name: str) -> tuple[tokenizers.Tokenizer, dict[str, str | None]]:
         return _load_tokenizer_file(name), {}
     if name.endswith(".json"):  # no model is called so; do not ask a hub for it
         raise ConfigError(f"Tokenizer file {name!r} does not exist; check the path.")
+    loaded = load_with_transformers(name, f"Tokenizer {name!r}, not `bytes` and not a file")
+    defaults = {"bos": loaded.bos_token, "eos": loaded.eos_token, "pad": loaded.pad_token}
+    return loaded.backend_tokenizer, defaults
+
+
+def load_with_transformers(name: str, what: str) -> Any:
+    """The ``transformers`` tokenizer of a folder or name; ``what`` an error says it is for."""
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise ConfigError(
-            f"Tokenizer {name!r} is neither `bytes` nor a file, and loading a folder or a name "
-            f"needs transformers; pip install 'energon_ext[hf]'."
+            f"{what}: a folder or a name needs transformers; pip install 'energon_ext[hf]'."
         ) from error
     try:
-        loaded = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"Tokenizer {name!r}: not a file, and transformers cannot load it ({first_line}). "
-            f"Check the path or the name."
+            f"{what}: transformers cannot load it ({first_line}). Check the path or the name."
         ) from error
-    defaults = {"bos": loaded.bos_token, "eos": loaded.eos_token, "pad": loaded.pad_token}
-    return loaded.backend_tokenizer, defaults
 
 
 def _load_tokenizer_file(path: str) -> tokenizers.Tokenizer:

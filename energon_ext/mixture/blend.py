@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Random draws whose n-th depends on a key and n alone, so that there is nothing to save."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

@@ -6,8 +6,6 @@ The weights are known for all time, so a gap at step 40 000 is found at step 0. 
 an error; what works, but is rarely meant, is a :class:`BlendWarning`.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from typing import Collection, Iterator, Mapping
@@ -46,21 +44,25 @@ def check_mixture(
         ConfigError: all weights are 0 somewhere; names the position, the worker, the weights.
     """
     keys = sorted(tree.keys())
-    check_never_all_zero(tree, keys, axis, absent)
+    _check_never_all_zero(tree, keys, axis, absent)
     messages = [
         *_never_reached(tree, axis),
         *_drowned(tree, keys),
-        *_listed_twice(keys),
+        *(
+            f"{key}: the same source is listed more than once; each reads all of it, in an order "
+            f"of its own."
+            for key in keys
+            if re.search(r"#\d+$", key)
+        ),
         *_nothing_after_limits(tree, keys, axis, max_epochs),
     ]
     for message in messages:
         warnings.warn(message, BlendWarning, stacklevel=2)
 
 
-def check_never_all_zero(
+def _check_never_all_zero(
     tree: Tree, keys: list[str], axis: ScheduleAxis, absent: Mapping[str, Collection[str]]
 ) -> None:
-    """Find a position at which there would be nothing to draw."""
     for worker, missing in {"": (), **absent}.items():
         position = _first_empty(tree, keys, missing)
         if position is None:
@@ -117,15 +119,6 @@ def _keys_without_schedule(tree: Tree) -> set[str]:
         if not weight.is_scheduled:
             found |= _keys_without_schedule(member) if isinstance(member, Tree) else {member}
     return found
-
-
-def _listed_twice(keys: list[str]) -> Iterator[str]:
-    for key in keys:
-        if re.search(r"#\d+$", key):
-            yield (
-                f"{key}: the same source is listed more than once; each reads all of it, in an "
-                f"order of its own."
-            )
 
 
 def _nothing_after_limits(

@@ -18,8 +18,6 @@ credit would not do: 12 : 12 : 3 : 1 : 1 goes beyond a row. Where rows differ in
 credit is next; with equal weights that is the source with the fewest tokens so far.
 """
 
-from __future__ import annotations
-
 import heapq
 from typing import Any, Mapping, Sequence
 
@@ -115,12 +113,7 @@ class InterleaveSampler:
 
 
 def _by_deadline(credits: np.ndarray, shares: np.ndarray, rows: int) -> np.ndarray:
-    """Members for some rows of one length.
-
-    Args:
-        credits: in rows, float64 [members].
-        shares: float64 [members], 1 together.
-    """
+    """Members for some rows of one length, by credits in rows and shares, float64 [members]."""
     least = 1 / max(2 * len(shares) - 2, 2)
     active = np.flatnonzero(shares)
     credits, shares = credits[active], shares[active]

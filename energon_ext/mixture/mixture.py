@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Whose row is next: the tree of a metadataset at work."""
 
-from __future__ import annotations
-
 from typing import Any, Mapping, Sequence
 
 import numpy as np
@@ -112,12 +110,7 @@ class Mixture:
 
 
 def planned_shares(tree: Tree, keys: Sequence[str], position: int) -> list[float]:
-    """The share of each source at a position, as if none had ended; 0 where nothing can be drawn.
-
-    Args:
-        tree, keys: as for :class:`Mixture`.
-        position: on the schedule axis.
-    """
+    """The share of each source at a position, as if none had ended; all 0 where none is open."""
     root = _Branch(tree, keys, "", 0, (0, 1), "")
     shares = np.zeros(len(keys))
     if root.open(position, np.zeros(len(keys), bool)):
@@ -126,12 +119,7 @@ def planned_shares(tree: Tree, keys: Sequence[str], position: int) -> list[float
 
 
 class _Branch:
-    """One node at work.
-
-    Attributes:
-        name, identity: of its state.
-        sampler: draws among the members.
-    """
+    """One node at work."""
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ nodes back together.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass, field
 from typing import Any, Iterator, Sequence
@@ -60,15 +61,12 @@ PathStep = tuple[Node, int] | float
 
 
 class PathWeight(float):
-    """Carries the path of a source through code that expects a float.
+    """Carries the path of a source, from the outermost node in, where a float is expected.
 
     Stock metadatasets multiply and divide the weights of what they wrap; here that lengthens the
     path. Where the whole path is constant blends, it is the float that stock Energon makes; else
     whoever asks for the number does not know schedules, which is an error and not a run that is
     frozen at its first weights.
-
-    Args:
-        path: from the outermost node in.
     """
 
     path: tuple[PathStep, ...]
@@ -195,15 +193,10 @@ def _node(node: Node, leaves: Sequence[tuple[str, Sequence[PathStep]]]) -> Tree:
     for key, path in leaves:
         by_member.setdefault(path[0][1], []).append((key, path[1:]))  # type: ignore[index]
     kept = list(by_member)
+    weights = [node.weights[index] for index in kept]
+    wheres = [node.wheres[index] for index in kept] if node.wheres else []
     return Tree(
-        Node(
-            node.rule,
-            [node.weights[index] for index in kept],
-            [node.wheres[index] for index in kept] if node.wheres else [],
-            node.new_source,
-            node.allow_nested_schedules,
-            node.location,
-        ),
+        dataclasses.replace(node, weights=weights, wheres=wheres),
         [_member(by_member[index]) for index in kept],
     )
 

@@ -17,8 +17,7 @@ Both work on arrays of many documents at once: :class:`Pieces` in, a :class:`Pac
 """
 
 from energon_ext.packing.best_fit import BestFitPacker
-from energon_ext.packing.bins import best_fit_decreasing
-from energon_ext.packing.fill import fill_bins
+from energon_ext.packing.fill import best_fit_decreasing, fill_bins
 from energon_ext.packing.pieces import PackPlan, Pieces
 from energon_ext.packing.sequential import SequentialPacker
 

@@ -2,14 +2,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Whole documents in full rows."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from energon_ext.arguments import check_integer
 from energon_ext.errors import ConfigError
-from energon_ext.packing.bins import best_fit_decreasing
-from energon_ext.packing.fill import fill_bins
+from energon_ext.packing.fill import best_fit_decreasing, fill_bins
 from energon_ext.packing.pieces import PackPlan, Pieces, check_seq_len
 
 #: Share of a buffer that is left for the next rows. More of it fills them better, and costs time.
@@ -97,8 +94,10 @@ class BestFitPacker:
         return PackPlan.of(placed, ends, documents, pieces[~is_placed], self.seq_len)
 
     def _bins(self, lengths: np.ndarray, last: bool) -> tuple[np.ndarray, list[int]]:
-        sizes, capacity = bin_sizes(lengths, self.seq_len, self.alignment)
-        most = self.max_docs_per_bin
+        sizes, capacity, most = lengths, self.seq_len + 1, self.max_docs_per_bin
+        if self.alignment > 1:  # units of so many positions; the T + 1st token, a label, has none
+            sizes = -(-np.minimum(lengths, self.seq_len) // self.alignment)
+            capacity = self.seq_len // self.alignment
         if not last:
             keep = min(int(self.carry * len(sizes)), MOST_CARRIED)
             return fill_bins(sizes, capacity, keep=keep, max_items_per_bin=most)
@@ -110,24 +109,6 @@ class BestFitPacker:
 def most_tokens(seq_len: int) -> int:
     """Tokens of documents in memory with which a buffer of one source is full."""
     return max(MOST_ROWS * seq_len, MOST_TOKENS)
-
-
-def bin_sizes(lengths: np.ndarray, seq_len: int, alignment: int) -> tuple[np.ndarray, int]:
-    """What pieces take of a bin, and how much a bin has.
-
-    Without alignment both are tokens, T + 1 in a bin. With it both are units of ``alignment``
-    positions, of which the T + 1st token, a label alone, takes none.
-
-    Example:
-        >>> bin_sizes(np.array([3, 9]), seq_len=8, alignment=1)
-        (array([3, 9]), 9)
-        >>> bin_sizes(np.array([3, 9]), seq_len=8, alignment=4)
-        (array([1, 2]), 2)
-    """
-    if alignment == 1:
-        return lengths, seq_len + 1
-    positions = np.minimum(lengths, seq_len)
-    return -(-positions // alignment), seq_len // alignment
 
 
 def _shuffled(items: np.ndarray, ends: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:

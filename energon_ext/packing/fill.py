@@ -6,16 +6,16 @@ Decreasing packers place the longest item first, and what is left at the end of 
 last bins badly. Here a bin begins with the oldest item, takes the longest that fits until one more
 would end it, and ends, where it can, with two items that fill it exactly. Filling stops while there
 is still much to choose from: the rest of the buffer meets the items that come next. Nobody waits
-for long, since whoever is oldest is next.
+for long, since whoever is oldest is next. What is left at the end of a source is packed decreasing.
 
 Which pairs fill a space exactly is known from two bit sets, of the lengths that are present and of
 the same lengths counted from the other end: shifted by the space and laid over each other, they
 have a bit in common for every such pair.
 """
 
-from __future__ import annotations
-
-from bisect import bisect_right
+import heapq
+from bisect import bisect_left, bisect_right, insort
+from typing import Sequence
 
 import numpy as np
 
@@ -66,17 +66,65 @@ def fill_bins(
     return classes.oldest_items(np.array(chosen, np.int64)), ends
 
 
-class _Classes:
-    """Items by length; those of one length are taken oldest first.
+def best_fit_decreasing(
+    lengths: Sequence[int], capacity: int, *, max_items_per_bin: int | None = None
+) -> list[list[int]]:
+    """Assign items to bins, longest first, each into the fullest bin that still has room.
 
-    Attributes:
-        distinct: lengths that are present, rising.
-        left: ``{length: items of it that are left}``.
-        present, mirrored: bit ``length``, and bit ``capacity - length``, of each length that is
-            present.
-        length_of: of each item, oldest first.
-        left_with: how many of its length are left as long as the item is.
+    Ties go to the fullest bin, then to the lowest index (Johnson, "Near-optimal bin packing
+    algorithms", MIT 1973).
+
+    Args:
+        lengths: tokens of each item, >= 1 and <= capacity.
+        capacity: tokens per bin.
+        max_items_per_bin: a bin with so many items is closed; None for no limit.
+
+    Returns:
+        One list of item indices per bin; every index exactly once.
+
+    Raises:
+        ConfigError: capacity < 1.
+        SampleError: an item is empty or longer than the capacity.
+
+    Example:
+        >>> best_fit_decreasing([6, 2, 6, 2], capacity=8)
+        [[0, 1], [2, 3]]
     """
+    if capacity < 1:
+        raise ConfigError(f"capacity: {capacity!r} found, >= 1 is needed.")
+    for index, length in enumerate(lengths):
+        if not 1 <= length <= capacity:
+            raise SampleError(
+                f"Item {index} has {length} tokens, 1..{capacity} fit into a bin; cut it first."
+            )
+    bins: list[list[int]] = []
+    bins_with_space: dict[int, list[int]] = {}  # free tokens -> heap of bin indices
+    spaces: list[int] = []  # the keys of bins_with_space, sorted
+
+    for item in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        length = lengths[item]
+        position = bisect_left(spaces, length)
+        if position == len(spaces):
+            index, space = len(bins), capacity
+            bins.append([])
+        else:
+            space = spaces[position]
+            heap = bins_with_space[space]
+            index = heapq.heappop(heap)
+            if not heap:
+                del bins_with_space[space]
+                del spaces[position]
+        bins[index].append(item)
+        left = space - length
+        if left and len(bins[index]) != max_items_per_bin:
+            if left not in bins_with_space:
+                insort(spaces, left)
+            heapq.heappush(bins_with_space.setdefault(left, []), index)
+    return bins
+
+
+class _Classes:
+    """Items by length; those of one length are taken oldest first."""
 
     def __init__(self, lengths: np.ndarray, capacity: int):
         narrow = lengths.astype(np.uint16) if capacity < 1 << 16 else lengths  # sorts by radix
@@ -84,15 +132,16 @@ class _Classes:
         by_length = lengths[self._order]
         starts, counts = _runs(by_length)
         self._starts, self._lengths = starts, by_length[starts]
-        self.distinct: list[int] = self._lengths.tolist()
-        self.left: dict[int, int] = dict(zip(self.distinct, counts.tolist()))
+        self.distinct: list[int] = self._lengths.tolist()  # present lengths, rising
+        self.left: dict[int, int] = dict(zip(self.distinct, counts.tolist()))  # items of each
         bits = np.zeros(capacity + 1, np.uint8)
         bits[self._lengths] = 1
+        #: bit ``length``, and bit ``capacity - length``, of each length that is present
         self.present, self.mirrored = _as_integer(bits), _as_integer(bits[::-1])
-        self.length_of: list[int] = lengths.tolist()
+        self.length_of: list[int] = lengths.tolist()  # of each item, oldest first
         left_with = np.empty(len(lengths), np.int64)
         left_with[self._order] = np.repeat(starts + counts, counts) - np.arange(len(lengths))
-        self.left_with: list[int] = left_with.tolist()
+        self.left_with: list[int] = left_with.tolist()  # items of its length while it is there
 
     def oldest_items(self, chosen: np.ndarray) -> np.ndarray:
         """The item that each chosen length stands for."""

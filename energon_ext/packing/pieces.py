@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What packers take and give: parts of documents, and rows made of them, as arrays."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass, fields
 from typing import Any, Sequence

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One stream of documents, cut into windows."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from energon_ext.packing.pieces import PackPlan, Pieces, check_seq_len
@@ -44,8 +42,7 @@ class SequentialPacker:
         """Pack a buffer; see :meth:`~energon_ext.packing.BestFitPacker.plan`."""
         pieces = carried + new
         if not len(pieces):
-            none = np.zeros(0, np.int64)
-            return PackPlan(pieces, none, none, none, pieces)
+            return PackPlan.none()
         seq_len = self.seq_len
         sizes = pieces.stops - pieces.starts
         stream_stops = np.cumsum(sizes)

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Prompts, a sampler and rewards as a stream of packed batches."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any, Callable, Iterator
@@ -16,19 +14,12 @@ from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.encoders.prompts import Prompt
-from energon_ext.errors import ConfigError, SampleError, SamplerError
+from energon_ext.errors import ConfigError, SampleError, SamplerError, StateFormatError
 from energon_ext.losses import group_advantages
 from energon_ext.plan.lookup import find_blend
 from energon_ext.rl.group_rows import WeightedGroup, arrange, write_groups
 from energon_ext.rl.rollout_metrics import RolloutMetrics
-from energon_ext.rl.sampler import (
-    BatchSampler,
-    Sampler,
-    ScoredGroup,
-    check_group,
-    check_sampler,
-)
-from energon_ext.rl.state import check_state, load_group, load_prompt, save_group, save_prompt
+from energon_ext.rl.sampler import BatchSampler, Sampler, ScoredGroup, check_group
 from energon_ext.state.exhaustion import end_together
 from energon_ext.state.match import check_fingerprint
 from energon_ext.state.schema import check_seal, sealed
@@ -98,7 +89,11 @@ class RLDataset:
         check_integers("RLDataset", **sizes, max_attempts=max_attempts, alignment=alignment)
         check_integers("RLDataset", least=0, pad_id=pad_id)
         check_number("RLDataset.min_reward_std", min_reward_std)
-        check_sampler(sampler)
+        methods = ("sample_and_score_batch", "sample_and_score")
+        if not any(callable(getattr(sampler, name, None)) for name in methods):
+            raise ConfigError(
+                f"sampler: a {type(sampler).__name__} found; it needs {' or '.join(methods)}."
+            )
         group_advantages([0.0, 1.0], reward_clip, advantage_clip)  # refuses bad clips now
         self.prompts = prompts
         self.sampler = sampler
@@ -157,7 +152,9 @@ class RLDataset:
                 self.prompts.worker_config,
                 is_shared=False,
             )
-        taken, arrangement = self._fitting_groups()
+        taken = self._groups[: self.groups_per_batch]
+        while (arrangement := self._arrange(taken)) is None:
+            taken.pop()
         batch = write_groups(taken, arrangement, self._assembler, self._sources)
         del self._groups[: len(taken)]
         self._rollout.end_batch(len(taken))
@@ -171,8 +168,8 @@ class RLDataset:
                 "fingerprint": dict(self._fingerprint),
                 # Energon shares objects between its states and itself.
                 "prompts": copy.deepcopy(self.prompts.save_state_rank()),
-                "drawn": [save_prompt(prompt) for prompt in self._drawn],
-                "groups": [save_group(group) for group in self._groups],
+                "drawn": [_save_prompt(prompt) for prompt in self._drawn],
+                "groups": [_save_group(group) for group in self._groups],
                 "calls": self._calls,
                 "rollout": self._rollout.save_state(),
             }
@@ -186,14 +183,14 @@ class RLDataset:
             StateMismatchError: saved under other arguments.
             ConfigError: this dataset has drawn prompts already.
         """
-        check_state(state, STATE_VERSION, self.save_state())
+        _check_state(state, self.save_state())
         check_seal(state)
         if self._iterator is not None:
             raise ConfigError("Restore a state before the first batch, in a new RLDataset.")
         check_fingerprint(state["fingerprint"], self._fingerprint)
         self.prompts.restore_state_rank(copy.deepcopy(state["prompts"]))
-        self._drawn = [load_prompt(prompt) for prompt in state["drawn"]]
-        self._groups = [load_group(group) for group in state["groups"]]
+        self._drawn = [_load_prompt(prompt) for prompt in state["drawn"]]
+        self._groups = [_load_group(group) for group in state["groups"]]
         self._calls = state["calls"]
         self._rollout.restore_state(state["rollout"])
 
@@ -215,23 +212,23 @@ class RLDataset:
             )
 
     def _ask_sampler(self, prompts: list[Prompt]) -> list[ScoredGroup]:
-        sampler = self.sampler
-        if not hasattr(sampler, "sample_and_score_batch"):
-            return [self._ask_one(sampler, prompt) for prompt in prompts]
-        seed = stable_hash(f"{self._seed}/{self._calls}")
-        return self._call(prompts, lambda: sampler.sample_and_score_batch(prompts, seed))
-
-    def _ask_one(self, sampler: Sampler, prompt: Prompt) -> ScoredGroup:
-        tokens = torch.as_tensor(prompt.tokens)
-        return self._call([prompt], lambda: [sampler.sample_and_score(tokens)])[0]
+        if hasattr(self.sampler, "sample_and_score_batch"):
+            seed = stable_hash(f"{self._seed}/{self._calls}")
+            return self._call(prompts, self.sampler.sample_and_score_batch, prompts, seed)
+        ask = self.sampler.sample_and_score
+        return [
+            self._call([prompt], lambda tokens: [ask(tokens)], torch.as_tensor(prompt.tokens))[0]
+            for prompt in prompts
+        ]
 
     def _call(
-        self, prompts: list[Prompt], call: Callable[[], list[ScoredGroup]]
+        self, prompts: list[Prompt], call: Callable[..., list[ScoredGroup]], *asked: Any
     ) -> list[ScoredGroup]:
-        others = f" (and {len(prompts) - 1} more in the same call)" if len(prompts) > 1 else ""
-        key = f"{prompts[0].__key__}{others}"
+        key = prompts[0].__key__
+        if len(prompts) > 1:
+            key += f" (and {len(prompts) - 1} more in the same call)"
         try:
-            groups = call()
+            groups = call(*asked)
         except SamplerError as error:
             raise self._error(error.key or key, error.reason) from error
         except Exception as error:  # a user's sampler may raise anything
@@ -255,28 +252,19 @@ class RLDataset:
             return None
         advantages = group_advantages(group.rewards, self.reward_clip, self.advantage_clip)
         weighted = WeightedGroup(prompt.__key__, prompt.source, group, advantages)
-        self._check_fits(weighted)
-        return weighted
-
-    def _check_fits(self, weighted: WeightedGroup) -> None:
-        seq_len = self._assembler.seq_len
-        for sample, length in enumerate(weighted.group.sample_lengths()):
-            if length > seq_len:
-                raise SampleError(
-                    f"Sample {sample} of prompt {weighted.key} has {length} tokens, a row has "
-                    f"{seq_len}: give shorter answers or prompts, or longer rows."
-                )
+        seq_len, lengths = self._assembler.seq_len, group.sample_lengths()
+        if max(lengths) > seq_len:
+            sample = next(n for n, length in enumerate(lengths) if length > seq_len)
+            raise SampleError(
+                f"Sample {sample} of prompt {weighted.key} has {lengths[sample]} tokens, a row has "
+                f"{seq_len}: give shorter answers or prompts, or longer rows."
+            )
         if self._arrange([weighted]) is None:
             raise SampleError(
-                f"The group of prompt {weighted.key} has {sum(weighted.group.sample_lengths())} "
-                f"tokens and does not fit into {self.rows} rows of {seq_len}: use more rows."
+                f"The group of prompt {weighted.key} has {sum(lengths)} tokens and does not fit "
+                f"into {self.rows} rows of {seq_len}: use more rows."
             )
-
-    def _fitting_groups(self) -> tuple[list[WeightedGroup], list[list[tuple[int, int]]]]:
-        taken = self._groups[: self.groups_per_batch]
-        while (arrangement := self._arrange(taken)) is None:
-            taken.pop()
-        return taken, arrangement
+        return weighted
 
     def _arrange(self, groups: list[WeightedGroup]) -> list[list[tuple[int, int]]] | None:
         assembler = self._assembler
@@ -295,3 +283,37 @@ class RLDataset:
 
     def _error(self, key: str, reason: str) -> SamplerError:
         return SamplerError(reason, key=key, counts=self.counts)
+
+
+def _check_state(state: Any, fresh: dict[str, Any]) -> None:
+    """Raise StateFormatError for another version, or fields unlike those of a fresh state."""
+    if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
+        raise StateFormatError(
+            f"A state of RLDataset, version {STATE_VERSION}, is needed, found "
+            f"{state.get('version') if isinstance(state, dict) else type(state).__name__!r}. "
+            "Restore another checkpoint."
+        )
+    for name, value in fresh.items():
+        if not isinstance(state.get(name), type(value)) and name != "prompts":
+            raise StateFormatError(
+                f"The state of RLDataset is damaged: {name} is {state.get(name)!r:.80}, a "
+                f"{type(value).__name__} is needed. Restore another checkpoint."
+            )
+
+
+def _save_prompt(prompt: Prompt) -> dict[str, Any]:
+    fields = {name: getattr(prompt, name) for name in ("source", "tokens", "metadata")}
+    return {"key": prompt.__key__, **fields}
+
+
+def _load_prompt(state: dict[str, Any]) -> Prompt:
+    fields = {name: value for name, value in state.items() if name != "key"}
+    return Prompt(__key__=state["key"], __restore_key__=(), __subflavors__=None, **fields)
+
+
+def _save_group(weighted: WeightedGroup) -> dict[str, Any]:
+    return {**vars(weighted), "group": dict(vars(weighted.group))}
+
+
+def _load_group(state: dict[str, Any]) -> WeightedGroup:
+    return WeightedGroup(**{**state, "group": ScoredGroup(**state["group"])})

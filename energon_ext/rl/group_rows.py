@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Groups of answers into the rows of a batch."""
 
-from __future__ import annotations
-
 import heapq
 from dataclasses import dataclass
 from typing import Sequence
@@ -19,14 +17,7 @@ from energon_ext.rl.sampler import ScoredGroup
 
 @dataclass(frozen=True, eq=False)
 class WeightedGroup:
-    """A group that is trained on.
-
-    Attributes:
-        key: of its prompt.
-        source: of its prompt.
-        group: the answers.
-        advantages: float32 [N].
-    """
+    """A group that is trained on: key and source of its prompt, answers, advantages [N]."""
 
     key: str
     source: str
@@ -38,15 +29,8 @@ def balance_by_tokens(lengths: Sequence[int], bins: int, capacity: int) -> list[
     """Spread items over bins: the longest first, each into the bin with the fewest tokens.
 
     Graham's rule for the longest processing time first (https://doi.org/10.1137/0117039): the
-    fullest bin holds at most 4/3 of the least possible. Ties go to the lower index.
-
-    Args:
-        lengths: tokens of each item, >= 1.
-        bins: number of bins.
-        capacity: most tokens of a bin.
-
-    Returns:
-        Items of each bin, or None if one of them does not fit where most room is.
+    fullest bin holds at most 4/3 of the least possible. Ties go to the lower index. None where an
+    item does not fit into the bin with the most room.
 
     Example:
         >>> balance_by_tokens([2, 5, 3, 4], bins=2, capacity=8)
@@ -68,10 +52,7 @@ def balance_by_tokens(lengths: Sequence[int], bins: int, capacity: int) -> list[
 def arrange(
     groups: Sequence[WeightedGroup], rows: int, seq_len: int, alignment: int = 1
 ) -> list[list[tuple[int, int]]] | None:
-    """``(group, sample)`` of each row, or None if they do not fit.
-
-    Every sample takes a multiple of ``alignment`` positions.
-    """
+    """``(group, sample)`` of each row, or None if they do not fit; samples are aligned."""
     samples = [
         (index, sample) for index, g in enumerate(groups) for sample in range(len(g.advantages))
     ]
@@ -88,15 +69,13 @@ def write_groups(
     assembler: BatchAssembler,
     sources: Sequence[str],
 ) -> PackedBatch:
-    """The batch of arranged groups: every response token weighs the advantage of its sample.
-
-    A row without samples is padding, since batches have one shape.
-    """
+    """The batch of arranged groups; a row without samples is padding, batches have one shape."""
     rows = [_row([(groups[group], sample) for group, sample in row]) for row in arrangement]
     return assembler(rows, sources)
 
 
 def _row(members: Sequence[tuple[WeightedGroup, int]]) -> Row:
+    """Samples as slices; every response token weighs the advantage of its sample."""
     slices, weights, log_probs, rewards = [], [], [], []
     for weighted, sample in members:
         group = weighted.group

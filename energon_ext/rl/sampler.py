@@ -2,17 +2,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a sampler is asked for and what it answers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Protocol, Sequence
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.encoders.prompts import Prompt
-from energon_ext.errors import ConfigError, SampleError, SamplerError
+from energon_ext.errors import SampleError, SamplerError
 
 
 class BatchSource(Protocol):
@@ -57,11 +56,11 @@ class ScoredGroup:
         """The group with the dtypes above, on the CPU and apart from the graph of a model."""
         lengths = self.response_lens
         return ScoredGroup(
-            _plain(self.tokens, torch.int64),
-            _plain(self.log_probs, torch.float32),
-            _plain(self.rewards, torch.float32),
+            self.tokens.detach().to("cpu", torch.int64),
+            self.log_probs.detach().to("cpu", torch.float32),
+            self.rewards.detach().to("cpu", torch.float32),
             self.prompt_len,
-            None if lengths is None else _plain(lengths, torch.int64),
+            None if lengths is None else lengths.detach().to("cpu", torch.int64),
         )
 
     @classmethod
@@ -88,15 +87,13 @@ class ScoredGroup:
                 f"responses of {lengths} tokens with {[len(values) for values in log_probs]} "
                 f"log-probabilities"
             )
-        tokens = torch.zeros(len(lengths), len(prompt) + max(lengths), dtype=torch.int64)
-        tokens[:, : len(prompt)] = torch.as_tensor(prompt)
-        padded = torch.zeros(len(lengths), max(lengths))
-        for row, (response, values) in enumerate(zip(responses, log_probs)):
-            tokens[row, len(prompt) : len(prompt) + len(response)] = torch.as_tensor(response)
-            padded[row, : len(values)] = torch.as_tensor(values)
+        tokens = [
+            torch.as_tensor([*prompt, *response], dtype=torch.int64) for response in responses
+        ]
+        seen = [torch.as_tensor(values, dtype=torch.float32) for values in log_probs]
         return cls(
-            tokens,
-            padded,
+            pad_sequence(tokens, batch_first=True),
+            pad_sequence(seen, batch_first=True),
             torch.as_tensor(rewards, dtype=torch.float32),
             len(prompt),
             torch.tensor(lengths),
@@ -126,12 +123,7 @@ RewardFunction = Callable[[Prompt, list[list[int]]], Sequence[float]]
 
 
 def score(reward: RewardFunction, prompt: Prompt, responses: list[list[int]]) -> Sequence[float]:
-    """The rewards of the answers to one prompt.
-
-    Raises:
-        SamplerError: names the prompt whose answers the function failed on, or gave other than one
-            number each.
-    """
+    """The rewards of the answers to one prompt; SamplerError unless there is a number for each."""
     try:
         rewards = reward(prompt, responses)
         numbers = [float(value) for value in rewards]
@@ -147,26 +139,8 @@ def score(reward: RewardFunction, prompt: Prompt, responses: list[list[int]]) ->
     return numbers
 
 
-def check_sampler(sampler: Any) -> None:
-    """Raise ConfigError unless the object has one of the two methods."""
-    methods = ("sample_and_score_batch", "sample_and_score")
-    if not any(callable(getattr(sampler, name, None)) for name in methods):
-        raise ConfigError(
-            f"sampler: a {type(sampler).__name__} found; it needs {' or '.join(methods)}."
-        )
-
-
 def check_group(group: Any, prompt: Prompt, vocab_size: int) -> None:
-    """Check the answer of a sampler.
-
-    Args:
-        group: the answer.
-        prompt: it is of.
-        vocab_size: ids are in ``[0, vocab_size)``.
-
-    Raises:
-        SampleError: says what is wrong with the group of this prompt.
-    """
+    """Raise SampleError, which says what is wrong with a sampler's answer to a prompt."""
     if not isinstance(group, ScoredGroup):
         raise SampleError(f"the sampler returned a {type(group).__name__}, not a ScoredGroup")
     _check_types(group)
@@ -217,10 +191,6 @@ def _check_types(group: ScoredGroup) -> None:
         raise SampleError(f"response_lens must be integers, got {_shape(lengths)}")
     if not isinstance(group.prompt_len, int):
         raise SampleError(f"prompt_len must be an integer, got {group.prompt_len!r}")
-
-
-def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor.detach().to("cpu", dtype)
 
 
 def _shape(tensor: torch.Tensor) -> str:

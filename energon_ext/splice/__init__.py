@@ -16,8 +16,8 @@ there easily are 10^9: an example is computed from its number.
 
 from energon_ext.splice.config import MultiSpliceConfig, SpliceConfig
 from energon_ext.splice.frames import Frame, make_frame
-from energon_ext.splice.index import Contents, SpliceIndex
-from energon_ext.splice.pairs import enumerate_pairs
+from energon_ext.splice.index import SpliceIndex
+from energon_ext.splice.pairs import Contents, enumerate_pairs
 from energon_ext.splice.quotas import document_quotas
 from energon_ext.splice.selection import select_documents
 from energon_ext.splice.starts import start_positions

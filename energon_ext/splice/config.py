@@ -4,17 +4,27 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Sequence
 
 from energon_ext.arguments import check_integer, check_kind, check_number
 from energon_ext.errors import ConfigError
 
-MODES = ("splice", "slide")
-CONTENT_START_MODES = ("anchor_start", "slide_within", "cyclic_roll", "coverage_balanced")
-DOC_SELECT_MODES = ("longest", "shortest", "first", "random")
-JITTER_MODES = ("uniform", "low_discrepancy")
-BALANCE_MODES = ("by_coverage", "by_document", "by_temperature")
+#: What may stand in fields of few values.
+CHOICES = {
+    "mode": ("splice", "slide"),
+    "content_start_mode": ("anchor_start", "slide_within", "cyclic_roll", "coverage_balanced"),
+    "doc_select_mode": ("longest", "shortest", "first", "random"),
+    "jitter_mode": ("uniform", "low_discrepancy"),
+    "balance_mode": ("by_coverage", "by_document", "by_temperature"),
+}
+
+#: The least value of integer fields where it is not 1.
+_LEAST = {
+    **{"content_length": 2, "min_copy_len": 2, "offset_jitter": 0, "doc_index": 0},
+    **{"pad_token_id": 0, "eos_token_id": 0, "content_seed": 0, "offset_seed": 0, "seed": 0},
+}
+_KINDS = {"bool": bool, "str": str}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,56 +84,20 @@ class SpliceFields:
     pack_contents: bool = False
 
     def __post_init__(self) -> None:
-        for field, allowed in self._choices().items():
-            if getattr(self, field) not in allowed:
-                raise ConfigError(
-                    f"{field}: {getattr(self, field)!r} found, one of {', '.join(allowed)} is "
-                    f"allowed."
-                )
-        for field, least in self._least().items():
-            value = getattr(self, field)
-            if value is not None or self.__dataclass_fields__[field].default is not None:
-                check_integer(field, value, least)
-        for field, kind in self._kinds().items():
-            value = getattr(self, field)
-            if value is not None or self.__dataclass_fields__[field].default is not None:
-                check_kind(field, value, kind)
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if value is None and field.default is None:
+                continue
+            kind = str(field.type).removesuffix(" | None")
+            if name in CHOICES and value not in CHOICES[name]:
+                allowed = ", ".join(CHOICES[name])
+                raise ConfigError(f"{name}: {value!r} found, one of {allowed} is allowed.")
+            if kind == "int":
+                check_integer(name, value, _LEAST.get(name, 1))
+            if kind in _KINDS:
+                check_kind(name, value, _KINDS[kind])
         check_number("alpha", self.alpha)
         self._check_together()
-
-    def _choices(self) -> dict[str, tuple[str, ...]]:
-        return {
-            "mode": MODES,
-            "content_start_mode": CONTENT_START_MODES,
-            "doc_select_mode": DOC_SELECT_MODES,
-            "jitter_mode": JITTER_MODES,
-        }
-
-    def _kinds(self) -> dict[str, type]:
-        """Fields that are true or false, or text; None is allowed where it is the default."""
-        return {
-            "dataset_name": str,
-            "restrict_to_training_subset": bool,
-            "adaptive_k": bool,
-            "attend_prefix": bool,
-            "pack_contents": bool,
-        }
-
-    def _least(self) -> dict[str, int]:
-        """The least value of each integer field; None is allowed where it is the default."""
-        return {
-            "min_doc_length": 1,
-            "max_doc_length": 1,
-            "initial_batch_size": 1,
-            "max_train_batches": 1,
-            "content_length": 2,
-            "content_stride": 1,
-            "offset_stride": 1,
-            "min_copy_len": 2,
-            "offset_jitter": 0,
-            "pad_token_id": 0,
-            "eos_token_id": 0,
-        }
 
     def _check_together(self) -> None:
         """Values that are fine one by one and not together."""
@@ -164,18 +138,6 @@ class SpliceFields:
                 "its own. Use one of them."
             )
 
-    @property
-    def documents_wanted(self) -> int:
-        """How many documents to choose."""
-        return 1
-
-    def token_limit(self, seq_len: int) -> int | None:
-        """Tokens of the source that documents may come from; None for all."""
-        if not self.restrict_to_training_subset:
-            return None
-        assert self.max_train_batches and self.initial_batch_size  # see _check_together
-        return self.max_train_batches * self.initial_batch_size * seq_len
-
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values, for the fingerprint of a state."""
         return {
@@ -212,12 +174,6 @@ class SpliceConfig(SpliceFields):
     shuffle_offsets: bool | int = True
     content_seed: int = 0
     offset_seed: int = 0
-
-    def _kinds(self) -> dict[str, type]:
-        return {**super()._kinds(), "doc_key": str}
-
-    def _least(self) -> dict[str, int]:
-        return {**super()._least(), "doc_index": 0, "content_seed": 0, "offset_seed": 0}
 
     def _check_together(self) -> None:
         super()._check_together()
@@ -260,15 +216,6 @@ class MultiSpliceConfig(SpliceFields):
     shuffle_per_epoch: bool = True
     seed: int = 0
 
-    def _choices(self) -> dict[str, tuple[str, ...]]:
-        return {**super()._choices(), "balance_mode": BALANCE_MODES}
-
-    def _kinds(self) -> dict[str, type]:
-        return {**super()._kinds(), "shuffle_per_epoch": bool}
-
-    def _least(self) -> dict[str, int]:
-        return {**super()._least(), "num_docs": 1, "epoch_length": 1, "seed": 0}
-
     def _check_together(self) -> None:
         super()._check_together()
         check_number("balance_tau", self.balance_tau, most=1.0)
@@ -285,7 +232,3 @@ class MultiSpliceConfig(SpliceFields):
             raise ConfigError(
                 f"doc_weights: {list(self.doc_weights)} found, at least one must be above 0."
             )
-
-    @property
-    def documents_wanted(self) -> int:
-        return self.num_docs

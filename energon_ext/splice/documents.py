@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Documents one by one, for splicing: of an Energon dataset, and of a token file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any, Iterator, Protocol, Sequence
@@ -32,13 +30,10 @@ class DocumentStore(Protocol):
 
 
 class EnergonDocuments:
-    """The documents of an Energon dataset, numbered in the order of its files.
+    """The documents of an Energon dataset of one worker, numbered in the order of its files.
 
     Text must be tokenized once to know its lengths. Only lengths and keys of that pass are kept;
     the chosen documents are read again.
-
-    Args:
-        documents: built for one worker, so that it holds all of them.
     """
 
     def __init__(self, documents: SavableDataset[Document]):
@@ -71,17 +66,10 @@ class EnergonDocuments:
 
 
 class TokenFileDocuments:
-    """A :class:`~energon_ext.splice.documents.DocumentStore` over a ``.bin``/``.idx`` pair.
+    """The documents of a token file as the metadataset names it; numbers count from its subset on.
 
     Lengths come from the index, tokens are views of the memory map: nothing is read before it is
     shown, however many documents are chosen.
-
-    Args:
-        factory: the token file as the metadataset names it; numbers count from its subset on.
-
-    Attributes:
-        lengths: int64 [documents].
-        keys: None, its documents have no keys.
     """
 
     keys: Sequence[str] | None = None

@@ -6,8 +6,6 @@ The YAML says where documents come from, the configuration of the splice what be
 spliced source yields rows like any other, so it can be weighted, scheduled and interleaved.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 from typing import Any, ClassVar, Mapping, Sequence
@@ -16,16 +14,13 @@ import numpy as np
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
-from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
-from megatron.energon.wrappers.map_dataset import MapDataset
 
 from energon_ext.arguments import check_integer
-from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.source_key import max_epochs_of, shuffle_key
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.sources import load_source
+from energon_ext.encoders.sources import encoded_samples, load_source
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import Tree
@@ -107,12 +102,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         self.validation_offsets = validation_offsets
         self._validating = False
         if self.splice.pad_token_id is not None:
-            self._assembler = BatchAssembler(
-                seq_len,
-                pad_id=self.splice.pad_token_id,
-                mask_boundary_loss=self.mask_boundary_loss,
-                masked_label=None if self.train_on_eos else tokenizer.eos_id,
-            )
+            self._assembler.pad_id = self.splice.pad_token_id
 
     # Energon's stages -----------------------------------------------------------------------
 
@@ -136,7 +126,9 @@ class SpliceTaskEncoder(PackedTaskEncoder):
             keys=store.keys,
             source=shuffle_key(key, loaded.dataset),
         )
-        documents = [_compact(store.tokens(int(number))) for number in numbers]
+        documents = [store.tokens(number) for number in numbers.tolist()]
+        # A view stays a view; ids are below 2^31, and int32 halves what the workers share.
+        documents = [d if d.dtype.itemsize <= 4 else d.astype(np.int32) for d in documents]
         training = repeat and not self._validating
         return SpliceSource(
             self._examples(store.lengths[numbers], numbers, loaded, key, worker_config),
@@ -190,17 +182,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
             rank=0, world_size=1, num_workers=0, seed_offset=worker_config.seed_offset
         )
         samples = load_source(self, loaded, key, alone)
-        return EnergonDocuments(
-            MapDataset(
-                samples,
-                self.encode_document,
-                worker_config=samples.worker_config,
-                stateless_map_fn=get_stateless(self.encode_document),
-                failure_tolerance=get_failure_tolerance(
-                    self.encode_document, self.__default_failure_tolerance__
-                ),
-            )
-        )
+        return EnergonDocuments(encoded_samples(self, samples, self.encode_document))
 
     def _examples(
         self,
@@ -211,22 +193,16 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         worker_config: WorkerConfig,
     ) -> SpliceIndex | GridIndex:
         if self._validating:
-            return GridIndex(
-                lengths,
-                self.seq_len,
-                self.splice,
-                starts=self.validation_starts,
-                offsets=self.validation_offsets,
-            )
+            shown = {"starts": self.validation_starts, "offsets": self.validation_offsets}
+            return GridIndex(lengths, self.seq_len, self.splice, **shown)
         order = f"{shuffle_key(key, loaded.dataset)}/{worker_config.seed_offset}"
         index = SpliceIndex(lengths, self.seq_len, self.splice, key=order)
         log_plan(index, numbers, key)
         return index
 
     def _names(self, numbers: np.ndarray, key: str) -> list[str]:
-        named = self.named_documents
-        if named is None:
-            named = len(numbers) <= NAMED_DOCUMENTS
+        few = len(numbers) <= NAMED_DOCUMENTS
+        named = few if self.named_documents is None else self.named_documents
         return [f"{key}/doc{number}" if named else key for number in numbers]
 
 
@@ -238,11 +214,6 @@ class MultiSpliceTaskEncoder(SpliceTaskEncoder):
     """
 
     config_class = MultiSpliceConfig
-
-
-def _compact(tokens: np.ndarray) -> np.ndarray:
-    """A view stays a view; ids are below 2^31, and int32 halves what the workers share."""
-    return tokens if tokens.dtype.itemsize <= 4 else tokens.astype(np.int32)
 
 
 def _digest(store: DocumentStore, numbers: np.ndarray, documents: Sequence[np.ndarray]) -> str:

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One content in its frame."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

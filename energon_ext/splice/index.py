@@ -2,17 +2,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """From the number of an example to its document, start and offset."""
 
-from __future__ import annotations
-
-from typing import NamedTuple, Sequence
+from typing import Sequence
 
 import numpy as np
 
 from energon_ext.documents.permutation import keyed_draws
 from energon_ext.errors import ConfigError
 from energon_ext.splice.config import MultiSpliceConfig, SpliceFields
-from energon_ext.splice.order import EpochOrders
-from energon_ext.splice.pairs import PairTable
+from energon_ext.splice.order import Order, epoch_order
+from energon_ext.splice.pairs import Contents, PairTable
 from energon_ext.splice.quotas import document_quotas
 from energon_ext.splice.starts import EdgeWeights, check_exact, quantile_numbers, quantiles
 
@@ -20,22 +18,6 @@ from energon_ext.splice.starts import EdgeWeights, check_exact, quantile_numbers
 #: circle evenly at any number of steps.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SQUARE_ROOT_OF_2 = 0x6A09E667F3BCC909
-
-
-class Contents(NamedTuple):
-    """What examples hold and where; int64 [n] each.
-
-    Attributes:
-        documents: which of the documents.
-        starts: t, first token in the document.
-        offsets: s, first position in the frame.
-        copy_lens: tokens.
-    """
-
-    documents: np.ndarray
-    starts: np.ndarray
-    offsets: np.ndarray
-    copy_lens: np.ndarray
 
 
 class SpliceIndex:
@@ -91,12 +73,13 @@ class SpliceIndex:
         self.quotas = _quotas(self.doc_lengths, self.pairs, config)
         check_exact(self.pairs, self.quotas)
         self.size = int(self.quotas.sum())
+        self._tokens = self.quotas * (self._table.tokens / np.maximum(self.pairs, 1))
         self._ends = np.cumsum(self.quotas)
         self._edges = None
         if config.alpha:
             content = min(config.content_length or seq_len, seq_len)
             self._edges = EdgeWeights(content, config.content_stride, config.alpha)
-        self._orders = EpochOrders(config, self.size, key, lambda: self._table.row_counts(0))
+        self._orders: dict[int, Order] = {}
 
     def locate(self, numbers: np.ndarray) -> Contents:
         """Find examples by number.
@@ -107,9 +90,9 @@ class SpliceIndex:
         numbers = np.asarray(numbers, np.int64)
         epochs = numbers // self.size
         examples = numbers - epochs * self.size
-        for epoch in np.unique(epochs):
+        for epoch in np.unique(epochs).tolist():
             now = epochs == epoch
-            examples[now] = self._orders.of(int(epoch))(examples[now])
+            examples[now] = self._order_of(epoch)(examples[now])
         documents = np.searchsorted(self._ends, examples, side="right")
         quotas, pairs = self.quotas[documents], self.pairs[documents]
         own = examples - (self._ends[documents] - quotas)
@@ -118,38 +101,42 @@ class SpliceIndex:
             last_starts = (self.doc_lengths - self._table.copy_lens)[documents]
             # A document with one content has one start, and is not of the length of the table.
             several = last_starts > 0
-            rows = self._edges.rows(last_starts[several], quantiles(quotas, own)[several])
-            chosen[several] = rows
-        starts, offsets, copy_lens = self._table.locate(documents, chosen)
+            chosen[several] = self._edges.rows(
+                last_starts[several], quantiles(quotas, own)[several]
+            )
+        contents = self._table.locate(documents, chosen)
         if self.config.offset_jitter:
-            offsets = offsets - self._jitter(epochs, examples, offsets)
-        return Contents(documents, starts, offsets, copy_lens)
-
-    def mean_copy_lens(self) -> np.ndarray:
-        """Mean tokens of an example of each document, edge weights left out; float [docs]."""
-        return self._table.tokens / np.maximum(self.pairs, 1)
+            room = contents.offsets
+            contents = contents._replace(offsets=room - self._jitter(epochs, examples, room))
+        return contents
 
     def token_shares(self) -> np.ndarray:
-        """Expected share of each document in all tokens, float [documents]."""
-        tokens = self.quotas * self.mean_copy_lens()
-        return tokens / tokens.sum()
+        """Expected share of each document in all tokens, edge weights left out; float [docs]."""
+        return self._tokens / self._tokens.sum()
 
     def coverage(self) -> np.ndarray:
         """How often an epoch shows a token of each document, on average; float [docs]."""
-        return self.quotas * self.mean_copy_lens() / self.doc_lengths
+        return self._tokens / self.doc_lengths
+
+    def _order_of(self, epoch: int) -> Order:
+        if epoch not in self._orders:
+            order = epoch_order(self.config, self.size, self._key, epoch, self._table)
+            # Neighbouring epochs are read together, older ones no more.
+            self._orders = {**dict(list(self._orders.items())[-1:]), epoch: order}
+        return self._orders[epoch]
 
     def _jitter(self, epochs: np.ndarray, examples: np.ndarray, room: np.ndarray) -> np.ndarray:
         """Places to the left, in ``[0, min(offset_jitter, room)]``."""
         bounds = np.minimum(self.config.offset_jitter, room) + 1
         steps = np.empty_like(bounds)
         seed = f"{self._key}/jitter/{getattr(self.config, 'seed', 0)}"
-        for epoch in np.unique(epochs):
+        for epoch in np.unique(epochs).tolist():
             now = epochs == epoch
             if self.config.jitter_mode == "uniform":
-                steps[now] = keyed_draws(examples[now], bounds[now], f"{seed}/{int(epoch)}")
+                steps[now] = keyed_draws(examples[now], bounds[now], f"{seed}/{epoch}")
             else:
                 angles = examples[now].astype(np.uint64) * _GOLDEN
-                angles += np.uint64(int(epoch) * _SQUARE_ROOT_OF_2 % 2**64)
+                angles += np.uint64(epoch * _SQUARE_ROOT_OF_2 % 2**64)
                 half = np.uint64(32)
                 steps[now] = (angles >> half) * bounds[now].astype(np.uint64) >> half
         return steps
@@ -158,17 +145,11 @@ class SpliceIndex:
 def _quotas(lengths: np.ndarray, pairs: np.ndarray, config: SpliceFields) -> np.ndarray:
     if not isinstance(config, MultiSpliceConfig):
         return pairs
-    present = pairs > 0
-    plain = config.epoch_length is None and config.doc_weights is None
-    if plain and config.balance_mode == "by_coverage":
-        return pairs
-    everyone_like_the_largest = int(present.sum()) * int(pairs.max())
-    if plain and config.balance_mode == "by_document":
-        return np.where(present, pairs.max(), 0)
-    epoch_length = config.epoch_length or (
-        everyone_like_the_largest if config.balance_mode == "by_document" else int(pairs.sum())
-    )
-    weights = config.doc_weights
+    present, weights = pairs > 0, config.doc_weights
+    whole = np.where(present, pairs.max(), 0) if config.balance_mode == "by_document" else pairs
+    is_plain = config.epoch_length is None and weights is None
+    if is_plain and config.balance_mode != "by_temperature":
+        return whole
     if weights is not None and len(weights) != len(lengths):
         raise ConfigError(
             f"doc_weights: {len(weights)} found for {len(lengths)} documents; one for each is "
@@ -177,7 +158,7 @@ def _quotas(lengths: np.ndarray, pairs: np.ndarray, config: SpliceFields) -> np.
     quotas = np.zeros_like(pairs)
     quotas[present] = document_quotas(
         lengths[present],
-        epoch_length,
+        config.epoch_length or int(whole.sum()),
         config.balance_mode,
         config.balance_tau,
         None if weights is None else np.asarray(weights)[present],

@@ -2,64 +2,40 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """In which order the examples of an epoch come."""
 
-from __future__ import annotations
-
-import functools
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
 
 from energon_ext.documents.permutation import KeyedPermutation
 from energon_ext.splice.config import MultiSpliceConfig, SpliceConfig, SpliceFields
+from energon_ext.splice.pairs import PairTable
 
 #: ``place in the epoch -> example, in the order of documents, starts and offsets``
 Order = Callable[[np.ndarray], np.ndarray]
 
 
-class EpochOrders:
-    """The order of every epoch.
+def epoch_order(config: SpliceFields, size: int, key: str, epoch: int, table: PairTable) -> Order:
+    """The order of an epoch of ``size`` examples; of a source and a seed, which the key names."""
+    if isinstance(config, MultiSpliceConfig):
+        if not config.shuffle_per_epoch:
+            return _as_they_are
+        return KeyedPermutation(size, f"{key}/{config.seed}/{epoch}")
+    assert isinstance(config, SpliceConfig)
+    content = _axis_key(config.shuffle_content, config.content_seed, epoch)
+    offsets = _axis_key(config.shuffle_offsets, config.offset_seed, epoch)
+    if content is None and offsets is None:
+        return _as_they_are
+    if content is not None and offsets is not None:
+        return KeyedPermutation(size, f"{key}/{content}/{offsets}")
+    return AxisOrder(
+        table.row_counts(0),
+        None if content is None else f"{key}/content/{content}",
+        None if offsets is None else f"{key}/offsets/{offsets}",
+    )
 
-    Args:
-        config: says what is shuffled and how often anew.
-        size: examples in an epoch.
-        key: of the source and the seed.
-        row_counts: the examples of each start of a single document, called only where one axis is
-            shuffled and the other is not.
-    """
 
-    def __init__(
-        self, config: SpliceFields, size: int, key: str, row_counts: Callable[[], np.ndarray]
-    ):
-        self._config, self._size, self._key = config, size, key
-        self._row_counts = row_counts
-        # Neighbouring epochs are read together, older ones no more.
-        self.of = functools.lru_cache(maxsize=2)(self._make)
-
-    def _make(self, epoch: int) -> Order:
-        config = self._config
-        if isinstance(config, MultiSpliceConfig):
-            if not config.shuffle_per_epoch:
-                return lambda places: places
-            return KeyedPermutation(self._size, f"{self._key}/{config.seed}/{epoch}")
-        assert isinstance(config, SpliceConfig)
-        content = _axis_key(config.shuffle_content, config.content_seed, epoch)
-        offsets = _axis_key(config.shuffle_offsets, config.offset_seed, epoch)
-        if content is None and offsets is None:
-            return lambda places: places
-        if content is not None and offsets is not None:
-            return KeyedPermutation(self._size, f"{self._key}/{content}/{offsets}")
-        return AxisOrder(
-            self._row_counts(),
-            None if content is None else f"{self._key}/content/{content}",
-            None if offsets is None else f"{self._key}/offsets/{offsets}",
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "of": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.of = functools.lru_cache(maxsize=2)(self._make)
+def _as_they_are(places: np.ndarray) -> np.ndarray:
+    return places
 
 
 def _axis_key(shuffle: bool | int, seed: int, epoch: int) -> str | None:
@@ -69,12 +45,8 @@ def _axis_key(shuffle: bool | int, seed: int, epoch: int) -> str | None:
 class AxisOrder:
     """Rows of different lengths, one after another, with the rows or the places in them shuffled.
 
-    Unlike a permutation of everything this holds two numbers per row.
-
-    Args:
-        row_counts: int64 [rows], each >= 1.
-        row_key: order of the rows; None for as they are.
-        column_key: order within a row; None for as it is.
+    Unlike a permutation of everything this holds two numbers per row. A key of None leaves the
+    order of the rows, or that in each row, as it is.
     """
 
     def __init__(self, row_counts: np.ndarray, row_key: str | None, column_key: str | None):

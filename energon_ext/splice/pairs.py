@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """All pairs of start and offset, by number."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,15 +11,17 @@ from energon_ext.errors import ConfigError
 from energon_ext.splice.config import SpliceConfig, SpliceFields
 
 
-class Places(NamedTuple):
-    """Contents and where they go; int64 [n] each.
+class Contents(NamedTuple):
+    """What examples hold and where; int64 [n] each.
 
     Attributes:
+        documents: which of the documents.
         starts: t, first token in the document.
         offsets: s, first position in the frame.
         copy_lens: tokens.
     """
 
+    documents: np.ndarray
     starts: np.ndarray
     offsets: np.ndarray
     copy_lens: np.ndarray
@@ -36,19 +36,9 @@ class PairTable:
     are from a tail row on depends on the tokens it has left, not on the document, so one array of
     at most S numbers serves all documents.
 
-    Args:
-        doc_lengths: int64 [documents], tokens of each.
-        seq_len: S, positions of a frame.
-        config: its ``content_*``, ``offset_stride``, ``min_copy_len``, ``adaptive_k`` and ``mode``.
-
-    Attributes:
-        totals: int64 [documents], pairs of each document.
-        tokens: int64 [documents], tokens that all of them copy.
-        copy_lens: int64 [documents], tokens of a content that the document does not cut short.
-        rows: int64 [documents], starts with such a content.
-
-    Raises:
-        ConfigError: a document or the frame is too short to hold anything.
+    Attributes, int64 [documents]:
+        totals, tokens: pairs of each document, and tokens that all of them copy.
+        copy_lens, rows: tokens of a content that the document does not cut short, and its starts.
     """
 
     def __init__(self, doc_lengths: np.ndarray, seq_len: int, config: SpliceFields):
@@ -85,13 +75,8 @@ class PairTable:
             self.rows * self._per_row * self.copy_lens + self._tail_tokens[self._tail_lens]
         )
 
-    def locate(self, documents: np.ndarray, numbers: np.ndarray) -> Places:
-        """The pairs of some numbers.
-
-        Args:
-            documents: int64 [n].
-            numbers: int64 [n], each in ``[0, totals[document])``.
-        """
+    def locate(self, documents: np.ndarray, numbers: np.ndarray) -> Contents:
+        """The pairs of some numbers, each in ``[0, totals[document])``."""
         stride, offset_stride = self._config.content_stride, self._config.offset_stride
         per_row, rows = self._per_row[documents], self.rows[documents]
         row = numbers // per_row
@@ -111,7 +96,7 @@ class PairTable:
         offsets = columns * offset_stride
         if self._config.mode == "splice" and self._is("coverage_balanced"):
             offsets = self._seq_len - copy_lens
-        return Places(row * stride, offsets, copy_lens)
+        return Contents(documents, row * stride, offsets, copy_lens)
 
     def row_counts(self, document: int) -> np.ndarray:
         """Pairs of each start of one document, int64 [starts]."""
@@ -204,5 +189,5 @@ def enumerate_pairs(
     )
     table = PairTable(np.array([doc_len]), seq_len, config)
     numbers = np.arange(int(table.totals[0]))
-    places = table.locate(np.zeros_like(numbers), numbers)
-    return np.stack([places.starts, places.offsets], axis=1)
+    pairs = table.locate(np.zeros_like(numbers), numbers)
+    return np.stack([pairs.starts, pairs.offsets], axis=1)

@@ -2,15 +2,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """How many examples of an epoch each document gets."""
 
-from __future__ import annotations
-
 from typing import Sequence
 
 import numpy as np
 
 from energon_ext.arguments import check_integer, check_number
 from energon_ext.errors import ConfigError
-from energon_ext.splice.config import BALANCE_MODES
+from energon_ext.splice.config import CHOICES
 
 
 def document_quotas(
@@ -51,9 +49,10 @@ def document_quotas(
     if lengths.dtype.kind not in "iu" and lengths.size:
         raise ConfigError(f"doc_lengths: {lengths.dtype} found, integers are needed.")
     lengths = lengths.tolist()
-    if balance_mode not in BALANCE_MODES:
+    allowed = CHOICES["balance_mode"]
+    if balance_mode not in allowed:
         raise ConfigError(
-            f"balance_mode: {balance_mode!r} found, one of {', '.join(BALANCE_MODES)} is allowed."
+            f"balance_mode: {balance_mode!r} found, one of {', '.join(allowed)} is allowed."
         )
     if not lengths or min(lengths) < 1:
         raise ConfigError(

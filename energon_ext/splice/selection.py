@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which documents, by their lengths and keys alone."""
 
-from __future__ import annotations
-
 import fnmatch
 import logging
 from typing import Sequence
@@ -48,8 +46,10 @@ def select_documents(
     """
     lengths = np.asarray(lengths, np.int64)
     candidates = np.flatnonzero(lengths > 0)
-    limit = config.token_limit(seq_len)
-    if limit is not None:
+    limit = None
+    if config.restrict_to_training_subset:
+        assert config.max_train_batches and config.initial_batch_size  # checked with the fields
+        limit = config.max_train_batches * config.initial_batch_size * seq_len
         candidates = candidates[np.cumsum(lengths)[candidates] <= limit]
     pattern = getattr(config, "doc_key", None)
     if pattern is not None:
@@ -60,7 +60,8 @@ def select_documents(
             + (f" within its first {limit} tokens" if limit is not None else "")
             + "; prepare it again, or widen the subset."
         )
-    fitting = candidates[_within(lengths[candidates], config)]
+    least, most = config.min_doc_length or 1, config.max_doc_length or np.iinfo(np.int64).max
+    fitting = candidates[(least <= lengths[candidates]) & (lengths[candidates] <= most)]
     index = getattr(config, "doc_index", None)
     if index is not None:
         if index >= len(lengths):
@@ -86,7 +87,7 @@ def select_documents(
 def _by_policy(
     candidates: np.ndarray, lengths: np.ndarray, policy: str, config: SpliceFields, source: str
 ) -> np.ndarray:
-    count = min(config.documents_wanted, len(candidates))
+    count = min(getattr(config, "num_docs", 1), len(candidates))
     if policy == "random":
         seed = getattr(config, "seed", getattr(config, "content_seed", 0))
         order = KeyedPermutation(len(candidates), f"documents/{source}/{seed}/{count}")
@@ -96,11 +97,6 @@ def _by_policy(
     elif policy == "shortest":
         candidates = candidates[np.argsort(lengths[candidates], kind="stable")]
     return candidates[:count]
-
-
-def _within(lengths: np.ndarray, config: SpliceFields) -> np.ndarray:
-    most = config.max_doc_length or np.iinfo(np.int64).max
-    return (lengths >= (config.min_doc_length or 1)) & (lengths <= most)
 
 
 def _matching(

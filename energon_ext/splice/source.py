@@ -2,11 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Spliced documents as a planned source of rows, like any other source of a blend."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
-from typing import Any, Mapping, Protocol, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
@@ -15,7 +13,9 @@ from energon_ext.documents.order import ENDLESS
 from energon_ext.plan.lookup import find_blend
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.frames import content_of
-from energon_ext.splice.index import Contents, SpliceIndex
+from energon_ext.splice.index import SpliceIndex
+from energon_ext.splice.pairs import Contents
+from energon_ext.splice.validation import GridIndex
 from energon_ext.state.match import check_fingerprint
 
 logger = logging.getLogger(__name__)
@@ -27,18 +27,6 @@ KIND = "spliced"
 CHUNK = 1024
 
 
-class Examples(Protocol):
-    """What shows documents: :class:`~energon_ext.splice.SpliceIndex`, or a grid of it.
-
-    Attributes:
-        size: examples in an epoch.
-    """
-
-    size: int
-
-    def locate(self, numbers: np.ndarray) -> Contents: ...
-
-
 class SpliceSource:
     """Frames of chosen documents, by number.
 
@@ -47,10 +35,8 @@ class SpliceSource:
 
     Args:
         examples: where the documents are shown.
-        documents: token ids of each chosen document.
-        names: what batches call each document.
-        config: how frames are filled.
-        seq_len: S, positions of a frame.
+        documents, names: token ids of each chosen document, and what batches call it.
+        config, seq_len: how frames are filled, and S, their positions.
         fill_id: token before a content whose prefix is attended to.
         epochs: passes over the examples, None for no end.
         fingerprint: JSON values that the order depends on; a state saved under others is refused.
@@ -58,7 +44,7 @@ class SpliceSource:
 
     def __init__(
         self,
-        examples: Examples,
+        examples: SpliceIndex | GridIndex,
         documents: Sequence[np.ndarray],
         names: Sequence[str],
         *,
@@ -87,20 +73,20 @@ class SpliceSource:
         """Expected share of each name in the tokens of this source."""
         if not isinstance(self.examples, SpliceIndex):
             return dict.fromkeys(self.names, 1.0 / len(set(self.names)))
-        shares: Counter[str] = Counter()
-        for name, share in zip(self.names, self.examples.token_shares().tolist()):
-            shares[name] += share
-        return dict(shares)
+        return self._by_name(self.examples.token_shares())
 
     @property
     def part_documents(self) -> dict[str, int]:
         """Examples of each name in an epoch."""
         if not isinstance(self.examples, SpliceIndex):
             return dict.fromkeys(self.names, 0)
-        counts: Counter[str] = Counter()
-        for name, quota in zip(self.names, self.examples.quotas.tolist()):
-            counts[name] += quota
-        return dict(counts)
+        return self._by_name(self.examples.quotas)
+
+    def _by_name(self, values: np.ndarray) -> dict[str, Any]:
+        sums: Counter[str] = Counter()
+        for name, value in zip(self.names, values.tolist()):
+            sums[name] += value
+        return dict(sums)
 
     # Rows ---------------------------------------------------------------------------------------
 
@@ -147,11 +133,11 @@ class SpliceSource:
     def _next_contents(self) -> tuple[Contents, bool]:
         """Some contents that come next, and whether none follows them."""
         first, contents = self._chunk or self._find(CHUNK)
-        is_last = first + len(contents.starts) == self._count
-        if not is_last and self._shown - first > len(contents.starts) // 2:
+        size = len(contents.starts)
+        if first + size < self._count and self._shown - first > size // 2:
             first, contents = self._find(CHUNK)
-            is_last = first + len(contents.starts) == self._count
-        return Contents(*(column[self._shown - first :] for column in contents)), is_last
+        left = Contents(*(column[self._shown - first :] for column in contents))
+        return left, first + len(contents.starts) == self._count
 
     def _find(self, count: int) -> tuple[int, Contents]:
         """Look up the contents that come next."""
@@ -224,11 +210,7 @@ class SpliceSource:
         return {"kind": KIND, "documents": self.fingerprint, "shown": self._shown}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse what these documents cannot continue.
-
-        Raises:
-            StateMismatchError: of another configuration or other documents.
-        """
+        """Raise StateMismatchError for a state of another configuration or other documents."""
         check_fingerprint(
             {"kind": state["kind"], **state.get("documents", {})},
             {"kind": KIND, **self.fingerprint},
@@ -236,11 +218,7 @@ class SpliceSource:
         )
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`save_state`.
-
-        Raises:
-            StateMismatchError: as of :meth:`check_state`.
-        """
+        """Continue from :meth:`save_state`, if :meth:`check_state` allows it."""
         self.check_state(state)
         self.restart()
         self._shown = state["shown"]

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which starts a document gets for its share of an epoch: evenly, or more often at its edges."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from energon_ext.arguments import check_integer, check_number
@@ -16,13 +14,7 @@ _EXACT = 2**62
 def quantile_numbers(totals: np.ndarray, quotas: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     """Spread ``quota`` picks evenly over ``total`` things: floor of total * (number + 1/2) / quota.
 
-    Args:
-        totals: int64 [n], things to pick from.
-        quotas: int64 [n], picks.
-        numbers: int64 [n], which pick, in ``[0, quota)``.
-
-    Returns:
-        int64 [n]; equally many picks of each thing where the quota is a multiple of the total.
+    Each thing is picked equally often where the quota is a multiple of the total.
 
     Example:
         >>> quantile_numbers(np.array([2] * 4), np.array([4] * 4), np.arange(4)).tolist()
@@ -50,11 +42,6 @@ class EdgeWeights:
     start at distance ``d(t) = max(1, min(t + 1, (L - K) - t + 1, K))`` from an edge gets the weight
     ``(K / d(t))^alpha``. Weights rise from one edge, are 1 between, and fall to the other, so sums
     of them are two table look-ups: K numbers serve documents of any length.
-
-    Args:
-        content_length: K, tokens.
-        content_stride: step of t.
-        alpha: strength, >= 0.
     """
 
     def __init__(self, content_length: int, content_stride: int, alpha: float):
@@ -69,14 +56,11 @@ class EdgeWeights:
         np.cumsum(weights, axis=1, out=self._sums[:, 1:])
 
     def rows(self, last_starts: np.ndarray, fractions: np.ndarray) -> np.ndarray:
-        """Where the cumulative weight passes a fraction of all of it.
+        """Starts, divided by the stride, at which the cumulative weight passes fractions of all.
 
         Args:
             last_starts: int64 [n], L - K.
             fractions: float [n], in [0, 1).
-
-        Returns:
-            int64 [n], starts divided by the stride.
         """
         rows = last_starts // self._stride + 1
         left = last_starts // 2 // self._stride + 1  # starts nearer to the first edge

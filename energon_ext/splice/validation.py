@@ -2,17 +2,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A fixed grid of starts and offsets, and the loss on each point of it."""
 
-from __future__ import annotations
-
 from typing import Sequence
 
 import numpy as np
 
+from energon_ext.arguments import check_integers
 from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.errors import ConfigError
 from energon_ext.splice.config import SpliceFields
-from energon_ext.splice.index import Contents
-from energon_ext.splice.pairs import PairTable
+from energon_ext.splice.pairs import Contents, PairTable
 
 
 class GridIndex:
@@ -27,7 +24,6 @@ class GridIndex:
 
     Attributes:
         size: examples.
-        doc_lengths: as given.
 
     Example:
         >>> from energon_ext.splice import SpliceConfig
@@ -46,10 +42,7 @@ class GridIndex:
         starts: int = 4,
         offsets: int = 8,
     ):
-        if starts < 1 or offsets < 1:
-            raise ConfigError(
-                f"A validation grid of {starts} starts and {offsets} offsets; both must be >= 1."
-            )
+        check_integers("GridIndex", starts=starts, offsets=offsets)
         self.doc_lengths = np.asarray(doc_lengths, np.int64)
         table = PairTable(self.doc_lengths, seq_len, config)
         points = [

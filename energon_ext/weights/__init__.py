@@ -7,7 +7,6 @@
 
 from energon_ext.weights.axis import ScheduleAxis
 from energon_ext.weights.schedule import (
-    KINDS,
     ConstantWeight,
     ScheduledWeight,
     Weights,
@@ -17,7 +16,6 @@ from energon_ext.weights.schedule import (
 )
 
 __all__ = [
-    "KINDS",
     "ConstantWeight",
     "ScheduleAxis",
     "ScheduledWeight",

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the breakpoints of a schedule count: steps, tokens, or batches of a rank."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from energon_ext.arguments import check_integer

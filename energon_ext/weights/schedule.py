@@ -14,8 +14,6 @@ exponential y0 (y1 / y0)^t                                      > 0
 =========== =================================================== ======
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from abc import ABC, abstractmethod
@@ -49,6 +47,12 @@ class WeightSpec(ABC):
     def breakpoints(self) -> tuple[int, ...]:
         """Every position at which the rule changes."""
         return ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WeightSpec) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash(repr(self.to_json()))
 
 
 class Segment(NamedTuple):
@@ -89,54 +93,35 @@ class ConstantWeight(WeightSpec):
     def __repr__(self) -> str:
         return f"{self.value:g}"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ConstantWeight) and other.value == self.value
-
-    def __hash__(self) -> int:
-        return hash(self.value)
-
 
 class ScheduledWeight(WeightSpec):
     """A weight given by its values at breakpoints; see the module for what lies between them.
 
     Args:
         kind: ``step``, ``linear``, ``cosine`` or ``exponential``.
-        breakpoints: positions, increasing, >= 0.
-        values: the weight at each breakpoint.
+        points: ``{breakpoint: value}`` or ``[[breakpoint, value], ...]``, in any order.
+        where: what an error names as the place.
+
+    Raises:
+        ConfigError: unknown kind, no points, a breakpoint that is not an integer >= 0 or stands
+            twice, a value that is not finite and >= 0 (> 0 for ``exponential``).
 
     Example:
-        >>> weight = ScheduledWeight.from_points("step", {0: 100, 100: 10, 1000: 0})
+        >>> weight = ScheduledWeight("step", {0: 100, 100: 10, 1000: 0})
         >>> [weight.evaluate(i) for i in (0, 99, 100, 999, 1000, 5000)]
         [100.0, 100.0, 10.0, 10.0, 0.0, 0.0]
-        >>> ScheduledWeight.from_points("linear", {0: 100, 100: 0}).evaluate(50)
+        >>> ScheduledWeight("linear", {0: 100, 100: 0}).evaluate(50)
         50.0
     """
 
     is_scheduled = True
 
-    def __init__(self, kind: str, breakpoints: Sequence[int], values: Sequence[float]):
-        if kind not in KINDS:
-            raise ConfigError(f"weight: unknown kind {kind!r}; known: {', '.join(KINDS)}.")
-        self.kind = kind
-        self._breakpoints = tuple(breakpoints)
-        self._values = tuple(values)
-
-    @classmethod
-    def from_points(
-        cls,
+    def __init__(
+        self,
         kind: str,
         points: Mapping[Any, float] | Iterable[Sequence[Any]],
         where: str = "weight",
-    ) -> "ScheduledWeight":
-        """A schedule from ``{breakpoint: value}`` or ``[[breakpoint, value], ...]``, in any order.
-
-        Args:
-            where: what an error names as the place.
-
-        Raises:
-            ConfigError: unknown kind, no points, a breakpoint that is not an integer >= 0 or stands
-                twice, a value that is not finite and >= 0 (> 0 for ``exponential``).
-        """
+    ):
         if kind not in KINDS:
             raise ConfigError(f"{where}: unknown kind {kind!r}; known: {', '.join(KINDS)}.")
         pairs: dict[int, float] = {}
@@ -152,8 +137,9 @@ class ScheduledWeight(WeightSpec):
                 )
         if not pairs:
             raise ConfigError(f"{where}.{kind}: no breakpoints; give one or more, as {{0: 1}}.")
-        breakpoints = sorted(pairs)
-        return cls(kind, breakpoints, [pairs[breakpoint] for breakpoint in breakpoints])
+        self.kind = kind
+        self._breakpoints = tuple(sorted(pairs))
+        self._values = tuple(pairs[breakpoint] for breakpoint in self._breakpoints)
 
     def evaluate(self, position: int) -> float:
         return float(Weights([self]).at(position)[0])
@@ -177,15 +163,6 @@ class ScheduledWeight(WeightSpec):
     def __repr__(self) -> str:
         points = ", ".join(f"{k}: {v:g}" for k, v in zip(self._breakpoints, self._values))
         return f"{self.kind}{{{points}}}"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ScheduledWeight) and self._parts() == other._parts()
-
-    def __hash__(self) -> int:
-        return hash(self._parts())
-
-    def _parts(self) -> tuple[Any, ...]:
-        return self.kind, self._breakpoints, self._values
 
 
 class Weights:
@@ -260,7 +237,7 @@ def weight_from_config(value: Any, where: str = "weight") -> WeightSpec:
             f"{where}: {list(value)} found, exactly one of {', '.join(KINDS)} is allowed."
         )
     ((kind, points),) = value.items()
-    return ScheduledWeight.from_points(kind, points, where)
+    return ScheduledWeight(kind, points, where)
 
 
 def _as_pairs(points: Any, where: str) -> list[tuple[Any, Any]]:

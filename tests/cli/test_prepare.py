@@ -9,7 +9,7 @@ import pytest
 
 from energon_ext.cli import token_writer
 from energon_ext.cli.documents import Corpus, Document
-from energon_ext.cli.encoding import TextEncoding
+from energon_ext.cli.encoding import Encoding
 from energon_ext.documents.file_set import open_token_files
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import ConfigError
@@ -31,7 +31,7 @@ def corpus(texts):
 
 
 def write(texts, output, **options):
-    encoding = TextEncoding(ByteTokenizer())
+    encoding = Encoding(ByteTokenizer())
     return token_writer.write_token_files(corpus(texts), output, encoding, **options)
 
 

@@ -180,7 +180,7 @@ def test_shares_and_coverage_count_the_tokens_that_are_copied():
     )
     index = SpliceIndex([5, 3], 5, config)
     # 9 contents of 3 and 4 of 2 tokens; 3 of 3 and 4 of 2.
-    assert index.mean_copy_lens() * index.quotas == pytest.approx([35, 17])
+    assert index.coverage() * index.doc_lengths == pytest.approx([35, 17])
     assert index.token_shares() == pytest.approx([35 / 52, 17 / 52])
     assert index.coverage() == pytest.approx([7, 17 / 3])
 
@@ -191,5 +191,5 @@ def test_a_validation_grid_holds_the_corners():
         *[(0, t, s) for t, last in ((0, 8), (4, 8), (8, 10)) for s in (0, last)],
         *[(1, t, s) for t, last in ((0, 9), (1, 10)) for s in (0, last)],
     ]
-    with pytest.raises(ConfigError, match="both must be >= 1"):
+    with pytest.raises(ConfigError, match="GridIndex.starts: 0 found, an integer >= 1"):
         GridIndex([10], 12, SpliceConfig(), starts=0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from energon_ext.errors import ConfigError
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig, enumerate_pairs
-from energon_ext.splice.config import CONTENT_START_MODES
+from energon_ext.splice.config import CHOICES
 from energon_ext.splice.pairs import PairTable
 from tests.splice import slow
 
@@ -71,7 +71,7 @@ def test_slide_cuts_whole_windows_out_of_long_documents():
     content_length=st.none() | st.integers(2, 20),
     content_stride=st.integers(1, 7) | st.just(10**9),
     offset_stride=st.integers(1, 5),
-    mode=st.sampled_from([*CONTENT_START_MODES, "slide"]),
+    mode=st.sampled_from([*CHOICES["content_start_mode"], "slide"]),
     min_copy_len=st.integers(2, 4),
     adaptive_k=st.booleans(),
 )

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from energon_ext.errors import ConfigError
 from energon_ext.weights import (
-    KINDS,
     ConstantWeight,
     ScheduledWeight,
     Weights,
     eval_weight,
     weight_from_config,
 )
+from energon_ext.weights.schedule import KINDS
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ points = st.dictionaries(st.integers(0, 60), st.floats(0.125, 8), min_size=1, ma
 @given(st.lists(st.tuples(st.sampled_from(KINDS), points), min_size=1, max_size=5), st.data())
 def test_many_weights_at_once_are_what_each_is_alone_in_whatever_order_positions_come(parts, data):
     """What is kept from the position before must not show: a run goes on, resumes, looks back."""
-    specs = [ScheduledWeight.from_points(kind, points) for kind, points in parts]
+    specs = [ScheduledWeight(kind, points) for kind, points in parts]
     specs.append(ConstantWeight(2))
     together = Weights(specs)
     for position in data.draw(st.lists(st.integers(0, 80), min_size=1, max_size=30)):
@@ -122,7 +122,7 @@ def test_many_weights_at_once_are_what_each_is_alone_in_whatever_order_positions
 @given(st.sampled_from(KINDS), points)
 def test_a_weight_is_what_the_formula_of_its_kind_says(kind, points):
     """An independent reading of the table in the module: plain Python, one position at a time."""
-    weight = ScheduledWeight.from_points(kind, points)
+    weight = ScheduledWeight(kind, points)
     breakpoints = sorted(points)
     for position in range(breakpoints[0], breakpoints[-1]):
         left = max(point for point in breakpoints if point <= position)
@@ -141,7 +141,7 @@ def test_a_weight_is_what_the_formula_of_its_kind_says(kind, points):
 
 @given(st.sampled_from(KINDS), points)
 def test_a_weight_stays_between_the_values_around_it(kind, points):
-    weight = ScheduledWeight.from_points(kind, points)
+    weight = ScheduledWeight(kind, points)
     breakpoints = sorted(points)
     for left, right in zip(breakpoints, breakpoints[1:]):
         low, high = sorted((points[left], points[right]))
