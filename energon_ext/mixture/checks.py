@@ -17,9 +17,12 @@ from energon_ext.mixture.mixture import Mixture, planned_shares
 from energon_ext.mixture.tree import Tree
 from energon_ext.weights import ScheduleAxis
 
-#: A constant whose share falls below this because of a schedule was probably written on another
-#: scale than the schedule.
+#: A constant whose share falls below this part of the largest share because of a schedule was
+#: probably written on another scale than the schedule.
 DROWNED_SHARE = 1e-3
+
+#: So many sources of one warning are named, and the others counted.
+MOST_NAMED = 3
 
 
 class BlendWarning(UserWarning):
@@ -100,15 +103,20 @@ def _drowned(tree: Tree, keys: list[str]) -> Iterator[str]:
     if not any(weight.is_scheduled for node in tree.nodes() for weight in node.weights):
         return
     constant = _keys_without_schedule(tree)
-    smallest: dict[str, tuple[float, int]] = {}
+    drowned: dict[str, tuple[float, int]] = {}
     for position in _decisive_positions(tree):
-        for key, share in zip(keys, planned_shares(tree, keys, position)):
-            if key in constant and 0 < share < DROWNED_SHARE:
-                smallest[key] = min(smallest.get(key, (1.0, 0)), (share, position))
-    for key, (share, position) in smallest.items():
+        shares = planned_shares(tree, keys, position)
+        least = DROWNED_SHARE * max(shares)
+        for key, share in zip(keys, shares):
+            if key in constant and 0 < share < least:
+                drowned[key] = min(drowned.get(key, (1.0, 0)), (share, position))
+    if drowned:
+        named = ", ".join(list(drowned)[:MOST_NAMED])
+        others = f" and {len(drowned) - MOST_NAMED} others" if len(drowned) > MOST_NAMED else ""
+        share, position = min(drowned.values())
         yield (
-            f"{key}: a constant weight that is {share:.1e} of the blend at position {position}; is "
-            f"it on the same scale as the schedules beside it?"
+            f"{named}{others}: a constant weight that is {share:.1e} of the blend at position "
+            f"{position}; is it on the same scale as the schedules beside it?"
         )
 
 

@@ -177,6 +177,27 @@ def test_a_constant_that_drowns_beside_a_schedule_is_reported(data):
     assert warnings_of(data, [("web", 5000), ("code", 1)]) == []
 
 
+def of_many(count, constant, schedule):
+    """The warnings of a blend of a schedule and of many equal constants."""
+    weights = [weight_from_config(schedule), *[weight_from_config(constant)] * count]
+    keys = ["moving", *(f"source {number:04d}" for number in range(count))]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_mixture(Tree(Node(BLEND, weights), keys), ScheduleAxis(), {}, {})
+    return [str(warning.message) for warning in caught]
+
+
+def test_a_thousand_sources_are_not_small_because_they_are_many():
+    assert of_many(2000, 1, {"linear": {0: 1, 100: 3}}) == []
+
+
+def test_many_constants_that_drown_are_one_warning():
+    (message,) = of_many(40, 1, {"step": {0: 1, 50: 50_000}})
+    assert message.startswith(
+        "source 0000, source 0001, source 0002 and 37 others: a constant weight that is 2.0e-05"
+    )
+
+
 def test_the_same_source_listed_twice_is_reported(data):
     (message,) = warnings_of(data, [("web", 1), ("web", 2)])
     assert message.startswith("web:train#2: the same source is listed more than once")
