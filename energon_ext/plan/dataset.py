@@ -11,7 +11,6 @@ state belongs to it: a *private* plan. Both are one loop.
 from __future__ import annotations
 
 import copy
-import logging
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from megatron.energon import WorkerConfig
@@ -25,14 +24,13 @@ from energon_ext.mixture.tree import BLEND as BLEND_RULE
 from energon_ext.mixture.tree import Tree, blend_of
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.cost import Cost
+from energon_ext.plan.cursor import Cursor
 from energon_ext.plan.deal import ALONE, Topology
 from energon_ext.plan.source import Source
-from energon_ext.plan.step import Plan, Step
+from energon_ext.plan.step import Plan
 from energon_ext.state.match import check_fingerprint
 from energon_ext.state.schema import BLEND, STATE_CLASS, STATE_VERSION, check_format, digest_of
 from energon_ext.weights import ScheduleAxis
-
-logger = logging.getLogger(__name__)
 
 
 class BlendedDataset(BaseWrapperDataset):
@@ -50,7 +48,7 @@ class BlendedDataset(BaseWrapperDataset):
         restarts: whether another iteration after the end begins with the first row again.
         repeats: whether the end is followed by the first row again at once.
 
-    State: of the plan, see :class:`~energon_ext.plan.step.Plan`, and how much of its step is done.
+    State: of the :class:`~energon_ext.plan.cursor.Cursor`, and of whom it is.
     """
 
     rule = BLEND_RULE  # of the one node, where no tree is given
@@ -135,10 +133,7 @@ class BlendedDataset(BaseWrapperDataset):
     # Iteration ----------------------------------------------------------------------------------
 
     def reset_state_own(self) -> None:
-        self._plan: Plan | None = None  # made in the worker, which knows its number
-        self._step: Step | None = None
-        self._before: FlexState | None = None  # state of the plan at the start of the step
-        self._done = 0  # rows of the step that all ranks have handed out
+        self._cursor: Cursor | None = None  # made in the worker, which knows its number
         self._skip: int | None = None  # rounds until the next one of this worker
 
     def len_worker(self, worker_idx: int | None = None) -> int:
@@ -156,7 +151,7 @@ class BlendedDataset(BaseWrapperDataset):
             rows.open()
         if self._skip is None:
             self._skip = self._worker_number() % topology.workers  # 0 where it reads alone
-        for number in self._rounds(topology):
+        for number in self._rounds():
             if self._skip:
                 self._skip -= 1
                 continue
@@ -165,62 +160,41 @@ class BlendedDataset(BaseWrapperDataset):
         if self._restarts:
             self.reset_state_own()
 
-    def _rounds(self, topology: Topology) -> Iterator[int]:
+    def _rounds(self) -> Iterator[int]:
         """The number in its step of every round, until the run ends."""
-        while True:
-            yield from self._rounds_of_pass(topology)
-            if not self._repeats or not self._active_plan().row:
-                break
-            skip = self._skip  # a worker's turn goes on from one pass to the next
-            self.reset_state_own()
-            self._skip = skip
-
-    def _rounds_of_pass(self, topology: Topology) -> Iterator[int]:
-        while self._open_step(topology):
-            while self._done < topology.rows_per_step:
-                self._done += topology.rows_per_round
-                yield self._done // topology.rows_per_round - 1
-            self._step, self._done = None, 0
+        yield from self._active().rounds()
+        while self._repeats and self._active().plan.row:
+            self._cursor = None  # a worker's turn goes on from one pass to the next
+            yield from self._active().rounds()
 
     def state_after(self, state: FlexState, rounds: int) -> FlexState:
         """The state of a shared plan some rounds later; nothing is read, and nothing begun."""
         self.restore_state(state)
-        for _, _ in zip(range(rounds), self._rounds(self.topology)):
+        for _, _ in zip(range(rounds), self._rounds()):
             pass
         later = self.save_state()
         self.reset_state_own()
         return later
 
     def _read(self, numbers: range) -> Iterator[Any]:
-        assert self._step is not None
-        for row in map(self._step.row, numbers):
+        step = self._active().step
+        assert step is not None
+        for row in map(step.row, numbers):
             if row is None and self._padding is not None:
                 row = self._padding()
             if row is not None:
                 yield row
 
-    def _open_step(self, topology: Topology) -> bool:
-        """Draw the rows of the next step, unless one is open; False at the end of the run."""
-        if self._step is not None:
-            return True
-        plan = self._active_plan()
-        self._before = plan.save_state() if topology.rounds > 1 else None
-        ended = plan.mixture.ended.copy()
-        number = plan.step if self.is_shared else self._clock.step_now()
-        position = self._clock.at(plan.step, plan.row) if self.is_shared else self._clock.now()
-        self._step = plan.next(topology.rows_per_step, position)
-        for key, has_ended in zip(self.sources, plan.mixture.ended & ~ended):
-            if has_ended and self._worker_number() == 0:  # the others say the same
-                limit = self.sources[key].max_epochs
-                logger.info("%s: read to its end (max_epochs: %s); step %d.", key, limit, number)
-        if self._step is not None and self._cost is not None:
-            self._step.balance(self._cost, topology)
-        return self._step is not None
-
-    def _active_plan(self) -> Plan:
-        if self._plan is None:
-            self._plan = self._new_plan()
-        return self._plan
+    def _active(self) -> Cursor:
+        if self._cursor is None:
+            self._cursor = Cursor(
+                self._new_plan(),
+                self._clock,
+                is_shared=self.is_shared,
+                cost=self._cost,
+                is_first=self._worker_number() == 0,
+            )
+        return self._cursor
 
     def _new_plan(self) -> Plan:
         phase = (0, 1)
@@ -248,19 +222,14 @@ class BlendedDataset(BaseWrapperDataset):
     # State --------------------------------------------------------------------------------------
 
     def save_state(self) -> FlexState:
-        is_inside = self._step is not None and self._done < self.topology.rows_per_step
-        if is_inside and self.is_shared:
-            plan, done = self._before, self._done
-        else:
-            plan, done = self._active_plan().save_state(), self._done if self._step is None else 0
+        cursor = self._active().save_state()
         return FlexState(
             __class__=STATE_CLASS,
             version=STATE_VERSION,
             fingerprint=dict(self.fingerprint),
             worker=None if self.is_shared else self._worker_number(),
-            plan=plan,
-            done=done,
-            inside=self._inside() if done else None,
+            **cursor,
+            inside=self._inside() if cursor["done"] else None,
             skip=self._skip,
         )
 
@@ -275,13 +244,11 @@ class BlendedDataset(BaseWrapperDataset):
         own = copy.deepcopy(dict(state))  # stock datasets keep references into it
         self.reset_state_own()
         try:
-            drawn = own["plan"]["step"], own["plan"]["row"]
-            position = self._clock.at(*drawn) if self.is_shared else self._clock.at_own(drawn[1])
-            self._active_plan().restore_state(own["plan"], position)
+            self._active().restore_state(own)
         except BaseException:  # Ctrl-C too: half a state must not be gone on from
             self.reset_state_own()
             raise
-        self._done, self._skip = own["done"], own["skip"]
+        self._skip = own["skip"]
 
     def check_state(self, state: Mapping[str, Any], worker: int | None = None) -> None:
         """Refuse a state that this dataset cannot continue.
@@ -311,7 +278,7 @@ class BlendedDataset(BaseWrapperDataset):
 
     def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
         _, key = restore_key[:2]
-        key = self._active_plan().moved.get(key, key)
+        key = self._active().plan.moved.get(key, key)
         if key not in self.sources or (streamed := self.sources[key].streamed) is None:
             raise StateMismatchError(
                 {"buffered sample of source": (key, list(self.keys))},

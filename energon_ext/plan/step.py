@@ -65,6 +65,7 @@ class Plan:
         mixture: over the same keys.
 
     Attributes:
+        sources, mixture: as given.
         step, row: steps and rows drawn so far.
         documents, tokens: drawn of each source so far, int64 [sources]; documents that ended.
         moved: key in the restored state -> key of now, of sources that moved.
@@ -76,7 +77,7 @@ class Plan:
 
     def __init__(self, sources: Mapping[str, Source], mixture: Mixture):
         self.mixture = mixture
-        self._sources = dict(sources)
+        self.sources = dict(sources)
         self._rows = [source.rows for source in sources.values()]
         self._finite = [(number, rows) for number, rows in enumerate(self._rows) if rows.is_finite]
         self._retained: dict[str, Any] = {}
@@ -120,7 +121,7 @@ class Plan:
         drawn = self.mixture.draw(self.row + missing, attempt)
         by_source = np.argsort(drawn, kind="stable")
         numbers, begins = np.unique(drawn[by_source], return_index=True)
-        tokens = np.zeros(len(self._sources), np.int64)
+        tokens = np.zeros(len(self.sources), np.int64)
         left_over = []
         bounds = [*begins.tolist(), len(drawn)]
         for number, begin, end in zip(numbers.tolist(), bounds, bounds[1:]):
@@ -147,7 +148,7 @@ class Plan:
                 tokens=tokens,
                 names=list(source.names),
             )
-            for (key, source), (documents, tokens) in zip(self._sources.items(), counts)
+            for (key, source), (documents, tokens) in zip(self.sources.items(), counts)
         }
         return FlexState(
             step=self.step,
@@ -163,10 +164,10 @@ class Plan:
             position: on the schedule axis, where the run stands.
         """
         states = dict(state["sources"])
-        matched = match_sources(states, {key: s.names for key, s in self._sources.items()})
+        matched = match_sources(states, {key: s.names for key, s in self.sources.items()})
         self.moved = {old: key for key, old in matched.items() if old != key}
         self.step, self.row = state["step"], state["row"]
-        for number, (key, source) in enumerate(self._sources.items()):
+        for number, (key, source) in enumerate(self.sources.items()):
             if key in matched:
                 own = states.pop(matched[key])
                 source.rows.restore_state(own["rows"])

@@ -1,0 +1,90 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Where a run stands in its plan: the step that is open, and how much of it has gone out."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Iterator, Mapping
+
+from megatron.energon.state import FlexState
+
+from energon_ext.plan.clock import Clock
+from energon_ext.plan.cost import Cost
+from energon_ext.plan.deal import ALONE
+from energon_ext.plan.step import Plan, Step
+
+logger = logging.getLogger(__name__)
+
+
+class Cursor:
+    """Draws step after step, and hands each out in rounds.
+
+    Args:
+        plan: at its beginning.
+        clock: says at which position of the schedules a step is drawn.
+        is_shared: whether the plan is that of all ranks; else each row is a step of its own.
+        cost: of rows; those of a step are then dealt so that ranks end together.
+        is_first: whether this worker tells the log what all find.
+
+    Attributes:
+        plan, step: the step is None between two.
+        done: rows of the step that all ranks have handed out.
+    """
+
+    def __init__(
+        self, plan: Plan, clock: Clock, *, is_shared: bool, cost: Cost | None, is_first: bool
+    ):
+        self.plan = plan
+        self.step: Step | None = None
+        self.done = 0
+        self._clock = clock
+        self._is_shared = is_shared
+        self._topology = clock.topology if is_shared else ALONE
+        self._cost = cost
+        self._is_first = is_first
+        self._before: FlexState | None = None  # state of the plan at the start of the step
+
+    def rounds(self) -> Iterator[int]:
+        """The number in its step of every round, until the plan ends."""
+        for _ in self.steps():
+            while self.done < self._topology.rows_per_step:
+                self.done += self._topology.rows_per_round
+                yield self.done // self._topology.rows_per_round - 1
+
+    def steps(self) -> Iterator[Step]:
+        """Every step, drawn and not read."""
+        while self.step is not None or self._draw():
+            assert self.step is not None
+            yield self.step
+            self.step, self.done = None, 0
+
+    def _draw(self) -> bool:
+        """Draw the rows of the next step; False at the end."""
+        plan, topology = self.plan, self._topology
+        self._before = plan.save_state() if topology.rounds > 1 else None
+        ended = plan.mixture.ended.copy()
+        number, position = plan.step, self._clock.at(plan.step, plan.row)
+        if not self._is_shared:
+            number, position = self._clock.step_now(), self._clock.now()
+        self.step = plan.next(topology.rows_per_step, position)
+        for key, has_ended in zip(plan.sources, plan.mixture.ended & ~ended):
+            if has_ended and self._is_first:
+                limit = plan.sources[key].max_epochs
+                logger.info("%s: read to its end (max_epochs: %s); step %d.", key, limit, number)
+        if self.step is not None and self._cost is not None:
+            self.step.balance(self._cost, topology)
+        return self.step is not None
+
+    def save_state(self) -> dict[str, Any]:
+        """The plan, at the start of the step where that is open, and rows of it that are done."""
+        if self._is_shared and self.step is not None and self.done < self._topology.rows_per_step:
+            return {"plan": self._before, "done": self.done}
+        return {"plan": self.plan.save_state(), "done": self.done if self.step is None else 0}
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`save_state`."""
+        steps, rows = state["plan"]["step"], state["plan"]["row"]
+        at = self._clock.at(steps, rows) if self._is_shared else self._clock.at_own(rows)
+        self.plan.restore_state(state["plan"], at)
+        self.done = state["done"]
