@@ -11,6 +11,7 @@ from energon_ext.cli.checkpoint import checkpoint
 from energon_ext.cli.plan import plan
 from energon_ext.cli.prepare import prepare
 from energon_ext.cli.report import report
+from energon_ext.cli.trace import trace
 from energon_ext.errors import EnergonExtError
 
 USER_ERROR_EXIT_CODE = 2
@@ -45,5 +46,5 @@ def main() -> None:
     """Scheduled blends, exact resume and packed batches for Megatron-Energon."""
 
 
-for command in (prepare, plan, checkpoint, report):
+for command in (prepare, plan, checkpoint, report, trace):
     main.add_command(command)

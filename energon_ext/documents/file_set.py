@@ -98,6 +98,11 @@ class TokenFiles:
         pair, first = self._pair_at(place)
         return open_tokens(pair)[first + start : first + stop]
 
+    def file_of(self, number: int) -> tuple[str, int]:
+        """The prefix of the pair that has a document, and its number there."""
+        file = int(np.searchsorted(self._first_documents, number, side="right")) - 1
+        return self.prefixes[file], number - int(self._first_documents[file])
+
     def document(self, index: int) -> np.ndarray:
         """Tokens of one document."""
         places, lengths = self.locate(np.array([index]))

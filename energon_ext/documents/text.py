@@ -135,9 +135,8 @@ class PackedRows(BaseWrapperDataset[Document, Row]):
 
     def _row(self, number: int) -> Row:
         plan = self._plan
-        begin = int(plan.ends[number - 1]) if number else 0
         slices, weights = [], []
-        for document, start, stop in plan.pieces[begin : int(plan.ends[number])].ranges():
+        for document, start, stop in plan.pieces[plan.extent(number)].ranges():
             held = self._held[document]
             slices.append(held.tokens[start:stop])
             weights.append(None if held.label_weights is None else held.label_weights[start:stop])

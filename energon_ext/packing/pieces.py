@@ -129,6 +129,10 @@ class PackPlan:
         """Tokens and documents of the rows before each row and of all rows, int64 [2, rows + 1]."""
         return np.cumsum([[0, *self.tokens], [0, *self.documents]], axis=1)
 
+    def extent(self, row: int) -> slice:
+        """Where the pieces of a row are among all."""
+        return slice(int(self.ends[row - 1]) if row else 0, int(self.ends[row]))
+
     def parts(self) -> tuple[Pieces, Pieces]:
         """All pieces: of the rows, and carried over."""
         return self.pieces, self.carried

@@ -27,7 +27,7 @@ from energon_ext.plan.cost import Cost
 from energon_ext.plan.cursor import Cursor
 from energon_ext.plan.deal import ALONE, Topology
 from energon_ext.plan.source import Source
-from energon_ext.plan.step import Plan
+from energon_ext.plan.step import Plan, Step
 from energon_ext.state.match import check_fingerprint
 from energon_ext.state.schema import BLEND, STATE_CLASS, STATE_VERSION, check_format, digest_of
 from energon_ext.weights import ScheduleAxis
@@ -175,6 +175,13 @@ class BlendedDataset(BaseWrapperDataset):
         later = self.save_state()
         self.reset_state_own()
         return later
+
+    def planned_steps(self, state: FlexState | None = None) -> Iterator[Step]:
+        """Every step of a shared plan, from a state on where one is given; nothing is read."""
+        self.reset_state_own()
+        if state is not None:
+            self.restore_state(state)
+        return self._active().steps()
 
     def _read(self, numbers: range) -> Iterator[Any]:
         step = self._active().step

@@ -254,14 +254,17 @@ class TakenRows:
             before += int(own[-1])
         return np.concatenate(lengths), np.concatenate(ends)
 
+    def contents(self, number: int) -> list[tuple[int, int, int]]:
+        """Document, first token and the one behind the last, of everything in a row."""
+        plan, number = self._planned(number)
+        return plan.pieces[plan.extent(number)].ranges()
+
     def row(self, number: int) -> Row:
         """One of them, with its tokens."""
-        begin, plan, first = next(part for part in reversed(self._parts) if part[0] <= number)
-        number += first - begin
-        start, end = int(plan.ends[number - 1]) if number else 0, int(plan.ends[number])
-        pieces = plan.pieces
+        plan, number = self._planned(number)
+        pieces, own = plan.pieces, plan.extent(number)
         places, starts, stops = (
-            array[start:end].tolist() for array in (pieces.places, pieces.starts, pieces.stops)
+            array[own].tolist() for array in (pieces.places, pieces.starts, pieces.stops)
         )
         read, weigh = self._documents.tokens, self._documents.label_weights
         slices = [read(place, a, b) for place, a, b in zip(places, starts, stops)]
@@ -273,3 +276,8 @@ class TakenRows:
             label_weights=None if all(each is None for each in weights) else weights,
             num_tokens=int(plan.tokens[number]),
         )
+
+    def _planned(self, number: int) -> tuple[PackPlan, int]:
+        """The pack plan of a row, and its number there."""
+        begin, plan, first = next(part for part in reversed(self._parts) if part[0] <= number)
+        return plan, number + first - begin

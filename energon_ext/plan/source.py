@@ -23,6 +23,9 @@ class Taken(Protocol):
 
     def __len__(self) -> int: ...
 
+    def contents(self, number: int) -> list[tuple[int, int, int]]:
+        """Document, first token and the one behind the last, of everything in one of them."""
+
     def row(self, number: int) -> Any:
         """One of them, read."""
 

@@ -26,33 +26,36 @@ class Step:
     """Rows that were drawn together."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[np.ndarray, Taken]] = []
+        self._parts: list[tuple[np.ndarray, Taken, str]] = []
         self._order: np.ndarray | None = None
 
-    def put(self, where: np.ndarray, taken: Taken) -> None:
+    def put(self, where: np.ndarray, taken: Taken, source: str) -> None:
         """Place rows of a source, int64 [rows taken]."""
-        self._parts.append((where, taken))
+        self._parts.append((where, taken, source))
 
     def balance(self, cost: Cost, topology: Topology) -> None:
         """Deal the rows by cost; places of which no row was left cost nothing."""
         costs = np.zeros(topology.rows_per_step)
-        for where, taken in self._parts:
+        for where, taken, _ in self._parts:
             lengths, ends = taken.pieces()
             costs[where] = np.diff(np.cumsum(cost(lengths))[ends - 1], prepend=0.0)
         self._order = balanced(costs, topology)
 
     def row(self, number: int) -> Any:
         """A row, read; None where there was none left."""
-        number = number if self._order is None else int(self._order[number])
-        part, own = self._places.get(number, (None, 0))
-        return None if part is None else part.row(own)
+        found = self.taken(number)
+        return None if found is None else found[0].row(found[1])
+
+    def taken(self, number: int) -> tuple[Taken, int, str] | None:
+        """The rows that one was taken with, its place among them, and the key of their source."""
+        return self._places.get(number if self._order is None else int(self._order[number]))
 
     @functools.cached_property
-    def _places(self) -> dict[int, tuple[Taken, int]]:
+    def _places(self) -> dict[int, tuple[Taken, int, str]]:
         """Which of the rows taken of a source each row is."""
         return {
-            place: (taken, own)
-            for where, taken in self._parts
+            place: (taken, own, source)
+            for where, taken, source in self._parts
             for own, place in enumerate(where.tolist())
         }
 
@@ -129,7 +132,7 @@ class Plan:
             taken = self._rows[number].take(len(own))
             found = len(taken)
             if found:
-                step.put(missing[own[:found]], taken)
+                step.put(missing[own[:found]], taken, self.mixture.keys[number])
                 tokens[number] = taken.num_tokens
                 self.documents[number] += taken.num_documents
             if found < len(own):

@@ -151,5 +151,8 @@ class TakenSamples:
     def pieces(self) -> tuple[np.ndarray, np.ndarray]:
         raise NotImplementedError("A private plan deals one row at a time.")
 
+    def contents(self, number: int) -> list[tuple[int, int, int]]:
+        raise NotImplementedError("What a stream read is not known without reading it.")
+
     def row(self, number: int) -> Any:
         return self._samples[number]

@@ -250,6 +250,12 @@ class TakenFrames:
             lengths = [frame.copy_lens for frame in self._frames]
         return np.concatenate(lengths), np.cumsum([len(each) for each in lengths])
 
+    def contents(self, number: int) -> list[tuple[int, int, int]]:
+        """Document, first token and the one behind the last, of every content in a frame."""
+        frame = self._frames[number]
+        ends = (frame.starts + frame.copy_lens).tolist()
+        return list(zip(frame.documents.tolist(), frame.starts.tolist(), ends))
+
     def row(self, number: int) -> Row:
         """One of them, with its tokens."""
         return self._source.row(self._frames[number])

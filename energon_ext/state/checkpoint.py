@@ -206,7 +206,7 @@ class CheckpointStore:
         Raises:
             StateFormatError: a manifest is damaged, so that the newest is not known.
         """
-        return max(self._complete(), key=attrgetter("save_index"), default=None)
+        return max(self.complete(), key=attrgetter("save_index"), default=None)
 
     def open(self, step: int) -> Checkpoint:
         """The checkpoint of one step; of several saves of that step the last.
@@ -224,7 +224,12 @@ class CheckpointStore:
             f"{[found for found, _, _ in saves]}. Open one of these."
         )
 
-    def _complete(self, skip_damaged: bool = False) -> Iterator[Checkpoint]:
+    def complete(self, skip_damaged: bool = False) -> Iterator[Checkpoint]:
+        """All checkpoints, by their steps.
+
+        Raises:
+            StateFormatError: a manifest is damaged, and is not to be skipped.
+        """
         for _, _, folder in _folders(self.root):
             # Without a manifest it is unfinished, or was removed since it was listed.
             with contextlib.suppress(FileNotFoundError, *[StateFormatError] * skip_damaged):
@@ -246,7 +251,7 @@ class CheckpointStore:
         if data is not None:
             files[DATA] = write_file(folder / DATA, to_json("data", data))
         fsync(folder)
-        complete = self._complete(skip_damaged=True)
+        complete = self.complete(skip_damaged=True)
         newest_first = sorted(complete, key=attrgetter("save_index"), reverse=True)
         write_manifest(
             folder,

@@ -1,0 +1,194 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""``energon-ext trace``: which documents a step of a run reads, and which steps read a document."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Iterator, Mapping
+
+import click
+from tqdm import tqdm
+
+from energon_ext.cli import echo
+from energon_ext.errors import ConfigError, printable
+
+if TYPE_CHECKING:
+    from energon_ext.plan.dataset import BlendedDataset
+    from energon_ext.plan.step import Step
+    from energon_ext.plan.trace import TracedRow
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("metadataset", type=click.Path(path_type=Path))
+@click.option("--step", type=click.IntRange(0), required=True, help="Steps before it: 0 is first.")
+@click.option("--document", metavar="SOURCE:NUMBER", help="Which steps up to --step read it.")
+@click.option("--rank", type=click.IntRange(0), help="Only the rows of this data-parallel rank.")
+@click.option("--world-size", type=click.IntRange(1), default=1, help="Data-parallel ranks.")
+@click.option("--micro-batch-size", type=click.IntRange(1), default=1, help="Rows of a batch.")
+@click.option("--global-batch-size", type=click.IntRange(1), help="Rows of a step, if not known.")
+@click.option("--tokenizer", help="Show the beginning of each document as text.")
+@click.option("--split", default="train", help="Split of the metadataset.")
+@click.option("--trusted-module", multiple=True, help="A module that the YAML may name.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a row, or a step.")
+def trace(
+    run: Path,
+    metadataset: Path,
+    step: int,
+    document: str | None,
+    tokenizer: str | None,
+    rank: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Show every row of a step of RUN: source, documents, tokens of them, rank, micro-batch, file.
+
+    RUN is the folder of a run, or of a checkpoint. The plan is made again from its newest state
+    before the step, with METADATASET as it is now; from the beginning where there is none. No token
+    is read. The steps of a plan count from 0: step 5 is read by the sixth optimizer step.
+
+    Example: energon-ext trace runs/a mix.yaml --step 1203 --world-size 64 --rank 7
+    """
+    with contextlib.redirect_stdout(sys.stderr):  # Energon says there what it opens
+        blend, start, steps = _planned(run, metadataset, step, **options)
+    if document is not None:
+        source, number = _document(document, blend)
+        for found, row in _readings(blend, start, steps, step, source, number):
+            _say({"step": found, **row.to_json()}, as_json, f"step {found}, {_where(row)}")
+        return
+    for row in _rows(blend, start, steps, step):
+        if rank in (None, row.rank):
+            described = _described(row, blend, tokenizer)
+            lines = [_where(row), *(f"    {each['text']}" for each in described)]
+            _say({"step": step, **row.to_json(), "files": described}, as_json, "\n".join(lines))
+
+
+def _planned(
+    run: Path,
+    metadataset: Path,
+    step: int,
+    *,
+    split: str,
+    trusted_module: tuple[str, ...],
+    world_size: int,
+    micro_batch_size: int,
+    global_batch_size: int | None,
+) -> tuple[BlendedDataset, int, Iterator[Step]]:
+    """The blend, the number of the first step that is planned, and all steps from there on."""
+    from megatron.energon import WorkerConfig
+    from megatron.energon.state import FlexState
+
+    from energon_ext.cli.resume import EncoderOfState, SavedData
+    from energon_ext.encoders.load import get_train_dataset
+    from energon_ext.plan.lookup import find_blend
+    from energon_ext.state.checkpoint import CheckpointStore
+
+    cursors = [checkpoint.data() for checkpoint in CheckpointStore(run).complete()]
+    states = [SavedData(cursor, {}) for cursor in cursors if cursor is not None]
+    if not states:
+        raise ConfigError(f"{run}: no checkpoint with a data.json; a planned run has them.")
+    states.sort(key=lambda state: (state.blends[0]["plan"]["step"], state.blends[0]["done"]))
+    before = [state for state in states if state.blends[0]["plan"]["step"] <= step]
+    saved = (before or states)[-1 if before else 0]
+    plan = saved.blends[0]["plan"]
+    rows = global_batch_size or saved.rows_per_step or _rows_a_step(run, plan)
+    dataset = get_train_dataset(
+        metadataset,
+        split_part=split,
+        trusted_modules=trusted_module,
+        worker_config=WorkerConfig(
+            rank=0,
+            world_size=world_size,
+            num_workers=0,
+            seed_offset=saved.fingerprint.get("seed", 0),
+        ),
+        batch_size=micro_batch_size,
+        rows_per_step=rows,
+        task_encoder=EncoderOfState(saved, None, None, None),
+    )
+    blend = find_blend(dataset)
+    if not before:
+        return blend, 0, blend.planned_steps()
+    # The step that is open is planned from its beginning; which of its rows are out says nothing.
+    state = FlexState({**saved.blends[0], "done": 0, "inside": None})
+    return blend, plan["step"], blend.planned_steps(state)
+
+
+def _rows_a_step(run: Path, plan: Mapping[str, Any]) -> int:
+    if not plan["step"] or plan["row"] % plan["step"]:
+        raise ConfigError(
+            f"{run}: {plan['row']} rows in {plan['step']} steps do not say how many rows a step "
+            f"has; give --global-batch-size."
+        )
+    return int(plan["row"] // plan["step"])
+
+
+def _rows(
+    blend: BlendedDataset, start: int, steps: Iterator[Step], wanted: int
+) -> Iterator[TracedRow]:
+    from energon_ext.plan.trace import rows_of
+
+    for number, step in enumerate(tqdm(steps, "planning", wanted - start, unit="step"), start):
+        if number == wanted:
+            yield from rows_of(step, blend.topology)
+            return
+    raise ConfigError(f"--step {wanted}: the run ends before it; all sources have ended.")
+
+
+def _readings(
+    blend: BlendedDataset, start: int, steps: Iterator[Step], last: int, source: str, number: int
+) -> Iterator[tuple[int, TracedRow]]:
+    from energon_ext.plan.trace import rows_of
+
+    bar = tqdm(steps, "planning", last + 1 - start, unit="step")
+    for found, step in enumerate(bar, start):
+        if found > last:
+            return
+        for row in rows_of(step, blend.topology):
+            if row.source == source and any(each == number for each, _, _ in row.contents):
+                yield found, row
+
+
+def _document(text: str, blend: BlendedDataset) -> tuple[str, int]:
+    source, _, number = text.rpartition(":")
+    if source not in blend.sources or not number.isdecimal():
+        known = ", ".join(blend.keys[:4])
+        raise ConfigError(f"--document {text}: SOURCE:NUMBER is needed; sources are {known}.")
+    return source, int(number)
+
+
+def _where(row: TracedRow) -> str:
+    place = f"row {row.row}, rank {row.rank}, micro-batch {row.micro_batch}"
+    if row.source is None:
+        return f"{place}: padding"
+    tokens = sum(stop - start for _, start, stop in row.contents)
+    return f"{place}: {row.source}, {len(row.contents)} documents, {tokens:,} tokens"
+
+
+def _described(
+    row: TracedRow, blend: BlendedDataset, tokenizer: str | None
+) -> list[dict[str, Any]]:
+    """Where in which file the contents of a row are, and how they begin."""
+    from energon_ext.encoders.tokenizers import load_tokenizer
+
+    if row.source is None:
+        return []
+    files = getattr(blend.sources[row.source].rows, "documents", None)
+    decode = load_tokenizer(tokenizer).decode if tokenizer else None
+    found = []
+    for document, start, stop in row.contents:
+        prefix, number = files.file_of(document) if files is not None else ("", document)
+        text = f"document {document} [{start}, {stop}), number {number} of {prefix}"
+        if decode is not None and files is not None:
+            beginning = decode(files.document(document)[start : min(stop, start + 24)].tolist())
+            text += f": {printable(beginning)!r}"
+        found.append({"document": document, "file": prefix, "number": number, "text": text})
+    return found
+
+
+def _say(content: Mapping[str, Any], as_json: bool, text: str) -> None:
+    echo(json.dumps(content) if as_json else text)
