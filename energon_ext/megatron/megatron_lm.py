@@ -16,6 +16,7 @@ from energon_ext.encoders.pretrain import PACKINGS, PackedTaskEncoder
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.megatron.loader import data_parallel_worker_config
+from energon_ext.megatron.megatron_lm_loop import skip_packed_steps
 from energon_ext.megatron.megatron_lm_state import MegatronLMLoader, restore_together
 from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.plan.cost import AttentionCost
@@ -74,6 +75,7 @@ def train_valid_test_dataloaders_provider(
 
     on_all_ranks(build)
     training, validation = loaders
+    skip_packed_steps()
     if args.iteration > 0:
         restore_together(training, args)
     return training, validation, None

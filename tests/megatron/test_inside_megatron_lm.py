@@ -8,6 +8,7 @@ import json
 import os
 import re
 import typing
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,7 @@ WITHOUT_CUDA = """
     --distributed-backend gloo --transformer-impl local --use-cpu-initialization
     --no-rope-fusion --no-gradient-accumulation-fusion --no-masked-softmax-fusion
     --no-persist-layer-norm --no-bias-swiglu-fusion --no-bias-dropout-fusion
-    --inference-rng-tracker --no-load-rng --no-check-for-nan-in-loss-and-grad
-    --rerun-mode disabled
+    --inference-rng-tracker --no-load-rng
 """
 LAYOUTS = {
     "data parallel": "",
@@ -84,15 +84,17 @@ def launcher(monkeypatch):
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
-def run(mix, folder, *options):
-    """Training losses by iteration and the validation losses, of two ranks."""
+def run(mix, folder, *options, ranks=2, nan_at=0, code=0):
+    """Training losses by iteration and the validation losses, of some ranks."""
     out, stderr = folder / "stdout", folder / "stderr"
-    arguments = " ".join((MODEL, WITHOUT_CUDA, *options)).split()
+    for rank in range(ranks):
+        Path(f"{out}.{rank}.drawn").unlink(missing_ok=True)
+    arguments = [out, nan_at, *" ".join((MODEL, WITHOUT_CUDA, *options)).split()]
     codes = processes.finish(
-        processes.start_script(RUNNER, [out, *arguments, "--data-path", mix], stderr, ranks=2)
+        processes.start_script(RUNNER, [*arguments, "--data-path", mix], stderr, ranks=ranks)
     )
-    assert codes == [0, 0], stderr.read_text()[-3000:]
-    text = Path(f"{out}.1").read_text()  # the last rank logs
+    assert codes == [code] * ranks, stderr.read_text()[-3000:]
+    text = Path(f"{out}.{ranks - 1}").read_text()  # the last rank logs
     losses = re.findall(r"iteration +(\d+)/.*?lm loss: (\S+)", text)
     evaluations = re.findall(r"validation loss at iteration (\d+) \| lm loss value: (\S+)", text)
     return dict(losses), dict(evaluations)
@@ -122,6 +124,54 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(layout, mix, tmp_p
         assert resumed[iteration] == losses[iteration]
     assert resumed_evaluations == {"6": evaluations["6"]}
     assert os.listdir(tmp_path / "model")
+
+
+def drawn(folder, ranks=2):
+    """Hashes of the batches of each rank by iteration, as often as they went through the model."""
+    found = []
+    for rank in range(ranks):
+        by_iteration = defaultdict(list)
+        for line in (folder / f"stdout.{rank}.drawn").read_text().splitlines():
+            iteration, batch = line.split()
+            by_iteration[iteration].append(batch)
+        found.append(by_iteration)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [
+        (2, ""),
+        (2, "--tensor-model-parallel-size 2"),
+        (3, "--pipeline-model-parallel-size 3 --num-layers 3"),
+    ],
+    ids=["data parallel", "tensor parallel", "three stages"],
+)
+def test_skipped_iterations_skip_their_rows_and_no_others(ranks, layout, mix, tmp_path):
+    run(mix, tmp_path, layout, ranks=ranks)
+    whole = drawn(tmp_path, ranks)
+    losses, _ = run(mix, tmp_path, layout, "--iterations-to-skip 3 4", ranks=ranks)
+    assert list(losses) == ["1", "2", "5", "6"]
+    for batches, skipped in zip(whole, drawn(tmp_path, ranks)):
+        assert list(batches) == ["1", "2", "3", "4", "5", "6"]
+        assert skipped == {key: own for key, own in batches.items() if key not in "34"}
+
+
+@pytest.mark.parametrize("layout", ["data parallel", "expert parallel"])
+def test_a_step_that_is_run_again_in_another_process_sees_the_same_data(layout, mix, tmp_path):
+    """Megatron-LM runs a step with NaN twice, saves the model before it, and exits with 16."""
+    parallelism = LAYOUTS[layout]
+    losses, _ = run(mix, tmp_path, parallelism)
+    whole = drawn(tmp_path)
+    saved = f"--save {tmp_path}/model --dataloader-save {tmp_path}/data"
+    loaded = f"--load {tmp_path}/model"
+    run(mix, tmp_path, parallelism, saved, nan_at=5, code=16)
+    assert [found["5"] for found in drawn(tmp_path)] == [2 * found["5"] for found in whole]
+    run(mix, tmp_path, parallelism, saved, loaded, nan_at=5, code=16)
+    assert drawn(tmp_path) == [{"5": found["5"]} for found in whole]
+    resumed, _ = run(mix, tmp_path, parallelism, saved, loaded, "--rerun-mode disabled")
+    assert drawn(tmp_path) == [{key: found[key] for key in "56"} for found in whole]
+    assert resumed["5"] == losses["5"]
 
 
 def test_balanced_steps_train_the_same(mix, tmp_path):

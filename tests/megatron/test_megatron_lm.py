@@ -15,6 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 from megatron.core import parallel_state
+from megatron.core.rerun_state_machine import (
+    RerunMode,
+    RerunState,
+    destroy_rerun_state_machine,
+    get_rerun_state_machine,
+    initialize_rerun_state_machine,
+)
 
 from energon_ext import ConfigError, StateMismatchError
 from energon_ext.encoders.tokenizers import ByteTokenizer
@@ -88,8 +95,9 @@ def pretend_megatron_lm(args, set_module=sys.modules.__setitem__):
     training.get_args = lambda: args
     checkpointing = types.ModuleType("megatron.training.checkpointing")
     checkpointing.get_checkpoint_name = checkpoint_name
-    set_module("megatron.training", training)
-    set_module("megatron.training.checkpointing", checkpointing)
+    training.training = types.ModuleType("megatron.training.training")
+    for module in (training, checkpointing, training.training):
+        set_module(module.__name__, module)
 
 
 def checkpoint_name(folder, iteration, *, pipeline_rank, basename, expert_rank=None):
@@ -192,14 +200,46 @@ def test_data_continues_from_the_state_saved_with_the_model(launch, expert_rank)
     assert hashes(provide(), 3) == expected
 
 
-def test_saving_makes_the_folder_of_every_rank(launch, tmp_path):
+@pytest.fixture
+def rerun_machine():
+    """Megatron's machine that runs doubtful steps again, as the training loop has made it."""
+    destroy_rerun_state_machine()
+    initialize_rerun_state_machine(mode=RerunMode.VALIDATE_RESULTS)
+    yield get_rerun_state_machine()
+    destroy_rerun_state_machine()
+
+
+def test_saving_makes_the_folder_of_every_rank(launch, tmp_path, rerun_machine):
     """Until megatron-core 0.18 Megatron-LM makes that of data-parallel rank 0 alone."""
     launch.dataloader_save = str(tmp_path / "data")
-    launch.curr_iteration = 4
     loader = provide()
     next(loader)
+    rerun_machine.current_iteration = 5
     loader.save_state()
-    assert (tmp_path / "data" / "iter_0000005" / "mp_rank_00_000").is_dir()
+    rerun_machine.state = RerunState.WILL_RERUN_FROM_CHECKPOINT
+    rerun_machine.current_iteration = 8  # within the eighth step
+    loader.save_state()
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [
+        "iter_0000005",
+        "iter_0000007",
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["streamed", "planned"])
+def test_a_save_inside_a_step_stands_before_it(launch, mix, planned, kind, workers, rerun_machine):
+    """Three steps of 8 batches; the third is run again elsewhere, perhaps on other workers."""
+    launch.data_path = [str(mix if kind == "streamed" else planned)]
+    launch.num_workers = workers
+    loader = provide()
+    for rerun_machine.current_iteration in (1, 2, 3):
+        step = hashes(loader, 8)
+    rerun_machine.state = RerunState.WILL_RERUN_FROM_CHECKPOINT
+    save_as_megatron_does(loader, launch, iteration=2)
+    launch.iteration = 2
+    if kind == "planned":
+        launch.num_workers = 1
+    assert hashes(provide(), 8) == step
 
 
 def test_data_can_be_loaded_from_another_folder_than_it_is_saved_to(launch, tmp_path):
