@@ -84,7 +84,13 @@ def record_batches(path, nan_at):
     energon_ext.megatron.forward_step = perhaps_nan
 
 
+#: Of a run that is started without torchrun.
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+
 def main():
+    for name, value in ALONE.items():
+        os.environ.setdefault(name, value)
     out = f"{sys.argv.pop(1)}.{os.environ['RANK']}"
     nan_at = int(sys.argv.pop(1))
     sys.stdout = open(out, "w")  # noqa: SIM115

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The launch script inside the real Megatron-LM: it trains, evaluates, is saved and resumed."""
 
-import importlib.metadata
 import importlib.util
 import json
 import os
 import re
 import typing
 from collections import defaultdict
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ pytestmark = [
         reason="wheels of megatron-core hold Megatron-LM's training loop from 0.17 on",
     ),
     pytest.mark.skipif(
-        importlib.metadata.version("megatron-core") >= "0.18" and not hasattr(typing, "override"),
+        version("megatron-core") >= "0.18" and not hasattr(typing, "override"),
         reason="Megatron-LM of megatron-core 0.18 and later asks for Python 3.12",
     ),
 ]
@@ -174,20 +174,75 @@ def test_a_step_that_is_run_again_in_another_process_sees_the_same_data(layout, 
     assert resumed["5"] == losses["5"]
 
 
-def test_balanced_steps_train_the_same(mix, tmp_path):
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--mtp-num-layers 1", "--mtp-num-layers must be left out"),
+        ("--check-for-spiky-loss", "--check-for-spiky-loss must be left out"),
+        ("--eod-mask-loss", "--eod-mask-loss must be left out"),
+        (
+            "--eval-micro-batch-size 2 --pipeline-model-parallel-size 2",
+            "--eval-micro-batch-size must be 1",
+        ),
+        ("--vocab-size 200 --tensor-model-parallel-size 2", "set --vocab-size 260"),
+    ],
+)
+def test_what_would_fail_later_or_have_no_effect_is_refused_on_every_rank(
+    options, words, mix, tmp_path
+):
+    if "--eval-micro" in options and version("megatron-core") < "0.18":
+        pytest.skip("Megatron-LM has the option since megatron-core 0.18")
+    run(mix, tmp_path, options, code=70)
+    for name in ("stderr", "stderr.1"):
+        last = (tmp_path / name).read_text().strip().splitlines()[-1]
+        assert last.startswith("energon_ext.errors.ConfigError: "), last
+        assert words in last
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """Token files for training and for validation."""
+    folder = tmp_path_factory.mktemp("planned")
     texts = [
         f"The {animal} sat on the mat. " * n for n, animal in enumerate(["cat", "dog"] * 20, 1)
     ]
     for name in ("a", "b"):
-        support.write_texts(tmp_path / name, texts)
+        support.write_texts(folder / name, texts)
     splits = {
         split: {"blend": [{"path": f"./a/{split}"}, {"path": f"./b/{split}"}]}
         for split in ("train", "val")
     }
-    planned = tmp_path / "planned.yaml"
-    planned.write_text(json.dumps({**json.loads(mix.read_text()), "splits": splits}))
+    content = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset", "splits": splits}
+    path = folder / "planned.yaml"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_balanced_steps_train_the_same(planned, tmp_path):
     natural, evaluations = run(planned, tmp_path)
     balanced, evaluations_too = run(planned, tmp_path, "--energon-balance attention")
     assert evaluations_too.keys() == evaluations.keys()
     for iteration, loss in natural.items():
         assert float(balanced[iteration]) == pytest.approx(float(loss), abs=2e-6)
+
+
+def in_plan_order(found):
+    """Batches by iteration: a round of micro-batches gives a row to each rank in turn."""
+    return {
+        key: [b for turn in zip(*(own[key] for own in found)) for b in turn] for key in found[0]
+    }
+
+
+def test_a_planned_run_goes_on_with_other_ranks_and_another_global_batch(planned, tmp_path):
+    """Two ranks save three steps of 4 rows; the run goes on alone, and in steps of 8."""
+    losses, _ = run(planned, tmp_path)
+    rows = in_plan_order(drawn(tmp_path))
+    saved = f"--save {tmp_path}/model --dataloader-save {tmp_path}/data --eval-iters 0"
+    run(planned, tmp_path, saved, "--exit-interval 3")
+    loaded = f"--load {tmp_path}/model --dataloader-load {tmp_path}/data --eval-iters 0"
+    resumed, _ = run(planned, tmp_path, loaded, ranks=1)
+    assert drawn(tmp_path, 1) == [{key: rows[key] for key in "456"}]
+    assert resumed["4"] == losses["4"]
+    larger = "--global-batch-size 8 --train-iters 4 --override-opt-param-scheduler"
+    run(planned, tmp_path, loaded, larger)
+    assert in_plan_order(drawn(tmp_path)) == {"4": rows["4"] + rows["5"]}

@@ -4,6 +4,7 @@
 
 import ast
 import importlib.util
+import math
 import os
 import runpy
 import subprocess
@@ -12,6 +13,7 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 
 from energon_ext import ConfigError
 from energon_ext.megatron import add_energon_args
@@ -159,6 +161,39 @@ def test_the_script_calls_megatron_lm_as_its_version_wants(monkeypatch, parses_b
         *("train_valid_test_dataset_provider", "model_provider"),
         *("model_type", "forward_step_func"),
     ]
+
+
+def test_the_model_of_the_script_has_the_rope_of_its_arguments(check, monkeypatch):
+    """Llama 3.1 divides by 8 the frequencies whose waves are longer than 8192 positions."""
+    arguments = types.ModuleType("megatron.training.arguments")
+    training = types.ModuleType("megatron.training")
+    training.pretrain = arguments.core_transformer_config_from_args = None
+    for module in (training, arguments):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    options = {**check.read_options(LAUNCH / "llama3_8b.args"), "num_layers": 1}
+    config = check.build_config(options, tensor_model_parallel_size=1, sequence_parallel=False)
+    frequencies = {}
+    for scaling in (False, True):
+        training.get_args = lambda scaling=scaling: types.SimpleNamespace(
+            padded_vocab_size=128,
+            max_position_embeddings=64,
+            untie_embeddings_and_output_weights=True,
+            position_embedding_type="rope",
+            rotary_percent=1.0,
+            rotary_base=500000,
+            use_rope_scaling=scaling,
+            rope_scaling_factor=8.0,
+            rotary_seq_len_interpolation_factor=None,
+        )
+        script = runpy.run_path(str(LAUNCH / "pretrain_gpt.py"))
+        with torch.device("meta"):
+            model = script["model_provider"](config=config)
+        frequencies[scaling] = model.rotary_pos_emb.inv_freq
+    factors = frequencies[False] / frequencies[True]
+    longest = 2 * math.pi / frequencies[False] > 8192
+    assert 0 < longest.sum() < len(longest)
+    assert factors[longest].tolist() == pytest.approx([8.0] * int(longest.sum()))
+    assert factors[0] == 1
 
 
 @pytest.mark.parametrize("script", ["pretrain_gpt.py", "bridge_recipe.py"])

@@ -177,9 +177,12 @@ def test_breakpoints_count_what_the_launch_script_says(
     assert not any(drawn[8 * first_step :])
 
 
-def test_steps_are_not_counted_while_the_batch_size_ramps_up(launch):
+@pytest.mark.parametrize(
+    ("option", "value"), [("rampup_batch_size", [8, 8, 100]), ("step_batch_size_schedule", "0:8")]
+)
+def test_steps_are_not_counted_while_the_batch_size_ramps_up(launch, option, value):
     launch.energon_schedule_axis = "steps"
-    launch.rampup_batch_size = [8, 8, 100]
+    setattr(launch, option, value)
     with pytest.raises(ConfigError, match="rampup"):
         provide()
 
@@ -521,6 +524,15 @@ def test_without_any_file_both_ranks_start_over_and_say_so(two_ranks):
         ("full_validation", True, "--full-validation must be left out"),
         ("multiple_validation_sets", True, "--multiple-validation-sets must be left out"),
         ("calculate_per_token_loss", False, "--calculate-per-token-loss must be given"),
+        ("eval_micro_batch_size", 2, "--eval-micro-batch-size must be 1 with energon_ext, got 2"),
+        ("gtp_weight_remat_size", 2, "--tensor-parallel-num-weight-shards must be 1 .*, got 2"),
+        ("mtp_num_layers", 1, "--mtp-num-layers must be left out .*ends of documents.*, got 1"),
+        ("overlap_moe_expert_parallel_comm", True, "--overlap-moe-.* must be left out"),
+        ("check_for_spiky_loss", True, "--check-for-spiky-loss must be left out"),
+        ("cuda_graph_impl", "local", "--cuda-graph-impl must be left out .*, got 'local'"),
+        ("eod_mask_loss", True, "--eod-mask-loss must be left out .*--energon-mask-boundary-loss"),
+        ("valid_data_path", ["x"], "--valid-data-path must be left out .*the splits of --data"),
+        ("sft", True, "--sft must be left out"),
         (
             "virtual_pipeline_model_parallel_size",
             2,
@@ -538,6 +550,62 @@ def test_launch_arguments_that_cannot_work_are_refused_on_every_rank(
     setattr(launch, name, value)
     with pytest.raises(ConfigError, match=message):
         provide()
+
+
+def test_what_megatron_lm_sets_by_itself_is_not_refused(launch):
+    """Its defaults from 0.17 to 0.19."""
+    launch.__dict__.update(
+        eval_micro_batch_size=1,
+        gtp_weight_remat_size=1,
+        mtp_num_layers=None,
+        cuda_graph_impl="none",
+        valid_data_path=None,
+        mock_data=False,
+        rampup_batch_size=None,
+        step_batch_size_schedule=None,
+    )
+    assert provide()
+
+
+def test_a_global_batch_that_the_ranks_cannot_share_is_refused(launch, monkeypatch):
+    pretend_ranks(monkeypatch, 3)
+    with pytest.raises(ConfigError, match="--global-batch-size must be a multiple of 3 .*, got 8"):
+        provide()
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_has_embeddings_is_refused(launch):
+    """Bytes and four special tokens are 260 ids."""
+    launch.padded_vocab_size = 260
+    assert provide()
+    launch.padded_vocab_size = 256
+    with pytest.raises(ConfigError, match="model 256 embeddings.*ids up to 259.*--vocab-size 260"):
+        provide()
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ("", (True, True, None, 0.3, True, True)),
+        ("--energon-packing sequential", (True, True, None, 0.3, False, True)),
+        (
+            "--no-energon-add-bos --energon-packing-max-docs-per-bin 3 --energon-packing-carry 0 "
+            "--no-energon-mask-boundary-loss --no-energon-train-on-eos",
+            (False, True, 3, 0.0, False, False),
+        ),
+    ],
+)
+def test_the_encoder_is_as_the_options_say(launch, options, found):
+    given = add_energon_args(argparse.ArgumentParser()).parse_args(options.split())
+    vars(launch).update(vars(given))
+    encoder = megatron_lm._default_task_encoder(launch)
+    assert found == (
+        encoder.tokenizer.add_bos,
+        encoder.tokenizer.add_eos,
+        encoder.packing_max_docs_per_bin,
+        encoder.packing_carry,
+        encoder.mask_boundary_loss,
+        encoder.train_on_eos,
+    )
 
 
 @pytest.mark.parametrize(
