@@ -35,7 +35,7 @@ MODEL = """
     --position-embedding-type rope --untie-embeddings-and-output-weights
     --seq-length 64 --max-position-embeddings 64 --attention-dropout 0 --hidden-dropout 0
     --tokenizer-type NullTokenizer --vocab-size 383 --micro-batch-size 1 --global-batch-size 4
-    --train-iters 6 --lr 1e-3 --lr-warmup-iters 1 --log-interval 1
+    --lr 1e-3 --log-interval 1
     --dataloader-type external --calculate-per-token-loss --num-workers 0
     --eval-iters 1 --eval-interval 3 --save-interval 3
 """
@@ -50,6 +50,7 @@ WITHOUT_CUDA = """
     --no-persist-layer-norm --no-bias-swiglu-fusion --no-bias-dropout-fusion
     --inference-rng-tracker --no-load-rng
 """
+SIX_STEPS = "--train-iters 6 --lr-warmup-iters 1"
 LAYOUTS = {
     "data parallel": "",
     "tensor parallel": "--tensor-model-parallel-size 2",
@@ -84,12 +85,12 @@ def launcher(monkeypatch):
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
-def run(mix, folder, *options, ranks=2, nan_at=0, code=0):
+def run(mix, folder, *options, ranks=2, nan_at=0, code=0, length=SIX_STEPS):
     """Training losses by iteration and the validation losses, of some ranks."""
     out, stderr = folder / "stdout", folder / "stderr"
     for rank in range(ranks):
         Path(f"{out}.{rank}.drawn").unlink(missing_ok=True)
-    arguments = [out, nan_at, *" ".join((MODEL, WITHOUT_CUDA, *options)).split()]
+    arguments = [out, nan_at, *" ".join((MODEL, WITHOUT_CUDA, length, *options)).split()]
     codes = processes.finish(
         processes.start_script(RUNNER, [*arguments, "--data-path", mix], stderr, ranks=ranks)
     )
@@ -246,3 +247,24 @@ def test_a_planned_run_goes_on_with_other_ranks_and_another_global_batch(planned
     larger = "--global-batch-size 8 --train-iters 4 --override-opt-param-scheduler"
     run(planned, tmp_path, loaded, larger)
     assert in_plan_order(drawn(tmp_path)) == {"4": rows["4"] + rows["5"]}
+
+
+def test_a_run_whose_global_batch_grows_goes_on_as_if_it_had_not_been_stopped(planned, tmp_path):
+    """Two rows a step until 8 are consumed, then four. Where that changes it is saved as well."""
+    grows = "--rampup-batch-size 2 2 8 --energon-schedule-axis batches --eval-iters 0"
+    options = f"{grows} {LAYOUTS['expert parallel']}"
+    six_steps = "--train-samples 16 --lr-warmup-samples 2"
+    losses, _ = run(planned, tmp_path, options, length=six_steps)
+    whole = drawn(tmp_path)
+    assert [len(whole[0][key]) for key in "123456"] == [1, 1, 1, 1, 2, 2]
+    saved = f"--save {tmp_path}/model --dataloader-save {tmp_path}/data --exit-interval 5"
+    run(planned, tmp_path, options, saved, length=six_steps)
+    states = sorted(path.name for path in (tmp_path / "data").iterdir())
+    assert states == [f"iter_000000{iteration}" for iteration in (3, 4, 5)]
+    loaded = f"--load {tmp_path}/model --dataloader-load {tmp_path}/data"
+    for iteration in ("3", "4", "5"):
+        (tmp_path / "model" / "latest_checkpointed_iteration.txt").write_text(iteration)
+        resumed, _ = run(planned, tmp_path, options, loaded, length=six_steps)
+        left = [key for key in "456" if key > iteration]
+        assert drawn(tmp_path) == [{key: own[key] for key in left} for own in whole]
+        assert resumed[left[0]] == losses[left[0]]
