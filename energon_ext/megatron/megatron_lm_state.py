@@ -5,59 +5,39 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import logging
 import os
 from pathlib import Path
 from typing import Any
 
-from megatron.core.rerun_state_machine import RerunMode, RerunState, get_rerun_state_machine
+from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.energon.savable_loader import SavableDataLoaderState
 
 from energon_ext.errors import StateFormatError, StateMismatchError
 from energon_ext.loader.regroup import blends_in, workers_of
 from energon_ext.loader.seals import check_workers
-from energon_ext.megatron.loader import MegatronEnergonLoader
+from energon_ext.megatron.rerun import RerunLoader, is_inside_step
 from energon_ext.state.serialize import read_state_file
 from energon_ext.state.together import on_all_ranks
 
 logger = logging.getLogger(__name__)
 
 
-class MegatronLMLoader(MegatronEnergonLoader):
+class MegatronLMLoader(RerunLoader):
     """The loader of a Megatron-LM run, saved by Megatron-LM and restored from where it saves."""
 
-    _step = -1
-    _before_step: SavableDataLoaderState | None = None
-
-    def __next__(self) -> Any:
-        machine = get_rerun_state_machine()
-        validates = machine.get_mode() == RerunMode.VALIDATE_RESULTS
-        if validates and machine.current_iteration != self._step:
-            self._step, self._before_step = machine.current_iteration, self.loader.stored_state()
-        return super().__next__()
-
     def save_state(self) -> SavableDataLoaderState | None:
-        """Return the state for Megatron-LM to save, and see to it that it can.
-
-        A step whose result is rejected twice is saved in its middle: the model before it, to run it
-        again in another process. Such a state stands before the step as well.
-        """
-        machine = get_rerun_state_machine()
-        is_inside_step = machine.state != RerunState.NOT_RUNNING_YET
-        self._make_folder(machine.current_iteration - is_inside_step)
-        if is_inside_step:
-            return copy.deepcopy(self.loader.exact_state(self._before_step))
-        return super().save_state()
-
-    def _make_folder(self, iteration: int) -> None:
+        """Return the state for Megatron-LM to save, and see to it that it can."""
         # Until megatron-core 0.18 Megatron-LM makes the folder of data-parallel rank 0 alone, while
         # under expert parallelism each rank writes to one of its own.
         from megatron.training import get_args
 
         if folder := get_args().dataloader_save:
+            # The machine counts every step that was begun, skipped ones too.
+            iteration = get_rerun_state_machine().current_iteration - is_inside_step()
             path = _path(folder, iteration, self.loader.worker_config.rank)
             os.makedirs(os.path.dirname(path), exist_ok=True)
+        return super().save_state()
 
     def find_states(self, args: argparse.Namespace) -> bool:
         """Read what Megatron-LM saved with the model it has just loaded; whether there is any.
@@ -94,7 +74,7 @@ class MegatronLMLoader(MegatronEnergonLoader):
         Raises:
             StateMismatchError: it belongs to another configuration.
         """
-        if len(self._found) == 1 and not self._blend.is_shared:
+        if len(self._found) == 1:
             self.restore_state(self._found[0])
         else:
             self.restore_states(self._found)

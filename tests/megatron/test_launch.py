@@ -3,6 +3,7 @@
 """The launch scripts: sizes that fit, models of the size that their names say, whole commands."""
 
 import ast
+import dataclasses
 import importlib.util
 import math
 import os
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 from energon_ext import ConfigError
 from energon_ext.megatron import add_energon_args
@@ -194,6 +197,29 @@ def test_the_model_of_the_script_has_the_rope_of_its_arguments(check, monkeypatc
     assert 0 < longest.sum() < len(longest)
     assert factors[longest].tolist() == pytest.approx([8.0] * int(longest.sum()))
     assert factors[0] == 1
+
+
+def test_megatron_wraps_the_model_of_a_bridge_recipe_that_averages_in_its_collective(
+    one_rank, monkeypatch
+):
+    """Recipes of Megatron-Bridge average; Megatron's DDP refuses that with a loss per token."""
+    bridge = types.ModuleType("megatron.bridge.training.config")
+    bridge.DatasetBuildContext = object
+    bridge.DatasetProvider = dataclasses.make_dataclass(
+        "DatasetProvider", [("num_workers", int, 2)], kw_only=True
+    )
+    monkeypatch.setitem(sys.modules, bridge.__name__, bridge)
+    recipe = types.SimpleNamespace(
+        model=TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1),
+        ddp=DistributedDataParallelConfig(average_in_collective=True),
+        train=types.SimpleNamespace(micro_batch_size=2, global_batch_size=32),
+    )
+    recipe.model.seq_length = 64
+    runpy.run_path(str(LAUNCH / "bridge_recipe.py"))["use_energon"](recipe, "mix.yaml", "bytes")
+    DistributedDataParallel(recipe.model, recipe.ddp, torch.nn.Linear(4, 4))
+    assert recipe.model.calculate_per_token_loss
+    assert recipe.train.micro_batch_size == 1
+    assert recipe.dataset.rows_per_step == 32
 
 
 @pytest.mark.parametrize("script", ["pretrain_gpt.py", "bridge_recipe.py"])
