@@ -39,7 +39,7 @@ class MegatronEnergonLoader:
 
     def __init__(self, dataset: SavableDataset, **loader_options: Any):
         self.loader = ExactDataLoader(dataset, **loader_options)
-        self._blend = find_blend(dataset)
+        self.blend = find_blend(dataset)
         self._iterator: Iterator[Any] | None = None
 
     @property
@@ -62,9 +62,9 @@ class MegatronEnergonLoader:
         """
         index = self.next_batch_index
         batch = self._draw()
-        worker, limits = self.loader.worker_config, self._blend.epoch_limits
+        worker, limits = self.loader.worker_config, self.blend.epoch_limits
         if limits:
-            is_shared = self._blend.is_shared
+            is_shared = self.blend.is_shared
             end_together(batch is not None, limits, index, worker, is_shared=is_shared)
         elif batch is None:
             raise ConfigError(
@@ -126,7 +126,7 @@ class MegatronEnergonLoader:
             StateMismatchError: saved with another configuration; names every field that differs.
             ConfigError: this loader has drawn batches already.
         """
-        if state is not None and self._blend.is_shared:
+        if state is not None and self.blend.is_shared:
             self.restore_states([state])
         else:
             self._check_unbegun()

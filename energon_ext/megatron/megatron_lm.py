@@ -21,7 +21,8 @@ from energon_ext.megatron.megatron_lm_arguments import (
     check_vocabulary,
     ramps_up,
 )
-from energon_ext.megatron.megatron_lm_loop import skip_packed_steps
+from energon_ext.megatron.megatron_lm_log import DataLog
+from energon_ext.megatron.megatron_lm_loop import adapt_loop
 from energon_ext.megatron.megatron_lm_state import MegatronLMLoader, restore_together
 from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.plan.cost import AttentionCost
@@ -79,9 +80,10 @@ def train_valid_test_dataloaders_provider(
 
     on_all_ranks(build)
     training, validation = loaders
-    skip_packed_steps()
     if args.iteration > 0:
         restore_together(training, args)
+    logs = args.energon_run_dir or getattr(args, "tensorboard_dir", None)
+    adapt_loop(DataLog(training, args) if logs else None)
     return training, validation, None
 
 

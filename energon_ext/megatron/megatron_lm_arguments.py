@@ -54,6 +54,10 @@ def add_energon_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser
         help="Folder to resume the data state from; default: that of --dataloader-save.",
     )
     group.add_argument(
+        "--energon-run-dir",
+        help="Folder for metrics.jsonl, which `energon-ext report` reads.",
+    )
+    group.add_argument(
         "--energon-tokenizer",
         default="bytes",
         help="`bytes`, a tokenizer.json, a folder or a Hugging Face name.",

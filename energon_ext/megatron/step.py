@@ -35,7 +35,7 @@ LossFunc = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, dict[str, 
 
 #: Report of the whole batch; what stands before the name of a source in its own.
 LOSS_KEY = "lm loss"
-_SOURCE_PREFIX = f"{LOSS_KEY}/"
+SOURCE_PREFIX = f"{LOSS_KEY}/"
 
 #: Count of a source without tokens, whose mean is then 0 and not NaN: Megatron-LM takes a NaN in
 #: any report for a failed iteration. Added to a real count it changes nothing.
@@ -240,7 +240,7 @@ def mean_losses(reports: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
         sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True)
     )
     means = {
-        key.removeprefix(_SOURCE_PREFIX): total / count
+        key.removeprefix(SOURCE_PREFIX): total / count
         for key, (total, count) in zip(reports[0], sums.tolist())
         if key == LOSS_KEY or count > 1e6 * _NO_TOKENS  # of so many micro-batches
     }
@@ -292,7 +292,7 @@ def _report(
     sums.index_add_(0, source_of_position, values)
     report = {LOSS_KEY: values.sum(0)}
     for index, source in enumerate(batch.sources):
-        report[_SOURCE_PREFIX + source] = sums[index + 1]
+        report[SOURCE_PREFIX + source] = sums[index + 1]
     for _, count in report.values():
         count.clamp_(min=_NO_TOKENS)
     return report

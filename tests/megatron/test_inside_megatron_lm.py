@@ -11,8 +11,14 @@ from collections import defaultdict
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from energon_ext.cli.metrics import Run
+from energon_ext.cli.report import write_report
+from energon_ext.loader.regroup import blends_in
 from tests import support
 from tests.megatron import processes
 
@@ -268,3 +274,47 @@ def test_a_run_whose_global_batch_grows_goes_on_as_if_it_had_not_been_stopped(pl
         left = [key for key in "456" if key > iteration]
         assert drawn(tmp_path) == [{key: own[key] for key in left} for own in whole]
         assert resumed[left[0]] == losses[left[0]]
+
+
+@pytest.mark.parametrize("layout", ["data parallel", "tensor parallel", "pipeline parallel"])
+@pytest.mark.parametrize("kind", ["streamed", "planned"])
+def test_the_log_says_what_was_read_of_each_source(kind, layout, mix, planned, tmp_path):
+    """Of a run that skips a step, is stopped after the third, and goes on."""
+    options = f"{LAYOUTS[layout]} --save {tmp_path}/model --dataloader-save {tmp_path}/data"
+    options += f" --energon-run-dir {tmp_path}/run --tensorboard-dir {tmp_path}/boards"
+    options += " --iterations-to-skip 2"
+    path = mix if kind == "streamed" else planned
+    losses, _ = run(path, tmp_path, options, "--exit-interval 3")
+    more, _ = run(path, tmp_path, options, f"--load {tmp_path}/model")
+    log = Run.load(tmp_path / "run")
+    assert log.sources == (("a:train", "b:train") if kind == "streamed" else ("a/train", "b/train"))
+    assert log.resumed_after == (3,)
+    assert list(log.step) == [1, 2, 3, 4, 5, 6]
+    # Megatron-LM logs the mean of the first two iterations of a process as the second.
+    assert log.loss[0] == pytest.approx(float(losses["1"]), abs=1e-5)
+    assert log.loss[3] == pytest.approx(float(more["4"]), abs=1e-5)
+    assert np.isnan(log.loss[1])
+    weights = [3 - step / 4 for step in range(6)] if kind == "streamed" else [1] * 6
+    for shares, weight in zip(log.planned_share, weights):
+        assert shares == pytest.approx([weight / (weight + 1), 1 / (weight + 1)])
+    drawn_in_state = counts_in_states(tmp_path / "data" / "iter_0000006")
+    assert log.tokens.sum(0).tolist() == [drawn_in_state[key][1] for key in log.sources]
+    assert log.documents.sum(0).tolist() == [drawn_in_state[key][0] for key in log.sources]
+    boards = EventAccumulator(str(tmp_path / "boards")).Reload()
+    for number, key in enumerate(log.sources):
+        (*_, last) = boards.Scalars(f"data/tokens/{key}")
+        assert (last.step, last.value) == (6, log.tokens[:, number].sum())
+        assert boards.Scalars(f"lm loss/{key}")
+    assert write_report(log, tmp_path / "report")[-1].name == "report.html"
+
+
+def counts_in_states(folder):
+    """Documents and tokens of each source in the data states of an iteration."""
+    found = defaultdict(lambda: np.zeros(2, int))
+    for path in sorted(folder.rglob("*.pt")):
+        state = torch.load(path, weights_only=False)["dataloader_state_dict"]
+        (blend,) = blends_in(state).values()
+        for key, own in blend["plan"]["sources"].items():
+            counts = np.array([own["documents"], own["tokens"]])
+            found[key] = counts if blend["worker"] is None else found[key] + counts
+    return found

@@ -10,6 +10,7 @@ import re
 import sys
 import time
 import types
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -357,6 +358,33 @@ def test_the_state_of_any_rank_continues_a_planned_run_on_any_number_of_ranks(
             # In turn: a round gives a row to each rank.
             assert [row for turn in zip(*found) for row in turn] == expected
         paths[lost].write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["streamed", "planned"])
+def test_what_was_drawn_goes_on_being_counted_over_a_resume_on_other_ranks(
+    launch, monkeypatch, mix, planned, kind
+):
+    """Three steps on two ranks, and one more on one rank of two workers."""
+    launch.data_path = [str(mix if kind == "streamed" else planned)]
+    ranks, paths = pretend_ranks(monkeypatch, 2), []
+    drawn = Counter()
+    for ranks["rank"] in (0, 1):
+        loader = provide()
+        for _ in range(12):
+            drawn.update(next(loader).tokens_per_source())
+        paths.append(save_as_megatron_does(loader, launch, iteration=3, rank=ranks["rank"]))
+    launch.iteration = 3
+    found = Counter()
+    for ranks["rank"] in (0, 1):
+        found += provide().drawn.tokens
+    assert found == drawn
+    ranks.update(rank=0, world_size=1)
+    launch.num_workers = 2
+    loader = provide()
+    assert loader.drawn.tokens == drawn
+    for _ in range(8):
+        drawn.update(next(loader).tokens_per_source())
+    assert loader.drawn.tokens == drawn
 
 
 def test_a_planned_run_saved_inside_a_step_goes_on_with_its_ranks_only(
