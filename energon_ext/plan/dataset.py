@@ -117,11 +117,7 @@ class BlendedDataset(BaseWrapperDataset):
         return {k: n for s in self.sources.values() for k, n in s.part_documents.items()}
 
     def position(self, step: int, row: int | None = None) -> int:
-        """Where a step stands on the schedule axis.
-
-        Args:
-            row: that it begins with, where not all steps before it had the rows of this one.
-        """
+        """Where a step stands that begins with a row; by default all steps have the rows of now."""
         return self._clock.at_step(step) if row is None else self._clock.at(step, row)
 
     def planned_shares(self, position: int) -> dict[str, float]:
