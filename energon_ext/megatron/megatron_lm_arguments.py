@@ -25,7 +25,6 @@ LEFT_OUT = {
     "eod_mask_loss": "--energon-mask-boundary-loss says where labels cross documents",
     "full_validation": "packing counts batches only by drawing them; use --eval-iters",
     "multiple_validation_sets": "the losses of single sources are reported without it",
-    "mtp_num_layers": "the labels of later tokens would cross the ends of documents",
     "overlap_moe_expert_parallel_comm": "its schedule asks for a forward step in parts",
     "check_for_spiky_loss": "the losses of packed rows are not looked at for it",
     **dict.fromkeys(
@@ -155,6 +154,8 @@ def _values(args: argparse.Namespace) -> Iterator[_Rule]:
     # What context and sequence parallelism cut a row into.
     length = args.seq_length
     yield "--seq-length", length, f"a multiple of {multiple}", length % multiple == 0
+    if getattr(args, "mtp_num_layers", None):
+        yield "--context-parallel-size", context, "1, as --mtp-num-layers is used,", context == 1
     # More would be ranks of the same replica that train on the same rows.
     shards = tensor * getattr(args, "gtp_weight_remat_size", 1)
     yield "--tensor-parallel-num-weight-shards", shards, f"{tensor}", shards == tensor

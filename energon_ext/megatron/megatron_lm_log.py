@@ -43,14 +43,7 @@ class DataLog:
         # A plan that begins anew under a trained model counts its steps anew.
         self._first_step = args.iteration if self._row == 0 else 0
         self._writes = dist.get_rank() == dist.get_world_size() - 1
-        self._write(
-            "start",
-            args.iteration,
-            sources=list(self._documents),
-            documents=self._documents,
-            rows_per_step=args.global_batch_size,
-            config={name: str(value) for name, value in vars(args).items()},
-        )
+        on_all_ranks(self._write_start)
 
     def step(self, losses: Mapping[str, torch.Tensor], iteration: int) -> None:
         """Log a step.
@@ -67,7 +60,7 @@ class DataLog:
         seconds, self._time = time.perf_counter() - self._time, time.perf_counter()
         documents, tokens, planned = self._counts.cpu()
         own_documents, own_tokens, _ = (self._counts - before).cpu()
-        values = {key: value.item() for key, value in losses.items()}
+        values = dict(zip(losses, torch.stack([*losses.values()]).tolist())) if losses else {}
         self._write(
             "step",
             iteration,
@@ -120,6 +113,16 @@ class DataLog:
 
     def _by_source(self, values: torch.Tensor) -> dict[str, Any]:
         return dict(zip(self._documents, values.tolist()))
+
+    def _write_start(self) -> None:
+        self._write(
+            "start",
+            self._args.iteration,
+            sources=list(self._documents),
+            documents=self._documents,
+            rows_per_step=self._args.global_batch_size,
+            config={name: str(value) for name, value in vars(self._args).items()},
+        )
 
     def _write(self, event: str, step: int, **fields: Any) -> None:
         folder = self._args.energon_run_dir

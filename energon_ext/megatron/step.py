@@ -30,6 +30,7 @@ from energon_ext.megatron.context_parallel import (
     slice_for_context_parallel,
 )
 from energon_ext.megatron.moe import check_router_losses, padding_mask_for
+from energon_ext.megatron.mtp import loss_mask_for
 
 LossFunc = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]
 
@@ -138,7 +139,8 @@ def forward_step(
 
     Raises:
         ConfigError: the routers of the model were not told of ``weight_scale``, see
-            :func:`energon_ext.megatron.scale_router_losses`.
+            :func:`energon_ext.megatron.scale_router_losses`; or see
+            :func:`energon_ext.megatron.mtp.loss_mask_for`.
     """
     check_router_losses(model, weight_scale)
     batch = get_batch(data_iterator)
@@ -151,6 +153,7 @@ def forward_step(
         labels=batch.labels[None],
         packed_seq_params=build_packed_seq_params(batch),
         **padding_mask_for(model, batch),
+        **loss_mask_for(model, batch, weight_scale),
     )
     return output, loss_func
 

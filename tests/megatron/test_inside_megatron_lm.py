@@ -62,6 +62,7 @@ LAYOUTS = {
     "tensor parallel": "--tensor-model-parallel-size 2",
     "pipeline parallel": "--pipeline-model-parallel-size 2",
     "expert parallel": EXPERTS,
+    "later tokens": "--mtp-num-layers 1 --pipeline-model-parallel-size 2",
 }
 
 
@@ -151,8 +152,13 @@ def drawn(folder, ranks=2):
         (2, ""),
         (2, "--tensor-model-parallel-size 2"),
         (3, "--pipeline-model-parallel-size 3 --num-layers 3"),
+        (
+            2,
+            "--pipeline-model-parallel-size 2 --num-layers 4 "
+            "--num-layers-per-virtual-pipeline-stage 1",
+        ),
     ],
-    ids=["data parallel", "tensor parallel", "three stages"],
+    ids=["data parallel", "tensor parallel", "three stages", "virtual stages"],
 )
 def test_skipped_iterations_skip_their_rows_and_no_others(ranks, layout, mix, tmp_path):
     run(mix, tmp_path, layout, ranks=ranks)
@@ -184,7 +190,6 @@ def test_a_step_that_is_run_again_in_another_process_sees_the_same_data(layout, 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--mtp-num-layers 1", "--mtp-num-layers must be left out"),
         ("--check-for-spiky-loss", "--check-for-spiky-loss must be left out"),
         ("--eod-mask-loss", "--eod-mask-loss must be left out"),
         (

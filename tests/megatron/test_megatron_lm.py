@@ -554,7 +554,6 @@ def test_without_any_file_both_ranks_start_over_and_say_so(two_ranks):
         ("calculate_per_token_loss", False, "--calculate-per-token-loss must be given"),
         ("eval_micro_batch_size", 2, "--eval-micro-batch-size must be 1 with energon_ext, got 2"),
         ("gtp_weight_remat_size", 2, "--tensor-parallel-num-weight-shards must be 1 .*, got 2"),
-        ("mtp_num_layers", 1, "--mtp-num-layers must be left out .*ends of documents.*, got 1"),
         ("overlap_moe_expert_parallel_comm", True, "--overlap-moe-.* must be left out"),
         ("check_for_spiky_loss", True, "--check-for-spiky-loss must be left out"),
         ("cuda_graph_impl", "local", "--cuda-graph-impl must be left out .*, got 'local'"),
@@ -577,6 +576,14 @@ def test_launch_arguments_that_cannot_work_are_refused_on_every_rank(
     )
     setattr(launch, name, value)
     with pytest.raises(ConfigError, match=message):
+        provide()
+
+
+def test_later_tokens_are_not_predicted_over_context_parallel_ranks(launch):
+    launch.mtp_num_layers = 1
+    assert provide()
+    launch.context_parallel_size = 2
+    with pytest.raises(ConfigError, match="--context-parallel-size must be 1, as --mtp-num-layers"):
         provide()
 
 
