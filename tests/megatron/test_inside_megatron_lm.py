@@ -146,6 +146,14 @@ def drawn(folder, ranks=2):
     return found
 
 
+def with_rejected_results(folder, iterations):
+    """The option that skips what another run has found wrong twice on one rank."""
+    line = "ts=0 node=n device=0 jobID=7 rank=0 iteration={} status=RERUN_DISABLED result=nan"
+    lines = [f"{line.format(iteration)} message='NaN'\n" for iteration in iterations] * 2
+    (folder / "rejected").write_text("".join(lines))
+    return f"--result-rejected-tracker-filename {folder}/rejected"
+
+
 @pytest.mark.parametrize(
     ("ranks", "layout"),
     [
@@ -163,7 +171,8 @@ def drawn(folder, ranks=2):
 def test_skipped_iterations_skip_their_rows_and_no_others(ranks, layout, mix, tmp_path):
     run(mix, tmp_path, layout, ranks=ranks)
     whole = drawn(tmp_path, ranks)
-    losses, _ = run(mix, tmp_path, layout, "--iterations-to-skip 3 4", ranks=ranks)
+    skips = "--iterations-to-skip 3 4" if layout else with_rejected_results(tmp_path, (3, 4))
+    losses, _ = run(mix, tmp_path, layout, skips, ranks=ranks)
     assert list(losses) == ["1", "2", "5", "6"]
     for batches, skipped in zip(whole, drawn(tmp_path, ranks)):
         assert list(batches) == ["1", "2", "3", "4", "5", "6"]
