@@ -98,7 +98,7 @@ class DataLog:
             if iteration is not None and self._loader.loader.worker_config.rank == 0:
                 blend, step = self._loader.blend, iteration - 1 - self._first_step
                 shares = blend.planned_shares(blend.position(step, self._row))
-                own[2] = torch.tensor([shares[key] for key in keys])
+                own[2] = torch.tensor([shares.get(key, 0.0) for key in keys])
             self._row = self._rows()
         counts = own.to("cuda" if torch.cuda.is_available() else "cpu")
         # Not over context-parallel ranks, which all load the same.
