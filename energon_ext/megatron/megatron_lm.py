@@ -129,14 +129,14 @@ def schedule_axis(args: argparse.Namespace) -> ScheduleAxis:
     The end of the run is known from ``--train-iters``; breakpoints after it are reported.
 
     Raises:
-        ConfigError: optimizer steps are to be counted while ``--rampup-batch-size`` changes them.
+        ConfigError: optimizer steps are to be counted while the global batch grows.
     """
     unit = args.energon_schedule_axis
     if ramps_up(args):
         if unit == "steps":
             raise ConfigError(
-                "--energon-schedule-axis steps: with --rampup-batch-size an optimizer step has no "
-                "fixed number of rows; count tokens."
+                "--energon-schedule-axis steps: with --rampup-batch-size or --step-batch-size-"
+                "schedule an optimizer step has no fixed number of rows; count tokens."
             )
         return ScheduleAxis(unit)
     units = {

@@ -40,7 +40,7 @@ MODEL = """
     --num-query-groups 2 --swiglu --normalization RMSNorm --disable-bias-linear
     --position-embedding-type rope --untie-embeddings-and-output-weights
     --seq-length 64 --max-position-embeddings 64 --attention-dropout 0 --hidden-dropout 0
-    --tokenizer-type NullTokenizer --vocab-size 383 --micro-batch-size 1 --global-batch-size 4
+    --tokenizer-type NullTokenizer --vocab-size 383 --micro-batch-size 1
     --lr 1e-3 --log-interval 1
     --dataloader-type external --calculate-per-token-loss --num-workers 0
     --eval-iters 1 --eval-interval 3 --save-interval 3
@@ -56,7 +56,7 @@ WITHOUT_CUDA = """
     --no-persist-layer-norm --no-bias-swiglu-fusion --no-bias-dropout-fusion
     --inference-rng-tracker --no-load-rng
 """
-SIX_STEPS = "--train-iters 6 --lr-warmup-iters 1"
+SIX_STEPS = "--global-batch-size 4 --train-iters 6 --lr-warmup-iters 1"
 LAYOUTS = {
     "data parallel": "",
     "tensor parallel": "--tensor-model-parallel-size 2",
@@ -202,6 +202,10 @@ def test_a_step_that_is_run_again_in_another_process_sees_the_same_data(layout, 
         ("--check-for-spiky-loss", "--check-for-spiky-loss must be left out"),
         ("--eod-mask-loss", "--eod-mask-loss must be left out"),
         (
+            "--train-samples 16 --rampup-batch-size 2 2 8 --energon-schedule-axis tokens",
+            "--rampup-batch-size must be left out",
+        ),
+        (
             "--eval-micro-batch-size 2 --pipeline-model-parallel-size 2",
             "--eval-micro-batch-size must be 1",
         ),
@@ -211,9 +215,10 @@ def test_a_step_that_is_run_again_in_another_process_sees_the_same_data(layout, 
 def test_what_would_fail_later_or_have_no_effect_is_refused_on_every_rank(
     options, words, mix, tmp_path
 ):
-    if "--eval-micro" in options and version("megatron-core") < "0.18":
-        pytest.skip("Megatron-LM has the option since megatron-core 0.18")
-    run(mix, tmp_path, options, code=70)
+    if re.search("eval-micro|rampup", options) and version("megatron-core") < "0.18":
+        pytest.skip("since megatron-core 0.18 Megatron-LM has the one and ignores the other")
+    length = "--global-batch-size 4" if "samples" in options else SIX_STEPS
+    run(mix, tmp_path, options, code=70, length=length)
     for name in ("stderr", "stderr.1"):
         last = (tmp_path / name).read_text().strip().splitlines()[-1]
         assert last.startswith("energon_ext.errors.ConfigError: "), last
@@ -271,9 +276,11 @@ def test_a_planned_run_goes_on_with_other_ranks_and_another_global_batch(planned
 
 def test_a_run_whose_global_batch_grows_goes_on_as_if_it_had_not_been_stopped(planned, tmp_path):
     """Two rows a step until 8 are consumed, then four. Where that changes it is saved as well."""
-    grows = "--rampup-batch-size 2 2 8 --energon-schedule-axis batches --eval-iters 0"
-    options = f"{grows} {LAYOUTS['expert parallel']}"
-    six_steps = "--train-samples 16 --lr-warmup-samples 2"
+    options = f"--energon-schedule-axis batches --eval-iters 0 {LAYOUTS['expert parallel']}"
+    grows = "--global-batch-size 4 --rampup-batch-size 2 2 8"
+    if version("megatron-core") >= "0.18":
+        grows = f"--step-batch-size-schedule 0:2,{8 * 64}:4"
+    six_steps = f"{grows} --train-samples 16 --lr-warmup-samples 2"
     losses, _ = run(planned, tmp_path, options, length=six_steps)
     whole = drawn(tmp_path)
     assert [len(whole[0][key]) for key in "123456"] == [1, 1, 1, 1, 2, 2]

@@ -579,6 +579,15 @@ def test_launch_arguments_that_cannot_work_are_refused_on_every_rank(
         provide()
 
 
+def test_a_ramp_that_megatron_lm_would_ignore_is_refused(launch):
+    """Since megatron-core 0.18, which has another schedule."""
+    launch.rampup_batch_size, launch.energon_schedule_axis = [8, 8, 100], "tokens"
+    assert provide()
+    launch.step_batch_size_schedule = None
+    with pytest.raises(ConfigError, match="--rampup-batch-size must be left out .*use --step"):
+        provide()
+
+
 def test_later_tokens_are_not_predicted_over_context_parallel_ranks(launch):
     launch.mtp_num_layers = 1
     assert provide()
