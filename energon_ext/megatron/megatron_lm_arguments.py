@@ -148,11 +148,9 @@ def _values(args: argparse.Namespace) -> Iterator[_Rule]:
     batch = args.global_batch_size
     yield "--global-batch-size", batch, f"a multiple of {replicas}", batch % replicas == 0
     if hasattr(args, "step_batch_size_schedule"):  # megatron-core 0.18 and later
-        steps, allowed = (
-            args.rampup_batch_size,
-            "left out (it is ignored; use --step-batch-size-schedule)",
-        )
-        yield "--rampup-batch-size", steps, allowed, steps is None
+        ramp = getattr(args, "rampup_batch_size", None)
+        allowed = "left out (it is ignored; use --step-batch-size-schedule)"
+        yield "--rampup-batch-size", ramp, allowed, ramp is None
     kind = args.dataloader_type
     yield "--dataloader-type", kind, "external", kind == "external"
     # Without it a step has the mean of its micro-batches' means.
