@@ -22,7 +22,7 @@ from energon_ext.cli.figure_style import (
     new_figure,
     steps_axis,
 )
-from energon_ext.cli.metrics import Run
+from energon_ext.cli.metrics import Run, mean_of_finite
 
 WINDOWS = 30
 MAX_LABEL = 16
@@ -88,7 +88,7 @@ def loss_picture(run: Run) -> Picture:
     run = for_pictures(run)
     windows = _windows(run)
     centres = np.array([run.step[window].mean() for window in windows])
-    total = np.array([run.loss[window].mean() for window in windows])
+    total = np.array([mean_of_finite(run.loss[window]) for window in windows])
     by_source = np.array(
         [_mean_loss(run.source_loss[window], run.tokens[window]) for window in windows]
     )
@@ -109,11 +109,12 @@ def loss_picture(run: Run) -> Picture:
     ends = np.array([_last_finite(column) for column in (*by_source.T, total)])
     names = [f"{label} {end:.2f}" for label, end in zip((*run.labels, "all"), ends)]
     label_ends(axes, ends, names, (*colors, MUTED))
+    first, last = _last_finite(total[::-1]), _last_finite(total)
     return Picture(
         "loss",
         figure,
-        f"The mean loss falls from {total[0]:.2f} to {total[-1]:.2f} nats per token over "
-        f"{len(run.step)} steps; a source's line begins with the first batch that holds it.",
+        f"The mean loss falls from {first:.2f} to {last:.2f} nats per token over {len(run.step)} "
+        "steps; a source's line begins with the first batch that holds it.",
     )
 
 

@@ -55,7 +55,7 @@ class Run:
     resumed_after: tuple[int, ...]  # steps after which another process went on
     config: dict[str, Any]  # what the run says of itself
     step: np.ndarray  # int64 [S], 1..S
-    loss: np.ndarray  # float64 [S], nats per token
+    loss: np.ndarray  # float64 [S], nats per token, NaN where a step was skipped
     tokens_per_second: np.ndarray  # float64 [S]
     planned_share: np.ndarray  # float64 [S, n], rows add up to 1
     tokens: np.ndarray  # int64 [S, n], positions drawn from each source
@@ -115,6 +115,12 @@ class Run:
             source_loss=table("loss_by_source", np.nan, np.float64),
             batch_hash=tuple(s["batch_hash"] for s in steps),
         )
+
+
+def mean_of_finite(values: np.ndarray) -> float:
+    """The mean of what is a number; NaN where nothing is."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else np.nan
 
 
 def short_labels(keys: Sequence[str]) -> tuple[str, ...]:

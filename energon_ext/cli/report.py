@@ -15,7 +15,7 @@ import click
 import numpy as np
 
 from energon_ext.cli import echo
-from energon_ext.cli.metrics import Run
+from energon_ext.cli.metrics import Run, mean_of_finite
 from energon_ext.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def headline(run: Run) -> list[tuple[str, str]]:
         (f"{run.step[-1]:,}", "optimizer steps"),
         (f"{run.tokens.sum():,}", "tokens read"),
         (
-            f"{run.loss[:ends].mean():.2f} → {run.loss[-ends:].mean():.2f}",
+            f"{mean_of_finite(run.loss[:ends]):.2f} → {mean_of_finite(run.loss[-ends:]):.2f}",
             f"loss, nats per token (means of {ends} steps)",
         ),
         (f"{np.median(run.tokens_per_second):,.0f}", "tokens per second (median step)"),

@@ -110,7 +110,7 @@ class ExactDataLoader(SavableDataLoader):
             ConfigError: a source is streamed; save with :meth:`save_state_rank`.
         """
         blend = self._shared_blend()
-        state = self._unsealed_state()
+        state = self.stored_state()
         cursor = blend.save_state() if state is None else _cursor_now(blend, state)
         return sealed(json.loads(json.dumps({**cursor, "skip": 0})))
 
@@ -175,16 +175,20 @@ class ExactDataLoader(SavableDataLoader):
 
     def save_state_rank(self) -> SavableDataLoaderState | None:
         """The state after the last batch that was drawn, None before there is any."""
-        state = self._unsealed_state()
-        if state is None:
+        return self.exact_state(self.stored_state())
+
+    def exact_state(self, stored: SavableDataLoaderState | None) -> SavableDataLoaderState | None:
+        """What to save, now or later, of what :meth:`stored_state` returned."""
+        if stored is None:
             return None
         blends = blends_inside(self.dataset)
-        is_behind = any(getattr(worker, "offset", 0) for worker in state.worker_states)
+        is_behind = any(getattr(worker, "offset", 0) for worker in stored.worker_states)
         if is_behind and len(blends) == 1 and blends[0].is_shared:
-            return self._state_at(_cursor_now(blends[0], state))
-        return self._sealed(state)
+            return self._state_at(_cursor_now(blends[0], stored))
+        return self._sealed(stored)
 
-    def _unsealed_state(self) -> SavableDataLoaderState | None:
+    def stored_state(self) -> SavableDataLoaderState | None:
+        """The state after the last batch as Energon keeps it, quickly: not yet exact or sealed."""
         # Stock believes in workers as soon as iter() was called; they start with the first batch.
         self._has_workers = self.num_workers > 0 and self._iterator is not None
         deadline = time.monotonic() + WORKER_START_SECONDS

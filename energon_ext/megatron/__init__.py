@@ -8,11 +8,12 @@ from energon_ext.megatron.cpu import enable_cpu
 from energon_ext.megatron.initialize import initialize_weights
 from energon_ext.megatron.loader import MegatronEnergonLoader, data_parallel_worker_config
 from energon_ext.megatron.megatron_lm import (
-    add_energon_args,
     schedule_axis,
     train_valid_test_dataloaders_provider,
 )
+from energon_ext.megatron.megatron_lm_arguments import add_energon_args
 from energon_ext.megatron.moe import scale_router_losses
+from energon_ext.megatron.mtp import mtp_block_spec
 from energon_ext.megatron.rope import rope_by_position_ids
 from energon_ext.megatron.sampler import MegatronSampler, Sampling, generate
 from energon_ext.megatron.step import (
@@ -43,6 +44,7 @@ __all__ = [
     "initialize_weights",
     "make_loss_func",
     "mean_losses",
+    "mtp_block_spec",
     "rope_by_position_ids",
     "scale_router_losses",
     "schedule_axis",

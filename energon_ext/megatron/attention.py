@@ -54,9 +54,7 @@ def gpt_layer_spec(
     Raises:
         ConfigError: ``config`` asks for something that only Transformer Engine can do.
     """
-    use_transformer_engine = torch.cuda.is_available() and bool(
-        importlib.util.find_spec("transformer_engine")
-    )
+    use_transformer_engine = has_transformer_engine()
     block = get_gpt_decoder_block_spec(
         config,
         use_transformer_engine,
@@ -69,9 +67,9 @@ def gpt_layer_spec(
     _check_config(config)
     block.layer_norm = TorchNorm
     for layer in block.layer_specs:
-        _replace_norms(layer.submodules, "input_layernorm", "pre_mlp_layernorm")
+        replace_norms(layer.submodules, "input_layernorm", "pre_mlp_layernorm")
         attention = layer.submodules.self_attention.submodules
-        _replace_norms(attention, "q_layernorm", "k_layernorm", "kv_layernorm")
+        replace_norms(attention, "q_layernorm", "k_layernorm", "kv_layernorm")
         attention.core_attention = SegmentAttention
     return block
 
@@ -205,10 +203,16 @@ class TorchNorm:
         return norm
 
 
-def _replace_norms(submodules: Any, *names: str) -> None:
+def replace_norms(submodules: Any, *names: str) -> None:
+    """Put :class:`TorchNorm` in the place of the norms of a specification."""
     for name in names:
         if getattr(submodules, name, IdentityOp) not in (IdentityOp, L2Norm):
             setattr(submodules, name, TorchNorm)
+
+
+def has_transformer_engine() -> bool:
+    """Whether Transformer Engine can be used here."""
+    return torch.cuda.is_available() and bool(importlib.util.find_spec("transformer_engine"))
 
 
 def _check_config(config: TransformerConfig, attention_dropout: float | None = None) -> None:

@@ -39,7 +39,7 @@ class MegatronEnergonLoader:
 
     def __init__(self, dataset: SavableDataset, **loader_options: Any):
         self.loader = ExactDataLoader(dataset, **loader_options)
-        self._blend = find_blend(dataset)
+        self.blend = find_blend(dataset)
         self._iterator: Iterator[Any] | None = None
 
     @property
@@ -62,9 +62,9 @@ class MegatronEnergonLoader:
         """
         index = self.next_batch_index
         batch = self._draw()
-        worker, limits = self.loader.worker_config, self._blend.epoch_limits
+        worker, limits = self.loader.worker_config, self.blend.epoch_limits
         if limits:
-            is_shared = self._blend.is_shared
+            is_shared = self.blend.is_shared
             end_together(batch is not None, limits, index, worker, is_shared=is_shared)
         elif batch is None:
             raise ConfigError(
@@ -112,19 +112,25 @@ class MegatronEnergonLoader:
 
         Args, Raises: as of :meth:`energon_ext.ExactDataLoader.restore_states`.
         """
-        self.restore_state(self.loader.state_of(states))
+        self._check_unbegun()
+        # Energon keeps references into a state it is given, and it may be restored again.
+        self.loader.restore_state_rank(copy.deepcopy(self.loader.state_of(states)))
 
     def restore_state(self, state: SavableDataLoaderState | None) -> None:
         """Continue after the batch that ``state`` was saved after.
+
+        The state of any rank continues a planned run, on any ranks and workers.
 
         Raises:
             StateFormatError: ``state`` is damaged, or something else.
             StateMismatchError: saved with another configuration; names every field that differs.
             ConfigError: this loader has drawn batches already.
         """
-        self._check_unbegun()
-        # Energon keeps references into a state it is given, and it may be restored again.
-        self.loader.restore_state_rank(copy.deepcopy(state))
+        if state is not None and self.blend.is_shared:
+            self.restore_states([state])
+        else:
+            self._check_unbegun()
+            self.loader.restore_state_rank(copy.deepcopy(state))
 
     def _check_unbegun(self) -> None:
         if self._iterator is not None:

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The data of a Megatron-LM launch script: its options and its provider."""
+"""The data of a Megatron-LM launch script: its provider, and what its options make of the data."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ from megatron.core import parallel_state
 from megatron.energon import TaskEncoder
 
 from energon_ext.encoders.load import get_train_dataset, get_val_datasets
-from energon_ext.encoders.pretrain import PACKINGS, PackedTaskEncoder
+from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.megatron.loader import data_parallel_worker_config
+from energon_ext.megatron.megatron_lm_arguments import (
+    check_arguments,
+    check_vocabulary,
+    ramps_up,
+)
+from energon_ext.megatron.megatron_lm_log import DataLog
+from energon_ext.megatron.megatron_lm_loop import adapt_loop
 from energon_ext.megatron.megatron_lm_state import MegatronLMLoader, restore_together
 from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.state.together import on_all_ranks
 from energon_ext.weights import ScheduleAxis
-from energon_ext.weights.axis import UNITS
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +40,7 @@ def train_valid_test_dataloaders_provider(
 ) -> tuple[MegatronLMLoader | None, ValidationLoader | None, None]:
     """Build the loaders for training and validation inside a Megatron-LM launch script.
 
-    Reads Megatron-LM's arguments and those of :func:`add_energon_args`::
+    Reads Megatron-LM's arguments and those of :func:`energon_ext.megatron.add_energon_args`::
 
         pretrain(train_valid_test_dataloaders_provider, model_provider,
                  ModelType.encoder_or_decoder, forward_step,
@@ -68,7 +74,7 @@ def train_valid_test_dataloaders_provider(
     loaders: list[Any] = [None, None]
 
     def build() -> None:
-        _check_args(args)
+        check_arguments(args)
         if parallel_state.get_tensor_model_parallel_rank() == 0:
             loaders[:] = _build_loaders(args, task_encoder or _default_task_encoder(args))
 
@@ -76,12 +82,15 @@ def train_valid_test_dataloaders_provider(
     training, validation = loaders
     if args.iteration > 0:
         restore_together(training, args)
+    logs = args.energon_run_dir or getattr(args, "tensorboard_dir", None)
+    adapt_loop(DataLog(training, args) if logs else None)
     return training, validation, None
 
 
 def _build_loaders(
     args: argparse.Namespace, task_encoder: TaskEncoder
 ) -> tuple[MegatronLMLoader, ValidationLoader | None]:
+    check_vocabulary(args, task_encoder)
     if getattr(task_encoder, "schedule_axis", None) == ScheduleAxis():  # not set by the user
         task_encoder.schedule_axis = schedule_axis(args)
     options = {
@@ -93,7 +102,7 @@ def _build_loaders(
         get_train_dataset(
             args.data_path[0],
             # While the global batch grows, each round of micro-batches is a step of the plan.
-            rows_per_step=None if _ramps_up(args) else args.global_batch_size,
+            rows_per_step=None if ramps_up(args) else args.global_batch_size,
             shuffle_buffer_size=args.energon_shuffle_buffer_docs,
             **options,
         ),
@@ -114,67 +123,20 @@ def _build_loaders(
 train_valid_test_dataloaders_provider.is_distributed = True  # type: ignore[attr-defined]
 
 
-def add_energon_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add this package's arguments to Megatron-LM's parser, as its ``extra_args_provider``.
-
-    Example:
-        >>> import argparse
-        >>> parser = add_energon_args(argparse.ArgumentParser())
-        >>> parser.parse_args(["--energon-packing", "sequential"]).energon_packing
-        'sequential'
-    """
-    group = parser.add_argument_group(title="energon_ext")
-    group.add_argument(
-        "--dataloader-save",
-        help="Folder for the data state, saved with every model checkpoint.",
-    )
-    group.add_argument(
-        "--dataloader-load",
-        help="Folder to resume the data state from; default: that of --dataloader-save.",
-    )
-    group.add_argument(
-        "--energon-tokenizer",
-        default="bytes",
-        help="`bytes`, a tokenizer.json, a folder or a Hugging Face name.",
-    )
-    group.add_argument(
-        "--energon-schedule-axis",
-        choices=UNITS,
-        default="steps",
-        help="What the breakpoints of weight schedules count: optimizer steps, tokens of all "
-        "ranks, or micro-batches of a data-parallel rank.",
-    )
-    group.add_argument("--energon-packing", choices=PACKINGS, default="bin")
-    group.add_argument("--energon-packing-buffer-docs", type=_count, default=512)
-    group.add_argument("--energon-shuffle-buffer-docs", type=_count, default=1000)
-    group.add_argument(
-        "--energon-balance",
-        choices=["attention"],
-        help="Deal the rows of a step to ranks and micro-batches by what they cost this model.",
-    )
-    return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} found, an integer >= 0 is needed")
-    return int(text)
-
-
 def schedule_axis(args: argparse.Namespace) -> ScheduleAxis:
     """Return what the breakpoints of a Megatron-LM run count, from its arguments.
 
     The end of the run is known from ``--train-iters``; breakpoints after it are reported.
 
     Raises:
-        ConfigError: optimizer steps are to be counted while ``--rampup-batch-size`` changes them.
+        ConfigError: optimizer steps are to be counted while the global batch grows.
     """
     unit = args.energon_schedule_axis
-    if _ramps_up(args):
+    if ramps_up(args):
         if unit == "steps":
             raise ConfigError(
-                "--energon-schedule-axis steps: with --rampup-batch-size an optimizer step has no "
-                "fixed number of rows; count tokens."
+                "--energon-schedule-axis steps: with --rampup-batch-size or --step-batch-size-"
+                "schedule an optimizer step has no fixed number of rows; count tokens."
             )
         return ScheduleAxis(unit)
     units = {
@@ -185,10 +147,6 @@ def schedule_axis(args: argparse.Namespace) -> ScheduleAxis:
     return ScheduleAxis(unit, end=(args.train_iters or 0) * units[unit] or None)
 
 
-def _ramps_up(args: argparse.Namespace) -> bool:
-    return getattr(args, "rampup_batch_size", None) is not None
-
-
 def _batches_per_step(args: argparse.Namespace) -> int:
     replicas = parallel_state.get_data_parallel_world_size()
     return int(args.global_batch_size // (args.micro_batch_size * replicas))
@@ -196,7 +154,7 @@ def _batches_per_step(args: argparse.Namespace) -> int:
 
 def _batches_per_save(args: argparse.Namespace) -> int:
     """Batches of a rank between two saves; 1 where that changes."""
-    if _ramps_up(args):
+    if ramps_up(args):
         return 1
     return max(1, (getattr(args, "save_interval", None) or 0) * _batches_per_step(args))
 
@@ -211,52 +169,29 @@ def _batches_per_evaluation(args: argparse.Namespace) -> int:
 def _default_task_encoder(args: argparse.Namespace) -> PackedTaskEncoder:
     # Each context-parallel rank takes two of the equal chunks that a segment is cut into.
     ranks = parallel_state.get_context_parallel_world_size()
-    aligned = {"alignment": 2 * ranks} if ranks > 1 else {}
-    balanced: dict[str, Any] = {}
-    if args.energon_balance:
-        from megatron.training.arguments import core_transformer_config_from_args
-
-        config = core_transformer_config_from_args(args)
-        cost = AttentionCost.of_model(config, args.padded_vocab_size or 0)
-        balanced = {"balance": args.energon_balance, "cost": cost}
     return PackedTaskEncoder(
-        load_tokenizer(args.energon_tokenizer),
+        load_tokenizer(args.energon_tokenizer, **_special_tokens(args)),
         args.seq_length,
         packing=args.energon_packing,
         packing_buffer_docs=args.energon_packing_buffer_docs,
-        **aligned,
-        **balanced,
+        packing_max_docs_per_bin=args.energon_packing_max_docs_per_bin,
+        packing_carry=args.energon_packing_carry,
+        alignment=2 * ranks if ranks > 1 else 1,
+        mask_boundary_loss=args.energon_mask_boundary_loss,
+        train_on_eos=args.energon_train_on_eos,
+        balance=args.energon_balance,
+        cost=_cost(args) if args.energon_balance else None,
     )
 
 
-def _check_args(args: argparse.Namespace) -> None:
-    context, tensor = args.context_parallel_size, args.tensor_model_parallel_size
-    multiple = (2 * context if context > 1 else 1) * (tensor if args.sequence_parallel else 1)
-    for flag, found, allowed, right in (
-        ("--data-path", args.data_path, "one metadataset", len(args.data_path or ()) == 1),
-        ("--micro-batch-size", args.micro_batch_size, "1", args.micro_batch_size == 1),
-        ("--dataloader-type", args.dataloader_type, "external", args.dataloader_type == "external"),
-        # Without it a step has the mean of its micro-batches' means.
-        ("--calculate-per-token-loss", False, "given", args.calculate_per_token_loss),
-        # What context and sequence parallelism cut a row into.
-        (
-            "--seq-length",
-            args.seq_length,
-            f"a multiple of {multiple}",
-            args.seq_length % multiple == 0,
-        ),
-        # Megatron-LM would fail at its first save: it knows the state of one iterator only.
-        (
-            "--dataloader-save",
-            args.dataloader_save,
-            "left out, as virtual pipeline stages are used,",
-            not (args.dataloader_save and args.virtual_pipeline_model_parallel_size),
-        ),
-        # Both count the batches of a validation set, which packing finds out only by drawing them.
-        *(
-            (f"--{flag.replace('_', '-')}", True, "left out", not getattr(args, flag, False))
-            for flag in ("full_validation", "multiple_validation_sets")
-        ),
-    ):
-        if not right:
-            raise ConfigError(f"{flag} must be {allowed} with energon_ext, got {found!r}.")
+def _special_tokens(args: argparse.Namespace) -> dict[str, bool]:
+    """What was said; the tokenizers have defaults of their own."""
+    said = {"add_bos": args.energon_add_bos, "add_eos": args.energon_add_eos}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _cost(args: argparse.Namespace) -> AttentionCost:
+    from megatron.training.arguments import core_transformer_config_from_args
+
+    config = core_transformer_config_from_args(args)
+    return AttentionCost.of_model(config, args.padded_vocab_size or 0)

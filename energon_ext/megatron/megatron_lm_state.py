@@ -10,20 +10,36 @@ import os
 from pathlib import Path
 from typing import Any
 
+from megatron.core.rerun_state_machine import get_rerun_state_machine
+from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState
 
 from energon_ext.errors import StateFormatError, StateMismatchError
-from energon_ext.loader.regroup import blends_in, workers_of
+from energon_ext.loader.regroup import blends_in, cursor_of, workers_of
 from energon_ext.loader.seals import check_workers
-from energon_ext.megatron.loader import MegatronEnergonLoader
+from energon_ext.megatron.rerun import RerunLoader, is_inside_step
+from energon_ext.state.consumption import Consumption
 from energon_ext.state.serialize import read_state_file
 from energon_ext.state.together import on_all_ranks
 
 logger = logging.getLogger(__name__)
 
 
-class MegatronLMLoader(MegatronEnergonLoader):
-    """The loader of a Megatron-LM run, saved by Megatron-LM and restored from where it saves."""
+class MegatronLMLoader(RerunLoader):
+    """The loader of a Megatron-LM run, saved by Megatron-LM and restored from where it saves.
+
+    Attributes:
+        drawn: by this rank; of what was restored, the sum over all ranks is right.
+    """
+
+    def __init__(self, dataset: SavableDataset, **loader_options: Any):
+        super().__init__(dataset, **loader_options)
+        self.drawn = Consumption()
+
+    def __next__(self) -> Any:
+        batch = super().__next__()
+        self.drawn.add_batch(batch)
+        return batch
 
     def save_state(self) -> SavableDataLoaderState | None:
         """Return the state for Megatron-LM to save, and see to it that it can."""
@@ -31,10 +47,10 @@ class MegatronLMLoader(MegatronEnergonLoader):
         # under expert parallelism each rank writes to one of its own.
         from megatron.training import get_args
 
-        args = get_args()
-        if args.dataloader_save and getattr(args, "curr_iteration", None) is not None:
-            rank = self.loader.worker_config.rank
-            path = _path(args.dataloader_save, args.curr_iteration + 1, rank)
+        if folder := get_args().dataloader_save:
+            # The machine counts every step that was begun, skipped ones too.
+            iteration = get_rerun_state_machine().current_iteration - is_inside_step()
+            path = _path(folder, iteration, self.loader.worker_config.rank)
             os.makedirs(os.path.dirname(path), exist_ok=True)
         return super().save_state()
 
@@ -73,11 +89,24 @@ class MegatronLMLoader(MegatronEnergonLoader):
         Raises:
             StateMismatchError: it belongs to another configuration.
         """
-        if len(self._found) == 1 and not self._blend.is_shared:
+        if len(self._found) == 1:
             self.restore_state(self._found[0])
         else:
             self.restore_states(self._found)
+        self.drawn = self._drawn_before()
         return self.next_batch_index
+
+    def _drawn_before(self) -> Consumption:
+        """What the states say; where all ranks have the same ones, the first counts."""
+        drawn, shared = Consumption(), self.blend.is_shared
+        if self.loader.worker_config.rank > 0 and (shared or len(self._found) > 1):
+            return drawn
+        now = {change.saved_key: change.key for change in self.loader.changes}
+        for state in self._found[:1] if shared else self._found:
+            for worker in [cursor_of(state)] if shared else blends_in(state).values():
+                for key, own in worker["plan"]["sources"].items():
+                    drawn.add(now.get(key) or key, rows=own["documents"], tokens=own["tokens"])
+        return drawn
 
 
 def restore_together(loader: MegatronLMLoader | None, args: argparse.Namespace) -> None:

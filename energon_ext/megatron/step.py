@@ -30,12 +30,13 @@ from energon_ext.megatron.context_parallel import (
     slice_for_context_parallel,
 )
 from energon_ext.megatron.moe import check_router_losses, padding_mask_for
+from energon_ext.megatron.mtp import loss_mask_for
 
 LossFunc = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]
 
 #: Report of the whole batch; what stands before the name of a source in its own.
 LOSS_KEY = "lm loss"
-_SOURCE_PREFIX = f"{LOSS_KEY}/"
+SOURCE_PREFIX = f"{LOSS_KEY}/"
 
 #: Count of a source without tokens, whose mean is then 0 and not NaN: Megatron-LM takes a NaN in
 #: any report for a failed iteration. Added to a real count it changes nothing.
@@ -138,7 +139,8 @@ def forward_step(
 
     Raises:
         ConfigError: the routers of the model were not told of ``weight_scale``, see
-            :func:`energon_ext.megatron.scale_router_losses`.
+            :func:`energon_ext.megatron.scale_router_losses`; or see
+            :func:`energon_ext.megatron.mtp.loss_mask_for`.
     """
     check_router_losses(model, weight_scale)
     batch = get_batch(data_iterator)
@@ -151,6 +153,7 @@ def forward_step(
         labels=batch.labels[None],
         packed_seq_params=build_packed_seq_params(batch),
         **padding_mask_for(model, batch),
+        **loss_mask_for(model, batch, weight_scale),
     )
     return output, loss_func
 
@@ -240,7 +243,7 @@ def mean_losses(reports: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
         sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True)
     )
     means = {
-        key.removeprefix(_SOURCE_PREFIX): total / count
+        key.removeprefix(SOURCE_PREFIX): total / count
         for key, (total, count) in zip(reports[0], sums.tolist())
         if key == LOSS_KEY or count > 1e6 * _NO_TOKENS  # of so many micro-batches
     }
@@ -292,7 +295,7 @@ def _report(
     sums.index_add_(0, source_of_position, values)
     report = {LOSS_KEY: values.sum(0)}
     for index, source in enumerate(batch.sources):
-        report[_SOURCE_PREFIX + source] = sums[index + 1]
+        report[SOURCE_PREFIX + source] = sums[index + 1]
     for _, count in report.values():
         count.clamp_(min=_NO_TOKENS)
     return report

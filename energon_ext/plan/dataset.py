@@ -114,9 +114,9 @@ class BlendedDataset(BaseWrapperDataset):
         """Documents in one epoch of each source, or part of it."""
         return {k: n for s in self.sources.values() for k, n in s.part_documents.items()}
 
-    def position(self, step: int) -> int:
-        """Where a step stands on the schedule axis, while the global batch stays what it is."""
-        return self._clock.at_step(step)
+    def position(self, step: int, row: int | None = None) -> int:
+        """Where a step stands that begins with a row; by default all steps have the rows of now."""
+        return self._clock.at_step(step) if row is None else self._clock.at(step, row)
 
     def planned_shares(self, position: int) -> dict[str, float]:
         """The share that the weights give each source at a position, as if none had ended.

@@ -6,8 +6,8 @@
     use_energon(config, path="mix.yaml", tokenizer="tokenizer.json")
     pretrain(config, forward_step_func=bridge_forward_step)
 
-Written against the interface of Megatron-Bridge and not run inside it. It trains and validates; the
-data state is not restored by it.
+Megatron-Bridge saves the data state beside the model and restores it. Written against its interface
+of August 2026; tried with its recipes and configs alone, not on GPUs.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from megatron.core import parallel_state
 from energon_ext import PackedTaskEncoder, get_train_dataset, get_val_datasets
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.megatron import (
-    MegatronEnergonLoader,
     ValidationLoader,
     data_parallel_worker_config,
     forward_step,
 )
+from energon_ext.megatron.rerun import RerunLoader
 
 
 @dataclass(kw_only=True)
@@ -31,6 +31,7 @@ class EnergonExtProvider(DatasetProvider):
 
     path: str
     seq_length: int
+    rows_per_step: int
     tokenizer: str = "bytes"
     batches_per_evaluation: int = 0
     shuffle_buffer_size: int = 1000
@@ -46,8 +47,13 @@ class EnergonExtProvider(DatasetProvider):
             "batch_size": 1,  # a packed micro-batch is one sequence
             "task_encoder": PackedTaskEncoder(load_tokenizer(self.tokenizer), self.seq_length),
         }
-        train = MegatronEnergonLoader(
-            get_train_dataset(self.path, shuffle_buffer_size=self.shuffle_buffer_size, **options)
+        train = RerunLoader(
+            get_train_dataset(
+                self.path,
+                rows_per_step=self.rows_per_step,
+                shuffle_buffer_size=self.shuffle_buffer_size,
+                **options,
+            )
         )
         if not self.batches_per_evaluation:
             return train, None, None
@@ -57,11 +63,16 @@ class EnergonExtProvider(DatasetProvider):
 
 def use_energon(config, path, tokenizer):
     """Let a recipe read ``path``; its model and optimizer stay as they are."""
-    config.dataset = EnergonExtProvider(
-        path=path, tokenizer=tokenizer, seq_length=config.model.seq_length
-    )
     config.train.micro_batch_size = 1
+    config.dataset = EnergonExtProvider(
+        path=path,
+        tokenizer=tokenizer,
+        seq_length=config.model.seq_length,
+        rows_per_step=config.train.global_batch_size,
+    )
+    # Gradients are summed over ranks and divided once, by the tokens of the step. Recipes average.
     config.model.calculate_per_token_loss = True
+    config.ddp.average_in_collective = False
 
 
 def bridge_forward_step(state, data_iterator, model, return_schedule_plan=False):

@@ -21,6 +21,7 @@ from energon_ext.megatron import (
     add_energon_args,
     forward_step,
     gpt_layer_spec,
+    mtp_block_spec,
     train_valid_test_dataloaders_provider,
 )
 
@@ -29,9 +30,10 @@ def model_provider(pre_process=True, post_process=True, vp_stage=None, config=No
     """The model of Megatron-LM's arguments; your own script keeps its own."""
     args = get_args()
     config = config or core_transformer_config_from_args(args)
+    layers = gpt_layer_spec(config, vp_stage)
     return GPTModel(
         config,
-        gpt_layer_spec(config, vp_stage),
+        layers,
         args.padded_vocab_size,
         args.max_position_embeddings,
         pre_process=pre_process,
@@ -40,6 +42,10 @@ def model_provider(pre_process=True, post_process=True, vp_stage=None, config=No
         position_embedding_type=args.position_embedding_type,
         rotary_percent=args.rotary_percent,
         rotary_base=args.rotary_base,
+        rope_scaling=args.use_rope_scaling,
+        rope_scaling_factor=args.rope_scaling_factor,
+        seq_len_interpolation_factor=args.rotary_seq_len_interpolation_factor,
+        mtp_block_spec=mtp_block_spec(config, layers, vp_stage),
         vp_stage=vp_stage,
     )
 

@@ -21,4 +21,4 @@ exec torchrun \
     "$here/pretrain_gpt.py" $(options "$MODEL") $(options energon) \
     --data-path "$DATA" --energon-tokenizer "$TOKENIZER" \
     --save "$RUN/model" --load "$RUN/model" --dataloader-save "$RUN/data" \
-    --tensorboard-dir "$RUN/tensorboard" "$@"
+    --tensorboard-dir "$RUN/tensorboard" --energon-run-dir "$RUN" "$@"

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 
 import base64
+import json
+import math
 import re
 import sys
 from html.parser import HTMLParser
@@ -65,6 +67,17 @@ def test_a_missing_matplotlib_is_named(tmp_path, monkeypatch):
     monkeypatch.delattr("energon_ext.cli.figures")
     line = error_line(energon_ext("report", write_run(tmp_path, steps=5)))
     assert "pip install 'energon_ext[report]'" in line
+
+
+def test_a_step_that_was_skipped_has_no_loss_and_no_part_in_a_mean(tmp_path):
+    path = write_run(tmp_path, steps=3) / "metrics.jsonl"
+    start, *steps, end = map(json.loads, path.read_text().splitlines())
+    for step, loss in zip(steps, (math.nan, 3.0, 2.0)):
+        step["loss"] = loss
+    path.write_text("\n".join(map(json.dumps, (start, *steps, end))))
+    run = Run.load(tmp_path)
+    assert headline(run)[2][0] == "nan → 2.00"
+    assert "falls from 3.00 to 2.00 nats" in figures.loss_picture(run).caption
 
 
 def test_the_table_adds_up_each_source(tmp_path):

@@ -96,7 +96,9 @@ def test_the_steps_that_read_a_document_are_found(data):
     expected = [step for step, tokens in enumerate(read) if first in tokens]
     found = []
     for last in (3, 7):  # each from the state before it
-        result = call(folder / "run", mixes[0], "--step", last, "--document", f"a:{number}", "--json")
+        result = call(
+            folder / "run", mixes[0], "--step", last, "--document", f"a:{number}", "--json"
+        )
         found += [row["step"] for row in rows_of(result)]
     assert sorted(set(found)) == sorted(set(expected))
 

@@ -4,6 +4,11 @@
 
 Megatron-LM asks the GPU for its memory and random state, and starts NCCL. Those questions are
 answered here; arguments, model, data, schedules, optimizer, evaluation and checkpoints are its own.
+
+    megatron_lm_on_cpu.py OUT NAN_AT ARGUMENTS...
+
+Prints to OUT.RANK and writes the batch of each micro-batch of the training, as "iteration hash", to
+OUT.RANK.drawn. The losses of the training at iteration NAN_AT are no numbers.
 """
 
 import collections
@@ -16,7 +21,9 @@ from pathlib import Path
 
 import torch
 
-from energon_ext.megatron import enable_cpu
+import energon_ext.megatron
+from energon_ext.megatron import enable_cpu, step
+from tests import support
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "launch" / "pretrain_gpt.py"
 
@@ -28,6 +35,7 @@ def answer_for_the_gpu():
         "get_device_capability": (9, 0),
         "memory_stats": collections.defaultdict(int),
         "get_rng_state": torch.zeros(1, dtype=torch.uint8),
+        "set_rng_state": None,
         **dict.fromkeys(
             (
                 *("set_device", "empty_cache", "reset_peak_memory_stats"),
@@ -50,13 +58,45 @@ def start_on_gloo(*_, **__):
     parallel_state.initialize_model_parallel(
         args.tensor_model_parallel_size,
         args.pipeline_model_parallel_size,
+        args.virtual_pipeline_model_parallel_size,
         expert_model_parallel_size=args.expert_model_parallel_size,
     )
 
 
+def record_batches(path, nan_at):
+    """Write down what the training draws, on top of the package's own step."""
+    from megatron.training import get_args
+
+    get_batch, forward_step = step.get_batch, step.forward_step
+
+    def recorded(data_iterator):
+        batch = get_batch(data_iterator)
+        if torch.is_grad_enabled():
+            with open(path, "a") as file:
+                file.write(f"{get_args().curr_iteration + 1} {support.batch_hash(batch)}\n")
+        return batch
+
+    def perhaps_nan(data_iterator, model):
+        output, loss_func = forward_step(data_iterator, model)
+        is_bad = torch.is_grad_enabled() and get_args().curr_iteration + 1 == nan_at
+        return output * float("nan") if is_bad else output, loss_func
+
+    step.get_batch = recorded
+    energon_ext.megatron.forward_step = perhaps_nan
+
+
+#: Of a run that is started without torchrun.
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+
 def main():
-    sys.stdout = open(f"{sys.argv.pop(1)}.{os.environ['RANK']}", "w")  # noqa: SIM115
+    for name, value in ALONE.items():
+        os.environ.setdefault(name, value)
+    out = f"{sys.argv.pop(1)}.{os.environ['RANK']}"
+    nan_at = int(sys.argv.pop(1))
+    sys.stdout = open(out, "w")  # noqa: SIM115
     enable_cpu()
+    record_batches(f"{out}.drawn", nan_at)
     torch._dynamo.config.disable = True
     answer_for_the_gpu()
     import megatron.training.initialize

@@ -2,16 +2,23 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The launch script inside the real Megatron-LM: it trains, evaluates, is saved and resumed."""
 
-import importlib.metadata
 import importlib.util
 import json
 import os
 import re
 import typing
+from collections import defaultdict
+from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from energon_ext.cli.metrics import Run
+from energon_ext.cli.report import write_report
+from energon_ext.loader.regroup import blends_in
 from tests import support
 from tests.megatron import processes
 
@@ -22,7 +29,7 @@ pytestmark = [
         reason="wheels of megatron-core hold Megatron-LM's training loop from 0.17 on",
     ),
     pytest.mark.skipif(
-        importlib.metadata.version("megatron-core") >= "0.18" and not hasattr(typing, "override"),
+        version("megatron-core") >= "0.18" and not hasattr(typing, "override"),
         reason="Megatron-LM of megatron-core 0.18 and later asks for Python 3.12",
     ),
 ]
@@ -33,8 +40,8 @@ MODEL = """
     --num-query-groups 2 --swiglu --normalization RMSNorm --disable-bias-linear
     --position-embedding-type rope --untie-embeddings-and-output-weights
     --seq-length 64 --max-position-embeddings 64 --attention-dropout 0 --hidden-dropout 0
-    --tokenizer-type NullTokenizer --vocab-size 383 --micro-batch-size 1 --global-batch-size 4
-    --train-iters 6 --lr 1e-3 --lr-warmup-iters 1 --log-interval 1
+    --tokenizer-type NullTokenizer --vocab-size 383 --micro-batch-size 1
+    --lr 1e-3 --log-interval 1
     --dataloader-type external --calculate-per-token-loss --num-workers 0
     --eval-iters 1 --eval-interval 3 --save-interval 3
 """
@@ -47,14 +54,15 @@ WITHOUT_CUDA = """
     --distributed-backend gloo --transformer-impl local --use-cpu-initialization
     --no-rope-fusion --no-gradient-accumulation-fusion --no-masked-softmax-fusion
     --no-persist-layer-norm --no-bias-swiglu-fusion --no-bias-dropout-fusion
-    --inference-rng-tracker --no-load-rng --no-check-for-nan-in-loss-and-grad
-    --rerun-mode disabled
+    --inference-rng-tracker --no-load-rng
 """
+SIX_STEPS = "--global-batch-size 4 --train-iters 6 --lr-warmup-iters 1"
 LAYOUTS = {
     "data parallel": "",
     "tensor parallel": "--tensor-model-parallel-size 2",
     "pipeline parallel": "--pipeline-model-parallel-size 2",
     "expert parallel": EXPERTS,
+    "later tokens": "--mtp-num-layers 1 --pipeline-model-parallel-size 2",
 }
 
 
@@ -84,15 +92,17 @@ def launcher(monkeypatch):
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
-def run(mix, folder, *options):
-    """Training losses by iteration and the validation losses, of two ranks."""
+def run(mix, folder, *options, ranks=2, nan_at=0, code=0, length=SIX_STEPS):
+    """Training losses by iteration and the validation losses, of some ranks."""
     out, stderr = folder / "stdout", folder / "stderr"
-    arguments = " ".join((MODEL, WITHOUT_CUDA, *options)).split()
+    for rank in range(ranks):
+        Path(f"{out}.{rank}.drawn").unlink(missing_ok=True)
+    arguments = [out, nan_at, *" ".join((MODEL, WITHOUT_CUDA, length, *options)).split()]
     codes = processes.finish(
-        processes.start_script(RUNNER, [out, *arguments, "--data-path", mix], stderr, ranks=2)
+        processes.start_script(RUNNER, [*arguments, "--data-path", mix], stderr, ranks=ranks)
     )
-    assert codes == [0, 0], stderr.read_text()[-3000:]
-    text = Path(f"{out}.1").read_text()  # the last rank logs
+    assert codes == [code] * ranks, stderr.read_text()[-3000:]
+    text = Path(f"{out}.{ranks - 1}").read_text()  # the last rank logs
     losses = re.findall(r"iteration +(\d+)/.*?lm loss: (\S+)", text)
     evaluations = re.findall(r"validation loss at iteration (\d+) \| lm loss value: (\S+)", text)
     return dict(losses), dict(evaluations)
@@ -124,20 +134,208 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(layout, mix, tmp_p
     assert os.listdir(tmp_path / "model")
 
 
-def test_balanced_steps_train_the_same(mix, tmp_path):
+def drawn(folder, ranks=2):
+    """Hashes of the batches of each rank by iteration, as often as they went through the model."""
+    found = []
+    for rank in range(ranks):
+        by_iteration = defaultdict(list)
+        for line in (folder / f"stdout.{rank}.drawn").read_text().splitlines():
+            iteration, batch = line.split()
+            by_iteration[iteration].append(batch)
+        found.append(by_iteration)
+    return found
+
+
+def with_rejected_results(folder, iterations):
+    """The option that skips what another run has found wrong twice on one rank."""
+    line = "ts=0 node=n device=0 jobID=7 rank=0 iteration={} status=RERUN_DISABLED result=nan"
+    lines = [f"{line.format(iteration)} message='NaN'\n" for iteration in iterations] * 2
+    (folder / "rejected").write_text("".join(lines))
+    return f"--result-rejected-tracker-filename {folder}/rejected"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [
+        (2, ""),
+        (2, "--tensor-model-parallel-size 2"),
+        (3, "--pipeline-model-parallel-size 3 --num-layers 3"),
+        (
+            2,
+            "--pipeline-model-parallel-size 2 --num-layers 4 "
+            "--num-layers-per-virtual-pipeline-stage 1",
+        ),
+    ],
+    ids=["data parallel", "tensor parallel", "three stages", "virtual stages"],
+)
+def test_skipped_iterations_skip_their_rows_and_no_others(ranks, layout, mix, tmp_path):
+    run(mix, tmp_path, layout, ranks=ranks)
+    whole = drawn(tmp_path, ranks)
+    skips = "--iterations-to-skip 3 4" if layout else with_rejected_results(tmp_path, (3, 4))
+    losses, _ = run(mix, tmp_path, layout, skips, ranks=ranks)
+    assert list(losses) == ["1", "2", "5", "6"]
+    for batches, skipped in zip(whole, drawn(tmp_path, ranks)):
+        assert list(batches) == ["1", "2", "3", "4", "5", "6"]
+        assert skipped == {key: own for key, own in batches.items() if key not in "34"}
+
+
+@pytest.mark.parametrize("layout", ["data parallel", "expert parallel"])
+def test_a_step_that_is_run_again_in_another_process_sees_the_same_data(layout, mix, tmp_path):
+    """Megatron-LM runs a step with NaN twice, saves the model before it, and exits with 16."""
+    parallelism = LAYOUTS[layout]
+    losses, _ = run(mix, tmp_path, parallelism)
+    whole = drawn(tmp_path)
+    saved = f"--save {tmp_path}/model --dataloader-save {tmp_path}/data"
+    loaded = f"--load {tmp_path}/model"
+    run(mix, tmp_path, parallelism, saved, nan_at=5, code=16)
+    assert [found["5"] for found in drawn(tmp_path)] == [2 * found["5"] for found in whole]
+    run(mix, tmp_path, parallelism, saved, loaded, nan_at=5, code=16)
+    assert drawn(tmp_path) == [{"5": found["5"]} for found in whole]
+    resumed, _ = run(mix, tmp_path, parallelism, saved, loaded, "--rerun-mode disabled")
+    assert drawn(tmp_path) == [{key: found[key] for key in "56"} for found in whole]
+    assert resumed["5"] == losses["5"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--check-for-spiky-loss", "--check-for-spiky-loss must be left out"),
+        ("--eod-mask-loss", "--eod-mask-loss must be left out"),
+        (
+            "--train-samples 16 --rampup-batch-size 2 2 8 --energon-schedule-axis tokens",
+            "--rampup-batch-size must be left out",
+        ),
+        (
+            "--eval-micro-batch-size 2 --pipeline-model-parallel-size 2",
+            "--eval-micro-batch-size must be 1",
+        ),
+        ("--vocab-size 200 --tensor-model-parallel-size 2", "set --vocab-size 260"),
+    ],
+)
+def test_what_would_fail_later_or_have_no_effect_is_refused_on_every_rank(
+    options, words, mix, tmp_path
+):
+    if re.search("eval-micro|rampup", options) and version("megatron-core") < "0.18":
+        pytest.skip("since megatron-core 0.18 Megatron-LM has the one and ignores the other")
+    length = "--global-batch-size 4" if "samples" in options else SIX_STEPS
+    run(mix, tmp_path, options, code=70, length=length)
+    for name in ("stderr", "stderr.1"):
+        last = (tmp_path / name).read_text().strip().splitlines()[-1]
+        assert last.startswith("energon_ext.errors.ConfigError: "), last
+        assert words in last
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """Token files for training and for validation."""
+    folder = tmp_path_factory.mktemp("planned")
     texts = [
         f"The {animal} sat on the mat. " * n for n, animal in enumerate(["cat", "dog"] * 20, 1)
     ]
     for name in ("a", "b"):
-        support.write_texts(tmp_path / name, texts)
+        support.write_texts(folder / name, texts)
     splits = {
         split: {"blend": [{"path": f"./a/{split}"}, {"path": f"./b/{split}"}]}
         for split in ("train", "val")
     }
-    planned = tmp_path / "planned.yaml"
-    planned.write_text(json.dumps({**json.loads(mix.read_text()), "splits": splits}))
+    content = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset", "splits": splits}
+    path = folder / "planned.yaml"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_balanced_steps_train_the_same(planned, tmp_path):
     natural, evaluations = run(planned, tmp_path)
     balanced, evaluations_too = run(planned, tmp_path, "--energon-balance attention")
     assert evaluations_too.keys() == evaluations.keys()
     for iteration, loss in natural.items():
         assert float(balanced[iteration]) == pytest.approx(float(loss), abs=2e-6)
+
+
+def in_plan_order(found):
+    """Batches by iteration: a round of micro-batches gives a row to each rank in turn."""
+    return {
+        key: [b for turn in zip(*(own[key] for own in found)) for b in turn] for key in found[0]
+    }
+
+
+def test_a_planned_run_goes_on_with_other_ranks_and_another_global_batch(planned, tmp_path):
+    """Two ranks save three steps of 4 rows; the run goes on alone, and in steps of 8."""
+    losses, _ = run(planned, tmp_path)
+    rows = in_plan_order(drawn(tmp_path))
+    saved = f"--save {tmp_path}/model --dataloader-save {tmp_path}/data --eval-iters 0"
+    run(planned, tmp_path, saved, "--exit-interval 3")
+    loaded = f"--load {tmp_path}/model --dataloader-load {tmp_path}/data --eval-iters 0"
+    resumed, _ = run(planned, tmp_path, loaded, ranks=1)
+    assert drawn(tmp_path, 1) == [{key: rows[key] for key in "456"}]
+    assert resumed["4"] == losses["4"]
+    larger = "--global-batch-size 8 --train-iters 4 --override-opt-param-scheduler"
+    run(planned, tmp_path, loaded, larger)
+    assert in_plan_order(drawn(tmp_path)) == {"4": rows["4"] + rows["5"]}
+
+
+def test_a_run_whose_global_batch_grows_goes_on_as_if_it_had_not_been_stopped(planned, tmp_path):
+    """Two rows a step until 8 are consumed, then four. Where that changes it is saved as well."""
+    options = f"--energon-schedule-axis batches --eval-iters 0 {LAYOUTS['expert parallel']}"
+    grows = "--global-batch-size 4 --rampup-batch-size 2 2 8"
+    if version("megatron-core") >= "0.18":
+        grows = f"--step-batch-size-schedule 0:2,{8 * 64}:4"
+    six_steps = f"{grows} --train-samples 16 --lr-warmup-samples 2"
+    losses, _ = run(planned, tmp_path, options, length=six_steps)
+    whole = drawn(tmp_path)
+    assert [len(whole[0][key]) for key in "123456"] == [1, 1, 1, 1, 2, 2]
+    saved = f"--save {tmp_path}/model --dataloader-save {tmp_path}/data --exit-interval 5"
+    run(planned, tmp_path, options, saved, length=six_steps)
+    states = sorted(path.name for path in (tmp_path / "data").iterdir())
+    assert states == [f"iter_000000{iteration}" for iteration in (3, 4, 5)]
+    loaded = f"--load {tmp_path}/model --dataloader-load {tmp_path}/data"
+    for iteration in ("3", "4", "5"):
+        (tmp_path / "model" / "latest_checkpointed_iteration.txt").write_text(iteration)
+        resumed, _ = run(planned, tmp_path, options, loaded, length=six_steps)
+        left = [key for key in "456" if key > iteration]
+        assert drawn(tmp_path) == [{key: own[key] for key in left} for own in whole]
+        assert resumed[left[0]] == losses[left[0]]
+
+
+@pytest.mark.parametrize("layout", ["data parallel", "tensor parallel", "pipeline parallel"])
+@pytest.mark.parametrize("kind", ["streamed", "planned"])
+def test_the_log_says_what_was_read_of_each_source(kind, layout, mix, planned, tmp_path):
+    """Of a run that skips a step, is stopped after the third, and goes on."""
+    options = f"{LAYOUTS[layout]} --save {tmp_path}/model --dataloader-save {tmp_path}/data"
+    options += f" --energon-run-dir {tmp_path}/run --tensorboard-dir {tmp_path}/boards"
+    options += " --iterations-to-skip 2"
+    path = mix if kind == "streamed" else planned
+    losses, _ = run(path, tmp_path, options, "--exit-interval 3")
+    more, _ = run(path, tmp_path, options, f"--load {tmp_path}/model")
+    log = Run.load(tmp_path / "run")
+    assert log.sources == (("a:train", "b:train") if kind == "streamed" else ("a/train", "b/train"))
+    assert log.resumed_after == (3,)
+    assert list(log.step) == [1, 2, 3, 4, 5, 6]
+    # Megatron-LM logs the mean of the first two iterations of a process as the second.
+    assert log.loss[0] == pytest.approx(float(losses["1"]), abs=1e-5)
+    assert log.loss[3] == pytest.approx(float(more["4"]), abs=1e-5)
+    assert np.isnan(log.loss[1])
+    weights = [3 - step / 4 for step in range(6)] if kind == "streamed" else [1] * 6
+    for shares, weight in zip(log.planned_share, weights):
+        assert shares == pytest.approx([weight / (weight + 1), 1 / (weight + 1)])
+    drawn_in_state = counts_in_states(tmp_path / "data" / "iter_0000006")
+    assert log.tokens.sum(0).tolist() == [drawn_in_state[key][1] for key in log.sources]
+    assert log.documents.sum(0).tolist() == [drawn_in_state[key][0] for key in log.sources]
+    boards = EventAccumulator(str(tmp_path / "boards")).Reload()
+    for number, key in enumerate(log.sources):
+        (*_, last) = boards.Scalars(f"data/tokens/{key}")
+        assert (last.step, last.value) == (6, log.tokens[:, number].sum())
+        assert boards.Scalars(f"lm loss/{key}")
+    assert write_report(log, tmp_path / "report")[-1].name == "report.html"
+
+
+def counts_in_states(folder):
+    """Documents and tokens of each source in the data states of an iteration."""
+    found = defaultdict(lambda: np.zeros(2, int))
+    for path in sorted(folder.rglob("*.pt")):
+        state = torch.load(path, weights_only=False)["dataloader_state_dict"]
+        (blend,) = blends_in(state).values()
+        for key, own in blend["plan"]["sources"].items():
+            counts = np.array([own["documents"], own["tokens"]])
+            found[key] = counts if blend["worker"] is None else found[key] + counts
+    return found

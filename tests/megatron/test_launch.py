@@ -3,7 +3,9 @@
 """The launch scripts: sizes that fit, models of the size that their names say, whole commands."""
 
 import ast
+import dataclasses
 import importlib.util
+import math
 import os
 import runpy
 import subprocess
@@ -12,6 +14,9 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 from energon_ext import ConfigError
 from energon_ext.megatron import add_energon_args
@@ -159,6 +164,62 @@ def test_the_script_calls_megatron_lm_as_its_version_wants(monkeypatch, parses_b
         *("train_valid_test_dataset_provider", "model_provider"),
         *("model_type", "forward_step_func"),
     ]
+
+
+def test_the_model_of_the_script_has_the_rope_of_its_arguments(check, monkeypatch):
+    """Llama 3.1 divides by 8 the frequencies whose waves are longer than 8192 positions."""
+    arguments = types.ModuleType("megatron.training.arguments")
+    training = types.ModuleType("megatron.training")
+    training.pretrain = arguments.core_transformer_config_from_args = None
+    for module in (training, arguments):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    options = {**check.read_options(LAUNCH / "llama3_8b.args"), "num_layers": 1}
+    config = check.build_config(options, tensor_model_parallel_size=1, sequence_parallel=False)
+    frequencies = {}
+    for scaling in (False, True):
+        training.get_args = lambda scaling=scaling: types.SimpleNamespace(
+            padded_vocab_size=128,
+            max_position_embeddings=64,
+            untie_embeddings_and_output_weights=True,
+            position_embedding_type="rope",
+            rotary_percent=1.0,
+            rotary_base=500000,
+            use_rope_scaling=scaling,
+            rope_scaling_factor=8.0,
+            rotary_seq_len_interpolation_factor=None,
+        )
+        script = runpy.run_path(str(LAUNCH / "pretrain_gpt.py"))
+        with torch.device("meta"):
+            model = script["model_provider"](config=config)
+        frequencies[scaling] = model.rotary_pos_emb.inv_freq
+    factors = frequencies[False] / frequencies[True]
+    longest = 2 * math.pi / frequencies[False] > 8192
+    assert 0 < longest.sum() < len(longest)
+    assert factors[longest].tolist() == pytest.approx([8.0] * int(longest.sum()))
+    assert factors[0] == 1
+
+
+def test_megatron_wraps_the_model_of_a_bridge_recipe_that_averages_in_its_collective(
+    one_rank, monkeypatch
+):
+    """Recipes of Megatron-Bridge average; Megatron's DDP refuses that with a loss per token."""
+    bridge = types.ModuleType("megatron.bridge.training.config")
+    bridge.DatasetBuildContext = object
+    bridge.DatasetProvider = dataclasses.make_dataclass(
+        "DatasetProvider", [("num_workers", int, 2)], kw_only=True
+    )
+    monkeypatch.setitem(sys.modules, bridge.__name__, bridge)
+    recipe = types.SimpleNamespace(
+        model=TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=1),
+        ddp=DistributedDataParallelConfig(average_in_collective=True),
+        train=types.SimpleNamespace(micro_batch_size=2, global_batch_size=32),
+    )
+    recipe.model.seq_length = 64
+    runpy.run_path(str(LAUNCH / "bridge_recipe.py"))["use_energon"](recipe, "mix.yaml", "bytes")
+    DistributedDataParallel(recipe.model, recipe.ddp, torch.nn.Linear(4, 4))
+    assert recipe.model.calculate_per_token_loss
+    assert recipe.train.micro_batch_size == 1
+    assert recipe.dataset.rows_per_step == 32
 
 
 @pytest.mark.parametrize("script", ["pretrain_gpt.py", "bridge_recipe.py"])

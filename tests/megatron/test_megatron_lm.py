@@ -10,11 +10,19 @@ import re
 import sys
 import time
 import types
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from megatron.core import parallel_state
+from megatron.core.rerun_state_machine import (
+    RerunMode,
+    RerunState,
+    destroy_rerun_state_machine,
+    get_rerun_state_machine,
+    initialize_rerun_state_machine,
+)
 
 from energon_ext import ConfigError, StateMismatchError
 from energon_ext.encoders.tokenizers import ByteTokenizer
@@ -88,8 +96,9 @@ def pretend_megatron_lm(args, set_module=sys.modules.__setitem__):
     training.get_args = lambda: args
     checkpointing = types.ModuleType("megatron.training.checkpointing")
     checkpointing.get_checkpoint_name = checkpoint_name
-    set_module("megatron.training", training)
-    set_module("megatron.training.checkpointing", checkpointing)
+    training.training = types.ModuleType("megatron.training.training")
+    for module in (training, checkpointing, training.training):
+        set_module(module.__name__, module)
 
 
 def checkpoint_name(folder, iteration, *, pipeline_rank, basename, expert_rank=None):
@@ -169,9 +178,12 @@ def test_breakpoints_count_what_the_launch_script_says(
     assert not any(drawn[8 * first_step :])
 
 
-def test_steps_are_not_counted_while_the_batch_size_ramps_up(launch):
+@pytest.mark.parametrize(
+    ("option", "value"), [("rampup_batch_size", [8, 8, 100]), ("step_batch_size_schedule", "0:8")]
+)
+def test_steps_are_not_counted_while_the_batch_size_ramps_up(launch, option, value):
     launch.energon_schedule_axis = "steps"
-    launch.rampup_batch_size = [8, 8, 100]
+    setattr(launch, option, value)
     with pytest.raises(ConfigError, match="rampup"):
         provide()
 
@@ -192,14 +204,46 @@ def test_data_continues_from_the_state_saved_with_the_model(launch, expert_rank)
     assert hashes(provide(), 3) == expected
 
 
-def test_saving_makes_the_folder_of_every_rank(launch, tmp_path):
+@pytest.fixture
+def rerun_machine():
+    """Megatron's machine that runs doubtful steps again, as the training loop has made it."""
+    destroy_rerun_state_machine()
+    initialize_rerun_state_machine(mode=RerunMode.VALIDATE_RESULTS)
+    yield get_rerun_state_machine()
+    destroy_rerun_state_machine()
+
+
+def test_saving_makes_the_folder_of_every_rank(launch, tmp_path, rerun_machine):
     """Until megatron-core 0.18 Megatron-LM makes that of data-parallel rank 0 alone."""
     launch.dataloader_save = str(tmp_path / "data")
-    launch.curr_iteration = 4
     loader = provide()
     next(loader)
+    rerun_machine.current_iteration = 5
     loader.save_state()
-    assert (tmp_path / "data" / "iter_0000005" / "mp_rank_00_000").is_dir()
+    rerun_machine.state = RerunState.WILL_RERUN_FROM_CHECKPOINT
+    rerun_machine.current_iteration = 8  # within the eighth step
+    loader.save_state()
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [
+        "iter_0000005",
+        "iter_0000007",
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["streamed", "planned"])
+def test_a_save_inside_a_step_stands_before_it(launch, mix, planned, kind, workers, rerun_machine):
+    """Three steps of 8 batches; the third is run again elsewhere, perhaps on other workers."""
+    launch.data_path = [str(mix if kind == "streamed" else planned)]
+    launch.num_workers = workers
+    loader = provide()
+    for rerun_machine.current_iteration in (1, 2, 3):
+        step = hashes(loader, 8)
+    rerun_machine.state = RerunState.WILL_RERUN_FROM_CHECKPOINT
+    save_as_megatron_does(loader, launch, iteration=2)
+    launch.iteration = 2
+    if kind == "planned":
+        launch.num_workers = 1
+    assert hashes(provide(), 8) == step
 
 
 def test_data_can_be_loaded_from_another_folder_than_it_is_saved_to(launch, tmp_path):
@@ -314,6 +358,33 @@ def test_the_state_of_any_rank_continues_a_planned_run_on_any_number_of_ranks(
             # In turn: a round gives a row to each rank.
             assert [row for turn in zip(*found) for row in turn] == expected
         paths[lost].write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["streamed", "planned"])
+def test_what_was_drawn_goes_on_being_counted_over_a_resume_on_other_ranks(
+    launch, monkeypatch, mix, planned, kind
+):
+    """Three steps on two ranks, and one more on one rank of two workers."""
+    launch.data_path = [str(mix if kind == "streamed" else planned)]
+    ranks, paths = pretend_ranks(monkeypatch, 2), []
+    drawn = Counter()
+    for ranks["rank"] in (0, 1):
+        loader = provide()
+        for _ in range(12):
+            drawn.update(next(loader).tokens_per_source())
+        paths.append(save_as_megatron_does(loader, launch, iteration=3, rank=ranks["rank"]))
+    launch.iteration = 3
+    found = Counter()
+    for ranks["rank"] in (0, 1):
+        found += provide().drawn.tokens
+    assert found == drawn
+    ranks.update(rank=0, world_size=1)
+    launch.num_workers = 2
+    loader = provide()
+    assert loader.drawn.tokens == drawn
+    for _ in range(8):
+        drawn.update(next(loader).tokens_per_source())
+    assert loader.drawn.tokens == drawn
 
 
 def test_a_planned_run_saved_inside_a_step_goes_on_with_its_ranks_only(
@@ -481,6 +552,14 @@ def test_without_any_file_both_ranks_start_over_and_say_so(two_ranks):
         ("full_validation", True, "--full-validation must be left out"),
         ("multiple_validation_sets", True, "--multiple-validation-sets must be left out"),
         ("calculate_per_token_loss", False, "--calculate-per-token-loss must be given"),
+        ("eval_micro_batch_size", 2, "--eval-micro-batch-size must be 1 with energon_ext, got 2"),
+        ("gtp_weight_remat_size", 2, "--tensor-parallel-num-weight-shards must be 1 .*, got 2"),
+        ("overlap_moe_expert_parallel_comm", True, "--overlap-moe-.* must be left out"),
+        ("check_for_spiky_loss", True, "--check-for-spiky-loss must be left out"),
+        ("cuda_graph_impl", "local", "--cuda-graph-impl must be left out .*, got 'local'"),
+        ("eod_mask_loss", True, "--eod-mask-loss must be left out .*--energon-mask-boundary-loss"),
+        ("valid_data_path", ["x"], "--valid-data-path must be left out .*the splits of --data"),
+        ("sft", True, "--sft must be left out"),
         (
             "virtual_pipeline_model_parallel_size",
             2,
@@ -498,6 +577,79 @@ def test_launch_arguments_that_cannot_work_are_refused_on_every_rank(
     setattr(launch, name, value)
     with pytest.raises(ConfigError, match=message):
         provide()
+
+
+def test_a_ramp_that_megatron_lm_would_ignore_is_refused(launch):
+    """Since megatron-core 0.18, which has another schedule."""
+    launch.rampup_batch_size, launch.energon_schedule_axis = [8, 8, 100], "tokens"
+    assert provide()
+    launch.step_batch_size_schedule = None
+    with pytest.raises(ConfigError, match="--rampup-batch-size must be left out .*use --step"):
+        provide()
+
+
+def test_later_tokens_are_not_predicted_over_context_parallel_ranks(launch):
+    launch.mtp_num_layers = 1
+    assert provide()
+    launch.context_parallel_size = 2
+    with pytest.raises(ConfigError, match="--context-parallel-size must be 1, as --mtp-num-layers"):
+        provide()
+
+
+def test_what_megatron_lm_sets_by_itself_is_not_refused(launch):
+    """Its defaults from 0.17 to 0.19."""
+    launch.__dict__.update(
+        eval_micro_batch_size=1,
+        gtp_weight_remat_size=1,
+        mtp_num_layers=None,
+        cuda_graph_impl="none",
+        valid_data_path=None,
+        mock_data=False,
+        rampup_batch_size=None,
+        step_batch_size_schedule=None,
+    )
+    assert provide()
+
+
+def test_a_global_batch_that_the_ranks_cannot_share_is_refused(launch, monkeypatch):
+    pretend_ranks(monkeypatch, 3)
+    with pytest.raises(ConfigError, match="--global-batch-size must be a multiple of 3 .*, got 8"):
+        provide()
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_has_embeddings_is_refused(launch):
+    """Bytes and four special tokens are 260 ids."""
+    launch.padded_vocab_size = 260
+    assert provide()
+    launch.padded_vocab_size = 256
+    with pytest.raises(ConfigError, match="model 256 embeddings.*ids up to 259.*--vocab-size 260"):
+        provide()
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ("", (True, True, None, 0.3, True, True)),
+        ("--energon-packing sequential", (True, True, None, 0.3, False, True)),
+        (
+            "--no-energon-add-bos --energon-packing-max-docs-per-bin 3 --energon-packing-carry 0 "
+            "--no-energon-mask-boundary-loss --no-energon-train-on-eos",
+            (False, True, 3, 0.0, False, False),
+        ),
+    ],
+)
+def test_the_encoder_is_as_the_options_say(launch, options, found):
+    given = add_energon_args(argparse.ArgumentParser()).parse_args(options.split())
+    vars(launch).update(vars(given))
+    encoder = megatron_lm._default_task_encoder(launch)
+    assert found == (
+        encoder.tokenizer.add_bos,
+        encoder.tokenizer.add_eos,
+        encoder.packing_max_docs_per_bin,
+        encoder.packing_carry,
+        encoder.mask_boundary_loss,
+        encoder.train_on_eos,
+    )
 
 
 @pytest.mark.parametrize(

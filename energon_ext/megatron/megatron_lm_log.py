@@ -1,0 +1,141 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a Megatron-LM run reads of each source: lines of ``metrics.jsonl``, scalars of TensorBoard.
+
+Megatron-LM writes on its last rank, which has the losses and may have no loader. So after every
+step the ranks of the last pipeline stage sum what they have drawn: one all-reduce of three numbers
+a source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any, Mapping
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from energon_ext.megatron.megatron_lm_state import MegatronLMLoader
+from energon_ext.megatron.step import LOSS_KEY, SOURCE_PREFIX
+from energon_ext.state.together import on_all_ranks
+
+FILE_NAME = "metrics.jsonl"
+
+
+class DataLog:
+    """The log of this process; every rank makes one and calls :meth:`step` after every step.
+
+    Args:
+        loader: of this rank, None where it loads nothing.
+        args: of Megatron-LM.
+    """
+
+    def __init__(self, loader: MegatronLMLoader | None, args: argparse.Namespace):
+        self._loader, self._args = loader, args
+        found = on_all_ranks(lambda: None if loader is None else loader.blend.documents)
+        self._documents: dict[str, int] = next(each for each in found if each is not None)
+        self._counts, self._row, self._time = self._count(), self._rows(), time.perf_counter()
+        # A plan that begins anew under a trained model counts its steps anew.
+        self._first_step = args.iteration if self._row == 0 else 0
+        self._writes = dist.get_rank() == dist.get_world_size() - 1
+        on_all_ranks(self._write_start)
+
+    def step(self, losses: Mapping[str, torch.Tensor], iteration: int) -> None:
+        """Log a step.
+
+        Args:
+            losses: means of the step, as Megatron-LM reports them; empty if it was skipped.
+            iteration: its number, from 1 on.
+        """
+        if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+            return
+        before, self._counts = self._counts, self._count(iteration)
+        if not self._writes:
+            return
+        seconds, self._time = time.perf_counter() - self._time, time.perf_counter()
+        documents, tokens, planned = self._counts.cpu()
+        own_documents, own_tokens, _ = (self._counts - before).cpu()
+        values = dict(zip(losses, torch.stack([*losses.values()]).tolist())) if losses else {}
+        self._write(
+            "step",
+            iteration,
+            loss=values.get(LOSS_KEY, math.nan),
+            # One that has no token in this step is reported as 0.
+            loss_by_source={
+                key.removeprefix(SOURCE_PREFIX): value
+                for key, value in values.items()
+                if key.startswith(SOURCE_PREFIX) and value
+            },
+            tokens=self._by_source(own_tokens.long()),
+            documents=self._by_source(own_documents.long()),
+            planned_share=self._by_source(planned),
+            tokens_per_second=float(own_tokens.sum()) / seconds,
+            batch_hash="",
+        )
+        in_epoch = torch.tensor(list(self._documents.values())).clamp(min=1)
+        self._write_scalars(
+            iteration,
+            {
+                "planned_share": planned,
+                "share": tokens / tokens.sum().clamp(min=1),
+                "tokens": tokens,
+                "epochs": documents / in_epoch,
+            },
+        )
+
+    def _count(self, iteration: int | None = None) -> torch.Tensor:
+        """Documents and tokens drawn so far by all ranks and, of a step, planned shares [3, S]."""
+        own = torch.zeros(3, len(self._documents), dtype=torch.float64)
+        if self._loader is not None:
+            drawn, keys = self._loader.drawn, list(self._documents)
+            own[0] = torch.tensor([drawn.rows[key] for key in keys])
+            own[1] = torch.tensor([drawn.tokens[key] for key in keys])
+            if iteration is not None and self._loader.loader.worker_config.rank == 0:
+                blend, step = self._loader.blend, iteration - 1 - self._first_step
+                shares = blend.planned_shares(blend.position(step, self._row))
+                own[2] = torch.tensor([shares.get(key, 0.0) for key in keys])
+            self._row = self._rows()
+        counts = own.to("cuda" if torch.cuda.is_available() else "cpu")
+        # Not over context-parallel ranks, which all load the same.
+        dist.all_reduce(counts, group=parallel_state.get_tensor_and_data_parallel_group())
+        return counts
+
+    def _rows(self) -> int:
+        """Of the global plan, drawn so far."""
+        if self._loader is None:
+            return 0
+        return self._loader.next_batch_index * self._loader.blend.topology.rows_per_round
+
+    def _by_source(self, values: torch.Tensor) -> dict[str, Any]:
+        return dict(zip(self._documents, values.tolist()))
+
+    def _write_start(self) -> None:
+        self._write(
+            "start",
+            self._args.iteration,
+            sources=list(self._documents),
+            documents=self._documents,
+            rows_per_step=self._args.global_batch_size,
+            config={name: str(value) for name, value in vars(self._args).items()},
+        )
+
+    def _write(self, event: str, step: int, **fields: Any) -> None:
+        folder = self._args.energon_run_dir
+        if self._writes and folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            with open(Path(folder, FILE_NAME), "a", encoding="utf-8") as file:
+                file.write(json.dumps({"event": event, "step": step, **fields}) + "\n")
+
+    def _write_scalars(self, iteration: int, scalars: Mapping[str, torch.Tensor]) -> None:
+        from megatron.training import get_tensorboard_writer
+
+        writer = get_tensorboard_writer()
+        if writer and iteration % self._args.tensorboard_log_interval == 0:
+            for name, values in scalars.items():
+                for source, value in self._by_source(values).items():
+                    writer.add_scalar(f"data/{name}/{source}", value, iteration)

@@ -1,0 +1,54 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the training loop of Megatron-LM does otherwise when its batches are packed rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron.core.num_microbatches_calculator import get_num_microbatches
+from megatron.core.rerun_state_machine import get_rerun_state_machine
+
+from energon_ext.megatron.megatron_lm_log import DataLog
+
+
+def adapt_loop(log: DataLog | None) -> None:
+    """Let the loop skip steps of packed rows, and log what it reads.
+
+    ``--iterations-to-skip``, and a tracker of rejected results, need the first: Megatron-LM's own
+    function takes a batch for a dictionary of rows of one shape, and sends them to the tensor-
+    parallel ranks only to drop them.
+    """
+    from megatron.training import training
+
+    def skip(data_iterator: Any) -> None:
+        machine = get_rerun_state_machine()
+        while machine.should_run_forward_backward(data_iterator):
+            _draw_and_drop(data_iterator)
+        if log is not None:
+            log.step({}, machine.current_iteration)
+
+    training.dummy_train_step = skip
+    if log is not None:
+        training.training_log = _with_data(training.training_log, log)
+
+
+def _with_data(training_log: Any, log: DataLog) -> Any:
+    # There may be a log already: each virtual pipeline stage has a provider of its own.
+    write = getattr(training_log, "without_data", training_log)
+
+    def write_with_data(losses: Any, *arguments: Any, **options: Any) -> Any:
+        log.step(losses, get_rerun_state_machine().current_iteration)
+        return write(losses, *arguments, **options)
+
+    write_with_data.without_data = write  # type: ignore[attr-defined]
+    return write_with_data
+
+
+def _draw_and_drop(data_iterator: Any) -> None:
+    """The batches of one step, on the ranks that load."""
+    iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
+    for _ in range(get_num_microbatches()):
+        for iterator in iterators:
+            if iterator is not None:
+                next(iterator)

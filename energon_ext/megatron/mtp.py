@@ -1,0 +1,62 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Multi-token prediction on packed rows.
+
+Megatron shifts tokens, labels and their mask once more for every later token, segment by segment,
+and fills the ends with zeros. With the weights of a batch as the mask, a later token is trained
+where it is a label of its own document that has a weight.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_mtp_block_spec
+
+from energon_ext.batch.packed_batch import PackedBatch
+from energon_ext.errors import ConfigError
+from energon_ext.megatron.attention import has_transformer_engine, replace_norms
+from energon_ext.megatron.moe import unwrap
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+
+def mtp_block_spec(
+    config: TransformerConfig, block: TransformerBlockSubmodules, vp_stage: int | None = None
+) -> Any:
+    """Return the layers of this stage for ``GPTModel(mtp_block_spec=...)``; None without any.
+
+    Args:
+        config: Megatron's ``TransformerConfig``.
+        block: of :func:`~energon_ext.megatron.gpt_layer_spec`.
+        vp_stage: virtual pipeline stage, when there are several on a rank.
+    """
+    if not config.mtp_num_layers:
+        return None
+    spec = get_gpt_mtp_block_spec(config, block, has_transformer_engine(), vp_stage=vp_stage)
+    if spec is not None and not has_transformer_engine():
+        for layer in spec.layer_specs:
+            replace_norms(layer.submodules, "enorm", "hnorm", "layer_norm")
+    return spec
+
+
+def loss_mask_for(
+    model: torch.nn.Module, batch: PackedBatch, weight_scale: int
+) -> dict[str, torch.Tensor]:
+    """Return ``{"loss_mask": [1, positions]}`` for models that predict later tokens, else ``{}``.
+
+    Raises:
+        ConfigError: context parallelism, whose parts of a document Megatron does not find in
+            aligned rows; or a ``weight_scale``, which would divide the losses of later tokens.
+    """
+    if not unwrap(model).config.mtp_num_layers:
+        return {}
+    ranks = parallel_state.get_context_parallel_world_size()
+    for name, found in (("context_parallel_size", ranks), ("weight_scale", weight_scale)):
+        if found != 1:
+            raise ConfigError(f"Multi-token prediction needs {name}=1, got {found}.")
+    return {"loss_mask": batch.token_weights[None]}
