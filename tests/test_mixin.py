@@ -7,7 +7,13 @@ from collections import Counter
 
 import megatron.energon
 import pytest
-from megatron.energon import DefaultTaskEncoder, TextSample, get_savable_loader, stateless
+from megatron.energon import (
+    DefaultTaskEncoder,
+    TextSample,
+    WorkerConfig,
+    get_savable_loader,
+    stateless,
+)
 
 from energon_ext import ConfigError, DynamicBlendMixin, StateMismatchError, get_train_dataset
 from energon_ext.plan.blends import DynamicBlendDataset
@@ -240,6 +246,36 @@ def test_a_source_with_buffered_samples_cannot_leave_a_blend_of_a_class_of_ones_
     other = loader_for(build(path, OwnBlends()))
     with pytest.raises(StateMismatchError, match="samples of a:train in buffers.*weight: 0"):
         other.restore_state_rank(loader.save_state_rank())
+
+
+class Renamed(UpperCase):
+    """The same encoder under another name."""
+
+
+def test_a_renamed_encoder_continues_and_is_told(data, caplog):
+    path = data / "mix.yaml"
+    expected = [batch.text for batch in take(loader_for(build(path, UpperCase())), 9)]
+    loader = loader_for(build(path, UpperCase()))
+    take(loader, 4)
+    resumed = loader_for(build(path, Renamed()))
+    resumed.restore_state_rank(loader.save_state_rank())
+    assert [batch.text for batch in take(resumed, 5)] == expected[4:]
+    assert "The TaskEncoder was UpperCase, and is Renamed; see that it reads alike." in caplog.text
+
+
+def test_logical_workers_are_refused(data):
+    """Of a branch of Energon; no release has them."""
+
+    class WithLogicalWorkers(WorkerConfig):
+        logical_workers = 4
+
+    with pytest.raises(ConfigError, match="logical_workers: None is needed"):
+        get_train_dataset(
+            data / "mix.yaml",
+            worker_config=WithLogicalWorkers(rank=0, world_size=1, num_workers=0),
+            batch_size=2,
+            task_encoder=UpperCase(),
+        )
 
 
 def test_a_virtual_epoch_that_workers_would_leave_apart_is_refused(data):

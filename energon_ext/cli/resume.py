@@ -28,7 +28,7 @@ from energon_ext.plan.cost import Cost
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.source import RowSource, Taken
 from energon_ext.splice.source import KIND as SPLICED
-from energon_ext.state.match import SourceChange, compare_sources
+from energon_ext.state.match import ENCODER, SourceChange, compare_sources
 from energon_ext.state.schema import check_format, check_seal
 
 #: What the blend adds to the fingerprint of an encoder.
@@ -170,7 +170,7 @@ class EncoderOfState(PackedTaskEncoder):
 
     def state_fingerprint(self) -> dict[str, Any]:
         own = {name: v for name, v in super().state_fingerprint().items() if name in self._saved}
-        return {**self._saved, **own, "task_encoder": self._saved.get("task_encoder")}
+        return {**self._saved, **own, ENCODER: self._saved.get(ENCODER)}
 
     def build_source(
         self, loaded: LoadedDataset, key: str, **options: Any

@@ -33,6 +33,7 @@ from energon_ext.plan.dataset import BlendedDataset
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.source import RowSource, Source
 from energon_ext.plan.streamed import RepeatUpTo
+from energon_ext.state.match import ENCODER
 from energon_ext.weights import ScheduleAxis
 
 logger = logging.getLogger(__name__)
@@ -146,7 +147,7 @@ class DynamicBlendMixin:
 
     def state_fingerprint(self) -> dict[str, Any]:
         """JSON values that a saved state depends on; extend it with what changes your samples."""
-        return {"task_encoder": type(self).__qualname__}
+        return {ENCODER: type(self).__qualname__}
 
     def schedule_lag(
         self,

@@ -42,6 +42,7 @@ from energon_ext.loader.compare import check_continues, virtual_epoch_length
 from energon_ext.loader.regroup import (
     WorkerState,
     batches_of,
+    blends_in,
     cursor_of,
     last_stored,
     loader_state,
@@ -53,7 +54,7 @@ from energon_ext.loader.regroup import (
 from energon_ext.loader.seals import check_workers, sealed_workers
 from energon_ext.loader.workers import ExactWorker, WorkersInTurn
 from energon_ext.plan.lookup import blends_inside, find_blend
-from energon_ext.state.match import SourceChange
+from energon_ext.state.match import ENCODER, SourceChange
 from energon_ext.state.schema import check_format, check_seal, sealed
 
 logger = logging.getLogger(__name__)
@@ -264,6 +265,12 @@ class ExactDataLoader(SavableDataLoader):
         if self.worker_config.rank == 0 and self.changes:
             lines = "\n  ".join(printable(str(change)) for change in self.changes)
             logger.info("Resuming the data of %d sources:\n  %s", len(self.changes), lines)
+            saved = blends_in(state)[0]["fingerprint"].get(ENCODER)
+            now = find_blend(self.dataset).fingerprint.get(ENCODER)
+            if saved != now:
+                logger.warning(
+                    "The TaskEncoder was %s, and is %s; see that it reads alike.", saved, now
+                )
         try:
             super().restore_state_rank(state)
         except BaseException:  # Ctrl-C too: half a state must not be gone on from

@@ -28,7 +28,7 @@ from energon_ext.plan.cursor import Cursor
 from energon_ext.plan.deal import ALONE, Topology
 from energon_ext.plan.source import Source
 from energon_ext.plan.step import Plan, Step
-from energon_ext.state.match import check_fingerprint
+from energon_ext.state.match import ENCODER, check_fingerprint
 from energon_ext.state.schema import BLEND, STATE_CLASS, STATE_VERSION, check_format, digest_of
 from energon_ext.weights import ScheduleAxis
 
@@ -268,8 +268,10 @@ class BlendedDataset(BaseWrapperDataset):
             StateMismatchError: it belongs to another configuration; names all that differs.
         """
         check_format(state)
-        now = dict(self.fingerprint)
-        saved = dict(state["fingerprint"])
+        saved, now = (
+            {name: value for name, value in of.items() if name != ENCODER}
+            for of in (state["fingerprint"], self.fingerprint)
+        )
         if not self.is_shared:
             saved["worker"], now["worker"] = state["worker"], self._worker_number(worker)
         check_fingerprint(saved, now)

@@ -55,7 +55,16 @@ class Topology:
     def of(
         cls, worker_config: WorkerConfig, batch_rows: int | None, rows_per_step: int | None
     ) -> "Topology":
-        """The topology of an Energon dataset; one round a step unless told otherwise."""
+        """The topology of an Energon dataset; one round a step unless told otherwise.
+
+        Raises:
+            ConfigError: it has ``logical_workers``, as a branch of Energon knows them.
+        """
+        if getattr(worker_config, "logical_workers", None) is not None:
+            raise ConfigError(
+                "WorkerConfig.logical_workers: None is needed; without it a planned run continues "
+                "on any ranks and workers, and a streamed one on as many workers in all."
+            )
         batch_rows = batch_rows or 1
         return cls(
             rows_per_step or batch_rows * worker_config.world_size,

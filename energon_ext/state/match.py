@@ -16,6 +16,10 @@ from energon_ext.errors import StateMismatchError
 
 KEPT, MOVED, NEW, RETAINED = "kept", "moved", "new", "retained"
 
+#: What a fingerprint calls the class that made the samples. Who renames it changes nothing else, so
+#: another name is told and not refused.
+ENCODER = "task_encoder"
+
 
 class SourceNames(NamedTuple):
     """By which the state of a source is found where its key has changed.
