@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Check a file of Megatron-LM arguments on a machine without GPUs.
 
-    python examples/launch/check.py examples/launch/llama3_8b.args --gpus 16
+    python examples/launch/check.py examples/launch/llama3_8b.args --gpus 16 --data mix.yaml
 
 Checks that the sizes of parallelism fit the model, the batch and the GPUs, builds Megatron's config
 with them, and the whole model on the meta device, which takes no memory; prints its parameters.
+With --data it builds the data of the first and of the last rank as the run would, and draws a batch
+of each. ``torchrun.sh --dry-run`` calls it.
 """
 
 import argparse
@@ -22,8 +24,15 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.energon import WorkerConfig
 
-from energon_ext import ConfigError
+from energon_ext import (
+    ConfigError,
+    ExactDataLoader,
+    PackedTaskEncoder,
+    get_train_dataset,
+    load_tokenizer,
+)
 from energon_ext.megatron import enable_cpu, gpt_layer_spec
 
 #: Arguments of Megatron-LM whose field of the config has another name.
@@ -35,10 +44,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("arguments", type=Path)
     parser.add_argument("--gpus", type=int, required=True)
+    parser.add_argument("--data", type=Path, help="a metadataset")
+    parser.add_argument("--tokenizer", default="bytes", help="default: %(default)s")
     args = parser.parse_args()
     options = read_options(args.arguments)
     try:
         replicas = check_parallelism(options, args.gpus)
+        if args.data is not None:
+            for rank in sorted({0, replicas - 1}):
+                print(first_batch(options, args.data, args.tokenizer, rank, replicas))
     except ConfigError as error:
         sys.exit(f"ConfigError: {args.arguments}: {error}")
     config = build_config(options)
@@ -92,6 +106,31 @@ def check_parallelism(options, gpus):
         if number % divisor:
             raise ConfigError(f"{what} {number} is not a multiple of {divisor}.")
     return gpus // replica
+
+
+def first_batch(options, data, tokenizer, rank, ranks):
+    """What a data-parallel rank reads first, in words.
+
+    Raises:
+        ConfigError: the data cannot be read, or has tokens that the model does not know.
+    """
+    tokenizer = load_tokenizer(tokenizer)
+    if tokenizer.vocab_size > (held := padded_vocab_size(options)):
+        raise ConfigError(f"the tokenizer has {tokenizer.vocab_size} ids, the model {held}.")
+    context = options.get("context_parallel_size", 1)
+    dataset = get_train_dataset(
+        data,
+        worker_config=WorkerConfig(rank=rank, world_size=ranks, num_workers=0),
+        batch_size=1,
+        rows_per_step=options["global_batch_size"],
+        task_encoder=PackedTaskEncoder(
+            tokenizer, options["seq_length"], alignment=2 * context if context > 1 else 1
+        ),
+    )
+    batch = next(iter(ExactDataLoader(dataset))).validate()
+    tokens = batch.num_tokens - int(batch.padding_mask().sum())
+    sources = ", ".join(name for name, count in batch.tokens_per_source().items() if count)
+    return f"data: rank {rank} of {ranks} reads {tokens:,} tokens of {sources} first"
 
 
 def build_config(options, **overrides):

@@ -20,8 +20,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from energon_ext import ConfigError
 from energon_ext.megatron import add_energon_args
+from tests.support import write_mix, write_tokens
 
 LAUNCH = Path(__file__).parents[2] / "examples" / "launch"
+CHECKOUT = str(Path(__file__).parents[2])
 GPUS = {"llama3_8b": 16, "qwen3_30b_a3b": 32}
 
 
@@ -132,6 +134,23 @@ def test_a_missing_setting_is_named():
     run = subprocess.run(["bash", LAUNCH / "torchrun.sh"], env={}, capture_output=True, text=True)
     assert run.returncode != 0
     assert "MODEL: llama3_8b or qwen3_30b_a3b" in run.stderr
+
+
+def test_a_dry_run_draws_the_first_batches_of_the_data(tmp_path):
+    write_tokens(tmp_path / "tokens", [[5, 6, 7, 8] * 40] * 2000)
+    write_mix(tmp_path / "mix.yaml", [("tokens", 1)])
+    settings = {"MODEL": "llama3_8b", "DATA": str(tmp_path / "mix.yaml"), "TOKENIZER": "bytes"}
+    done = subprocess.run(
+        ["bash", LAUNCH / "torchrun.sh", "--dry-run"],
+        env={**os.environ, **settings, "RUN": "none", "NNODES": "2", "PYTHONPATH": CHECKOUT},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    # A row of 8192 has room for 51 documents of 160.
+    assert "data: rank 0 of 8 reads 8,160 tokens of tokens first" in done.stdout
+    assert "data: rank 7 of 8 reads" in done.stdout
+    assert "parameters: 8,030,261,248" in done.stdout
 
 
 @pytest.mark.parametrize("script", ["torchrun.sh", "slurm.sh"])
