@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Sequence
 
-from megatron.energon import WorkerConfig
+from megatron.energon import TaskEncoder, WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import DatasetBlendMode, LoadedDataset
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
@@ -53,6 +53,9 @@ class DynamicBlendMixin:
     Put it first among the base classes. Energon's own order stays: draw, shuffle, encode, pack,
     batch. With a shuffle or packing buffer, samples drawn under old weights are still in it when a
     weight changes; :class:`~energon_ext.PackedTaskEncoder` draws last and has no such lag.
+
+    An encoder that has a ``blend_sample_size(sample)`` says with it what an ``interleave`` of its
+    samples counts; else each counts as 1, or as its ``num_tokens``.
 
     Attributes:
         schedule_axis: what the breakpoints of the schedules count; steps by default.
@@ -132,6 +135,10 @@ class DynamicBlendMixin:
         self, sources: Sequence[Source], tree: Tree, *, worker_config: WorkerConfig, **options: Any
     ) -> BlendedDataset:
         """The draw among the sources."""
+        own, default = (getattr(of, "blend_sample_size", None) for of in (type(self), TaskEncoder))
+        if own is not default:  # a later Energon has a default, which counts samples
+            for rows in filter(None, (source.streamed for source in sources)):
+                rows.size_of = functools.partial(own, self)
         max_epochs = {source.key: source.max_epochs for source in sources}
         check_mixture(tree, self.schedule_axis, max_epochs, absent_sources(sources, worker_config))
         blend_class = LeastConsumedDataset if tree.node.rule == INTERLEAVE else DynamicBlendDataset

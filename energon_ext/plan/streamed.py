@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import tarfile
-from typing import Any, Iterator, Mapping
+from typing import Any, Callable, Iterator, Mapping
 
 import numpy as np
 from megatron.energon.errors import FatalSampleError
@@ -25,6 +25,9 @@ class StreamedSamples:
     """What an Energon dataset yields: rows that were packed on the fly, or samples of any kind.
 
     A sample says itself what it holds: ``num_tokens`` and ``documents``, 1 each where it does not.
+
+    Attributes:
+        size_of: what counts as the tokens of a sample instead.
 
     Args:
         dataset: of one source.
@@ -51,6 +54,7 @@ class StreamedSamples:
         self._max_epochs = max_epochs
         self._iterator: Iterator[Any] | None = None
         self._is_empty = False
+        self.size_of: Callable[[Any], float] = lambda sample: getattr(sample, "num_tokens", 1)
         self.restart()
 
     def restart(self) -> None:
@@ -81,7 +85,7 @@ class StreamedSamples:
                 self._has_ended, self._iterator = True, None
             else:
                 samples.append(add_sample_restore_key(sample, self.source, src=BLEND))
-        return TakenSamples(samples)
+        return TakenSamples(samples, sum(map(self.size_of, samples)))
 
     def _next(self, samples: Iterator[Any]) -> Any:
         """The next sample, None at the end; where a file cannot be read, the source is named."""
@@ -140,9 +144,9 @@ class RepeatUpTo(RepeatDataset[Any]):
 class TakenSamples:
     """Samples that were read when they were drawn."""
 
-    def __init__(self, samples: list[Any]):
+    def __init__(self, samples: list[Any], size: float):
         self._samples = samples
-        self.num_tokens = sum(getattr(sample, "num_tokens", 1) for sample in samples)
+        self.num_tokens = round(size)
         self.num_documents = sum(getattr(sample, "documents", 1) for sample in samples)
 
     def __len__(self) -> int:

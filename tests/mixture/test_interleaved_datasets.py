@@ -387,3 +387,18 @@ def test_an_encoder_without_the_mixin_refuses_an_interleave(data):
 def test_a_wrong_interleave_is_named_with_its_place(data, split, message):
     with pytest.raises(ConfigError, match=message):
         build(write(data / "wrong.yaml", split))
+
+
+class OwnSizes(Encoder):
+    def blend_sample_size(self, sample):
+        return len(sample.text)
+
+
+def test_an_encoder_says_what_an_interleave_of_its_samples_counts(data):
+    """As many characters of each, where documents have 8 and 80: ten short ones to a long one."""
+    entries = [{"path": name, "weight": 1} for name in ("short", "long")]
+    path = write(data / "sizes.yaml", {"interleave": entries})
+    dataset = get_train_dataset(path, worker_config=config(), batch_size=1, task_encoder=OwnSizes())
+    texts = [batch.text[0] for batch in take(loader_for(dataset), 220)]
+    counts = Counter(text.rstrip(".")[:-3] for text in texts)
+    assert counts == {"short": 200, "long": 20}
