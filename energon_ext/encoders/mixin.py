@@ -136,7 +136,7 @@ class DynamicBlendMixin:
     ) -> BlendedDataset:
         """The draw among the sources."""
         own, default = (getattr(of, "blend_sample_size", None) for of in (type(self), TaskEncoder))
-        if own is not default:  # a later Energon has a default, which counts samples
+        if own and own is not default:  # that of a later Energon counts samples
             for rows in filter(None, (source.streamed for source in sources)):
                 rows.size_of = functools.partial(own, self)
         max_epochs = {source.key: source.max_epochs for source in sources}
