@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -67,14 +65,10 @@ def diff(
         data = SavedData(cursor, states)
         echo(f"{folder}: {data}")
         run = NextRun(data, options, world_size, num_workers, **encoder)
-        with contextlib.redirect_stdout(sys.stderr):  # Energon says there what it opens
-            changes = run.changes()
-        echo(_changes(changes))
+        echo(_changes(run.changes()))
         fixed = sorted(data.fingerprint.items())
         echo("must stay: " + ", ".join(f"{name}={value!r}" for name, value in fixed))
-        with contextlib.redirect_stdout(sys.stderr):
-            verdict = run.restore()
-        echo(verdict)
+        echo(run.restore())
     except EnergonExtError as error:
         echo(f"refused: {' '.join(str(error).split())}")
         ctx.exit(_REFUSED_EXIT_CODE)
