@@ -47,3 +47,6 @@ def main() -> None:
 
 for command in (prepare, plan, checkpoint, report):
     main.add_command(command)
+
+if __name__ == "__main__":
+    main()

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 import click
 
-from energon_ext.cli import echo, table
+from energon_ext.cli import echo, special_tokens, table
 from energon_ext.errors import ConfigError
 
 if TYPE_CHECKING:
+    from energon_ext.encoders.tokenizers import Tokenizer
     from energon_ext.plan.dataset import BlendedDataset
     from energon_ext.splice.source import SpliceSource
 
@@ -24,21 +25,26 @@ MOST_DOCUMENTS = 40
 @click.command()
 @click.argument("metadataset", type=click.Path(path_type=Path))
 @click.option("--split", default="train", help="Split of the metadataset.")
-@click.option("--seq-length", default=256, help="Positions of a row.")
+@click.option("--seq-length", type=click.IntRange(2), default=256, help="Positions of a row.")
 @click.option("--tokenizer", default="bytes", help="bytes, a tokenizer.json, a folder or a name.")
+@special_tokens
 @click.option("--at", default="", help="Steps, as 0,100,500.  [default: the breakpoints]")
 @click.option(
     "--splice", help='Fields of a splice as JSON, as \'{"num_docs": 3, "content_length": 128}\'.'
 )
 @click.option("--spliced-subflavors", help="JSON; splice only sources that have these.")
+@click.option("--trusted-module", multiple=True, help="A module that the YAML may name.")
 def plan(
     metadataset: Path,
     split: str,
     seq_length: int,
     tokenizer: str,
+    eos_token: str | None,
+    bos_token: str | None,
     at: str,
     splice: str | None,
     spliced_subflavors: str | None,
+    trusted_module: tuple[str, ...],
 ) -> None:
     """Show the shares that METADATASET plans, and what a splice would show.
 
@@ -48,6 +54,7 @@ def plan(
     from megatron.energon import WorkerConfig
 
     from energon_ext.encoders.load import get_train_dataset
+    from energon_ext.encoders.tokenizers import load_tokenizer
     from energon_ext.plan.lookup import find_blend
     from energon_ext.splice.source import splices_of
 
@@ -56,7 +63,13 @@ def plan(
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
         batch_size=1,
         split_part=split,
-        task_encoder=_encoder(tokenizer, seq_length, splice, spliced_subflavors),
+        task_encoder=_encoder(
+            load_tokenizer(tokenizer, eos_token=eos_token, bos_token=bos_token),
+            seq_length,
+            splice,
+            spliced_subflavors,
+        ),
+        trusted_modules=trusted_module,
     )
     blend = find_blend(dataset)
     echo(_shares(blend, _integers(at) or sorted({0, *blend.tree.breakpoints()})))
@@ -64,13 +77,11 @@ def plan(
         echo("\n" + _documents(source))
 
 
-def _encoder(tokenizer: str, seq_length: int, splice: str | None, subflavors: str | None) -> Any:
+def _encoder(loaded: Tokenizer, seq_length: int, splice: str | None, subflavors: str | None) -> Any:
     from energon_ext.encoders.pretrain import PackedTaskEncoder
-    from energon_ext.encoders.tokenizers import load_tokenizer
     from energon_ext.splice import MultiSpliceConfig, SpliceConfig
     from energon_ext.splice.encoders import MultiSpliceTaskEncoder, SpliceTaskEncoder
 
-    loaded = load_tokenizer(tokenizer)
     if splice is None:
         return PackedTaskEncoder(loaded, seq_length)
     fields = _json("--splice", splice)

@@ -17,6 +17,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping
 import megatron.energon
 from megatron.energon import TaskEncoder, WorkerConfig
 from megatron.energon.epathlib import EPath
+from megatron.energon.errors import log_exception
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
 
 from energon_ext.arguments import check_integer, choices
@@ -24,7 +25,7 @@ from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.documents.token_paths import is_token_file
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sources import check_virtual_epoch
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, SampleError
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ def get_train_dataset(
         check_integer("get_train_dataset: batch_size", batch_size, 1)
     check_virtual_epoch(virtual_epoch_length, worker_config)
     _check_yaml(path, split_part, trusted_modules, allow_dataset_code, options)
+    _say_in_one_line(worker_config)
     with quiet_energon():
         return megatron.energon.get_train_dataset(
             path,
@@ -102,6 +104,7 @@ def get_val_datasets(
     _check_options("get_val_datasets", get_val_datasets, options)
     check_integer("get_val_datasets: batch_size", batch_size, 1)
     _check_yaml(path, split_part, trusted_modules, allow_dataset_code, options)
+    _say_in_one_line(worker_config)
     with quiet_energon():
         return megatron.energon.get_val_datasets(
             path,
@@ -111,6 +114,20 @@ def get_val_datasets(
             split_part=split_part,
             **options,
         )
+
+
+def _say_in_one_line(worker_config: WorkerConfig) -> None:
+    """Samples that cannot be used are one line each, where the caller handles them in no way."""
+    if worker_config.global_error_handler is log_exception:
+        worker_config.global_error_handler = _say_what_is_left_out
+
+
+def _say_what_is_left_out(error: Exception, sample: Any, sources: Any = None) -> None:
+    if not isinstance(error, SampleError):
+        log_exception(error, sample, sources)
+        return
+    paths = sorted({str(source.dataset_path) for source in sources or ()})
+    logger.warning("%s: left out: %s", ", ".join(paths), error)
 
 
 @contextlib.contextmanager
