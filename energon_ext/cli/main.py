@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from energon_ext.cli.checkpoint import checkpoint
+from energon_ext.cli.peek import peek
 from energon_ext.cli.plan import plan
 from energon_ext.cli.prepare import prepare
 from energon_ext.cli.report import report
@@ -45,7 +46,7 @@ def main() -> None:
     """Scheduled blends, exact resume and packed batches for Megatron-Energon."""
 
 
-for command in (prepare, plan, checkpoint, report):
+for command in (prepare, plan, peek, checkpoint, report):
     main.add_command(command)
 
 if __name__ == "__main__":

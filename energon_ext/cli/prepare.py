@@ -160,7 +160,7 @@ def _encoding(
     over_long: str,
 ) -> "Encoding":
     from energon_ext.cli.encoding import Encoding
-    from energon_ext.encoders.chat import HFChatTemplate, PlainChatTemplate
+    from energon_ext.encoders.chat import named_template
     from energon_ext.encoders.sft import SFTTaskEncoder
 
     if not chat:
@@ -169,10 +169,7 @@ def _encoding(
         raise ConfigError(
             "--chat: --seq-length is missing; conversations are cut to rows of so many positions."
         )
-    template = None
-    if chat_template is not None:
-        is_plain = chat_template == "plain"
-        template = PlainChatTemplate() if is_plain else HFChatTemplate(chat_template)
+    template = named_template(chat_template)
     encoder = SFTTaskEncoder(loaded, seq_length, chat_template=template, over_long=over_long)
     return Encoding(loaded, encoder)
 

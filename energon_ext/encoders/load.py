@@ -11,6 +11,7 @@ import copy
 import inspect
 import io
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping
 
@@ -28,6 +29,9 @@ from energon_ext.encoders.sources import check_virtual_epoch
 from energon_ext.errors import ConfigError, SampleError
 
 logger = logging.getLogger(__name__)
+
+#: Samples that this process could not use, by dataset.
+_LEFT_OUT: Counter[str] = Counter()
 
 #: What Energon takes beside its named arguments (7.4.1, ``task_encoder/loader.py``).
 _FURTHER_OPTIONS = {"dataset_config", "split_config", "auto_decode", "image_decode", "av_decode"}
@@ -117,7 +121,7 @@ def get_val_datasets(
 
 
 def _say_in_one_line(worker_config: WorkerConfig) -> None:
-    """Samples that cannot be used are one line each, where the caller handles them in no way."""
+    """Samples that cannot be used are a line now and then, unless the caller handles them."""
     if worker_config.global_error_handler is log_exception:
         worker_config.global_error_handler = _say_what_is_left_out
 
@@ -126,8 +130,11 @@ def _say_what_is_left_out(error: Exception, sample: Any, sources: Any = None) ->
     if not isinstance(error, SampleError):
         log_exception(error, sample, sources)
         return
-    paths = sorted({str(source.dataset_path) for source in sources or ()})
-    logger.warning("%s: left out: %s", ", ".join(paths), error)
+    where = ", ".join(sorted({str(source.dataset_path) for source in sources or ()}))
+    _LEFT_OUT[where] += 1
+    count = _LEFT_OUT[where]
+    if str(count).strip("0") == "1":  # the 1st, the 10th, the 100th
+        logger.warning("%s: sample left out (%d so far): %s", where, count, error)
 
 
 @contextlib.contextmanager
