@@ -79,7 +79,9 @@ def start_megatron(args):
 
 def build_model(args, vocab_size):
     if args.hidden_size % HEADS:
-        raise ConfigError(f"--hidden-size: {args.hidden_size} found, {HEADS} heads divide it not.")
+        raise ConfigError(
+            f"--hidden-size: {args.hidden_size} found, a multiple of {HEADS} is needed."
+        )
     on_gpu = torch.cuda.is_available()
     dtype = torch.bfloat16 if on_gpu else torch.float32
     config = TransformerConfig(

@@ -138,7 +138,7 @@ class YamlChecker:
                 raise ConfigError(f"{path}: no field {name!r}; it has {choices(name, allowed)}")
         if None in named and not any("datasets" in node for _, node in _mappings(splits)):
             raise ConfigError(
-                f"{path}: says not what it is; begin it with `__module__: energon_ext` and "
+                f"{path}: does not say what it is; begin it with `__module__: energon_ext` and "
                 f"`__class__: ScheduledMetadataset`."
             )
         if known:
