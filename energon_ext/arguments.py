@@ -53,7 +53,7 @@ def choices(found: Any, allowed: Iterable[str], most: int = 30) -> str:
     """
     names = sorted(allowed)
     near = difflib.get_close_matches(str(found)[:100], names[:1000])
-    text = ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+    text = ", ".join(names[:most]) + (", ..." if len(names) > most else "") or "none"
     return f"{text}; did you mean {' or '.join(near)}?" if near else f"{text}."
 
 

@@ -15,16 +15,24 @@ token files, the rows of every step are those of a run that was never stopped, o
 workers, tensor and pipeline parallelism and micro-batches it goes on.
 """
 
-import argparse
-
 from megatron_gpt import build_model, run
-from train_loop import add_arguments, add_data_arguments, build_source, train
+from train_loop import (
+    add_arguments,
+    add_data_arguments,
+    build_source,
+    new_parser,
+    train,
+    validation,
+)
 
 from energon_ext import PackedTaskEncoder, load_tokenizer
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = new_parser(
+        __doc__.splitlines()[0],
+        "python examples/01_pretrain_gpt.py mix.yaml --run-dir runs/a --eval-interval 50",
+    )
     add_data_arguments(parser)
     add_arguments(parser)
     parser.set_defaults(
@@ -41,10 +49,11 @@ def parse_args():
 
 
 def pretrain(args):
-    tokenizer = load_tokenizer(args.tokenizer)
+    tokenizer = load_tokenizer(args.tokenizer, eos_token=args.eos_token, bos_token=args.bos_token)
     model = build_model(args, tokenizer.padded_vocab_size(128))
     encoder = PackedTaskEncoder(tokenizer, args.seq_length, packing_buffer_docs=64)
-    train(args, args.run_dir, model, build_source(args, encoder))
+    source = build_source(args, encoder)
+    train(args, args.run_dir, model, source, evaluate=validation(args, encoder, model))
 
 
 if __name__ == "__main__":

@@ -8,19 +8,32 @@
 Only the data differs from pretraining: SFTTaskEncoder weights the answers 1 and all else 0.
 """
 
-import argparse
-
 from megatron_gpt import build_model, run
-from train_loop import add_arguments, add_data_arguments, build_source, train
+from train_loop import (
+    add_arguments,
+    add_data_arguments,
+    build_source,
+    new_parser,
+    train,
+    validation,
+)
 
 from energon_ext import SFTTaskEncoder, load_tokenizer
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = new_parser(
+        __doc__.splitlines()[0],
+        "python examples/02_sft.py chats.yaml --run-dir runs/sft --tokenizer tokenizer.json",
+    )
     add_data_arguments(parser)
     add_arguments(parser)
-    parser.add_argument("--over-long", choices=("cut", "error"), default="cut")
+    parser.add_argument(
+        "--over-long",
+        choices=("cut", "error"),
+        default="cut",
+        help="what becomes of conversations longer than a row",
+    )
     parser.set_defaults(
         train_iters=100,
         save_interval=50,
@@ -36,12 +49,13 @@ def parse_args():
 
 
 def fine_tune(args):
-    tokenizer = load_tokenizer(args.tokenizer)
+    tokenizer = load_tokenizer(args.tokenizer, eos_token=args.eos_token, bos_token=args.bos_token)
     model = build_model(args, tokenizer.padded_vocab_size(128))
     encoder = SFTTaskEncoder(
         tokenizer, args.seq_length, over_long=args.over_long, packing_buffer_docs=64
     )
-    train(args, args.run_dir, model, build_source(args, encoder))
+    source = build_source(args, encoder)
+    train(args, args.run_dir, model, source, evaluate=validation(args, encoder, model))
 
 
 if __name__ == "__main__":

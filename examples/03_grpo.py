@@ -12,7 +12,6 @@
 Prompts of the evaluation are held out from both. A stopped run goes on exactly with --resume.
 """
 
-import argparse
 import copy
 import itertools
 import json
@@ -24,7 +23,7 @@ from megatron.core import parallel_state
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 from megatron_gpt import build_model, run
-from train_loop import add_arguments, build_source, train
+from train_loop import add_arguments, build_source, count, new_parser, train
 
 from energon_ext import ExactDataLoader, PromptTaskEncoder, SFTTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import Tokenizer
@@ -58,14 +57,14 @@ class DigitTokenizer(Tokenizer):
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = new_parser(__doc__.splitlines()[0], "python examples/03_grpo.py --run-dir runs/grpo")
     add = parser.add_argument
     add_arguments(parser)
-    add("--warm-up-iters", type=int, default=150)
-    add("--eval-interval", type=int, default=20)
-    add("--eval-prompts", type=int, default=512)
-    add("--prompts-per-call", type=int, default=32, help="prompts that are sampled together")
-    add("--groups-per-batch", type=int, default=16, help="groups, of those that vary, in a step")
+    add("--warm-up-iters", type=count, default=150, help="steps before GRPO")
+    add("--eval-interval", type=count, default=20, help="steps between two accuracies")
+    add("--eval-prompts", type=count, default=512, help="held-out prompts of an accuracy")
+    add("--prompts-per-call", type=count, default=32, help="prompts that are sampled together")
+    add("--groups-per-batch", type=count, default=16, help="groups, of those that vary, in a step")
     add("--shuffle-rewards", action="store_true", help="reward answers at random")
     parser.set_defaults(
         train_iters=160,  # steps of GRPO, as those of --stop-after and --save-interval

@@ -1,5 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
+# ruff: noqa: E402
 """The GPT that 01, 02 and 03 train: Megatron's start, model, optimizer, step and checkpoint.
 
 On CPU or GPU, alone or under torchrun, split by tensors or pipeline stages, without an edit.
@@ -9,7 +10,12 @@ import math
 import os
 import queue
 import sys
+import warnings
 from functools import partial
+
+# Of kernels that only GPUs have, a dozen lines at every start.
+warnings.filterwarnings("ignore", module=r"(megatron\.core|torch)\.")
+warnings.filterwarnings("ignore", message="Please use DTensor instead")
 
 import torch
 import torch.distributed as dist
@@ -28,7 +34,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import unwrap_model
 
-from energon_ext import EnergonExtError
+from energon_ext import ConfigError, EnergonExtError
 from energon_ext.megatron import (
     check_losses,
     enable_cpu,
@@ -38,6 +44,8 @@ from energon_ext.megatron import (
     mean_losses,
 )
 from energon_ext.state.together import on_all_ranks
+
+HEADS = 8
 
 #: Megatron counts weights in integers: these are counted to the nearest 1 / 1024.
 WEIGHT_SCALE = 1024
@@ -51,8 +59,8 @@ def run(work, args):
         dist.destroy_process_group()
     except EnergonExtError as error:
         sys.exit(f"{type(error).__name__}: {error}")
-    except KeyboardInterrupt:
-        sys.exit(f"Stopped by Ctrl-C; the last checkpoint stays in {args.run_dir}.")
+    except KeyboardInterrupt as stop:
+        sys.exit(f"Stopped: {stop or f'the last checkpoint stays in {args.run_dir}'}.")
 
 
 def start_megatron(args):
@@ -70,13 +78,17 @@ def start_megatron(args):
 
 
 def build_model(args, vocab_size):
+    if args.hidden_size % HEADS:
+        raise ConfigError(
+            f"--hidden-size: {args.hidden_size} found, a multiple of {HEADS} is needed."
+        )
     on_gpu = torch.cuda.is_available()
     dtype = torch.bfloat16 if on_gpu else torch.float32
     config = TransformerConfig(
         num_layers=args.num_layers,
         hidden_size=args.hidden_size,
         ffn_hidden_size=2 * args.hidden_size,
-        num_attention_heads=8,
+        num_attention_heads=HEADS,
         num_query_groups=2,
         normalization="RMSNorm",
         init_method_std=0.05,  # the usual 0.02 is for larger models
@@ -133,25 +145,36 @@ def train_step(args, step, model, optimizer, batches):
     optimizer.zero_grad()
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(args, step)
-    reports = get_forward_backward_func()(
+    reports = _run_batches(args, model, batches)
+    losses = mean_losses(reports)
+    on_all_ranks(lambda: check_losses(losses, step))
+    _, grad_norm, _ = optimizer.step()
+    return {**losses, "grad_norm": float(grad_norm)}
+
+
+def forward(args, model, batches):
+    """The mean losses of micro-batches, on the last pipeline stage; nothing is trained."""
+    with torch.no_grad():
+        reports = _run_batches(args, model, batches, forward_only=True)
+    return mean_losses(reports)
+
+
+def _run_batches(args, model, batches, forward_only=False):
+    return get_forward_backward_func()(
         forward_step_func=partial(forward_step, weight_scale=WEIGHT_SCALE),
         data_iterator=iter(batches),
         model=[model],
         num_microbatches=len(batches),
         seq_length=args.micro_batch_rows * args.seq_length,  # a packed micro-batch is one sequence
         micro_batch_size=1,
-        forward_only=False,
+        forward_only=forward_only,
     )
-    losses = mean_losses(reports)
-    on_all_ranks(lambda: check_losses(losses, step))
-    optimizer.step()
-    return losses
 
 
 def learning_rate(args, step):
     if step <= args.lr_warmup_iters:
         return args.lr * step / args.lr_warmup_iters
-    done = (step - args.lr_warmup_iters) / (args.train_iters - args.lr_warmup_iters)
+    done = (step - args.lr_warmup_iters) / max(1, args.train_iters - args.lr_warmup_iters)
     return args.lr * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
 
 

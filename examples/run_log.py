@@ -13,6 +13,8 @@ TensorBoard and Weights & Biases get the numbers among them, under the names of 
 import contextlib
 import hashlib
 import json
+import math
+import sys
 from collections import Counter
 
 import torch.distributed as dist
@@ -29,11 +31,13 @@ SCALARS = {
     "loss": "train/loss",
     "loss_by_source": "train/loss",
     "learning_rate": "train/learning_rate",
+    "grad_norm": "train/grad_norm",
     "trained_tokens": "train/tokens",
     "planned_share": "data/planned_share",
     "tokens_in_all": "data/tokens",
     "shares": "data/share",
     "epochs": "data/epochs",
+    "waiting_share": "perf/waiting_for_data",
     "step_seconds": "perf/step_seconds",
     "data_seconds": "perf/data_seconds",
     "tokens_per_second": "perf/tokens_per_second",
@@ -47,6 +51,7 @@ class RunLog(contextlib.ExitStack):
         run_dir: an existing folder; ``metrics.jsonl`` in it is appended to.
         first_step: step that the run stands at.
         last_step: step that it is to reach.
+        interval: steps between two lines, where standard error is no terminal.
         enabled: False makes every method do nothing, for ranks that do not log.
         tensorboard: also write TensorBoard files to ``run_dir/tensorboard``.
         wandb_project: also log to this project of Weights & Biases; a resumed run goes on there.
@@ -59,17 +64,23 @@ class RunLog(contextlib.ExitStack):
         last_step,
         *,
         enabled=True,
+        interval=10,
         tensorboard=False,
         wandb_project=None,
     ):
         super().__init__()
         self.enabled = enabled
+        self._last_step, self._interval = last_step, interval
+        self._first_loss = self._last_line = None
         if not enabled:
             return
         # Line by line, so that a killed process leaves whole lines.
         file = open(run_dir / "metrics.jsonl", "a", buffering=1)  # noqa: SIM115
         self._file = self.enter_context(file)
-        self._bar = self.enter_context(tqdm(total=last_step, initial=first_step, unit="step"))
+        # A bar in a file is one endless line: plain lines stand there instead.
+        self._plain = not sys.stderr.isatty()
+        bar = tqdm(total=last_step, initial=first_step, unit="step", disable=self._plain)
+        self._bar = self.enter_context(bar)
         self._boards = []  # functions of (scalars by name, step)
         if tensorboard:
             self._boards.append(self._tensorboard(run_dir, first_step))
@@ -88,17 +99,35 @@ class RunLog(contextlib.ExitStack):
         """Append one optimizer step and move the progress bar."""
         self.write("step", step, **fields)
         if self.enabled:
-            shares = fields["planned_share"]
-            labels = short_labels([*shares]) if shares else ()
-            mix = "".join(f", {label} {shares[key]:.0%}" for key, label in zip(shares, labels))
-            speed = f"{fields['tokens_per_second']:,.0f} tokens/s"
-            self._bar.set_postfix_str(f"loss {fields['loss']:.3f}, {speed}{mix}")
+            self._first_loss = self._first_loss or fields["loss"]
+            self._last_line = _line(fields)
+            self._bar.set_postfix_str(self._last_line)
             self._bar.update()
+            if self._plain and (step % self._interval == 0 or step == self._last_step):
+                self.say(f"step {step:,} of {self._last_step:,}: {self._last_line}")
 
     def write_evaluation(self, step, fields):
         """Append what was evaluated after a step, if anything was."""
         if fields:
             self.write("evaluation", step, **fields)
+            if self.enabled:
+                found = ", ".join(f"{name} {value:.3f}" for name, value in fields.items())
+                self.say(f"step {step:,}: {found}")
+
+    def write_end(self, step, reason, checkpoint):
+        """Append how the run ended, and say the result in one line."""
+        self.write("end", step, reason=reason)
+        if self.enabled:
+            was = "" if self._first_loss is None else f"; loss was {self._first_loss:.3f}"
+            now = "" if self._last_line is None else f"; now {self._last_line}"
+            saved = "" if checkpoint is None else f"; saved in {checkpoint.path}"
+            self._bar.close()
+            self.say(f"{reason} at step {step:,}{was}{now}{saved}")
+
+    @staticmethod
+    def say(line):
+        """A line on standard error, above the bar."""
+        tqdm.write(line, file=sys.stderr)
 
     def _tensorboard(self, run_dir, first_step):
         from torch.utils.tensorboard import SummaryWriter
@@ -126,6 +155,25 @@ class RunLog(contextlib.ExitStack):
         run = wandb.init(project=project, name=run_dir.name, id=name, resume="allow", dir=run_dir)
         self.callback(run.finish)
         return lambda scalars, step: run.log(scalars, step=step)
+
+
+def _line(fields, most_sources=4):
+    """What a person wants to see of a step."""
+    losses, shares = fields.get("loss_by_source", {}), fields.get("planned_share", {})
+    keys = sorted(losses.keys() | shares.keys())
+    own = ", ".join(
+        f"{label} {losses.get(key, math.nan):.3f} at {shares.get(key, 0):.0%}"
+        for key, label in zip(keys, short_labels(keys) if keys else ())
+    )
+    by_source = f" ({own})" if 1 < len(keys) <= most_sources else ""
+    formats = {
+        "learning_rate": "lr {:.1e}",
+        "grad_norm": "grad norm {:.2f}",
+        "tokens_per_second": "{:,.0f} tokens/s",
+        "waiting_share": "waiting for data {:.0%}",
+    }
+    said = [text.format(fields[name]) for name, text in formats.items() if name in fields]
+    return ", ".join([f"loss {fields['loss']:.3f}{by_source}", *said])
 
 
 def summarize_step(batches, seq_len):

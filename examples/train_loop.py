@@ -13,6 +13,7 @@ parallel rank, which goes on with as many workers in all.
 
 import argparse
 import contextlib
+import signal
 import sys
 import time
 from functools import partial
@@ -20,13 +21,21 @@ from pathlib import Path
 
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron_gpt import build_optimizer, learning_rate, load_model, save_model, train_step
+from megatron_gpt import (
+    build_optimizer,
+    forward,
+    learning_rate,
+    load_model,
+    save_model,
+    train_step,
+)
 from run_log import RunLog, summarize_step
 from tqdm import tqdm
 
-from energon_ext import ConfigError, get_train_dataset
+from energon_ext import ConfigError, get_train_dataset, get_val_datasets
 from energon_ext.errors import DataExhaustedError
 from energon_ext.megatron import MegatronEnergonLoader, data_parallel_worker_config
+from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.checkpoint import CheckpointStore
 from energon_ext.state.consumption import Consumption
@@ -35,7 +44,8 @@ from energon_ext.state.together import on_all_ranks
 
 #: What a resumed run may change; what the data depends on is checked with its state.
 FREE_ARGUMENTS = {"metadataset", "run_dir", "resume", "stop_after", "save_interval"}
-FREE_ARGUMENTS |= {"tensorboard", "wandb_project", "eval_interval", "num_workers"}
+FREE_ARGUMENTS |= {"tensorboard", "wandb_project", "eval_interval", "eval_iters", "num_workers"}
+FREE_ARGUMENTS |= {"train_iters", "log_interval"}
 FREE_ARGUMENTS |= {"micro_batch_rows", "micro_batches"}
 FREE_ARGUMENTS |= {"tensor_model_parallel_size", "pipeline_model_parallel_size"}
 
@@ -47,21 +57,41 @@ def count(text):
     return int(text)
 
 
+def count_or_none(text):
+    """An argument of 0 or more."""
+    return 0 if text == "0" else count(text)
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawTextHelpFormatter):
+    """Shows the defaults that are one."""
+
+    def _get_help_string(self, action):
+        return super()._get_help_string(action) if action.default else action.help
+
+
+def new_parser(text, example):
+    """A parser whose help has the defaults and an example."""
+    return argparse.ArgumentParser(
+        description=text, epilog=f"example: {example}", formatter_class=HelpFormatter
+    )
+
+
 def add_arguments(parser):
     """What every run can be told."""
     add = parser.add_argument
-    add("--run-dir", type=Path, required=True)
+    add("--run-dir", type=Path, required=True, help="gets metrics.jsonl and checkpoints")
     add("--resume", action="store_true", help="continue from the last checkpoint of the run")
-    add("--train-iters", type=count)
+    add("--train-iters", type=count, help="last step; a resumed run may be given a later one")
+    add("--log-interval", type=count, default=10, help="steps between two lines off a terminal")
     add("--stop-after", type=count, metavar="STEP", help="save and leave after this step")
-    add("--save-interval", type=count)
+    add("--save-interval", type=count, help="steps between two checkpoints")
     add("--tensorboard", action="store_true", help="write TensorBoard files to the run folder")
     add("--wandb-project", metavar="NAME", help="log to this project of Weights & Biases")
-    add("--seed", type=int)
-    add("--num-layers", type=count)
-    add("--hidden-size", type=count)
+    add("--seed", type=int, help="of the model and of the data")
+    add("--num-layers", type=count, help="of the model")
+    add("--hidden-size", type=count, help="of the model, a multiple of 8 heads")
     add("--lr", type=float, help="after a warmup; falls to a tenth")
-    add("--lr-warmup-iters", type=int)
+    add("--lr-warmup-iters", type=count_or_none, help="steps in which the learning rate rises")
 
 
 def add_data_arguments(parser):
@@ -69,12 +99,16 @@ def add_data_arguments(parser):
     add = parser.add_argument
     add("metadataset", help="YAML file, prepared folder or JSONL file")
     add("--tokenizer", default="bytes", help="bytes, a tokenizer.json, a folder or a HF name")
-    add("--seq-length", type=count, default=256)
+    add("--eos-token", help="token of the tokenizer that ends every text")
+    add("--bos-token", help="token of the tokenizer that begins every text")
+    add("--seq-length", type=count, default=256, help="positions of a row")
     add("--global-batch-rows", type=count, help="packed rows per optimizer step")
     add("--micro-batch-rows", type=count, help="default: all rows of a data-parallel rank")
-    add("--num-workers", type=int, default=0)
-    add("--tensor-model-parallel-size", type=count, default=1)
-    add("--pipeline-model-parallel-size", type=count, default=1)
+    add("--num-workers", type=count_or_none, default=0, help="processes that read for a rank")
+    add("--tensor-model-parallel-size", type=count, default=1, help="ranks of one layer")
+    add("--pipeline-model-parallel-size", type=count, default=1, help="ranks of one model")
+    add("--eval-interval", type=count, help="steps between two losses of the split val")
+    add("--eval-iters", type=count, default=4, help="micro-batches of such a loss")
 
 
 def set_micro_batches(args):
@@ -119,6 +153,7 @@ def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False
     folder.mkdir(parents=True, exist_ok=True)
     run = Run(args, model, source)
     with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(stop_signals())
         if hasattr(source, "close"):
             stack.callback(source.close)
         store = stack.enter_context(CheckpointStore(folder / "checkpoints"))
@@ -126,16 +161,69 @@ def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False
         log = stack.enter_context(run.start_log(folder, step))
         last_step = min(args.train_iters, args.stop_after or args.train_iters)
         log.write_evaluation(step, evaluate(step))
-        while step < last_step and (found := run.train_step(step + 1)) is not None:
+        asked_to_stop = False
+        while (
+            step < last_step
+            and not asked_to_stop
+            and (found := run.train_step(step + 1)) is not None
+        ):
             step += 1
             log.write_step(step, found)
             log.write_evaluation(step, evaluate(step))
             if step % args.save_interval == 0:
                 saved_step = run.save(store, step, log)
+            asked_to_stop = any(on_all_ranks(lambda: bool(signals)))
         if step != saved_step:
             run.save(store, step, log)
-        reason = "finished" if step == args.train_iters else "stopped"
-        log.write("end", step, reason="exhausted" if run.data_ended else reason)
+        reason = "finished" if step >= args.train_iters else "stopped"
+        log.write_end(step, "exhausted" if run.data_ended else reason, store.latest())
+        if asked_to_stop:
+            raise KeyboardInterrupt(f"saved step {step} in {folder}; go on with --resume")
+
+
+@contextlib.contextmanager
+def stop_signals():
+    """Ctrl-C and SIGTERM end a run after the step at hand, with a save; a second one at once."""
+    received = []
+
+    def receive(number, frame):
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    earlier = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def validation(args, task_encoder, model):
+    """Step -> the losses of the split val, at every ``--eval-interval``."""
+    if args.eval_interval is None:
+        return lambda step: {}
+    loader = None
+    if parallel_state.get_tensor_model_parallel_rank() == 0:
+        datasets = get_val_datasets(
+            args.metadataset,
+            worker_config=data_parallel_worker_config(0, seed=args.seed),
+            batch_size=args.micro_batch_rows,
+            task_encoder=task_encoder,
+        )
+        loader = ValidationLoader(datasets, args.eval_iters, watchdog_timeout_seconds=None)
+
+    def evaluate(step):
+        if step % args.eval_interval and step != args.train_iters:
+            return {}
+        batches = [next(loader) if loader else None for _ in range(args.eval_iters)]
+        losses = forward(args, model, batches)
+        by_source = {
+            f"val/loss/{key}": loss for key, loss in sorted(losses["loss_by_source"].items())
+        }
+        return {"val/loss": losses["loss"], **by_source}
+
+    return evaluate
 
 
 class Run:
@@ -172,6 +260,7 @@ class Run:
             "learning_rate": learning_rate(self.args, step),
             "step_seconds": seconds,
             "data_seconds": drawn - began,
+            "waiting_share": (drawn - began) / seconds,
             "tokens_per_second": sum(summary["tokens"].values()) / seconds,
             **{f"rollout/{k}": v for k, v in getattr(self.source, "metrics", {}).items()},
         }
@@ -199,7 +288,9 @@ class Run:
         logs = self.source is not None and parallel_state.is_pipeline_last_stage()
         logs = logs and parallel_state.get_data_parallel_rank() == 0
         boards = {"tensorboard": args.tensorboard, "wandb_project": args.wandb_project}
-        log = RunLog(folder, step, args.train_iters, enabled=logs, **boards)
+        log = RunLog(
+            folder, step, args.train_iters, enabled=logs, interval=args.log_interval, **boards
+        )
         if logs:
             log.write(
                 "start",

@@ -4,12 +4,19 @@
 
 import json
 
+import numpy as np
 import pytest
 from megatron.energon import DefaultTaskEncoder
 
-from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset, get_val_datasets
+from energon_ext import (
+    ConfigError,
+    PackedTaskEncoder,
+    get_train_dataset,
+    get_val_datasets,
+)
 from energon_ext.config.yaml_file import MAX_YAML_DEPTH
 from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.errors import SampleError
 from energon_ext.plan.lookup import find_blend
 from tests.support import (
     TEXT_SAMPLE,
@@ -58,12 +65,34 @@ def test_a_folder_that_is_not_prepared_says_how_to_prepare_it(tmp_path):
     refuse(mix, "raw: a folder that is not prepared", "energon-ext prepare")
 
 
-def test_json_lines_without_an_index_say_how_to_make_one(tmp_path):
-    (tmp_path / "books.jsonl").write_text('{"text": "one"}\n')
+def test_json_lines_get_their_index_by_themselves_and_keep_the_one_they_have(tmp_path):
+    path = tmp_path / "books.jsonl"
+    path.write_text('{"text": "one"}\n\n{"text": "two"}\n')
     mix = write_mix(tmp_path / "mix.yaml", [("books.jsonl", 1)])
-    refuse(
-        mix, "blend[0]: ", "books.jsonl: a JSON Lines file without an index", "`energon prepare`"
+    for _ in range(2):
+        (batch,) = take(loader_for(load(mix)), 1)
+        assert [*batch.tokens_per_source()] == ["books.jsonl"]
+        # Both lines have 16 bytes, with a blank one of 1 between them, which is the second's.
+        assert np.fromfile(f"{path}.idx", np.uint64).tolist() == [0, 17, 33]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "books.jsonl", "books.jsonl.idx", "mix.yaml",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_data_of_another_task_is_one_line_with_source_sample_and_fields(
+    tmp_path, num_workers, capfd
+):
+    (tmp_path / "chat.jsonl").write_text('{"prompt": "a", "response": "b"}\n' * 100)
+    mix = write_mix(tmp_path / "mix.yaml", [("chat.jsonl", 1)])
+    with pytest.raises(SampleError) as error:
+        take(loader_for(load(mix, worker_config=config(num_workers))), 1)
+    message = str(error.value)
+    assert message.startswith("chat.jsonl: too many samples in a row cannot be used, the last: Sam")
+    assert message.endswith(
+        ": no `text`; it has ['prompt', 'response']. Is this the data of another task?"
     )
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_token_file_by_itself_says_what_names_it(tmp_path):

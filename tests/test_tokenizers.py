@@ -67,6 +67,26 @@ def test_a_transformers_folder_brings_its_special_tokens(tokenizer_file, tmp_pat
     assert tokenizer.encode("the dog")[-1] == 2
 
 
+def test_a_bare_file_ends_texts_by_a_well_known_name_and_says_so(tokenizer_file, caplog):
+    assert load_tokenizer(tokenizer_file).encode("the")[-1] == 2
+    assert caplog.messages == [
+        f"{tokenizer_file}: </s> ends every text; --eos-token names another."
+    ]
+    caplog.clear()
+    named = load_tokenizer(tokenizer_file, eos_token="<pad>", bos_token="<s>").encode("the")
+    assert (named[0], named[-1]) == (1, 3)
+    assert caplog.messages == []
+
+
+def test_what_stands_beside_a_file_names_its_special_tokens(tokenizer_file, tmp_path, caplog):
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer_file.read_bytes())
+    tokens = {"eos_token": {"content": "<pad>"}, "bos_token": "<s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokens))
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.add_bos) == (1, 3, False)
+    assert caplog.messages == []
+
+
 def test_truncation_and_padding_that_a_file_holds_are_switched_off(tokenizer_file, tmp_path):
     tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
     tokenizer.enable_truncation(4)
@@ -108,8 +128,12 @@ def test_what_is_not_a_tokenizer_is_one_clear_error(tmp_path, tokenizer_file):
         load_tokenizer(tmp_path / "missing")
     with pytest.raises(ConfigError, match=r"absent\.json' does not exist"):
         load_tokenizer(tmp_path / "absent.json")
-    with pytest.raises(ConfigError, match="no eos token"):
-        load_tokenizer(tokenizer_file)
+    words = tmp_path / "words.json"
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(words))
+    with pytest.raises(ConfigError, match="no eos token is named in it; name it with --eos-token"):
+        load_tokenizer(words)
+    with pytest.raises(ConfigError, match="bytes: has its own tokens at both ends; leave 'x' out"):
+        load_tokenizer("bytes", eos_token="x")
     with pytest.raises(ConfigError, match="'<end>' in its vocabulary"):
         load_tokenizer(tokenizer_file, eos_token="<end>")
 

@@ -282,7 +282,7 @@ def test_patterns_of_shards_are_read_as_before(good):
         ("[1, 2]", "[1, 2] found, a mapping is needed"),
         ("---\na: 1\n---\nb: 2\n", "a mapping is needed"),
         ("? [1]\n: 2\n", "not a YAML file"),
-        ("a:\n", "a key has no value"),
+        ("a:\n", "`a` has no value"),
         ("a: \xff", "not a YAML file"),
     ],
     ids=lambda text: text[:12],
@@ -290,9 +290,9 @@ def test_patterns_of_shards_are_read_as_before(good):
 def test_files_have_limits(tmp_path, good, text, message):
     for path in (tmp_path / "mix.yaml", good / ".nv-meta" / "dataset.yaml"):
         path.write_bytes(text.encode("latin-1"))
-    refuse(tmp_path / "mix.yaml", "mix.yaml: ", message)
+    refuse(tmp_path / "mix.yaml", "mix.yaml:", message)
     if message != "not a metadataset":
-        refuse(good, "dataset.yaml: ", message)
+        refuse(good, "dataset.yaml:", message)
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,19 @@
 
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from energon_ext.errors import printable
+
+
+def special_tokens(command: Any) -> Any:
+    """The options of a command on what a tokenizer puts around a text."""
+    for role, end in (("bos", "begins"), ("eos", "ends")):
+        name = f"Token of --tokenizer that {end} a text."
+        command = click.option(f"--{role}-token", metavar="TOKEN", help=name)(command)
+    return command
 
 
 def echo(text: object) -> None:

@@ -4,16 +4,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
 import click
 
-from energon_ext.cli import echo, table
+from energon_ext.cli import echo, special_tokens, table
 from energon_ext.errors import ConfigError, EnergonExtError
 
 if TYPE_CHECKING:
@@ -37,6 +35,7 @@ def checkpoint() -> None:
 @click.option("--world-size", type=click.IntRange(1), help="Data-parallel ranks of the next run.")
 @click.option("--num-workers", type=click.IntRange(0), help="Workers of a rank in the next run.")
 @click.option("--tokenizer", help="Of the next run; text sources are then restored as well.")
+@special_tokens
 @click.option("--seq-length", type=click.IntRange(2), help="Positions of a row in the next run.")
 @click.option("--packing", help="Of the next run.")
 @click.option("--trusted-module", multiple=True, help="A module that the YAML may name.")
@@ -67,14 +66,10 @@ def diff(
         data = SavedData(cursor, states)
         echo(f"{folder}: {data}")
         run = NextRun(data, options, world_size, num_workers, **encoder)
-        with contextlib.redirect_stdout(sys.stderr):  # Energon says there what it opens
-            changes = run.changes()
-        echo(_changes(changes))
+        echo(_changes(run.changes()))
         fixed = sorted(data.fingerprint.items())
         echo("must stay: " + ", ".join(f"{name}={value!r}" for name, value in fixed))
-        with contextlib.redirect_stdout(sys.stderr):
-            verdict = run.restore()
-        echo(verdict)
+        echo(run.restore())
     except EnergonExtError as error:
         echo(f"refused: {' '.join(str(error).split())}")
         ctx.exit(_REFUSED_EXIT_CODE)
@@ -88,8 +83,10 @@ def _read(path: Path) -> tuple[Path, Any, dict[int, Any]]:
 
     if not path.is_dir():
         raise ConfigError(f"{path}: no such folder; name a checkpoint or the folder of a run.")
-    newest = CheckpointStore(path).latest()
-    folder = path if newest is None else newest.path
+    stores = map(CheckpointStore, (path, path / "checkpoints"))  # one, or the folder of a run
+    newest = next(filter(None, (store.latest() for store in stores)), None)
+    iterations = sorted(path.glob("iter_*"))  # of Megatron-LM
+    folder = newest.path if newest is not None else iterations[-1] if iterations else path
     records = read_manifest(folder)["files"] if (folder / MANIFEST).exists() else {}
     if DATA in records:
         return folder, json.loads(read_file(folder / DATA, records[DATA])), {}

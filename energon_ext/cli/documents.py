@@ -6,8 +6,12 @@ Every input is a :class:`Corpus`, an iterator that reads as it goes, so memory d
 the input. What cannot be read is a ConfigError that names the file and the line.
 """
 
+import gzip
+import importlib
+import io
 import json
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +21,7 @@ from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
 from energon_ext.errors import ConfigError, SampleError
 
 READ_CHARACTERS = 1 << 20
+COMPRESSED = (".gz", ".zst")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,24 @@ class Corpus:
     documents: Iterator[Document]
     total_bytes: int | None = None  # None where nobody knows
     total_documents: int | None = None
+
+
+@dataclass
+class Unreadable:
+    """Around the reading of a document: an error ends the preparation, or is counted."""
+
+    skip: bool = False
+    count: int = 0
+    first: str = ""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        if not self.skip or not isinstance(error, ConfigError):
+            return False
+        self.count += 1
+        self.first = self.first or str(error)
+        return True
 
 
 #: Makes a document of a JSON object: ``(object, origin, num_bytes) -> document``.
@@ -89,7 +112,9 @@ def conversation_document(
     return Document(text, origin, num_bytes, conversation=sample)
 
 
-def text_files(paths: Iterable[Path], separator: str | None = None) -> Corpus:
+def text_files(
+    paths: Iterable[Path], unreadable: Unreadable, separator: str | None = None
+) -> Corpus:
     """UTF-8 text files, each one document, or several with a separator between them.
 
     With a separator, ``"<|endoftext|>"`` for example, a file is read piece by piece, never whole.
@@ -100,7 +125,7 @@ def text_files(paths: Iterable[Path], separator: str | None = None) -> Corpus:
 
     def read() -> Iterator[Document]:
         for path in paths:
-            with _readable(path):
+            with unreadable, _readable(path):
                 for text in _texts(path, separator):
                     yield Document(text, str(path), len(text.encode()))
 
@@ -120,38 +145,97 @@ def folder_files(folder: Path, pattern: str) -> list[Path]:
     return paths
 
 
-def jsonl_files(paths: Iterable[Path], read_row: RowReader) -> Corpus:
-    """JSON Lines files, one object a line; blank lines are skipped."""
-    paths = _existing_files(paths)
+def jsonl_files(paths: Iterable[Path], read_row: RowReader, unreadable: Unreadable) -> Corpus:
+    """JSON Lines files, compressed or not, one object a line; blank lines are skipped."""
+    paths = _files_in_folders(paths, ("*.jsonl", "*.jsonl.gz", "*.jsonl.zst"))
 
     def read() -> Iterator[Document]:
         for path in paths:
-            with _readable(path), path.open("rb") as file:
+            with unreadable, _readable(path), _decompressed(path) as file:
                 for number, line in enumerate(file, start=1):
-                    if line.strip():
-                        origin = f"{path}:{number}"
-                        yield read_row(_parse(line, origin), origin, len(line))
+                    origin = f"{path}:{number}"
+                    with unreadable:
+                        if line.strip():
+                            yield read_row(_parse(line, origin), origin, len(line))
 
-    return Corpus(read(), _total_bytes(paths))
+    is_plain = all(path.suffix not in COMPRESSED for path in paths)
+    return Corpus(read(), _total_bytes(paths) if is_plain else None)
+
+
+def parquet_files(paths: Iterable[Path], read_row: RowReader, unreadable: Unreadable) -> Corpus:
+    """Parquet files, one document a row."""
+    pyarrow = _import_for("--parquet", "pyarrow.parquet")
+    paths = _files_in_folders(paths, ("*.parquet",))
+
+    def read() -> Iterator[Document]:
+        for path in paths:
+            with unreadable, _readable(path), pyarrow.ParquetFile(path) as file:
+                rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
+                for number, row in enumerate(rows):
+                    with unreadable:
+                        yield read_row(row, f"{path}[{number}]", 0)
+
+    return Corpus(read())
 
 
 def hugging_face_dataset(
-    name: str, *, config: str | None, split: str, streaming: bool, read_row: RowReader
+    name: str,
+    *,
+    config: str | None,
+    split: str,
+    streaming: bool,
+    read_row: RowReader,
+    unreadable: Unreadable,
 ) -> Corpus:
-    """One split of a Hugging Face dataset, from the hub or a local folder."""
+    """One split of a Hugging Face dataset, from the hub, a folder, or what it saved to disk."""
+    datasets = _import_for("--hf-dataset", "datasets")
     try:
-        import datasets
-    except ImportError as error:
-        raise ConfigError(
-            "--hf-dataset needs the package `datasets`: pip install 'energon_ext[datasets]'."
-        ) from error
-    try:
-        rows = datasets.load_dataset(name, config, split=split, streaming=streaming)
-    except (OSError, ValueError) as error:
+        if any((Path(name) / saved).is_file() for saved in ("state.json", "dataset_dict.json")):
+            rows = datasets.load_from_disk(name)
+            rows = rows[split] if isinstance(rows, dict) else rows
+        else:
+            rows = datasets.load_dataset(name, config, split=split, streaming=streaming)
+    except (KeyError, OSError, ValueError) as error:
         raise ConfigError(f"--hf-dataset {name}, split {split}: {error}") from error
 
-    documents = (read_row(row, f"{name}[{index}]", 0) for index, row in enumerate(rows))
-    return Corpus(documents, total_documents=None if streaming else len(rows))
+    def read() -> Iterator[Document]:
+        for index, row in enumerate(rows):
+            with unreadable:
+                yield read_row(row, f"{name}[{index}]", 0)
+
+    return Corpus(read(), total_documents=None if streaming else len(rows))
+
+
+def _import_for(option: str, module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"{option} needs the package `{module.partition('.')[0]}`: "
+            f"pip install 'energon_ext[datasets]'."
+        ) from error
+
+
+def _files_in_folders(paths: Iterable[Path], patterns: Sequence[str]) -> list[Path]:
+    """Files as they are, and of folders those below that match; ConfigError where there is none."""
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted({f for pattern in patterns for f in path.rglob(pattern)})
+        if path.is_dir() and not inside:
+            raise ConfigError(f"{path}: a folder without {' or '.join(patterns)}.")
+        found += inside if path.is_dir() else [path]
+    return _existing_files(found)
+
+
+def _decompressed(path: Path) -> Any:
+    if path.suffix == ".gz":
+        return gzip.open(path)
+    if path.suffix == ".zst":
+        stream = _import_for(f"{path}: a .zst file", "pyarrow").input_stream(
+            path, compression="zstd"
+        )
+        return io.BufferedReader(stream)
+    return path.open("rb")
 
 
 def _existing_files(paths: Iterable[Path]) -> list[Path]:
@@ -173,8 +257,11 @@ def _readable(path: Path) -> Iterator[None]:
             f"{path}: not UTF-8 text (byte 0x{error.object[error.start]:02x}). "
             "Convert the file or leave it out."
         ) from error
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from error
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read ({reason}).") from error
 
 
 def _total_bytes(paths: list[Path]) -> int | None:

@@ -2,9 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Documents of prepared webdatasets and metadatasets, as Energon reads them, in file order."""
 
-import contextlib
 import dataclasses
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from megatron.energon.metadataset.loader import load_dataset
 from energon_ext.cli.documents import Corpus, Document, check_object, conversation_document
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.documents.token_paths import SPLITS, is_token_file
+from energon_ext.encoders.load import quiet_energon
 from energon_ext.encoders.pretrain import cook_text
 from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
 from energon_ext.encoders.text_decoder import TextDecoder
@@ -65,7 +64,7 @@ def energon_dataset(
 
 
 def _samples(source: BaseCoreDatasetFactory, worker_config: WorkerConfig) -> Iterator[Any]:
-    with contextlib.redirect_stdout(io.StringIO()):  # Energon prints how it divides JSON Lines.
+    with quiet_energon():
         dataset = source.build()
     worker_config.worker_activate(0)
     try:

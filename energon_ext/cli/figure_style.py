@@ -39,7 +39,7 @@ def new_figure(
         columns,
         height_ratios=height_ratios,
         left=left,
-        right=0.83 if columns == 1 else 0.98,
+        right=0.79 if columns == 1 else 0.98,
         top=1 - top / height,
         bottom=(0.55 if columns == 1 else 0.1) / height,
         hspace=0.12,
@@ -68,10 +68,10 @@ def steps_axis(axes: Axes, run: Run) -> None:
     for step in run.resumed_after:
         axes.axvline(step + 0.5, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
     if run.resumed_after:
-        first, *more = run.resumed_after
+        first = run.resumed_after[0]
         on_right = first > 0.6 * run.step[-1]
         axes.annotate(
-            f"resumed after step {first}" + (f", {len(more)} times more" if more else ""),
+            resumes(run.resumed_after),
             (first + 0.5, 1),
             xycoords=("data", "axes fraction"),
             xytext=(-5 if on_right else 5, -3),
@@ -81,6 +81,20 @@ def steps_axis(axes: Axes, run: Run) -> None:
             fontsize=8.5,
             color=MUTED,
         )
+
+
+def resumes(steps: Sequence[int]) -> str:
+    """After which steps a run was resumed.
+
+    Example:
+        >>> resumes([30]), resumes([30, 60]), resumes([30, 60, 90, 120])
+        ('resumed after step 30', 'resumed after steps 30 and 60', 'resumed after step 30, 3 more')
+    """
+    if len(steps) == 1 or len(steps) > 3:
+        more = f", {len(steps) - 1} more" if len(steps) > 1 else ""
+        return f"resumed after step {steps[0]}{more}"
+    *before, last = map(str, steps)
+    return f"resumed after steps {', '.join(before)} and {last}"
 
 
 def label_ends(axes: Axes, values: np.ndarray, names: Sequence[str], colors: Sequence[str]) -> None:
@@ -96,7 +110,7 @@ def label_ends(axes: Axes, values: np.ndarray, names: Sequence[str], colors: Seq
             xytext=(8, 0),
             textcoords="offset points",
             va="center",
-            fontsize=9.5,
+            fontsize=9,
             color=colors[index],
             annotation_clip=False,
         )

@@ -6,6 +6,8 @@ Every function takes a :class:`~energon_ext.cli.metrics.Run` and returns a :clas
 matplotlib figure with one sentence that says what it shows.
 """
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,7 +27,7 @@ from energon_ext.cli.figure_style import (
 from energon_ext.cli.metrics import Run, mean_of_finite
 
 WINDOWS = 30
-MAX_LABEL = 16
+MAX_LABEL = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def mix_picture(run: Run) -> Picture:
 
     figure, (axes,) = new_figure(
         "Planned and drawn mix",
-        f"lines: scheduled share · dots: tokens drawn, {len(windows[0])} steps each · "
+        f"lines: scheduled share · dots: tokens drawn in {_each(windows)} · "
         "bands: two standard deviations of independent draws",
     )
     for index, color in enumerate(COLORS[: len(run.sources)]):
@@ -95,7 +97,7 @@ def loss_picture(run: Run) -> Picture:
 
     figure, (axes,) = new_figure(
         "Training loss",
-        f"wide: all sources · thin: each source · means over {len(windows[0])} steps",
+        f"wide: all sources · thin: each source · means of {_each(windows)}",
     )
     colors = COLORS[: len(run.sources)]
     axes.plot(run.step, run.loss, color=FAINT, linewidth=1)
@@ -123,7 +125,7 @@ def for_pictures(run: Run, keep: int = len(COLORS) - 1) -> Run:
 
     All but the ``keep`` sources of most tokens are joined into one.
     """
-    run = replace(run, labels=tuple(map(_clip, run.labels)))
+    run = replace(run, labels=tuple(_clipped(run.labels)))
     if len(run.sources) <= keep + 1:
         return run
     order = np.argsort(-run.tokens.sum(0), kind="stable")
@@ -152,7 +154,14 @@ def _chance(share: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _windows(run: Run) -> list[np.ndarray]:
-    return np.array_split(np.arange(len(run.step)), min(len(run.step), WINDOWS))
+    """Steps in windows of one length, but for the last one."""
+    size = -(-len(run.step) // WINDOWS)
+    return np.split(np.arange(len(run.step)), range(size, len(run.step), size))
+
+
+def _each(windows: list[np.ndarray]) -> str:
+    size, last = len(windows[0]), len(windows[-1])
+    return f"{size} steps" + (f", {last} at the end" if last < size else "")
 
 
 def _mean_loss(losses: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -162,8 +171,23 @@ def _mean_loss(losses: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     return np.where(weights > 0, total / np.maximum(weights, 1), np.nan)
 
 
-def _clip(label: str) -> str:
-    return label if len(label) <= MAX_LABEL else "…" + label[1 - MAX_LABEL :]
+def _clipped(labels: Sequence[str]) -> list[str]:
+    """Labels without the end that all have, `_text_document` for one, and short in the middle.
+
+    Example:
+        >>> _clipped(["web_part_1_text_document", "web_part_2_text_document"])
+        ['web_part_1', 'web_part_2']
+        >>> _clipped(["a_very_long_name_of_web_pages_1", "code"])
+        ['a_very_lo…_pages_1', 'code']
+    """
+    common = os.path.commonprefix([label[::-1] for label in labels])[::-1]
+    common = common[common.find("_") :] if "_" in common and len(labels) > 1 else ""
+    labels = [label.removesuffix(common) or label for label in labels]
+    half = MAX_LABEL // 2
+    return [
+        label if len(label) <= MAX_LABEL else f"{label[:half]}…{label[1 - half :]}"
+        for label in labels
+    ]
 
 
 def _last_finite(values: np.ndarray) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from energon_ext.cli.checkpoint import checkpoint
+from energon_ext.cli.peek import peek
 from energon_ext.cli.plan import plan
 from energon_ext.cli.prepare import prepare
 from energon_ext.cli.report import report
@@ -46,5 +47,8 @@ def main() -> None:
     """Scheduled blends, exact resume and packed batches for Megatron-Energon."""
 
 
-for command in (prepare, plan, checkpoint, report, trace):
+for command in (prepare, plan, peek, checkpoint, report, trace):
     main.add_command(command)
+
+if __name__ == "__main__":
+    main()

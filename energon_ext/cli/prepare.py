@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon_ext.cli import echo
+from energon_ext.cli import echo, special_tokens
 from energon_ext.errors import ConfigError
 
 if TYPE_CHECKING:
-    from energon_ext.cli.documents import Corpus
+    from energon_ext.cli.documents import Corpus, Unreadable
     from energon_ext.cli.encoding import Encoding
     from energon_ext.cli.token_writer import Written
+    from energon_ext.encoders.tokenizers import Tokenizer
 
 FILE = click.Path(path_type=Path)
 
@@ -25,9 +26,15 @@ FILE = click.Path(path_type=Path)
 @click.option("--separator", help="Text between two documents of one --text file.")
 @click.option("--folder", type=FILE, help="Read the files of a folder.")
 @click.option("--glob", default="**/*.txt", help="Which files of --folder.")
-@click.option("--jsonl", type=FILE, multiple=True, help="JSON Lines files, one document a line.")
-@click.option("--key", default="text", help="Where the text is in JSON or HF.")
-@click.option("--hf-dataset", metavar="NAME", help="A Hugging Face dataset or its local folder.")
+@click.option(
+    "--jsonl",
+    type=FILE,
+    multiple=True,
+    help="JSON Lines files, also .gz and .zst, or folders of them; one document a line.",
+)
+@click.option("--parquet", type=FILE, multiple=True, help="Parquet files, or folders of them.")
+@click.option("--key", default="text", help="Where the text is in JSON, Parquet or HF.")
+@click.option("--hf-dataset", metavar="NAME", help="A Hugging Face dataset, or a folder.")
 @click.option("--hf-config", metavar="NAME", help="Configuration of --hf-dataset.")
 @click.option("--hf-split", default="train", help="Split of --hf-dataset.")
 @click.option("--hf-streaming", is_flag=True, help="Read --hf-dataset without downloading it all.")
@@ -48,6 +55,7 @@ FILE = click.Path(path_type=Path)
 @click.option("--seed", type=click.IntRange(0, 2**32), default=0, help="Selects another val split.")
 @click.option("--min-chars", type=click.IntRange(1), default=1, help="Leave shorter documents out.")
 @click.option("--tokenizer", metavar="NAME", help="Needed: 'bytes', a name or a local file.")
+@special_tokens
 @click.option("--chat", is_flag=True, help="Conversations: `messages`, or `prompt` and `response`.")
 @click.option(
     "--chat-template",
@@ -61,6 +69,12 @@ FILE = click.Path(path_type=Path)
     default="cut",
     help="What becomes of a conversation of more than --seq-length + 1 tokens.",
 )
+@click.option(
+    "--on-error",
+    type=click.Choice(["stop", "skip"]),
+    default="stop",
+    help="What becomes of documents that cannot be read; those left out are counted.",
+)
 @click.option("--force", is_flag=True, help="Replace the token files at OUTPUT.")
 def prepare(
     output: Path,
@@ -69,17 +83,20 @@ def prepare(
     seed: int,
     min_chars: int,
     tokenizer: str | None,
+    eos_token: str | None,
+    bos_token: str | None,
     chat: bool,
     chat_template: str | None,
     seq_length: int | None,
     over_long: str,
+    on_error: str,
     force: bool,
     **inputs: Any,
 ) -> None:
     """Write text to OUTPUT as Megatron's token files.
 
-    One kind of input: --text, --folder, --jsonl, --hf-dataset or --dataset. FILES are further files
-    of --text or --jsonl, so a shell pattern works.
+    One kind of input: --text, --folder, --jsonl, --parquet, --hf-dataset or --dataset. FILES are
+    further files of --text, --jsonl or --parquet, so a shell pattern works.
 
     \b
     energon-ext prepare data/books --text books/*.txt --tokenizer my/tokenizer.json
@@ -91,45 +108,8 @@ def prepare(
     Token files are OUTPUT/train.bin and .idx, and the same for val; a metadataset names them as
     `path: data/web/train`. Those of --chat have weights, so that answers alone are trained on.
     """
+    from energon_ext.cli.documents import Unreadable
     from energon_ext.cli.token_writer import write_token_files
-
-    encoding = _encoding(tokenizer, chat, chat_template, seq_length, over_long)
-    written = write_token_files(
-        _corpus(files, chat, inputs),
-        output,
-        encoding,
-        val_fraction=val,
-        seed=seed,
-        min_chars=min_chars,
-        force=force,
-    )
-    echo(_summary(output, written, encoding))
-
-
-def _summary(output: Path, written: "Written", encoding: "Encoding") -> str:
-    columns = ("documents", "characters", "tokens")
-    lines = [f"{output}:", " " * 9 + "".join(f"{column:>16}" for column in columns)]
-    for split, counts in written.splits.items():
-        cells = "".join(f"{counts[column]:>16,}" for column in columns)
-        lines.append(f"  {split:<7}{cells}")
-    if written.too_short:
-        lines.append(f"  left out as too short: {written.too_short:,}")
-    if encoding.refused:
-        lines.append(f"  left out, not to be trained on: {encoding.refused:,}")
-        lines.append(f"    the first: {encoding.first_refusal}")
-    return "\n".join(lines)
-
-
-def _encoding(
-    tokenizer: str | None,
-    chat: bool,
-    chat_template: str | None,
-    seq_length: int | None,
-    over_long: str,
-) -> "Encoding":
-    from energon_ext.cli.encoding import Encoding
-    from energon_ext.encoders.chat import HFChatTemplate, PlainChatTemplate
-    from energon_ext.encoders.sft import SFTTaskEncoder
     from energon_ext.encoders.tokenizers import load_tokenizer
 
     if tokenizer is None:
@@ -137,43 +117,93 @@ def _encoding(
             "--tokenizer is missing: 'bytes', a tokenizer.json, a folder or a Hugging Face name. "
             "Text that is to stay text needs JSON Lines and `energon prepare`."
         )
-    loaded = load_tokenizer(tokenizer)
+    loaded = load_tokenizer(tokenizer, eos_token=eos_token, bos_token=bos_token)
+    encoding = _encoding(loaded, chat, chat_template, seq_length, over_long)
+    unreadable = Unreadable(skip=on_error == "skip")
+    written = write_token_files(
+        _corpus(files, chat, unreadable, inputs),
+        output,
+        encoding,
+        val_fraction=val,
+        seed=seed,
+        min_chars=min_chars,
+        force=force,
+        unreadable=unreadable,
+    )
+    echo(_summary(output, written, encoding, unreadable))
+
+
+def _summary(
+    output: Path, written: "Written", encoding: "Encoding", unreadable: "Unreadable"
+) -> str:
+    columns = ("documents", "characters", "tokens")
+    lines = [f"{output}:", " " * 9 + "".join(f"{column:>16}" for column in columns)]
+    for split, counts in written.splits.items():
+        cells = "".join(f"{counts[column]:>16,}" for column in columns)
+        lines.append(f"  {split:<7}{cells}")
+    if written.too_short:
+        lines.append(f"  left out as too short: {written.too_short:,}")
+    if unreadable.count:
+        lines.append(f"  left out, not to be read: {unreadable.count:,}")
+        lines.append(f"    the first: {unreadable.first}")
+    if encoding.refused:
+        lines.append(f"  left out, not to be trained on: {encoding.refused:,}")
+        lines.append(f"    the first: {encoding.first_refusal}")
+    return "\n".join(lines)
+
+
+def _encoding(
+    loaded: "Tokenizer",
+    chat: bool,
+    chat_template: str | None,
+    seq_length: int | None,
+    over_long: str,
+) -> "Encoding":
+    from energon_ext.cli.encoding import Encoding
+    from energon_ext.encoders.chat import named_template
+    from energon_ext.encoders.sft import SFTTaskEncoder
+
     if not chat:
         return Encoding(loaded)
     if seq_length is None:
         raise ConfigError(
             "--chat: --seq-length is missing; conversations are cut to rows of so many positions."
         )
-    template = None
-    if chat_template is not None:
-        is_plain = chat_template == "plain"
-        template = PlainChatTemplate() if is_plain else HFChatTemplate(chat_template)
+    template = named_template(chat_template)
     encoder = SFTTaskEncoder(loaded, seq_length, chat_template=template, over_long=over_long)
     return Encoding(loaded, encoder)
 
 
-def _corpus(files: tuple[Path, ...], chat: bool, inputs: dict[str, Any]) -> "Corpus":
+def _corpus(
+    files: tuple[Path, ...], chat: bool, unreadable: "Unreadable", inputs: dict[str, Any]
+) -> "Corpus":
     """The documents that the options of :func:`prepare` on its input speak of."""
     from energon_ext.cli import documents
 
-    options = ("--text", "--folder", "--jsonl", "--hf-dataset", "--dataset")
+    options = ("--text", "--folder", "--jsonl", "--parquet", "--hf-dataset", "--dataset")
     kinds = [option for option in options if inputs[option[2:].replace("-", "_")]]
     if len(kinds) != 1:
         found = " and ".join(kinds) or "none"
         raise ConfigError(f"Give one kind of input of {', '.join(options)}; found {found}.")
     (kind,) = kinds
-    if files and kind not in ("--text", "--jsonl"):
-        raise ConfigError(f"{files[0]}: further files go with --text or --jsonl, not {kind}.")
+    if files and kind not in ("--text", "--jsonl", "--parquet"):
+        raise ConfigError(
+            f"{files[0]}: further files go with --text, --jsonl, --parquet, not {kind}."
+        )
     if chat and kind in ("--text", "--folder"):
         raise ConfigError(
-            f"--chat: {kind} holds no conversations; give --jsonl, --hf-dataset or --dataset."
+            f"--chat: {kind} holds no conversations; give rows of JSON, Parquet or a dataset."
         )
     if kind == "--text":
-        return documents.text_files([*inputs["text"], *files], inputs["separator"])
+        return documents.text_files([*inputs["text"], *files], unreadable, inputs["separator"])
     if kind == "--folder":
         found_files = documents.folder_files(inputs["folder"], inputs["glob"])
-        return documents.text_files(found_files, inputs["separator"])
+        return documents.text_files(found_files, unreadable, inputs["separator"])
     if kind == "--dataset":
+        if unreadable.skip:
+            raise ConfigError(
+                "--on-error skip: --dataset is read by Energon, which has checked it."
+            )
         from energon_ext.cli.energon_documents import energon_dataset
 
         return energon_dataset(
@@ -181,11 +211,14 @@ def _corpus(files: tuple[Path, ...], chat: bool, inputs: dict[str, Any]) -> "Cor
         )
     read_row = documents.read_conversation if chat else documents.text_under(inputs["key"])
     if kind == "--jsonl":
-        return documents.jsonl_files([*inputs["jsonl"], *files], read_row)
+        return documents.jsonl_files([*inputs["jsonl"], *files], read_row, unreadable)
+    if kind == "--parquet":
+        return documents.parquet_files([*inputs["parquet"], *files], read_row, unreadable)
     return documents.hugging_face_dataset(
         inputs["hf_dataset"],
         config=inputs["hf_config"],
         split=inputs["hf_split"],
         streaming=inputs["hf_streaming"],
         read_row=read_row,
+        unreadable=unreadable,
     )

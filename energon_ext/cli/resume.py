@@ -145,7 +145,12 @@ class EncoderOfState(PackedTaskEncoder):
     """Builds what the saved run had built, as far as its state tells."""
 
     def __init__(
-        self, saved: SavedData, tokenizer: str | None, seq_length: int | None, packing: str | None
+        self,
+        saved: SavedData,
+        tokenizer: str | None,
+        seq_length: int | None,
+        packing: str | None,
+        **special_tokens: str | None,
     ):
         self._saved = {name: v for name, v in saved.fingerprint.items() if name not in _OF_BLEND}
         self._spliced = {
@@ -161,7 +166,9 @@ class EncoderOfState(PackedTaskEncoder):
         if packing is not None:
             options["packing"] = packing
         super().__init__(
-            load_tokenizer(tokenizer) if tokenizer else TokenizerOfState(self._saved),
+            load_tokenizer(tokenizer, **special_tokens)
+            if tokenizer
+            else TokenizerOfState(self._saved),
             seq_length or self._saved.get("seq_len", 2),
             **options,
         )

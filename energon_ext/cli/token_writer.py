@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from energon_ext.cli.documents import Corpus, Document
+from energon_ext.cli.documents import Corpus, Document, Unreadable
 from energon_ext.cli.encoding import Encoding
 from energon_ext.documents.token_index import META_SUFFIX, WEIGHTS_SUFFIX
 from energon_ext.documents.token_paths import SPLITS, SUFFIXES
@@ -50,6 +50,7 @@ def write_token_files(
     seed: int = 0,
     min_chars: int = 1,
     force: bool = False,
+    unreadable: Unreadable | None = None,
 ) -> Written:
     """Write a corpus as token files; the same input gives the same files, byte by byte.
 
@@ -69,7 +70,8 @@ def write_token_files(
                 for split in SPLITS
             }
             written = Written({split: writer.counts for split, writer in writers.items()})
-            for batch in _batches(_long_enough(corpus, min_chars, written)):
+            kept = _long_enough(corpus, min_chars, written, unreadable or Unreadable())
+            for batch in _batches(kept):
                 for document, tokens, weights in encoding.encode(batch):
                     split = document.split or split_of(document, val_fraction, seed)
                     writers[split].write(document, tokens, weights)
@@ -134,25 +136,32 @@ class _SplitWriter:
         self._prefix.with_suffix(META_SUFFIX).write_text(meta + "\n")
 
 
-def _long_enough(corpus: Corpus, min_chars: int, written: Written) -> Iterator[Document]:
+def _long_enough(
+    corpus: Corpus, min_chars: int, written: Written, unreadable: Unreadable
+) -> Iterator[Document]:
     """The documents that are kept, behind a progress bar."""
     by_documents = corpus.total_bytes is None
     total = corpus.total_documents if by_documents else corpus.total_bytes
     unit = "doc" if by_documents else "B"
     with tqdm(total=total, unit=unit, unit_scale=not by_documents, desc="reading") as bar:
         for document in corpus.documents:
-            try:
-                document.text.encode()
-            except UnicodeEncodeError as error:
-                raise ConfigError(
-                    f"{document.origin}: the text holds half a character (a lone surrogate, "
-                    f"{document.text[error.start]!r}); mend or remove it."
-                ) from error
-            if len(document.text.strip()) < min_chars:
-                written.too_short += 1
-            else:
-                yield document
+            with unreadable:
+                _check_characters(document)
+                if len(document.text.strip()) < min_chars:
+                    written.too_short += 1
+                else:
+                    yield document
             bar.update(1 if by_documents else document.num_bytes)
+
+
+def _check_characters(document: Document) -> None:
+    try:
+        document.text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{document.origin}: the text holds half a character (a lone surrogate, "
+            f"{document.text[error.start]!r}); mend or remove it."
+        ) from error
 
 
 def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:

@@ -11,7 +11,9 @@ that stock Energon makes of constant weights, and refuses schedules and interlea
 
 # No `from __future__ import annotations` and no `A | B` in fields here: Energon's parser reads the
 # annotations, and knows types and typing.Union only.
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -36,6 +38,18 @@ from energon_ext.config.source_key import Origin, set_origin
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Node, PathWeight, path_of
 from energon_ext.weights import WeightSpec, weight_from_config
+
+
+@contextlib.contextmanager
+def errors_of_energon(where: str) -> Iterator[None]:
+    """What Energon only asserts of an entry, said with its place."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        said = str(error).strip().rstrip(".") or type(error).__name__
+        raise ConfigError(f"{where}: {said}.") from error
 
 
 @dataclass
@@ -90,17 +104,21 @@ class ScheduledBlend(MetadatasetBlend):
                     f"{self._entry_name(index)}.max_epochs: {limit!r} found, an integer >= 1 is "
                     f"needed; leave it out for no limit, or the entry for no epoch at all."
                 )
-        super().post_initialize(mds_path)
+        for index, entry in enumerate(self.blend):
+            with errors_of_energon(self._entry_name(index)):
+                entry.post_initialize(mds_path)
 
     def get_datasets(
         self, *, subset: DatasetSubset | None = None, **kwargs: Any
     ) -> LoadedDatasetList:
-        subset = self._get_subset(subset)
+        with errors_of_energon(f"{self._where}: {self._name}.subset"):
+            subset = self._get_subset(subset)
         node = self._node()
         datasets: list[LoadedDataset] = []
         for index, entry in enumerate(self.blend):
             origin = Origin(self._root, self._entry_name(index), entry.max_epochs)
-            inner = entry.get_datasets(subset=subset, **kwargs)
+            with errors_of_energon(origin.where):
+                inner = entry.get_datasets(subset=subset, **kwargs)
             if inner.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS:
                 raise ConfigError(
                     f"{self._entry_name(index)}: a `blend_epochized` cannot be an entry of a "
@@ -201,12 +219,17 @@ class ScheduledMetadataset(MetadatasetV2):
         ],
     ]
 
+    def post_initialize(self, mds_path: EPath | None = None) -> None:
+        with errors_of_energon(str(self.path)):
+            super().post_initialize(mds_path)
+
     def get_datasets(self, *, split_part: str, **kwargs: Any) -> LoadedDatasetList:
         if split_part not in self.splits:
             raise ConfigError(
                 f"{self.path}: no split {split_part!r}; it has {', '.join(self.splits)}."
             )
-        loaded = super().get_datasets(split_part=split_part, **kwargs)
+        with errors_of_energon(f"{self.path}: {split_part}"):
+            loaded = super().get_datasets(split_part=split_part, **kwargs)
         for dataset in loaded.datasets:
             set_origin(dataset.dataset, Origin(self.path.parent, f"{self.path}: {split_part}"))
             outermost = path_of(dataset.weight)[:1]

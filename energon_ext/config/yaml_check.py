@@ -15,6 +15,7 @@ the same parser, follows every reference, and refuses:
   contain themselves or too much.
 """
 
+import difflib
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Callable, Iterator, Mapping
@@ -32,6 +33,7 @@ from energon_ext.config.yaml_classes import (
     check_splits,
 )
 from energon_ext.config.yaml_file import read_mapping, shards_of
+from energon_ext.documents.jsonl_index import check_index
 from energon_ext.documents.token_paths import is_token_file
 from energon_ext.errors import CONTROL, ConfigError
 
@@ -98,7 +100,9 @@ class YamlChecker:
             return self._check_metadataset(path, split_part, above)
         if kind is EnergonDatasetType.WEBDATASET:
             self._check_webdataset(path, split_part, found_in, reference)
-        elif kind is not EnergonDatasetType.JSONL or not EPath(f"{path}.idx").is_file():
+        elif kind is EnergonDatasetType.JSONL:
+            check_index(path, found_in)
+        else:
             raise ConfigError(f"{found_in}{_why_invalid(path)}")
         return 1
 
@@ -120,15 +124,23 @@ class YamlChecker:
         found: Any = FIRST_FORMAT if None in named else named
         self._check_code(content, str(path), METADATASETS)
         splits = content.get("splits")
-        if not isinstance(splits, dict):
+        if "splits" not in content:
             raise ConfigError(
-                f"{path}: not a metadataset; it needs `__module__`, `__class__` and `splits`."
+                f"{path}: not a metadataset; it needs `__module__`, `__class__` and `splits`, and "
+                f"has {choices('splits', content)}"
             )
+        if not isinstance(splits, dict):
+            raise ConfigError(f"{path}: splits: {splits!r:.80} found, a mapping is needed.")
         known = METADATASETS.get(found)
         allowed = {"__module__", "__class__", "splits"}
         for name in content:
             if name == "path" or (known and name not in allowed):
                 raise ConfigError(f"{path}: no field {name!r}; it has {choices(name, allowed)}")
+        if None in named and not any("datasets" in node for _, node in _mappings(splits)):
+            raise ConfigError(
+                f"{path}: does not say what it is; begin it with `__module__: energon_ext` and "
+                f"`__class__: ScheduledMetadataset`."
+            )
         if known:
             check_splits(splits, known, str(path))
         if split_part is not None and split_part not in splits:
@@ -196,16 +208,26 @@ class YamlChecker:
                 safe = SAMPLES.union(at_the_top) if node is content else SAMPLES
                 is_safe = is_text and name_field == "__class__" and (module, name) in safe
                 if not is_safe and not (is_text and module in self.trusted_modules):
-                    raise ConfigError(
-                        f"{where}: {place}: names {module}.{name}, which would be called. If you "
-                        f"trust that module, pass trusted_modules=({module!r},)."
-                    )
+                    raise ConfigError(f"{where}: {place}: {_not_trusted(module, name, safe)}")
             for code in CODE_FIELDS:
                 if isinstance(node.get(code), str) and not self.allow_dataset_code:
                     raise ConfigError(
                         f"{where}: {place}: `{code}: {node[code]}` is Python code that would be "
                         f"run. If you trust it, pass allow_dataset_code=True."
                     )
+
+
+def _not_trusted(module: Any, name: Any, safe: set[tuple[str, str]]) -> str:
+    found = str(name) if module is None else f"{module}.{name}"
+    near = difflib.get_close_matches(found[:100], map(".".join, safe), n=1, cutoff=0.8)
+    if module is None:
+        return f"names {found} without a `__module__`, as megatron.energon or energon_ext."
+    if near and near[0] != found:
+        return f"names {found}, which nobody knows; did you mean {near[0]}?"
+    return (
+        f"names {found}, which would be called. If you trust that module, pass --trusted-module "
+        f"{module}, or trusted_modules=({module!r},)."
+    )
 
 
 def _check_split(folder: EPath, split: EPath, split_part: str, where: str) -> None:
@@ -278,8 +300,6 @@ def _resolve(join: Callable[[Any], EPath], path: Any, where: str) -> EPath:
 
 
 def _why_invalid(path: EPath) -> str:
-    if path.is_file() and path.name.endswith(".jsonl"):
-        return f"{path}: a JSON Lines file without an index; run `energon prepare` on it."
     if path.is_file():
         return f"{path}: neither a metadataset (.yaml), nor a .jsonl file."
     if path.is_dir():

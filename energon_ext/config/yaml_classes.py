@@ -6,11 +6,14 @@ Keys are looked up in the types that Energon's parser fills, as it walks them, s
 what it takes.
 """
 
+import collections.abc
 import dataclasses
 import functools
-from typing import Any, Union, get_args, get_origin, get_type_hints
+import types
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import megatron.energon
+from megatron.energon.epathlib import EPath
 
 from energon_ext.arguments import choices
 from energon_ext.config.metadataset import ScheduledMetadataset
@@ -42,36 +45,109 @@ SAMPLES = {("megatron.energon", name) for name in (
 )}
 # fmt: on
 
+#: What a message calls the types that a file can give.
+_WORDS = {
+    str: "text",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    dict: "a mapping",
+    list: "a list",
+    type: "a class (`__module__` and `__class__`)",
+    EPath: "a path",
+}
+
 
 def check_splits(splits: Any, metadataset_class: type, where: str) -> None:
-    """Refuse fields in the ``splits`` of a file that no entry of its class has."""
+    """Refuse what an entry of its class cannot take in the ``splits`` of a file."""
     kind = get_type_hints(vars(metadataset_class)["__init__"])["splits"]
     _check(splits, kind, "splits", f"in a {metadataset_class.__name__}", where)
 
 
 def _check(node: Any, kind: Any, place: str, owner: str, where: str) -> None:
-    kinds = get_args(kind) if get_origin(kind) is Union else (kind,)
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    fitting = [each for each in kinds if _fits(node, each)]
+    if not fitting:
+        needed = " or ".join(dict.fromkeys(filter(None, map(_word, kinds))))
+        raise ConfigError(f"{where}: {place}: {node!r:.80} found, {needed} is needed.")
     if isinstance(node, list):
-        of_lists = [get_args(each)[0] for each in kinds if get_origin(each) is list]
-        for index, child in enumerate(node if of_lists else ()):
-            _check(child, of_lists[0], f"{place}[{index}]", owner, where)
+        of_lists = [get_args(each)[0] for each in fitting if get_origin(each) is list]
+        of_tuples = [get_args(each) for each in fitting if get_origin(each) is tuple]
+        inners = of_lists * len(node) if of_lists else of_tuples[0] if of_tuples else ()
+        for index, (child, inner) in enumerate(zip(node, inners)):
+            _check(child, inner, f"{place}[{index}]", owner, where)
     elif isinstance(node, dict):
-        of_mappings = [get_args(each)[1] for each in kinds if get_origin(each) is dict]
-        fields = max(map(_fields, kinds), key=lambda names: len(names.keys() & node.keys()))
-        unknown = [] if of_mappings else sorted(node.keys() - fields.keys())
-        if unknown and fields:
-            has = choices(unknown[0], fields)
-            raise ConfigError(f"{where}: {place}: no field {unknown[0]!r} {owner}; it has {has}")
+        of_mappings = [get_args(each)[1] for each in fitting if get_origin(each) is dict]
+        classes = [each for each in fitting if dataclasses.is_dataclass(each)]
+        fields = {}
+        if classes and not of_mappings:
+            fields = _fields_for(node, classes, f"{where}: {place}", owner)
         for key, child in node.items():
             inner = of_mappings[0] if of_mappings else fields.get(key, Any)
             _check(child, inner, f"{place}.{key}", owner, where)
 
 
+def _fields_for(node: dict[str, Any], classes: list[Any], where: str, owner: str) -> dict[str, Any]:
+    """The fields of the one class that a mapping is meant for, by those that only it needs."""
+    meant = [each for each in classes if _needed(each) & node.keys()]
+    several = sorted({min(_needed(each) & node.keys()) for each in meant})
+    if len(several) > 1:
+        raise ConfigError(f"{where}: {' and '.join(several)} found; give one of them.")
+    best = max(meant or classes, key=lambda each: len(_fields(each).keys() & node.keys()))
+    fields = _fields(best)
+    if unknown := sorted(node.keys() - fields.keys()):
+        has = choices(unknown[0], fields)
+        raise ConfigError(f"{where}: no field {unknown[0]!r} {owner}; it has {has}")
+    if not meant:
+        needed = " or ".join(sorted({min(_needed(each)) for each in classes if _needed(each)}))
+        raise ConfigError(f"{where}: {node!r:.80} found, {needed} is needed in it.")
+    if missing := sorted(_needed(best) - node.keys()):
+        raise ConfigError(f"{where}: no {missing[0]}, which is needed beside {several[0]}.")
+    return fields
+
+
+def _fits(node: Any, kind: Any) -> bool:
+    origin = get_origin(kind) or kind
+    if kind is Any:
+        return True
+    if origin is Literal:
+        return node in get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return isinstance(node, dict)
+    if origin in (type, collections.abc.Callable):
+        return isinstance(node, dict) and "__module__" in node
+    if origin is tuple:
+        return isinstance(node, list) and len(node) == len(get_args(kind))
+    return isinstance(node, (int, float) if origin is float else origin)
+
+
+def _word(kind: Any) -> str:
+    """What a message calls a kind; nothing for one that no file can give."""
+    origin = get_origin(kind) or kind
+    if dataclasses.is_dataclass(kind):
+        return "a mapping"
+    if origin is Literal:
+        return " or ".join(map(repr, get_args(kind)))
+    if origin is tuple:
+        return f"a list of {len(get_args(kind))}"
+    return _WORDS.get(origin, "")
+
+
 @functools.cache
 def _fields(kind: Any) -> dict[str, Any]:
     """The fields of a dataclass that a file may give, with their types."""
-    if not dataclasses.is_dataclass(kind):
-        return {}
-    types = get_type_hints(kind)
+    kinds = get_type_hints(kind)
     names = [field.name for field in dataclasses.fields(kind) if field.init]
-    return {name: types[name] for name in names if not name.startswith("_")}
+    return {name: kinds[name] for name in names if not name.startswith("_")}
+
+
+@functools.cache
+def _needed(kind: Any) -> frozenset[str]:
+    """The fields of a dataclass that a file must give."""
+    return frozenset(
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.name in _fields(kind)
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+    )

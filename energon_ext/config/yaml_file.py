@@ -2,9 +2,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """YAML and JSON files within limits of size, depth and number, as Energon's parser reads them."""
 
+import contextlib
 import json
+import os
 import re
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import braceexpand
@@ -40,6 +44,13 @@ def read_mapping(path: EPath, *, may_be_json: bool = False) -> dict[str, Any]:
         content = json.loads(data) if is_json else _parse(data, path)
     except ConfigError:
         raise
+    except ryml.ExceptionParse as error:
+        number = min(error.errdata_parse.ymlloc.line, data.count(b"\n") + 1)
+        line = data.decode().split("\n")[number - 1].strip() or "the end of the file"
+        raise ConfigError(
+            f"{path}:{number}: not a YAML file ({error.msg}), at {line!r:.60}; look also at the "
+            f"line above, at indentation, quotes and tabs."
+        ) from error
     except (ValueError, RecursionError, ryml.ExceptionBasic) as error:
         first_line = (str(error).strip() or "bad syntax").splitlines()[0]
         kind = "JSON" if is_json else "YAML"
@@ -52,15 +63,31 @@ def read_mapping(path: EPath, *, may_be_json: bool = False) -> dict[str, Any]:
 def _parse(data: bytes, path: EPath) -> Any:
     if not data.strip():
         raise ConfigError(f"{path}: empty.")
-    _check_tree(ryml.parse_in_arena(data), path)
+    with _silent():
+        tree = ryml.parse_in_arena(data)
+    _check_tree(tree, path)
+    return load_yaml(data)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Without what the parser itself, in C++, writes to standard error before it raises."""
+    sys.stderr.flush()
+    kept = os.dup(2)
     try:
-        return load_yaml(data)
-    except AttributeError as error:  # what Energon's parser makes of a key without a value
-        raise ConfigError(f"{path}: a key has no value; write `null` or leave it out.") from error
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _check_tree(tree: ryml.Tree, path: EPath) -> None:
-    pending = [(tree.root_id(), 0)]
+    root = tree.root_id()
+    if not tree.is_map(root) and not tree.is_seq(root) and tree.val(root) is None:
+        raise ConfigError(f"{path}: empty.")
+    pending = [(root, 0)]
     nodes = 0
     while pending:
         node, depth = pending.pop()
@@ -73,6 +100,10 @@ def _check_tree(tree: ryml.Tree, path: EPath) -> None:
             keys = Counter(bytes(tree.key(child)).decode() for child in children)
             if twice := [key for key, count in keys.items() if count > 1]:
                 raise ConfigError(f"{path}: {', '.join(twice[:5])} given twice in one mapping.")
+        for child in children:
+            if tree.has_val(child) and tree.val(child) is None:
+                name = f"`{bytes(tree.key(child)).decode()}`" if tree.has_key(child) else "an entry"
+                raise ConfigError(f"{path}: {name} has no value; give it one, or leave it out.")
         pending.extend((child, depth + 1) for child in children)
 
 

@@ -123,6 +123,13 @@ def check_messages(messages: Any) -> None:
         raise SampleError("no assistant message, so there is nothing to train on")
 
 
+def named_template(name: str | None) -> ChatTemplate | None:
+    """What a command line names: ``plain``, or a tokenizer of Hugging Face; None for no name."""
+    if name is None:
+        return None
+    return PlainChatTemplate() if name == "plain" else HFChatTemplate(name)
+
+
 def split_answers(template: ChatTemplate, messages: Sequence[Message]) -> list[tuple[str, bool]]:
     """Cut the text of a conversation where answers begin and end.
 

@@ -6,14 +6,19 @@ Energon's own ``get_train_dataset`` accepts the same YAML and the same TaskEncod
 as Energon is: it runs what a YAML file names. The functions here look at all of it first.
 """
 
+import contextlib
 import copy
 import inspect
+import io
+import logging
+from collections import Counter
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import megatron.energon
 from megatron.energon import TaskEncoder, WorkerConfig
 from megatron.energon.epathlib import EPath
+from megatron.energon.errors import log_exception
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
 
 from energon_ext.arguments import check_integer, choices
@@ -21,7 +26,12 @@ from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.documents.token_paths import is_token_file
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sources import check_virtual_epoch
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, SampleError
+
+logger = logging.getLogger(__name__)
+
+#: Samples that this process could not use, by dataset.
+_LEFT_OUT: Counter[str] = Counter()
 
 #: What Energon takes beside its named arguments (7.4.1, ``task_encoder/loader.py``).
 _FURTHER_OPTIONS = {"dataset_config", "split_config", "auto_decode", "image_decode", "av_decode"}
@@ -65,17 +75,19 @@ def get_train_dataset(
         check_integer("get_train_dataset: batch_size", batch_size, 1)
     check_virtual_epoch(virtual_epoch_length, worker_config)
     _check_yaml(path, split_part, trusted_modules, allow_dataset_code, options)
-    return megatron.energon.get_train_dataset(
-        path,
-        worker_config=worker_config,
-        batch_size=batch_size,
-        task_encoder=_with_rows_per_step(task_encoder, rows_per_step),
-        split_part=split_part,
-        shuffle_buffer_size=shuffle_buffer_size,
-        max_samples_per_sequence=max_samples_per_sequence,
-        virtual_epoch_length=virtual_epoch_length,
-        **options,
-    )
+    _say_in_one_line(worker_config)
+    with quiet_energon():
+        return megatron.energon.get_train_dataset(
+            path,
+            worker_config=worker_config,
+            batch_size=batch_size,
+            task_encoder=_with_rows_per_step(task_encoder, rows_per_step),
+            split_part=split_part,
+            shuffle_buffer_size=shuffle_buffer_size,
+            max_samples_per_sequence=max_samples_per_sequence,
+            virtual_epoch_length=virtual_epoch_length,
+            **options,
+        )
 
 
 def get_val_datasets(
@@ -96,14 +108,45 @@ def get_val_datasets(
     _check_options("get_val_datasets", get_val_datasets, options)
     check_integer("get_val_datasets: batch_size", batch_size, 1)
     _check_yaml(path, split_part, trusted_modules, allow_dataset_code, options)
-    return megatron.energon.get_val_datasets(
-        path,
-        worker_config=worker_config,
-        batch_size=batch_size,
-        task_encoder=task_encoder,
-        split_part=split_part,
-        **options,
-    )
+    _say_in_one_line(worker_config)
+    with quiet_energon():
+        return megatron.energon.get_val_datasets(
+            path,
+            worker_config=worker_config,
+            batch_size=batch_size,
+            task_encoder=task_encoder,
+            split_part=split_part,
+            **options,
+        )
+
+
+def _say_in_one_line(worker_config: WorkerConfig) -> None:
+    """Samples that cannot be used are a line now and then, unless the caller handles them."""
+    if worker_config.global_error_handler is log_exception:
+        worker_config.global_error_handler = _say_what_is_left_out
+
+
+def _say_what_is_left_out(error: Exception, sample: Any, sources: Any = None) -> None:
+    if not isinstance(error, SampleError):
+        log_exception(error, sample, sources)
+        return
+    where = ", ".join(sorted({str(source.dataset_path) for source in sources or ()}))
+    _LEFT_OUT[where] += 1
+    count = _LEFT_OUT[where]
+    if str(count).strip("0") == "1":  # the 1st, the 10th, the 100th
+        logger.warning("%s: sample left out (%d so far): %s", where, count, error)
+
+
+@contextlib.contextmanager
+def quiet_energon() -> Iterator[None]:
+    """Energon prints which samples of every shard each worker reads; here the log has it."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        for line in printed.getvalue().splitlines():
+            logger.debug("%s", line)
 
 
 def _check_yaml(

@@ -9,6 +9,8 @@ vocabulary size, and a fingerprint by which a resume notices that it was exchang
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
@@ -19,6 +21,19 @@ from energon_ext.errors import ConfigError
 
 if TYPE_CHECKING:
     import tokenizers
+
+logger = logging.getLogger(__name__)
+
+#: Names of the token that ends a text, as well-known tokenizers have them.
+END_OF_TEXT = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|eos|>",
+    "[EOS]",
+    "<｜end▁of▁sentence｜>",
+)
 
 
 class Tokenizer(ABC):
@@ -133,7 +148,7 @@ class HFTokenizer(Tokenizer):
         self.name = str(name_or_path)
         self.add_bos = add_bos
         self.add_eos = add_eos
-        self._tokenizer, defaults = _load_hf(self.name)
+        self._tokenizer, defaults = _load_hf(self.name, finds_eos=add_eos and eos_token is None)
         # A file may hold those of the last call before it was saved; documents are never cut here.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -172,16 +187,25 @@ class HFTokenizer(Tokenizer):
             raise ConfigError(
                 f"Tokenizer {self.name}: no {role} token"
                 + (f" {token!r} in its vocabulary" if token else " is named in it")
-                + f"; pass {role}_token=..., or add_{role}=False."
+                + f"; name it with --{role}-token, in Python {role}_token=... or add_{role}=False."
             )
         return found
 
 
-def load_tokenizer(name_or_path: str | Path, **options: Any) -> Tokenizer:
+def load_tokenizer(
+    name_or_path: str | Path,
+    *,
+    eos_token: str | None = None,
+    bos_token: str | None = None,
+    **options: Any,
+) -> Tokenizer:
     """The tokenizer a command line names.
 
     Args:
         name_or_path: ``bytes``, a ``tokenizer.json`` file, a folder, or a Hugging Face name.
+        eos_token: ends every text; by default what the tokenizer says of itself, and of a bare
+            ``tokenizer.json`` what is beside it or the first of :data:`END_OF_TEXT` that it has.
+        bos_token: begins every text, where it is given.
         **options: passed on to :class:`ByteTokenizer` or :class:`HFTokenizer`.
 
     Example:
@@ -189,19 +213,47 @@ def load_tokenizer(name_or_path: str | Path, **options: Any) -> Tokenizer:
         260
     """
     if str(name_or_path) == "bytes":
+        if eos_token is not None or bos_token is not None:
+            raise ConfigError(
+                f"Tokenizer bytes: has its own tokens at both ends; leave "
+                f"{bos_token or eos_token!r} out."
+            )
         return ByteTokenizer(**options)
-    return HFTokenizer(name_or_path, **options)
+    if bos_token is not None:
+        options.setdefault("add_bos", True)
+    return HFTokenizer(name_or_path, eos_token=eos_token, bos_token=bos_token, **options)
 
 
-def _load_hf(name: str) -> tuple[tokenizers.Tokenizer, dict[str, str | None]]:
+def _load_hf(name: str, finds_eos: bool) -> tuple[tokenizers.Tokenizer, dict[str, str | None]]:
     """A ``tokenizers.Tokenizer`` and the names of its special tokens."""
     if Path(name).is_file():
-        return _load_tokenizer_file(name), {}
+        tokenizer = _load_tokenizer_file(name)
+        beside = _named_beside(Path(name))
+        return tokenizer, _well_known(tokenizer, name) if finds_eos and not beside else beside
     if name.endswith(".json"):  # no model is called so; do not ask a hub for it
         raise ConfigError(f"Tokenizer file {name!r} does not exist; check the path.")
     loaded = load_with_transformers(name, f"Tokenizer {name!r}, not `bytes` and not a file")
     defaults = {"bos": loaded.bos_token, "eos": loaded.eos_token, "pad": loaded.pad_token}
     return loaded.backend_tokenizer, defaults
+
+
+def _named_beside(path: Path) -> dict[str, str | None]:
+    """The special tokens that transformers writes to a ``tokenizer_config.json`` beside a file."""
+    try:
+        config = json.loads(path.with_name("tokenizer_config.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    tokens = {role: config.get(f"{role}_token") for role in ("bos", "eos", "pad")}
+    texts = {r: t.get("content") if isinstance(t, dict) else t for r, t in tokens.items()}
+    return texts if texts["eos"] is not None else {}
+
+
+def _well_known(tokenizer: tokenizers.Tokenizer, name: str) -> dict[str, str | None]:
+    """The end of a text by its usual names, as a bare file does not say what its tokens are for."""
+    found = next((t for t in END_OF_TEXT if tokenizer.token_to_id(t) is not None), None)
+    if found is not None:
+        logger.warning("%s: %s ends every text; --eos-token names another.", name, found)
+    return {"eos": found}
 
 
 def load_with_transformers(name: str, what: str) -> Any:

@@ -63,6 +63,10 @@ def add_energon_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser
     )
     for token in ("bos", "eos"):
         group.add_argument(
+            f"--energon-{token}-token",
+            help=f"The {token.upper()} token of a bare tokenizer.json; default: what it says.",
+        )
+        group.add_argument(
             f"--energon-add-{token}",
             action=argparse.BooleanOptionalAction,
             help=f"Put the {token.upper()} token at every document; default: the tokenizer's.",

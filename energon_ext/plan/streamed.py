@@ -91,7 +91,14 @@ class StreamedSamples:
         """The next sample, None at the end; where a file cannot be read, the source is named."""
         try:
             return next(samples, None)
-        except (EnergonExtError, FatalSampleError):
+        except EnergonExtError:
+            raise
+        except FatalSampleError as error:
+            if isinstance(error.__context__, SampleError):
+                raise SampleError(
+                    f"{self.source}: too many samples in a row cannot be used, the last: "
+                    f"{error.__context__} Is this the data of another task?"
+                ) from error
             raise
         except (OSError, tarfile.TarError, ValueError) as error:
             reason = " ".join(str(error).split())

@@ -258,6 +258,28 @@ def test_the_files_of_megatron_lm_are_read(data, ranks):
     assert lines(result)[-1] == "possible on any number of ranks and workers"
 
 
+def test_the_newest_checkpoint_in_the_folder_of_a_run_is_the_one_that_is_looked_at(data):
+    loader = new_loader(write_mix(data / "mix.yaml", [("book", 1)]), rows_per_step=2)
+    with CheckpointStore(data / "run" / "checkpoints") as store:
+        for step in (1, 2):  # of a batch each, one row of one rank
+            take(loader, 2)
+            store.save(step, data=loader.state_dict())
+    result = diff(data / "run", data / "mix.yaml")
+    assert result.exit_code == 0, result.output
+    assert lines(result)[0].endswith("checkpoints/step_00000002: planned, after 4 rows")
+
+
+def test_the_newest_iteration_of_megatron_lm_is_the_one_that_is_looked_at(data):
+    loader = new_loader(write_mix(data / "mix.yaml", [("book", 1)]), rows_per_step=2)
+    for iteration in (1, 2):
+        folder = data / "saved" / f"iter_{iteration:07d}"
+        folder.mkdir(parents=True)
+        take(loader, 2)
+        torch.save(loader.save_state_rank(), folder / "train_dataloader_dprank000.pt")
+    result = diff(data / "saved", data / "mix.yaml")
+    assert lines(result)[0].endswith("iter_0000002: planned, after 4 rows")
+
+
 def test_files_of_different_steps_are_refused(data):
     mix = write_mix(data / "mix.yaml", [("book", 1)])
     (data / "data").mkdir()

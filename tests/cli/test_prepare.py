@@ -1,6 +1,7 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
 
+import gzip
 import json
 import tracemalloc
 
@@ -175,7 +176,7 @@ def test_damaged_jsonl_is_one_line_with_file_and_line(tmp_path, lines, expected)
         (["--folder", "absent"], "absent: no such folder"),
         (["--folder", "sub"], "sub: no file matches '**/*.txt'"),
         (["--folder", "sub", "--glob", "/etc/*"], "is not a relative pattern"),
-        (["--folder", "sub", "good.txt"], "further files go with --text or --jsonl"),
+        (["--folder", "sub", "good.txt"], "further files go with --text, --jsonl, --parquet"),
         (["--text", "good.txt", "--val", "0.001"], "None of the 1 documents fell into val"),
         (["--text", "good.txt", "--tokenizer", "good.txt"], "is not a tokenizer.json"),
     ],
@@ -212,6 +213,83 @@ def test_force_never_removes_what_prepare_did_not_write(tmp_path, jsonl):
     for out in (tmp_path / "home", tmp_path / "home" / "thesis.tex"):
         assert "not even --force" in error_line(prepare(out, "--jsonl", jsonl, "--force"))
     assert (tmp_path / "home" / "thesis.tex").read_text() == "years of work"
+
+
+ROWS = [{"text": text} for text in TEXTS[:4]]
+
+
+def as_jsonl():
+    return "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+
+
+def write_gz(folder):
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(as_jsonl()))
+    return "--jsonl", folder / "a.jsonl.gz"
+
+
+def write_zst(folder):
+    pyarrow = pytest.importorskip("pyarrow")
+    with pyarrow.output_stream(folder / "a.jsonl.zst", compression="zstd") as file:
+        file.write(as_jsonl())
+    return "--jsonl", folder / "a.jsonl.zst"
+
+
+def write_folder(folder):
+    (folder / "deep").mkdir()
+    lines = as_jsonl().splitlines(keepends=True)
+    (folder / "a.jsonl").write_bytes(b"".join(lines[:1]))
+    (folder / "deep" / "b.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[1:])))
+    (folder / "notes.txt").write_text("no JSON")
+    return "--jsonl", folder
+
+
+def write_parquet(folder):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), folder / "a.parquet")
+    return "--parquet", folder
+
+
+def save_dataset(folder):
+    pytest.importorskip("datasets").Dataset.from_list(ROWS).save_to_disk(folder / "saved")
+    return "--hf-dataset", folder / "saved"
+
+
+def save_splits(folder):
+    datasets = pytest.importorskip("datasets")
+    other = datasets.Dataset.from_list([{"text": "other"}])
+    splits = {"train": other, "half": datasets.Dataset.from_list(ROWS)}
+    datasets.DatasetDict(splits).save_to_disk(folder / "saved")
+    return "--hf-dataset", folder / "saved", "--hf-split", "half"
+
+
+@pytest.mark.parametrize(
+    "make", [write_gz, write_zst, write_folder, write_parquet, save_dataset, save_splits]
+)
+def test_rows_are_read_from_what_people_keep_them_in(tmp_path, make):
+    (tmp_path / "in").mkdir()
+    prepare(tmp_path / "out", *make(tmp_path / "in"), "--val", 0)
+    assert read(tmp_path / "out", "train") == TEXTS[:4]
+
+
+def test_what_cannot_be_read_is_left_out_and_counted_where_that_is_asked_for(tmp_path):
+    for name, content in (("a", b"one"), ("b", b"\xff\xfe"), ("c", b"two")):
+        (tmp_path / f"{name}.txt").write_bytes(content)
+    folder = ("--folder", tmp_path, "--val", 0)
+    assert "b.txt: not UTF-8 text (byte 0xff)" in error_line(prepare(tmp_path / "out", *folder))
+    said = prepare(tmp_path / "out", *folder, "--on-error", "skip").stdout
+    assert read(tmp_path / "out", "train") == ["one", "two"]
+    assert "left out, not to be read: 1\n    the first: " in said and "b.txt: not UTF-8" in said
+    lines = b'{"text": "one"}\nno JSON\n{"txt": "no key"}\n{"text": "\\ud800"}\n{"text": "two"}\n'
+    (tmp_path / "rows.jsonl").write_bytes(lines)
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(as_jsonl())[:-12])
+    rows = ("--jsonl", tmp_path / "rows.jsonl", "--val", 0)
+    assert "rows.jsonl:2: not JSON" in error_line(prepare(tmp_path / "rows", *rows))
+    said = prepare(tmp_path / "rows", *rows, "--on-error", "skip").stdout
+    assert read(tmp_path / "rows", "train") == ["one", "two"]
+    assert "not to be read: 3" in said
+    damaged = prepare(tmp_path / "cut", "--jsonl", tmp_path / "cut.jsonl.gz", "--val", 0)
+    assert "cut.jsonl.gz: cannot be read (Compressed file ended" in error_line(damaged)
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), ConfigError("damaged")])

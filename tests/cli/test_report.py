@@ -9,6 +9,7 @@ import sys
 from html.parser import HTMLParser
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from energon_ext.cli import figures
 from energon_ext.cli.metrics import Run
@@ -136,6 +137,24 @@ def test_the_caption_tells_a_run_that_left_its_schedule(tmp_path):
     run.tokens[:] = np.roll(run.tokens, 1, axis=1)
     ignored = int(re.search(r"(\d+) of", figures.mix_picture(run).caption)[1])
     assert ignored < obeyed / 2
+
+
+def test_names_of_ten_megatron_sources_are_told_apart_and_stay_on_the_picture(tmp_path):
+    sources = [f"/data/corpora/web_part_{n}_text_document" for n in range(10)]
+    run = Run.load(write_run(tmp_path, steps=61, sources=sources, resumed_after=[20, 40]))
+    labels = figures.for_pictures(run).labels
+    assert labels[:2] == ("web_part_0", "web_part_1") and labels[-1] == "3 others"
+    assert len(set(labels)) == len(labels)
+    for draw in (figures.mix_picture, figures.loss_picture):
+        picture = draw(run)
+        canvas = FigureCanvasAgg(picture.figure)
+        canvas.draw()
+        (axes,) = picture.figure.axes
+        texts = [*axes.texts, *picture.figure.texts]
+        assert all(t.get_window_extent().x1 <= picture.figure.bbox.x1 for t in texts)
+        said = " ".join(text.get_text() for text in texts)
+        assert "resumed after steps 20 and 40" in said
+        assert "3 steps, 1 at the end" in said  # 61 steps in windows of three
 
 
 def test_a_run_of_one_step_and_one_that_resumed_can_be_drawn(tmp_path):

@@ -17,7 +17,7 @@ SMALL = [
 ANIMALS = ("cat", "dog", "cow", "hen")
 PROSE = [f"The {animal} sat on the mat. " * 5 for animal in ANIMALS] * 10
 CODE = [text.replace(" ", "_") for text in PROSE]
-TIMES = ("tokens_per_second", "step_seconds", "data_seconds")
+TIMES = ("tokens_per_second", "step_seconds", "data_seconds", "waiting_share")
 
 
 def write_mixes(folder):

@@ -230,17 +230,67 @@ def test_a_loss_that_is_no_number_is_one_line_and_in_no_checkpoint(mixes, tmp_pa
     assert [step["step"] for step in events(tmp_path / "run", "step")] == [*range(1, failed)]
 
 
-def test_ctrl_c_is_one_line_and_leaves_the_last_checkpoint(mixes, tmp_path):
+@pytest.mark.parametrize(("number", "ranks"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
+def test_a_run_that_is_asked_to_stop_saves_the_step_it_is_at(mixes, number, ranks, tmp_path):
     run_dir = tmp_path / "run"
     stderr = run_dir.with_suffix(".stderr")
-    (process,) = start(mixes["tokens"], run_dir, "--train-iters", "1000000")
-    while not events(run_dir, "save"):
-        assert process.is_alive(), stderr.read_text()
+    options = ("--train-iters", "1000000", "--save-interval", "500000")
+    first, *others = start(mixes["tokens"], run_dir, *options, ranks=ranks)
+    while not events(run_dir, "step"):
+        assert first.is_alive(), stderr.read_text()
         time.sleep(0.05)
-    os.kill(process.pid, signal.SIGINT)
-    assert processes.finish([process]) == [1]
-    assert stderr.read_text().splitlines()[-1] == (
-        f"Stopped by Ctrl-C; the last checkpoint stays in {run_dir}."
-    )
+    os.kill(first.pid, number)  # the other rank hears of it from this one
+    assert processes.finish([first, *others]) == [1] * ranks
+    step = events(run_dir, "step")[-1]["step"]
+    assert checkpoints(run_dir).latest().step == step
+    assert events(run_dir, "end") == [{"event": "end", "step": step, "reason": "stopped"}]
     assert "Traceback" not in stderr.read_text()
-    assert checkpoints(run_dir).latest() is not None
+    assert stderr.read_text().splitlines()[-1] == (
+        f"Stopped: saved step {step} in {run_dir}; go on with --resume."
+    )
+
+
+def test_a_resumed_run_may_be_given_a_later_last_step(mixes, tmp_path):
+    run_dir = tmp_path / "run"
+    run(mixes["tokens"], run_dir, "--train-iters", "2")
+    assert events(run_dir, "end")[-1]["reason"] == "finished"
+    run(mixes["tokens"], run_dir, "--train-iters", "3", "--resume")
+    assert [*steps_of(run_dir)] == [1, 2, 3]
+
+
+def test_off_a_terminal_a_run_says_every_few_steps_how_it_stands_and_its_result_last(
+    mixes, tmp_path
+):
+    mix = tmp_path / "mix.yaml"
+    content = json.loads(mixes["tokens"].read_text())
+    entries = content["splits"]["train"]["blend"]
+    for entry in entries:
+        entry["path"] = str(mixes["tokens"].parent / entry["path"])
+    content["splits"]["val"] = {"blend": [{"path": entry["path"]} for entry in entries]}
+    mix.write_text(json.dumps(content))
+    options = ("--log-interval", "4", "--eval-interval", "3", "--eval-iters", "2")
+    said = run(mix, tmp_path / "run", *options).splitlines()
+    number = r"\d+\.\d+"
+    rest = rf", lr \S+, grad norm {number}, [\d,]+ tokens/s, waiting for data \d+%"
+    val = rf"val/loss {number}, val/loss/.*code {number}, val/loss/.*prose {number}"
+    # Weights at positions 3 and 5: prose 2.25 and 1.75, code 3.
+    shares = {4: (57, 43), 6: (63, 37)}
+    losses = {
+        step: rf"loss {number} \(code {number} at {code}%, prose {number} at {prose}%\)"
+        for step, (code, prose) in shares.items()
+    }
+    expected = [
+        f"step 0: {val}",
+        f"step 3: {val}",
+        f"step 4 of 6: {losses[4]}{rest}",
+        f"step 6 of 6: {losses[6]}{rest}",
+        f"step 6: {val}",
+        f"finished at step 6; loss was {number}; now {losses[6]}{rest}; saved in .*step_00000006",
+    ]
+    assert len(said) == len(expected), said
+    for line, pattern in zip(said, expected):
+        assert re.fullmatch(pattern, line), line
+    evaluations = events(tmp_path / "run", "evaluation")
+    assert [event["step"] for event in evaluations] == [0, 3, 6]
+    assert evaluations[-1]["val/loss"] < evaluations[0]["val/loss"]
+    assert all(step["grad_norm"] > 0 for step in events(tmp_path / "run", "step"))

@@ -101,7 +101,7 @@ def read(folder):
 
 
 def test_a_resumed_run_appends_to_its_log_which_the_report_reads(tmp_path, capsys):
-    with RunLog(tmp_path, 0, 10) as log:
+    with RunLog(tmp_path, 0, 10, interval=1) as log:
         log.write("start", 0, **START)
         log.write_step(1, STEP)
         log.write_evaluation(1, {})
@@ -116,7 +116,7 @@ def test_a_resumed_run_appends_to_its_log_which_the_report_reads(tmp_path, capsy
         ("end", 1),
     ]
     assert events[1] == {"event": "step", "step": 1, **STEP}
-    assert "loss 2.500, 200 tokens/s, web 100%" in capsys.readouterr().err
+    assert capsys.readouterr().err == "step 1 of 10: loss 2.500, 200 tokens/s\n"
     assert Run.load(tmp_path).loss.tolist() == [2.5]
 
 

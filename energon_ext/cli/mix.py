@@ -1,0 +1,122 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The options by which a command opens a metadataset as a run would, and the dataset of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from energon_ext.cli import special_tokens
+from energon_ext.errors import ConfigError
+
+if TYPE_CHECKING:
+    from megatron.energon.flavors.base_dataset import SavableDataset
+
+    from energon_ext.encoders.tokenizers import Tokenizer
+
+_OPTIONS = (
+    click.argument("metadataset", type=click.Path(path_type=Path)),
+    click.option("--split", default="train", help="Split of the metadataset."),
+    click.option("--seq-length", type=click.IntRange(2), default=256, help="Positions of a row."),
+    click.option(
+        "--tokenizer", default="bytes", help="bytes, a tokenizer.json, a folder or a name."
+    ),
+    special_tokens,
+    click.option(
+        "--splice",
+        help='Fields of a splice as JSON, as \'{"num_docs": 3, "content_length": 128}\'.',
+    ),
+    click.option("--spliced-subflavors", help="JSON; splice only sources that have these."),
+    click.option("--trusted-module", multiple=True, help="A module that the YAML may name."),
+)
+
+
+def mix_options(command: Any) -> Any:
+    """Give a command the arguments of :func:`open_mix`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def open_mix(
+    metadataset: Path,
+    *,
+    split: str,
+    seq_length: int,
+    tokenizer: str,
+    eos_token: str | None,
+    bos_token: str | None,
+    splice: str | None,
+    spliced_subflavors: str | None,
+    trusted_module: tuple[str, ...],
+    task: str = "text",
+    chat_template: str | None = None,
+) -> tuple[SavableDataset, Tokenizer]:
+    """The training dataset of one rank, a row or a prompt a batch, and its tokenizer."""
+    from megatron.energon import WorkerConfig
+
+    from energon_ext.encoders.load import get_train_dataset
+    from energon_ext.encoders.tokenizers import load_tokenizer
+
+    loaded = load_tokenizer(tokenizer, eos_token=eos_token, bos_token=bos_token)
+    if task != "text" and splice is not None:
+        raise ConfigError(f"--splice: of text; --task {task} has none.")
+    dataset = get_train_dataset(
+        metadataset,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=1,
+        split_part=split,
+        task_encoder=_of_chats(task, loaded, seq_length, chat_template)
+        if task != "text"
+        else _of_text(loaded, seq_length, splice, spliced_subflavors),
+        trusted_modules=trusted_module,
+    )
+    return dataset, loaded
+
+
+def _of_chats(task: str, loaded: Tokenizer, seq_length: int, chat_template: str | None) -> Any:
+    from energon_ext.encoders.chat import named_template
+    from energon_ext.encoders.prompts import PromptTaskEncoder
+    from energon_ext.encoders.sft import SFTTaskEncoder
+
+    template = named_template(chat_template)
+    if task == "prompts":
+        return PromptTaskEncoder(loaded, chat_template=template)
+    return SFTTaskEncoder(loaded, seq_length, chat_template=template)
+
+
+def _of_text(loaded: Tokenizer, seq_length: int, splice: str | None, subflavors: str | None) -> Any:
+    from energon_ext.encoders.pretrain import PackedTaskEncoder
+    from energon_ext.splice import MultiSpliceConfig, SpliceConfig
+    from energon_ext.splice.encoders import MultiSpliceTaskEncoder, SpliceTaskEncoder
+
+    if splice is None:
+        return PackedTaskEncoder(loaded, seq_length)
+    fields = _json("--splice", splice)
+    many = "num_docs" in fields
+    config_class = MultiSpliceConfig if many else SpliceConfig
+    known = config_class.__dataclass_fields__
+    if unknown := sorted(set(fields) - set(known)):
+        raise ConfigError(
+            f"--splice: no field {', '.join(unknown)} in {config_class.__name__}; it has "
+            f"{', '.join(known)}."
+        )
+    chosen = _json("--spliced-subflavors", subflavors) if subflavors else None
+    encoder_class = MultiSpliceTaskEncoder if many else SpliceTaskEncoder
+    return encoder_class(
+        loaded, seq_length, config_class(**fields), spliced_subflavors=chosen, named_documents=True
+    )
+
+
+def _json(option: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{option}: {text!r} is not JSON ({error}).") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{option}: {text!r} found, a JSON object is needed.")
+    return value

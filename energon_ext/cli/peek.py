@@ -1,0 +1,136 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""``energon-ext peek``: the rows that a run would read, as text, before it does."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from energon_ext.cli import echo
+from energon_ext.cli.mix import mix_options, open_mix
+from energon_ext.errors import ConfigError, printable
+
+if TYPE_CHECKING:
+    from energon_ext.batch.packed_batch import PackedBatch
+    from energon_ext.encoders.prompts import Prompt
+    from energon_ext.encoders.tokenizers import Tokenizer
+
+COLORS = ("blue", "yellow", "green", "magenta", "cyan", "red")
+
+#: Source, numbers, and the text in pieces, each with whether it is trained on.
+Segment = tuple[str, str, list[tuple[bool, str]]]
+
+#: Characters of a segment that are shown without --text.
+MOST_CHARACTERS = 300
+
+#: Rows that are looked at for those of one source.
+MOST_ROWS = 10_000
+
+
+@click.command()
+@mix_options
+@click.option(
+    "--task",
+    type=click.Choice(["text", "chat", "prompts"]),
+    default="text",
+    help="What the data is for: pretraining, fine-tuning or reinforcement.",
+)
+@click.option("--chat-template", metavar="NAME", help="Of chat and prompts: 'plain', or a name.")
+@click.option("--rows", type=click.IntRange(1), default=4, help="How many rows to show.")
+@click.option("--source", help="Show rows that hold this source; a part of its key is enough.")
+@click.option("--text", is_flag=True, help="Show all of the text.")
+def peek(metadataset: Path, rows: int, source: str | None, text: bool, **options: Any) -> None:
+    """Show the first rows that METADATASET gives, before any training.
+
+    Every row is a list of segments with their sources. What stands between < and > is read and not
+    trained on: prompts, frames of a splice, what came before a cut. Token files and spliced
+    documents come in the order in which a run reads them.
+
+    \b
+    energon-ext peek mix.yaml --tokenizer my/tokenizer.json --source web --rows 2 --text
+    energon-ext peek chats.yaml --task chat --chat-template NAME --tokenizer NAME
+    """
+    from energon_ext.encoders.load import quiet_energon
+    from energon_ext.loader.data_loader import ExactDataLoader
+    from energon_ext.plan.lookup import find_blend
+
+    dataset, tokenizer = open_mix(metadataset, **options)
+    keys = find_blend(dataset).keys
+    if source is not None and not any(source in key for key in keys):
+        raise ConfigError(f"--source {source}: none of {', '.join(keys)}.")
+    colors = list(zip(keys, itertools.cycle(COLORS)))
+    shown = 0
+    loader = ExactDataLoader(dataset, watchdog_timeout_seconds=None)
+    batches = iter(loader)
+    for number in range(MOST_ROWS):
+        with quiet_energon():
+            batch = next(batches, None)
+        if batch is None:
+            break
+        show = _prompts if isinstance(batch, list) else _segments
+        segments = list(show(batch, tokenizer))
+        if not any((source or "") in key for key, *_ in segments if key):
+            continue
+        echo(f"row {number}: {_summary(batch)}")
+        for key, about, pieces in segments:
+            # A splice names its documents, each below its source.
+            color = next((each for known, each in colors if key.startswith(known)), None)
+            name = click.style(printable(key or "padding"), fg=color)
+            click.echo(f"  {name}: {about}")
+            if pieces:
+                click.echo(f"    {_marked(pieces, sys.maxsize if text else MOST_CHARACTERS)}")
+        shown += 1
+        if shown == rows:
+            return
+    echo(f"{shown} of {rows} rows found.")
+
+
+def _summary(batch: Any) -> str:
+    if isinstance(batch, list):
+        return f"{len(batch)} prompt"
+    trained = int((batch.token_weights != 0).sum())
+    filled = sum(batch.tokens_per_source().values())
+    return f"{filled} of {batch.num_tokens} positions, {trained} trained"
+
+
+def _segments(batch: PackedBatch, tokenizer: Tokenizer) -> Iterator[Segment]:
+    """The segments of a row; padding has no text."""
+    ends = batch.cu_seqlens.tolist()
+    for first, end, source in zip(ends, ends[1:], batch.source_ids.tolist()):
+        if source < 0:
+            yield "", f"{end - first} positions", []
+            continue
+        weights = batch.token_weights[first:end]
+        about = f"{end - first} tokens, {int((weights != 0).sum())} trained"
+        # A label is the next token; the last one may be of another document.
+        ids = [int(batch.tokens[first]), *batch.labels[first:end].tolist()]
+        trained = [False, *(weights != 0).tolist()]
+        kept = list(zip(trained, ids))[: None if trained[-1] else -1]
+        runs = itertools.groupby(kept, key=lambda pair: pair[0])
+        pieces = [(is_trained, [token for _, token in run]) for is_trained, run in runs]
+        texts = [(is_trained, tokenizer.decode(tokens)) for is_trained, tokens in pieces]
+        yield batch.sources[source], about, texts
+
+
+def _prompts(prompts: list[Prompt], tokenizer: Tokenizer) -> Iterator[Segment]:
+    for prompt in prompts:
+        about = f"{len(prompt.tokens)} tokens; beside them {sorted(prompt.metadata)}"
+        yield prompt.source, about, [(True, tokenizer.decode(prompt.tokens))]
+
+
+def _marked(pieces: list[tuple[bool, str]], most: int) -> str:
+    """The first characters of a text, with < and > around what is not trained on."""
+    shown = ""
+    for is_trained, piece in pieces:
+        text = printable(piece[:most])
+        most -= len(piece)
+        shown += text if is_trained else click.style(f"<{text}>", dim=True) if text else ""
+        if most < 0:
+            return f"{shown} ..."
+    return shown

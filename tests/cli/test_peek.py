@@ -1,0 +1,84 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What is shown of the first rows; tokens are bytes, with one before and one after a text."""
+
+import json
+
+import pytest
+
+from tests.cli.command import energon_ext, error_line
+from tests.support import write_mix, write_tokens, write_weights
+
+ABC = [1, 101, 102, 103, 2]  # <bos> a b c <eos>
+
+
+@pytest.fixture
+def mix(tmp_path):
+    write_tokens(tmp_path / "web", [ABC] * 6)
+    write_tokens(tmp_path / "code", [[1, 37, 2]] * 6)  # !
+    return write_mix(tmp_path / "mix.yaml", [("web", 1), ("code", 1)])
+
+
+def peek(*arguments):
+    result = energon_ext("peek", *arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()
+
+
+def test_a_row_is_shown_with_its_segments_their_sources_and_padding(mix):
+    # Of the five tokens four have a label of the same document: a, b, c and the end.
+    assert peek(mix, "--seq-length", 11, "--source", "web", "--rows", 1)[1:] == [
+        "  web: 5 tokens, 4 trained",
+        "    abc",
+        "  web: 5 tokens, 4 trained",
+        "    abc",
+        "  padding: 1 positions",
+    ]
+
+
+def test_what_is_not_trained_on_stands_in_brackets(tmp_path):
+    # The label weights of a pair are one a token; those of b and c are 0.
+    write_tokens(tmp_path / "web", [ABC] * 4)
+    write_weights(tmp_path / "web", [[1, 1, 0, 0, 1]] * 4)
+    shown = peek(write_mix(tmp_path / "mix.yaml", [("web", 1)]), "--seq-length", 4, "--rows", 1)
+    assert shown == [
+        "row 0: 4 of 4 positions, 2 trained",
+        "  web: 4 tokens, 2 trained",
+        "    a<bc>",
+    ]
+
+
+def test_conversations_and_prompts_are_shown_as_their_encoders_read_them(tmp_path):
+    record = {"prompt": "1+1=", "response": "2", "level": 3}
+    (tmp_path / "chat.jsonl").write_text(json.dumps(record) + "\n")
+    mix = write_mix(tmp_path / "mix.yaml", [("chat.jsonl", 1)])
+    chat = peek(mix, "--task", "chat", "--seq-length", 8, "--rows", 1)
+    assert chat[1:3] == ["  chat.jsonl: 7 tokens, 2 trained", "    <1+1=>2"]
+    assert peek(mix, "--task", "prompts", "--rows", 1) == [
+        "row 0: 1 prompt",
+        "  chat.jsonl: 5 tokens; beside them ['level', 'response']",
+        "    1+1=",
+    ]
+
+
+def test_the_frames_of_a_splice_are_shown(mix):
+    splice = '{"content_length": 2, "content_start_mode": "anchor_start"}'
+    shown = peek(mix, "--seq-length", 8, "--splice", splice, "--rows", 2, "--source", "web")
+    assert shown[0].startswith("row ") and any("web" in line for line in shown)
+
+
+def test_long_text_is_cut_and_shown_whole_where_asked_and_control_characters_never(tmp_path):
+    text = [1, *[101] * 400, 31, 2]  # `a` 400 times, and an escape
+    write_tokens(tmp_path / "web", [text] * 4)
+    mix = write_mix(tmp_path / "mix.yaml", [("web", 1)])
+    options = (mix, "--seq-length", 402, "--rows", 1)
+    assert peek(*options)[2] == f"    {'a' * 300} ..."
+    assert peek(*options, "--text")[2] == f"    {'a' * 400}\\x1b"
+
+
+def test_what_a_user_gets_wrong_is_one_line(mix):
+    assert error_line(energon_ext("peek", mix, "--source", "wbe")) == (
+        "--source wbe: none of code, web."
+    )
+    line = error_line(energon_ext("peek", mix, "--task", "chat", "--splice", "{}"))
+    assert line == "--splice: of text; --task chat has none."

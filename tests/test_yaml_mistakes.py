@@ -1,0 +1,196 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What people get wrong in a metadataset, and the one line that each of them reads."""
+
+import json
+
+import pytest
+
+from tests.cli.command import energon_ext, error_line
+from tests.support import write_dataset, write_texts, write_tokens
+
+HEADER = "__module__: energon_ext\n__class__: ScheduledMetadataset\n"
+MOST_CHARACTERS = 300
+
+
+def split(text):
+    """A metadataset with this below ``train``."""
+    lines = "".join(f"    {line}\n" for line in text.split("\n"))
+    return f"{HEADER}splits:\n  train:\n{lines}"
+
+
+def entry(text):
+    return split(f"blend:\n  - {text}")
+
+
+def weight(text):
+    return entry(f"{{path: code, weight: {text}}}")
+
+
+#: What is wrong, the file, and what the line says of it. ``@`` is the file.
+MISTAKES = [
+    # Fields of an entry.
+    ("a misspelt field", entry("{path: code, wieght: 1}"),
+     "@: splits.train.blend[0]: no field 'wieght' in a ScheduledMetadataset; it has aux, "
+     "dataset_config, max_epochs, path, shuffle_over_epochs_multiplier, split_config, split_part, "
+     "subflavors, subset, weight; did you mean weight?"),
+    ("a misspelt path", entry("{pth: code}"), "blend[0]: no field 'pth'", "did you mean path?"),
+    ("no path", entry("{weight: 1}"),
+     "blend[0]: {'weight': 1} found, join or path is needed in it."),
+    ("repetitions in a blend", entry("{path: code, repetitions: 2}"), "no field 'repetitions'"),
+    ("a limit beside no entry", split("path: code\nmax_epochs: 2"), "train: no field 'max_epochs'"),
+    ("a number for a path", entry("{path: 5}"), "path: 5 found, text or a path is needed."),
+    ("a list for a path", entry("{path: [code]}"), "path: ['code'] found, text or a path is"),
+    ("null for a path", entry("{path: null}"), "path: None found, text or a path is"),
+    ("an empty path", entry("{path: ''}"), "path: '' found, a path is needed."),
+    ("a limit of 0", entry("{path: code, max_epochs: 0}"),
+     "@: blend[0] (code).max_epochs: 0 found, an integer >= 1 is needed; leave it out"),
+    ("a limit of 1.5", entry("{path: code, max_epochs: 1.5}"), "max_epochs: 1.5 found, an integer"),
+    ("a limit in words", entry("{path: code, max_epochs: two}"), "max_epochs: 'two' found, an int"),
+    ("a number for a split", entry("{path: web, split_part: 5}"), "split_part: 5 found, text is"),
+    ("a split that is not", entry("{path: web, split_part: trian}"),
+     "web: no split 'trian'; it has train; did you mean train?"),
+    ("text for subflavors", entry("{path: web, subflavors: a}"), "'a' found, a mapping is needed."),
+    ("a number for a configuration", entry("{path: web, dataset_config: 5}"), "5 found, text is"),
+    ("no such configuration", entry("{path: web, split_config: x.yaml}"), "no .nv-meta/split.yaml"),
+    ("text for a multiplier", entry("{path: web, shuffle_over_epochs_multiplier: a}"),
+     "multiplier: 'a' found, an integer is needed."),
+    ("text for a subset", entry("{path: code, subset: half}"), "'half' found, a mapping is needed"),
+    ("text for a range", entry("{path: code, subset: {range: half}}"), "a list of 2 is needed."),
+    ("fractions for a range", entry("{path: code, subset: {range: [0.5, 1]}}"),
+     "subset.range[0]: 0.5 found, text or an integer is needed."),
+    ("three ends of a range", entry("{path: code, subset: {range: [0, 1, 2]}}"), "a list of 2 is"),
+    ("more than all", entry("{path: web, subset: {range: [0%, 150%]}}"),
+     "@: blend[0] (web): Percentage must be between 0 and 100."),
+    ("an unknown field of a subset", entry("{path: code, subset: {rang: [0, 1]}}"), "mean range?"),
+    ("text for aux", entry("{path: web, aux: abc}"), "aux: 'abc' found, a mapping is needed."),
+    ("aux that is not there", entry("{path: web, aux: {img: nowhere}}"),
+     "@: blend[0] (web): Auxiliary datasets must be prepared", ": nowhere."),
+    # Weights.
+    ("a weight in words", weight("abc"), "@: blend[0] (code).weight: 'abc' is not a finite number"),
+    ("a weight below 0", weight("-1"), "weight: -1 is not a finite number >= 0."),
+    ("a list of weights", weight("[1, 2]"), "weight: [1, 2] is not a finite number >= 0."),
+    ("no weight", weight("null"), "weight: None is not a finite number >= 0."),
+    ("not a number", weight(".nan"), "weight: '.nan' is not a finite number >= 0."),
+    ("a weight in quotes", weight("'1'"), "weight: '1' is not a finite number >= 0."),
+    ("all weights 0", weight("0"), "Every weight is 0 at step 0: 0 for code."),
+    ("all weights 0 later", weight("{step: {0: 1, 10: 0}}"), "Every weight is 0 at step 10"),
+    ("a misspelt schedule", weight("{linaer: {0: 1}}"),
+     "unknown kind 'linaer'; known: step, linear, cosine, exponential."),
+    ("two schedules", weight("{linear: {0: 1}, step: {0: 1}}"), "exactly one of step, linear"),
+    ("an empty schedule", weight("{}"), "[] found, exactly one of step, linear"),
+    ("no breakpoints", weight("{linear: {}}"), "linear: no breakpoints; give one or more"),
+    ("numbers for breakpoints", weight("{linear: [1, 2]}"), "[1, 2] found, {breakpoint: value}"),
+    ("a breakpoint below 0", weight("{linear: {-1: 1}}"), "breakpoint -1 is not an integer >= 0."),
+    ("a breakpoint in words", weight("{linear: {start: 1}}"), "breakpoint 'start' is not an int"),
+    ("half a breakpoint", weight("{linear: {0.5: 1}}"), "breakpoint '0.5' is not an integer >= 0."),
+    ("a value below 0", weight("{linear: {0: -2}}"), "linear[0]: -2 is not a finite number >= 0."),
+    ("a ratio to 0", weight("{exponential: {0: 1, 9: 0}}"), "[9]: 0 cannot be reached by a ratio"),
+    ("a schedule in a schedule", entry("{path: inner.yaml, weight: {linear: {0: 1, 9: 2}}}"),
+     "A schedule inside a schedule: @: blend[0]", "allow_nested_schedules: true"),
+    # Nodes.
+    ("two kinds of nodes", split("blend: [{path: code}]\ninterleave: [{path: code}]"),
+     "@: splits.train: blend and interleave found; give one of them."),
+    ("a path and a node", split("path: code\nblend: [{path: web}]"), "blend and path found; give"),
+    ("a misspelt node", split("blnd: [{path: code}]"), "no field 'blnd'", "did you mean blend?"),
+    ("a node without value", split("blend:"), "@: `blend` has no value; give it one, or leave"),
+    ("an empty node", split("blend: []"), "an empty `blend`; list at least one source."),
+    ("a mapping for a list", split("blend: {path: code}"), "blend: {'path': 'code'} found, a list"),
+    ("text for a list", split("blend: code"), "blend: 'code' found, a list is needed."),
+    ("text for an entry", split("blend: [code, web]"), "[0]: 'code' found, a mapping is needed."),
+    ("a list for an entry", split("blend: [[code]]"), "[0]: ['code'] found, a mapping is needed."),
+    ("text for a switch", split("blend: [{path: code}]\nallow_nested_schedules: maybe"),
+     "allow_nested_schedules: 'maybe' found, true or false is needed."),
+    ("where a source starts", split("interleave: [{path: code}]\nnew_source: start"),
+     "new_source: 'start' found, baseline or zero."),
+    ("that of an interleave", split("blend: [{path: code}]\nnew_source: zero"), "no field 'new_so"),
+    ("a weight by epochs", split("blend_epochized: [{path: code, weight: 2}]"), "no field 'weigh"),
+    ("repetitions in words", split("blend_epochized: [{path: code, repetitions: two}]"),
+     "blend_epochized[0].repetitions: 'two' found, an integer or a number is needed."),
+    ("a join of nothing", split("join: [{path: web}]"), "no joiner, which is needed beside join."),
+    ("a number joins", split("join: {a: {path: web}}\njoiner: 5"), "joiner: 5 found, a class"),
+    ("joined token files",
+     split("join: [{path: code}]\njoiner: {__module__: megatron.energon, __class__: TextSample}"),
+     "@: Not a joinable", " code."),
+    # Splits and the head of the file.
+    ("text for a split", HEADER + "splits: {train: code}", "splits.train: 'code' found, a mapping"),
+    ("a list for a split", HEADER + "splits: {train: [{path: code}]}", "found, a mapping is neede"),
+    ("an empty split", HEADER + "splits: {train: {}}", "{} found, blend or blend_epochized or int"),
+    ("a misspelt split", HEADER + "splits: {trian: {path: code}}",
+     "@: no split 'train'; it has trian; did you mean trian?"),
+    ("no split", HEADER + "splits: {}", "@: no split 'train'; it has none."),
+    ("no splits", HEADER, "@: not a metadataset; it needs `__module__`, `__class__` and `splits`"),
+    ("a list of splits", HEADER + "splits: [train]", "@: splits: ['train'] found, a mapping is"),
+    ("misspelt splits", HEADER + "split: {train: {path: code}}",
+     "has __class__, __module__, split; did you mean split?"),
+    ("a field too many", HEADER + "seed: 3\nsplits: {train: {path: code}}", "no field 'seed'; it"),
+    ("a misspelt class", HEADER.replace("data", "dat") + "splits: {train: {path: code}}",
+     "@: top level: names energon_ext.ScheduledMetadatset, which nobody knows; did you mean "
+     "energon_ext.ScheduledMetadataset?"),
+    ("a misspelt module", HEADER.replace("_ext", "_exr") + "splits: {train: {path: code}}",
+     "names energon_exr.ScheduledMetadataset", "mean energon_ext.ScheduledMetadataset?"),
+    ("no module", HEADER.split("\n")[1] + "\nsplits: {train: {path: code}}",
+     "names ScheduledMetadataset without a `__module__`, as megatron.energon or energon_ext."),
+    ("no head", "splits: {train: {path: code}}", "begin it with `__module__: energon_ext` and"),
+    ("a class that reads no tokens",
+     "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {train: {path: code}}",
+     "token files, which MetadatasetV2 does not read; use energon_ext.ScheduledMetadataset."),
+    ("itself", entry("{path: mix.yaml}"), "mix.yaml contains itself, by way of @."),
+    # Syntax.
+    ("a tab", HEADER + "splits:\n\ttrain: {path: code}\n",
+     "@:4: not a YAML file (parse error), at 'train: {path: code}'; look also at the line above, "
+     "at indentation, quotes and tabs."),
+    ("a brace", HEADER + "splits: {train: {path: code", "@:3: not a YAML file (missing terminatin"),
+    ("two colons", split("path: code: web"), "@:5: not a YAML file (two colons on same line), at"),
+    ("a quote", HEADER + "splits: {train: {path: 'code}}\n", "closing quote), at 'the end of the"),
+    ("a key twice", HEADER + "splits:\n  train: {path: a}\n  train: {path: b}\n", "train given tw"),
+    ("an empty file", "", "@: empty."),
+    ("comments", "# nothing\n", "@: empty."),
+    ("text", "hello", "@: 'hello' found, a mapping is needed."),
+    # Paths.
+    ("no such path", entry("{path: cod}"), " cod: does not exist; check the path, which is relati"),
+    ("a text file", entry("{path: plain.txt}"), "neither a metadataset (.yaml), nor a .jsonl file"),
+    ("a folder of text", entry("{path: raw}"), "a folder that is not prepared (no .nv-meta in it)"),
+    ("both splits", entry("{path: prep}"), "prep: holds the splits train and val, which are no"),
+    ("half a pair", entry("{path: half}"), "half.idx: does not exist; a pair is needed."),
+    ("a damaged index", entry("{path: damaged}"), "damaged.idx: not an index of Megatron"),
+    ("a pattern", entry("{path: 'none/*'}"), "none/*: names no .bin/.idx pair; check the path."),
+    ("lines that came later", entry("{path: stale.jsonl}"),
+     "@: splits.train.blend[0]: ", "stale.jsonl: the file has changed since its index was made; "),
+    ("lines that are no objects", entry("{path: list.jsonl}"),
+     "@: splits.train.blend[0]: ", "list.jsonl: no index can be made (Line b'[1, 2]'"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_dataset(folder / "web", ["text"] * 20)
+    write_tokens(folder / "code", [[5, 6, 7, 8]] * 20)
+    write_texts(folder / "prep", ["text"] * 8)
+    record = json.dumps({"text": "abc"}) + "\n"
+    (folder / "stale.jsonl").write_text(record)
+    assert energon_ext("plan", folder / "stale.jsonl").exit_code == 0  # writes the index
+    (folder / "stale.jsonl").write_text(record * 2)
+    (folder / "list.jsonl").write_text("[1, 2]\n")
+    (folder / "plain.txt").write_text("text")
+    (folder / "raw").mkdir()
+    (folder / "raw" / "a.txt").write_text("text")
+    (folder / "half.bin").write_bytes(b"12")
+    (folder / "damaged.bin").write_bytes(b"12")
+    (folder / "damaged.idx").write_bytes(b"nonsense")
+    (folder / "inner.yaml").write_text(weight("{linear: {0: 1, 9: 2}}"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("content", "messages"), [pytest.param(c, said, id=what) for what, c, *said in MISTAKES]
+)
+def test_a_mistake_is_one_line_that_says_where_and_what(folder, capfd, content, messages):
+    path = folder / "mix.yaml"
+    path.write_text(content)
+    line = error_line(energon_ext("plan", path)).replace(f"{folder}/", "")
+    for message in messages:
+        assert message.replace("@", "mix.yaml") in line
+    assert len(line) <= MOST_CHARACTERS
+    assert capfd.readouterr().err == ""  # nor does a parser in C++ say anything
