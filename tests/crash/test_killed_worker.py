@@ -107,7 +107,8 @@ def start(script, *arguments):
     )
 
 
-@pytest.mark.parametrize("kind", ["planned", pytest.param("streamed", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["planned", "streamed"])
 def test_a_killed_worker_is_an_error_soon_and_the_run_goes_on_from_its_state(mixes, kind, tmp_path):
     expected = [batch_hash(batch) for batch in take(new_loader(mixes[kind]), 12)]
     said = start(KILLER, mixes[kind], tmp_path / "state.pt").communicate(timeout=60)[0]

@@ -163,6 +163,7 @@ def test_a_streamed_run_goes_on_with_the_model_split(mixes, references, options,
     assert_same_rows_and_losses(steps_of(run_dir), steps_of(references / "text"))
 
 
+@pytest.mark.nightly
 def test_a_streamed_run_goes_on_with_as_many_workers_in_all_and_no_others(mixes, tmp_path):
     whole, parts, rows = tmp_path / "whole", tmp_path / "parts", ("--micro-batch-rows", "2")
     run(mixes["text"], whole, *rows, ranks=2)

@@ -136,6 +136,7 @@ def test_a_missing_setting_is_named():
     assert "MODEL: llama3_8b or qwen3_30b_a3b" in run.stderr
 
 
+@pytest.mark.nightly
 def test_a_dry_run_draws_the_first_batches_of_the_data(tmp_path):
     write_tokens(tmp_path / "tokens", [[5, 6, 7, 8] * 40] * 2000)
     write_mix(tmp_path / "mix.yaml", [("tokens", 1)])

@@ -41,7 +41,7 @@ def hashes(loader, count):
     return [support.batch_hash(next(loader)) for _ in range(count)]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_restored_loader_goes_on_with_the_very_next_batch(mix, num_workers):
     straight = hashes(make_loader(mix, num_workers), 12)
     first = make_loader(mix, num_workers)

@@ -189,6 +189,7 @@ def test_a_resume_with_workers_is_exact(data, packing):
         resumed.close()
 
 
+@pytest.mark.nightly
 def test_a_limit_of_a_token_file_beside_text_may_be_lowered_and_raised_again(data):
     reference = Run(limited(data, 2)).loader()
     iterator, batches, states = iter(reference), [], []
