@@ -157,12 +157,17 @@ class RunLog(contextlib.ExitStack):
         return lambda scalars, step: run.log(scalars, step=step)
 
 
+def _loss(losses, key):
+    """The loss of a source, if it was read."""
+    return f"{losses[key]:.3f}" if math.isfinite(losses.get(key, math.nan)) else "-"
+
+
 def _line(fields, most_sources=4):
     """What a person wants to see of a step."""
     losses, shares = fields.get("loss_by_source", {}), fields.get("planned_share", {})
     keys = sorted(losses.keys() | shares.keys())
     own = ", ".join(
-        f"{label} {losses.get(key, math.nan):.3f} at {shares.get(key, 0):.0%}"
+        f"{label} {_loss(losses, key)} at {shares.get(key, 0):.0%}"
         for key, label in zip(keys, short_labels(keys) if keys else ())
     )
     by_source = f" ({own})" if 1 < len(keys) <= most_sources else ""
