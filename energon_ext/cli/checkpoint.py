@@ -59,6 +59,7 @@ def diff(
     would be refused.
     """
     from energon_ext.cli.resume import NextRun, SavedData
+    from energon_ext.state.match import ENCODER
 
     folder, cursor, states = _read(saved)
     options = {"path": metadataset, "split_part": split, "trusted_modules": trusted_module}
@@ -67,7 +68,7 @@ def diff(
         echo(f"{folder}: {data}")
         run = NextRun(data, options, world_size, num_workers, **encoder)
         echo(_changes(run.changes()))
-        fixed = sorted(data.fingerprint.items())
+        fixed = sorted((name, v) for name, v in data.fingerprint.items() if name != ENCODER)
         echo("must stay: " + ", ".join(f"{name}={value!r}" for name, value in fixed))
         echo(run.restore())
     except EnergonExtError as error:
