@@ -8,7 +8,7 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping
 
 import click
 from tqdm import tqdm
@@ -60,9 +60,10 @@ def trace(
         for found, row in _readings(blend, start, steps, step, source, number):
             _say({"step": found, **row.to_json()}, as_json, f"step {found}, {_where(row)}")
         return
+    decode = _decoder(tokenizer)
     for row in _rows(blend, start, steps, step):
         if rank in (None, row.rank):
-            described = _described(row, blend, tokenizer)
+            described = _described(row, blend, decode)
             lines = [_where(row), *(f"    {each['text']}" for each in described)]
             _say({"step": step, **row.to_json(), "files": described}, as_json, "\n".join(lines))
 
@@ -111,6 +112,11 @@ def _planned(
         task_encoder=EncoderOfState(saved, None, None, None),
     )
     blend = find_blend(dataset)
+    unknown = [
+        key for key, source in blend.sources.items() if not hasattr(source.rows, "documents")
+    ]
+    if unknown:
+        raise ConfigError(f"{unknown[0]}: is streamed or spliced; only token files are traced.")
     if not before:
         return blend, 0, blend.planned_steps()
     # The step that is open is planned from its beginning; which of its rows are out says nothing.
@@ -169,21 +175,24 @@ def _where(row: TracedRow) -> str:
     return f"{place}: {row.source}, {len(row.contents)} documents, {tokens:,} tokens"
 
 
-def _described(
-    row: TracedRow, blend: BlendedDataset, tokenizer: str | None
-) -> list[dict[str, Any]]:
-    """Where in which file the contents of a row are, and how they begin."""
+def _decoder(tokenizer: str | None) -> Callable[[list[int]], str] | None:
     from energon_ext.encoders.tokenizers import load_tokenizer
 
+    return load_tokenizer(tokenizer).decode if tokenizer else None
+
+
+def _described(
+    row: TracedRow, blend: BlendedDataset, decode: Callable[[list[int]], str] | None
+) -> list[dict[str, Any]]:
+    """Where in which file the contents of a row are, and how they begin."""
     if row.source is None:
         return []
-    files = getattr(blend.sources[row.source].rows, "documents", None)
-    decode = load_tokenizer(tokenizer).decode if tokenizer else None
-    found = []
+    rows: Any = blend.sources[row.source].rows
+    files, found = rows.documents, []
     for document, start, stop in row.contents:
-        prefix, number = files.file_of(document) if files is not None else ("", document)
+        prefix, number = files.file_of(document)
         text = f"document {document} [{start}, {stop}), number {number} of {prefix}"
-        if decode is not None and files is not None:
+        if decode is not None:
             beginning = decode(files.document(document)[start : min(stop, start + 24)].tolist())
             text += f": {printable(beginning)!r}"
         found.append({"document": document, "file": prefix, "number": number, "text": text})

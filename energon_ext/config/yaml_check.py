@@ -33,7 +33,7 @@ from energon_ext.config.yaml_classes import (
     check_splits,
 )
 from energon_ext.config.yaml_file import read_mapping, shards_of
-from energon_ext.documents.jsonl_index import check_index
+from energon_ext.documents.jsonl_index import ensure_index
 from energon_ext.documents.token_paths import is_token_file
 from energon_ext.errors import CONTROL, ConfigError
 
@@ -101,7 +101,7 @@ class YamlChecker:
         if kind is EnergonDatasetType.WEBDATASET:
             self._check_webdataset(path, split_part, found_in, reference)
         elif kind is EnergonDatasetType.JSONL:
-            check_index(path, found_in)
+            ensure_index(path, found_in)
         else:
             raise ConfigError(f"{found_in}{_why_invalid(path)}")
         return 1

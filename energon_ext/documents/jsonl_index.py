@@ -16,7 +16,7 @@ from energon_ext.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 
-def check_index(path: EPath, found_in: str = "") -> None:
+def ensure_index(path: EPath, found_in: str = "") -> None:
     """Make the index of a local file that has none; ConfigError for one of another content.
 
     Ranks that make it at the same time make the same, each in a folder of its own.

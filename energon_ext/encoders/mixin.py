@@ -136,9 +136,9 @@ class DynamicBlendMixin:
     ) -> BlendedDataset:
         """The draw among the sources."""
         own, default = (getattr(of, "blend_sample_size", None) for of in (type(self), TaskEncoder))
-        if own and own is not default:  # that of a later Energon counts samples
+        if own is not default:  # that of a later Energon counts samples
             for rows in filter(None, (source.streamed for source in sources)):
-                rows.size_of = functools.partial(own, self)
+                rows.size_of = getattr(self, "blend_sample_size")  # noqa: B009
         max_epochs = {source.key: source.max_epochs for source in sources}
         check_mixture(tree, self.schedule_axis, max_epochs, absent_sources(sources, worker_config))
         blend_class = LeastConsumedDataset if tree.node.rule == INTERLEAVE else DynamicBlendDataset

@@ -21,6 +21,11 @@ from energon_ext.state.schema import BLEND
 KIND = "streamed"
 
 
+def num_tokens_of(sample: Any) -> int:
+    """What a sample says of itself, else 1."""
+    return int(getattr(sample, "num_tokens", 1))
+
+
 class StreamedSamples:
     """What an Energon dataset yields: rows that were packed on the fly, or samples of any kind.
 
@@ -54,7 +59,7 @@ class StreamedSamples:
         self._max_epochs = max_epochs
         self._iterator: Iterator[Any] | None = None
         self._is_empty = False
-        self.size_of: Callable[[Any], float] = lambda sample: getattr(sample, "num_tokens", 1)
+        self.size_of: Callable[[Any], float] = num_tokens_of
         self.restart()
 
     def restart(self) -> None:

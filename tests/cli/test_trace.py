@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from energon_ext.cli.main import main
 from energon_ext.state.checkpoint import CheckpointStore
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, write_numbered
-from tests.support import close_loaders, write_mix
+from tests.support import close_loaders, write_dataset, write_mix
 
 RANKS, BATCH, ROWS = 2, 2, 8
 STEPS, MOVED_AT = 12, 8
@@ -134,3 +134,12 @@ def test_a_folder_without_a_cursor_is_named(data, tmp_path):
     result = call(tmp_path, data[1][0], "--step", 1)
     assert result.exit_code == 2
     assert "no checkpoint with a data.json" in result.stderr
+
+
+def test_what_is_not_a_token_file_is_refused_by_name(data, tmp_path):
+    folder = data[0]
+    write_dataset(folder / "texts", [f"text {number}" for number in range(40)])
+    mix = write_mix(folder / "third.yaml", [("a", 1), ("texts", 1)])
+    result = call(folder / "run", mix, "--step", 3)
+    assert result.exit_code == 2
+    assert "texts:train: is streamed or spliced; only token files are traced." in result.stderr
