@@ -16,11 +16,9 @@ workers, tensor and pipeline parallelism and micro-batches it goes on.
 """
 
 from megatron_gpt import build_model, run
+from options import add_arguments, add_data_arguments, new_parser
 from train_loop import (
-    add_arguments,
-    add_data_arguments,
     build_source,
-    new_parser,
     train,
     validation,
 )

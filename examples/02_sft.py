@@ -9,11 +9,9 @@ Only the data differs from pretraining: SFTTaskEncoder weights the answers 1 and
 """
 
 from megatron_gpt import build_model, run
+from options import add_arguments, add_data_arguments, new_parser
 from train_loop import (
-    add_arguments,
-    add_data_arguments,
     build_source,
-    new_parser,
     train,
     validation,
 )

@@ -23,7 +23,8 @@ from megatron.core import parallel_state
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 from megatron_gpt import build_model, run
-from train_loop import add_arguments, build_source, count, new_parser, train
+from options import add_arguments, count, new_parser
+from train_loop import build_source, train
 
 from energon_ext import ExactDataLoader, PromptTaskEncoder, SFTTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import Tokenizer

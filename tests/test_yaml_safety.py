@@ -374,7 +374,7 @@ def test_commands_print_names_and_no_escape_sequence(capsys):
 @pytest.mark.parametrize("options", [["--train-iters", "-5"], ["--stop-after", "0"]])
 def test_examples_refuse_counts_that_are_none(monkeypatch, capsys, options):
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "examples")
-    from train_loop import add_arguments
+    from options import add_arguments
 
     parser = argparse.ArgumentParser()
     add_arguments(parser)
