@@ -32,4 +32,4 @@ def table(rows: Sequence[Sequence[str]], *, left: int = 1, indent: str = "") -> 
         + [text.rjust(width) for text, width in zip(row[left:], widths[left:])]
         for row in rows
     ]
-    return textwrap.indent("\n".join(map("  ".join, lines)), indent)
+    return textwrap.indent("\n".join("  ".join(line).rstrip() for line in lines), indent)

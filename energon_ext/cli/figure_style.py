@@ -18,6 +18,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C
 INK, MUTED, WIDE, FAINT = "#222222", "#6B6B6B", "#BDBDBD", "#DDDDDD"
 ROUND_TICKS = [1, 2, 5, 10]
 WIDTH_INCHES = 9.0
+LABEL_INCHES = 0.16
 
 
 def new_figure(
@@ -101,7 +102,10 @@ def label_ends(axes: Axes, values: np.ndarray, names: Sequence[str], colors: Seq
     """Write names at the right edge, each beside the value where its line ends; NaN has no name."""
     named = np.flatnonzero(np.isfinite(values))
     low, high = axes.get_ylim()
-    gap = 0.054 * (high - low)
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    inches = axes.get_position().height * figure.get_figheight()
+    gap = LABEL_INCHES / inches * (high - low)
     for index, height in zip(named.tolist(), _spread(values[named], gap, low + gap / 2)):
         axes.annotate(
             names[index],

@@ -22,6 +22,7 @@ _OPTIONS = (
     click.argument("metadataset", type=click.Path(path_type=Path)),
     click.option("--split", default="train", help="Split of the metadataset."),
     click.option("--seq-length", type=click.IntRange(2), default=256, help="Positions of a row."),
+    click.option("--packing", type=click.Choice(["bin", "sequential"]), default="bin"),
     click.option(
         "--tokenizer", default="bytes", help="bytes, a tokenizer.json, a folder or a name."
     ),
@@ -47,6 +48,7 @@ def open_mix(
     *,
     split: str,
     seq_length: int,
+    packing: str,
     tokenizer: str,
     eos_token: str | None,
     bos_token: str | None,
@@ -55,8 +57,11 @@ def open_mix(
     trusted_module: tuple[str, ...],
     task: str = "text",
     chat_template: str | None = None,
+    ranks: int = 1,
+    micro_batch_rows: int = 1,
+    rows_per_step: int | None = None,
 ) -> tuple[SavableDataset, Tokenizer]:
-    """The training dataset of one rank, a row or a prompt a batch, and its tokenizer."""
+    """The training dataset of the first rank, by default a row or a prompt a step; tokenizer."""
     from megatron.energon import WorkerConfig
 
     from energon_ext.encoders.load import get_train_dataset
@@ -67,12 +72,13 @@ def open_mix(
         raise ConfigError(f"--splice: of text; --task {task} has none.")
     dataset = get_train_dataset(
         metadataset,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-        batch_size=1,
+        worker_config=WorkerConfig(rank=0, world_size=ranks, num_workers=0),
+        batch_size=micro_batch_rows,
+        rows_per_step=rows_per_step,
         split_part=split,
         task_encoder=_of_chats(task, loaded, seq_length, chat_template)
         if task != "text"
-        else _of_text(loaded, seq_length, splice, spliced_subflavors),
+        else _of_text(loaded, seq_length, packing, splice, spliced_subflavors),
         trusted_modules=trusted_module,
     )
     return dataset, loaded
@@ -89,13 +95,15 @@ def _of_chats(task: str, loaded: Tokenizer, seq_length: int, chat_template: str 
     return SFTTaskEncoder(loaded, seq_length, chat_template=template)
 
 
-def _of_text(loaded: Tokenizer, seq_length: int, splice: str | None, subflavors: str | None) -> Any:
+def _of_text(
+    loaded: Tokenizer, seq_length: int, packing: str, splice: str | None, subflavors: str | None
+) -> Any:
     from energon_ext.encoders.pretrain import PackedTaskEncoder
     from energon_ext.splice import MultiSpliceConfig, SpliceConfig
     from energon_ext.splice.encoders import MultiSpliceTaskEncoder, SpliceTaskEncoder
 
     if splice is None:
-        return PackedTaskEncoder(loaded, seq_length)
+        return PackedTaskEncoder(loaded, seq_length, packing=packing)
     fields = _json("--splice", splice)
     many = "num_docs" in fields
     config_class = MultiSpliceConfig if many else SpliceConfig
@@ -108,7 +116,12 @@ def _of_text(loaded: Tokenizer, seq_length: int, splice: str | None, subflavors:
     chosen = _json("--spliced-subflavors", subflavors) if subflavors else None
     encoder_class = MultiSpliceTaskEncoder if many else SpliceTaskEncoder
     return encoder_class(
-        loaded, seq_length, config_class(**fields), spliced_subflavors=chosen, named_documents=True
+        loaded,
+        seq_length,
+        config_class(**fields),
+        packing=packing,
+        spliced_subflavors=chosen,
+        named_documents=True,
     )
 
 

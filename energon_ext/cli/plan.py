@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from energon_ext.plan.dataset import BlendedDataset
     from energon_ext.splice.source import SpliceSource
 
+COUNT = click.IntRange(1)
+FILE = click.Path(path_type=Path, dir_okay=False)
+
 #: Documents of a source that are listed.
 MOST_DOCUMENTS = 40
 
@@ -24,19 +30,65 @@ MOST_DOCUMENTS = 40
 @click.command()
 @mix_options
 @click.option("--at", default="", help="Steps, as 0,100,500.  [default: the breakpoints]")
-def plan(metadataset: Path, at: str, **options: Any) -> None:
+@click.option("--steps", type=COUNT, help="Forecast a run of so many optimizer steps.")
+@click.option("--global-batch-size", type=COUNT, default=1, help="Rows of a step.")
+@click.option("--ranks", type=COUNT, default=1, help="Data-parallel ranks.")
+@click.option("--micro-batch-size", type=COUNT, help="Rows.  [default: all of a rank]")
+@click.option("--balance", is_flag=True, help="Show how unevenly ranks would be busy.")
+@click.option("--tokens-per-doc", type=click.FloatRange(1), help="Of streamed sources, on average.")
+@click.option("--exact", is_flag=True, help="Plan every row, however long it takes.")
+@click.option("--png", type=FILE, help="Draw the forecast.")
+@click.option("--html", type=FILE, help="Write it as one page.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as one JSON object.")
+def plan(
+    metadataset: Path,
+    at: str,
+    global_batch_size: int,
+    ranks: int,
+    micro_batch_size: int | None,
+    steps: int | None,
+    balance: bool,
+    tokens_per_doc: float | None,
+    exact: bool,
+    png: Path | None,
+    html: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Show the shares that METADATASET plans, and what a splice would show.
 
     A share is one of rows, drawn last: it changes at the step of its breakpoint, without a lag.
     Reads the documents of spliced sources once, and no others.
+
+    With --steps it forecasts a run: tokens, documents and epochs of every source, and when which
+    ends. Up to 262,144 rows are planned exactly, more are estimated from the shares.
+
+    Example: energon-ext plan mix.yaml --steps 1000 --global-batch-size 64 --seq-length 4096
     """
+    from energon_ext.cli import forecast
     from energon_ext.plan.lookup import find_blend
     from energon_ext.splice.source import splices_of
 
-    dataset, _ = open_mix(metadataset, **options)
+    if steps is None and (png or html or as_json or exact):
+        raise ConfigError("--png, --html, --json and --exact are of a forecast: give --steps.")
+    with contextlib.redirect_stdout(sys.stderr):  # Energon says there what it opens
+        dataset, _ = open_mix(
+            metadataset,
+            ranks=ranks,
+            micro_batch_rows=micro_batch_size or max(1, global_batch_size // ranks),
+            rows_per_step=global_batch_size,
+            **options,
+        )
     blend = find_blend(dataset)
-    echo(_shares(blend, _integers(at) or sorted({0, *blend.tree.breakpoints()})))
-    for source in splices_of(dataset):
+    if steps is not None:
+        found = forecast.made(blend, steps, tokens_per_doc, exact)
+        echo(json.dumps(found.to_json()) if as_json else forecast.text(found, blend, steps))
+        forecast.draw(found, metadataset.name, png, html)
+    else:
+        echo(_shares(blend, _integers(at) or sorted({0, *blend.tree.breakpoints()})))
+    if balance:
+        echo("\n" + forecast.imbalance_table(blend, steps or 1 << 62))
+    for source in [] if as_json else splices_of(dataset):
         echo("\n" + _documents(source))
 
 

@@ -5,7 +5,7 @@
 import base64
 import html
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 from types import ModuleType
@@ -42,10 +42,20 @@ def write_report(run: Run, out: Path) -> list[Path]:
     pictures = [figures.mix_picture(run), figures.loss_picture(run)]
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / f"{picture.name}.png" for picture in pictures] + [out / "report.html"]
-    images = [_png(picture) for picture in pictures]
+    images = [png_of(picture) for picture in pictures]
     for path, image in zip(paths, images):
         path.write_bytes(image)
-    paths[-1].write_text(_html(run, pictures, images), encoding="utf-8")
+    paths[-1].write_text(
+        page(
+            "What the run read",
+            headline(run),
+            [(picture.caption, image) for picture, image in zip(pictures, images)],
+            TABLE_HEAD,
+            source_table(run),
+            ("Configuration of the run", run.config),
+        ),
+        encoding="utf-8",
+    )
     return paths
 
 
@@ -74,33 +84,49 @@ def import_figures() -> ModuleType:
     return figures
 
 
-def _png(picture: "Picture") -> bytes:
+def png_of(picture: "Picture") -> bytes:
+    """The bytes of a picture."""
     buffer = io.BytesIO()
     picture.figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH)
     return buffer.getvalue()
 
 
-def _html(run: Run, pictures: Sequence["Picture"], images: Sequence[bytes]) -> str:
-    tiles = "".join(
-        f"<div><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>"
-        for value, name in headline(run)
-    )
-    shown = "".join(
-        f'<figure><img alt="{html.escape(picture.caption)}" '
-        f'src="data:image/png;base64,{base64.b64encode(image).decode()}">'
-        f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>"
-        for picture, image in zip(pictures, images)
-    )
-    configuration = "".join(
-        f"<tr><th>{html.escape(str(key))}</th><td>{html.escape(str(value))}</td></tr>"
-        for key, value in sorted(run.config.items())
-    )
+def page(
+    title: str,
+    tiles: Iterable[tuple[str, str]],
+    pictures: Iterable[tuple[str, bytes]],
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    details: tuple[str, Mapping[str, object]],
+) -> str:
+    """One self-contained HTML page; everything in it is escaped.
+
+    Args:
+        tiles: (value, what it is).
+        pictures: (caption, PNG).
+        head, rows: of the table.
+        details: a title and what is shown when one opens it.
+    """
+    named, values = details
     return PAGE.substitute(
-        tiles=tiles,
-        pictures=shown,
-        head=_cells("th", TABLE_HEAD),
-        rows="".join(f"<tr>{_cells('td', row)}</tr>" for row in source_table(run)),
-        configuration=configuration,
+        title=html.escape(title),
+        tiles="".join(
+            f"<div><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>"
+            for value, name in tiles
+        ),
+        pictures="".join(
+            f'<figure><img alt="{html.escape(caption)}" '
+            f'src="data:image/png;base64,{base64.b64encode(image).decode()}">'
+            f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+            for caption, image in pictures
+        ),
+        head=_cells("th", head),
+        rows="".join(f"<tr>{_cells('td', row)}</tr>" for row in rows),
+        named=html.escape(named),
+        details="".join(
+            f"<tr><th>{html.escape(str(key))}</th><td>{html.escape(str(value))}</td></tr>"
+            for key, value in sorted(values.items())
+        ),
     )
 
 
@@ -145,7 +171,7 @@ PAGE = Template("""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>What the run read</title>
+<title>$title</title>
 <style>
   :root { color-scheme: light; }
   body { margin: 0 auto; padding: 2.5rem 1.25rem 4rem; max-width: 60rem; background: #fff;
@@ -168,10 +194,10 @@ PAGE = Template("""<!doctype html>
   details { margin-top: 2rem; }
   details th { font-weight: 400; color: #5f5f5f; width: 14rem; }
 </style>
-<h1>What the run read</h1>
+<h1>$title</h1>
 <div class="tiles">$tiles</div>
 $pictures
 <div class="wide"><table><thead><tr>$head</tr></thead><tbody>$rows</tbody></table></div>
-<details><summary>Configuration of the run</summary><table>$configuration</table></details>
+<details><summary>$named</summary><table>$details</table></details>
 </html>
 """)

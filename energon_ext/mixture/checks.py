@@ -13,7 +13,7 @@ from typing import Collection, Iterator, Mapping
 import numpy as np
 
 from energon_ext.errors import ConfigError
-from energon_ext.mixture.mixture import Mixture, planned_shares
+from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import Tree
 from energon_ext.weights import ScheduleAxis
 
@@ -104,8 +104,9 @@ def _drowned(tree: Tree, keys: list[str]) -> Iterator[str]:
         return
     constant = _keys_without_schedule(tree)
     drowned: dict[str, tuple[float, int]] = {}
+    mixture = Mixture(tree, keys, seed="")
     for position in _decisive_positions(tree):
-        shares = planned_shares(tree, keys, position)
+        shares = mixture.shares(position).tolist()
         least = DROWNED_SHARE * max(shares)
         for key, share in zip(keys, shares):
             if key in constant and 0 < share < least:

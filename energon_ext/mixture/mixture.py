@@ -59,6 +59,13 @@ class Mixture:
         """Take the weights of a position on the schedule axis; False if nothing can be drawn."""
         return self._root.open(position, self.ended)
 
+    def shares(self, position: int) -> np.ndarray:
+        """The share of each source, float64 [sources]; all 0 where nothing can be drawn."""
+        shares = np.zeros(len(self.keys))
+        if self.open(position):
+            self._root.add_shares(shares, 1.0)
+        return shares
+
     def draw(self, rows: np.ndarray, attempt: int = 0) -> np.ndarray:
         """The source of each of some rows; call :meth:`open` first, :meth:`settle` afterwards.
 
@@ -107,15 +114,6 @@ class Mixture:
 
     def _interleaves(self) -> list["_Branch"]:
         return [b for b in self._root.branches() if isinstance(b.sampler, InterleaveSampler)]
-
-
-def planned_shares(tree: Tree, keys: Sequence[str], position: int) -> list[float]:
-    """The share of each source at a position, as if none had ended; all 0 where none is open."""
-    root = _Branch(tree, keys, "", 0, (0, 1), "")
-    shares = np.zeros(len(keys))
-    if root.open(position, np.zeros(len(keys), bool)):
-        root.add_shares(shares, 1.0)
-    return shares.tolist()
 
 
 class _Branch:

@@ -19,7 +19,7 @@ from megatron.energon.state import FlexState
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
 from energon_ext.errors import ConfigError, StateMismatchError
-from energon_ext.mixture.mixture import Mixture, planned_shares
+from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND as BLEND_RULE
 from energon_ext.mixture.tree import Tree, blend_of
 from energon_ext.plan.clock import Clock
@@ -123,7 +123,7 @@ class BlendedDataset(BaseWrapperDataset):
 
         A source whose batches name its parts, as spliced documents are, is given as these.
         """
-        shares = planned_shares(self.tree, self.keys, position)
+        shares = Mixture(self.tree, self.keys, seed="").shares(position).tolist()
         return {
             part: share * of_source
             for source, share in zip(self.sources.values(), shares)
@@ -183,6 +183,16 @@ class BlendedDataset(BaseWrapperDataset):
             self.restore_state(state)
         return self._active().steps()
 
+    @property
+    def plan(self) -> Plan:
+        """What was drawn so far."""
+        return self._active().plan
+
+    @property
+    def row_tokens(self) -> int:
+        """Positions of a row; 0 where rows differ."""
+        return self._clock.row_tokens
+
     def _read(self, numbers: range) -> Iterator[Any]:
         step = self._active().step
         assert step is not None
@@ -215,7 +225,7 @@ class BlendedDataset(BaseWrapperDataset):
             self.tree,
             self.keys,
             seed=str(self.worker_config.seed_offset),
-            row_tokens=self._clock.row_tokens,
+            row_tokens=self.row_tokens,
             phase=phase,
         )
         return Plan(self.sources, mixture)

@@ -34,12 +34,16 @@ class Step:
         self._parts.append((where, taken, source))
 
     def balance(self, cost: Cost, topology: Topology) -> None:
-        """Deal the rows by cost; places of which no row was left cost nothing."""
-        costs = np.zeros(topology.rows_per_step)
+        """Deal the rows by cost."""
+        self._order = balanced(self.costs(cost, topology.rows_per_step), topology)
+
+    def costs(self, cost: Cost, rows: int) -> np.ndarray:
+        """Of the rows in their natural order, float64 [rows]; 0 where no row was left."""
+        costs = np.zeros(rows)
         for where, taken, _ in self._parts:
             lengths, ends = taken.pieces()
             costs[where] = np.diff(np.cumsum(cost(lengths))[ends - 1], prepend=0.0)
-        self._order = balanced(costs, topology)
+        return costs
 
     def row(self, number: int) -> Any:
         """A row, read; None where there was none left."""

@@ -111,6 +111,12 @@ def ranks(mix, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def four_ranks(mix, tmp_path_factory):
+    work = functools.partial(both_orders, mix, LAYOUTS)
+    return run_ranks(4, work, tmp_path_factory.mktemp("four_ranks"))
+
+
+@pytest.fixture(scope="module")
 def alone(mix):
     with megatron():
         parallel_state.destroy_model_parallel()
@@ -145,6 +151,12 @@ def test_two_ranks_train_alike_in_both_orders_and_like_one(ranks, alone, layout)
         check_equal(dealt, natural, tolerance(layout))
         if "loss" in dealt[0]:
             check_equal(dealt, alone[name][0], tolerance(layout))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_four_ranks_train_alike_in_both_orders_and_like_one(four_ranks, alone, layout):
+    test_two_ranks_train_alike_in_both_orders_and_like_one(four_ranks, alone, layout)
 
 
 @pytest.mark.nightly

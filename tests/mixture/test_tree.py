@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from energon_ext.errors import ConfigError
-from energon_ext.mixture.mixture import Mixture, planned_shares
+from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import (
     BLEND,
     INTERLEAVE,
@@ -29,7 +29,7 @@ def node(*configs, rule=BLEND, name="mix.yaml", **options):
 
 def shares(tree, position):
     keys = sorted(tree.keys())
-    return dict(zip(keys, planned_shares(tree, keys, position)))
+    return dict(zip(keys, Mixture(tree, keys, seed="").shares(position)))
 
 
 # From paths to nodes ------------------------------------------------------------------------------

@@ -1,0 +1,56 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Draws balance.png: how long 16 ranks are busy with a step, in the natural order and dealt."""
+
+from pathlib import Path
+
+import numpy as np
+
+from energon_ext.cli.figure_style import COLORS, MUTED, new_figure
+from energon_ext.packing import BestFitPacker, Pieces
+from energon_ext.plan.cost import AttentionCost
+from energon_ext.plan.deal import Topology, balanced
+
+SEQ_LEN, TOPOLOGY = 131072, Topology(rows_per_step=64, ranks=16)
+
+
+def main() -> None:
+    costs = row_costs()
+    figure, panels = new_figure(
+        "A step of 16 ranks, each with 4 rows of 131 072 tokens",
+        "a bar for each micro-batch, as long as it takes; the step ends with the last rank (line)",
+        height=3.9,
+        columns=2,
+        top=0.95,
+    )
+    orders = {"natural": np.arange(64), "dealt": balanced(costs, TOPOLOGY)}
+    for axes, (name, order) in zip(panels, orders.items()):
+        grid = costs[order].reshape(TOPOLOGY.rounds, TOPOLOGY.ranks)
+        grid = grid / grid.sum(0).mean()
+        begins = grid.cumsum(0) - grid
+        for round_, color in zip(range(TOPOLOGY.rounds), COLORS):
+            axes.barh(range(16), grid[round_], 0.78, begins[round_], color=color)
+        end = grid.sum(0).max()
+        axes.axvline(end, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+        axes.set_title(f"{name}: {end:.2f} times the mean", fontsize=10, color=MUTED, loc="left")
+        axes.set_xlim(0, 1.4)
+        axes.set_xticks([])
+        axes.set_yticks([0, 15], ["rank 0", "rank 15"] if name == "natural" else ["", ""])
+        axes.grid(False)
+        axes.invert_yaxis()
+    figure.savefig(Path(__file__).parent / "balance.png", dpi=160)
+
+
+def row_costs() -> np.ndarray:
+    """Costs of 64 packed rows of web-like documents, float64 [64]."""
+    rng = np.random.default_rng(3)
+    lengths = np.clip(np.exp(rng.normal(6.2, 1.2, 16384)), 1, 200_000).astype(np.int64)
+    numbers = np.arange(len(lengths))
+    plan = BestFitPacker(SEQ_LEN).plan(Pieces.none(), Pieces.whole(numbers, numbers, lengths))
+    pieces = AttentionCost()(plan.pieces.stops - plan.pieces.starts)
+    rows = np.add.reduceat(pieces, np.concatenate(([0], plan.ends[:-1])))
+    return rng.permutation(rows)[:64]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A forecast as text, as a picture and as a page."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Iterator
+
+import numpy as np
+from tqdm import tqdm
+
+from energon_ext.cli import table
+from energon_ext.cli.report import import_figures, page, png_of
+from energon_ext.errors import ConfigError
+
+if TYPE_CHECKING:
+    from energon_ext.plan.dataset import BlendedDataset
+    from energon_ext.plan.forecast import Forecast
+
+#: Rows that are planned one by one unless asked for; more are estimated.
+MOST_EXACT_ROWS = 1 << 18
+
+#: Steps over which the imbalance is averaged.
+BALANCED_STEPS = 20
+
+#: Sources and breakpoints that are listed.
+MOST_SOURCES, MOST_BREAKPOINTS = 60, 5
+
+#: Epochs that are about as good as new data; Muennighoff and others, 2023.
+GOOD_EPOCHS = 4
+
+
+def made(
+    blend: BlendedDataset, steps: int, tokens_per_document: float | None, exact: bool
+) -> Forecast:
+    """The forecast of some steps: planned where that is asked for or quick, else estimated."""
+    from energon_ext.plan.forecast import estimated, planned
+
+    if exact and not blend.is_shared:
+        raise ConfigError(
+            "--exact: a streamed source makes it impossible; the lengths are not known."
+        )
+    rows = steps * blend.topology.rows_per_step
+    if exact or (blend.is_shared and rows <= MOST_EXACT_ROWS):
+        off = None if steps > 1000 and sys.stderr.isatty() else True
+        return planned(blend, steps, lambda each: tqdm(each, "planning", steps, disable=off))
+    return estimated(blend, steps, tokens_per_document)
+
+
+def text(found: Forecast, blend: BlendedDataset, steps: int) -> str:
+    """Everything in lines."""
+    from energon_ext.plan.forecast import late_breakpoints
+
+    lines = [_headline(found, blend), table([HEAD, *_rows(found, MOST_SOURCES)])]
+    if found.steps < steps:
+        lines.append(f"All sources have ended after step {found.steps:,} of {steps:,}.")
+    if late := late_breakpoints(blend, steps):
+        named = ", ".join(f"{point:,}" for point in late[:MOST_BREAKPOINTS])
+        more = f" and {len(late) - MOST_BREAKPOINTS} more" if len(late) > MOST_BREAKPOINTS else ""
+        lines.append(f"The run ends before the breakpoints {named}{more}.")
+    return "\n".join(lines)
+
+
+def imbalance_table(blend: BlendedDataset, steps: int) -> str:
+    """Heaviest over mean of ranks and micro-batches, in the natural order and dealt."""
+    from energon_ext.plan.cost import AttentionCost
+    from energon_ext.plan.forecast import imbalance
+
+    if not blend.is_shared:
+        raise ConfigError("--balance: rows of streamed sources are not known before they are read.")
+    topology, count = blend.topology, min(steps, BALANCED_STEPS)
+    some = itertools.islice(blend.planned_steps(), count)
+    found = imbalance(blend, AttentionCost(), topology, some)
+    cells = [[f"{found[name][place]:.3f}" for name in found] for place in (0, 1)]
+    title = f"{topology.ranks} ranks x {topology.rounds} micro-batches, {count} steps"
+    return table(
+        [
+            [f"heaviest over mean, {title}", *found],
+            ["ranks", *cells[0]],
+            ["micro-batches of a round", *cells[1]],
+        ]
+    )
+
+
+HEAD = [
+    "source",
+    "first",
+    "last",
+    "tokens",
+    "of all",
+    "documents",
+    "epochs",
+    "",
+]
+
+
+def _headline(found: Forecast, blend: BlendedDataset) -> str:
+    rows, seq_len = blend.topology.rows_per_step, blend.row_tokens
+    how = "planned exactly"
+    if not found.is_exact:
+        how = f"estimated; shares are within {found.spread.max():.2%} with 95 % chance"
+    filled = found.tokens.sum() / found.positions if found.positions else 1.0
+    return (
+        f"{found.steps:,} steps of {rows:,} rows of {seq_len:,} positions: "
+        f"{found.tokens.sum():,.0f} tokens, rows {filled:.2%} full; {how}"
+    )
+
+
+def _rows(found: Forecast, most: int) -> Iterator[list[str]]:
+    tokens, documents = found.tokens.sum(0), found.documents.sum(0)
+    epochs, total = found.epochs[-1], max(found.tokens.sum(), 1)
+    order = np.argsort(-tokens, kind="stable")
+    for number in order[:most].tolist():
+        yield [
+            found.keys[number],
+            f"{found.shares[0, number]:.2%}",
+            f"{found.shares[-1, number]:.2%}",
+            f"{tokens[number]:,.0f}",
+            f"{tokens[number] / total:.2%}",
+            f"{documents[number]:,.0f}",
+            f"{epochs[number]:,.2f}",
+            _remark(found, number),
+        ]
+    if len(order) > most:
+        yield [f"... {len(order) - most:,} more", *[""] * (len(HEAD) - 1)]
+
+
+def _remark(found: Forecast, number: int) -> str:
+    key, read = found.keys[number], np.flatnonzero(found.tokens[:, number])
+    if not len(read):
+        return "never read"
+    if key in found.exhausted:
+        return f"ends at step {found.exhausted[key]:,}"
+    if found.epochs[-1, number] > GOOD_EPOCHS:
+        return f"over {GOOD_EPOCHS} epochs"
+    weightless = np.flatnonzero(found.shares[:, number] == 0)
+    begins = np.concatenate([[0], found.ends[:-1]])
+    if len(weightless):
+        return f"weight 0 at step {begins[weightless[0]]:,}"
+    return ""
+
+
+def draw(found: Forecast, name: str, png: Path | None, html: Path | None) -> None:
+    """Write the picture, and the page that holds it."""
+    if png is None and html is None:
+        return
+    picture = import_figures().forecast_picture(found)
+    image = png_of(picture)
+    if png is not None:
+        png.write_bytes(image)
+    if html is not None:
+        tiles = [
+            (f"{found.steps:,}", "optimizer steps"),
+            (f"{found.tokens.sum():,.0f}", "tokens"),
+            (f"{found.epochs[-1].max():.2f}", "epochs of the source that is read most often"),
+            ("planned" if found.is_exact else "estimated", "how it was found"),
+        ]
+        further = {key: f"step {step:,}" for key, step in found.exhausted.items()}
+        html.write_text(
+            page(
+                f"What {name} will read",
+                tiles,
+                [(picture.caption, image)],
+                HEAD,
+                _rows(found, len(found.keys)),
+                ("Sources that end", further),
+            ),
+            encoding="utf-8",
+        )

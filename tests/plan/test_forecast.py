@@ -1,0 +1,247 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a forecast says against what a run reads."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
+from energon_ext.plan.deal import Topology
+from energon_ext.plan.forecast import estimated, imbalance, late_breakpoints, planned
+from energon_ext.plan.lookup import find_blend
+from tests.cli.command import energon_ext, error_line
+from tests.plan.runs import SEQ_LEN, Run, write_numbered
+from tests.support import (
+    LargeTokenizer,
+    close_loaders,
+    config,
+    write_dataset,
+    write_tokens,
+)
+
+FIRST_IDS = {"a": 100, "b": 10_000, "c": 20_000}
+ROWS = 8
+
+
+@pytest.fixture(autouse=True)
+def loaders_end():
+    yield
+    close_loaders()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("forecast")
+    for seed, (name, count) in enumerate({"a": 150, "b": 110, "c": 90}.items()):
+        write_numbered(folder / name, count, FIRST_IDS[name], seed)
+    return folder
+
+
+def mix(folder, entries, rule="blend"):
+    """A metadataset of (path, weight, further fields of the entry)."""
+    members = [{"path": path, "weight": weight, **dict(*more)} for path, weight, *more in entries]
+    content = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
+    path = folder / "mix.yaml"
+    path.write_text(yaml.safe_dump({**content, "splits": {"train": {rule: members}}}))
+    return path
+
+
+MOVING = [("a", 2), ("b", {"linear": {0: 1, 30: 5}}), ("c", {"step": {0: 3, 10: 0}})]
+ENDING = [("a", 1, {"max_epochs": 2}), ("b", 1, {"max_epochs": 1}), ("c", 3, {"max_epochs": 1})]
+
+
+def blend_of(path, rows=ROWS, ranks=1, batch=ROWS):
+    return find_blend(
+        get_train_dataset(
+            path,
+            worker_config=config(0, 0, ranks),
+            batch_size=batch,
+            rows_per_step=rows,
+            task_encoder=PackedTaskEncoder(LargeTokenizer(), SEQ_LEN),
+        )
+    )
+
+
+def tokens_read(path, steps):
+    """Tokens of each source in every step of a real run, counted by their ids."""
+    run, found = Run(path, batch=ROWS, rows=ROWS), []
+    while len(found) < steps and (rows := run.step()) is not None:
+        ids = np.array([tokens for tokens, *_ in rows])
+        bounds = [*FIRST_IDS.values(), 1 << 30]
+        found.append(np.histogram(ids, bounds)[0])
+    return np.array(found)
+
+
+@pytest.mark.parametrize("entries", [MOVING, ENDING], ids=["moving", "ending"])
+def test_a_planned_forecast_counts_what_the_run_reads(folder, entries):
+    path = mix(folder, entries)
+    read = tokens_read(path, 40)
+    found = planned(blend_of(path), 40)
+    assert found.is_exact
+    assert found.steps == len(read)
+    assert (found.ends == np.arange(1, len(read) + 1)).all()  # here a window is one step
+    assert (found.tokens == read).all()
+
+
+def test_a_source_is_said_to_end_at_the_first_step_without_it(folder):
+    path = mix(folder, ENDING)
+    read = tokens_read(path, 100)
+    found = planned(blend_of(path), 100)
+    for number, key in enumerate(found.keys):
+        assert found.exhausted[key] == np.flatnonzero(read[:, number])[-1] + 1
+    assert found.documents.sum(0).tolist() == [300, 110, 90]
+    assert found.epochs[-1].tolist() == [2, 1, 1]
+
+
+def test_a_planned_forecast_is_that_of_every_topology(folder):
+    path = mix(folder, MOVING)
+    one, many = planned(blend_of(path), 30), planned(blend_of(path, ranks=2, batch=2), 30)
+    assert (one.tokens == many.tokens).all()
+    assert (one.documents == many.documents).all()
+
+
+def test_windows_of_a_long_run_hold_many_steps(folder):
+    path = mix(folder, MOVING)
+    found = planned(blend_of(path, rows=1, batch=1), 480)
+    assert found.ends.tolist() == list(range(2, 481, 2))
+    assert found.positions == 480 * SEQ_LEN
+    fine = planned(blend_of(path, rows=1, batch=1), 240)
+    assert (found.tokens[:120].sum(0) == fine.tokens.sum(0)).all()
+
+
+@pytest.mark.parametrize("rule", ["blend", "interleave"])
+def test_an_estimate_lies_as_near_to_the_plan_as_it_says(folder, rule):
+    path = mix(folder, MOVING, rule)
+    exact = planned(blend_of(path), 2000)
+    guess = estimated(blend_of(path), 2000)
+    assert not guess.is_exact
+    of_all = [found.tokens.sum(0) / found.tokens.sum() for found in (exact, guess)]
+    # The spread is two standard deviations; the fill of a row adds less than a thousandth.
+    assert (np.abs(of_all[0] - of_all[1]) <= 1.5 * guess.spread + 1e-3).all()
+    assert guess.tokens.sum() == pytest.approx(exact.tokens.sum(), rel=0.01)
+    # Of `c` there are but forty rows, whose number of documents is chance.
+    assert guess.documents.sum(0)[:2] == pytest.approx(exact.documents.sum(0)[:2], rel=0.05)
+    assert (guess.spread.max() < 0.001) == (rule == "interleave")
+
+
+def test_an_estimate_knows_when_a_source_ends_and_who_takes_its_place(folder):
+    path = mix(folder, ENDING)
+    exact, guess = (
+        planned(blend_of(path, rows=1, batch=1), 4000),
+        estimated(blend_of(path, rows=1, batch=1), 4000),
+    )
+    assert guess.exhausted.keys() == exact.exhausted.keys()
+    for key, step in exact.exhausted.items():
+        assert guess.exhausted[key] == pytest.approx(step, rel=0.15)
+    assert guess.steps == pytest.approx(exact.steps, rel=0.02)
+    assert guess.documents.sum(0) == pytest.approx([300, 110, 90])
+
+
+def test_an_estimate_changes_at_the_very_step_of_a_breakpoint(folder):
+    # Ten steps of nothing but `a`, then nothing but `b`: 8 rows each, of a million steps.
+    path = mix(folder, [("a", {"step": {0: 1, 10: 0}}), ("b", {"step": {0: 0, 10: 1}})])
+    guess = estimated(blend_of(path), 1_000_000)
+    rows = guess.tokens.sum(0) / guess.tokens.sum()
+    assert rows[0] == pytest.approx(1e-5, rel=0.01)  # rows of both are not quite as full
+    assert guess.ends[0] == 10
+
+
+def test_streamed_sources_need_the_length_of_their_documents(tmp_path):
+    write_dataset(tmp_path / "web", ["x" * 30] * 20)
+    path = mix(tmp_path, [("web", 1)])
+    with pytest.raises(ConfigError, match="web.*streamed.*--tokens-per-doc"):
+        estimated(blend_of(path), 10)
+    guess = estimated(blend_of(path), 10, tokens_per_document=16)
+    # 80 rows of 64 positions, four documents in each; 20 documents are an epoch.
+    assert guess.tokens.sum() == 80 * 64
+    assert guess.epochs[-1].tolist() == [16]
+
+
+def test_breakpoints_behind_the_end_are_named(folder):
+    blend = blend_of(mix(folder, MOVING))
+    assert late_breakpoints(blend, 20) == [30]
+    assert late_breakpoints(blend, 31) == []
+
+
+def test_imbalance_of_rows_whose_costs_are_known():
+    class FourRows:
+        def costs(self, cost, rows):
+            return np.array([4.0, 2.0, 1.0, 1.0])
+
+    # Natural rounds (4, 2), (1, 1): ranks 5 and 3, mean 4; rounds 4/3 and 1. Dealt: 4 beside
+    # 2 and then 1 beside 1 again, as no swap makes 5 and 3 more even.
+    found = imbalance(None, None, Topology(4, 1, 2), [FourRows()])
+    assert found["natural"] == pytest.approx((5 / 4, (4 / 3 + 1) / 2))
+    assert found["dealt"] == pytest.approx((5 / 4, (4 / 3 + 1) / 2))
+
+
+# The command -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bytes_mix(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("command")
+    write_tokens(folder / "web", [[65] * 40] * 50, np.uint16)
+    write_tokens(folder / "code", [[66] * 20] * 30, np.uint16)
+    entries = [("web", 1), ("code", 1, {"max_epochs": 2})]
+    return mix(folder, entries, "interleave")
+
+
+def forecast(mix, *options):
+    return energon_ext("plan", mix, "--seq-length", 40, "--global-batch-size", 4, *options)
+
+
+def test_the_table_says_when_which_source_ends(bytes_mix, tmp_path):
+    result = forecast(
+        bytes_mix,
+        "--steps", 20, "--png", tmp_path / "f.png", "--html", tmp_path / "f.html",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    # 60 documents of 20 tokens in rows of 40: 30 rows, every other row of the run.
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines[0][:7] == ["20", "steps", "of", "4", "rows", "of", "40"]
+    assert [
+        "code",
+        "50.00%",
+        "50.00%",
+        "1,200",
+        "37.50%",
+        "60",
+        "2.00",
+        "ends",
+        "at",
+        "step",
+        "15",
+    ] in lines
+    assert ["web", "50.00%", "50.00%", "2,000", "62.50%", "50", "1.00"] in lines
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+    assert "<td>ends at step 15</td>" in (tmp_path / "f.html").read_text()
+
+
+def test_the_json_has_every_window(bytes_mix):
+    found = json.loads(forecast(bytes_mix, "--steps", 20, "--json").stdout)
+    assert found["exact"] and found["steps"] == 20
+    assert found["sources"]["code"]["ends_at_step"] == 15
+    assert sum(found["sources"]["web"]["tokens"]) == 2000
+
+
+def test_balance_compares_both_orders(bytes_mix):
+    result = forecast(bytes_mix, "--ranks", 2, "--micro-batch-size", 1, "--balance")
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines[-3][-2:] == ["natural", "dealt"]
+    assert lines[-2][0] == "ranks"
+    assert all(1 <= float(cell) < 2 for cell in lines[-2][1:])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--html", "f.html"], "give --steps"),
+        (["--steps", 5, "--ranks", 3], "multiple of batch_size x data-parallel ranks"),
+    ],
+)
+def test_what_does_not_fit_together_is_one_line(bytes_mix, options, words):
+    assert words in error_line(forecast(bytes_mix, *options))
