@@ -68,6 +68,8 @@ def diff(
         echo(f"{folder}: {data}")
         run = NextRun(data, options, world_size, num_workers, **encoder)
         echo(_changes(run.changes()))
+        for line in run.left_out():
+            echo(line)
         fixed = sorted((name, v) for name, v in data.fingerprint.items() if name != ENCODER)
         echo("must stay: " + ", ".join(f"{name}={value!r}" for name, value in fixed))
         echo(run.restore())

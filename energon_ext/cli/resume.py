@@ -7,7 +7,7 @@ and which documents were spliced: without a tokenizer, text sources are compared
 and spliced sources never are.
 """
 
-from typing import Any, Mapping
+from typing import Any, Iterator, Mapping
 
 import numpy as np
 from megatron.energon import WorkerConfig
@@ -26,6 +26,7 @@ from energon_ext.loader.regroup import EPOCHS, blends_in, trees_in, workers_of, 
 from energon_ext.loader.seals import check_workers
 from energon_ext.plan.cost import Cost
 from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.source import RowSource, Taken
 from energon_ext.splice.source import KIND as SPLICED
 from energon_ext.state.match import ENCODER, SourceChange, compare_sources
@@ -94,6 +95,17 @@ class NextRun:
     def changes(self) -> list[SourceChange]:
         """What becomes of every source, if the resume is possible."""
         return compare_sources(self._saved.blends, names_of(find_blend(self._dataset(0))))
+
+    def left_out(self) -> Iterator[str]:
+        """What was skipped, and what the metadataset leaves out from here on."""
+        blend, first = find_blend(self._dataset(0)), self._saved.blends[0]
+        done = [tuple(each) for each in first["skipped"]]
+        for what, ranges in (("skipped", done), ("to be skipped", blend.skip)):
+            if named := ", ".join(f"{begin:,} to {stop - 1:,}" for begin, stop in ranges):
+                yield f"steps {what}: {named}"
+        for key, source in blend.sources.items():
+            if isinstance(source.rows, PlannedRows) and len(source.rows.excluded):
+                yield f"{key}: {len(source.rows.excluded):,} documents are excluded"
 
     def restore(self) -> str:
         """Restore, and say what other ranks and workers might do as well."""

@@ -60,6 +60,8 @@ def trace(
         for found, row in _readings(blend, start, steps, step, source, number):
             _say({"step": found, **row.to_json()}, as_json, f"step {found}, {_where(row)}")
         return
+    if any(first <= step < stop for first, stop in blend.skip):
+        click.echo(f"Step {step} is skipped: the metadataset says so.", err=True)
     decode = _decoder(tokenizer)
     for row in _rows(blend, start, steps, step):
         if rank in (None, row.rank):

@@ -33,8 +33,9 @@ from megatron.energon.metadataset.metadataset_v2 import (
     MetadatasetV2,
 )
 
+from energon_ext.config.left_out import left_out
 from energon_ext.config.references import AnyDatasetReference
-from energon_ext.config.source_key import Origin, set_origin
+from energon_ext.config.source_key import Origin, left_out_of, set_origin
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Node, PathWeight, path_of
 from energon_ext.weights import WeightSpec, weight_from_config
@@ -218,8 +219,13 @@ class ScheduledMetadataset(MetadatasetV2):
             AnyDatasetReference,
         ],
     ]
+    skip: Any = None  # ranges of steps that are planned and not read
+    exclude: Any = None  # a file of documents that are not read
+
+    _left_out = None
 
     def post_initialize(self, mds_path: EPath | None = None) -> None:
+        self._left_out = left_out(self.skip, self.exclude, self.path)
         with errors_of_energon(str(self.path)):
             super().post_initialize(mds_path)
 
@@ -230,8 +236,14 @@ class ScheduledMetadataset(MetadatasetV2):
             )
         with errors_of_energon(f"{self.path}: {split_part}"):
             loaded = super().get_datasets(split_part=split_part, **kwargs)
+        where = f"{self.path}: {split_part}"
+        if self._left_out is not None:
+            inner = left_out_of([dataset.dataset for dataset in loaded.datasets])
+            if inner.where:
+                raise ConfigError(f"{inner.where}: `skip` or `exclude` again inside {self.path}.")
         for dataset in loaded.datasets:
-            set_origin(dataset.dataset, Origin(self.path.parent, f"{self.path}: {split_part}"))
+            origin = Origin(self.path.parent, where, left_out=self._left_out)
+            set_origin(dataset.dataset, origin)
             outermost = path_of(dataset.weight)[:1]
             if outermost and isinstance(outermost[0], tuple):
                 outermost[0][0].location = f"{self.path}:{split_part}"

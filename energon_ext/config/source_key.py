@@ -20,7 +20,9 @@ from megatron.energon.eyaml import load_yaml_json
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
+from energon_ext.config.left_out import LeftOut
 from energon_ext.documents.token_paths import SPLITS
+from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import Tree
 from energon_ext.state.match import SourceNames
 
@@ -35,6 +37,7 @@ class Origin:
     root: EPath  # folder of the outermost metadataset; keys are written relative to it
     where: str  # place of the reference in the YAML, for messages
     max_epochs: int | None = None  # most passes over the source in a run, None for no limit
+    left_out: LeftOut | None = None  # what the outermost metadataset leaves out
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,8 @@ def set_origin(factory: BaseCoreDatasetFactory, origin: Origin) -> None:
     inner = get_origin(factory)
     if inner is not None:
         limits = [n for n in (origin.max_epochs, inner.max_epochs) if n is not None]
-        origin = Origin(origin.root, inner.where, min(limits, default=None))
+        left_out = origin.left_out or inner.left_out
+        origin = Origin(origin.root, inner.where, min(limits, default=None), left_out)
     setattr(factory, _ORIGIN_ATTRIBUTE, origin)
 
 
@@ -91,6 +95,20 @@ def max_epochs_of(factory: BaseCoreDatasetFactory) -> int | None:
     """The limit that the YAML sets on the epochs of a source, None for no limit."""
     origin = get_origin(factory)
     return None if origin is None else origin.max_epochs
+
+
+def left_out_of(factories: Sequence[BaseCoreDatasetFactory]) -> LeftOut:
+    """What the metadataset of some sources leaves out.
+
+    Raises:
+        ConfigError: several metadatasets say so.
+    """
+    origins = filter(None, map(get_origin, factories))
+    found = {id(each): each for each in (o.left_out for o in origins) if each is not None}
+    if len(found) > 1:
+        places = " and ".join(sorted(each.where for each in found.values()))
+        raise ConfigError(f"{places}: `skip` or `exclude` in both; only one of them may have it.")
+    return next(iter(found.values()), LeftOut())
 
 
 def source_keys(factories: Sequence[BaseCoreDatasetFactory], portable: bool = True) -> list[str]:

@@ -133,6 +133,8 @@ class YamlChecker:
             raise ConfigError(f"{path}: splits: {splits!r:.80} found, a mapping is needed.")
         known = METADATASETS.get(found)
         allowed = {"__module__", "__class__", "splits"}
+        if found[0] == "energon_ext":
+            allowed |= {"skip", "exclude"}
         for name in content:
             if name == "path" or (known and name not in allowed):
                 raise ConfigError(f"{path}: no field {name!r}; it has {choices(name, allowed)}")

@@ -20,7 +20,7 @@ from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
 from energon_ext.config.references import TokenFileFactory
-from energon_ext.config.source_key import max_epochs_of, shuffle_key
+from energon_ext.config.source_key import left_out_of, max_epochs_of, shuffle_key
 from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.text import Document, PackedRows
 from energon_ext.encoders.mixin import DynamicBlendMixin
@@ -296,6 +296,7 @@ has no transition to train.
             ),
             buffer_docs=self._planned_buffer_docs,
             first=factory.document_range[0],
+            excluded=left_out_of([factory]).excluded.get(key) if factory.training else None,
         )
 
 

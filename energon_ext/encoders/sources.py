@@ -12,8 +12,10 @@ from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
 from megatron.energon.wrappers.map_dataset import MapDataset
 
+from energon_ext.config.left_out import LeftOut
 from energon_ext.config.source_key import (
     get_origin,
+    left_out_of,
     max_epochs_of,
     name_nodes,
     shuffle_key,
@@ -25,7 +27,8 @@ from energon_ext.documents.shuffle import ShuffledDocuments
 from energon_ext.documents.stored_files import fingerprint_files
 from energon_ext.documents.tar_memory import forget_read_members
 from energon_ext.errors import ConfigError
-from energon_ext.mixture.tree import BLEND, PathStep, Tree, blend_of, path_of, tree_of
+from energon_ext.mixture.tree import BLEND, PathStep, blend_of, path_of, tree_of
+from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.source import RowSource, Source
 from energon_ext.weights import ConstantWeight
 
@@ -100,7 +103,7 @@ def encoded_samples(
 def collapse_sources(
     datasets: Sequence[LoadedDataset],
     build_source: SourceBuilder,
-    build_blend: Callable[[Sequence[Source], Tree], SavableDataset],
+    build_blend: Callable[..., SavableDataset],
     *,
     rule: str = BLEND,
 ) -> LoadedDataset:
@@ -116,7 +119,10 @@ def collapse_sources(
                 f"Source {key}{place} has no samples; prepare it again or leave it out."
             )
 
+    left_out = left_out_of(factories)
+
     def build() -> SavableDataset:
+        options = {"skip": left_out.skip} if left_out.skip and rule == BLEND else {}
         sources = [
             Source(
                 key=key,
@@ -129,15 +135,27 @@ def collapse_sources(
             for key, own_names, loaded in zip(keys, names, datasets)
         ]
         if rule == BLEND:
+            check_excluded(left_out, sources)
             tree = tree_of([(key, _path(loaded)) for key, loaded in zip(keys, datasets)])
             name_nodes(tree, factories)
         else:
             tree = blend_of({key: ConstantWeight(1.0) for key in keys}, rule)
-        return build_blend(sources, tree)
+        return build_blend(sources, tree, **options)
 
     return LoadedDataset(
         dataset=SourcesFactory(sum(len(loaded.dataset) for loaded in datasets), build)
     )
+
+
+def check_excluded(left_out: LeftOut, sources: Sequence[Source]) -> None:
+    """Refuse to exclude documents of a source that is not there, or that cannot leave one out."""
+    left_out.check_sources([source.key for source in sources])
+    for source in sources:
+        if source.key in left_out.excluded and not isinstance(source.rows, PlannedRows):
+            raise ConfigError(
+                f"{left_out.where}: exclude: {source.key} is streamed or spliced; documents of "
+                f"token files alone are excluded."
+            )
 
 
 def absent_sources(sources: Sequence[Source], worker_config: WorkerConfig) -> dict[str, list[str]]:

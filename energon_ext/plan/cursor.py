@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from typing import Any, Iterator, Mapping
+from typing import Any, Iterator, Mapping, Sequence
 
 from megatron.energon.state import FlexState
 
+from energon_ext.errors import ConfigError
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.cost import Cost
 from energon_ext.plan.deal import ALONE
@@ -25,15 +27,24 @@ class Cursor:
         clock: says at which position of the schedules a step is drawn.
         is_shared: whether the plan is that of all ranks; else each row is a step of its own.
         cost: of rows; those of a step are then dealt so that ranks end together.
+        skip: steps ``[first, stop)`` of a shared plan that are drawn and not handed out.
         is_first: whether this worker tells the log what all find.
 
     Attributes:
         plan, step: the step is None between two.
         done: rows of the step that all ranks have handed out.
+        skipped: ranges of the steps that were skipped so far.
     """
 
     def __init__(
-        self, plan: Plan, clock: Clock, *, is_shared: bool, cost: Cost | None, is_first: bool
+        self,
+        plan: Plan,
+        clock: Clock,
+        *,
+        is_shared: bool,
+        cost: Cost | None,
+        skip: Sequence[tuple[int, int]] = (),
+        is_first: bool,
     ):
         self.plan = plan
         self.step: Step | None = None
@@ -42,12 +53,17 @@ class Cursor:
         self._is_shared = is_shared
         self._topology = clock.topology if is_shared else ALONE
         self._cost = cost
+        self._skip = skip
+        self.skipped: list[list[int]] = []
         self._is_first = is_first
         self._before: FlexState | None = None  # state of the plan at the start of the step
 
     def rounds(self) -> Iterator[int]:
         """The number in its step of every round, until the plan ends."""
         for _ in self.steps():
+            if self._is_skipped(self.plan.step - 1):
+                self._note_skipped(self.plan.step - 1)
+                continue
             while self.done < self._topology.rows_per_step:
                 self.done += self._topology.rows_per_round
                 yield self.done // self._topology.rows_per_round - 1
@@ -76,15 +92,38 @@ class Cursor:
             self.step.balance(self._cost, topology)
         return self.step is not None
 
+    def _is_skipped(self, step: int) -> bool:
+        return any(first <= step < stop for first, stop in self._skip)
+
+    def _note_skipped(self, step: int) -> None:
+        if self.skipped and self.skipped[-1][1] == step:
+            self.skipped[-1][1] += 1
+            return
+        self.skipped.append([step, step + 1])
+        if self._is_first:
+            logger.info("Steps from %d on are skipped, as the metadataset says.", step)
+
     def save_state(self) -> dict[str, Any]:
         """The plan, at the start of the step where that is open, and rows of it that are done."""
         if self._is_shared and self.step is not None and self.done < self._topology.rows_per_step:
-            return {"plan": self._before, "done": self.done}
-        return {"plan": self.plan.save_state(), "done": self.done if self.step is None else 0}
+            plan, done = self._before, self.done
+        else:
+            plan, done = self.plan.save_state(), self.done if self.step is None else 0
+        return {"plan": plan, "done": done, "skipped": copy.deepcopy(self.skipped)}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`save_state`."""
+        """Continue from :meth:`save_state`.
+
+        Raises:
+            ConfigError: the step that is open is to be skipped.
+        """
         steps, rows = state["plan"]["step"], state["plan"]["row"]
+        if state["done"] and self._is_skipped(steps):
+            raise ConfigError(
+                f"skip: step {steps} was partly read when the state was saved; skip from "
+                f"{steps + 1} on, or resume from a state that was saved between two steps."
+            )
         at = self._clock.at(steps, rows) if self._is_shared else self._clock.at_own(rows)
         self.plan.restore_state(state["plan"], at)
         self.done = state["done"]
+        self.skipped = [list(each) for each in state["skipped"]]

@@ -45,6 +45,7 @@ class BlendedDataset(BaseWrapperDataset):
         fingerprint: JSON values that the state depends on; a state saved under others is refused.
         padding: makes rows that complete the last step of a shared plan; else it stays incomplete.
         cost: of rows; those of a step of a shared plan are then dealt so that ranks end together.
+        skip: steps ``[first, stop)`` of a shared plan that are drawn and not read.
         restarts: whether another iteration after the end begins with the first row again.
         repeats: whether the end is followed by the first row again at once.
 
@@ -65,6 +66,7 @@ class BlendedDataset(BaseWrapperDataset):
         fingerprint: Mapping[str, Any] | None = None,
         padding: Callable[[], Any] | None = None,
         cost: Cost | None = None,
+        skip: Sequence[tuple[int, int]] = (),
         restarts: bool = False,
         repeats: bool = False,
         **node_options: Any,
@@ -81,6 +83,9 @@ class BlendedDataset(BaseWrapperDataset):
         self.topology = topology or Topology.of(worker_config, None, None)
         self._clock = Clock(axis or ScheduleAxis(), self.topology, row_tokens)
         self._padding, self._cost = padding, None if self._streamed else cost
+        self.skip = tuple(skip)
+        if self.skip and self._streamed:
+            raise ConfigError("skip: a source is streamed; steps of token files alone are skipped.")
         self._restarts = restarts
         self._repeats = repeats
         self.fingerprint = {
@@ -115,7 +120,15 @@ class BlendedDataset(BaseWrapperDataset):
         return {k: n for s in self.sources.values() for k, n in s.part_documents.items()}
 
     def position(self, step: int, row: int | None = None) -> int:
-        """Where a step stands that begins with a row; by default all steps have the rows of now."""
+        """Where an optimizer step stands on the schedule axis; one that is skipped is none.
+
+        Args:
+            row: with which it begins; by default all steps have as many rows as now.
+        """
+        for first, stop in self.skip:
+            if step >= first:
+                step += stop - first
+                row = None if row is None else row + (stop - first) * self.topology.rows_per_step
         return self._clock.at_step(step) if row is None else self._clock.at(step, row)
 
     def planned_shares(self, position: int) -> dict[str, float]:
@@ -209,6 +222,7 @@ class BlendedDataset(BaseWrapperDataset):
                 self._clock,
                 is_shared=self.is_shared,
                 cost=self._cost,
+                skip=self.skip,
                 is_first=self._worker_number() == 0,
             )
         return self._cursor
@@ -252,8 +266,8 @@ class BlendedDataset(BaseWrapperDataset):
 
     def _inside(self) -> dict[str, Any]:
         """What a state that is saved inside a step depends on, since the step is drawn again."""
-        cost = None if not self._cost else getattr(self._cost, "__qualname__", repr(self._cost))
-        return {**self.topology.of_step, "mixture": digest_of(self.tree.to_json()), "cost": cost}
+        name = getattr(self._cost, "__qualname__", repr(self._cost)) if self._cost else None
+        return {**self.topology.of_step, "mixture": digest_of(self.tree.to_json()), "cost": name}
 
     def restore_state(self, state: FlexState) -> None:
         """Continue from :meth:`save_state`; begins nothing with a state that is refused."""

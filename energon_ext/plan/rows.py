@@ -38,13 +38,14 @@ class PlannedRows:
         order: of the documents that are read.
         buffer_docs: documents of one pack plan.
         first: number of the document that is 0 in the order.
+        excluded: numbers of documents that no pack plan takes any more, sorted, int64 [n].
 
     Raises:
-        ConfigError: all documents are empty.
+        ConfigError: all documents are empty or excluded, or there is no such document.
 
     State: epoch, position, the pieces that were carried over (at most 256, or those of one row,
-    two integers each), and the next row. ``buffer_docs`` may be another one on a resume: the plan
-    that was begun is finished as it was.
+    two integers each), what was left out of the present plan, and the next row. ``buffer_docs`` and
+    ``excluded`` may be others on a resume: the plan that was begun is finished as it was.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class PlannedRows:
         order: EpochOrder,
         buffer_docs: int,
         first: int = 0,
+        excluded: np.ndarray | None = None,
     ):
         self.documents = documents
         self.source = source
@@ -65,16 +67,27 @@ class PlannedRows:
         self._buffer_docs = buffer_docs
         self._fingerprint = documents.fingerprint()
         self._turn = stable_hash(order.key)  # who gets the odd document out
+        self.excluded = np.zeros(0, np.int64) if excluded is None else excluded
+        if self.excluded.max(initial=-1) >= len(documents):
+            raise ConfigError(
+                f"{source}: document {self.excluded[-1]} is to be excluded, of {len(documents):,}."
+            )
         self._check_tokens()
         self.restart()
 
     def _check_tokens(self) -> None:
-        """Refuse documents that are all empty: no row would ever come."""
+        """Refuse documents that are all empty or excluded: no row would ever come."""
         stop = self._first + self._order.size
         for begin in range(self._first, stop, 64):
-            if self.documents.locate(np.arange(begin, min(begin + 64, stop)))[1].any():
+            numbers = np.arange(begin, min(begin + 64, stop))
+            if self.documents.locate(numbers)[1][~self._is_excluded(numbers)].any():
                 return
-        raise ConfigError(f"{self.source}: all of its documents are empty; leave it out.")
+        reason = "empty or excluded" if len(self.excluded) else "empty"
+        raise ConfigError(f"{self.source}: all of its documents are {reason}; leave it out.")
+
+    def _is_excluded(self, numbers: np.ndarray) -> np.ndarray:
+        """Which of some documents are, bool [n]."""
+        return np.isin(numbers, self.excluded)
 
     def restart(self) -> None:
         """Begin with the first row again."""
@@ -111,7 +124,8 @@ class PlannedRows:
             if self._is_through:
                 return False
             done = self._plan
-            self._begin_with(done.carried, self._rows_before + len(done))
+            carried = done.carried[~self._is_excluded(done.carried.documents)]
+            self._begin_with(carried, self._rows_before + len(done))
             self._pack(self._next_documents(), last=None)
         return True
 
@@ -125,6 +139,7 @@ class PlannedRows:
         self._rows_before = rows_before
         self._next_row = 0
         self._taken: int | None = None  # documents of the plan, once there is one
+        self._left_out = np.zeros(0, np.int64)  # of these, by number
         self._last = False
         self._at = self._order.epoch, self._order.position
 
@@ -139,7 +154,10 @@ class PlannedRows:
         count = min(len(numbers), max(1, fitting))
         self._order.position += count
         self._taken = count
-        return Pieces.whole(numbers[:count], places[:count], lengths[:count])
+        is_excluded = self._is_excluded(numbers[:count])
+        self._left_out = numbers[:count][is_excluded]
+        taken = np.flatnonzero(~is_excluded)
+        return Pieces.whole(numbers[taken], places[taken], lengths[taken])
 
     def _pack(self, documents: Pieces, last: bool | None) -> None:
         """Make rows; ``last`` says again what was so when a state was saved."""
@@ -163,6 +181,7 @@ class PlannedRows:
             },
             "rows_before": self._rows_before,
             "taken": self._taken,
+            "left_out": self._left_out.tolist(),
             "next_row": self._next_row,
             "last": self._last,
         }
@@ -205,6 +224,8 @@ class PlannedRows:
             return
         taken = self._order.take(state["taken"]) + self._first
         self._taken = len(taken)
+        self._left_out = np.array(state["left_out"], np.int64)  # then, whatever is excluded now
+        taken = taken[~np.isin(taken, self._left_out)]
         self._pack(Pieces.whole(taken, *self.documents.locate(taken)), state["last"])
         if self._taken != state["taken"] or state["next_row"] > len(self._plan):
             raise StateFormatError(

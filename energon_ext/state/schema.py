@@ -39,6 +39,7 @@ _PLANNED = {
     "carried": {"documents": [_COUNT], "starts": [_COUNT]},
     "rows_before": _COUNT,
     "taken": (None, _COUNT),
+    "left_out": [_COUNT],
     "next_row": _COUNT,
     "last": bool,
 }
@@ -70,6 +71,7 @@ _STATE = {
         "sources": {str: _SOURCE},
     },
     "done": _COUNT,
+    "skipped": [[_COUNT]],
     "inside": (
         None,
         {

@@ -1,0 +1,233 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Steps that are skipped and documents that are excluded, over topologies and resumes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from energon_ext import ConfigError
+from energon_ext.plan.lookup import find_blend
+from energon_ext.state.checkpoint import CheckpointStore
+from tests.cli.command import energon_ext
+from tests.plan.runs import Run, numbered_documents, tokens_of
+from tests.support import close_loaders, write_dataset, write_mix, write_tokens
+
+ROWS = 8
+SIZES = {"a": (150, 100, 1), "b": (110, 10_000, 2)}
+ENTRIES = [("a", {"linear": {0: 3, 20: 1}}), ("b", 1)]
+
+
+@pytest.fixture(autouse=True)
+def loaders_end():
+    yield
+    close_loaders()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, size in SIZES.items():
+        write_tokens(tmp_path / name, numbered_documents(*size), np.int32)
+    return tmp_path
+
+
+def mix(folder, name="mix", **fields):
+    """A metadataset with further fields beside its splits."""
+    path = write_mix(folder / f"{name}.yaml", ENTRIES)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    return path
+
+
+def exclude(folder, *lines):
+    (folder / "excluded.txt").write_text("\n".join(["# a loss spike", "", *lines]))
+    return {"exclude": "excluded.txt"}
+
+
+# Steps -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ranks", "workers", "batch"), [(1, 0, 8), (1, 0, 2), (2, 2, 2), (4, 3, 1)]
+)
+def test_all_other_steps_are_those_of_the_run_that_skips_none(folder, ranks, workers, batch):
+    all_steps = Run(mix(folder, "all"), rows=ROWS).steps(20)
+    run = Run(
+        mix(folder, skip=[[3, 5], [9, 10], [10, 12]]),
+        ranks=ranks, workers=workers, batch=batch, rows=ROWS,
+    )  # fmt: skip
+    assert run.steps(12) == [all_steps[n] for n in (0, 1, 2, 5, 6, 7, 8, 12, 13, 14, 15, 16)]
+
+
+def test_a_skip_that_is_added_by_a_resume_leaves_the_rest_alone(folder):
+    all_steps = Run(mix(folder, "all"), rows=ROWS).steps(20)
+    run = Run(mix(folder, "all"), rows=ROWS)
+    run.steps(4)
+    # It lies before the resume in part: what was read stays read.
+    resumed = Run(mix(folder, skip=[[2, 6], [8, 9]]), ranks=2, batch=2, rows=ROWS)
+    resumed.resume(run.state())
+    assert resumed.steps(3) == [all_steps[n] for n in (6, 7, 9)]
+    state = json.loads(resumed.state())
+    assert state["skipped"] == [[4, 6], [8, 9]]
+    again = Run(mix(folder, "all"), rows=ROWS).resume(resumed.state())
+    assert again.steps(2) == all_steps[10:12]
+    assert json.loads(again.state())["skipped"] == [[4, 6], [8, 9]]
+
+
+def test_a_step_that_is_half_read_cannot_be_skipped(folder):
+    run = Run(mix(folder, "all"), batch=2, rows=ROWS)
+    iterator = iter(run.loaders[0])
+    for _ in range(5):  # the first step and a quarter of the second
+        next(iterator)
+    state = run.state()
+    with pytest.raises(ConfigError, match="step 1 was partly read.*skip from 2 on"):
+        Run(mix(folder, skip=[[1, 3]]), batch=2, rows=ROWS).resume(state).step()
+    assert Run(mix(folder, skip=[[2, 3]]), batch=2, rows=ROWS).resume(state)
+
+
+def test_schedules_of_optimizer_steps_know_what_was_skipped(folder):
+    blend = find_blend(Run(mix(folder, skip=[[3, 5]]), rows=ROWS).loaders[0])
+    assert [blend.position(step) for step in (0, 2, 3, 4)] == [0, 2, 5, 6]
+
+
+def test_a_run_that_skips_its_last_steps_ends(folder):
+    path = mix(folder, skip=[[2, 10**9]])
+    content = json.loads(path.read_text())
+    for entry in content["splits"]["train"]["blend"]:
+        entry["max_epochs"] = 1
+    path.write_text(json.dumps(content))
+    run = Run(path, rows=ROWS)
+    assert [step is None for step in run.steps(3)] == [False, False, True]
+
+
+# Documents ---------------------------------------------------------------------------------------
+
+EXCLUDED = {"a": [0, 7, 33, 120], "b": [5]}
+LINES = [f"{source}:{number}" for source, numbers in EXCLUDED.items() for number in numbers]
+
+
+@pytest.mark.parametrize(("ranks", "workers", "batch"), [(1, 0, 8), (2, 2, 2)])
+def test_an_excluded_document_is_read_like_an_empty_one(
+    folder, tmp_path_factory, ranks, workers, batch
+):
+    """Files in which these documents have no token give the same rows."""
+    emptied = tmp_path_factory.mktemp("emptied")
+    for name, size in SIZES.items():
+        documents = numbered_documents(*size)
+        for number in EXCLUDED[name]:
+            documents[number] = []
+        write_tokens(emptied / name, documents, np.int32)
+    expected = Run(mix(emptied), rows=ROWS).steps(30)
+    run = Run(
+        mix(folder, **exclude(folder, *LINES)),
+        ranks=ranks, workers=workers, batch=batch, rows=ROWS,
+    )  # fmt: skip
+    assert run.steps(30) == expected
+
+
+def test_a_document_that_is_excluded_by_a_resume_is_in_no_later_plan(folder):
+    plain, fields = mix(folder, "all"), exclude(folder, *LINES)
+    run = Run(plain, rows=ROWS)
+    run.steps(2)
+    resumed = Run(mix(folder, **fields), rows=ROWS).resume(run.state())
+    # The plan of lengths that was begun holds one epoch at most; two later it is long gone.
+    resumed.steps(40)
+    read = tokens_of(resumed.steps(40))
+    for name, size in SIZES.items():
+        for number, document in enumerate(numbered_documents(*size)):
+            is_read = any(read[token] for token in document[:-1])
+            assert is_read == (number not in EXCLUDED[name]), (name, number)
+
+
+@pytest.mark.parametrize("steps", [1, 5, 13, 27])
+def test_a_resume_is_exact_where_the_list_grew_inside_a_plan(folder, steps):
+    """The rows of the plan that is open stay; saved again inside it they stay once more."""
+    run = Run(mix(folder, "all"), rows=ROWS)
+    run.steps(3)
+    some = mix(folder, "some", **exclude(folder, *LINES[:2]))
+    first = Run(some, rows=ROWS).resume(run.state())
+    first.steps(steps)
+    (folder / "excluded.txt").write_text("\n".join(LINES))
+    grown = Run(some, rows=ROWS).resume(first.state())
+    expected = grown.steps(12)
+    again = Run(some, ranks=2, workers=1, batch=2, rows=ROWS).resume(first.state())
+    assert again.steps(4) == expected[:4]
+    third = Run(some, rows=ROWS).resume(again.state())
+    assert third.steps(8) == expected[4:]
+
+
+# What is refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "skip", [5, [5], [[5]], [[5, 5]], [[-1, 2]], [[1.0, 2.0]], [[0, True]], "x"]
+)
+def test_what_is_no_range_of_steps_is_refused(folder, skip):
+    with pytest.raises(ConfigError, match=r"mix.yaml: skip: .* ranges of steps are needed"):
+        Run(mix(folder, skip=skip), rows=ROWS)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("a", "line 3: 'a' found, SOURCE:NUMBER is needed"),
+        ("a:-1", "SOURCE:NUMBER is needed"),
+        ("a:²", "SOURCE:NUMBER is needed"),
+        (":5", "SOURCE:NUMBER is needed"),
+        ("a:" + "9" * 400, "SOURCE:NUMBER is needed"),
+        ("aa:5", "no source 'aa'; there is a, b; did you mean a"),
+        ("a:150", "document 150 is to be excluded, of 150"),
+    ],
+)
+def test_a_line_that_names_no_document_is_refused(folder, line, words):
+    with pytest.raises(ConfigError, match=words):
+        Run(mix(folder, **exclude(folder, line)), rows=ROWS)
+
+
+def test_a_missing_file_is_refused(folder):
+    with pytest.raises(ConfigError, match="gone.txt: no such file"):
+        Run(mix(folder, exclude="gone.txt"), rows=ROWS)
+
+
+def test_a_source_of_which_nothing_is_left_is_refused(folder):
+    lines = [f"b:{number}" for number in range(SIZES["b"][0])]
+    with pytest.raises(ConfigError, match="b: all of its documents are empty or excluded"):
+        Run(mix(folder, **exclude(folder, *lines)), rows=ROWS)
+
+
+@pytest.mark.parametrize("fields", [{"skip": [[1, 2]]}, {"exclude": "excluded.txt"}])
+def test_streamed_sources_leave_nothing_out(folder, fields):
+    write_dataset(folder / "web", ["x" * 30] * 20)
+    path = write_mix(folder / "mix.yaml", [("web", 1)])
+    exclude(folder, "web:train:3")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    with pytest.raises(ConfigError, match="streamed"):
+        Run(path, rows=ROWS)
+
+
+def test_one_metadataset_says_what_is_left_out(folder):
+    inner = mix(folder, "inner")
+    outer = write_mix(folder / "outer.yaml", [(inner, 1)])
+    all_steps = Run(outer, rows=ROWS).steps(3)
+    mix(folder, "inner", skip=[[1, 2]])
+    assert Run(outer, rows=ROWS).steps(2) == [all_steps[0], all_steps[2]]
+    outer.write_text(json.dumps({**json.loads(outer.read_text()), "skip": [[5, 6]]}))
+    with pytest.raises(ConfigError, match="inner.yaml: `skip` or `exclude` again inside .*outer"):
+        Run(outer, rows=ROWS)
+
+
+# Commands ----------------------------------------------------------------------------------------
+
+
+def test_diff_and_trace_name_what_is_left_out(folder):
+    path = mix(folder, skip=[[1, 3], [7, 8]], **exclude(folder, *LINES))
+    run = Run(path, rows=ROWS)
+    run.steps(3)
+    with CheckpointStore(folder / "run") as store:
+        store.save(3, data=json.loads(run.state()))
+    lines = energon_ext("checkpoint", "diff", folder / "run", path).stdout.splitlines()
+    assert "steps skipped: 1 to 2" in lines
+    assert "steps to be skipped: 1 to 2, 7 to 7" in lines
+    assert "a: 4 documents are excluded" in lines
+    traced = energon_ext("trace", folder / "run", path, "--step", 7, "--global-batch-size", ROWS)
+    assert "Step 7 is skipped" in traced.stderr
