@@ -156,6 +156,15 @@ def test_a_resume_is_exact_where_the_list_grew_inside_a_plan(folder, steps):
     assert third.steps(8) == expected[4:]
 
 
+def test_the_plan_that_is_open_is_finished_as_it_was(folder):
+    run = Run(mix(folder, "all"), rows=ROWS)
+    run.steps(1)
+    state = run.state()
+    rest = run.steps(3)  # of some 70 rows that a hundred documents make
+    fields = exclude(folder, *(f"a:{number}" for number in range(100)))
+    assert Run(mix(folder, **fields), rows=ROWS).resume(state).steps(3) == rest
+
+
 # What is refused ---------------------------------------------------------------------------------
 
 
