@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from energon_ext.cli.checkpoint import checkpoint
+from energon_ext.cli.importing import import_
 from energon_ext.cli.peek import peek
 from energon_ext.cli.plan import plan
 from energon_ext.cli.prepare import prepare
@@ -47,7 +48,7 @@ def main() -> None:
     """Scheduled blends, exact resume and packed batches for Megatron-Energon."""
 
 
-for command in (prepare, plan, peek, checkpoint, report, trace):
+for command in (prepare, import_, plan, peek, checkpoint, report, trace):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -1,0 +1,297 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""``energon-ext import``: the data of a Megatron-LM or Energon run as a metadataset of this one."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+import click
+import yaml
+
+from energon_ext.cli import echo
+from energon_ext.errors import ConfigError
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+RULES = ("interleave", "blend")
+
+#: Split of Megatron -> split here.
+SPLITS = {"train": "train", "valid": "val", "test": "test"}
+
+#: Characters of a list of sources that is read from a file.
+LONGEST_LIST = 32 * 2**20
+
+#: Source and weight of each, in the order of the list; no weights where the list has none.
+Blend = tuple[list[str], list[float] | None]
+
+
+@click.command("import")
+@click.argument("output", type=FILE)
+@click.argument("sources", nargs=-1)
+@click.option("--data-args-path", type=FILE, multiple=True, help="As Megatron's; one a phase.")
+@click.option("--per-split-data-args-path", type=FILE, help="As Megatron's.")
+@click.option("--split", help="As Megatron's: 969,30,1.  [default: all is train]")
+@click.option("--phase-transition-iterations", default="", help="As Megatron's: 1000,2000.")
+@click.option("--rule", type=click.Choice(RULES), default=RULES[0], help="How sources take turns.")
+@click.option("--overwrite", is_flag=True, help="Replace OUTPUT where it is there.")
+def import_(
+    output: Path,
+    sources: tuple[str, ...],
+    data_args_path: tuple[Path, ...],
+    per_split_data_args_path: Path | None,
+    split: str | None,
+    phase_transition_iterations: str,
+    rule: str,
+    overwrite: bool,
+) -> None:
+    """Write the metadataset OUTPUT from SOURCES, as Megatron's --data-path or a metadataset.
+
+    SOURCES is what follows --data-path, weights and prefixes in turn or prefixes alone; or one YAML
+    file, a metadataset of Energon. An interleave keeps shares as exactly as Megatron's blending.
+
+    Example: energon-ext import mix.yaml 70 data/web 30 data/code --split 98,2,0
+    """
+    if output.exists() and not overwrite:
+        raise ConfigError(f"{output}: exists already; give --overwrite to replace it.")
+    given = [bool(sources), bool(data_args_path), per_split_data_args_path is not None]
+    if sum(given) != 1:
+        raise ConfigError(
+            "Give one of SOURCES, --data-args-path and --per-split-data-args-path, "
+            f"{'several' if sum(given) else 'none'} found."
+        )
+    iterations = _iterations(phase_transition_iterations)
+    if len(sources) == 1 and sources[0].endswith((".yaml", ".yml")):
+        _refuse(split or iterations, "--split and phases are of lists; a metadataset has its own.")
+        splits, remarks = _of_metadataset(Path(sources[0]), output)
+    elif per_split_data_args_path is not None:
+        _refuse(split or iterations, "--split and phases do not go with a file that has splits.")
+        blends = _blends_of_splits(per_split_data_args_path)
+        splits = {SPLITS[name]: _node([blend], [], rule, output) for name, blend in blends.items()}
+        remarks = _remarks(list(blends.values()))
+    else:
+        lists = [_words(path) for path in data_args_path] or [list(sources)]
+        if len(lists) != len(iterations) + 1:
+            raise ConfigError(
+                f"--phase-transition-iterations: {len(iterations)} transitions need "
+                f"{len(iterations) + 1} lists, {len(lists)} found; give --data-args-path for each."
+            )
+        phases = [
+            _blend(words, str(of)) for words, of in zip(lists, data_args_path or ("SOURCES",))
+        ]
+        splits = {
+            name: _node(phases if name == "train" else phases[:1], iterations, rule, output, part)
+            for name, part in _parts(split).items()
+        }
+        remarks = _remarks(phases)
+    _write(output, splits, remarks)
+    echo("\n".join([*remarks, f"{output}: {', '.join(splits)}"]))
+
+
+def _write(output: Path, splits: Mapping[str, Any], remarks: Sequence[str]) -> None:
+    """Write the file, and leave none that could not be loaded."""
+    from megatron.energon.epathlib import EPath
+
+    from energon_ext.config.yaml_check import YamlChecker
+
+    content = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset", "splits": splits}
+    text = "".join(f"# {line}\n" for line in remarks)
+    text += yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    written = output.with_name(f".{output.name}.new.yaml")
+    written.write_text(text, encoding="utf-8")
+    try:
+        YamlChecker().check(EPath(str(written)), next(iter(splits)))
+        written.replace(output)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+# Lists of Megatron -------------------------------------------------------------------------------
+
+
+def _blend(words: Sequence[str], where: str) -> Blend:
+    """What Megatron makes of a list: pairs of weight and prefix, or prefixes alone."""
+    if not words:
+        raise ConfigError(f"{where}: an empty list; name a source.")
+    numbers = [_number(word) for word in words[::2]]
+    if len(words) % 2 or all(number is None for number in numbers):
+        return [str(word) for word in words], None
+    weights = [number for number in numbers if number is not None]
+    if len(weights) < len(numbers):
+        wrong = words[2 * numbers.index(None)]
+        raise ConfigError(f"{where}: {wrong!r} found where a weight is needed, as others have one.")
+    if min(weights) < 0 or not 0 < sum(weights) < math.inf:
+        raise ConfigError(f"{where}: weights >= 0 are needed, not all 0; {weights} found.")
+    return [str(word) for word in words[1::2]], weights
+
+
+def _node(
+    phases: Sequence[Blend],
+    iterations: Sequence[int],
+    rule: str,
+    output: Path,
+    part: list[str] | None = None,
+) -> dict[str, Any]:
+    """The node of a split: every source of any phase, with a weight or one for each phase."""
+    weights: dict[str, list[float]] = {}
+    for number, (prefixes, given) in enumerate(phases):
+        for prefix, weight in zip(prefixes, _sizes(prefixes) if given is None else given):
+            weights.setdefault(prefix, [0.0] * len(phases))[number] += weight
+    entries = []
+    for prefix, values in weights.items():
+        entry: dict[str, Any] = {"path": _relative(prefix, output)}
+        plain = [int(value) if value == int(value) else value for value in values]
+        entry["weight"] = plain[0]
+        if len(set(plain)) > 1:
+            entry["weight"] = {"step": dict(zip([0, *iterations], plain))}
+        if part is not None:
+            entry["subset"] = {"range": list(part)}  # YAML would name one list twice
+        if all(given is None for _, given in phases):
+            entry["max_epochs"] = 1
+        entries.append(entry)
+    return {rule: entries}
+
+
+def _remarks(blends: Sequence[Blend]) -> list[str]:
+    """What is another than in Megatron."""
+    remarks = ["The order of documents inside a source is another than Megatron's."]
+    if any(weights is None for _, weights in blends):
+        remarks.append(
+            "The list has no weights: each source weighs what it holds, and ends once read."
+        )
+    return remarks
+
+
+def _sizes(prefixes: Sequence[str]) -> list[float]:
+    from energon_ext.documents.token_index import read_pair
+
+    return [float(read_pair(prefix).tokens) for prefix in prefixes]
+
+
+def _parts(split: str | None) -> dict[str, list[str] | None]:
+    """Range of the documents of each split."""
+    if split is None:
+        return {"train": None}
+    shares = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", split)]
+    if not 1 <= len(shares) <= len(SPLITS) or not shares[0] or not re.fullmatch(r"[\d., ]+", split):
+        raise ConfigError(
+            f"--split: {split!r} found; shares like 969,30,1 are needed, train first."
+        )
+    bounds = [f"{100 * sum(shares[:n]) / sum(shares):.6g}%" for n in range(len(shares) + 1)]
+    ranges = zip(SPLITS.values(), bounds, bounds[1:])
+    return {name: [begin, end] for name, begin, end in ranges if begin != end}
+
+
+def _blends_of_splits(path: Path) -> dict[str, Blend]:
+    try:
+        content = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not a JSON file ({error}).") from error
+    if not isinstance(content, dict) or "train" not in content or set(content) - set(SPLITS):
+        raise ConfigError(f"{path}: a mapping of {', '.join(SPLITS)} is needed.")
+    blends = {}
+    for name, value in content.items():
+        words = value.split() if isinstance(value, str) else value
+        if not isinstance(words, list):
+            raise ConfigError(f"{path}: {name}: {words!r:.80} found, a list is needed.")
+        if words:
+            blends[name] = _blend(words, f"{path}: {name}")
+    return blends
+
+
+def _words(path: Path) -> list[str]:
+    return _text(path).split()
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        data = file.read(LONGEST_LIST + 1)
+    if len(data) > LONGEST_LIST:
+        raise ConfigError(f"{path}: larger than {LONGEST_LIST:,} bytes.")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not a text file ({error}).") from error
+
+
+def _iterations(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isascii() and word.isdecimal() and int(word) for word in words):
+        raise ConfigError(
+            f"--phase-transition-iterations: {text!r} found; 1000,2000 is an example."
+        )
+    found = sorted(map(int, words))
+    if len(set(found)) < len(found):
+        raise ConfigError(f"--phase-transition-iterations: {text!r} names one twice.")
+    return found
+
+
+def _number(word: object) -> float | None:
+    try:
+        number = float(str(word))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+# Metadatasets of Energon -------------------------------------------------------------------------
+
+
+def _of_metadataset(path: Path, output: Path) -> tuple[dict[str, Any], list[str]]:
+    """The splits of a metadataset of Energon, first or second format."""
+    from megatron.energon.epathlib import EPath
+
+    from energon_ext.config.yaml_check import YamlChecker
+    from energon_ext.config.yaml_file import read_mapping
+
+    content = read_mapping(EPath(str(path)))
+    splits_there = content.get("splits")
+    if not isinstance(splits_there, dict) or not splits_there:
+        raise ConfigError(f"{path}: not a metadataset; it has no splits.")
+    YamlChecker().check(EPath(str(path)), next(iter(splits_there)))
+    is_first = content.get("__class__", "Metadataset") == "Metadataset"
+    remarks = [f"From {path.name}; metadatasets inside it are as they were."]
+    splits = {}
+    for name, node in splits_there.items():
+        if is_first:
+            node = {"blend": [_of_first_format(entry, remarks) for entry in node["datasets"]]}
+        splits[name] = _moved(node, path, output)
+    return splits, remarks
+
+
+def _of_first_format(entry: Mapping[str, Any], remarks: list[str]) -> dict[str, Any]:
+    entry = dict(entry)
+    old = entry.pop("subflavor", None)
+    if old is not None:
+        entry["subflavors"] = {"__subflavor__": old, **(entry.get("subflavors") or {})}
+        remarks.append(f"{entry.get('path')}: subflavor became subflavors.__subflavor__.")
+    return entry
+
+
+def _moved(node: Any, path: Path, output: Path) -> Any:
+    """A node with its paths relative to another file."""
+    if isinstance(node, list):
+        return [_moved(child, path, output) for child in node]
+    if not isinstance(node, dict):
+        return node
+    moved = {key: _moved(child, path, output) for key, child in node.items()}
+    if isinstance(node.get("path"), str) and "://" not in node["path"]:
+        moved["path"] = _relative(os.path.join(path.parent, node["path"]), output)
+    return moved
+
+
+def _relative(path: str, output: Path) -> str:
+    """A path as the metadataset names it: relative to its folder, unless given from the root."""
+    if os.path.isabs(path) or "://" in path:
+        return path
+    return os.path.relpath(path, output.parent)
+
+
+def _refuse(given: object, reason: str) -> None:
+    if given:
+        raise ConfigError(reason)

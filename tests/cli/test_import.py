@@ -1,0 +1,209 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The data of other runs as metadatasets: the shares of Megatron's blending, and its splits."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import yaml
+from megatron.core.datasets import helpers
+from megatron.core.datasets.blended_megatron_dataset_config import (
+    convert_split_vector_to_split_matrix,
+    parse_and_normalize_split,
+)
+from megatron.core.datasets.utils import get_blend_from_list, normalize
+
+from energon_ext import PackedTaskEncoder, get_train_dataset, get_val_datasets
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.plan.forecast import planned
+from energon_ext.plan.lookup import find_blend
+from tests.cli.command import energon_ext, error_line
+from tests.support import close_loaders, config, loader_for, write_dataset, write_mix, write_tokens
+
+SEQ_LEN = 32
+#: Rows of SEQ_LEN tokens with one label more: full ones only, as Megatron counts samples.
+DOCUMENTS = {"web": 90, "code": 60, "wiki": 30}
+
+
+@pytest.fixture(autouse=True)
+def loaders_end():
+    yield
+    close_loaders()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, count in DOCUMENTS.items():
+        write_tokens(tmp_path / name, [[65 + n % 50] * SEQ_LEN for n in range(count)])
+    return tmp_path
+
+
+def imported(*arguments):
+    result = energon_ext("import", "out/mix.yaml", *arguments)
+    assert result.exit_code == 0, result.output
+    with open("out/mix.yaml") as file:
+        return yaml.safe_load(file)["splits"]
+
+
+def options(split="train"):
+    return {
+        "worker_config": config(),
+        "batch_size": 1,
+        "task_encoder": PackedTaskEncoder(ByteTokenizer(), SEQ_LEN),
+        "split_part": split,
+    }
+
+
+def drawn(rows):
+    """Rows of each source among the first ones, by key."""
+    found = planned(find_blend(get_train_dataset("out/mix.yaml", **options())), rows)
+    assert found.tokens.sum() == rows * SEQ_LEN
+    return dict(zip(found.keys, (found.tokens.sum(0) / SEQ_LEN).tolist()))
+
+
+def blended_by_megatron(weights, rows):
+    """Samples of each dataset among the first ones, by Megatron-core's own code."""
+    datasets, samples = np.zeros(rows, np.int16), np.zeros(rows, np.int64)
+    helpers.build_blending_indices(
+        datasets, samples, np.array(normalize(weights)), len(weights), rows, False
+    )
+    return np.bincount(datasets, minlength=len(weights)).tolist()
+
+
+@pytest.mark.parametrize("rows", [7, 100, 1000])
+@pytest.mark.parametrize("words", ["70 web 30 code", "0.1 web 0.7 code 2.2 wiki"])
+def test_shares_are_those_of_megatrons_own_blending(folder, words, rows):
+    imported(*words.split())
+    prefixes, weights = get_blend_from_list(words.split())
+    expected = dict(
+        zip((f"../{prefix}" for prefix in prefixes), blended_by_megatron(weights, rows))
+    )
+    for key, count in drawn(rows).items():
+        assert count == pytest.approx(expected[key], abs=1)
+
+
+def test_a_list_without_weights_reads_everything_once(folder):
+    splits = imported("web", "code", "wiki")
+    assert [entry["max_epochs"] for entry in splits["train"]["interleave"]] == [1, 1, 1]
+    blend = find_blend(get_train_dataset("out/mix.yaml", **options()))
+    found = planned(blend, 1000)
+    assert found.documents.sum(0).tolist() == [60, 90, 30]  # code, web, wiki
+    # In proportion to what they hold, so that all end at about the same step.
+    assert min(found.exhausted.values()) > 0.9 * found.steps
+
+
+@pytest.mark.parametrize("split", ["90,10,0", "8,1,1", "969, 30, 1", "100"])
+def test_splits_hold_the_documents_that_megatron_gives_them(folder, split):
+    splits = imported("1", "web", "1", "code", "--split", split)
+    matrix = convert_split_vector_to_split_matrix(parse_and_normalize_split(split))
+    present = [name for name, part in zip(("train", "val", "test"), matrix) if part is not None]
+    assert list(splits) == present
+    for name, (begin, end) in zip(present, filter(None, matrix)):
+        count = round(end * 90) - round(begin * 90)
+        for dataset, _ in get_val_datasets("out/mix.yaml", **options(name)):
+            blend = find_blend(dataset)
+            if blend.keys[0].startswith("../web"):
+                assert abs(sum(s.documents for s in blend.sources.values()) - count) <= 1
+
+
+def test_phases_become_steps_of_a_schedule(folder):
+    (folder / "one.txt").write_text("1 web\n 3 code")
+    (folder / "two.txt").write_text("2 web 2 wiki")
+    splits = imported(
+        "--data-args-path", "one.txt", "--data-args-path", "two.txt",
+        "--phase-transition-iterations", "100",
+    )  # fmt: skip
+    assert splits["train"]["interleave"] == [
+        {"path": "../web", "weight": {"step": {0: 1, 100: 2}}},
+        {"path": "../code", "weight": {"step": {0: 3, 100: 0}}},
+        {"path": "../wiki", "weight": {"step": {0: 0, 100: 2}}},
+    ]
+    blend = find_blend(get_train_dataset("out/mix.yaml", **options()))
+    assert blend.planned_shares(99) == {"../code": 0.75, "../web": 0.25, "../wiki": 0}
+    assert blend.planned_shares(100) == {"../code": 0, "../web": 0.5, "../wiki": 0.5}
+
+
+def test_a_file_of_splits_becomes_splits(folder):
+    content = {"train": ["7", "web", "3", "code"], "valid": "wiki", "test": []}
+    (folder / "splits.json").write_text(json.dumps(content))
+    splits = imported("--per-split-data-args-path", "splits.json", "--rule", "blend")
+    assert splits == {
+        "train": {"blend": [{"path": "../web", "weight": 7}, {"path": "../code", "weight": 3}]},
+        "val": {"blend": [{"path": "../wiki", "weight": 960, "max_epochs": 1}]},
+    }
+
+
+@pytest.mark.parametrize("is_first_format", [True, False])
+def test_metadatasets_of_energon_keep_their_samples(folder, is_first_format):
+    for name in ("x", "y"):
+        write_dataset(folder / "data" / name, [f"{name}{n}" for n in range(20)])
+    entries = [{"path": "x", "weight": 3, "subflavors": {"lang": "en"}}, {"path": "y", "weight": 1}]
+    content = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+    if is_first_format:
+        content["__class__"] = "Metadataset"
+        splits = {"train": {"datasets": entries}}
+    else:
+        splits = {"train": {"blend": entries}, "val": {"path": "y", "split_part": "train"}}
+    (folder / "data" / "old.yaml").write_text(yaml.safe_dump({**content, "splits": splits}))
+    found = imported("data/old.yaml")
+    assert [entry["path"] for entry in found["train"]["blend"]] == ["../data/x", "../data/y"]
+    blend = find_blend(get_train_dataset("out/mix.yaml", **options()))
+    shares = blend.planned_shares(0)
+    assert list(shares.values()) == [0.75, 0.25]
+    assert '"lang": "en"' in list(shares)[0]
+    batch = next(iter(loader_for(get_train_dataset("out/mix.yaml", **options()))))
+    assert batch.tokens.numel() == SEQ_LEN
+
+
+def test_the_old_subflavor_is_carried_over_and_said(folder):
+    write_dataset(folder / "x", ["x"] * 20)
+    content = {"__module__": "megatron.energon", "__class__": "Metadataset"}
+    entry = {"path": "x", "subflavor": "en"}
+    content["splits"] = {"train": {"datasets": [entry]}}
+    (folder / "old.yaml").write_text(yaml.safe_dump(content))
+    result = energon_ext("import", "out/mix.yaml", "old.yaml")
+    assert "x: subflavor became subflavors.__subflavor__." in result.stdout
+    text = (folder / "out/mix.yaml").read_text()
+    assert yaml.safe_load(text)["splits"]["train"]["blend"][0]["subflavors"] == {
+        "__subflavor__": "en"
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "none found"),
+        (["1", "web", "--data-args-path", "one.txt"], "several found"),
+        (["1", "web", "code", "wiki"], "'code' found where a weight is needed"),
+        (["--", "-1", "web", "2", "code"], "weights >= 0 are needed"),
+        (["0", "web", "0", "code"], "weights >= 0 are needed"),
+        (["1", "gone"], "gone"),
+        (["gone", "web", "code"], "gone.*does not exist"),
+        (["1", "web", "--split", "x"], "shares like 969,30,1 are needed"),
+        (["1", "web", "--split", "0,1"], "shares like 969,30,1 are needed"),
+        (["1", "web", "--phase-transition-iterations", "5"], "1 transitions need 2 lists"),
+        (["1", "web", "--phase-transition-iterations", "5,x"], "1000,2000 is an example"),
+        (["--data-args-path", "empty.txt"], "an empty list"),
+        (["--per-split-data-args-path", "one.txt"], "not a JSON file"),
+        (["mix.yaml", "--split", "9,1"], "a metadataset has its own"),
+    ],
+)
+def test_what_cannot_be_imported_is_one_line_and_writes_nothing(folder, arguments, words):
+    (folder / "one.txt").write_text("1 web 3 code")
+    (folder / "empty.txt").write_text("")
+    write_mix(folder / "mix.yaml", [("web", 1)])
+    line = error_line(energon_ext("import", "out/mix.yaml", *arguments))
+    assert re.search(words, line), line
+    assert not list(folder.glob("out/*")) and not list(folder.glob("out/.*"))
+
+
+def test_a_file_that_is_there_is_kept(folder):
+    imported("1", "web")
+    before = (folder / "out/mix.yaml").read_text()
+    assert "--overwrite" in error_line(energon_ext("import", "out/mix.yaml", "1", "code"))
+    assert (folder / "out/mix.yaml").read_text() == before
+    assert energon_ext("import", "out/mix.yaml", "1", "code", "--overwrite").exit_code == 0
+    assert "code" in (folder / "out/mix.yaml").read_text()
