@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 
+import numpy as np
 import pytest
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.crude import CrudeWebdataset
@@ -122,6 +123,42 @@ def test_a_missing_or_cut_shard_is_named_while_building(folder, name, damage, me
     with pytest.raises(ConfigError, match=message) as error:
         new_loader(folder)
     assert "\n" not in str(error.value)
+
+
+def test_an_index_that_says_a_line_is_empty_is_an_error_with_its_source(folder):
+    path = folder / "lines.jsonl.idx"
+    begins = np.fromfile(path, "<u8")
+    begins[100] = begins[101]
+    begins.tofile(path)
+    with pytest.raises(
+        SampleError, match=r"^lines.jsonl: cannot be read on \(AssertionError: Size"
+    ):
+        take(new_loader(folder), 500)
+
+
+def only_lines(folder, lines):
+    path = folder / "broken.jsonl"
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    CrudeJsonlDatasetFactory.prepare_dataset(EPath(path))
+    write_mix(folder / "mix.yaml", [("broken.jsonl", 1)])
+    return new_loader(folder)
+
+
+def test_lines_that_are_no_json_are_left_out_and_said_with_their_number(folder, caplog):
+    lines = [b'{"text": "one"}', b'{"text": two}', b'{"text": "thr\xffe"}', b'{"text": "four"}']
+    loader = only_lines(folder, lines)
+    batches = take(loader, 3)
+    text = " ".join(ByteTokenizer().decode(batch.tokens.flatten()) for batch in batches)
+    assert "one" in text and "four" in text and "tw" not in text and "thr" not in text
+    said = next(each.getMessage() for each in caplog.records if "left out" in each.getMessage())
+    assert "broken.jsonl: sample left out (1 so far): " in said
+    assert "1.json: Expecting value" in said or "2.json: 'utf-8' codec can't decode" in said
+
+
+def test_a_file_of_which_no_line_is_json_is_one_typed_error(folder):
+    loader = only_lines(folder, [b"{a}"] * 150)
+    with pytest.raises(SampleError, match="^broken.jsonl: too many samples in a row cannot be"):
+        take(loader, 1)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
