@@ -7,6 +7,7 @@ early as it can be known, and says in one line where it was found, what was foun
 and what to do. An ``assert`` in this package guards an invariant of the package itself.
 """
 
+import json
 import re
 from collections.abc import Mapping
 
@@ -39,6 +40,10 @@ class ConfigError(EnergonExtError, ValueError):
 
 class SampleError(EnergonExtError, ValueError):
     """One sample (document, row, prompt) cannot be used."""
+
+
+#: A sample that is left out and counted; any other error shows a mistake of a program.
+LEFT_OUT = (SampleError, json.JSONDecodeError, UnicodeDecodeError)
 
 
 class DataExhaustedError(EnergonExtError):

@@ -54,6 +54,8 @@ def test_tokens_divides_by_positions_and_weights_by_their_sum():
     assert unified_loss(logits, labels, weights, "tokens").item() == pytest.approx(math.log(4) / 2)
     weights = torch.tensor([3.0, 1.0])
     assert unified_loss(logits, labels, weights, "tokens").item() == pytest.approx(2 * math.log(4))
+    alone = unified_loss(logits[:1], labels[:1], weights[:1], "tokens")
+    assert alone.item() == pytest.approx(3 * math.log(4))
 
 
 def test_weights_of_zero_give_zero_loss_and_zero_gradient():
@@ -112,18 +114,35 @@ def test_equal_rewards_have_no_advantage():
     assert group_advantages([0.1] * 5).tolist() == pytest.approx([0.0] * 5, abs=1e-6)
 
 
+def test_a_spread_as_small_as_the_epsilon_gives_small_advantages():
+    # The deviation is 1e-8 / sqrt(2): 0.5 / (0.7071 + 1)
+    assert group_advantages([1e-8, 0]).tolist() == pytest.approx([0.292893, -0.292893], abs=1e-6)
+
+
 def test_rewards_are_clipped_before_and_advantages_after():
-    assert group_advantages([100, 0, 0, 0], reward_clip=1).tolist() == pytest.approx(
-        [1.5, -0.5, -0.5, -0.5]
+    # Clipped they are 1, 0, -1 with mean 0 and deviation 1, at whichever end they were too large.
+    for rewards in ([7, 0, -1], [1, 0, -7], [7, 0, -7]):
+        assert group_advantages(rewards, reward_clip=1).tolist() == pytest.approx([1, 0, -1])
+    assert group_advantages([0, 1, 1, 1], advantage_clip=1).tolist() == pytest.approx(
+        [-1.0, 0.5, 0.5, 0.5]
     )
     assert group_advantages([1, 0, 0, 0], advantage_clip=1).tolist() == pytest.approx(
         [1.0, -0.5, -0.5, -0.5]
     )
 
 
-@pytest.mark.parametrize("rewards", [[], [1.0], [[1.0, 0.0]], [1.0, math.nan], [math.inf, 0.0]])
-def test_rewards_that_are_no_group_are_refused(rewards):
-    with pytest.raises(SampleError):
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        ([], r"group_advantages needs the rewards of at least two .* got shape \[0\]"),
+        ([1.0], r"at least two samples, \[g\] with g >= 2, got shape \[1\]"),
+        ([[1.0, 0.0]], r"got shape \[1, 2\]"),
+        ([1.0, math.nan], r"Rewards must be finite, got \[1.0, nan\]"),
+        ([math.inf, 0.0], r"Rewards must be finite, got \[inf, 0.0\]"),
+    ],
+)
+def test_rewards_that_are_no_group_are_refused(rewards, message):
+    with pytest.raises(SampleError, match=message):
         group_advantages(rewards)
 
 

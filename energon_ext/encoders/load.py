@@ -26,7 +26,7 @@ from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.documents.token_paths import is_token_file
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sources import check_virtual_epoch
-from energon_ext.errors import ConfigError, SampleError
+from energon_ext.errors import LEFT_OUT, ConfigError, SampleError
 
 logger = logging.getLogger(__name__)
 
@@ -127,14 +127,20 @@ def _say_in_one_line(worker_config: WorkerConfig) -> None:
 
 
 def _say_what_is_left_out(error: Exception, sample: Any, sources: Any = None) -> None:
-    if not isinstance(error, SampleError):
+    if not isinstance(error, LEFT_OUT):
         log_exception(error, sample, sources)
         return
-    where = ", ".join(sorted({str(source.dataset_path) for source in sources or ()}))
+    if not sources:  # of a sample as it is stored, Energon does not look them up
+        parts = [part for part in getattr(sample, "data", ()) if part]
+        sources = [source for part in parts for source in part["__sources__"]]
+    where = ", ".join(sorted({str(source.dataset_path) for source in sources}))
     _LEFT_OUT[where] += 1
     count = _LEFT_OUT[where]
     if str(count).strip("0") == "1":  # the 1st, the 10th, the 100th
-        logger.warning("%s: sample left out (%d so far): %s", where, count, error)
+        files = [name for source in sources for name in source.file_names]
+        # Errors of samples say themselves which one it is.
+        reason = error if isinstance(error, SampleError) else f"{', '.join(files)}: {error}"
+        logger.warning("%s: sample left out (%d so far): %s", where, count, reason)
 
 
 @contextlib.contextmanager

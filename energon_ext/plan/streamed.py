@@ -13,7 +13,7 @@ from megatron.energon.flavors.base_dataset import SavableDataset, add_sample_res
 from megatron.energon.state import FlexState
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
-from energon_ext.errors import EnergonExtError, SampleError
+from energon_ext.errors import LEFT_OUT, EnergonExtError, SampleError
 from energon_ext.state.match import check_fingerprint
 from energon_ext.state.schema import BLEND
 
@@ -99,13 +99,14 @@ class StreamedSamples:
         except EnergonExtError:
             raise
         except FatalSampleError as error:
-            if isinstance(error.__context__, SampleError):
+            if isinstance(error.__context__, LEFT_OUT):
                 raise SampleError(
                     f"{self.source}: too many samples in a row cannot be used, the last: "
                     f"{error.__context__} Is this the data of another task?"
                 ) from error
             raise
-        except (OSError, tarfile.TarError, ValueError) as error:
+        # Energon asserts what an index says.
+        except (OSError, tarfile.TarError, ValueError, AssertionError) as error:
             reason = " ".join(str(error).split())
             raise SampleError(
                 f"{self.source}: cannot be read on ({type(error).__name__}: {reason}); copy its "

@@ -70,6 +70,10 @@ class Segment(NamedTuple):
     end: float
 
 
+def _flat(value: float, end: float) -> Segment:
+    return Segment("step", 0, value, 1, value, end)
+
+
 class ConstantWeight(WeightSpec):
     """A weight that never changes.
 
@@ -85,7 +89,7 @@ class ConstantWeight(WeightSpec):
         return self.value
 
     def segment(self, position: int) -> Segment:
-        return Segment("step", 0, self.value, 1, self.value, math.inf)
+        return _flat(self.value, math.inf)
 
     def to_json(self) -> Any:
         return self.value
@@ -148,9 +152,9 @@ class ScheduledWeight(WeightSpec):
         points, values = self._breakpoints, self._values
         index = bisect.bisect_right(points, position) - 1
         if index < 0:
-            return Segment("step", 0, values[0], 1, values[0], points[0])
+            return _flat(values[0], points[0])
         if index == len(points) - 1:
-            return Segment("step", 0, values[-1], 1, values[-1], math.inf)
+            return _flat(values[-1], math.inf)
         right = points[index + 1]
         return Segment(self.kind, points[index], values[index], right, values[index + 1], right)
 
@@ -203,7 +207,7 @@ class Weights:
         for kind in KINDS[1:]:
             where = [i for i, s in enumerate(segments) if s.kind == kind and s.y0 != s.y1]
             if where:
-                ends = np.array([segments[i][1:5] for i in where], np.float64).T
+                ends = np.array([segments[i][1:5] for i in where]).T
                 self._moving.append((kind, np.array(where), ends))
 
 

@@ -7,12 +7,14 @@ import os
 import shutil
 import time
 
+import numpy as np
 import pytest
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.crude import CrudeWebdataset
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 
 from energon_ext import ConfigError, PackedTaskEncoder, StateMismatchError, get_train_dataset
+from energon_ext.documents import stored_files
 from energon_ext.documents.stored_files import fingerprint_files
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import SampleError
@@ -124,6 +126,42 @@ def test_a_missing_or_cut_shard_is_named_while_building(folder, name, damage, me
     assert "\n" not in str(error.value)
 
 
+def test_an_index_that_says_a_line_is_empty_is_an_error_with_its_source(folder):
+    path = folder / "lines.jsonl.idx"
+    begins = np.fromfile(path, "<u8")
+    begins[100] = begins[101]
+    begins.tofile(path)
+    with pytest.raises(
+        SampleError, match=r"^lines.jsonl: cannot be read on \(AssertionError: Size"
+    ):
+        take(new_loader(folder), 500)
+
+
+def only_lines(folder, lines):
+    path = folder / "broken.jsonl"
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    CrudeJsonlDatasetFactory.prepare_dataset(EPath(path))
+    write_mix(folder / "mix.yaml", [("broken.jsonl", 1)])
+    return new_loader(folder)
+
+
+def test_lines_that_are_no_json_are_left_out_and_said_with_their_number(folder, caplog):
+    lines = [b'{"text": "one"}', b'{"text": two}', b'{"text": "thr\xffe"}', b'{"text": "four"}']
+    loader = only_lines(folder, lines)
+    batches = take(loader, 3)
+    text = " ".join(ByteTokenizer().decode(batch.tokens.flatten()) for batch in batches)
+    assert "one" in text and "four" in text and "tw" not in text and "thr" not in text
+    said = next(each.getMessage() for each in caplog.records if "left out" in each.getMessage())
+    assert "broken.jsonl: sample left out (1 so far): " in said
+    assert "1.json: Expecting value" in said or "2.json: 'utf-8' codec can't decode" in said
+
+
+def test_a_file_of_which_no_line_is_json_is_one_typed_error(folder):
+    loader = only_lines(folder, [b"{a}"] * 150)
+    with pytest.raises(SampleError, match="^broken.jsonl: too many samples in a row cannot be"):
+        take(loader, 1)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("damage", [os.remove, lambda path: os.truncate(path, 5000)])
 def test_a_shard_that_breaks_under_a_run_is_an_error_with_its_source(folder, damage, workers):
@@ -138,17 +176,18 @@ def test_a_shard_that_breaks_under_a_run_is_an_error_with_its_source(folder, dam
         assert "in take\n" in str(found.value.__cause__)
 
 
-def test_a_thousand_shards_take_milliseconds(tmp_path):
+def test_of_a_thousand_shards_sixty_four_are_looked_at(tmp_path, monkeypatch):
     write_web(tmp_path / "web", [f"text {number}" for number in range(2000)], shard_size=2)
     factory = CrudeWebdataset(
         EPath(tmp_path / "web"), split_part="train", training=True, worker_config=config()
     )
-    fastest = min(_seconds(fingerprint_files, factory) for _ in range(5))
+    read, looked = stored_files._read, []
+
+    def reading(path, count, offset):
+        looked.append((path, count))
+        return read(path, count, offset)
+
+    monkeypatch.setattr(stored_files, "_read", reading)
     assert fingerprint_files(factory)["files"] == 1000
-    assert fastest < 0.03  # 6 ms on an idle core
-
-
-def _seconds(function, *arguments):
-    start = time.perf_counter()
-    function(*arguments)
-    return time.perf_counter() - start
+    assert len({path for path, _ in looked}) == 2 * 64  # each with its index
+    assert sum(count for _, count in looked) <= 64 * (512 + 2 * 8)

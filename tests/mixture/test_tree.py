@@ -81,6 +81,12 @@ def test_nodes_of_ours_inside_a_blend_of_stock_energon():
     assert shares(top, 0) == pytest.approx({"x": 0.125, "y": 0.125, "z": 0.75})
 
 
+def test_a_node_of_ours_beside_a_source_without_a_factor_counts_as_one():
+    inner = node(1, 3)
+    tree = tree_of([("a", [(inner, 0)]), ("b", [(inner, 1)]), ("c", [])])
+    assert shares(tree, 0) == {"a": 0.125, "b": 0.375, "c": 0.5}
+
+
 def test_a_stock_metadataset_of_one_entry_hides_no_weight_of_ours():
     """Inside ours stands a stock file with one entry, of ours again, which ends at 50."""
     inner, outer = node({"step": {0: 1, 50: 0}}), node(1, 1)

@@ -40,6 +40,8 @@ def test_every_transition_of_every_document_comes_exactly_once(make, lengths, se
 def test_no_row_overflows_and_every_document_ends_once(make, lengths, seq_len, buffer_docs):
     packer, ended = make(seq_len), 0
     for plan in plans_of(packer, lengths, buffer_docs):
+        assert len(plan) == len(plan.tokens) == len(plan.documents)
+        assert (plan.carried.stops > plan.carried.starts).all()
         for (spans, ends), tokens in zip(rows_of(plan), plan.tokens.tolist()):
             sizes = [stop - start for _, start, stop in spans]
             assert min(sizes) >= 1
@@ -74,6 +76,8 @@ def test_carried_pieces_are_known_by_their_documents_and_starts(
         whole = np.array(lengths, np.int64)[numbers]
         resumed = packer.resumed(Pieces(numbers, 7 * numbers, starts, whole, whole))
         assert resumed.ranges() == plan.carried.ranges()
+        assert resumed.places.tolist() == plan.carried.places.tolist()
+        assert resumed.lengths.tolist() == plan.carried.lengths.tolist()
 
 
 @every_packer
@@ -87,6 +91,28 @@ def test_a_plan_is_a_pure_function(make, lengths, seq_len, rows_before):
     ]
     assert rows_of(plans[0]) == rows_of(plans[1])
     assert plans[0].carried.ranges() == plans[1].carried.ranges()
+
+
+@pytest.mark.parametrize("make", [SequentialPacker, BestFitPacker])
+def test_a_plan_is_the_first_and_not_the_last_unless_told_otherwise(make):
+    new = documents(0, [3] * 20)
+    plan = make(4).plan(Pieces.none(), new)
+    same = make(4).plan(Pieces.none(), new, rows_before=0, last=False)
+    assert rows_of(plan) == rows_of(same)
+    assert plan.carried.ranges() == same.carried.ranges() != []
+
+
+def test_pieces_are_read_from_ranges_and_rows_know_theirs():
+    lengths = np.array([9, 4, 7])
+    pieces = Pieces.of_ranges([(2, 0, 7), (0, 3, 9)], lengths)
+    assert pieces.ranges() == [(2, 0, 7), (0, 3, 9)]
+    assert pieces.places.tolist() == [0, 0]
+    assert pieces.lengths.tolist() == [7, 9]
+    assert Pieces.of_ranges([], lengths).ranges() == []
+    # Windows of 5 tokens: 0..4 and 4..8 of the first document, the last with 3 of the next.
+    plan = SequentialPacker(4).plan(Pieces.none(), documents(0, [6, 7]))
+    assert rows_of(plan) == [([(0, 0, 5)], 0), ([(0, 4, 6), (1, 0, 3)], 1), ([(1, 2, 7)], 1)]
+    assert [plan.extent(row) for row in range(3)] == [slice(0, 1), slice(1, 3), slice(3, 4)]
 
 
 @every_packer

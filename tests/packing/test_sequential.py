@@ -5,9 +5,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_ext.packing import SequentialPacker
+from energon_ext.packing import Pieces, SequentialPacker
 from tests.packing import slow
-from tests.packing.buffers import pack_all, plans_of
+from tests.packing.buffers import documents, pack_all, plans_of, rows_of
 
 lengths_lists = st.lists(st.integers(0, 30), min_size=1, max_size=25)
 
@@ -48,3 +48,17 @@ def test_the_rest_of_a_stream_is_less_than_a_row():
     for plan in list(plans_of(packer, [1, 3, 30, 2, 2, 2, 2, 2, 25, 1, 1], buffer_docs=2))[:-1]:
         # The first token is the last one of the last window.
         assert 1 <= (plan.carried.stops - plan.carried.starts).sum() <= 8
+
+
+def test_a_buffer_is_enough_with_one_token_more_than_a_row():
+    packer = SequentialPacker(8)
+    assert [packer.is_enough(1, tokens, buffer_docs=1) for tokens in (8, 9)] == [False, True]
+
+
+def test_a_stream_of_one_token_is_a_row_also_after_a_stream_that_ended():
+    one = documents(3, [1])
+    plan = SequentialPacker(8).plan(Pieces.none(), one, rows_before=5, last=True)
+    assert rows_of(plan) == [([(3, 0, 1)], 1)]
+    # As the rest of a stream it is the last token of the window before, and counted there.
+    rest = Pieces.of_ranges([(0, 8, 9)], one.lengths * 9)
+    assert rows_of(SequentialPacker(8).plan(rest, documents(1, []), rows_before=1, last=True)) == []

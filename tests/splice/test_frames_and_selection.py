@@ -160,3 +160,17 @@ def test_the_training_subset_holds_the_documents_that_end_in_it():
     assert choose(MultiSpliceConfig(**subset)) == [2, 0, 1, 3]
     with pytest.raises(ConfigError, match="no document to choose from .* its first 8 tokens"):
         choose(SpliceConfig(**{**subset, "initial_batch_size": 1, "max_train_batches": 1}))
+
+
+def test_among_documents_of_one_length_the_first_are_chosen():
+    lengths = np.random.default_rng(0).integers(5, 8, 500)
+    for mode, sign in (("longest", -1), ("shortest", 1)):
+        config = MultiSpliceConfig(num_docs=400, doc_select_mode=mode)
+        expected = sorted(range(500), key=lambda document: (sign * lengths[document], document))
+        assert select_documents(lengths, config, seq_len=8).tolist() == expected[:400]
+
+
+def test_a_content_of_one_token_is_a_frame_without_a_transition():
+    frame = make_frame(np.arange(5), t=2, s=1, seq_len=4, content_length=1, pad_id=9)
+    assert frame.tokens.tolist() == [9, 2, 9, 9]
+    assert frame.token_weights.tolist() == [0, 0, 0, 0]

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every example of an epoch, once, in an order that is computed."""
 
+import dataclasses
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -165,6 +167,30 @@ def test_jitter_spreads_over_the_last_places(jitter_mode):
     # Over twelve epochs each start is seen at every place; evenly, if they are not drawn.
     least = 2 if jitter_mode == "low_discrepancy" else 0
     assert all(places[t, s] >= least for t in range(1000) for s in (0, 1, 2))
+
+
+def jittered(mode, seed=0, key="", **fields):
+    config = MultiSpliceConfig(
+        content_length=10, balance_mode="by_coverage", offset_jitter=2, jitter_mode=mode, seed=seed
+    )
+    return SpliceIndex([509], 12, dataclasses.replace(config, **IN_ORDER, **fields), key=key)
+
+
+def test_even_jitter_turns_by_the_golden_ratio_and_every_epoch_by_the_root_of_two():
+    index = jittered("low_discrepancy")
+    assert index.size == 500
+    golden, root = (5**0.5 - 1) / 2, 2**0.5
+    for number in (0, 1, 7):
+        steps = [int((t * golden + number * root) % 1 * 3) for t in range(500)]
+        assert epoch(index, number) == [(0, t, 2 - step) for t, step in enumerate(steps)]
+
+
+def test_drawn_jitter_depends_on_the_seed_the_source_and_the_epoch():
+    one, again = jittered("uniform", 1, "web"), jittered("uniform", 1, "web")
+    others = [jittered("uniform", 2, "web"), jittered("uniform", 1, "code")]
+    assert epoch(one) == epoch(again)
+    drawn = [epoch(one), *map(epoch, others), epoch(one, 1)]
+    assert all(a != b for a, b in itertools.combinations(drawn, 2))
 
 
 def test_a_document_weight_of_zero_leaves_it_out_and_a_wrong_number_of_them_is_refused():

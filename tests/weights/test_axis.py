@@ -43,9 +43,18 @@ def test_lookahead_counts_in_the_unit_of_the_axis():
     assert positions(ScheduleAxis(lookahead=12)) == [12, 13, 14, 15]
 
 
+def test_a_run_may_end_where_it_begins():
+    assert ScheduleAxis(end=0).end == 0
+
+
 def test_tokens_cannot_be_counted_where_rows_have_no_fixed_length():
-    with pytest.raises(ConfigError, match="tokens cannot be counted.*tokens_per_sample"):
-        positions(ScheduleAxis("tokens"), row_tokens=0)
+    message = (
+        "ScheduleAxis: tokens cannot be counted where rows have no fixed length; count steps, "
+        "or set `tokens_per_sample` on the TaskEncoder."
+    )
+    with pytest.raises(ConfigError) as error:
+        ScheduleAxis("tokens").position(step=1, row=8, batch=1)
+    assert str(error.value) == message
 
 
 @pytest.mark.parametrize(

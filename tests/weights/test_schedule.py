@@ -100,6 +100,42 @@ def test_only_what_the_user_wrote_as_a_schedule_counts_as_scheduled():
     assert weight_from_config(1).breakpoints() == ()
 
 
+def test_a_weight_is_shown_as_the_user_wrote_it():
+    assert repr(weight_from_config({"linear": {"10": 0.5, 0: 2}})) == "linear{0: 2, 10: 0.5}"
+    assert repr(weight_from_config(3)) == "3"
+
+
+def test_an_error_without_a_place_names_the_weight():
+    """Every kind is listed, and a breakpoint is a number also with its sign."""
+    kinds = "step, linear, cosine, exponential"
+    for make, message in [
+        (lambda: ConstantWeight(-1), "weight: -1 is not a finite number >= 0."),
+        (lambda: weight_from_config(-1), "weight: -1 is not a finite number >= 0."),
+        (lambda: weight_from_config({}), f"weight: [] found, exactly one of {kinds} is allowed."),
+        (lambda: ScheduledWeight("x", {0: 1}), f"weight: unknown kind 'x'; known: {kinds}."),
+        (
+            lambda: ScheduledWeight("step", {"-3": 1}),
+            "weight.step: breakpoint -3 is not an integer >= 0.",
+        ),
+    ]:
+        with pytest.raises(ConfigError) as error:
+            make()
+        assert str(error.value) == message
+
+
+def test_a_breakpoint_may_be_a_text_with_a_sign():
+    weight = ScheduledWeight("step", {"0": 1, " +10 ": 5})
+    assert [weight.evaluate(position) for position in (9, 10)] == [1, 5]
+
+
+def test_no_weights_have_no_values_at_every_position():
+    assert [Weights([]).at(position).tolist() for position in (0, 7)] == [[], []]
+
+
+def test_a_plain_number_is_the_same_at_every_position():
+    assert [eval_weight(weight, 5) for weight in (2, 0.5)] == [2, 0.5]
+
+
 def test_a_weight_survives_a_pickle():
     for config in (3, {"cosine": {0: 1, 40: 7}}):
         weight = weight_from_config(config)

@@ -1,0 +1,144 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Any file of a corpus, damaged in any way: a typed error, or every document read or counted."""
+
+import itertools
+import random
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
+
+from energon_ext import PackedTaskEncoder, get_train_dataset
+from energon_ext.encoders import load
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.errors import EnergonExtError
+from tests.support import (
+    close_loaders,
+    config,
+    loader_for,
+    write_dataset,
+    write_tokens,
+    write_weights,
+)
+
+WEB, LINES, PAIR = 24, 17, 31
+MIX = """
+__module__: energon_ext
+__class__: ScheduledMetadataset
+splits:
+  train:
+    blend:
+    - {path: web, weight: 1, max_epochs: 1}
+    - {path: lines.jsonl, weight: 2, max_epochs: 1}
+    - {path: pair, weight: {linear: {0: 1, 20: 3}}, max_epochs: 1}
+"""
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("intact")
+    write_dataset(folder / "web", [f"text {n} of the web" for n in range(WEB)], shard_size=8)
+    lines = folder / "lines.jsonl"
+    lines.write_text("".join(f'{{"text": "line {n} of the file"}}\n' for n in range(LINES)))
+    CrudeJsonlDatasetFactory.prepare_dataset(EPath(lines))
+    write_tokens(folder / "pair", [[n + 1] * (3 + n % 20) for n in range(PAIR)])
+    write_weights(folder / "pair", [[1] * (3 + n % 20) for n in range(PAIR)])
+    (folder / "mix.yaml").write_text(MIX)
+    return folder
+
+
+def flip(content, chance):
+    """One to three bits."""
+    for _ in range(chance.randint(1, 3)):
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+
+
+def cut(content, chance):
+    del content[chance.randrange(len(content)) :]
+
+
+def lose(content, chance):
+    """Some bytes in the middle."""
+    begin = chance.randrange(len(content))
+    del content[begin : begin + chance.choice([1, 8, 100])]
+
+
+def add(content, chance):
+    begin = chance.randrange(len(content) + 1)
+    content[begin:begin] = chance.randbytes(chance.choice([1, 8, 100]))
+
+
+def blank(content, chance):
+    begin = chance.randrange(len(content))
+    content[begin : begin + chance.choice([8, 512])] = bytes(8)
+
+
+def replace(content, chance):
+    content[:] = chance.randbytes(chance.choice([0, 7, len(content)]))
+
+
+DAMAGES = [flip, flip, cut, lose, add, blank, replace]
+
+
+def read_all(folder):
+    """Documents that ended and that were left out, by source."""
+    load._LEFT_OUT.clear()
+    dataset = get_train_dataset(
+        folder / "mix.yaml",
+        worker_config=config(),
+        batch_size=1,
+        shuffle_buffer_size=4,
+        task_encoder=PackedTaskEncoder(ByteTokenizer(), 32, packing_buffer_docs=4),
+    )
+    batches = itertools.islice(loader_for(dataset), 200)
+    found = sum((Counter(batch.documents_per_source()) for batch in batches), Counter())
+    for path, count in load._LEFT_OUT.items():
+        found[{"web": "web:train"}.get(Path(path).name, Path(path).name)] += count
+    return found
+
+
+def check(intact, folder, seed, expected):
+    """What became of a corpus of which one file is damaged."""
+    chance = random.Random(seed)
+    shutil.copytree(intact, folder)
+    # A mix that is cut may be another mix; what it may say has tests of its own.
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "mix.yaml")
+    path = chance.choice(files)
+    content, damage = bytearray(path.read_bytes()), chance.choice(DAMAGES)
+    if content:
+        damage(content, chance)
+    path.write_bytes(content)
+    what = f"seed {seed}: {damage.__name__} in {path.relative_to(folder)}"
+    try:
+        found = read_all(folder)
+    except EnergonExtError as error:
+        assert "\n" not in str(error), what
+        return "error"
+    finally:
+        close_loaders()
+        shutil.rmtree(folder)
+    if path.name == "lines.jsonl.idx" and load._LEFT_OUT:
+        return "left out"  # two lines that are read as one are left out as one
+    assert found == expected, what
+    return "left out" if load._LEFT_OUT else "all documents"
+
+
+def check_many(intact, tmp_path, seeds):
+    expected = read_all(intact)
+    assert expected == {"web:train": WEB, "lines.jsonl": LINES, "pair": PAIR}
+    found = Counter(check(intact, tmp_path / "case", seed, expected) for seed in seeds)
+    assert min(found["error"], found["all documents"]) > len(seeds) // 10, found
+    return found
+
+
+def test_a_damaged_corpus_is_an_error_or_reads_and_counts_every_document(intact, tmp_path):
+    check_many(intact, tmp_path, range(60))
+
+
+@pytest.mark.nightly
+def test_many_damaged_corpora_are_errors_or_read_and_count_every_document(intact, tmp_path):
+    assert check_many(intact, tmp_path, range(60, 1060))["left out"] > 10

@@ -1,0 +1,77 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Which state is whose, and what becomes of each source, worked out by hand."""
+
+import pytest
+
+from energon_ext.errors import StateMismatchError
+from energon_ext.state.match import (
+    SourceChange,
+    SourceNames,
+    check_fingerprint,
+    compare_sources,
+    match_sources,
+)
+from energon_ext.state.serialize import first_line
+
+
+def state_of(**sources):
+    """Of one worker: documents, tokens and names of each source."""
+    fields = ("documents", "tokens", "names")
+    return {"plan": {"sources": {key: dict(zip(fields, own)) for key, own in sources.items()}}}
+
+
+WORKERS = [
+    state_of(web=(3, 300, ["/d/web", "web"]), old=(1, 10, ["/d/old", "old"]), a=(5, 50, ["", ""])),
+    state_of(web=(4, 401, ["/d/web", "web"]), old=(2, 25, ["/d/old", "old"]), a=(0, 0, ["", ""])),
+]
+
+
+def test_sources_are_kept_moved_new_or_retained_and_counted_over_the_workers():
+    current = {
+        "code": SourceNames("/d/code", "code"),
+        "../web": SourceNames("/d/web", "web"),
+        "a": SourceNames("/d/a", "a"),
+    }
+    changes = compare_sources(WORKERS, current)
+    assert changes == [
+        SourceChange("code", "new"),
+        SourceChange("../web", "moved", 7, 701, "web"),
+        SourceChange("a", "kept", 5, 50),
+        SourceChange("old", "retained", 3, 35),
+    ]
+    assert [str(change) for change in changes] == [
+        "code: new",
+        "../web: moved, was web, 701 tokens read",
+        "a: kept, 50 tokens read",
+        "old: retained, 35 tokens read",
+    ]
+    assert changes[0].to_json() == {"key": "code", "change": "new", "documents": 0, "tokens": 0}
+    assert changes[1].to_json()["saved_key"] == "web"
+
+
+def test_a_state_is_taken_by_its_key_first_and_then_by_all_its_names_and_once():
+    saved = WORKERS[0]["plan"]["sources"]
+    # The key of one, the names of another: the key counts.
+    assert match_sources(saved, {"old": SourceNames("/d/web", "web")}) == {"old": "old"}
+    # Another order of reading, no names, or a state that is taken already.
+    assert match_sources(saved, {"x": SourceNames("/d/web", "other")}) == {}
+    assert match_sources(saved, {"x": SourceNames("", "")}) == {}
+    twice = {"x": SourceNames("/d/web", "web"), "y": SourceNames("/d/web", "web")}
+    assert match_sources(saved, twice) == {"x": "web"}
+
+
+def test_every_field_that_differs_is_named_with_what_to_do():
+    saved, current = {"seed": 0, "seq_len": 8, "gone": 1}, {"seed": 0, "seq_len": 9, "come": None}
+    with pytest.raises(StateMismatchError) as refused:
+        check_fingerprint(saved, current, "web")
+    assert refused.value.differences == {"web: seq_len": (8, 9), "web: gone": (1, None)}
+    assert str(refused.value).endswith("Use the saved values, or start a new run.")
+    with pytest.raises(StateMismatchError, match=r"\(seq_len: saved 8, now 9\). Do that.$"):
+        check_fingerprint({"seq_len": 8}, {"seq_len": 9}, advice="Do that.")
+    check_fingerprint(saved, dict(saved))
+
+
+def test_an_error_is_told_by_its_first_line_or_by_its_type():
+    assert first_line(ValueError("one.\ntwo")) == "one"
+    assert first_line(KeyboardInterrupt()) == "KeyboardInterrupt"
