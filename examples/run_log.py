@@ -70,7 +70,7 @@ class RunLog(contextlib.ExitStack):
     ):
         super().__init__()
         self.enabled = enabled
-        self._last_step, self._interval = last_step, interval
+        self._last_step, self._interval, self._names = last_step, interval, {}
         self._first_loss = self._last_line = None
         if not enabled:
             return
@@ -90,8 +90,9 @@ class RunLog(contextlib.ExitStack):
     def write(self, event, step, **fields):
         """Append one event."""
         if self.enabled:
+            self._names = fields.get("names", self._names)
             self._file.write(json.dumps({"event": event, "step": step, **fields}) + "\n")
-            scalars = _scalars(fields)
+            scalars = _scalars(fields, self._names)
             for write in self._boards if scalars else ():
                 write(scalars, step)
 
@@ -100,7 +101,7 @@ class RunLog(contextlib.ExitStack):
         self.write("step", step, **fields)
         if self.enabled:
             self._first_loss = self._first_loss or fields["loss"]
-            self._last_line = _line(fields)
+            self._last_line = _line(fields, self._names)
             self._bar.set_postfix_str(self._last_line)
             self._bar.update()
             if self._plain and (step % self._interval == 0 or step == self._last_step):
@@ -162,13 +163,13 @@ def _loss(losses, key):
     return f"{losses[key]:.3f}" if math.isfinite(losses.get(key, math.nan)) else "-"
 
 
-def _line(fields, most_sources=4):
+def _line(fields, names, most_sources=4):
     """What a person wants to see of a step."""
     losses, shares = fields.get("loss_by_source", {}), fields.get("planned_share", {})
     keys = sorted(losses.keys() | shares.keys())
     own = ", ".join(
         f"{label} {_loss(losses, key)} at {shares.get(key, 0):.0%}"
-        for key, label in zip(keys, short_labels(keys) if keys else ())
+        for key, label in zip(keys, short_labels(keys, names))
     )
     by_source = f" ({own})" if 1 < len(keys) <= most_sources else ""
     formats = {
@@ -225,12 +226,13 @@ def row_hashes(batch, seq_len):
     return hashes
 
 
-def _scalars(fields):
+def _scalars(fields, names):
+    """Numbers of an event by the names that boards show; a source is its name, or its key."""
     scalars = {}
     for field, value in fields.items():
         name = field if "/" in field else SCALARS.get(field)
         if name and isinstance(value, dict):
-            scalars |= {f"{name}/{source}": number for source, number in value.items()}
+            scalars |= {f"{name}/{names.get(key, key)}": number for key, number in value.items()}
         elif name:
             scalars[name] = value
     return scalars

@@ -234,6 +234,8 @@ class Run:
                 step,
                 sources=self.blend.keys,
                 documents=self.blend.documents,
+                names=self.blend.names,
+                interleaves=self.blend.interleaves,
                 seq_len=args.seq_length,
                 rows_per_step=args.global_batch_rows,
                 config={**fixed_arguments(args), "world_size": dist.get_world_size()},

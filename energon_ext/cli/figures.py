@@ -29,6 +29,13 @@ from energon_ext.cli.metrics import Run, mean_of_finite
 WINDOWS = 30
 MAX_LABEL = 18
 
+#: Of blends and of interleaves.
+BANDS = ("two standard deviations of independent draws", "two rows of an interleave")
+EXPECTED = (
+    "independent draws by the schedule put about 95 % there",
+    "an interleave keeps all of them there",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Picture:
@@ -48,13 +55,14 @@ def mix_picture(run: Run) -> Picture:
     drawn = tokens / np.maximum(tokens.sum(1, keepdims=True), 1)
     expected = np.array([run.planned_share[window].mean(0) for window in windows])
     rows = run.rows_per_step * np.array([len(window) for window in windows])
-    spread = _chance(expected, rows[:, None])
-    step_spread = _chance(run.planned_share, rows[0])
+    spread = _band(run, expected, rows[:, None])
+    step_spread = _band(run, run.planned_share, rows[0])
+    kinds = [kind for kind in (0, 1) if kind in np.sign(run.interleaves)]
+    bands = ", ".join(BANDS[kind] for kind in kinds)
 
     figure, (axes,) = new_figure(
         "Planned and drawn mix",
-        f"lines: scheduled share · dots: tokens drawn in {_each(windows)} · "
-        "bands: two standard deviations of independent draws",
+        f"lines: scheduled share · dots: tokens drawn in {_each(windows)} · bands: {bands}",
     )
     for index, color in enumerate(COLORS[: len(run.sources)]):
         share, chance = run.planned_share[:, index], step_spread[:, index]
@@ -80,8 +88,8 @@ def mix_picture(run: Run) -> Picture:
     return Picture(
         "mix",
         figure,
-        f"{inside.sum()} of {inside.size} dots lie in their band; independent draws by the "
-        "schedule put about 95 % there.",
+        f"{inside.sum()} of {inside.size} dots lie in their band; "
+        f"{', '.join(EXPECTED[kind] for kind in kinds)}.",
     )
 
 
@@ -134,23 +142,34 @@ def for_pictures(run: Run, keep: int = len(COLORS) - 1) -> Run:
     def add(values: np.ndarray) -> np.ndarray:
         return np.concatenate([values[..., kept], values[..., merged].sum(-1, keepdims=True)], -1)
 
-    losses = np.where(run.tokens > 0, np.nan_to_num(run.source_loss), 0) * run.tokens
-    tokens = add(run.tokens)
+    counted = np.where(np.isfinite(run.source_loss), run.tokens, 0)
+    losses, in_all = add(np.nan_to_num(run.source_loss) * counted), add(counted)
     return replace(
         run,
         sources=(*(run.sources[index] for index in kept), "others"),
         labels=(*(run.labels[index] for index in kept), f"{len(merged)} others"),
         epoch_documents=add(run.epoch_documents),
+        # Deviations of all sources cancel, so the others are off by no more than the kept ones.
+        interleaves=np.append(
+            run.interleaves[kept],
+            min(run.interleaves[kept].sum(), run.interleaves[merged].sum())
+            * (run.interleaves > 0).all(),
+        ),
         planned_share=add(run.planned_share),
-        tokens=tokens,
+        tokens=add(run.tokens),
         documents=add(run.documents),
-        source_loss=np.where(tokens > 0, add(losses) / np.maximum(tokens, 1), np.nan),
+        source_loss=np.where(in_all > 0, losses / np.maximum(in_all, 1), np.nan),
     )
 
 
-def _chance(share: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Two standard deviations of a share of ``rows`` independent draws."""
-    return 2 * np.sqrt(share * (1 - share) / rows)
+def _band(run: Run, share: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """How far a share of ``rows`` rows may be off.
+
+    Two standard deviations of independent draws; a row at each end of an interleave, which never is
+    further than that from its share.
+    """
+    by_chance = 2 * np.sqrt(share * (1 - share) / rows)
+    return np.where((run.interleaves > 0) & (share > 0), 2 * run.interleaves / rows, by_chance)
 
 
 def _windows(run: Run) -> list[np.ndarray]:
@@ -172,14 +191,18 @@ def _mean_loss(losses: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 
 
 def _clipped(labels: Sequence[str]) -> list[str]:
-    """Labels without the end that all have, `_text_document` for one, and short in the middle.
+    """Labels without `_text_document` and any other end that all have, and short in the middle.
 
     Example:
         >>> _clipped(["web_part_1_text_document", "web_part_2_text_document"])
         ['web_part_1', 'web_part_2']
         >>> _clipped(["a_very_long_name_of_web_pages_1", "code"])
         ['a_very_lo…_pages_1', 'code']
+        >>> _clipped(["CC-MAIN-2023-40_text_document", "CC-MAIN-2023-50_text_document", "web"])
+        ['CC-MAIN-2023-40', 'CC-MAIN-2023-50', 'web']
     """
+    bare = [label.removesuffix("_text_document") for label in labels]
+    labels = bare if all(bare) and len(set(bare)) == len(set(labels)) else labels
     common = os.path.commonprefix([label[::-1] for label in labels])[::-1]
     common = common[common.find("_") :] if "_" in common and len(labels) > 1 else ""
     labels = [label.removesuffix(common) or label for label in labels]

@@ -9,7 +9,7 @@ from: steps after it that an earlier process had written are done again, and the
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ FIELDS: dict[str, dict[str, Any]] = {
         "documents": {str: int},
         "rows_per_step": int,
         "config": dict,
+        "names": {str: str},
+        "interleaves": {str: int},
     },
     "step": {
         "step": int,
@@ -44,13 +46,19 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 
 
+#: What an older run does not have.
+ADDED: dict[str, dict[str, Any]] = {"start": {"names": {}, "interleaves": {}}}
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """One run of ``S`` steps over ``n`` sources, all its processes joined."""
 
     sources: tuple[str, ...]  # keys, as the batches name them
     labels: tuple[str, ...]  # short names of the sources, for people
+    titles: tuple[str, ...]  # their names in the metadataset, and the keys of the others
     epoch_documents: np.ndarray  # int64 [n], documents in one epoch of each source
+    interleaves: np.ndarray  # int64 [n], above a source; 0 where a blend draws it
     rows_per_step: int
     resumed_after: tuple[int, ...]  # steps after which another process went on
     config: dict[str, Any]  # what the run says of itself
@@ -101,8 +109,10 @@ class Run:
 
         return cls(
             sources=sources,
-            labels=short_labels(sources),
+            labels=short_labels(sources, last["names"]),
+            titles=tuple(last["names"].get(key, key) for key in sources),
             epoch_documents=np.array([documents.get(key, 0) for key in sources], np.int64),
+            interleaves=np.array([last["interleaves"].get(key, 0) for key in sources], np.int64),
             rows_per_step=last["rows_per_step"],
             resumed_after=tuple(s["step"] for s in starts if 0 < s["step"] < len(steps)),
             config=last["config"],
@@ -117,14 +127,17 @@ class Run:
         )
 
 
+EMPTY: Mapping[str, str] = {}
+
+
 def mean_of_finite(values: np.ndarray) -> float:
     """The mean of what is a number; NaN where nothing is."""
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if len(finite) else np.nan
 
 
-def short_labels(keys: Sequence[str]) -> tuple[str, ...]:
-    """The last parts of the keys' paths, as many as tell them apart.
+def short_labels(keys: Sequence[str], names: Mapping[str, str] = EMPTY) -> tuple[str, ...]:
+    """Their names, and the last parts of the other keys' paths, as many as tell them apart.
 
     Example:
         >>> short_labels(["../data/prose:train", "../data/code:train"])
@@ -132,10 +145,14 @@ def short_labels(keys: Sequence[str]) -> tuple[str, ...]:
         >>> short_labels(["a/web:train", "b/web:train", "b/web:train#2"])
         ('a/web', 'b/web', 'b/web#2')
     """
+    if names:
+        others = [key for key in keys if key not in names]
+        shown = {**dict(zip(others, short_labels(others))), **names}
+        return tuple(shown[key] for key in keys)
     parts = [_parts(key) for key in keys]
     if len({part["split"] for part in parts}) == 1:
         parts = [{**part, "split": ""} for part in parts]
-    for depth in range(1, 2 + max(key.count("/") for key in keys)):
+    for depth in range(1, 2 + max((key.count("/") for key in keys), default=0)):
         labels = tuple(
             "/".join(part["path"].split("/")[-depth:]) + part["split"] + part["rest"]
             for part in parts
@@ -165,6 +182,7 @@ def _events(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 raise ConfigError(f"{where}: damaged, an object with 'event' was expected.")
             if event["event"] not in FIELDS:
                 continue
+            event = {**ADDED.get(event["event"], {}), **event}
             for name, form in FIELDS[event["event"]].items():
                 if name not in event:
                     raise ConfigError(f"{where}: damaged, {event['event']} has no {name!r}.")

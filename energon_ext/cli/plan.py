@@ -42,7 +42,10 @@ def plan(metadataset: Path, at: str, **options: Any) -> None:
 
 def _shares(blend: BlendedDataset, positions: Sequence[int]) -> str:
     columns = [blend.planned_shares(position) for position in positions]
-    rows = [[name, *(f"{shares[name]:.2%}" for shares in columns)] for name in columns[0]]
+    rows = [
+        [blend.names.get(key, key), *(f"{shares[key]:.2%}" for shares in columns)]
+        for key in columns[0]
+    ]
     if len(rows) > MOST_DOCUMENTS:
         rows[MOST_DOCUMENTS:] = [[f"... {len(rows) - MOST_DOCUMENTS} more", *[""] * len(columns)]]
     return table([["share at step", *map(str, positions)], *rows])

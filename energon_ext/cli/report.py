@@ -126,7 +126,7 @@ def source_table(run: Run) -> Iterable[tuple[str, ...]]:
         losses = run.source_loss[:, index]
         losses = losses[np.isfinite(losses)]
         yield (
-            run.sources[index],
+            run.titles[index],
             f"{tokens[index]:,}",
             f"{100 * tokens[index] / total:.1f} %",
             f"{100 * planned[index] / total:.1f} %",

@@ -58,6 +58,7 @@ class ScheduledEntryMixin:
 
     weight: Any = 1.0  # a number or a schedule
     max_epochs: Any = None  # most passes over each source of the entry, None for no limit
+    name: Any = None  # of the one source, for people; its state hangs on its key
 
 
 @dataclass(kw_only=True)
@@ -104,6 +105,12 @@ class ScheduledBlend(MetadatasetBlend):
                     f"{self._entry_name(index)}.max_epochs: {limit!r} found, an integer >= 1 is "
                     f"needed; leave it out for no limit, or the entry for no epoch at all."
                 )
+            if entry.name is not None and not (
+                isinstance(entry.name, str) and entry.name.strip() and entry.name.isprintable()
+            ):
+                raise ConfigError(
+                    f"{self._entry_name(index)}.name: {entry.name!r} found, a text is needed."
+                )
         for index, entry in enumerate(self.blend):
             with errors_of_energon(self._entry_name(index)):
                 entry.post_initialize(mds_path)
@@ -116,13 +123,18 @@ class ScheduledBlend(MetadatasetBlend):
         node = self._node()
         datasets: list[LoadedDataset] = []
         for index, entry in enumerate(self.blend):
-            origin = Origin(self._root, self._entry_name(index), entry.max_epochs)
+            origin = Origin(self._root, self._entry_name(index), entry.max_epochs, entry.name)
             with errors_of_energon(origin.where):
                 inner = entry.get_datasets(subset=subset, **kwargs)
             if inner.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS:
                 raise ConfigError(
                     f"{self._entry_name(index)}: a `blend_epochized` cannot be an entry of a "
                     f"`{self._name}`; use `blend_epochized` on both levels, or on none."
+                )
+            if entry.name is not None and len(inner.datasets) != 1:
+                raise ConfigError(
+                    f"{origin.where}.name: {entry.name!r} for {len(inner.datasets)} sources; name "
+                    f"them in the metadataset that lists them."
                 )
             for loaded in inner.datasets:
                 loaded.weight = PathWeight([(node, index), *path_of(loaded.weight)])

@@ -35,6 +35,7 @@ class Origin:
     root: EPath  # folder of the outermost metadataset; keys are written relative to it
     where: str  # place of the reference in the YAML, for messages
     max_epochs: int | None = None  # most passes over the source in a run, None for no limit
+    name: str | None = None  # what people call the source, None for its key
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ def set_origin(factory: BaseCoreDatasetFactory, origin: Origin) -> None:
     inner = get_origin(factory)
     if inner is not None:
         limits = [n for n in (origin.max_epochs, inner.max_epochs) if n is not None]
-        origin = Origin(origin.root, inner.where, min(limits, default=None))
+        name = inner.name or origin.name
+        origin = Origin(origin.root, inner.where, min(limits, default=None), name)
     setattr(factory, _ORIGIN_ATTRIBUTE, origin)
 
 

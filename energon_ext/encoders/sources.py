@@ -115,6 +115,10 @@ def collapse_sources(
             raise ConfigError(
                 f"Source {key}{place} has no samples; prepare it again or leave it out."
             )
+    shown = [origin.name if origin else None for origin in map(get_origin, factories)]
+    for key, name in zip(keys, shown):
+        if name is not None and [*keys, *shown].count(name) > 1 and name != key:
+            raise ConfigError(f"name: {name!r} is that of two sources, {key} for one; rename it.")
 
     def build() -> SavableDataset:
         sources = [
@@ -125,8 +129,9 @@ def collapse_sources(
                 documents=len(loaded.dataset),
                 max_epochs=max_epochs_of(loaded.dataset),
                 names=own_names,
+                shown_as=name,
             )
-            for key, own_names, loaded in zip(keys, names, datasets)
+            for key, own_names, name, loaded in zip(keys, names, shown, datasets)
         ]
         if rule == BLEND:
             tree = tree_of([(key, _path(loaded)) for key, loaded in zip(keys, datasets)])

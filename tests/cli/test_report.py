@@ -139,6 +139,44 @@ def test_the_caption_tells_a_run_that_left_its_schedule(tmp_path):
     assert ignored < obeyed / 2
 
 
+def with_start(run_dir, **fields):
+    path = run_dir / "metrics.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    events = [event | (fields if event["event"] == "start" else {}) for event in events]
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return Run.load(run_dir)
+
+
+def test_the_band_of_an_interleave_is_its_bound_and_not_chance(tmp_path):
+    """Windows of 150 steps are 5 steps of 8 rows: two rows of 40 are 5 % of the tokens."""
+    run_dir = write_run(tmp_path, steps=150)
+    keys = Run.load(run_dir).sources
+    drawn = figures.mix_picture(with_start(run_dir, interleaves={}))
+    assert "two standard deviations" in drawn.figure.texts[1].get_text()
+    kept = figures.mix_picture(with_start(run_dir, interleaves=dict.fromkeys(keys, 1)))
+    assert kept.figure.texts[1].get_text().endswith("bands: two rows of an interleave")
+    assert kept.caption.endswith("an interleave keeps all of them there.")
+    (axes,) = kept.figure.axes
+    ends = axes.collections[0].get_paths()[0].vertices
+    share = 100 * Run.load(run_dir).planned_share[100, 0]
+    at = ends[np.isclose(ends[:, 0], 101), 1]
+    np.testing.assert_allclose([at.min(), at.max()], [share - 5, share + 5])
+    both = figures.mix_picture(with_start(run_dir, interleaves={keys[0]: 1})).figure
+    assert both.texts[1].get_text().endswith("draws, two rows of an interleave")
+
+
+def test_sources_are_shown_under_their_names_and_the_others_under_their_files(tmp_path):
+    sources = [f"/data/CC-MAIN-2023-{n}_text_document" for n in (40, 50)] + ["/data/code:train"]
+    run_dir = write_run(tmp_path, steps=5, sources=sources)
+    run = with_start(run_dir, names={sources[2]: "Code, deduplicated"})
+    assert figures.for_pictures(run).labels == (
+        "CC-MAIN-2023-40",
+        "CC-MAIN-2023-50",
+        "Code, deduplicated",
+    )
+    assert {row[0] for row in source_table(run)} == {*sources[:2], "Code, deduplicated"}
+
+
 def test_names_of_ten_megatron_sources_are_told_apart_and_stay_on_the_picture(tmp_path):
     sources = [f"/data/corpora/web_part_{n}_text_document" for n in range(10)]
     run = Run.load(write_run(tmp_path, steps=61, sources=sources, resumed_after=[20, 40]))
