@@ -115,6 +115,13 @@ class RunLog(contextlib.ExitStack):
                 found = ", ".join(f"{name} {value:.3f}" for name, value in fields.items())
                 self.say(f"step {step:,}: {found}")
 
+    def now(self, text):
+        """Say what the run does before its first step, which may take long."""
+        if self.enabled:
+            self._bar.set_postfix_str(text)
+            if self._plain:
+                self.say(text)
+
     def write_end(self, step, reason, checkpoint):
         """Append how the run ended, and say the result in one line."""
         self.write("end", step, reason=reason)
@@ -176,6 +183,7 @@ def _line(fields, names, most_sources=4):
         "learning_rate": "lr {:.1e}",
         "grad_norm": "grad norm {:.2f}",
         "tokens_per_second": "{:,.0f} tokens/s",
+        "rollout/reward/mean": "reward {:.2f}",
         "waiting_share": "waiting for data {:.0%}",
     }
     said = [text.format(fields[name]) for name, text in formats.items() if name in fields]

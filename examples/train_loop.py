@@ -97,6 +97,7 @@ def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False
         step = saved_step = run.restore(store, may_begin)
         log = stack.enter_context(run.start_log(folder, step))
         last_step = min(args.train_iters, args.stop_after or args.train_iters)
+        log.now("sampling the first answers" if run.samples else "reading the first rows")
         log.write_evaluation(step, evaluate(step))
         asked_to_stop = False
         while (

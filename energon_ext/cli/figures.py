@@ -31,10 +31,7 @@ MAX_LABEL = 18
 
 #: Of blends and of interleaves.
 BANDS = ("two standard deviations of independent draws", "two rows of an interleave")
-EXPECTED = (
-    "independent draws by the schedule put about 95 % there",
-    "an interleave keeps all of them there",
-)
+EXPECTED = ("independent draws put about 95 % there", "an interleave keeps all of them there")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +125,22 @@ def loss_picture(run: Run) -> Picture:
     )
 
 
+def reward_picture(run: Run) -> Picture:
+    """Mean reward of the answers sampled for every step, and what was evaluated beside it."""
+    figure, (axes,) = new_figure(
+        "Reward", "line: mean of the answers of a step, before clipping · dots: evaluations"
+    )
+    for values, color in zip(run.measured.values(), COLORS):
+        known = np.isfinite(values)
+        style = "-" if known.all() else "o-"
+        axes.plot(run.step[known], values[known], style, color=color, linewidth=1.6, markersize=4)
+    steps_axis(axes, run)
+    ends = np.array([_last_finite(values) for values in run.measured.values()])
+    labels = [f"{name.removeprefix('rollout/')} {end:.2f}" for name, end in zip(run.measured, ends)]
+    label_ends(axes, ends, labels, COLORS)
+    return Picture("reward", figure, f"At the end: {', '.join(labels)}.")
+
+
 def for_pictures(run: Run, keep: int = len(COLORS) - 1) -> Run:
     """The same run with names of bounded length and as many sources as there are colours.
 
@@ -137,7 +150,7 @@ def for_pictures(run: Run, keep: int = len(COLORS) - 1) -> Run:
     if len(run.sources) <= keep + 1:
         return run
     order = np.argsort(-run.tokens.sum(0), kind="stable")
-    kept, merged = np.sort(order[:keep]), order[keep:]
+    kept, merged, depth = np.sort(order[:keep]), order[keep:], run.interleaves
 
     def add(values: np.ndarray) -> np.ndarray:
         return np.concatenate([values[..., kept], values[..., merged].sum(-1, keepdims=True)], -1)
@@ -149,12 +162,7 @@ def for_pictures(run: Run, keep: int = len(COLORS) - 1) -> Run:
         sources=(*(run.sources[index] for index in kept), "others"),
         labels=(*(run.labels[index] for index in kept), f"{len(merged)} others"),
         epoch_documents=add(run.epoch_documents),
-        # Deviations of all sources cancel, so the others are off by no more than the kept ones.
-        interleaves=np.append(
-            run.interleaves[kept],
-            min(run.interleaves[kept].sum(), run.interleaves[merged].sum())
-            * (run.interleaves > 0).all(),
-        ),
+        interleaves=np.append(depth[kept], depth[merged].sum() * (depth[merged] > 0).all()),
         planned_share=add(run.planned_share),
         tokens=add(run.tokens),
         documents=add(run.documents),
@@ -163,11 +171,7 @@ def for_pictures(run: Run, keep: int = len(COLORS) - 1) -> Run:
 
 
 def _band(run: Run, share: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """How far a share of ``rows`` rows may be off.
-
-    Two standard deviations of independent draws; a row at each end of an interleave, which never is
-    further than that from its share.
-    """
+    """How far a share of ``rows`` rows may be off; an interleave by a row at each end of them."""
     by_chance = 2 * np.sqrt(share * (1 - share) / rows)
     return np.where((run.interleaves > 0) & (share > 0), 2 * run.interleaves / rows, by_chance)
 

@@ -20,6 +20,7 @@ from energon_ext.errors import ConfigError
 
 FILE_NAME = "metrics.jsonl"
 SOURCE_KEY = re.compile(r"(?P<path>.*?)(?P<split>:\w+)?(?P<rest>[\[{#].*)?", re.DOTALL)
+REWARD = re.compile("rollout/reward/mean$|eval/")  # fields that tell how good a policy is
 
 
 #: What the report reads of an event, and its form, see :func:`_fits`.
@@ -43,6 +44,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "loss_by_source": {str: float},
         "batch_hash": str,
     },
+    "evaluation": {"step": int},
 }
 
 
@@ -70,6 +72,7 @@ class Run:
     documents: np.ndarray  # int64 [S, n], documents that ended
     source_loss: np.ndarray  # float64 [S, n], NaN where a step has no token of the source
     batch_hash: tuple[str, ...]  # one per step, over everything the step consumed
+    measured: dict[str, np.ndarray]  # float64 [S] each, reward and evaluations of a policy
 
     @classmethod
     def load(cls, run_dir: Path) -> "Run":
@@ -85,6 +88,9 @@ class Run:
             if event["event"] == "start":
                 starts.append(event)
                 del steps[event["step"] :]
+            if event["event"] == "evaluation":
+                steps[-1:] = [event | step for step in steps[-1:]]
+                continue
             expected = len(steps) + (event["event"] == "step")
             if event["step"] != expected:
                 raise ConfigError(
@@ -124,10 +130,11 @@ class Run:
             documents=table("documents", 0, np.int64),
             source_loss=table("loss_by_source", np.nan, np.float64),
             batch_hash=tuple(s["batch_hash"] for s in steps),
+            measured={
+                name: np.array([s.get(name, np.nan) for s in steps], np.float64)
+                for name in sorted({name for s in steps for name in s if REWARD.match(name)})
+            },
         )
-
-
-EMPTY: Mapping[str, str] = {}
 
 
 def mean_of_finite(values: np.ndarray) -> float:
@@ -136,7 +143,7 @@ def mean_of_finite(values: np.ndarray) -> float:
     return float(finite.mean()) if len(finite) else np.nan
 
 
-def short_labels(keys: Sequence[str], names: Mapping[str, str] = EMPTY) -> tuple[str, ...]:
+def short_labels(keys: Sequence[str], names: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Their names, and the last parts of the other keys' paths, as many as tell them apart.
 
     Example:
@@ -147,8 +154,7 @@ def short_labels(keys: Sequence[str], names: Mapping[str, str] = EMPTY) -> tuple
     """
     if names:
         others = [key for key in keys if key not in names]
-        shown = {**dict(zip(others, short_labels(others))), **names}
-        return tuple(shown[key] for key in keys)
+        return tuple((dict(zip(others, short_labels(others))) | dict(names))[key] for key in keys)
     parts = [_parts(key) for key in keys]
     if len({part["split"] for part in parts}) == 1:
         parts = [{**part, "split": ""} for part in parts]

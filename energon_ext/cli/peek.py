@@ -56,7 +56,7 @@ def peek(metadataset: Path, rows: int, source: str | None, text: bool, **options
     energon-ext peek mix.yaml --tokenizer my/tokenizer.json --source web --rows 2 --text
     energon-ext peek chats.yaml --task chat --chat-template NAME --tokenizer NAME
     """
-    from energon_ext.encoders.load import quiet_energon
+    from energon_ext.encoders.quiet import quiet_energon
     from energon_ext.loader.data_loader import ExactDataLoader
     from energon_ext.plan.lookup import find_blend
 

@@ -23,11 +23,13 @@ MOST_DOCUMENTS = 40
 
 @click.command()
 @mix_options
-@click.option("--at", default="", help="Steps, as 0,100,500.  [default: the breakpoints]")
+@click.option("--at", default="", help="Optimizer steps, as 0,100,500.  [default: the breakpoints]")
 def plan(metadataset: Path, at: str, **options: Any) -> None:
     """Show the shares that METADATASET plans, and what a splice would show.
 
     A share is one of rows, drawn last: it changes at the step of its breakpoint, without a lag.
+    Steps are optimizer steps, from 0; or what breakpoints of the run count (ScheduleAxis).
+
     Reads the documents of spliced sources once, and no others.
     """
     from energon_ext.plan.lookup import find_blend
@@ -48,7 +50,7 @@ def _shares(blend: BlendedDataset, positions: Sequence[int]) -> str:
     ]
     if len(rows) > MOST_DOCUMENTS:
         rows[MOST_DOCUMENTS:] = [[f"... {len(rows) - MOST_DOCUMENTS} more", *[""] * len(columns)]]
-    return table([["share at step", *map(str, positions)], *rows])
+    return table([["share at optimizer step", *map(str, positions)], *rows])
 
 
 def _documents(source: SpliceSource) -> str:

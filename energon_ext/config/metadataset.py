@@ -98,21 +98,16 @@ class ScheduledBlend(MetadatasetBlend):
             for index, entry in enumerate(self.blend)
         ]
         for index, entry in enumerate(self.blend):
-            limit = entry.max_epochs
+            where, limit, name = self._entry_name(index), entry.max_epochs, entry.name
             is_count = isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1
             if limit is not None and not is_count:
                 raise ConfigError(
-                    f"{self._entry_name(index)}.max_epochs: {limit!r} found, an integer >= 1 is "
-                    f"needed; leave it out for no limit, or the entry for no epoch at all."
+                    f"{where}.max_epochs: {limit!r} found, an integer >= 1 is needed; leave it out "
+                    f"for no limit, or the entry for no epoch at all."
                 )
-            if entry.name is not None and not (
-                isinstance(entry.name, str) and entry.name.strip() and entry.name.isprintable()
-            ):
-                raise ConfigError(
-                    f"{self._entry_name(index)}.name: {entry.name!r} found, a text is needed."
-                )
-        for index, entry in enumerate(self.blend):
-            with errors_of_energon(self._entry_name(index)):
+            if name is not None and not (isinstance(name, str) and name.strip()):
+                raise ConfigError(f"{where}.name: {name!r} found, a text is needed.")
+            with errors_of_energon(where):
                 entry.post_initialize(mds_path)
 
     def get_datasets(
@@ -132,10 +127,8 @@ class ScheduledBlend(MetadatasetBlend):
                     f"`{self._name}`; use `blend_epochized` on both levels, or on none."
                 )
             if entry.name is not None and len(inner.datasets) != 1:
-                raise ConfigError(
-                    f"{origin.where}.name: {entry.name!r} for {len(inner.datasets)} sources; name "
-                    f"them in the metadataset that lists them."
-                )
+                count = len(inner.datasets)
+                raise ConfigError(f"{origin.where}.name: {entry.name!r} for {count} sources.")
             for loaded in inner.datasets:
                 loaded.weight = PathWeight([(node, index), *path_of(loaded.weight)])
                 set_origin(loaded.dataset, origin)

@@ -24,6 +24,7 @@ from energon_ext.documents.permutation import stable_hash
 from energon_ext.documents.shuffle import ShuffledDocuments
 from energon_ext.documents.stored_files import fingerprint_files
 from energon_ext.documents.tar_memory import forget_read_members
+from energon_ext.encoders.quiet import quiet_errors
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import BLEND, PathStep, Tree, blend_of, path_of, tree_of
 from energon_ext.plan.source import RowSource, Source
@@ -71,6 +72,7 @@ def load_source(
     rotation = number % (max(1, worker_config.num_workers) * worker_config.world_size)
     dataset = task_encoder._load_dataset(loaded, rotation, worker_config=own_config)
     forget_read_members(dataset)
+    quiet_errors(dataset)
     return dataset
 
 
@@ -91,6 +93,7 @@ def encoded_samples(
         stateless_map_fn=get_stateless(encode),
         failure_tolerance=get_failure_tolerance(encode, task_encoder.__default_failure_tolerance__),
     )
+    quiet_errors(encoded)
     if shuffle_buffer <= 1:
         return encoded
     config = samples.worker_config

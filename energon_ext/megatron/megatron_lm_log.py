@@ -22,10 +22,10 @@ from megatron.core import parallel_state
 
 from energon_ext.megatron.megatron_lm_state import MegatronLMLoader
 from energon_ext.megatron.step import LOSS_KEY, SOURCE_PREFIX
-from energon_ext.plan.dataset import BlendedDataset
 from energon_ext.state.together import on_all_ranks
 
 FILE_NAME = "metrics.jsonl"
+ABOUT = ("documents", "names", "interleaves")  # what the line of a start says of the sources
 
 
 class DataLog:
@@ -38,7 +38,8 @@ class DataLog:
 
     def __init__(self, loader: MegatronLMLoader | None, args: argparse.Namespace):
         self._loader, self._args = loader, args
-        found = on_all_ranks(lambda: None if loader is None else _about(loader.blend))
+        about = {name: getattr(loader.blend, name) for name in ABOUT} if loader else None
+        found = on_all_ranks(lambda: about)
         self._about: dict[str, Any] = next(each for each in found if each is not None)
         self._documents: dict[str, int] = self._about["documents"]
         self._counts, self._row, self._time = self._count(), self._rows(), time.perf_counter()
@@ -142,8 +143,3 @@ class DataLog:
                 for source, value in self._by_source(values).items():
                     shown = self._about["names"].get(source, source)
                     writer.add_scalar(f"data/{name}/{shown}", value, iteration)
-
-
-def _about(blend: BlendedDataset) -> dict[str, Any]:
-    names = ("documents", "names", "interleaves")
-    return {name: getattr(blend, name) for name in names}

@@ -44,8 +44,8 @@ def test_a_source_is_shown_under_its_name_and_found_by_it(tmp_path):
     shown = peek(mix, "--seq-length", 5, "--source", "2023", "--rows", 1)
     assert shown[1] == "  Web, 2023 (web): 5 tokens, 4 trained"
     assert energon_ext("plan", mix).stdout.splitlines()[1:] == [
-        "code           50.00%",
-        "Web, 2023      50.00%",
+        "code                     50.00%",
+        "Web, 2023                50.00%",
     ]
 
 

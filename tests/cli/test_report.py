@@ -195,6 +195,26 @@ def test_names_of_ten_megatron_sources_are_told_apart_and_stay_on_the_picture(tm
         assert "3 steps, 1 at the end" in said  # 61 steps in windows of three
 
 
+def test_a_run_with_rewards_has_a_picture_of_them_and_of_its_evaluations(tmp_path):
+    path = write_run(tmp_path, steps=4) / "metrics.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = []
+    for event in events:
+        number = event["step"]
+        rewards = {"rollout/reward/mean": number / 8} if event["event"] == "step" else {}
+        lines.append(event | rewards)
+        if event["event"] in ("start", "step") and number % 2 == 0:
+            lines.append({"event": "evaluation", "step": number, "eval/greedy": number / 4})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = Run.load(tmp_path)
+    assert run.measured["rollout/reward/mean"].tolist() == [0.125, 0.25, 0.375, 0.5]
+    np.testing.assert_array_equal(run.measured["eval/greedy"], [np.nan, 0.5, np.nan, 1.0])
+    assert figures.reward_picture(run).caption == "At the end: eval/greedy 1.00, reward/mean 0.50."
+    energon_ext("report", tmp_path)
+    assert (tmp_path / "reward.png").read_bytes().startswith(PNG)
+    assert len(Links((tmp_path / "report.html").read_text()).found) == 3
+
+
 def test_a_run_of_one_step_and_one_that_resumed_can_be_drawn(tmp_path):
     short = Run.load(write_run(tmp_path / "short", steps=1))
     resumed = Run.load(write_run(tmp_path / "resumed", steps=20, resumed_after=[5, 12]))

@@ -116,7 +116,7 @@ def test_a_resumed_run_appends_to_its_log_which_the_report_reads(tmp_path, capsy
         ("end", 1),
     ]
     assert events[1] == {"event": "step", "step": 1, **STEP}
-    assert capsys.readouterr().err == "step 1 of 10: loss 2.500, 200 tokens/s\n"
+    assert capsys.readouterr().err == ("step 1 of 10: loss 2.500, 200 tokens/s, reward 0.25\n")
     assert Run.load(tmp_path).loss.tolist() == [2.5]
 
 
