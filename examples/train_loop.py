@@ -99,7 +99,7 @@ def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False
         last_step = min(args.train_iters, args.stop_after or args.train_iters)
         log.now("sampling the first answers" if run.samples else "reading the first rows")
         log.write_evaluation(step, evaluate(step))
-        asked_to_stop = False
+        asked_to_stop = set()
         while (
             step < last_step
             and not asked_to_stop
@@ -110,24 +110,28 @@ def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False
             log.write_evaluation(step, evaluate(step))
             if step % args.save_interval == 0:
                 saved_step = run.save(store, step, log)
-            asked_to_stop = any(on_all_ranks(lambda: bool(signals)))
+            asked_to_stop = set().union(*on_all_ranks(lambda: [*signals]))
         if step != saved_step:
             run.save(store, step, log)
         reason = "finished" if step >= args.train_iters else "stopped"
         log.write_end(step, "exhausted" if run.data_ended else reason, store.latest())
-        if asked_to_stop:
+        if signal.SIGINT in asked_to_stop:
             raise KeyboardInterrupt(f"saved step {step} in {folder}; go on with --resume")
 
 
 @contextlib.contextmanager
 def stop_signals():
-    """Ctrl-C and SIGTERM end a run after the step at hand, with a save; a second one at once."""
-    received = []
+    """Ctrl-C and SIGTERM end a run after the step at hand, with a save; a second Ctrl-C at once.
+
+    torchrun hands on what its processes have received as well, so one within a second is the same.
+    """
+    received = {}  # when each came first
 
     def receive(number, frame):
-        if received:
+        now = time.monotonic()
+        if number == signal.SIGINT and now - received.setdefault(number, now) > 1:
             raise KeyboardInterrupt
-        received.append(number)
+        received.setdefault(number, now)
 
     earlier = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
