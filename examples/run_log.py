@@ -37,6 +37,7 @@ SCALARS = {
     "tokens_in_all": "data/tokens",
     "shares": "data/share",
     "epochs": "data/epochs",
+    "epochs_left": "data/epochs_left",
     "waiting_share": "perf/waiting_for_data",
     "step_seconds": "perf/step_seconds",
     "data_seconds": "perf/data_seconds",
@@ -92,9 +93,14 @@ class RunLog(contextlib.ExitStack):
         if self.enabled:
             self._names = fields.get("names", self._names)
             self._file.write(json.dumps({"event": event, "step": step, **fields}) + "\n")
-            scalars = _scalars(fields, self._names)
-            for write in self._boards if scalars else ():
-                write(scalars, step)
+            if event != "consumption":  # which the boards have of every step
+                self.write_boards(step, fields)
+
+    def write_boards(self, step, fields):
+        """Give the scalars among some fields to TensorBoard and Weights & Biases alone."""
+        scalars = _scalars(fields, self._names) if self.enabled else {}
+        for write in self._boards if scalars else ():
+            write(scalars, step)
 
     def write_step(self, step, fields):
         """Append one optimizer step and move the progress bar."""

@@ -107,6 +107,8 @@ def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False
         ):
             step += 1
             log.write_step(step, found)
+            if log.enabled:
+                log.write_boards(step, run.counts())
             log.write_evaluation(step, evaluate(step))
             if step % args.save_interval == 0:
                 saved_step = run.save(store, step, log)
@@ -260,18 +262,22 @@ class Run:
             elif parallel_state.is_pipeline_first_stage():  # all stages hold the same
                 rank = parallel_state.get_data_parallel_rank()
                 files = {f"data_rank{rank:05d}.pt": self.source.save_state()}
-            log.write(
-                "consumption",
-                step,
-                **consumed,
-                tokens_in_all=self.consumed.tokens,
-                shares=self.consumed.shares(),
-                epochs=self.consumed.epochs(documents),
-            )
+            log.write("consumption", step, **consumed, **self.counts())
         write_model = partial(save_model, self.model, self.optimizer)
         path = store.save(step, files, write_model=write_model, data=cursor, metadata=metadata)
         log.write("save", step, path=str(path))
         return step
+
+    def counts(self):
+        """What was trained on so far, by source, and how much of sources with a limit is left."""
+        epochs = self.consumed.epochs(self.blend.documents)
+        limits = {key: source.max_epochs for key, source in self.blend.sources.items()}
+        return {
+            "tokens_in_all": self.consumed.tokens,
+            "shares": self.consumed.shares(),
+            "epochs": epochs,
+            "epochs_left": {k: n - epochs.get(k, 0) for k, n in limits.items() if n is not None},
+        }
 
     def restore(self, store, may_begin):
         """Continue from the last checkpoint; return its step, 0 where there is none."""

@@ -184,7 +184,7 @@ def _windows(run: Run) -> list[np.ndarray]:
 
 def _each(windows: list[np.ndarray]) -> str:
     size, last = len(windows[0]), len(windows[-1])
-    return f"{size} steps" + (f", {last} at the end" if last < size else "")
+    return f"{size} step{'s' * (size > 1)}" + (f", {last} at the end" if last < size else "")
 
 
 def _mean_loss(losses: np.ndarray, tokens: np.ndarray) -> np.ndarray:

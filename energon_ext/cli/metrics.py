@@ -153,8 +153,7 @@ def short_labels(keys: Sequence[str], names: Mapping[str, str] | None = None) ->
         ('a/web', 'b/web', 'b/web#2')
     """
     if names:
-        others = [key for key in keys if key not in names]
-        return tuple((dict(zip(others, short_labels(others))) | dict(names))[key] for key in keys)
+        return tuple(names.get(key, label) for key, label in zip(keys, short_labels(keys)))
     parts = [_parts(key) for key in keys]
     if len({part["split"] for part in parts}) == 1:
         parts = [{**part, "split": ""} for part in parts]

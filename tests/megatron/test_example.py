@@ -315,6 +315,7 @@ def test_off_a_terminal_a_run_says_every_few_steps_how_it_stands_and_its_result_
         for step, (code, prose) in shares.items()
     }
     expected = [
+        "reading the first rows",
         f"step 0: {val}",
         f"step 3: {val}",
         f"step 4 of 6: {losses[4]}{rest}",
