@@ -9,6 +9,7 @@ comment with a file name, ``# mix.yaml``, is written under that name for the blo
 metadataset is also loaded. A block after the comment ``<!-- skip: reason -->`` is not run.
 """
 
+import ast
 import doctest
 import importlib
 import os
@@ -141,6 +142,42 @@ def test_the_doctests_of_a_module_hold(module):
         optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS,
     )
     assert result.failed == 0
+
+
+def test_the_reference_has_every_public_name():
+    """What a package lists as public, and what a page imports from it."""
+    reference = "".join(page.read_text() for page in PAGES if page.parent.name == "api")
+    listed = set(re.findall(r"^\.\. auto\w+:: [\w.]*\b(\w+)$", reference, re.MULTILINE))
+    public = {
+        name
+        for module in ["energon_ext", *MODULES]
+        for name in getattr(importlib.import_module(module), "__all__", ())
+    }
+    blocks = [
+        block.code for page in PAGES for block in blocks_of(page) if "python" in block.language
+    ]
+    shown = {
+        alias.name
+        for node in (node for code in blocks for node in ast.walk(ast.parse(code)))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("energon_ext")
+        for alias in node.names
+    }
+    assert sorted((public | shown) - listed) == []
+
+
+def test_every_test_that_a_page_names_exists():
+    named = {
+        (path, name)
+        for page in PAGES
+        for path, name in re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", page.read_text())
+    }
+    assert len(named) > 30
+    missing = [
+        f"{path}::{name}"
+        for path, name in sorted(named)
+        if not (CHECKOUT / path).is_file() or f"def {name}(" not in (CHECKOUT / path).read_text()
+    ]
+    assert missing == []
 
 
 def test_blocks_are_found_in_order_and_skipped_with_a_reason_only(tmp_path):
