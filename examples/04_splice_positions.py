@@ -10,8 +10,6 @@ Three models of the same size: learned absolute positions trained with splicing,
 plainly, and RoPE. The loss of the passage is then measured at every offset of the frame.
 """
 
-import argparse
-
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -20,6 +18,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.energon import WorkerConfig
+from options import count, new_parser
 from splice_figures import draw_loss_over_offsets
 
 from energon_ext import ExactDataLoader, SpliceTaskEncoder, get_train_dataset, get_val_datasets
@@ -43,10 +42,12 @@ LOADER = {"watchdog_timeout_seconds": None, "gc_collect_every_n_steps": 0}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = new_parser(
+        __doc__.splitlines()[0], "python examples/04_splice_positions.py prose.yaml --steps 300"
+    )
     parser.add_argument("data", help="metadataset or prepared folder with a train split")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--output", default="positions.png")
+    parser.add_argument("--steps", type=count, default=300, help="of each of the three models")
+    parser.add_argument("--output", default="positions.png", help="the picture")
     args = parser.parse_args()
     start_megatron()
     curves = {}

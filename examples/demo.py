@@ -14,7 +14,6 @@ Every step of both must have read the same rows, and their losses must agree to 
 shows both, DIR/report.html what was read.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 from demo_corpora import CORPORA
+from options import count, new_parser
 
 from energon_ext.cli.figure_style import COLORS, FAINT, INK, MUTED, new_figure
 from energon_ext.cli.metrics import Run
@@ -80,9 +80,9 @@ def stages_of(steps):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = new_parser(__doc__.splitlines()[0], "python examples/demo.py --dir /tmp/demo")
     parser.add_argument("--dir", type=Path, default=Path("demo"), help="where to work")
-    parser.add_argument("--steps", type=int, default=90)
+    parser.add_argument("--steps", type=count, default=90, help="optimizer steps of each run")
     args = parser.parse_args()
     folder, stages = args.dir, stages_of(args.steps)
     mix = prepare(folder, args.steps)

@@ -37,6 +37,7 @@ SCALARS = {
     "tokens_in_all": "data/tokens",
     "shares": "data/share",
     "epochs": "data/epochs",
+    "epochs_left": "data/epochs_left",
     "waiting_share": "perf/waiting_for_data",
     "step_seconds": "perf/step_seconds",
     "data_seconds": "perf/data_seconds",
@@ -70,7 +71,7 @@ class RunLog(contextlib.ExitStack):
     ):
         super().__init__()
         self.enabled = enabled
-        self._last_step, self._interval = last_step, interval
+        self._last_step, self._interval, self._names = last_step, interval, {}
         self._first_loss = self._last_line = None
         if not enabled:
             return
@@ -90,17 +91,23 @@ class RunLog(contextlib.ExitStack):
     def write(self, event, step, **fields):
         """Append one event."""
         if self.enabled:
+            self._names = fields.get("names", self._names)
             self._file.write(json.dumps({"event": event, "step": step, **fields}) + "\n")
-            scalars = _scalars(fields)
-            for write in self._boards if scalars else ():
-                write(scalars, step)
+            if event != "consumption":  # which the boards have of every step
+                self.write_boards(step, fields)
+
+    def write_boards(self, step, fields):
+        """Give the scalars among some fields to TensorBoard and Weights & Biases alone."""
+        scalars = _scalars(fields, self._names) if self.enabled else {}
+        for write in self._boards if scalars else ():
+            write(scalars, step)
 
     def write_step(self, step, fields):
         """Append one optimizer step and move the progress bar."""
         self.write("step", step, **fields)
         if self.enabled:
             self._first_loss = self._first_loss or fields["loss"]
-            self._last_line = _line(fields)
+            self._last_line = _line(fields, self._names)
             self._bar.set_postfix_str(self._last_line)
             self._bar.update()
             if self._plain and (step % self._interval == 0 or step == self._last_step):
@@ -113,6 +120,13 @@ class RunLog(contextlib.ExitStack):
             if self.enabled:
                 found = ", ".join(f"{name} {value:.3f}" for name, value in fields.items())
                 self.say(f"step {step:,}: {found}")
+
+    def now(self, text):
+        """Say what the run does before its first step, which may take long."""
+        if self.enabled:
+            self._bar.set_postfix_str(text)
+            if self._plain:
+                self.say(text)
 
     def write_end(self, step, reason, checkpoint):
         """Append how the run ended, and say the result in one line."""
@@ -162,19 +176,20 @@ def _loss(losses, key):
     return f"{losses[key]:.3f}" if math.isfinite(losses.get(key, math.nan)) else "-"
 
 
-def _line(fields, most_sources=4):
+def _line(fields, names, most_sources=4):
     """What a person wants to see of a step."""
     losses, shares = fields.get("loss_by_source", {}), fields.get("planned_share", {})
     keys = sorted(losses.keys() | shares.keys())
     own = ", ".join(
         f"{label} {_loss(losses, key)} at {shares.get(key, 0):.0%}"
-        for key, label in zip(keys, short_labels(keys) if keys else ())
+        for key, label in zip(keys, short_labels(keys, names))
     )
     by_source = f" ({own})" if 1 < len(keys) <= most_sources else ""
     formats = {
         "learning_rate": "lr {:.1e}",
         "grad_norm": "grad norm {:.2f}",
         "tokens_per_second": "{:,.0f} tokens/s",
+        "rollout/reward/mean": "reward {:.2f}",
         "waiting_share": "waiting for data {:.0%}",
     }
     said = [text.format(fields[name]) for name, text in formats.items() if name in fields]
@@ -225,12 +240,13 @@ def row_hashes(batch, seq_len):
     return hashes
 
 
-def _scalars(fields):
+def _scalars(fields, names):
+    """Numbers of an event by the names that boards show; a source is its name, or its key."""
     scalars = {}
     for field, value in fields.items():
         name = field if "/" in field else SCALARS.get(field)
         if name and isinstance(value, dict):
-            scalars |= {f"{name}/{source}": number for source, number in value.items()}
+            scalars |= {f"{name}/{names.get(key, key)}": number for key, number in value.items()}
         elif name:
             scalars[name] = value
     return scalars

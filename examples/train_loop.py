@@ -97,8 +97,9 @@ def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False
         step = saved_step = run.restore(store, may_begin)
         log = stack.enter_context(run.start_log(folder, step))
         last_step = min(args.train_iters, args.stop_after or args.train_iters)
+        log.now("sampling the first answers" if run.samples else "reading the first rows")
         log.write_evaluation(step, evaluate(step))
-        asked_to_stop = False
+        asked_to_stop = set()
         while (
             step < last_step
             and not asked_to_stop
@@ -106,27 +107,33 @@ def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False
         ):
             step += 1
             log.write_step(step, found)
+            if log.enabled:
+                log.write_boards(step, run.counts())
             log.write_evaluation(step, evaluate(step))
             if step % args.save_interval == 0:
                 saved_step = run.save(store, step, log)
-            asked_to_stop = any(on_all_ranks(lambda: bool(signals)))
+            asked_to_stop = set().union(*on_all_ranks(lambda: [*signals]))
         if step != saved_step:
             run.save(store, step, log)
         reason = "finished" if step >= args.train_iters else "stopped"
         log.write_end(step, "exhausted" if run.data_ended else reason, store.latest())
-        if asked_to_stop:
+        if signal.SIGINT in asked_to_stop:
             raise KeyboardInterrupt(f"saved step {step} in {folder}; go on with --resume")
 
 
 @contextlib.contextmanager
 def stop_signals():
-    """Ctrl-C and SIGTERM end a run after the step at hand, with a save; a second one at once."""
-    received = []
+    """Ctrl-C and SIGTERM end a run after the step at hand, with a save; a second Ctrl-C at once.
+
+    torchrun hands on what its processes have received as well, so one within a second is the same.
+    """
+    received = {}  # when each came first
 
     def receive(number, frame):
-        if received:
+        now = time.monotonic()
+        if number == signal.SIGINT and now - received.setdefault(number, now) > 1:
             raise KeyboardInterrupt
-        received.append(number)
+        received.setdefault(number, now)
 
     earlier = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -234,6 +241,8 @@ class Run:
                 step,
                 sources=self.blend.keys,
                 documents=self.blend.documents,
+                names=self.blend.names,
+                interleaves=self.blend.interleaves,
                 seq_len=args.seq_length,
                 rows_per_step=args.global_batch_rows,
                 config={**fixed_arguments(args), "world_size": dist.get_world_size()},
@@ -253,18 +262,22 @@ class Run:
             elif parallel_state.is_pipeline_first_stage():  # all stages hold the same
                 rank = parallel_state.get_data_parallel_rank()
                 files = {f"data_rank{rank:05d}.pt": self.source.save_state()}
-            log.write(
-                "consumption",
-                step,
-                **consumed,
-                tokens_in_all=self.consumed.tokens,
-                shares=self.consumed.shares(),
-                epochs=self.consumed.epochs(documents),
-            )
+            log.write("consumption", step, **consumed, **self.counts())
         write_model = partial(save_model, self.model, self.optimizer)
         path = store.save(step, files, write_model=write_model, data=cursor, metadata=metadata)
         log.write("save", step, path=str(path))
         return step
+
+    def counts(self):
+        """What was trained on so far, by source, and how much of sources with a limit is left."""
+        epochs = self.consumed.epochs(self.blend.documents)
+        limits = {key: source.max_epochs for key, source in self.blend.sources.items()}
+        return {
+            "tokens_in_all": self.consumed.tokens,
+            "shares": self.consumed.shares(),
+            "epochs": epochs,
+            "epochs_left": {k: n - epochs.get(k, 0) for k, n in limits.items() if n is not None},
+        }
 
     def restore(self, store, may_begin):
         """Continue from the last checkpoint; return its step, 0 where there is none."""

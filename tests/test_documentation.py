@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the documentation shows runs: every python, yaml and bash block, and every doctest.
 
-The blocks of one file run in order, in a folder that looks like a fresh checkout after `make demo`:
-the examples and metadatasets, and small corpora in ``demo/data``. Its python blocks share their
-names. A yaml block whose first line is a comment with a file name, ``# mix.yaml``, is written under
-that name for the blocks after it; a metadataset is also loaded, and its sources are made up where
-they do not exist. A block after the comment ``<!-- skip: reason -->`` is not run.
+The blocks of one page run in the order written, in an empty folder. A page that names the examples
+or the metadatasets of the repository says that it runs in a checkout, and gets these two folders
+and nothing else. Python blocks of a page share their names. A yaml block whose first line is a
+comment with a file name, ``# mix.yaml``, is written under that name for the blocks after it; a
+metadataset is also loaded. A block after the comment ``<!-- skip: reason -->`` is not run.
 """
 
+import ast
 import doctest
 import importlib
 import os
@@ -26,7 +27,7 @@ from megatron.energon import WorkerConfig
 
 import energon_ext
 from energon_ext.encoders.tokenizers import ByteTokenizer
-from tests.support import loader_for, take, write_dataset, write_texts
+from tests.support import loader_for, take, write_texts
 
 CHECKOUT = Path(energon_ext.__file__).parents[1]
 PAGES = [
@@ -63,17 +64,15 @@ def blocks_of(page):
     ]
 
 
-def prepare_source(folder):
-    write_dataset(folder, TEXTS, split_parts=[("train", ".*000.tar"), ("val", ".*001.tar")])
+def needs_a_checkout(page):
+    """Whether a block of the page names what lies in the repository."""
+    named = re.compile(r"(?<![.\w])(examples|metadatasets)\b")
+    return any(named.search(block.code) for block in blocks_of(page))
 
 
 @pytest.fixture
-def checkout(tmp_path, monkeypatch):
-    """A folder to run blocks in."""
-    for name in ("examples", "metadatasets"):
-        shutil.copytree(CHECKOUT / name, tmp_path / name)
-    for source in ("prose", "code", "docs"):
-        write_texts(tmp_path / "demo" / "data" / source, TEXTS)
+def folder(tmp_path, monkeypatch):
+    """An empty folder to run blocks in."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     monkeypatch.setenv("PYTHONPATH", str(CHECKOUT), prepend=os.pathsep)
@@ -88,9 +87,6 @@ def run_yaml(code, folder):
     path.write_text(code)
     if not isinstance(content, dict) or content.get("__module__") != "energon_ext":
         return
-    for source in sources_in(content):
-        if not (path.parent / source).exists():
-            prepare_source(path.parent / source)
     dataset = energon_ext.get_train_dataset(
         path,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
@@ -99,16 +95,6 @@ def run_yaml(code, folder):
     )
     for batch in take(loader_for(dataset), 2):
         batch.validate()
-
-
-def sources_in(content):
-    """Every ``path`` in a metadataset."""
-    if isinstance(content, dict):
-        for key, value in content.items():
-            yield from [value] if key == "path" else sources_in(value)
-    elif isinstance(content, list):
-        for value in content:
-            yield from sources_in(value)
 
 
 def run_block(block, page, names, folder):
@@ -129,13 +115,22 @@ def page_param(page):
     return pytest.param(page, id=str(page.relative_to(CHECKOUT)), marks=marks)
 
 
+def test_a_page_that_needs_the_repository_says_so():
+    texts = {page: " ".join(page.read_text().lower().split()) for page in PAGES}
+    silent = [page.name for page, text in texts.items() if "checkout of the repository" not in text]
+    assert [page.name for page in PAGES if needs_a_checkout(page) and page.name in silent] == []
+
+
 @pytest.mark.parametrize("page", [page_param(page) for page in PAGES])
-def test_the_code_blocks_of_a_page_run(page, checkout):
+def test_the_code_blocks_of_a_page_run(page, folder):
+    if needs_a_checkout(page):
+        for name in ("examples", "metadatasets"):
+            shutil.copytree(CHECKOUT / name, folder / name)
     names = {"__name__": "__main__"}
     for block in blocks_of(page):
         where = f"{page.name}:{block.line}: this {block.language} block does not run"
         try:
-            run_block(block, page, names, checkout)
+            run_block(block, page, names, folder)
         except (Exception, SystemExit) as error:
             raise AssertionError(f"{where}: {error}") from error
 
@@ -147,6 +142,42 @@ def test_the_doctests_of_a_module_hold(module):
         optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS,
     )
     assert result.failed == 0
+
+
+def test_the_reference_has_every_public_name():
+    """What a package lists as public, and what a page imports from it."""
+    reference = "".join(page.read_text() for page in PAGES if page.parent.name == "api")
+    listed = set(re.findall(r"^\.\. auto\w+:: [\w.]*\b(\w+)$", reference, re.MULTILINE))
+    public = {
+        name
+        for module in ["energon_ext", *MODULES]
+        for name in getattr(importlib.import_module(module), "__all__", ())
+    }
+    blocks = [
+        block.code for page in PAGES for block in blocks_of(page) if "python" in block.language
+    ]
+    shown = {
+        alias.name
+        for node in (node for code in blocks for node in ast.walk(ast.parse(code)))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("energon_ext")
+        for alias in node.names
+    }
+    assert sorted((public | shown) - listed) == []
+
+
+def test_every_test_that_a_page_names_exists():
+    named = {
+        (path, name)
+        for page in PAGES
+        for path, name in re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", page.read_text())
+    }
+    assert len(named) > 30
+    missing = [
+        f"{path}::{name}"
+        for path, name in sorted(named)
+        if not (CHECKOUT / path).is_file() or f"def {name}(" not in (CHECKOUT / path).read_text()
+    ]
+    assert missing == []
 
 
 def test_blocks_are_found_in_order_and_skipped_with_a_reason_only(tmp_path):
@@ -174,26 +205,28 @@ def test_blocks_are_found_in_order_and_skipped_with_a_reason_only(tmp_path):
         (
             "yaml",
             "__module__: energon_ext\n__class__: ScheduledMetadataset\n"
-            "splits: {train: {blend: [{path: ./web, weight: -1}]}}\n",
+            "splits: {train: {blend: [{path: ./web/train, weight: -1}]}}\n",
         ),
     ],
 )
-def test_a_block_that_fails_is_noticed(language, code, checkout):
+def test_a_block_that_fails_is_noticed(language, code, folder):
+    write_texts(folder / "web", TEXTS)
     with pytest.raises((AssertionError, ValueError, yaml.YAMLError, subprocess.SubprocessError)):
-        run_block(Block(language, code, 1), Path("page.md"), {}, checkout)
+        run_block(Block(language, code, 1), Path("page.md"), {}, folder)
 
 
-def test_blocks_share_names_and_named_files(checkout):
+def test_blocks_share_names_and_named_files_and_find_nothing_else(folder):
+    write_texts(folder / "web", TEXTS)
     names = {}
     for language, code in (
         (
             "yaml",
             "# mixes/mix.yaml\n__module__: energon_ext\n__class__: ScheduledMetadataset\n"
-            "splits: {train: {blend: [{path: ../web, weight: {step: {0: 1}}}]}}\n",
+            "splits: {train: {blend: [{path: ../web/train, weight: {step: {0: 1}}}]}}\n",
         ),
         ("python", "from pathlib import Path\npath = Path('mixes/mix.yaml')\n"),
         ("python", "text = path.read_text()\n"),
-        ("bash", "test -f mixes/mix.yaml && test -d demo/data/prose && test -f examples/01*\n"),
+        ("bash", "test -f mixes/mix.yaml && test \"$(echo *)\" = 'mixes web'\n"),
     ):
-        run_block(Block(language, code, 1), Path("page.md"), names, checkout)
+        run_block(Block(language, code, 1), Path("page.md"), names, folder)
     assert names["text"].startswith("# mixes/mix.yaml")

@@ -274,12 +274,17 @@ def test_a_conversation_without_sense_is_named(messages, message):
         encoder.encode_document(dialogue(messages))
 
 
-def test_bad_samples_are_reported_by_name_and_left_out(tmp_path, capsys):
+def test_bad_samples_are_reported_by_name_and_left_out(tmp_path, capsys, caplog):
+    """The log names the first of them, at DEBUG all; nothing is printed."""
+    caplog.set_level("DEBUG", "energon_ext")
     bad = [{"prompt": "no answer"}, {"messages": say("user")}, {"prompt": 3, "response": "x"}]
     good = [{"prompt": f"{n}?", "response": f"{n}!"} for n in range(5)]
     prepare_jsonl(tmp_path / "mixed.jsonl", [*good, *bad])
     assert answers_in(loader_for(load(tmp_path / "mixed.jsonl"))) == [f"{n}!" for n in range(5)]
-    reported = capsys.readouterr().out
+    assert capsys.readouterr().out == ""
+    (warning,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
+    assert "sample left out (1 so far): Sample 5: neither the texts" in warning
+    reported = caplog.text
     assert "has ['prompt']" in reported
     assert "Sample 6: no assistant message" in reported
     assert "has ['prompt', 'response']" in reported

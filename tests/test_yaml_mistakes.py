@@ -32,8 +32,8 @@ MISTAKES = [
     # Fields of an entry.
     ("a misspelt field", entry("{path: code, wieght: 1}"),
      "@: splits.train.blend[0]: no field 'wieght' in a ScheduledMetadataset; it has aux, "
-     "dataset_config, max_epochs, path, shuffle_over_epochs_multiplier, split_config, split_part, "
-     "subflavors, subset, weight; did you mean weight?"),
+     "dataset_config, max_epochs, name, path, shuffle_over_epochs_multiplier, split_config, "
+     "split_part, subflavors, subset, weight; did you mean weight?"),
     ("a misspelt path", entry("{pth: code}"), "blend[0]: no field 'pth'", "did you mean path?"),
     ("no path", entry("{weight: 1}"),
      "blend[0]: {'weight': 1} found, join or path is needed in it."),
@@ -46,6 +46,12 @@ MISTAKES = [
     ("a limit of 0", entry("{path: code, max_epochs: 0}"),
      "@: blend[0] (code).max_epochs: 0 found, an integer >= 1 is needed; leave it out"),
     ("a limit of 1.5", entry("{path: code, max_epochs: 1.5}"), "max_epochs: 1.5 found, an integer"),
+    ("a number for a name", entry("{path: code, name: 5}"), "(code).name: 5 found, a text is need"),
+    ("an empty name", entry("{path: code, name: ' '}"), "name: ' ' found, a text is needed."),
+    ("two of one name", split("blend:\n  - {path: code, name: a}\n  - {path: web, name: a}"),
+     "name: 'a' is that of two sources, code for one; rename it."),
+    ("the key of another source", split("blend:\n  - {path: code}\n  - {path: web, name: code}"),
+     "name: 'code' is that of two sources"),
     ("a limit in words", entry("{path: code, max_epochs: two}"), "max_epochs: 'two' found, an int"),
     ("a number for a split", entry("{path: web, split_part: 5}"), "split_part: 5 found, text is"),
     ("a split that is not", entry("{path: web, split_part: trian}"),

@@ -18,8 +18,8 @@ from megatron.energon.metadataset.loader import load_dataset
 from energon_ext.cli.documents import Corpus, Document, check_object, conversation_document
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.documents.token_paths import SPLITS, is_token_file
-from energon_ext.encoders.load import quiet_energon
 from energon_ext.encoders.pretrain import cook_text
+from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
 from energon_ext.encoders.text_decoder import TextDecoder
 from energon_ext.errors import ConfigError, SampleError

@@ -30,6 +30,10 @@ from energon_ext.plan.forecast import Forecast
 WINDOWS = 30
 MAX_LABEL = 18
 
+#: Of blends and of interleaves.
+BANDS = ("two standard deviations of independent draws", "two rows of an interleave")
+EXPECTED = ("independent draws put about 95 % there", "an interleave keeps all of them there")
+
 
 @dataclass(frozen=True, slots=True)
 class Picture:
@@ -49,13 +53,14 @@ def mix_picture(run: Run) -> Picture:
     drawn = tokens / np.maximum(tokens.sum(1, keepdims=True), 1)
     expected = np.array([run.planned_share[window].mean(0) for window in windows])
     rows = run.rows_per_step * np.array([len(window) for window in windows])
-    spread = _chance(expected, rows[:, None])
-    step_spread = _chance(run.planned_share, rows[0])
+    spread = _band(run, expected, rows[:, None])
+    step_spread = _band(run, run.planned_share, rows[0])
+    kinds = [kind for kind in (0, 1) if kind in np.sign(run.interleaves)]
+    bands = ", ".join(BANDS[kind] for kind in kinds)
 
     figure, (axes,) = new_figure(
         "Planned and drawn mix",
-        f"lines: scheduled share · dots: tokens drawn in {_each(windows)} · "
-        "bands: two standard deviations of independent draws",
+        f"lines: scheduled share · dots: tokens drawn in {_each(windows)} · bands: {bands}",
     )
     for index, color in enumerate(COLORS[: len(run.sources)]):
         share, chance = run.planned_share[:, index], step_spread[:, index]
@@ -81,8 +86,8 @@ def mix_picture(run: Run) -> Picture:
     return Picture(
         "mix",
         figure,
-        f"{inside.sum()} of {inside.size} dots lie in their band; independent draws by the "
-        "schedule put about 95 % there.",
+        f"{inside.sum()} of {inside.size} dots lie in their band; "
+        f"{', '.join(EXPECTED[kind] for kind in kinds)}.",
     )
 
 
@@ -173,6 +178,22 @@ def forecast_picture(found: Forecast) -> Picture:
     )
 
 
+def reward_picture(run: Run) -> Picture:
+    """Mean reward of the answers sampled for every step, and what was evaluated beside it."""
+    figure, (axes,) = new_figure(
+        "Reward", "line: mean of the answers of a step, before clipping · dots: evaluations"
+    )
+    for values, color in zip(run.measured.values(), COLORS):
+        known = np.isfinite(values)
+        style = "-" if known.all() else "o-"
+        axes.plot(run.step[known], values[known], style, color=color, linewidth=1.6, markersize=4)
+    steps_axis(axes, run)
+    ends = np.array([_last_finite(values) for values in run.measured.values()])
+    labels = [f"{name.removeprefix('rollout/')} {end:.2f}" for name, end in zip(run.measured, ends)]
+    label_ends(axes, ends, labels, COLORS)
+    return Picture("reward", figure, f"At the end: {', '.join(labels)}.")
+
+
 def for_pictures(run: Run, keep: int = len(COLORS) - 1) -> Run:
     """The same run with names of bounded length and as many sources as there are colours.
 
@@ -182,28 +203,30 @@ def for_pictures(run: Run, keep: int = len(COLORS) - 1) -> Run:
     if len(run.sources) <= keep + 1:
         return run
     order = np.argsort(-run.tokens.sum(0), kind="stable")
-    kept, merged = np.sort(order[:keep]), order[keep:]
+    kept, merged, depth = np.sort(order[:keep]), order[keep:], run.interleaves
 
     def add(values: np.ndarray) -> np.ndarray:
         return np.concatenate([values[..., kept], values[..., merged].sum(-1, keepdims=True)], -1)
 
-    losses = np.where(run.tokens > 0, np.nan_to_num(run.source_loss), 0) * run.tokens
-    tokens = add(run.tokens)
+    counted = np.where(np.isfinite(run.source_loss), run.tokens, 0)
+    losses, in_all = add(np.nan_to_num(run.source_loss) * counted), add(counted)
     return replace(
         run,
         sources=(*(run.sources[index] for index in kept), "others"),
         labels=(*(run.labels[index] for index in kept), f"{len(merged)} others"),
         epoch_documents=add(run.epoch_documents),
+        interleaves=np.append(depth[kept], depth[merged].sum() * (depth[merged] > 0).all()),
         planned_share=add(run.planned_share),
-        tokens=tokens,
+        tokens=add(run.tokens),
         documents=add(run.documents),
-        source_loss=np.where(tokens > 0, add(losses) / np.maximum(tokens, 1), np.nan),
+        source_loss=np.where(in_all > 0, losses / np.maximum(in_all, 1), np.nan),
     )
 
 
-def _chance(share: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Two standard deviations of a share of ``rows`` independent draws."""
-    return 2 * np.sqrt(share * (1 - share) / rows)
+def _band(run: Run, share: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """How far a share of ``rows`` rows may be off; an interleave by a row at each end of them."""
+    by_chance = 2 * np.sqrt(share * (1 - share) / rows)
+    return np.where((run.interleaves > 0) & (share > 0), 2 * run.interleaves / rows, by_chance)
 
 
 def _windows(run: Run) -> list[np.ndarray]:
@@ -214,7 +237,7 @@ def _windows(run: Run) -> list[np.ndarray]:
 
 def _each(windows: list[np.ndarray]) -> str:
     size, last = len(windows[0]), len(windows[-1])
-    return f"{size} steps" + (f", {last} at the end" if last < size else "")
+    return f"{size} step{'s' * (size > 1)}" + (f", {last} at the end" if last < size else "")
 
 
 def _mean_loss(losses: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -225,14 +248,18 @@ def _mean_loss(losses: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 
 
 def _clipped(labels: Sequence[str]) -> list[str]:
-    """Labels without the end that all have, `_text_document` for one, and short in the middle.
+    """Labels without `_text_document` and any other end that all have, and short in the middle.
 
     Example:
         >>> _clipped(["web_part_1_text_document", "web_part_2_text_document"])
         ['web_part_1', 'web_part_2']
         >>> _clipped(["a_very_long_name_of_web_pages_1", "code"])
         ['a_very_lo…_pages_1', 'code']
+        >>> _clipped(["CC-MAIN-2023-40_text_document", "CC-MAIN-2023-50_text_document", "web"])
+        ['CC-MAIN-2023-40', 'CC-MAIN-2023-50', 'web']
     """
+    bare = [label.removesuffix("_text_document") for label in labels]
+    labels = bare if all(bare) and len(set(bare)) == len(set(labels)) else labels
     common = os.path.commonprefix([label[::-1] for label in labels])[::-1]
     common = common[common.find("_") :] if "_" in common and len(labels) > 1 else ""
     labels = [label.removesuffix(common) or label for label in labels]

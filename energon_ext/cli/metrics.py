@@ -9,7 +9,7 @@ from: steps after it that an earlier process had written are done again, and the
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from energon_ext.errors import ConfigError
 
 FILE_NAME = "metrics.jsonl"
 SOURCE_KEY = re.compile(r"(?P<path>.*?)(?P<split>:\w+)?(?P<rest>[\[{#].*)?", re.DOTALL)
+REWARD = re.compile("rollout/reward/mean$|eval/")  # fields that tell how good a policy is
 
 
 #: What the report reads of an event, and its form, see :func:`_fits`.
@@ -30,6 +31,8 @@ FIELDS: dict[str, dict[str, Any]] = {
         "documents": {str: int},
         "rows_per_step": int,
         "config": dict,
+        "names": {str: str},
+        "interleaves": {str: int},
     },
     "step": {
         "step": int,
@@ -41,7 +44,12 @@ FIELDS: dict[str, dict[str, Any]] = {
         "loss_by_source": {str: float},
         "batch_hash": str,
     },
+    "evaluation": {"step": int},
 }
+
+
+#: What an older run does not have.
+ADDED: dict[str, dict[str, Any]] = {"start": {"names": {}, "interleaves": {}}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,9 @@ class Run:
 
     sources: tuple[str, ...]  # keys, as the batches name them
     labels: tuple[str, ...]  # short names of the sources, for people
+    titles: tuple[str, ...]  # their names in the metadataset, and the keys of the others
     epoch_documents: np.ndarray  # int64 [n], documents in one epoch of each source
+    interleaves: np.ndarray  # int64 [n], above a source; 0 where a blend draws it
     rows_per_step: int
     resumed_after: tuple[int, ...]  # steps after which another process went on
     config: dict[str, Any]  # what the run says of itself
@@ -62,6 +72,7 @@ class Run:
     documents: np.ndarray  # int64 [S, n], documents that ended
     source_loss: np.ndarray  # float64 [S, n], NaN where a step has no token of the source
     batch_hash: tuple[str, ...]  # one per step, over everything the step consumed
+    measured: dict[str, np.ndarray]  # float64 [S] each, reward and evaluations of a policy
 
     @classmethod
     def load(cls, run_dir: Path) -> "Run":
@@ -77,6 +88,9 @@ class Run:
             if event["event"] == "start":
                 starts.append(event)
                 del steps[event["step"] :]
+            if event["event"] == "evaluation":
+                steps[-1:] = [event | step for step in steps[-1:]]
+                continue
             expected = len(steps) + (event["event"] == "step")
             if event["step"] != expected:
                 raise ConfigError(
@@ -101,8 +115,10 @@ class Run:
 
         return cls(
             sources=sources,
-            labels=short_labels(sources),
+            labels=short_labels(sources, last["names"]),
+            titles=tuple(last["names"].get(key, key) for key in sources),
             epoch_documents=np.array([documents.get(key, 0) for key in sources], np.int64),
+            interleaves=np.array([last["interleaves"].get(key, 0) for key in sources], np.int64),
             rows_per_step=last["rows_per_step"],
             resumed_after=tuple(s["step"] for s in starts if 0 < s["step"] < len(steps)),
             config=last["config"],
@@ -114,6 +130,10 @@ class Run:
             documents=table("documents", 0, np.int64),
             source_loss=table("loss_by_source", np.nan, np.float64),
             batch_hash=tuple(s["batch_hash"] for s in steps),
+            measured={
+                name: np.array([s.get(name, np.nan) for s in steps], np.float64)
+                for name in sorted({name for s in steps for name in s if REWARD.match(name)})
+            },
         )
 
 
@@ -123,8 +143,8 @@ def mean_of_finite(values: np.ndarray) -> float:
     return float(finite.mean()) if len(finite) else np.nan
 
 
-def short_labels(keys: Sequence[str]) -> tuple[str, ...]:
-    """The last parts of the keys' paths, as many as tell them apart.
+def short_labels(keys: Sequence[str], names: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Their names, and the last parts of the other keys' paths, as many as tell them apart.
 
     Example:
         >>> short_labels(["../data/prose:train", "../data/code:train"])
@@ -132,10 +152,12 @@ def short_labels(keys: Sequence[str]) -> tuple[str, ...]:
         >>> short_labels(["a/web:train", "b/web:train", "b/web:train#2"])
         ('a/web', 'b/web', 'b/web#2')
     """
+    if names:
+        return tuple(names.get(key, label) for key, label in zip(keys, short_labels(keys)))
     parts = [_parts(key) for key in keys]
     if len({part["split"] for part in parts}) == 1:
         parts = [{**part, "split": ""} for part in parts]
-    for depth in range(1, 2 + max(key.count("/") for key in keys)):
+    for depth in range(1, 2 + max((key.count("/") for key in keys), default=0)):
         labels = tuple(
             "/".join(part["path"].split("/")[-depth:]) + part["split"] + part["rest"]
             for part in parts
@@ -165,6 +187,7 @@ def _events(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 raise ConfigError(f"{where}: damaged, an object with 'event' was expected.")
             if event["event"] not in FIELDS:
                 continue
+            event = {**ADDED.get(event["event"], {}), **event}
             for name, form in FIELDS[event["event"]].items():
                 if name not in event:
                     raise ConfigError(f"{where}: damaged, {event['event']} has no {name!r}.")

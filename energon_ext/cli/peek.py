@@ -56,13 +56,15 @@ def peek(metadataset: Path, rows: int, source: str | None, text: bool, **options
     energon-ext peek mix.yaml --tokenizer my/tokenizer.json --source web --rows 2 --text
     energon-ext peek chats.yaml --task chat --chat-template NAME --tokenizer NAME
     """
-    from energon_ext.encoders.load import quiet_energon
+    from energon_ext.encoders.quiet import quiet_energon
     from energon_ext.loader.data_loader import ExactDataLoader
     from energon_ext.plan.lookup import find_blend
 
     dataset, tokenizer = open_mix(metadataset, **options)
-    keys = find_blend(dataset).keys
-    if source is not None and not any(source in key for key in keys):
+    blend = find_blend(dataset)
+    keys = blend.keys
+    titles = {key: f"{name} ({key})" for key, name in blend.names.items()}
+    if source is not None and not any(source in titles.get(key, key) for key in keys):
         raise ConfigError(f"--source {source}: none of {', '.join(keys)}.")
     colors = list(zip(keys, itertools.cycle(COLORS)))
     shown = 0
@@ -75,13 +77,13 @@ def peek(metadataset: Path, rows: int, source: str | None, text: bool, **options
             break
         show = _prompts if isinstance(batch, list) else _segments
         segments = list(show(batch, tokenizer))
-        if not any((source or "") in key for key, *_ in segments if key):
+        if not any((source or "") in titles.get(key, key) for key, *_ in segments if key):
             continue
         echo(f"row {number}: {_summary(batch)}")
         for key, about, pieces in segments:
             # A splice names its documents, each below its source.
             color = next((each for known, each in colors if key.startswith(known)), None)
-            name = click.style(printable(key or "padding"), fg=color)
+            name = click.style(printable(titles.get(key, key) or "padding"), fg=color)
             click.echo(f"  {name}: {about}")
             if pieces:
                 click.echo(f"    {_marked(pieces, sys.maxsize if text else MOST_CHARACTERS)}")

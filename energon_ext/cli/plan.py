@@ -29,7 +29,7 @@ MOST_DOCUMENTS = 40
 
 @click.command()
 @mix_options
-@click.option("--at", default="", help="Steps, as 0,100,500.  [default: the breakpoints]")
+@click.option("--at", default="", help="Optimizer steps, as 0,100,500.  [default: the breakpoints]")
 @click.option("--steps", type=COUNT, help="Forecast a run of so many optimizer steps.")
 @click.option("--global-batch-size", type=COUNT, default=1, help="Rows of a step.")
 @click.option("--ranks", type=COUNT, default=1, help="Data-parallel ranks.")
@@ -58,6 +58,8 @@ def plan(
     """Show the shares that METADATASET plans, and what a splice would show.
 
     A share is one of rows, drawn last: it changes at the step of its breakpoint, without a lag.
+    Steps are optimizer steps, from 0; or what breakpoints of the run count (ScheduleAxis).
+
     Reads the documents of spliced sources once, and no others.
 
     With --steps it forecasts a run: tokens, documents and epochs of every source, and when which
@@ -94,10 +96,13 @@ def plan(
 
 def _shares(blend: BlendedDataset, positions: Sequence[int]) -> str:
     columns = [blend.planned_shares(position) for position in positions]
-    rows = [[name, *(f"{shares[name]:.2%}" for shares in columns)] for name in columns[0]]
+    rows = [
+        [blend.names.get(key, key), *(f"{shares[key]:.2%}" for shares in columns)]
+        for key in columns[0]
+    ]
     if len(rows) > MOST_DOCUMENTS:
         rows[MOST_DOCUMENTS:] = [[f"... {len(rows) - MOST_DOCUMENTS} more", *[""] * len(columns)]]
-    return table([["share at step", *map(str, positions)], *rows])
+    return table([["share at optimizer step", *map(str, positions)], *rows])
 
 
 def _documents(source: SpliceSource) -> str:

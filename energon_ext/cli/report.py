@@ -40,6 +40,7 @@ def write_report(run: Run, out: Path) -> list[Path]:
     """Write the pictures of a run and, last, ``report.html`` to a folder; returns their paths."""
     figures = import_figures()
     pictures = [figures.mix_picture(run), figures.loss_picture(run)]
+    pictures += [figures.reward_picture(run)] if run.measured else []
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / f"{picture.name}.png" for picture in pictures] + [out / "report.html"]
     images = [png_of(picture) for picture in pictures]
@@ -50,7 +51,7 @@ def write_report(run: Run, out: Path) -> list[Path]:
             "What the run read",
             headline(run),
             [(picture.caption, image) for picture, image in zip(pictures, images)],
-            TABLE_HEAD,
+            HEAD,
             source_table(run),
             ("Configuration of the run", run.config),
         ),
@@ -130,20 +131,11 @@ def page(
     )
 
 
-TABLE_HEAD = (
-    "source",
-    "tokens",
-    "share",
-    "planned",
-    "documents",
-    "an epoch",
-    "epochs",
-    "last loss",
-)
+HEAD = ("source", "tokens", "share", "planned", "documents", "an epoch", "epochs", "last loss")
 
 
 def source_table(run: Run) -> Iterable[tuple[str, ...]]:
-    """One row of text per source, most tokens first, under ``TABLE_HEAD``."""
+    """One row of text per source, most tokens first, under ``HEAD``."""
     tokens = run.tokens.sum(0)
     planned = (run.planned_share * run.tokens.sum(1, keepdims=True)).sum(0)
     documents = run.documents.sum(0)
@@ -152,7 +144,7 @@ def source_table(run: Run) -> Iterable[tuple[str, ...]]:
         losses = run.source_loss[:, index]
         losses = losses[np.isfinite(losses)]
         yield (
-            run.sources[index],
+            run.titles[index],
             f"{tokens[index]:,}",
             f"{100 * tokens[index] / total:.1f} %",
             f"{100 * planned[index] / total:.1f} %",
@@ -173,26 +165,23 @@ PAGE = Template("""<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>$title</title>
 <style>
-  :root { color-scheme: light; }
-  body { margin: 0 auto; padding: 2.5rem 1.25rem 4rem; max-width: 60rem; background: #fff;
-         color: #222; font: 16px/1.5 system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif; }
+  body { margin: 0 auto; padding: 2.5rem 1.25rem 4rem; max-width: 60rem; color-scheme: light;
+         background: #fff; color: #222; font: 16px/1.5 system-ui, "Segoe UI", Arial, sans-serif; }
   h1 { margin: 0 0 1.5rem; font-size: 1.75rem; line-height: 1.2; }
   .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr));
            gap: 1rem 1.5rem; margin-bottom: 2.5rem; }
   .tiles div { border-top: 3px solid #0072b2; padding-top: .5rem; }
-  .tiles b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
-  .tiles span, figcaption, summary { color: #5f5f5f; font-size: .875rem; }
+  .tiles b { display: block; font-size: 1.35rem; }
+  .tiles span, figcaption, summary { color: #5f5f5f; font-size: .9rem; }
   figure { margin: 0 0 2.75rem; }
-  img { display: block; width: 100%; height: auto; }
-  figcaption { margin: .4rem 0 0 .7rem; max-width: 46rem; font-size: .95rem; }
+  img { display: block; width: 100%; }
+  figcaption { margin: .4rem 0 0 .7rem; max-width: 46rem; }
   .wide { overflow-x: auto; }
-  table { border-collapse: collapse; width: 100%; font-size: .9rem;
-          font-variant-numeric: tabular-nums; }
+  table { border-collapse: collapse; width: 100%; font-size: .9rem; }
   th, td { padding: .4rem .75rem; text-align: right; border-bottom: 1px solid #ddd; }
   th:first-child, td:first-child, details td { text-align: left; overflow-wrap: anywhere; }
-  thead th { color: #5f5f5f; font-weight: 600; border-bottom: 2px solid #999; white-space: nowrap; }
+  thead th, details th { color: #5f5f5f; }
   details { margin-top: 2rem; }
-  details th { font-weight: 400; color: #5f5f5f; width: 14rem; }
 </style>
 <h1>$title</h1>
 <div class="tiles">$tiles</div>

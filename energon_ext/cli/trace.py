@@ -90,7 +90,8 @@ def _planned(
     from energon_ext.plan.lookup import find_blend
     from energon_ext.state.checkpoint import CheckpointStore
 
-    cursors = [checkpoint.data() for checkpoint in CheckpointStore(run).complete()]
+    stores = map(CheckpointStore, (run, run / "checkpoints"))  # one, or the folder of a run
+    cursors = [saved.data() for store in stores for saved in store.complete()]
     states = [SavedData(cursor, {}) for cursor in cursors if cursor is not None]
     if not states:
         raise ConfigError(f"{run}: no checkpoint with a data.json; a planned run has them.")

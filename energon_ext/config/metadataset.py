@@ -59,6 +59,7 @@ class ScheduledEntryMixin:
 
     weight: Any = 1.0  # a number or a schedule
     max_epochs: Any = None  # most passes over each source of the entry, None for no limit
+    name: Any = None  # of the one source, for people; its state hangs on its key
 
 
 @dataclass(kw_only=True)
@@ -98,15 +99,16 @@ class ScheduledBlend(MetadatasetBlend):
             for index, entry in enumerate(self.blend)
         ]
         for index, entry in enumerate(self.blend):
-            limit = entry.max_epochs
+            where, limit, name = self._entry_name(index), entry.max_epochs, entry.name
             is_count = isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1
             if limit is not None and not is_count:
                 raise ConfigError(
-                    f"{self._entry_name(index)}.max_epochs: {limit!r} found, an integer >= 1 is "
-                    f"needed; leave it out for no limit, or the entry for no epoch at all."
+                    f"{where}.max_epochs: {limit!r} found, an integer >= 1 is needed; leave it out "
+                    f"for no limit, or the entry for no epoch at all."
                 )
-        for index, entry in enumerate(self.blend):
-            with errors_of_energon(self._entry_name(index)):
+            if name is not None and not (isinstance(name, str) and name.strip()):
+                raise ConfigError(f"{where}.name: {name!r} found, a text is needed.")
+            with errors_of_energon(where):
                 entry.post_initialize(mds_path)
 
     def get_datasets(
@@ -117,7 +119,7 @@ class ScheduledBlend(MetadatasetBlend):
         node = self._node()
         datasets: list[LoadedDataset] = []
         for index, entry in enumerate(self.blend):
-            origin = Origin(self._root, self._entry_name(index), entry.max_epochs)
+            origin = Origin(self._root, self._entry_name(index), entry.max_epochs, entry.name)
             with errors_of_energon(origin.where):
                 inner = entry.get_datasets(subset=subset, **kwargs)
             if inner.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS:
@@ -125,6 +127,9 @@ class ScheduledBlend(MetadatasetBlend):
                     f"{self._entry_name(index)}: a `blend_epochized` cannot be an entry of a "
                     f"`{self._name}`; use `blend_epochized` on both levels, or on none."
                 )
+            if entry.name is not None and len(inner.datasets) != 1:
+                count = len(inner.datasets)
+                raise ConfigError(f"{origin.where}.name: {entry.name!r} for {count} sources.")
             for loaded in inner.datasets:
                 loaded.weight = PathWeight([(node, index), *path_of(loaded.weight)])
                 set_origin(loaded.dataset, origin)

@@ -37,6 +37,7 @@ class Origin:
     root: EPath  # folder of the outermost metadataset; keys are written relative to it
     where: str  # place of the reference in the YAML, for messages
     max_epochs: int | None = None  # most passes over the source in a run, None for no limit
+    name: str | None = None  # what people call the source, None for its key
     left_out: LeftOut | None = None  # what the outermost metadataset leaves out
 
 
@@ -81,8 +82,8 @@ def set_origin(factory: BaseCoreDatasetFactory, origin: Origin) -> None:
     inner = get_origin(factory)
     if inner is not None:
         limits = [n for n in (origin.max_epochs, inner.max_epochs) if n is not None]
-        left_out = origin.left_out or inner.left_out
-        origin = Origin(origin.root, inner.where, min(limits, default=None), left_out)
+        name, left_out = inner.name or origin.name, origin.left_out or inner.left_out
+        origin = Origin(origin.root, inner.where, min(limits, default=None), name, left_out)
     setattr(factory, _ORIGIN_ATTRIBUTE, origin)
 
 

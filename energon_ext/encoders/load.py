@@ -6,14 +6,12 @@ Energon's own ``get_train_dataset`` accepts the same YAML and the same TaskEncod
 as Energon is: it runs what a YAML file names. The functions here look at all of it first.
 """
 
-import contextlib
 import copy
 import inspect
-import io
 import logging
 from collections import Counter
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Mapping
+from typing import Any, Callable, Iterable, Mapping
 
 import megatron.energon
 from megatron.energon import TaskEncoder, WorkerConfig
@@ -25,6 +23,7 @@ from energon_ext.arguments import check_integer, choices
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.documents.token_paths import is_token_file
 from energon_ext.encoders.mixin import DynamicBlendMixin
+from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.sources import check_virtual_epoch
 from energon_ext.errors import LEFT_OUT, ConfigError, SampleError
 
@@ -141,18 +140,6 @@ def _say_what_is_left_out(error: Exception, sample: Any, sources: Any = None) ->
         # Errors of samples say themselves which one it is.
         reason = error if isinstance(error, SampleError) else f"{', '.join(files)}: {error}"
         logger.warning("%s: sample left out (%d so far): %s", where, count, reason)
-
-
-@contextlib.contextmanager
-def quiet_energon() -> Iterator[None]:
-    """Energon prints which samples of every shard each worker reads; here the log has it."""
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(printed):
-            yield
-    finally:
-        for line in printed.getvalue().splitlines():
-            logger.debug("%s", line)
 
 
 def _check_yaml(

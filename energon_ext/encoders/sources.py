@@ -26,6 +26,7 @@ from energon_ext.documents.permutation import stable_hash
 from energon_ext.documents.shuffle import ShuffledDocuments
 from energon_ext.documents.stored_files import fingerprint_files
 from energon_ext.documents.tar_memory import forget_read_members
+from energon_ext.encoders.quiet import quiet_errors
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import BLEND, PathStep, blend_of, path_of, tree_of
 from energon_ext.plan.rows import PlannedRows
@@ -74,6 +75,7 @@ def load_source(
     rotation = number % (max(1, worker_config.num_workers) * worker_config.world_size)
     dataset = task_encoder._load_dataset(loaded, rotation, worker_config=own_config)
     forget_read_members(dataset)
+    quiet_errors(dataset)
     return dataset
 
 
@@ -94,6 +96,7 @@ def encoded_samples(
         stateless_map_fn=get_stateless(encode),
         failure_tolerance=get_failure_tolerance(encode, task_encoder.__default_failure_tolerance__),
     )
+    quiet_errors(encoded)
     if shuffle_buffer <= 1:
         return encoded
     config = samples.worker_config
@@ -118,6 +121,10 @@ def collapse_sources(
             raise ConfigError(
                 f"Source {key}{place} has no samples; prepare it again or leave it out."
             )
+    shown = [origin.name if origin else None for origin in map(get_origin, factories)]
+    for key, name in zip(keys, shown):
+        if name is not None and [*keys, *shown].count(name) > 1 and name != key:
+            raise ConfigError(f"name: {name!r} is that of two sources, {key} for one; rename it.")
 
     left_out = left_out_of(factories)
 
@@ -131,8 +138,9 @@ def collapse_sources(
                 documents=len(loaded.dataset),
                 max_epochs=max_epochs_of(loaded.dataset),
                 names=own_names,
+                shown_as=name,
             )
-            for key, own_names, loaded in zip(keys, names, datasets)
+            for key, own_names, name, loaded in zip(keys, names, shown, datasets)
         ]
         if rule == BLEND:
             check_excluded(left_out, sources)

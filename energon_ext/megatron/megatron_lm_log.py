@@ -25,6 +25,7 @@ from energon_ext.megatron.step import LOSS_KEY, SOURCE_PREFIX
 from energon_ext.state.together import on_all_ranks
 
 FILE_NAME = "metrics.jsonl"
+ABOUT = ("documents", "names", "interleaves")  # what the line of a start says of the sources
 
 
 class DataLog:
@@ -37,8 +38,10 @@ class DataLog:
 
     def __init__(self, loader: MegatronLMLoader | None, args: argparse.Namespace):
         self._loader, self._args = loader, args
-        found = on_all_ranks(lambda: None if loader is None else loader.blend.documents)
-        self._documents: dict[str, int] = next(each for each in found if each is not None)
+        about = {name: getattr(loader.blend, name) for name in ABOUT} if loader else None
+        found = on_all_ranks(lambda: about)
+        self._about: dict[str, Any] = next(each for each in found if each is not None)
+        self._documents: dict[str, int] = self._about["documents"]
         self._counts, self._row, self._time = self._count(), self._rows(), time.perf_counter()
         # A plan that begins anew under a trained model counts its steps anew.
         self._first_step = args.iteration if self._row == 0 else 0
@@ -119,7 +122,7 @@ class DataLog:
             "start",
             self._args.iteration,
             sources=list(self._documents),
-            documents=self._documents,
+            **self._about,
             rows_per_step=self._args.global_batch_size,
             config={name: str(value) for name, value in vars(self._args).items()},
         )
@@ -138,4 +141,5 @@ class DataLog:
         if writer and iteration % self._args.tensorboard_log_interval == 0:
             for name, values in scalars.items():
                 for source, value in self._by_source(values).items():
-                    writer.add_scalar(f"data/{name}/{source}", value, iteration)
+                    shown = self._about["names"].get(source, source)
+                    writer.add_scalar(f"data/{name}/{shown}", value, iteration)

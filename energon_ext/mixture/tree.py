@@ -135,6 +135,14 @@ class Tree:
             if isinstance(member, Tree):
                 yield from member.nodes()
 
+    def interleaves(self) -> dict[str, int]:
+        """How many interleaves are above a source, of all that are drawn by no blend of several."""
+        kept = self.node.rule == INTERLEAVE
+        if not kept and len(self.members) > 1:
+            return {}
+        below = [m.interleaves() if isinstance(m, Tree) else {m: 0} for m in self.members]
+        return {key: count + kept for each in below for key, count in each.items()}
+
     def to_json(self) -> Any:
         """Rules, weights and sources as JSON values; another draw has others."""
         members = [m.to_json() if isinstance(m, Tree) else m for m in self.members]

@@ -119,6 +119,16 @@ class BlendedDataset(BaseWrapperDataset):
         """Documents in one epoch of each source, or part of it."""
         return {k: n for s in self.sources.values() for k, n in s.part_documents.items()}
 
+    @property
+    def names(self) -> dict[str, str]:
+        """What people call the sources that have a name beside their key."""
+        return {key: each.shown_as for key, each in self.sources.items() if each.shown_as}
+
+    @property
+    def interleaves(self) -> dict[str, int]:
+        """How many interleaves keep the share of a source in the whole run, where no blend does."""
+        return self.tree.interleaves() if self.is_shared else {}
+
     def position(self, step: int, row: int | None = None) -> int:
         """Where an optimizer step stands on the schedule axis; one that is skipped is none.
 

@@ -72,6 +72,7 @@ class Source:
         documents: number of documents in one epoch.
         max_epochs: epochs after which ``rows`` end, None where they do not.
         names: by which its state is found where the key has changed.
+        shown_as: its name for people, where it is not the key.
         fingerprint: of what a streamed one reads; planned rows bring their own.
     """
 
@@ -82,6 +83,7 @@ class Source:
     max_epochs: int | None = None
     names: SourceNames = SourceNames()
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    shown_as: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.rows, SavableDataset):

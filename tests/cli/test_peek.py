@@ -36,6 +36,19 @@ def test_a_row_is_shown_with_its_segments_their_sources_and_padding(mix):
     ]
 
 
+def test_a_source_is_shown_under_its_name_and_found_by_it(tmp_path):
+    write_tokens(tmp_path / "web", [ABC] * 6)
+    write_tokens(tmp_path / "code", [[1, 37, 2]] * 6)
+    mix = write_mix(tmp_path / "mix.yaml", [("web", 1), ("code", 1)])
+    mix.write_text(mix.read_text().replace('"weight": 1}', '"weight": 1, "name": "Web, 2023"}', 1))
+    shown = peek(mix, "--seq-length", 5, "--source", "2023", "--rows", 1)
+    assert shown[1] == "  Web, 2023 (web): 5 tokens, 4 trained"
+    assert energon_ext("plan", mix).stdout.splitlines()[1:] == [
+        "code                     50.00%",
+        "Web, 2023                50.00%",
+    ]
+
+
 def test_what_is_not_trained_on_stands_in_brackets(tmp_path):
     # The label weights of a pair are one a token; those of b and c are 0.
     write_tokens(tmp_path / "web", [ABC] * 4)

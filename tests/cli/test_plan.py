@@ -26,7 +26,7 @@ def cells(result):
 
 def test_shares_are_shown_at_the_breakpoints_or_where_asked(mix):
     assert cells(energon_ext("plan", mix)) == [
-        ["share", "at", "step", "0", "100", "200"],
+        ["share", "at", "optimizer", "step", "0", "100", "200"],
         ["book:train", "25.00%", "50.00%", "0.00%"],
         ["web:train", "75.00%", "50.00%", "100.00%"],
     ]

@@ -139,6 +139,44 @@ def test_the_caption_tells_a_run_that_left_its_schedule(tmp_path):
     assert ignored < obeyed / 2
 
 
+def with_start(run_dir, **fields):
+    path = run_dir / "metrics.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    events = [event | (fields if event["event"] == "start" else {}) for event in events]
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return Run.load(run_dir)
+
+
+def test_the_band_of_an_interleave_is_its_bound_and_not_chance(tmp_path):
+    """Windows of 150 steps are 5 steps of 8 rows: two rows of 40 are 5 % of the tokens."""
+    run_dir = write_run(tmp_path, steps=150)
+    keys = Run.load(run_dir).sources
+    drawn = figures.mix_picture(with_start(run_dir, interleaves={}))
+    assert "two standard deviations" in drawn.figure.texts[1].get_text()
+    kept = figures.mix_picture(with_start(run_dir, interleaves=dict.fromkeys(keys, 1)))
+    assert kept.figure.texts[1].get_text().endswith("bands: two rows of an interleave")
+    assert kept.caption.endswith("an interleave keeps all of them there.")
+    (axes,) = kept.figure.axes
+    ends = axes.collections[0].get_paths()[0].vertices
+    share = 100 * Run.load(run_dir).planned_share[100, 0]
+    at = ends[np.isclose(ends[:, 0], 101), 1]
+    np.testing.assert_allclose([at.min(), at.max()], [share - 5, share + 5])
+    both = figures.mix_picture(with_start(run_dir, interleaves={keys[0]: 1})).figure
+    assert both.texts[1].get_text().endswith("draws, two rows of an interleave")
+
+
+def test_sources_are_shown_under_their_names_and_the_others_under_their_files(tmp_path):
+    sources = [f"/data/CC-MAIN-2023-{n}_text_document" for n in (40, 50)] + ["/data/code:train"]
+    run_dir = write_run(tmp_path, steps=5, sources=sources)
+    run = with_start(run_dir, names={sources[2]: "Code, deduplicated"})
+    assert figures.for_pictures(run).labels == (
+        "CC-MAIN-2023-40",
+        "CC-MAIN-2023-50",
+        "Code, deduplicated",
+    )
+    assert {row[0] for row in source_table(run)} == {*sources[:2], "Code, deduplicated"}
+
+
 def test_names_of_ten_megatron_sources_are_told_apart_and_stay_on_the_picture(tmp_path):
     sources = [f"/data/corpora/web_part_{n}_text_document" for n in range(10)]
     run = Run.load(write_run(tmp_path, steps=61, sources=sources, resumed_after=[20, 40]))
@@ -155,6 +193,26 @@ def test_names_of_ten_megatron_sources_are_told_apart_and_stay_on_the_picture(tm
         said = " ".join(text.get_text() for text in texts)
         assert "resumed after steps 20 and 40" in said
         assert "3 steps, 1 at the end" in said  # 61 steps in windows of three
+
+
+def test_a_run_with_rewards_has_a_picture_of_them_and_of_its_evaluations(tmp_path):
+    path = write_run(tmp_path, steps=4) / "metrics.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = []
+    for event in events:
+        number = event["step"]
+        rewards = {"rollout/reward/mean": number / 8} if event["event"] == "step" else {}
+        lines.append(event | rewards)
+        if event["event"] in ("start", "step") and number % 2 == 0:
+            lines.append({"event": "evaluation", "step": number, "eval/greedy": number / 4})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = Run.load(tmp_path)
+    assert run.measured["rollout/reward/mean"].tolist() == [0.125, 0.25, 0.375, 0.5]
+    np.testing.assert_array_equal(run.measured["eval/greedy"], [np.nan, 0.5, np.nan, 1.0])
+    assert figures.reward_picture(run).caption == "At the end: eval/greedy 1.00, reward/mean 0.50."
+    energon_ext("report", tmp_path)
+    assert (tmp_path / "reward.png").read_bytes().startswith(PNG)
+    assert len(Links((tmp_path / "report.html").read_text()).found) == 3
 
 
 def test_a_run_of_one_step_and_one_that_resumed_can_be_drawn(tmp_path):

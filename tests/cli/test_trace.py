@@ -3,6 +3,7 @@
 """``energon-ext trace`` against the batches of a real run, over a change of the mix and resumes."""
 
 import json
+import shutil
 
 import pytest
 from click.testing import CliRunner
@@ -69,6 +70,13 @@ def tokens_of(row):
         inputs += DOCUMENTS[row["source"]][document][start:stop]
     # The last token is a label alone where the row is full.
     return (inputs[:SEQ_LEN] + [0] * SEQ_LEN)[:SEQ_LEN]
+
+
+def test_the_folder_of_a_run_is_as_good_as_that_of_its_checkpoints(data, tmp_path):
+    folder, mixes, _ = data
+    shutil.copytree(folder / "run", tmp_path / "a" / "checkpoints")
+    options = (mixes[0], "--step", 5, "--json", *TOPOLOGY)
+    assert rows_of(call(tmp_path / "a", *options)) == rows_of(call(folder / "run", *options))
 
 
 @pytest.mark.parametrize("step", range(STEPS))

@@ -231,8 +231,10 @@ def test_a_loss_that_is_no_number_is_one_line_and_in_no_checkpoint(mixes, tmp_pa
     assert [step["step"] for step in events(tmp_path / "run", "step")] == [*range(1, failed)]
 
 
-@pytest.mark.parametrize(("number", "ranks"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
-def test_a_run_that_is_asked_to_stop_saves_the_step_it_is_at(mixes, number, ranks, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "ranks", "code"), [(signal.SIGINT, 1, 1), (signal.SIGTERM, 2, 0)]
+)
+def test_a_run_that_is_asked_to_stop_saves_the_step_it_is_at(mixes, number, ranks, code, tmp_path):
     run_dir = tmp_path / "run"
     stderr = run_dir.with_suffix(".stderr")
     options = ("--train-iters", "1000000", "--save-interval", "500000")
@@ -241,14 +243,46 @@ def test_a_run_that_is_asked_to_stop_saves_the_step_it_is_at(mixes, number, rank
         assert first.is_alive(), stderr.read_text()
         time.sleep(0.05)
     os.kill(first.pid, number)  # the other rank hears of it from this one
-    assert processes.finish([first, *others]) == [1] * ranks
+    assert processes.finish([first, *others]) == [code] * ranks
     step = events(run_dir, "step")[-1]["step"]
     assert checkpoints(run_dir).latest().step == step
     assert events(run_dir, "end") == [{"event": "end", "step": step, "reason": "stopped"}]
     assert "Traceback" not in stderr.read_text()
-    assert stderr.read_text().splitlines()[-1] == (
-        f"Stopped: saved step {step} in {run_dir}; go on with --resume."
-    )
+    last = stderr.read_text().splitlines()[-1]
+    if number == signal.SIGINT:
+        assert last == f"Stopped: saved step {step} in {run_dir}; go on with --resume."
+    else:
+        assert last.startswith(f"stopped at step {step}; ")
+        assert last.endswith(f"; saved in {checkpoints(run_dir).latest().path}")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_under_torchrun_a_signal_to_all_processes_ends_both_ranks_after_one_step(
+    mixes, number, tmp_path
+):
+    """Every process gets it twice: from its group, and from torchrun."""
+    run_dir, log = tmp_path / "run", tmp_path / "stderr"
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    options = ("--train-iters", "1000000", "--save-interval", "500000")
+    with log.open("w") as stderr:
+        torchrun = subprocess.Popen(
+            [sys.executable, *launcher, SCRIPT, mixes["tokens"], "--run-dir", run_dir]
+            + [*SMALL, *options],
+            env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[1]), "OMP_NUM_THREADS": "1"},
+            stderr=stderr,
+            start_new_session=True,
+        )
+        while not events(run_dir, "step"):
+            assert torchrun.poll() is None, log.read_text()
+            time.sleep(0.05)
+        os.killpg(torchrun.pid, number)
+        torchrun.wait(processes.TIMEOUT_SECONDS)
+    step = events(run_dir, "step")[-1]["step"]
+    assert checkpoints(run_dir).latest().step == step
+    assert events(run_dir, "end") == [{"event": "end", "step": step, "reason": "stopped"}]
+    run(mixes["tokens"], run_dir, "--train-iters", str(step + 1), "--resume")
+    assert events(run_dir, "end")[-1]["reason"] == "finished"
 
 
 def test_a_resumed_run_may_be_given_a_later_last_step(mixes, tmp_path):
@@ -281,6 +315,7 @@ def test_off_a_terminal_a_run_says_every_few_steps_how_it_stands_and_its_result_
         for step, (code, prose) in shares.items()
     }
     expected = [
+        "reading the first rows",
         f"step 0: {val}",
         f"step 3: {val}",
         f"step 4 of 6: {losses[4]}{rest}",

@@ -116,7 +116,7 @@ def test_a_resumed_run_appends_to_its_log_which_the_report_reads(tmp_path, capsy
         ("end", 1),
     ]
     assert events[1] == {"event": "step", "step": 1, **STEP}
-    assert capsys.readouterr().err == "step 1 of 10: loss 2.500, 200 tokens/s\n"
+    assert capsys.readouterr().err == ("step 1 of 10: loss 2.500, 200 tokens/s, reward 0.25\n")
     assert Run.load(tmp_path).loss.tolist() == [2.5]
 
 
@@ -136,6 +136,7 @@ SCALARS = {
     "data/tokens/data/web:train": 300,
     "data/share/data/web:train": 0.75,
     "data/epochs/data/web:train": 1.5,
+    "data/epochs_left/data/web:train": 0.5,
     "data/tokens/data/gone:train": 100,
     "data/share/data/gone:train": 0.25,
 }
@@ -144,14 +145,15 @@ SCALARS = {
 def log_a_step(run_dir, **boards):
     with RunLog(run_dir, 0, 10, **boards) as log:
         log.write_step(1, STEP)
-        log.write(
-            "consumption",
-            1,
-            datasets=[{"spec": "data/web:train", "row_offset": 3}],  # no scalar
-            tokens_in_all={"data/web:train": 300, "data/gone:train": 100},
-            shares={"data/web:train": 0.75, "data/gone:train": 0.25},
-            epochs={"data/web:train": 1.5},
-        )
+        counts = {
+            "datasets": [{"spec": "data/web:train", "row_offset": 3}],  # no scalar
+            "tokens_in_all": {"data/web:train": 300, "data/gone:train": 100},
+            "shares": {"data/web:train": 0.75, "data/gone:train": 0.25},
+            "epochs": {"data/web:train": 1.5},
+            "epochs_left": {"data/web:train": 0.5},
+        }
+        log.write_boards(1, counts)
+        log.write("consumption", 1, **counts)  # says nothing twice
 
 
 def test_tensorboard_gets_a_scalar_for_each_source(tmp_path):
@@ -163,6 +165,15 @@ def test_tensorboard_gets_a_scalar_for_each_source(tmp_path):
         tag: [value] for tag, value in SCALARS.items()
     }
     assert {event.step for events in found.values() for event in events} == {1}
+
+
+def test_boards_call_a_source_by_its_name(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with RunLog(tmp_path, 0, 10, tensorboard=True) as log:
+        log.write("start", 0, names={"data/web:train": "Web"})
+        log.write_step(1, STEP)
+    board = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert {"train/loss/Web", "data/planned_share/Web"} <= set(board.Tags()["scalars"])
 
 
 def test_a_resumed_run_takes_back_the_scalars_of_steps_it_does_again(tmp_path):

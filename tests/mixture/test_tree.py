@@ -27,6 +27,16 @@ def node(*configs, rule=BLEND, name="mix.yaml", **options):
     return Node(rule, [weight_from_config(config) for config in configs], wheres, **options)
 
 
+def test_an_interleave_keeps_the_shares_of_sources_that_no_blend_draws():
+    blend, first, second = (node(1, 1, rule=rule) for rule in (BLEND, INTERLEAVE, INTERLEAVE))
+    deep = [("a", [(first, 0), (second, 0)]), ("b", [(first, 0), (second, 1)]), ("c", [(first, 1)])]
+    assert tree_of(deep).interleaves() == {"a": 2, "b": 2, "c": 1}
+    drawn = [("a", [(first, 0), (blend, 0)]), ("b", [(first, 0), (blend, 1)]), ("c", [(first, 1)])]
+    assert tree_of(drawn).interleaves() == {"c": 1}
+    assert tree_of([("a", [(blend, 0), (first, 0)]), ("b", [(blend, 1)])]).interleaves() == {}
+    assert tree_of([("a", [(blend, 0)])]).interleaves() == {"a": 0}
+
+
 def shares(tree, position):
     keys = sorted(tree.keys())
     return dict(zip(keys, Mixture(tree, keys, seed="").shares(position)))

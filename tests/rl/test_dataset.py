@@ -445,7 +445,8 @@ def test_prompts_keep_their_metadata_and_name_their_source(sums):
     assert {prompt.source for prompt in prompts} == {"easy.jsonl", "hard.jsonl"}
 
 
-def test_conversations_are_prompts_that_wait_for_an_answer(tmp_path, capsys):
+def test_conversations_are_prompts_that_wait_for_an_answer(tmp_path, caplog):
+    caplog.set_level("DEBUG", "energon_ext")
     question = [{"role": "user", "content": "hi"}]
     records = [{"messages": question, "n": 1}, {"text": "no prompt"}, {"prompt": "x" * 40}]
     path = write_prompts(tmp_path / "chat.jsonl", records)
@@ -454,6 +455,6 @@ def test_conversations_are_prompts_that_wait_for_an_answer(tmp_path, capsys):
     assert ByteTokenizer().decode(prompt.tokens) == "user: hi\nassistant: "
     assert prompt.metadata == {"n": 1}
     take(loader, 3)
-    reported = capsys.readouterr().out
+    reported = caplog.text
     assert "neither `prompt` nor `messages`" in reported
     assert "a prompt of 41 tokens; 1 to 30 allowed" in reported

@@ -1,0 +1,51 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What Energon prints on standard output goes to the log."""
+
+import contextlib
+import io
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from megatron.energon.errors import ErrorContext
+from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.wrappers.map_dataset import MapDataset
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def quiet_energon() -> Iterator[None]:
+    """Energon prints which samples of every shard each worker reads, for one."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        for line in printed.getvalue().splitlines():
+            logger.debug("%s", line)
+
+
+def quiet_errors(dataset: SavableDataset) -> None:
+    """Leave it to the error handler of a dataset to speak of samples that cannot be used."""
+    if isinstance(dataset, MapDataset):
+        stock = dataset._map_failure_handler
+        dataset._map_failure_handler = _Quiet(stock.name, stock.handler, stock.tolerance)
+
+
+class _Quiet(ErrorContext):
+    def handle_errors(self, sample: Any) -> "_QuietEnd":
+        return _QuietEnd(super().handle_errors(sample))
+
+
+class _QuietEnd(contextlib.AbstractContextManager[Any, "bool | None"]):
+    def __init__(self, stage: contextlib.AbstractContextManager[Any, "bool | None"]):
+        self._stage = stage
+
+    def __enter__(self) -> Any:
+        return self._stage.__enter__()
+
+    def __exit__(self, *error: Any) -> "bool | None":
+        with quiet_energon() if error[0] else contextlib.nullcontext():
+            return self._stage.__exit__(*error)
