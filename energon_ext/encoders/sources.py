@@ -143,7 +143,7 @@ def collapse_sources(
             for key, own_names, name, loaded in zip(keys, names, shown, datasets)
         ]
         if rule == BLEND:
-            check_excluded(left_out, sources)
+            check_left_out(left_out, sources)
             tree = tree_of([(key, _path(loaded)) for key, loaded in zip(keys, datasets)])
             name_nodes(tree, factories)
         else:
@@ -155,10 +155,15 @@ def collapse_sources(
     )
 
 
-def check_excluded(left_out: LeftOut, sources: Sequence[Source]) -> None:
-    """Refuse to exclude documents of a source that is not there, or that cannot leave one out."""
+def check_left_out(left_out: LeftOut, sources: Sequence[Source]) -> None:
+    """Refuse to leave out what cannot be: of a source that is streamed, or not there."""
     left_out.check_sources([source.key for source in sources])
     for source in sources:
+        if left_out.skip and source.streamed is not None:
+            raise ConfigError(
+                f"{left_out.where}: skip: {source.key} is streamed; steps of token files alone are "
+                f"skipped."
+            )
         if source.key in left_out.excluded and not isinstance(source.rows, PlannedRows):
             raise ConfigError(
                 f"{left_out.where}: exclude: {source.key} is streamed or spliced; documents of "

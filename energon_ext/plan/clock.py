@@ -21,20 +21,30 @@ class Clock:
         axis: what the breakpoints of the weights count.
         topology: rows of steps and batches.
         row_tokens: positions of a row; 0 where rows differ.
+        skip: steps ``[first, stop)`` of a shared plan that no optimizer step reads.
     """
 
     axis: ScheduleAxis
     topology: Topology
     row_tokens: int = 0
+    skip: tuple[tuple[int, int], ...] = ()
 
     def at(self, step: int, row: int) -> int:
         """After some steps that had some rows in all."""
         batch = row // self.topology.rows_per_round
         return self.axis.position(step, row, batch, self.row_tokens)
 
-    def at_step(self, step: int) -> int:
-        """After some steps, while the global batch stays what it is."""
-        return self.at(step, step * self.topology.rows_per_step)
+    def at_step(self, step: int, row: int | None = None) -> int:
+        """At an optimizer step that begins with a row; by default all have as many rows as now."""
+        skipped = 0
+        for first, stop in self.skip:
+            skipped += stop - first if step + skipped >= first else 0
+        rows = self.topology.rows_per_step
+        return self.at(step + skipped, (step * rows if row is None else row) + skipped * rows)
+
+    def is_skipped(self, step: int) -> bool:
+        """Whether a step of the plan is not read."""
+        return any(first <= step < stop for first, stop in self.skip)
 
     def at_own(self, rows: int) -> int:
         """After so many rows of every worker, where each draws for itself."""

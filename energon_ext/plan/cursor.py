@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping
 
 from megatron.energon.state import FlexState
 
@@ -24,10 +24,9 @@ class Cursor:
 
     Args:
         plan: at its beginning.
-        clock: says at which position of the schedules a step is drawn.
+        clock: says at which position of the schedules a step is drawn, and whether it is skipped.
         is_shared: whether the plan is that of all ranks; else each row is a step of its own.
         cost: of rows; those of a step are then dealt so that ranks end together.
-        skip: steps ``[first, stop)`` of a shared plan that are drawn and not handed out.
         is_first: whether this worker tells the log what all find.
 
     Attributes:
@@ -43,7 +42,6 @@ class Cursor:
         *,
         is_shared: bool,
         cost: Cost | None,
-        skip: Sequence[tuple[int, int]] = (),
         is_first: bool,
     ):
         self.plan = plan
@@ -53,7 +51,6 @@ class Cursor:
         self._is_shared = is_shared
         self._topology = clock.topology if is_shared else ALONE
         self._cost = cost
-        self._skip = skip
         self.skipped: list[list[int]] = []
         self._is_first = is_first
         self._before: FlexState | None = None  # state of the plan at the start of the step
@@ -61,7 +58,7 @@ class Cursor:
     def rounds(self) -> Iterator[int]:
         """The number in its step of every round, until the plan ends."""
         for _ in self.steps():
-            if self._is_skipped(self.plan.step - 1):
+            if self._clock.is_skipped(self.plan.step - 1):
                 self._note_skipped(self.plan.step - 1)
                 continue
             while self.done < self._topology.rows_per_step:
@@ -92,9 +89,6 @@ class Cursor:
             self.step.balance(self._cost, topology)
         return self.step is not None
 
-    def _is_skipped(self, step: int) -> bool:
-        return any(first <= step < stop for first, stop in self._skip)
-
     def _note_skipped(self, step: int) -> None:
         if self.skipped and self.skipped[-1][1] == step:
             self.skipped[-1][1] += 1
@@ -118,7 +112,7 @@ class Cursor:
             ConfigError: the step that is open is to be skipped.
         """
         steps, rows = state["plan"]["step"], state["plan"]["row"]
-        if state["done"] and self._is_skipped(steps):
+        if state["done"] and self._clock.is_skipped(steps):
             raise ConfigError(
                 f"skip: step {steps} was partly read when the state was saved; skip from "
                 f"{steps + 1} on, or resume from a state that was saved between two steps."

@@ -81,11 +81,9 @@ class BlendedDataset(BaseWrapperDataset):
         weights = {source.key: source.weight for source in ordered}
         self.tree = tree or blend_of(weights, self.rule, **node_options)
         self.topology = topology or Topology.of(worker_config, None, None)
-        self._clock = Clock(axis or ScheduleAxis(), self.topology, row_tokens)
-        self._padding, self._cost = padding, None if self._streamed else cost
         self.skip = tuple(skip)
-        if self.skip and self._streamed:
-            raise ConfigError("skip: a source is streamed; steps of token files alone are skipped.")
+        self._clock = Clock(axis or ScheduleAxis(), self.topology, row_tokens, self.skip)
+        self._padding, self._cost = padding, None if self._streamed else cost
         self._restarts = restarts
         self._repeats = repeats
         self.fingerprint = {
@@ -130,16 +128,8 @@ class BlendedDataset(BaseWrapperDataset):
         return self.tree.interleaves() if self.is_shared else {}
 
     def position(self, step: int, row: int | None = None) -> int:
-        """Where an optimizer step stands on the schedule axis; one that is skipped is none.
-
-        Args:
-            row: with which it begins; by default all steps have as many rows as now.
-        """
-        for first, stop in self.skip:
-            if step >= first:
-                step += stop - first
-                row = None if row is None else row + (stop - first) * self.topology.rows_per_step
-        return self._clock.at_step(step) if row is None else self._clock.at(step, row)
+        """Where an optimizer step stands on the schedule axis; ``row`` is its first, if known."""
+        return self._clock.at_step(step, row)
 
     def planned_shares(self, position: int) -> dict[str, float]:
         """The share that the weights give each source at a position, as if none had ended.
@@ -232,7 +222,6 @@ class BlendedDataset(BaseWrapperDataset):
                 self._clock,
                 is_shared=self.is_shared,
                 cost=self._cost,
-                skip=self.skip,
                 is_first=self._worker_number() == 0,
             )
         return self._cursor
