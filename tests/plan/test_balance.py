@@ -66,6 +66,16 @@ def test_dear_rows_meet_cheap_ones():
     assert busy([1.0, 8.0, 2.0, 7.0], order, topology).tolist() == [[8, 7], [1, 2]]
 
 
+def test_rows_of_one_cost_stay_in_their_order():
+    """On every machine: a sort may not swap what is equal."""
+    alone = Topology(rows_per_step=64)
+    odd, even = list(range(1, 64, 2)), list(range(0, 64, 2))
+    assert balanced(np.array([1.0, 2.0] * 32), alone).tolist() == odd + even
+    for ranks in (1, 2, 4):
+        topology = Topology(rows_per_step=64, ranks=ranks)
+        assert balanced(np.full(64, 3.0), topology).tolist() == list(range(64))
+
+
 def test_one_batch_of_many_rows_holds_as_much_as_another():
     topology = Topology(rows_per_step=8, batch_rows=2, ranks=2)
     costs = np.array([8.0, 7, 6, 5, 4, 3, 2, 1])

@@ -64,8 +64,8 @@ def check_long_run(folder, packing, scale, every):
     Returns:
         Batches; bytes of the states; resident bytes.
     """
-    epochs = {"a": 21 * scale, "b": 65 * scale, "c": 400 * scale}
-    weights = {"a": {"linear": {0: 3, 4000 * scale: 1}}, "b": 1, "c": {"step": {0: 0, 500: 2}}}
+    epochs = {"a": 2 * scale, "b": 6 * scale, "c": 40 * scale}
+    weights = {"a": {"linear": {0: 3, 400 * scale: 1}}, "b": 1, "c": {"step": {0: 0, 500: 2}}}
     entries = [entry(name, epochs[name], weight=weights[name]) for name in SOURCES]
     path = write(folder / "mix.yaml", {"blend": entries})
 
@@ -99,14 +99,14 @@ def check_long_run(folder, packing, scale, every):
 
 @pytest.mark.parametrize("packing", ["bin", "sequential"])
 def test_a_long_run_ends_with_every_document_read_as_often_as_it_may(folder, packing):
-    count, sizes, _ = check_long_run(folder, packing, scale=1, every=3000)
-    assert count > 12_000 and max(sizes) <= MOST_STATE_BYTES
+    count, sizes, _ = check_long_run(folder, packing, scale=1, every=300)
+    assert count > 1000 and max(sizes) <= MOST_STATE_BYTES
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("packing", ["bin", "sequential"])
 def test_a_million_batches_take_no_more_memory_and_no_larger_states(folder, packing):
-    count, sizes, resident = check_long_run(folder, packing, scale=80, every=100_000)
+    count, sizes, resident = check_long_run(folder, packing, scale=900, every=100_000)
     print(f"{packing}: {count} batches, states of {sizes} bytes, {resident} bytes resident")
     assert count > 1_000_000 and max(sizes) <= MOST_STATE_BYTES
     assert max(resident) - resident[0] <= MOST_GROWTH_BYTES
