@@ -32,7 +32,10 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 def report(run_dir: Path, out: Path | None) -> None:
     """Show what a training run read, planned against actual.
 
-    Reads RUN_DIR/metrics.jsonl; writes PNG pictures and report.html, which holds them all.
+    Reads RUN_DIR/metrics.jsonl; writes PNG pictures and report.html, which holds them all. Names
+    losses that stand out, with the command that shows what was read then.
+
+    Example: energon-ext report runs/a --out report
     """
     run = Run.load(run_dir)
     echo("\n".join(map(str, write_report(run, out or run_dir, run_dir))))
