@@ -21,7 +21,7 @@ def commands(group, words=()):
             yield (*words, name)
 
 
-@pytest.mark.parametrize("words", commands(main), ids=" ".join)
+@pytest.mark.parametrize("words", list(commands(main)), ids=" ".join)
 def test_help_of_every_command_has_an_example(words):
     result = energon_ext(*words, "-h")
     assert result.exit_code == 0
