@@ -167,7 +167,7 @@ def forecast_picture(found: Forecast) -> Picture:
     order = np.argsort(-found.tokens.sum(0), kind="stable")
     many = len(order) > len(COLORS)
     kept = np.sort(order[: len(COLORS) - many])
-    labels = _clipped([found.keys[number] for number in kept])
+    labels = _clipped([found.titles[number] for number in kept])
     size = -(-len(found.ends) // WINDOWS)
     firsts = np.arange(0, len(found.ends), size)
     ends = found.ends[np.minimum(firsts + size, len(found.ends)) - 1]

@@ -115,7 +115,7 @@ def _rows(found: Forecast, most: int) -> Iterator[list[str]]:
     order = np.argsort(-tokens, kind="stable")
     for number in order[:most].tolist():
         yield [
-            found.keys[number],
+            found.titles[number],
             f"{found.shares[0, number]:.2%}",
             f"{found.shares[-1, number]:.2%}",
             f"{tokens[number]:,.0f}",

@@ -186,7 +186,7 @@ def bytes_mix(tmp_path_factory):
     folder = tmp_path_factory.mktemp("command")
     write_tokens(folder / "web", [[65] * 40] * 50, np.uint16)
     write_tokens(folder / "code", [[66] * 20] * 30, np.uint16)
-    entries = [("web", 1), ("code", 1, {"max_epochs": 2})]
+    entries = [("web", 1), ("code", 1, {"max_epochs": 2, "name": "GitHub"})]
     return mix(folder, entries, "interleave")
 
 
@@ -204,7 +204,7 @@ def test_the_table_says_when_which_source_ends(bytes_mix, tmp_path):
     lines = [line.split() for line in result.stdout.splitlines()]
     assert lines[0][:7] == ["20", "steps", "of", "4", "rows", "of", "40"]
     assert [
-        "code",
+        "GitHub",
         "50.00%",
         "50.00%",
         "1,200",
