@@ -61,6 +61,9 @@ def text(found: Forecast, blend: BlendedDataset, steps: int) -> str:
         named = ", ".join(f"{point:,}" for point in late[:MOST_BREAKPOINTS])
         more = f" and {len(late) - MOST_BREAKPOINTS} more" if len(late) > MOST_BREAKPOINTS else ""
         lines.append(f"The run ends before the breakpoints {named}{more}.")
+    if blend.skip:
+        named = ", ".join(f"{first:,} to {stop - 1:,}" for first, stop in blend.skip)
+        lines.append(f"Steps {named} are planned and not read; they are counted here.")
     return "\n".join(lines)
 
 

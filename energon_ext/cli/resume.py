@@ -99,8 +99,9 @@ class NextRun:
     def left_out(self) -> Iterator[str]:
         """What was skipped, and what the metadataset leaves out from here on."""
         blend, first = find_blend(self._dataset(0)), self._saved.blends[0]
-        done = [tuple(each) for each in first["skipped"]]
-        for what, ranges in (("skipped", done), ("to be skipped", blend.skip)):
+        step, done = first["plan"]["step"], [tuple(each) for each in first["skipped"]]
+        ahead = [(max(begin, step), stop) for begin, stop in blend.skip if stop > step]
+        for what, ranges in (("skipped", done), ("to be skipped", ahead)):
             if named := ", ".join(f"{begin:,} to {stop - 1:,}" for begin, stop in ranges):
                 yield f"steps {what}: {named}"
         for key, source in blend.sources.items():

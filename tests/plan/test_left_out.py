@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from energon_ext import ConfigError
+from energon_ext.cli import forecast
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.checkpoint import CheckpointStore
 from tests.cli.command import energon_ext
@@ -236,7 +237,10 @@ def test_diff_and_trace_name_what_is_left_out(folder):
         store.save(3, data=json.loads(run.state()))
     lines = energon_ext("checkpoint", "diff", folder / "run", path).stdout.splitlines()
     assert "steps skipped: 1 to 2" in lines
-    assert "steps to be skipped: 1 to 2, 7 to 7" in lines
+    assert "steps to be skipped: 7 to 7" in lines
     assert "a: 4 documents are excluded" in lines
+    blend = find_blend(run.loaders[0])
+    said = forecast.text(forecast.made(blend, 9, None, False), blend, 9).splitlines()
+    assert said[-1] == "Steps 1 to 2, 7 to 7 are planned and not read; they are counted here."
     traced = energon_ext("trace", folder / "run", path, "--step", 7, "--global-batch-size", ROWS)
     assert "Step 7 is skipped" in traced.stderr
