@@ -50,12 +50,13 @@ class SpliceFields:
         min_copy_len: contents shorter than this are left out, at least 2.
         adaptive_k: in ``coverage_balanced``, a document shorter than K is one content; without it
             such a document has none. The other modes always shorten.
-        alpha: in ``coverage_balanced``, how much more often starts near an edge come, so that the
-            tokens there are seen as often; 0 for all alike.
+        alpha: in ``coverage_balanced``, how much more often starts near an edge come; 0 for all
+            alike. The first token of a long document is seen ``K^(alpha - 1)`` times as often as
+            one in its middle: at 1 as often, and those around token K then far more often.
         offset_jitter: in ``coverage_balanced``, so many more places to the left of the last one.
         jitter_mode: ``uniform`` (seeded) or ``low_discrepancy`` (golden ratio).
         pad_token_id: what fills a frame; None for the tokenizer's.
-        eos_token_id: put before the content where the prefix is attended to.
+        eos_token_id: put before the content; with ``attend_prefix`` only, or nothing sees it.
         attend_prefix: the content attends to the filler before it.
         pack_contents: several contents in a frame where they fit, each with the position ids of
             its offset.
@@ -131,6 +132,11 @@ class SpliceFields:
             raise ConfigError(
                 "restrict_to_training_subset: true found, but the subset is unknown; give "
                 "initial_batch_size and max_train_batches as well."
+            )
+        if self.eos_token_id is not None and not self.attend_prefix:
+            raise ConfigError(
+                f"eos_token_id: {self.eos_token_id} found without attend_prefix: true; it stands "
+                f"before the content, which sees nothing there. Set attend_prefix, or leave it out."
             )
         if self.attend_prefix and self.pack_contents:
             raise ConfigError(

@@ -29,6 +29,7 @@ from energon_ext.plan.source import RowSource, Source
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig, SpliceIndex, select_documents
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.documents import DocumentStore, EnergonDocuments, TokenFileDocuments
+from energon_ext.splice.index import ORDER
 from energon_ext.splice.source import SpliceSource, log_plan
 from energon_ext.splice.validation import GridIndex
 
@@ -138,7 +139,12 @@ class SpliceTaskEncoder(PackedTaskEncoder):
             seq_len=self.seq_len,
             fill_id=self._assembler.pad_id,
             epochs=max_epochs_of(loaded.dataset) if training else loaded.repetitions or 1,
-            fingerprint={**self.splice.to_json(), "documents": _digest(store, numbers, documents)},
+            fingerprint={
+                **self.splice.to_json(),
+                "documents": _digest(store, numbers, documents),
+                "order": ORDER,
+            },
+            metadata=[self.document_metadata(store, number) for number in numbers.tolist()],
         )
 
     def build_blend(self, sources: Sequence[Source], tree: Tree, **options: Any) -> BlendedDataset:
@@ -183,6 +189,11 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         )
         samples = load_source(self, loaded, key, alone)
         return EnergonDocuments(encoded_samples(self, samples, self.encode_document))
+
+    def document_metadata(self, store: DocumentStore, number: int) -> dict[str, Any]:
+        """What :meth:`SpliceSource.metadata_of` gives for a document."""
+        key = {} if store.keys is None else {"key": store.keys[number]}
+        return {"document": number, "tokens": int(store.lengths[number]), **key}
 
     def _examples(
         self,

@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """All pairs of start and offset, by number."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from energon_ext.arguments import check_integer
 from energon_ext.errors import ConfigError
-from energon_ext.splice.config import SpliceConfig, SpliceFields
+from energon_ext.splice.config import SpliceFields
 
 
 class Contents(NamedTuple):
@@ -142,52 +141,3 @@ class PairTable:
             low = np.where(reached, middle, low)
             high = np.where(reached, high, middle - 1)
         return low
-
-
-def enumerate_pairs(
-    doc_len: int,
-    seq_len: int,
-    content_length: int | None = None,
-    content_stride: int = 1,
-    offset_stride: int = 1,
-    content_start_mode: str = "slide_within",
-    min_copy_len: int = 2,
-    **fields: Any,
-) -> np.ndarray:
-    """List every pair of start t and offset s of one document.
-
-    t ascending, then s ascending: ``0 <= s <= S - c`` for the ``c = min(K, L - t)`` tokens that a
-    content has, contents below ``min_copy_len`` left out.
-
-    Args:
-        doc_len: L, tokens of the document.
-        seq_len: S, positions of a frame.
-        content_length: K, tokens of a content; None for as many as fit.
-        content_stride, offset_stride: steps of t and of s.
-        content_start_mode: see :class:`SpliceConfig`.
-        min_copy_len: least tokens of a content.
-        **fields: ``adaptive_k`` and ``mode`` of :class:`SpliceConfig`.
-
-    Returns:
-        int64 [pairs, 2].
-
-    Raises:
-        ConfigError: a value out of range.
-
-    Example:
-        >>> enumerate_pairs(doc_len=3, seq_len=5).tolist()
-        [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [1, 3]]
-    """
-    check_integer("doc_len", doc_len, 1)
-    config = SpliceConfig(
-        content_length=content_length,
-        content_stride=content_stride,
-        offset_stride=offset_stride,
-        content_start_mode=content_start_mode,
-        min_copy_len=min_copy_len,
-        **fields,
-    )
-    table = PairTable(np.array([doc_len]), seq_len, config)
-    numbers = np.arange(int(table.totals[0]))
-    pairs = table.locate(np.zeros_like(numbers), numbers)
-    return np.stack([pairs.starts, pairs.offsets], axis=1)

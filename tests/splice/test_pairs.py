@@ -8,14 +8,19 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from energon_ext.errors import ConfigError
-from energon_ext.splice import MultiSpliceConfig, SpliceConfig, enumerate_pairs
+from energon_ext.splice import MultiSpliceConfig, SpliceConfig
 from energon_ext.splice.config import CHOICES
 from energon_ext.splice.pairs import PairTable
 from tests.splice import slow
 
 
-def listed(*args, **kwargs):
-    return [tuple(pair) for pair in enumerate_pairs(*args, **kwargs).tolist()]
+def listed(doc_len, seq_len, content_length=None, **fields):
+    """Every (t, s) of one document."""
+    config = SpliceConfig(content_length=content_length, **fields)
+    table = PairTable(np.array([doc_len]), seq_len, config)
+    numbers = np.arange(int(table.totals[0]))
+    pairs = table.locate(np.zeros_like(numbers), numbers)
+    return list(zip(pairs.starts.tolist(), pairs.offsets.tolist()))
 
 
 def test_the_thirteen_pairs_of_the_worked_example():
@@ -143,6 +148,7 @@ def test_a_thousand_million_pairs_are_found_by_number():
         ({"restrict_to_training_subset": True}, "give initial_batch_size and max_train_batches"),
         ({"shuffle_offsets": -2}, "shuffle_offsets: -2 found"),
         ({"attend_prefix": True, "pack_contents": True}, "Use one of them"),
+        ({"eos_token_id": 2}, "eos_token_id: 2 found without attend_prefix: true"),
         ({"attend_prefix": "false"}, "attend_prefix: 'false' found, true or false is needed"),
         ({"adaptive_k": 1}, "adaptive_k: 1 found, true or false"),
         ({"dataset_name": 5}, "dataset_name: 5 found, text is needed"),
@@ -180,7 +186,6 @@ def test_a_field_for_many_documents_out_of_range_is_refused_by_name(fields, mess
 
 def test_a_frame_too_short_or_an_empty_document_is_refused():
     with pytest.raises(ConfigError, match="seq_len: 1 found, below min_copy_len: 2"):
-        enumerate_pairs(5, 1)
-    for length in (0, 5.5):
-        with pytest.raises(ConfigError, match=f"doc_len: {length} found, an integer >= 1"):
-            enumerate_pairs(length, 5)
+        listed(5, 1)
+    with pytest.raises(ConfigError, match="every document needs at least one token"):
+        listed(0, 5)
