@@ -46,6 +46,9 @@ class SpliceFields:
             document goes on at its beginning. ``coverage_balanced``: every t with a whole content
             after it, at the end of the frame.
         content_length: K, tokens of a content; None for as many as fit.
+        cut_at_frame_end: offsets at which a content has room for ``min_copy_len`` tokens count as
+            well, and the end of the frame cuts it: ``min(K, L - t, S - s)`` tokens. Without it
+            contents lie wholly in the frame.
         content_stride, offset_stride: steps of t and of s.
         min_copy_len: contents shorter than this are left out, at least 2.
         adaptive_k: in ``coverage_balanced``, a document shorter than K is one content; without it
@@ -54,6 +57,7 @@ class SpliceFields:
             alike. The first token of a long document is seen ``K^(alpha - 1)`` times as often as
             one in its middle: at 1 as often, and those around token K then far more often.
         offset_jitter: in ``coverage_balanced``, so many more places to the left of the last one.
+            Contents have at most ``S - offset_jitter`` tokens, so that there is room for it.
         jitter_mode: ``uniform`` (seeded) or ``low_discrepancy`` (golden ratio).
         pad_token_id: what fills a frame; None for the tokenizer's.
         eos_token_id: put before the content; with ``attend_prefix`` only, or nothing sees it.
@@ -72,6 +76,7 @@ class SpliceFields:
     mode: str = "splice"
     content_start_mode: str = "slide_within"
     content_length: int | None = None
+    cut_at_frame_end: bool = False
     content_stride: int = 1
     offset_stride: int = 1
     min_copy_len: int = 2
@@ -112,7 +117,7 @@ class SpliceFields:
                 f"content_length: {self.content_length} found, below min_copy_len: "
                 f"{self.min_copy_len}; every content would be left out."
             )
-        for field in ("content_length", "attend_prefix", "pack_contents"):
+        for field in ("content_length", "cut_at_frame_end", "attend_prefix", "pack_contents"):
             if self.mode == "slide" and getattr(self, field):
                 raise ConfigError(
                     f"{field}: {getattr(self, field)} found with mode: slide, whose windows fill "
@@ -126,6 +131,11 @@ class SpliceFields:
                     f"content_start_mode: {self.content_start_mode}; it belongs to "
                     f"coverage_balanced, set it to 0 here."
                 )
+        if self.cut_at_frame_end and balanced:
+            raise ConfigError(
+                "cut_at_frame_end: True found with content_start_mode: coverage_balanced, whose "
+                "contents end with the frame; use another mode, or offset_jitter."
+            )
         if self.restrict_to_training_subset and not (
             self.initial_batch_size and self.max_train_batches
         ):

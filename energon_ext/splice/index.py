@@ -10,7 +10,7 @@ from energon_ext.documents.permutation import keyed_draws
 from energon_ext.errors import ConfigError
 from energon_ext.splice.config import MultiSpliceConfig, SpliceFields
 from energon_ext.splice.order import Order, epoch_order
-from energon_ext.splice.pairs import Contents, PairTable
+from energon_ext.splice.pairs import Contents, PairTable, longest_content
 from energon_ext.splice.quotas import TurningQuotas
 from energon_ext.splice.starts import EdgeWeights, Phases, check_exact, quantile_numbers
 
@@ -83,7 +83,7 @@ class SpliceIndex:
         self._edges = None
         wholes, least = np.maximum(self.pairs, 1), np.maximum(self.quotas.astype(np.int64), 1)
         if config.alpha:
-            content = min(config.content_length or seq_len, seq_len)
+            content = longest_content(seq_len, config)
             self._edges = EdgeWeights(content, config.content_stride, config.alpha)
             # A start weighs at least 1, so quantiles of as many phases as all weigh find it.
             wholes = np.ceil(self._edges.totals(self._last_starts())).astype(np.int64) * _FINE

@@ -203,6 +203,19 @@ def test_an_attended_prefix_is_of_the_segment_of_the_document(data):
     assert moved > 8
 
 
+@pytest.mark.parametrize("pack", [False, True])
+def test_contents_cut_by_the_end_of_the_frame_are_examples_too(data, pack):
+    splice = SpliceConfig(doc_index=17, cut_at_frame_end=True, min_copy_len=5, pack_contents=pack)
+    dataset = build(in_blend(data), one(splice), repeat=False)
+    doc = text_of_book(17)
+    found = placements(batch.validate() for batch in loader_for(dataset))
+    assert found == Counter(
+        ("book:train/doc17", tuple(doc[t : t + SEQ_LEN - s]), s)
+        for t, s in slow.pairs(len(doc), SEQ_LEN, least=5, cut=True)
+    )
+    assert ("book:train/doc17", tuple(doc[:5]), SEQ_LEN - 5) in found
+
+
 def test_a_cyclic_document_goes_on_at_its_beginning(data):
     splice = SpliceConfig(doc_index=3, content_start_mode="cyclic_roll")
     dataset = build(in_blend(data), one(splice), repeat=False)
@@ -510,7 +523,7 @@ def test_the_plan_is_in_the_log(data, caplog):
     first = three_longest_short()[0]
     assert (
         "book:train: 3 documents of 11 to 12 tokens in frames of 32, 837 pairs, 837 examples in an "
-        "epoch; slide_within, content_length None, content_stride 1, offset_stride 1, alpha 0.0, "
+        "epoch; slide_within, content_length None, cut_at_frame_end False, content_stride 1, offset_stride 1, alpha 0.0, "
         "offset_jitter 0, balance_mode by_coverage, balance_tau 1.0." in caplog.text
     )
     # 12 - t tokens have 21 + t places, up to 31 for the last two tokens.

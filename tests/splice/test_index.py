@@ -202,15 +202,34 @@ def test_jitter_spreads_over_the_last_places(jitter_mode):
     offsets = {doc: Counter() for doc in range(3)}
     for doc, _, s in epoch(index):
         offsets[doc][s] += 1
-    # Contents of 10 in 12 have room for two more places, of 4 for all three.
-    assert set(offsets[0]) == {2, 1, 0} and set(offsets[1]) <= {8, 7, 6, 5}
+    # Contents of 10 in 12 are shortened to 9, so that they have four places too.
+    assert index.pairs.tolist() == [1001, 1, 32]
+    assert set(offsets[0]) == {3, 2, 1, 0} and set(offsets[1]) <= {8, 7, 6, 5}
     most = 1 if jitter_mode == "low_discrepancy" else 60
-    assert all(abs(count - 1000 / 3) <= most + 1 for count in offsets[0].values())
+    assert all(abs(count - 1001 / 4) <= most + 1 for count in offsets[0].values())
     again = [triple for number in range(12) for triple in epoch(index, number) if triple[0] == 0]
     places = Counter(triple[1:] for triple in again)
     # Over twelve epochs each start is seen at every place; evenly, if they are not drawn.
     least = 2 if jitter_mode == "low_discrepancy" else 0
-    assert all(places[t, s] >= least for t in range(1000) for s in (0, 1, 2))
+    assert all(places[t, s] >= least for t in range(1001) for s in (0, 1, 2, 3))
+
+
+@pytest.mark.parametrize("content_length", [None, 12, 4096])
+def test_contents_as_long_as_the_frame_leave_room_for_their_jitter(content_length):
+    """S = 12 and a jitter of 2: K = 10, at s = 2, 1 and 0, as S - K - j says."""
+    config = MultiSpliceConfig(
+        content_length=content_length, balance_mode="by_coverage", offset_jitter=2
+    )
+    index = SpliceIndex([100, 11, 5], 12, config)
+    assert index.pairs.tolist() == [91, 2, 1]
+    contents = index.locate(np.arange(index.size * 20))
+    of_long = contents.documents == 0
+    assert set(contents.copy_lens[of_long].tolist()) == {10}
+    assert Counter(contents.offsets[of_long].tolist()).keys() == {0, 1, 2}
+    assert set(contents.offsets[contents.documents == 2].tolist()) == {7, 6, 5}
+    assert (contents.offsets + contents.copy_lens <= 12).all()
+    with pytest.raises(ConfigError, match="offset_jitter: 11 found; it leaves a content 1 of"):
+        SpliceIndex([100], 12, dataclasses.replace(config, content_length=None, offset_jitter=11))
 
 
 def jittered(mode, seed=0, key="", **fields):
@@ -290,6 +309,12 @@ def test_a_validation_grid_holds_the_corners():
     assert triples(grid, np.arange(grid.size)) == [
         *[(0, t, s) for t, last in ((0, 8), (4, 8), (8, 10)) for s in (0, last)],
         *[(1, t, s) for t, last in ((0, 9), (1, 10)) for s in (0, last)],
+    ]
+    cut = GridIndex([10], 12, SpliceConfig(cut_at_frame_end=True), starts=2, offsets=3)
+    contents = cut.locate(np.arange(cut.size))
+    columns = (contents.starts, contents.offsets, contents.copy_lens)
+    assert list(zip(*(column.tolist() for column in columns))) == [
+        *[(0, 0, 10), (0, 5, 7), (0, 10, 2), (8, 0, 2), (8, 5, 2), (8, 10, 2)]
     ]
     with pytest.raises(ConfigError, match="GridIndex.starts: 0 found, an integer >= 1"):
         GridIndex([10], 12, SpliceConfig(), starts=0)
