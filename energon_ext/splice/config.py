@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
-from energon_ext.arguments import check_integer, check_kind, check_number
+from energon_ext.arguments import check_integer, check_kind, check_number, choices
 from energon_ext.errors import ConfigError
 
 #: What may stand in fields of few values.
@@ -248,3 +248,36 @@ class MultiSpliceConfig(SpliceFields):
             raise ConfigError(
                 f"doc_weights: {list(self.doc_weights)} found, at least one must be above 0."
             )
+
+
+def splice_from_config(value: Any, where: str) -> SpliceFields:
+    """A splice as a mapping of its fields: of many documents if ``num_docs`` is one of them.
+
+    Raises:
+        ConfigError: names the place, the field, what was found and what is allowed.
+
+    Example:
+        >>> splice_from_config({"num_docs": 3, "content_lenght": 64}, "blend[0].splice")
+        ... # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        energon_ext.errors.ConfigError: blend[0].splice: no field 'content_lenght' in a splice of \
+many documents; it has ...; did you mean content_length or min_doc_length?
+    """
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: {value!r:.80} found, a mapping as {{num_docs: 3}} is needed.")
+    kind = MultiSpliceConfig if "num_docs" in value else SpliceConfig
+    names = {each: [f.name for f in fields(each)] for each in (SpliceConfig, MultiSpliceConfig)}
+    for name in value:
+        if name not in names[kind]:
+            many = "many documents" if kind is MultiSpliceConfig else "one document"
+            is_of_other = any(name in of_kind for of_kind in names.values())
+            with_or_without = "without" if kind is MultiSpliceConfig else "with"
+            hint = f"one {with_or_without} num_docs has it."
+            raise ConfigError(
+                f"{where}: no field {name!r} in a splice of {many}; "
+                f"{hint if is_of_other else 'it has ' + choices(name, names[kind], most=40)}"
+            )
+    try:
+        return kind(**value)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error

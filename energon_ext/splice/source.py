@@ -36,6 +36,7 @@ class SpliceSource:
         examples: where the documents are shown.
         documents, names: token ids of each chosen document, and what batches call it.
         metadata: of each chosen document, what else is known of it.
+        key: of the source.
         config, seq_len: how frames are filled, and S, their positions.
         fill_id: token before a content whose prefix is attended to.
         epochs: passes over the examples, None for no end.
@@ -54,10 +55,12 @@ class SpliceSource:
         epochs: float | None,
         fingerprint: Mapping[str, Any],
         metadata: Sequence[Mapping[str, Any]] = (),
+        key: str = "",
     ):
         self.examples = examples
         self.names = list(names)
-        self._metadata = metadata
+        self.metadata = list(metadata)
+        self.key = key
         self.fingerprint = dict(fingerprint)
         self.config = config
         self._documents = documents
@@ -86,7 +89,7 @@ class SpliceSource:
 
     def metadata_of(self, name: str) -> list[dict[str, Any]]:
         """What is known of the documents that batches call so: one, or all without own names."""
-        return [dict(own) for each, own in zip(self.names, self._metadata) if each == name]
+        return [dict(own) for each, own in zip(self.names, self.metadata) if each == name]
 
     def _by_name(self, values: np.ndarray) -> dict[str, Any]:
         sums: Counter[str] = Counter()
@@ -220,7 +223,7 @@ class SpliceSource:
         check_fingerprint(
             {"kind": state["kind"], **state.get("documents", {})},
             {"kind": KIND, **self.fingerprint},
-            self.names[0].rpartition("/")[0],
+            self.key,
         )
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
