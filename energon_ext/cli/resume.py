@@ -166,7 +166,7 @@ class EncoderOfState(PackedTaskEncoder):
         **special_tokens: str | None,
     ):
         self._saved = {name: v for name, v in saved.fingerprint.items() if name not in _OF_BLEND}
-        self._spliced = {
+        self._spliced_keys = {
             name
             for key, source in saved.blends[0]["plan"]["sources"].items()
             for name in (key, source["names"][1])
@@ -195,7 +195,7 @@ class EncoderOfState(PackedTaskEncoder):
     def build_source(
         self, loaded: LoadedDataset, key: str, **options: Any
     ) -> SavableDataset[Any] | RowSource:
-        if {key, shuffle_key(key, loaded.dataset)} & self._spliced:
+        if {key, shuffle_key(key, loaded.dataset)} & self._spliced_keys:
             return UnknownRows()
         return super().build_source(loaded, key, **options)
 

@@ -46,10 +46,10 @@ class GridIndex:
         self.doc_lengths = np.asarray(doc_lengths, np.int64)
         table = PairTable(self.doc_lengths, seq_len, config)
         points = [
-            (document, start, offset, copy_len)
+            (document, start, offset, min(copy_len, seq_len - offset))
             for document in np.flatnonzero(table.totals).tolist()
             for start, copy_len in _spread_starts(table, document, starts)
-            for offset in _spread(0 if config.mode == "slide" else seq_len - copy_len, offsets)
+            for offset in _spread(_last_offset(config, seq_len, copy_len), offsets)
         ]
         self._points = np.array(points, np.int64).reshape(-1, 4)
         self.size = len(points)
@@ -119,6 +119,12 @@ def _spread_starts(table: PairTable, document: int, count: int) -> list[tuple[in
     numbers = first_pairs[_spread(len(counts) - 1, count)]
     places = table.locate(np.full_like(numbers, document), numbers)
     return list(zip(places.starts.tolist(), places.copy_lens.tolist()))
+
+
+def _last_offset(config: SpliceFields, seq_len: int, copy_len: int) -> int:
+    if config.mode == "slide":
+        return 0
+    return seq_len - (config.min_copy_len if config.cut_at_frame_end else copy_len)
 
 
 def _spread(last: int, count: int) -> list[int]:
