@@ -4,6 +4,8 @@
 
     python examples/03_grpo.py --run-dir runs/grpo
     python examples/03_grpo.py --run-dir runs/grpo-shuffled --shuffle-rewards    (must not learn)
+    torchrun --nproc-per-node 2 examples/03_grpo.py --run-dir runs/grpo-split \
+        --tensor-model-parallel-size 2     (or pipeline; without either, data parallel)
 
 1. A warm-up on random orders of the digits teaches the format and nothing of sorting; a warm-up on
    sorted digits would already solve the task, and reinforcement would only sharpen it.
@@ -77,8 +79,6 @@ def parse_args():
         lr_warmup_iters=5,
         seq_length=SEQ_LEN,
         num_workers=0,
-        tensor_model_parallel_size=1,
-        pipeline_model_parallel_size=1,
     )
     return parser.parse_args()
 

@@ -48,6 +48,8 @@ def add_arguments(parser):
     add("--hidden-size", type=count, help="of the model, a multiple of 8 heads")
     add("--lr", type=float, help="after a warmup; falls to a tenth")
     add("--lr-warmup-iters", type=count_or_none, help="steps in which the learning rate rises")
+    add("--tensor-model-parallel-size", type=count, default=1, help="ranks of one layer")
+    add("--pipeline-model-parallel-size", type=count, default=1, help="ranks of one model")
 
 
 def add_data_arguments(parser):
@@ -61,7 +63,5 @@ def add_data_arguments(parser):
     add("--global-batch-rows", type=count, help="packed rows per optimizer step")
     add("--micro-batch-rows", type=count, help="default: all rows of a data-parallel rank")
     add("--num-workers", type=count_or_none, default=0, help="processes that read for a rank")
-    add("--tensor-model-parallel-size", type=count, default=1, help="ranks of one layer")
-    add("--pipeline-model-parallel-size", type=count, default=1, help="ranks of one model")
     add("--eval-interval", type=count, help="steps between two losses of the split val")
     add("--eval-iters", type=count, default=4, help="micro-batches of such a loss")

@@ -231,6 +231,7 @@ class Run:
         args = self.args
         logs = self.source is not None and parallel_state.is_pipeline_last_stage()
         logs = logs and parallel_state.get_data_parallel_rank() == 0
+        logs = logs and parallel_state.get_tensor_model_parallel_rank() == 0  # all of them sample
         boards = {"tensorboard": args.tensorboard, "wandb_project": args.wandb_project}
         log = RunLog(
             folder, step, args.train_iters, enabled=logs, interval=args.log_interval, **boards
@@ -259,7 +260,8 @@ class Run:
             metadata["resumed"] = [c.to_json() for c in getattr(self.source, "changes", ())]
             if self.blend.is_shared and not self.samples:
                 cursor = self.source.state_dict()
-            elif parallel_state.is_pipeline_first_stage():  # all stages hold the same
+            elif dist.get_rank() == parallel_state.get_model_parallel_src_rank():
+                # all stages and tensor-parallel ranks hold the same
                 rank = parallel_state.get_data_parallel_rank()
                 files = {f"data_rank{rank:05d}.pt": self.source.save_state()}
             log.write("consumption", step, **consumed, **self.counts())

@@ -5,19 +5,22 @@
 Every token is a forward pass over all tokens so far, in one batch. Megatron-core 0.16 has a cache
 of keys and values, but its attention without Transformer Engine does not read it, and with it a
 batch must have prompts of one length; recomputing is right for every layer and every batch.
+
+A model that is split over ranks answers on all of them together, see
+:mod:`energon_ext.megatron.lockstep`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Sequence
 
 import torch
-from megatron.core import parallel_state
 
 from energon_ext.arguments import check_integers, check_number
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError
+from energon_ext.megatron.lockstep import Lockstep
 from energon_ext.rl.sampler import RewardFunction, ScoredGroup, score
 
 
@@ -54,8 +57,10 @@ class Sampling:
 class MegatronSampler:
     """A :class:`~energon_ext.rl.BatchSampler` over a ``GPTModel`` in this process.
 
-    Keeps nothing between calls but the model. Each data-parallel rank samples for itself; the model
-    must be whole on its rank.
+    Keeps nothing between calls but the model. The model may be split by tensors, pipeline stages
+    and experts. All ranks of a replica have an ``RLDataset`` of the same arguments and call this
+    with the same prompts and seed; each gets the same groups. Where replicas share experts, they
+    call it as often as each other: :meth:`agree` tells an ``RLDataset`` when another needs it.
 
     Args:
         model: a ``GPTModel``, wrapped or not.
@@ -65,8 +70,10 @@ class MegatronSampler:
         rows_per_pass: most answers in one forward pass; None for all of a call.
 
     Raises:
-        ConfigError: a group of less than two, or a model that is split over ranks.
-        SamplerError: from a call: the reward failed on the answers to a prompt.
+        ConfigError: a group of less than two, or a layout that
+            :class:`~energon_ext.megatron.lockstep.Lockstep` refuses.
+        SamplerError: from a call: the reward failed on the answers to a prompt, or the ranks of a
+            replica ask for different prompts.
     """
 
     def __init__(
@@ -81,7 +88,7 @@ class MegatronSampler:
         check_integers("MegatronSampler", least=2, group_size=group_size)
         if rows_per_pass is not None:
             check_integers("MegatronSampler", rows_per_pass=rows_per_pass)
-        _check_whole()
+        self._lockstep = Lockstep()
         self.model = model
         self.reward = reward
         self.group_size = group_size
@@ -89,7 +96,11 @@ class MegatronSampler:
         self.rows_per_pass = rows_per_pass
 
     def sample_and_score_batch(self, prompts: Sequence[Prompt], seed: int) -> list[ScoredGroup]:
-        """A group for each prompt, in order; the same for the same seed and weights."""
+        """A group for each prompt, in order; the same for the same seed and weights.
+
+        Without prompts this rank takes part in the passes of the others.
+        """
+        self._lockstep.check_same([prompt.__key__ for prompt in prompts])
         size = self.group_size
         asked = [prompt.tokens.tolist() for prompt in prompts for _ in range(size)]
         responses, log_probs = generate(
@@ -104,6 +115,10 @@ class MegatronSampler:
             )
         return groups
 
+    def agree(self, status: int) -> int:
+        """The largest status of all ranks that must generate together."""
+        return self._lockstep.most(status)[0]
+
 
 def generate(
     model: torch.nn.Module,
@@ -115,8 +130,11 @@ def generate(
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Continue prompts with a Megatron model.
 
+    All ranks over which the model or its experts are split call it together; those of a replica
+    with the same prompts, others with prompts of their own or none.
+
     Args:
-        model: a ``GPTModel``, wrapped or not, whole on this rank; put back into the mode it was in.
+        model: a ``GPTModel``, wrapped or not; put back into the mode it was in.
         prompts: token ids, at least one each; lengths may differ.
         sampling: how tokens are drawn.
         seed: of the draws.
@@ -127,23 +145,26 @@ def generate(
         model gives each of them: at temperature 1 and without ``top_p``, as it is trained.
 
     Raises:
-        ConfigError: the model is split over ranks, or a prompt is empty.
+        ConfigError: a layout that :class:`~energon_ext.megatron.lockstep.Lockstep` refuses, or a
+            prompt is empty.
     """
-    _check_whole()
+    lockstep = Lockstep()
     if rows_per_pass is not None:
         check_integers("generate", rows_per_pass=rows_per_pass)
-    if not len(prompts) or not all(map(len, prompts)):
-        raise ConfigError("generate: at least one prompt, and a token in each, are needed.")
+    if not all(map(len, prompts)):
+        raise ConfigError("generate: a token in each prompt is needed.")
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed % 2**63)
-    step = rows_per_pass or len(prompts)
+    step = rows_per_pass or max(1, len(prompts))
     responses: list[list[int]] = []
     log_probs: list[list[float]] = []
     try:
-        for start in range(0, len(prompts), step):
-            found = _generate_rows(model, prompts[start : start + step], sampling, generator)
+        (passes,) = lockstep.most(-(-len(prompts) // step))
+        for start in range(0, passes * step, step):
+            asked = prompts[start : start + step]
+            found = _generate_rows(model, lockstep, asked, sampling, generator)
             responses += found[0]
             log_probs += found[1]
     finally:
@@ -154,30 +175,41 @@ def generate(
 @torch.no_grad()
 def _generate_rows(
     model: torch.nn.Module,
+    lockstep: Lockstep,
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     generator: torch.Generator,
 ) -> tuple[list[list[int]], list[list[float]]]:
     device = generator.device
-    starts = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    width = int(starts.max()) + sampling.max_new_tokens
+    starts = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64, device=device)
+    width = max(map(len, prompts), default=0) + sampling.max_new_tokens
     tokens = torch.zeros(len(prompts), width, dtype=torch.int64, device=device)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = torch.as_tensor(prompt)
     log_probs = torch.zeros(len(prompts), width, device=device)
     ends = starts.clone()
     going = torch.arange(len(prompts), device=device)
-    for _ in range(sampling.max_new_tokens):
-        logits = _next_logits(model, tokens[going], ends[going])[:, : sampling.vocab_size]
-        chosen = draw(logits, sampling, generator)
-        tokens[going, ends[going]] = chosen
-        chances = torch.log_softmax(logits, dim=-1)
-        log_probs[going, ends[going]] = chances.gather(1, chosen[:, None])[:, 0]
-        ends[going] += 1
-        if sampling.stop_id is not None:
-            going = going[chosen != sampling.stop_id]
-        if not len(going):
+    while True:
+        longest = int(ends[going].max()) if len(going) else 0
+        rows, used = lockstep.most(len(going), longest)
+        if not rows:
             break
+        logits = lockstep.next_logits(model, tokens[going], ends[going], rows, used)
+        # Both in one message: tokens are whole numbers far below what a double holds exactly.
+        drawn = torch.zeros(2, len(going), dtype=torch.float64, device=device)
+        if logits is not None and len(going):
+            logits = logits[:, : sampling.vocab_size]
+            drawn[0] = draw(logits, sampling, generator)
+            drawn[1] = torch.log_softmax(logits, dim=-1).gather(1, drawn[0].long()[:, None])[:, 0]
+        drawn = lockstep.share(drawn)
+        chosen = drawn[0].long()
+        tokens[going, ends[going]] = chosen
+        log_probs[going, ends[going]] = drawn[1].float()
+        ends[going] += 1
+        goes_on = ends[going] - starts[going] < sampling.max_new_tokens
+        if sampling.stop_id is not None:
+            goes_on &= chosen != sampling.stop_id
+        going = going[goes_on]
     spans = list(enumerate(zip(starts.tolist(), ends.tolist())))
     return (
         [tokens[row, start:end].tolist() for row, (start, end) in spans],
@@ -213,24 +245,3 @@ def draw(
         ordered = ordered.masked_fill(before >= sampling.top_p, 0.0)
         chances = torch.zeros_like(chances).scatter(-1, order, ordered)
     return torch.multinomial(chances, 1, generator=generator)[:, 0]
-
-
-def _next_logits(model: Any, tokens: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Logits of the token behind each row's last one; what lies behind it is not looked at."""
-    used = int(ends.max())
-    position_ids = torch.arange(used, device=tokens.device).expand(len(tokens), -1)
-    logits = model(tokens[:, :used], position_ids, None)
-    return logits[torch.arange(len(tokens), device=tokens.device), ends - 1].float()
-
-
-def _check_whole() -> None:
-    for name, size in (
-        ("tensor", parallel_state.get_tensor_model_parallel_world_size()),
-        ("pipeline", parallel_state.get_pipeline_model_parallel_world_size()),
-        ("context", parallel_state.get_context_parallel_world_size()),
-    ):
-        if size > 1:
-            raise ConfigError(
-                f"MegatronSampler: {name}-parallel size {size} found; the model must be whole on "
-                f"its rank. Use data parallelism, or a server and OpenAISampler."
-            )

@@ -26,6 +26,9 @@ from energon_ext.state.schema import check_seal, sealed
 
 STATE_VERSION = 1
 
+#: What a rank tells the others; 1 that it needs groups, 0 that it has enough.
+_FAILED = 2
+
 
 class RLDataset:
     """Yields a :class:`~energon_ext.PackedBatch` of ``rows`` rows from sampled answers.
@@ -142,8 +145,7 @@ class RLDataset:
         Where every source of prompts has one, the data-parallel ranks call this together: the first
         that has no group left ends the run for all of them.
         """
-        while len(self._groups) < self.groups_per_batch and self._draw():
-            self._sample()
+        self._fill()
         if self._epoch_limits:
             end_together(
                 bool(self._groups),
@@ -193,6 +195,33 @@ class RLDataset:
         self._groups = [_load_group(group) for group in state["groups"]]
         self._calls = state["calls"]
         self._rollout.restore_state(state["rollout"])
+
+    def _fill(self) -> None:
+        """Sample until there are groups for a batch, or no prompts.
+
+        Ranks that must generate in step (``sampler.agree``) go on while one of them needs it, and
+        fail where one fails: a rank that left alone would leave the others waiting for ever.
+        """
+        agree = getattr(self.sampler, "agree", int)
+        error: Exception | None = None
+        while True:
+            wants = False
+            try:
+                wants = error is None and len(self._groups) < self.groups_per_batch and self._draw()
+            except Exception as caught:  # whatever reading prompts may raise
+                error = caught
+            status = agree(_FAILED if error else int(wants))
+            if status == _FAILED:
+                raise error or SamplerError("another rank failed to sample; its error says why")
+            if not status:
+                return
+            try:
+                if wants:
+                    self._sample()
+                elif hasattr(self.sampler, "sample_and_score_batch"):
+                    self.sampler.sample_and_score_batch([], 0)  # takes part
+            except Exception as caught:  # said to the others first, then raised
+                error = caught
 
     def _sample(self) -> None:
         """Sample the prompts that were drawn; nothing has changed if that fails."""

@@ -112,7 +112,11 @@ class Sampler(Protocol):
 
 
 class BatchSampler(Protocol):
-    """Answers many prompts at once, and is given the random seed and what the reward needs."""
+    """Answers many prompts at once, and is given the random seed and what the reward needs.
+
+    A sampler whose ranks must be called as often as each other has a method ``agree(status) ->
+    int`` as well, the largest status of them, and may then be called without prompts.
+    """
 
     def sample_and_score_batch(self, prompts: Sequence[Prompt], seed: int) -> list[ScoredGroup]:
         """A group for each prompt, in order; the same for the same seed and policy."""

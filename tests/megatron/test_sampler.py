@@ -186,10 +186,13 @@ def test_bad_groups_are_refused(model, options, message):
         MegatronSampler(model, None, **{"group_size": 2, "sampling": Sampling(1), **options})
 
 
-@pytest.mark.parametrize("prompts", [[], [[3], []]])
-def test_a_prompt_without_tokens_is_refused(model, prompts):
-    with pytest.raises(ConfigError, match="at least one prompt, and a token in each"):
-        generate(model, prompts, Sampling(1))
+def test_a_prompt_without_tokens_is_refused(model):
+    with pytest.raises(ConfigError, match="a token in each prompt is needed"):
+        generate(model, [[3], []], Sampling(1))
+
+
+def test_no_prompts_are_answered_with_nothing(model):
+    assert generate(model, [], Sampling(1)) == ([], [])
 
 
 def test_passes_without_rows_are_refused(model):

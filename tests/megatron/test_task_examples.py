@@ -16,6 +16,7 @@ from tests.megatron.pretraining import events, steps_of
 from tests.rl.prompts import write_prompts
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+STAGES = "--pipeline-model-parallel-size"
 FEW_STEPS = [
     *("--num-layers", "1", "--hidden-size", "64"),
     *("--warm-up-iters", "80", "--train-iters", "4", "--lr-warmup-iters", "1"),
@@ -96,6 +97,23 @@ def test_grpo_stopped_and_resumed_is_the_run_that_was_not(grpo_run, tmp_path):
     run("03_grpo.py", folder, *FEW_STEPS, "--resume")
     for found in (steps_of, evaluations):
         assert found(folder / "grpo") == found(grpo_run / "grpo")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "split", ["--tensor-model-parallel-size", "--pipeline-model-parallel-size"]
+)
+def test_grpo_of_a_split_model_trains_on_the_same_batches(grpo_run, split, tmp_path):
+    words = [*FEW_STEPS, "--run-dir", str(tmp_path / "run"), split, "2"]
+    words[words.index("--num-layers") + 1] = "2" if split == STAGES else "1"
+    started = processes.start_script(EXAMPLES / "03_grpo.py", words, tmp_path / "stderr", ranks=2)
+    assert processes.finish(started) == [0, 0], (tmp_path / "stderr").read_text()[-3000:]
+    found, reference = steps_of(tmp_path / "run" / "grpo"), steps_of(grpo_run / "grpo")
+    assert list(found) == list(reference)
+    if split != STAGES:  # the stages have a layer each, the reference one in all
+        for step, values in reference.items():
+            assert found[step]["batch_hash"] == values["batch_hash"]
+            assert found[step]["loss"] == pytest.approx(values["loss"], abs=1e-4)
 
 
 def test_a_run_that_samples_goes_on_with_as_many_ranks_and_no_others(grpo_run, tmp_path):

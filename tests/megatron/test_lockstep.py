@@ -1,0 +1,198 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Generation and GRPO with models that are split over real processes."""
+
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+from energon_ext import ConfigError
+from energon_ext.errors import SamplerError
+from energon_ext.megatron import (
+    MegatronSampler,
+    Sampling,
+    data_parallel_worker_config,
+    forward_step,
+    generate,
+)
+from energon_ext.rl import RLDataset
+from tests.megatron.small_gpt import MOE, model_parallel, small_config, small_model
+from tests.megatron.small_training import run_ranks, run_schedule
+from tests.rl.prompts import prompt_loader, write_prompts
+
+#: What the ranks of a data-parallel rank ask: other numbers, other lengths; the last asks nothing.
+PROMPTS = [[[5, 6, 7], [9], [11, 12, 13, 14, 15]], [[20, 21, 22, 23, 24, 25, 26, 27]]]
+STOP = 3
+SAMPLING = Sampling(6, temperature=1.3, stop_id=STOP, vocab_size=20)
+
+TENSORS = {"tensor_model_parallel_size": 2}
+STAGES = {"pipeline_model_parallel_size": 2}
+EXPERTS = {"expert_model_parallel_size": 2}
+SEQUENCE = {"sequence_parallel": True}
+
+
+def answers(prompts, sizes, config, rows_per_pass=None):
+    """Of a new model under this layout; the weights are the same under all."""
+    model = small_model(small_config(**sizes, **config))
+    return generate(model, prompts, SAMPLING, seed=7, rows_per_pass=rows_per_pass)
+
+
+def answers_on_a_rank(sizes, config, rows_per_pass):
+    layout = {name: size for name, size in sizes.items() if name != "sequence_parallel"}
+    with model_parallel(**layout):
+        own = parallel_state.get_data_parallel_rank()
+        prompts = PROMPTS[own] if own < len(PROMPTS) else []
+        return own, answers(prompts, sizes, config, rows_per_pass)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "sizes", "config", "rows_per_pass"),
+    [
+        (2, TENSORS, {}, None),
+        (2, STAGES, {}, None),
+        (4, {**TENSORS, **STAGES, **SEQUENCE}, {}, 2),
+        (3, {"expert_model_parallel_size": 3}, {**MOE, "num_moe_experts": 3}, None),
+        (4, {**TENSORS, **EXPERTS, **SEQUENCE, "expert_tensor_parallel_size": 1}, MOE, None),
+        (4, {**STAGES, **EXPERTS}, MOE, 2),
+    ],
+    ids=["tensors", "stages", "both", "experts", "tensors+experts", "stages+experts"],
+)
+def test_a_split_model_answers_as_the_whole_one(
+    one_rank, world_size, sizes, config, rows_per_pass, tmp_path
+):
+    """Each data-parallel rank its own prompts, of other lengths and numbers, or none at all."""
+    target = functools.partial(answers_on_a_rank, sizes, config, rows_per_pass)
+    found = run_ranks(world_size, target, tmp_path)
+    replicas = {own for own, _ in found}
+    expected = [answers(prompts, {}, config, rows_per_pass) for prompts in [*PROMPTS, []]]
+    lengths = {len(response) for responses, _ in expected for response in responses}
+    assert len(lengths) > 1  # some stop early, and others go on
+    for own, (responses, log_probs) in found:
+        assert responses == expected[own][0]
+        for seen, wanted in zip(log_probs, expected[own][1]):
+            assert seen == pytest.approx(wanted, abs=1e-4)
+    assert replicas == set(range(len(replicas)))
+
+
+REFUSED = [
+    (2, {"context_parallel_size": 2}, "context-parallel size 2 found, 1 is needed"),
+    (
+        6,
+        {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 3,
+         "expert_tensor_parallel_size": 1},
+        "tensor-parallel size 2 with experts over 3 ranks found",
+    ),
+]  # fmt: skip
+
+
+def build_on_a_rank(sizes, message):
+    with model_parallel(**sizes), pytest.raises(ConfigError, match=message):
+        MegatronSampler(torch.nn.Linear(1, 1), None, group_size=2, sampling=SAMPLING)
+
+
+@pytest.mark.parametrize(("world_size", "sizes", "message"), REFUSED, ids=["context", "experts"])
+def test_a_layout_that_does_not_work_is_refused_when_built(world_size, sizes, message, tmp_path):
+    run_ranks(world_size, functools.partial(build_on_a_rank, sizes, message), tmp_path)
+
+
+def ask_different_prompts():
+    with model_parallel(**TENSORS):
+        model = small_model(small_config(**TENSORS))
+        sampler = MegatronSampler(model, None, group_size=2, sampling=SAMPLING)
+        path = f"p{dist.get_rank()}"
+        with pytest.raises(SamplerError, match="the ranks of a model ask for different prompts"):
+            sampler._lockstep.check_same([path])
+
+
+def test_ranks_of_a_model_that_ask_for_different_prompts_are_told(tmp_path):
+    run_ranks(2, ask_different_prompts, tmp_path)
+
+
+def policy(path, model, reward, **options):
+    """GRPO over prompts of one token: 1 16 is "bos 0x0d" in bytes."""
+    sampling = Sampling(4, stop_id=STOP, vocab_size=16)
+    workers = data_parallel_worker_config(num_workers=0, seed=1)
+    loader = prompt_loader(
+        path, prompts_per_call=4, rank=workers.rank, world_size=workers.world_size
+    )
+    sampler = MegatronSampler(model, reward, group_size=8, sampling=sampling)
+    return RLDataset(loader, sampler, seq_len=48, rows=4, groups_per_batch=4, **options)
+
+
+def fail_on_one_rank(path):
+    def reward(prompt, responses):
+        if dist.get_rank() == 1 and len(asked) >= 2:
+            raise KeyError("answer")
+        asked.append(prompt)
+        return [float(n) for n in range(len(responses))]
+
+    asked = []
+    with model_parallel(**EXPERTS):
+        model = small_model(small_config(**EXPERTS, **MOE), vocabulary=256)
+        with pytest.raises(SamplerError) as error:
+            next(policy(path, model, reward))
+        return str(error.value)
+
+
+def test_a_reward_that_fails_on_one_rank_ends_the_call_on_all(byte_prompts, tmp_path):
+    """The others would wait for it in their next forward pass."""
+    other, failed = run_ranks(2, functools.partial(fail_on_one_rank, byte_prompts), tmp_path)
+    assert "the reward raised KeyError: 'answer'" in failed
+    assert "another rank failed to sample; its error says why" in other
+
+
+@pytest.fixture(scope="module")
+def byte_prompts(tmp_path_factory):
+    """One prompt of one byte for each number from 0 to 9, and longer ones."""
+    records = [{"prompt": chr(n) * (1 + n % 3)} for n in range(40, 60)]
+    return write_prompts(tmp_path_factory.mktemp("bytes") / "prompts.jsonl", records)
+
+
+def share_of_large_tokens(prompt, responses):
+    """1 for an answer of four tokens above 7; random ones have one half, and stop early."""
+    return [sum(token > 7 for token in response) / 4 for response in responses]
+
+
+def reinforce(path, sizes, steps):
+    """Mean rewards of each step on this rank, and what became of the weights."""
+    with model_parallel(**sizes):
+        config = small_config(**sizes, **MOE, init_method_std=0.05)
+        model = small_model(config, vocabulary=256)
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        ddp = DistributedDataParallel(config, DistributedDataParallelConfig(), model)
+        optimizer = get_megatron_optimizer(OptimizerConfig(lr=3e-3, clip_grad=1.0), [ddp])
+        config.finalize_model_grads_func = finalize_model_grads
+        dataset = policy(path, ddp, share_of_large_tokens)
+        rewards, attempts = [], []
+        for _ in range(steps):
+            ddp.zero_grad_buffer()
+            optimizer.zero_grad()
+            batch = next(dataset)
+            run_schedule(ddp, [batch], functools.partial(forward_step, weight_scale=1024))
+            optimizer.step()
+            rewards.append(dataset.metrics["reward/mean"])
+            attempts.append(dataset.metrics["attempts_per_batch"])
+        now = dict(model.named_parameters())
+        moved = {name: float((now[name] - old).abs().max()) for name, old in before.items()}
+        dense = {n: float(p.double().sum()) for n, p in now.items() if "experts" not in n}
+        return rewards, attempts, moved, dense
+
+
+def test_a_mixture_of_experts_learns_by_grpo_with_its_experts_on_two_ranks(byte_prompts, tmp_path):
+    found = run_ranks(2, functools.partial(reinforce, byte_prompts, EXPERTS, 25), tmp_path)
+    for rewards, _, moved, _ in found:
+        assert sum(rewards[:2]) / 2 < 0.55
+        assert sum(rewards[-3:]) / 3 > 0.8
+        assert min(moved.values()) > 1e-3  # dense parts, router and experts
+        assert sum("experts" in name for name in moved) > 3
+    assert found[0][0] != found[1][0]  # each its own prompts and answers
+    assert found[0][3] == pytest.approx(found[1][3], rel=1e-9)  # one model
