@@ -24,16 +24,20 @@ if TYPE_CHECKING:
 
 DOTS_PER_INCH = 160
 FOLDER = click.Path(path_type=Path, file_okay=False)
+DIFFERENT_EXIT_CODE = 1
 
 
 @click.command()
 @click.argument("run_dir", type=FOLDER)
 @click.option("--out", type=FOLDER, show_default="RUN_DIR", help="Where to write.")
-def report(run_dir: Path, out: Path | None) -> None:
+@click.option("--reference", type=FOLDER, help="Another run, to be compared step by step.")
+@click.pass_context
+def report(ctx: click.Context, /, run_dir: Path, out: Path | None, reference: Path | None) -> None:
     """Show what a training run read, planned against actual.
 
     Reads RUN_DIR/metrics.jsonl; writes PNG pictures and report.html, which holds them all. Names
-    losses that stand out, with the command that shows what was read then.
+    losses that stand out, with the command that shows what was read then. With --reference it says
+    whether both runs read the same rows, and ends with 1 where they did not.
 
     Example: energon-ext report runs/a --out report
     """
@@ -41,6 +45,24 @@ def report(run_dir: Path, out: Path | None) -> None:
     echo("\n".join(map(str, write_report(run, out or run_dir, run_dir))))
     for spike in spikes_of(run):
         echo(f"{spike}: {_trace(run_dir, spike)}")
+    if reference is not None:
+        said, is_equal = compared(run, Run.load(reference))
+        echo(f"{run_dir} and {reference}: {said}")
+        ctx.exit(0 if is_equal else DIFFERENT_EXIT_CODE)
+
+
+def compared(run: Run, other: Run) -> tuple[str, bool]:
+    """How two runs differ in the steps that both have, and whether they read the same rows."""
+    steps = min(len(run.step), len(other.step))
+    differs = [a != b for a, b in zip(run.batch_hash[:steps], other.batch_hash[:steps])]
+    if not all((*run.batch_hash[:steps], *other.batch_hash[:steps])):
+        return "one of them has no batch_hash, so rows cannot be compared", False
+    if any(differs):
+        first = differs.index(True) + 1
+        return f"{sum(differs)} of {steps} steps read other rows, the first is step {first}", False
+    gap = np.abs(run.loss[:steps] - other.loss[:steps])
+    largest = float(np.nanmax(gap)) if np.isfinite(gap).any() else np.nan
+    return f"all {steps} steps read the same rows; losses differ by {largest:.1e} at most", True
 
 
 def write_report(run: Run, out: Path, run_dir: Path | None = None) -> list[Path]:

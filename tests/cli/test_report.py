@@ -220,3 +220,25 @@ def test_a_run_of_one_step_and_one_that_resumed_can_be_drawn(tmp_path):
     resumed = Run.load(write_run(tmp_path / "resumed", steps=20, resumed_after=[5, 12]))
     for picture in (figures.mix_picture, figures.loss_picture):
         assert picture(short).caption and picture(resumed).figure.axes
+
+
+def test_a_run_is_compared_with_another_step_by_step(tmp_path):
+    one, other = (write_run(tmp_path / name, steps=count) for name, count in (("a", 30), ("b", 40)))
+    result = energon_ext("report", one, "--reference", other)
+    assert result.exit_code == 0
+    said = "all 30 steps read the same rows; losses differ by 0.0e+00 at most"
+    assert result.stdout.splitlines()[-1] == f"{one} and {other}: {said}"
+    events = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
+    for event in events:
+        if event["event"] == "step" and event["step"] in (12, 20, 35):
+            event["batch_hash"] += "other"
+    (other / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    result = energon_ext("report", one, "--reference", other)
+    assert result.exit_code == 1
+    assert "2 of 30 steps read other rows, the first is step 12" in result.stdout
+    for event in events:
+        event["batch_hash"] = ""
+    (other / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    result = energon_ext("report", one, "--reference", other)
+    assert result.exit_code == 1
+    assert "no batch_hash, so rows cannot be compared" in result.stdout
