@@ -177,7 +177,7 @@ def estimated(
             missing -= part
             if part == lasts.min():
                 number = int(lasts.argmin())
-                mixture.ended[number], left[number] = True, 0.0
+                mixture.ended[number] = True
                 exhausted[blend.keys[number]] = math.ceil(end - missing)
         if drawn.any():
             rows.append(drawn)

@@ -140,6 +140,16 @@ def test_an_estimate_knows_when_a_source_ends_and_who_takes_its_place(folder):
     assert guess.documents.sum(0) == pytest.approx([300, 110, 90])
 
 
+def test_an_estimate_says_at_which_step_inside_a_window_a_source_ends(tmp_path):
+    # A document is a row; one row a step, every other one of `a`, which has 200.
+    for name in ("a", "b"):
+        write_tokens(tmp_path / name, [[100] * SEQ_LEN] * 200, np.int32)
+    path = mix(tmp_path, [("a", 1, {"max_epochs": 1}), ("b", 1)], "interleave")
+    guess = estimated(blend_of(path, rows=1, batch=1), 4000)  # windows of 17 steps
+    assert guess.exhausted == {"a": 400}
+    assert guess.documents.sum(0) == pytest.approx([200, 3800])
+
+
 def test_an_estimate_changes_at_the_very_step_of_a_breakpoint(folder):
     # Ten steps of nothing but `a`, then nothing but `b`: 8 rows each, of a million steps.
     path = mix(folder, [("a", {"step": {0: 1, 10: 0}}), ("b", {"step": {0: 0, 10: 1}})])
@@ -163,6 +173,7 @@ def test_streamed_sources_need_the_length_of_their_documents(tmp_path):
 def test_breakpoints_behind_the_end_are_named(folder):
     blend = blend_of(mix(folder, MOVING))
     assert late_breakpoints(blend, 20) == [30]
+    assert late_breakpoints(blend, 30) == [30]
     assert late_breakpoints(blend, 31) == []
 
 

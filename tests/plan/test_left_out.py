@@ -6,9 +6,11 @@ import json
 
 import numpy as np
 import pytest
+from megatron.energon.epathlib import EPath
 
 from energon_ext import ConfigError
 from energon_ext.cli import forecast
+from energon_ext.config.left_out import left_out
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.checkpoint import CheckpointStore
 from tests.cli.command import energon_ext
@@ -87,8 +89,13 @@ def test_a_step_that_is_half_read_cannot_be_skipped(folder):
 
 
 def test_schedules_of_optimizer_steps_know_what_was_skipped(folder):
-    blend = find_blend(Run(mix(folder, skip=[[3, 5]]), rows=ROWS).loaders[0])
-    assert [blend.position(step) for step in (0, 2, 3, 4)] == [0, 2, 5, 6]
+    blend = find_blend(Run(mix(folder, skip=[[6, 8], [3, 5]]), rows=ROWS).loaders[0])
+    assert [blend.position(step) for step in range(6)] == [0, 1, 2, 5, 8, 9]
+
+
+def test_ranges_that_touch_or_overlap_are_one():
+    found = left_out([[10, 12], [9, 10], [1, 6], [2, 3]], None, EPath("mix.yaml"))
+    assert found.skip == ((1, 6), (9, 12))
 
 
 def test_a_run_that_skips_its_last_steps_ends(folder):
