@@ -11,14 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energon_ext.batch.collate import BatchAssembler
 from energon_ext.errors import ConfigError
 from energon_ext.splice import (
     GridIndex,
+    LossMap,
     MultiSpliceConfig,
     SpliceConfig,
     SpliceIndex,
     document_quotas,
 )
+from energon_ext.splice.source import SpliceSource
 from tests.splice import slow
 
 IN_ORDER = {"shuffle_per_epoch": False}
@@ -318,3 +321,34 @@ def test_a_validation_grid_holds_the_corners():
     ]
     with pytest.raises(ConfigError, match="GridIndex.starts: 0 found, an integer >= 1"):
         GridIndex([10], 12, SpliceConfig(), starts=0)
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+def test_the_probability_of_a_content_is_the_product_of_those_of_its_tokens(prefix):
+    """Contents of 4 of 6 tokens; probabilities 1/2, 1/3, 1/5 behind the first, 7/8 elsewhere."""
+    config = SpliceConfig(content_length=4, attend_prefix=prefix, min_copy_len=4)
+    grid = GridIndex([6, 4], 8, config, starts=2, offsets=2)
+    names = ["book/doc0", "book/doc1"]
+    documents = [np.arange(10, 16), np.arange(20, 24)]
+    source = SpliceSource(
+        grid, documents, names, config=config, seq_len=8, fill_id=0, epochs=1, fingerprint={}
+    )
+    taken = source.take(grid.size)
+    assembler = BatchAssembler(8)
+    batch = assembler([taken.row(n) for n in range(len(taken))], sources=names)
+    losses = np.full(batch.num_tokens, -np.log(7 / 8))
+    for row, offset in enumerate([0, 4] * 3):
+        losses[8 * row + offset : 8 * row + offset + 3] = np.log([2, 3, 5])
+        if row == 0:
+            losses[0] = 0.0  # the first content knows its second token
+    for prompt, first, others in ((1, 1 / 15, 1 / 30), (2, 1 / 15, 1 / 15), (3, 1 / 5, 1 / 5)):
+        found = LossMap(grid, names, prompt_tokens=prompt)
+        found.add_batch(batch, losses)
+        assert np.exp(found.log_probabilities) == pytest.approx([first, *[others] * 5])
+        mean = (first + 3 * others) / 4
+        assert found.memorized() == pytest.approx({"book/doc0": mean, "book/doc1": others})
+    all_prompt = LossMap(grid, names, prompt_tokens=4)
+    all_prompt.add_batch(batch, losses)
+    assert all_prompt.memorized() == {"book/doc0": 1.0, "book/doc1": 1.0}
+    with pytest.raises(ConfigError, match="LossMap.prompt_tokens: 0 found, an integer >= 1"):
+        LossMap(grid, names, prompt_tokens=0)
