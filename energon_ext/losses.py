@@ -25,6 +25,9 @@ def unified_loss(
     labels: torch.Tensor,
     token_weights: torch.Tensor,
     denominator: str = "weights",
+    *,
+    sampler_log_probs: torch.Tensor | None = None,
+    ratio_limit: float | None = None,
 ) -> torch.Tensor:
     """Return the weighted mean of the negative log-likelihood.
 
@@ -38,12 +41,15 @@ def unified_loss(
         labels: int64 [N], already shifted; in ``[0, V)`` wherever the weight is not 0.
         token_weights: float [N], finite.
         denominator: ``"weights"`` or ``"tokens"``.
+        sampler_log_probs: float [N], of the labels, as the policy that sampled them saw them.
+        ratio_limit: with it every position counts ``w_i * rho_i * nll_i``, see
+            :func:`truncated_ratios`; ``D`` stays.
 
     Returns:
         float32 scalar.
 
     Raises:
-        ConfigError: unknown ``denominator``.
+        ConfigError: unknown ``denominator``, or a ``ratio_limit`` without what the sampler saw.
         SampleError: shapes do not fit, a weight is not finite, or a label is out of range.
 
     Example:
@@ -60,7 +66,44 @@ def unified_loss(
     # Rows of weight 0 are left out, not multiplied by 0: 0 * inf would be NaN.
     nll = F.cross_entropy(logits[trained].float(), labels[trained], reduction="none")
     total = weights.abs().sum().clamp(min=1) if denominator == "weights" else max(1, len(weights))
+    if ratio_limit is not None:
+        check_ratio_limit(ratio_limit, sampler_log_probs)
+        assert sampler_log_probs is not None
+        nll = nll * truncated_ratios(nll, sampler_log_probs[trained], ratio_limit)
     return (weights * nll).sum() / total
+
+
+def truncated_ratios(
+    nll: torch.Tensor, sampler_log_probs: torch.Tensor, limit: float
+) -> torch.Tensor:
+    """Return the truncated importance weights ``rho = min(limit, pi / mu)`` of tokens.
+
+    ``pi`` is the probability under the policy that is trained, ``mu`` that under the one which
+    sampled: an older one, or the same in another engine. No gradient flows through them
+    (truncated importance sampling, https://doi.org/10.1198/106186008X320456).
+
+    Args:
+        nll: float [n], ``-log pi``.
+        sampler_log_probs: float [n], ``log mu``.
+        limit: > 0.
+
+    Returns:
+        float32 [n].
+
+    Example:
+        >>> nll, seen = -torch.tensor([0.5, 0.2]).log(), torch.tensor([0.1, 0.4]).log()
+        >>> truncated_ratios(nll, seen, 2.0).tolist()
+        [2.0, 0.5]
+    """
+    return (-nll.detach().float() - sampler_log_probs.float()).exp().clamp(max=limit)
+
+
+def check_ratio_limit(limit: float | None, sampler_log_probs: torch.Tensor | None) -> None:
+    """Raise ConfigError unless a limit, if there is one, is > 0 and has what a sampler saw."""
+    if limit is not None and not limit > 0:
+        raise ConfigError(f"ratio_limit must be a positive number or None, got {limit!r}.")
+    if limit is not None and sampler_log_probs is None:
+        raise ConfigError("ratio_limit needs the log-probabilities of a sampler; there are none.")
 
 
 def group_advantages(

@@ -25,7 +25,7 @@ from megatron.core import parallel_state
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 from megatron_gpt import build_model, run
-from options import add_arguments, count, new_parser
+from options import add_arguments, count, count_or_none, new_parser
 from train_loop import build_source, train
 
 from energon_ext import ExactDataLoader, PromptTaskEncoder, SFTTaskEncoder, get_train_dataset
@@ -68,6 +68,8 @@ def parse_args():
     add("--eval-prompts", type=count, default=512, help="held-out prompts of an accuracy")
     add("--prompts-per-call", type=count, default=32, help="prompts that are sampled together")
     add("--groups-per-batch", type=count, default=16, help="groups, of those that vary, in a step")
+    add("--max-staleness", type=count_or_none, help="steps a group may wait; default: no limit")
+    add("--ratio-limit", type=float, help="of truncated importance weights; default: none")
     add("--shuffle-rewards", action="store_true", help="reward answers at random")
     parser.set_defaults(
         train_iters=160,  # steps of GRPO, as those of --stop-after and --save-interval
@@ -116,6 +118,7 @@ def write_data(folder, seed):
 
 def warm_up(args, tokenizer, model):
     args.train_iters, args.lr, args.stop_after = args.warm_up_iters, 2e-3, None
+    args.ratio_limit = None
     args.metadataset = args.run_dir / "data" / "formats.yaml"
     args.micro_batch_rows = 11
     args.global_batch_rows = 11 * parallel_state.get_data_parallel_world_size()
@@ -145,6 +148,7 @@ def grpo(args, tokenizer, model, held_out):
         seq_len=SEQ_LEN,
         rows=args.micro_batch_rows,
         groups_per_batch=args.groups_per_batch,
+        max_staleness=args.max_staleness,
         pad_id=tokenizer.pad_id,
         seed=args.seed,
     )

@@ -161,7 +161,11 @@ def forward(args, model, batches):
 
 def _run_batches(args, model, batches, forward_only=False):
     return get_forward_backward_func()(
-        forward_step_func=partial(forward_step, weight_scale=WEIGHT_SCALE),
+        forward_step_func=partial(
+            forward_step,
+            weight_scale=WEIGHT_SCALE,
+            ratio_limit=getattr(args, "ratio_limit", None),
+        ),
         data_iterator=iter(batches),
         model=[model],
         num_microbatches=len(batches),

@@ -197,6 +197,7 @@ class Run:
         for key, tokens in summary["tokens"].items():
             self.consumed.add(key, rows=summary["documents"].get(key, 0), tokens=tokens)
         position = self.blend.position(step - 1)
+        rollout = self.source.metrics_of_all_ranks() if self.samples else {}
         return {
             **losses,
             **summary,
@@ -206,7 +207,7 @@ class Run:
             "data_seconds": drawn - began,
             "waiting_share": (drawn - began) / seconds,
             "tokens_per_second": sum(summary["tokens"].values()) / seconds,
-            **{f"rollout/{k}": v for k, v in getattr(self.source, "metrics", {}).items()},
+            **{f"rollout/{name}": value for name, value in rollout.items()},
         }
 
     def draw(self):

@@ -41,6 +41,43 @@ def test_the_loss_is_that_of_the_formula(denominator):
     assert unified_loss(logits, labels, weights, denominator).item() == pytest.approx(expected)
 
 
+def test_importance_weights_by_hand():
+    """Probabilities now .5 .2 .25 and, of weight 0, .5; when sampled .4 .4 .05 and .1."""
+    logits = torch.tensor([[0.5, 0.5], [0.2, 0.8], [0.25, 0.75], [0.5, 0.5]]).log()
+    logits.requires_grad_()
+    seen = torch.tensor([0.4, 0.4, 0.05, 0.1]).log()
+    weights = torch.tensor([2.0, 1.0, -1.0, 0.0])
+    labels = torch.zeros(4, dtype=torch.int64)
+    loss = unified_loss(logits, labels, weights, sampler_log_probs=seen, ratio_limit=2.0)
+    rho = [1.25, 0.5, 2.0]  # the third is 5, cut at 2
+    expected = (
+        2 * rho[0] * -math.log(0.5) + rho[1] * -math.log(0.2) - rho[2] * -math.log(0.25)
+    ) / 4
+    assert loss.item() == pytest.approx(expected)
+    loss.backward()
+    # d nll / d logit of the label is p - 1: the weights rho are constants to the gradient
+    gradient = [2 * rho[0] * -0.5 / 4, rho[1] * -0.8 / 4, -rho[2] * -0.75 / 4, 0]
+    assert logits.grad[:, 0].tolist() == pytest.approx(gradient)
+    plain = unified_loss(logits, labels, weights)
+    assert unified_loss(logits, labels, weights, sampler_log_probs=seen).item() == plain.item()
+    on_policy = torch.log_softmax(logits, -1)[:, 0].detach()
+    same = unified_loss(logits, labels, weights, sampler_log_probs=on_policy, ratio_limit=1.5)
+    assert same.item() == pytest.approx(plain.item())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ratio_limit": 2.0}, "needs the log-probabilities of a sampler"),
+        ({"ratio_limit": 0.0, "sampler_log_probs": torch.zeros(1)}, "must be a positive number"),
+        ({"ratio_limit": math.nan, "sampler_log_probs": torch.zeros(1)}, "positive number"),
+    ],
+)
+def test_bad_importance_weights_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        unified_loss(torch.zeros(1, 2), torch.zeros(1).long(), torch.ones(1), **options)
+
+
 def test_a_weight_sum_below_one_does_not_blow_the_loss_up():
     logits, labels = torch.zeros(1, 4), torch.tensor([0])
     loss = unified_loss(logits, labels, torch.tensor([0.25]))

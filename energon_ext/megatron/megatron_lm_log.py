@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from energon_ext.megatron.loss import LOSS_KEY, SOURCE_PREFIX
 from energon_ext.megatron.megatron_lm_state import MegatronLMLoader
-from energon_ext.megatron.step import LOSS_KEY, SOURCE_PREFIX
 from energon_ext.state.together import on_all_ranks
 
 FILE_NAME = "metrics.jsonl"

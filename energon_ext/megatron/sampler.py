@@ -110,8 +110,12 @@ class MegatronSampler:
         for index, prompt in enumerate(prompts):
             own = slice(index * size, (index + 1) * size)
             rewards = score(self.reward, prompt, responses[own])
+            stop = self.sampling.stop_id
+            cut = None if stop is None else [response[-1] != stop for response in responses[own]]
             groups.append(
-                ScoredGroup.from_responses(prompt.tokens, responses[own], log_probs[own], rewards)
+                ScoredGroup.from_responses(
+                    prompt.tokens, responses[own], log_probs[own], rewards, cut
+                )
             )
         return groups
 

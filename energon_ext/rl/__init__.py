@@ -16,7 +16,7 @@
 from energon_ext.rl.dataset import RLDataset
 from energon_ext.rl.openai_sampler import OpenAISampler
 from energon_ext.rl.rollout_metrics import RolloutMetrics
-from energon_ext.rl.sampler import BatchSampler, BatchSource, Sampler, ScoredGroup
+from energon_ext.rl.sampler import BatchSampler, BatchSource, Sampler, ScoredGroup, Unanswered
 
 __all__ = [
     "BatchSampler",
@@ -26,4 +26,5 @@ __all__ = [
     "RolloutMetrics",
     "Sampler",
     "ScoredGroup",
+    "Unanswered",
 ]

@@ -3,10 +3,10 @@
 """Prompts, a sampler and rewards as a stream of packed batches."""
 
 import copy
+import logging
 import math
-from typing import Any, Callable, Iterator
+from typing import Any, Iterator
 
-import torch
 from megatron.energon import SavableDataLoader
 
 from energon_ext.arguments import check_integers, check_number
@@ -14,17 +14,26 @@ from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.encoders.prompts import Prompt
-from energon_ext.errors import ConfigError, SampleError, SamplerError, StateFormatError
+from energon_ext.errors import ConfigError, SamplerError
 from energon_ext.losses import group_advantages
 from energon_ext.plan.lookup import find_blend
+from energon_ext.rl.ask import ask_sampler
+from energon_ext.rl.dataset_state import (
+    STATE_VERSION,
+    check_state,
+    load_group,
+    load_prompt,
+    save_group,
+    save_prompt,
+)
 from energon_ext.rl.group_rows import WeightedGroup, arrange, write_groups
 from energon_ext.rl.rollout_metrics import RolloutMetrics
-from energon_ext.rl.sampler import BatchSampler, Sampler, ScoredGroup, check_group
+from energon_ext.rl.sampler import BatchSampler, Sampler, ScoredGroup, Unanswered
 from energon_ext.state.exhaustion import end_together
 from energon_ext.state.match import check_fingerprint
 from energon_ext.state.schema import check_seal, sealed
 
-STATE_VERSION = 1
+_logger = logging.getLogger(__name__)
 
 #: What a rank tells the others; 1 that it needs groups, 0 that it has enough.
 _FAILED = 2
@@ -42,7 +51,8 @@ class RLDataset:
        ``log_probs`` and ``rewards`` of the batch are for metrics.
 
     Nothing is sampled ahead, so the policy that answers is the one that is trained. Only groups
-    that wait are older: by so many batches as one call of the sampler fills, at most.
+    that wait are older: by so many batches as one call of the sampler fills, at most, or by
+    ``max_staleness``. A group that is unanswered or too long for a batch is logged and left out.
 
     Args:
         prompts: a savable loader over a dataset of :class:`~energon_ext.PromptTaskEncoder`.
@@ -53,7 +63,10 @@ class RLDataset:
         groups_per_batch: groups in a batch; fewer where no more fit.
         reward_clip, advantage_clip: see :func:`~energon_ext.losses.group_advantages`.
         min_reward_std: groups whose clipped rewards have no larger unbiased deviation are dropped.
-        max_attempts: so many groups in a row that do not vary are an error.
+        max_attempts: so many groups in a row that cannot be trained on are an error.
+        max_staleness: a group that waits is dropped, and counted, once the policy has taken more
+            steps since it was sampled; 0 discards what a step leaves over. None keeps all.
+        batches_per_step: batches of an optimizer step, its micro-batches on this rank.
         pad_id: token on positions without a sample.
         alignment: every sample begins at a multiple of so many positions, as for
             :class:`~energon_ext.BatchAssembler`.
@@ -62,14 +75,14 @@ class RLDataset:
     Raises:
         ConfigError: an argument is out of range.
         SamplerError: from ``next()``: the sampler raised, returned something that is not a group,
-            or groups never vary. It names the prompt and the counts so far. The next
+            or ``max_attempts`` is reached. It names the prompt and the counts so far. The next
             ``next()`` asks for the same prompts again; a state saved meanwhile does so as well.
-        SampleError: from ``next()``: a sample is longer than a row.
         DataExhaustedError: from ``next()``: every source of prompts has reached its ``max_epochs``,
             here or on another rank; the last batch may have fewer groups.
 
     State: the loader's, the prompts that were drawn and not sampled, the groups that wait, and
-    counters. It grows with the groups that wait: at most those of one call of the sampler.
+    counters. It grows with the groups that wait: at most those of one call of the sampler. A run
+    that resumes may have other ``seq_len``, ``rows``, ``pad_id`` and ``max_attempts``.
     """
 
     def __init__(
@@ -84,13 +97,18 @@ class RLDataset:
         advantage_clip: float | None = None,
         min_reward_std: float = 1e-6,
         max_attempts: int = 1000,
+        max_staleness: int | None = None,
+        batches_per_step: int = 1,
         pad_id: int = 0,
         alignment: int = 1,
         seed: int = 0,
     ):
         sizes = {"seq_len": seq_len, "rows": rows, "groups_per_batch": groups_per_batch}
-        check_integers("RLDataset", **sizes, max_attempts=max_attempts, alignment=alignment)
+        more = {"max_attempts": max_attempts, "batches_per_step": batches_per_step}
+        check_integers("RLDataset", **sizes, **more, alignment=alignment)
         check_integers("RLDataset", least=0, pad_id=pad_id)
+        if max_staleness is not None:
+            check_integers("RLDataset", least=0, max_staleness=max_staleness)
         check_number("RLDataset.min_reward_std", min_reward_std)
         methods = ("sample_and_score_batch", "sample_and_score")
         if not any(callable(getattr(sampler, name, None)) for name in methods):
@@ -106,6 +124,8 @@ class RLDataset:
         self.advantage_clip = advantage_clip
         self.min_reward_std = min_reward_std
         self.max_attempts = max_attempts
+        self.max_staleness = max_staleness
+        self.batches_per_step = batches_per_step
         self._assembler = BatchAssembler(seq_len, pad_id=pad_id, alignment=alignment)
         blend = find_blend(prompts)
         self._sources = blend.keys
@@ -114,7 +134,9 @@ class RLDataset:
         self._seed = f"{seed}/{prompts.worker_config.rank}"
         self._fingerprint = {
             "seed": self._seed,
-            **sizes,
+            "groups_per_batch": groups_per_batch,
+            "max_staleness": max_staleness,
+            "batches_per_step": batches_per_step,
             "alignment": alignment,
             "reward_clip": reward_clip,
             "advantage_clip": advantage_clip,
@@ -124,17 +146,27 @@ class RLDataset:
         self._drawn: list[Prompt] = []
         self._groups: list[WeightedGroup] = []
         self._calls = 0
-        self._rollout = RolloutMetrics()
+        self._rollout = RolloutMetrics(self._sources)
 
     @property
     def metrics(self) -> dict[str, float]:
         """``rollout/*`` of the last batch, see :class:`~energon_ext.rl.RolloutMetrics`."""
-        return self._rollout.of_last_batch
+        return self._rollout.means()
+
+    def metrics_of_all_ranks(self) -> dict[str, float]:
+        """:attr:`metrics` over the data-parallel ranks, which call this together."""
+        group = self.prompts.worker_config.data_parallel_group
+        return self._rollout.means(group, all_ranks=True)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Groups sampled, those that varied, those that did not, and batches, since the start."""
+        """Groups sampled, what became of them, and batches, since the start."""
         return self._rollout.counts
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps whose batches have all been yielded."""
+        return self.counts["batches"] // self.batches_per_step
 
     def __iter__(self) -> "RLDataset":
         return self
@@ -145,6 +177,7 @@ class RLDataset:
         Where every source of prompts has one, the data-parallel ranks call this together: the first
         that has no group left ends the run for all of them.
         """
+        self._drop_stale()
         self._fill()
         if self._epoch_limits:
             end_together(
@@ -159,7 +192,7 @@ class RLDataset:
             taken.pop()
         batch = write_groups(taken, arrangement, self._assembler, self._sources)
         del self._groups[: len(taken)]
-        self._rollout.end_batch(len(taken))
+        self._rollout.end_batch([self.step - weighted.step for weighted in taken])
         return batch
 
     def save_state(self) -> dict[str, Any]:
@@ -170,8 +203,8 @@ class RLDataset:
                 "fingerprint": dict(self._fingerprint),
                 # Energon shares objects between its states and itself.
                 "prompts": copy.deepcopy(self.prompts.save_state_rank()),
-                "drawn": [_save_prompt(prompt) for prompt in self._drawn],
-                "groups": [_save_group(group) for group in self._groups],
+                "drawn": [save_prompt(prompt) for prompt in self._drawn],
+                "groups": [save_group(group) for group in self._groups],
                 "calls": self._calls,
                 "rollout": self._rollout.save_state(),
             }
@@ -185,16 +218,18 @@ class RLDataset:
             StateMismatchError: saved under other arguments.
             ConfigError: this dataset has drawn prompts already.
         """
-        _check_state(state, self.save_state())
+        check_state(state, self.save_state())
         check_seal(state)
         if self._iterator is not None:
             raise ConfigError("Restore a state before the first batch, in a new RLDataset.")
         check_fingerprint(state["fingerprint"], self._fingerprint)
         self.prompts.restore_state_rank(copy.deepcopy(state["prompts"]))
-        self._drawn = [_load_prompt(prompt) for prompt in state["drawn"]]
-        self._groups = [_load_group(group) for group in state["groups"]]
+        self._drawn = [load_prompt(prompt) for prompt in state["drawn"]]
         self._calls = state["calls"]
         self._rollout.restore_state(state["rollout"])
+        waiting = [load_group(group) for group in state["groups"]]
+        self._groups = [weighted for weighted in waiting if self._fits(weighted)]
+        self._rollout.count("too_long_groups", len(waiting) - len(self._groups))
 
     def _fill(self) -> None:
         """Sample until there are groups for a batch, or no prompts.
@@ -225,75 +260,58 @@ class RLDataset:
 
     def _sample(self) -> None:
         """Sample the prompts that were drawn; nothing has changed if that fails."""
-        groups = self._ask_sampler(self._drawn)
-        weighted = [self._weigh(prompt, group) for prompt, group in zip(self._drawn, groups)]
-        last_prompt = self._drawn[-1]
-        self._drawn = []
-        self._calls += 1
-        self._rollout.add([group.rewards for group in groups], [w is not None for w in weighted])
-        self._groups += [group for group in weighted if group is not None]
-        if self._rollout.failures_in_a_row >= self.max_attempts:
-            failures, self._rollout.failures_in_a_row = self._rollout.failures_in_a_row, 0
-            raise self._error(
-                last_prompt.__key__,
-                f"the rewards of {failures} groups in a row do not vary (max_attempts="
-                f"{self.max_attempts}); look at the reward function, or take other prompts",
-            )
-
-    def _ask_sampler(self, prompts: list[Prompt]) -> list[ScoredGroup]:
-        if hasattr(self.sampler, "sample_and_score_batch"):
-            seed = stable_hash(f"{self._seed}/{self._calls}")
-            return self._call(prompts, self.sampler.sample_and_score_batch, prompts, seed)
-        ask = self.sampler.sample_and_score
-        return [
-            self._call([prompt], lambda tokens: [ask(tokens)], torch.as_tensor(prompt.tokens))[0]
-            for prompt in prompts
-        ]
-
-    def _call(
-        self, prompts: list[Prompt], call: Callable[..., list[ScoredGroup]], *asked: Any
-    ) -> list[ScoredGroup]:
-        key = prompts[0].__key__
-        if len(prompts) > 1:
-            key += f" (and {len(prompts) - 1} more in the same call)"
+        seed = stable_hash(f"{self._seed}/{self._calls}")
         try:
-            groups = call(*asked)
+            groups = ask_sampler(self.sampler, self._drawn, seed, self._vocab_size)
         except SamplerError as error:
-            raise self._error(error.key or key, error.reason) from error
-        except Exception as error:  # a user's sampler may raise anything
-            raised = f"the sampler raised {type(error).__name__}: {error}"
-            raise self._error(key, raised) from error
-        if not isinstance(groups, list) or len(groups) != len(prompts):
-            found = f"{len(groups)} groups" if isinstance(groups, list) else type(groups).__name__
-            raise self._error(key, f"the sampler returned {found} for {len(prompts)} prompts")
+            raise SamplerError(error.reason, key=error.key, counts=self.counts) from error
+        prompts, self._drawn = self._drawn, []
+        self._calls += 1
         for prompt, group in zip(prompts, groups):
-            try:
-                check_group(group, prompt, self._vocab_size)
-            except SampleError as error:
-                raise self._error(prompt.__key__, str(error)) from error
-        return [group.plain() for group in groups]
+            self._add(prompt, group)
+        if sum(self._rollout.failures_in_a_row.values()) >= self.max_attempts:
+            failures, self._rollout.failures_in_a_row = self._rollout.failures(), {}
+            reason = f"no group could be trained on (max_attempts={self.max_attempts}): {failures}"
+            raise SamplerError(reason, key=prompts[-1].__key__, counts=self.counts)
 
-    def _weigh(self, prompt: Prompt, group: ScoredGroup) -> WeightedGroup | None:
-        """The group with its advantages; None if its rewards do not vary."""
+    def _add(self, prompt: Prompt, group: ScoredGroup | Unanswered) -> None:
+        """A group to those that wait, unless nothing can be learnt from it."""
+        key, source = prompt.__key__, prompt.source
+        if isinstance(group, Unanswered):
+            _logger.warning("Prompt %s is left out: %s", key, group.reason)
+            self._rollout.add(source, None, "unanswered_groups")
+            return
         clip = self.reward_clip or math.inf
-        rewards = group.rewards.double().clamp(-clip, clip)
-        if float(rewards.std()) <= self.min_reward_std:
-            return None
+        if float(group.rewards.double().clamp(-clip, clip).std()) <= self.min_reward_std:
+            self._rollout.add(source, group, "zero_var_groups")
+            return
         advantages = group_advantages(group.rewards, self.reward_clip, self.advantage_clip)
-        weighted = WeightedGroup(prompt.__key__, prompt.source, group, advantages)
-        seq_len, lengths = self._assembler.seq_len, group.sample_lengths()
-        if max(lengths) > seq_len:
-            sample = next(n for n, length in enumerate(lengths) if length > seq_len)
-            raise SampleError(
-                f"Sample {sample} of prompt {weighted.key} has {lengths[sample]} tokens, a row has "
-                f"{seq_len}: give shorter answers or prompts, or longer rows."
-            )
-        if self._arrange([weighted]) is None:
-            raise SampleError(
-                f"The group of prompt {weighted.key} has {sum(lengths)} tokens and does not fit "
-                f"into {self.rows} rows of {seq_len}: use more rows."
-            )
-        return weighted
+        weighted = WeightedGroup(key, source, group, advantages, self.step)
+        if not self._fits(weighted):
+            self._rollout.add(source, group, "too_long_groups")
+            return
+        self._rollout.add(source, group, None)
+        self._groups.append(weighted)
+
+    def _fits(self, weighted: WeightedGroup) -> bool:
+        """Whether a batch of this group alone could be made; it is logged where none can."""
+        if self._arrange([weighted]) is not None:
+            return True
+        lengths, seq_len = weighted.group.sample_lengths(), self._assembler.seq_len
+        _logger.warning(
+            "The answers to prompt %s are left out: they have %s tokens with the prompt, the "
+            "longest %s, and a batch has %s rows of %s.",
+            *(weighted.key, sum(lengths), max(lengths), self.rows, seq_len),
+        )
+        return False
+
+    def _drop_stale(self) -> None:
+        if self.max_staleness is None:
+            return
+        oldest = self.step - self.max_staleness
+        kept = [weighted for weighted in self._groups if weighted.step >= oldest]
+        self._rollout.count("stale_groups", len(self._groups) - len(kept))
+        self._groups = kept
 
     def _arrange(self, groups: list[WeightedGroup]) -> list[list[tuple[int, int]]] | None:
         assembler = self._assembler
@@ -309,40 +327,3 @@ class RLDataset:
         if not self._drawn and not self._epoch_limits:
             raise ConfigError("The dataset has no prompts for this rank; use fewer ranks.")
         return bool(self._drawn)
-
-    def _error(self, key: str, reason: str) -> SamplerError:
-        return SamplerError(reason, key=key, counts=self.counts)
-
-
-def _check_state(state: Any, fresh: dict[str, Any]) -> None:
-    """Raise StateFormatError for another version, or fields unlike those of a fresh state."""
-    if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
-        raise StateFormatError(
-            f"A state of RLDataset, version {STATE_VERSION}, is needed, found "
-            f"{state.get('version') if isinstance(state, dict) else type(state).__name__!r}. "
-            "Restore another checkpoint."
-        )
-    for name, value in fresh.items():
-        if not isinstance(state.get(name), type(value)) and name != "prompts":
-            raise StateFormatError(
-                f"The state of RLDataset is damaged: {name} is {state.get(name)!r:.80}, a "
-                f"{type(value).__name__} is needed. Restore another checkpoint."
-            )
-
-
-def _save_prompt(prompt: Prompt) -> dict[str, Any]:
-    fields = {name: getattr(prompt, name) for name in ("source", "tokens", "metadata")}
-    return {"key": prompt.__key__, **fields}
-
-
-def _load_prompt(state: dict[str, Any]) -> Prompt:
-    fields = {name: value for name, value in state.items() if name != "key"}
-    return Prompt(__key__=state["key"], __restore_key__=(), __subflavors__=None, **fields)
-
-
-def _save_group(weighted: WeightedGroup) -> dict[str, Any]:
-    return {**vars(weighted), "group": dict(vars(weighted.group))}
-
-
-def _load_group(state: dict[str, Any]) -> WeightedGroup:
-    return WeightedGroup(**{**state, "group": ScoredGroup(**state["group"])})

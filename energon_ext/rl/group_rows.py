@@ -17,12 +17,20 @@ from energon_ext.rl.sampler import ScoredGroup
 
 @dataclass(frozen=True, eq=False)
 class WeightedGroup:
-    """A group that is trained on: key and source of its prompt, answers, advantages [N]."""
+    """A group that is trained on.
+
+    Attributes:
+        key, source: of its prompt.
+        group: the answers.
+        advantages: float32 [N].
+        step: steps that the policy had taken when it answered.
+    """
 
     key: str
     source: str
     group: ScoredGroup
     advantages: torch.Tensor
+    step: int
 
 
 def balance_by_tokens(lengths: Sequence[int], bins: int, capacity: int) -> list[list[int]] | None:

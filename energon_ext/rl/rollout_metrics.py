@@ -1,76 +1,150 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What sampling has come to, per batch and in all."""
+"""What sampling has come to: per batch and in all, of a rank and of all ranks."""
+
+from __future__ import annotations
 
 import copy
+import math
 from typing import Any, Sequence
 
 import torch
+import torch.distributed as dist
 
-#: Of the counts below; what was said of the last batch is not saved.
-_SAVED = ("counts", "failures_in_a_row", "attempts", "dropped", "rewards")
+from energon_ext.rl.sampler import ScoredGroup
+
+#: What becomes of a group that is not trained on, and what an error advises if all are so.
+REASONS = {
+    "zero_var_groups": "look at the reward function, or take other prompts",
+    "too_long_groups": "ask for shorter answers, or resume with longer or more rows (seq_len, "
+    "rows)",
+    "unanswered_groups": "look at why the sampler leaves them (the log says it)",
+}
+_COUNTS = ("groups", "valid_groups", *REASONS, "stale_groups", "batches")
+#: Counted for one batch.
+_OF_BATCH = ("attempts_per_batch", *REASONS, "stale_groups")
+
+_SAVED = ("counts", "failures_in_a_row", "since_batch", "sampled")
 
 
 class RolloutMetrics:
-    """Counts groups and rewards between batches.
+    """Counts groups and averages answers between batches.
+
+    Args:
+        sources: keys of the sources of prompts.
 
     Attributes:
-        counts: ``groups`` sampled, of them ``valid_groups`` and ``zero_var_groups``, and
-            ``batches``, since the start of the run.
-        failures_in_a_row: groups that did not vary since the last one that did.
-        attempts, dropped, rewards: groups and rewards since the last batch.
-        of_last_batch: ``attempts_per_batch`` groups were sampled for it, and ``zero_var_groups``
-            of them dropped; it holds ``valid_groups``; ``reward/mean`` and ``reward/std`` are over
-            all answers of what was sampled last, before clipping.
+        counts: ``groups`` sampled and what became of them, and ``batches``, since the start.
+        failures_in_a_row: groups that were dropped since the last that was not, by reason.
+        since_batch: counts since the last batch.
+        sampled: name -> ``[sum, number]`` of what was sampled last.
+        of_last_batch: name -> ``[sum, number]``; a count has the number 0.
 
     Example:
-        >>> metrics = RolloutMetrics()
-        >>> metrics.add([torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0])], [True, False])
-        >>> metrics.end_batch(valid_groups=1)
-        >>> metrics.of_last_batch["reward/mean"], metrics.of_last_batch["reward/std"]
-        (0.25, 0.5)
-        >>> metrics.counts
-        {'groups': 2, 'valid_groups': 1, 'zero_var_groups': 1, 'batches': 1}
+        >>> metrics = RolloutMetrics(["web"])
+        >>> group = ScoredGroup.from_responses([7], [[5, 6], [8]], [[-1, -2], [-3]], [1, 0])
+        >>> metrics.add("web", group, None)
+        >>> metrics.end_batch([0])
+        >>> found = metrics.means()
+        >>> found["reward/mean"], found["reward/mean/web"], found["response_length"]
+        (0.5, 0.5, 1.5)
+        >>> found["entropy"], found["valid_groups"], found["staleness"]
+        (2.0, 1, 0.0)
     """
 
-    def __init__(self) -> None:
-        self.counts = dict.fromkeys(("groups", "valid_groups", "zero_var_groups", "batches"), 0)
-        self.failures_in_a_row = 0
-        self.of_last_batch: dict[str, float] = {}
-        self.attempts = 0
-        self.dropped = 0
-        self.rewards: list[float] = []
+    def __init__(self, sources: Sequence[str] = ()):
+        self.sources = list(sources)
+        self.counts = dict.fromkeys(_COUNTS, 0)
+        self.failures_in_a_row: dict[str, int] = {}
+        self.since_batch = dict.fromkeys(_OF_BATCH, 0)
+        self.sampled: dict[str, list[float]] = {}
+        self.of_last_batch: dict[str, list[float]] = {}
 
-    def add(self, rewards: Sequence[torch.Tensor], valid: Sequence[bool]) -> None:
-        """Count sampled groups, each with the rewards of its answers."""
-        if not self.attempts:
-            self.rewards = []
-        self.rewards += [reward for group in rewards for reward in group.tolist()]
-        for varies in valid:
-            self.failures_in_a_row = 0 if varies else self.failures_in_a_row + 1
-        dropped = len(valid) - sum(valid)
-        self.attempts += len(valid)
-        self.dropped += dropped
-        self.counts["groups"] += len(valid)
-        self.counts["valid_groups"] += len(valid) - dropped
-        self.counts["zero_var_groups"] += dropped
+    def add(self, source: str, group: ScoredGroup | None, dropped: str | None) -> None:
+        """Count a group that was sampled, and why it is not trained on; None if it is.
 
-    def end_batch(self, valid_groups: int) -> None:
-        """Close the account of a batch."""
-        rewards = torch.tensor(self.rewards, dtype=torch.float64)
+        Its answers count whether it is trained on or not; without an answer it is None.
+        """
+        if not self.since_batch["attempts_per_batch"]:
+            names = ("reward", "squares", "response_length", "truncated", "entropy", *self.sources)
+            self.sampled = {name: [0.0, 0.0] for name in names}
+        self.since_batch["attempts_per_batch"] += 1
+        self.counts["groups"] += 1
+        if dropped is None:
+            self.failures_in_a_row = {}
+            self.counts["valid_groups"] += 1
+        else:
+            self.failures_in_a_row[dropped] = self.failures_in_a_row.get(dropped, 0) + 1
+            self.count(dropped)
+        if group is None:
+            return
+        rewards = group.rewards.double()
+        lengths = [length - group.prompt_len for length in group.sample_lengths()]
+        seen = sum(float(row[:n].sum()) for row, n in zip(group.log_probs, lengths))
+        self._add("reward", float(rewards.sum()), len(rewards))
+        self._add(source, float(rewards.sum()), len(rewards))
+        self._add("squares", float(rewards.square().sum()), len(rewards))
+        self._add("response_length", sum(lengths), len(lengths))
+        self._add("entropy", -seen, sum(lengths))
+        if group.truncated is not None:
+            self._add("truncated", int(group.truncated.sum()), len(group.truncated))
+
+    def count(self, name: str, number: int = 1) -> None:
+        """So many more groups that were dropped."""
+        self.counts[name] += number
+        self.since_batch[name] += number
+
+    def end_batch(self, staleness: Sequence[int]) -> None:
+        """Close the account of a batch; of each of its groups, how many steps old it is."""
         self.counts["batches"] += 1
         self.of_last_batch = {
-            "zero_var_groups": self.dropped,
-            "valid_groups": valid_groups,
-            "attempts_per_batch": self.attempts,
-            "reward/mean": float(rewards.mean()),
-            "reward/std": float(rewards.std()),
+            **{name: [float(count), 0.0] for name, count in self.since_batch.items()},
+            "valid_groups": [float(len(staleness)), 0.0],
+            "staleness": [float(sum(staleness)), float(len(staleness))],
+            **{name: list(values) for name, values in self.sampled.items()},
         }
-        self.attempts = self.dropped = 0
+        self.since_batch = dict.fromkeys(_OF_BATCH, 0)
+
+    def means(self, group: Any = None, *, all_ranks: bool = False) -> dict[str, float]:
+        """Counts and means of the last batch; over the ranks of a group, which call it together."""
+        found = self.of_last_batch
+        if all_ranks and found and dist.is_initialized() and dist.get_world_size(group) > 1:
+            device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
+            sums = torch.tensor(list(found.values()), dtype=torch.float64, device=device)
+            dist.all_reduce(sums, group=group)
+            found = dict(zip(found, sums.tolist()))
+        counts = ("valid_groups", *_OF_BATCH)
+        means: dict[str, float] = {name: int(found[name][0]) for name in counts if name in found}
+        for name, (total, number) in found.items():
+            if name not in counts and name != "squares" and number:
+                means[_label(name, self.sources)] = total / number
+        total, number = found.get("reward", (0.0, 0.0))
+        if number > 1:
+            squares = found["squares"][0] - total**2 / number
+            means["reward/std"] = math.sqrt(max(0.0, squares) / (number - 1))
+        return means
+
+    def failures(self) -> str:
+        """The groups that were dropped in a row, and what may help."""
+        words = {"zero_var_groups": "whose rewards do not vary", "too_long_groups": "too long for "
+                 "the rows", "unanswered_groups": "not answered"}  # fmt: skip
+        found = [f"{n} {words[reason]}" for reason, n in self.failures_in_a_row.items()]
+        return f"{', '.join(found)}; " + "; ".join(REASONS[r] for r in self.failures_in_a_row)
 
     def save_state(self) -> dict[str, Any]:
-        return {name: copy.copy(getattr(self, name)) for name in _SAVED}
+        return {name: copy.deepcopy(getattr(self, name)) for name in _SAVED}
 
     def restore_state(self, state: dict[str, Any]) -> None:
         for name in _SAVED:
-            setattr(self, name, copy.copy(state[name]))
+            setattr(self, name, copy.deepcopy(state[name]))
+
+    def _add(self, name: str, total: float, number: int) -> None:
+        entry = self.sampled[name]
+        entry[0] += total
+        entry[1] += number
+
+
+def _label(name: str, sources: Sequence[str]) -> str:
+    if name in sources:
+        return f"reward/mean/{name}"
+    return "reward/mean" if name == "reward" else name

@@ -31,6 +31,7 @@ class ScoredGroup:
         rewards: float32 [N].
         prompt_len: tokens of the prompt.
         response_lens: int64 [N], tokens of each response; None where all have G.
+        truncated: bool [N], whether a response was cut at its longest; None if not known.
 
     Example:
         >>> group = ScoredGroup(
@@ -45,6 +46,7 @@ class ScoredGroup:
     rewards: torch.Tensor
     prompt_len: int
     response_lens: torch.Tensor | None = None
+    truncated: torch.Tensor | None = None
 
     def sample_lengths(self) -> list[int]:
         """Tokens of the prompt and each response together."""
@@ -54,13 +56,14 @@ class ScoredGroup:
 
     def plain(self) -> "ScoredGroup":
         """The group with the dtypes above, on the CPU and apart from the graph of a model."""
-        lengths = self.response_lens
+        lengths, truncated = self.response_lens, self.truncated
         return ScoredGroup(
             self.tokens.detach().to("cpu", torch.int64),
             self.log_probs.detach().to("cpu", torch.float32),
             self.rewards.detach().to("cpu", torch.float32),
             self.prompt_len,
             None if lengths is None else lengths.detach().to("cpu", torch.int64),
+            None if truncated is None else truncated.detach().to("cpu", torch.bool),
         )
 
     @classmethod
@@ -70,6 +73,7 @@ class ScoredGroup:
         responses: Sequence[Sequence[int]],
         log_probs: Sequence[Sequence[float]],
         rewards: Sequence[float],
+        truncated: Sequence[bool] | None = None,
     ) -> "ScoredGroup":
         """A group from lists of response tokens, padded with 0.
 
@@ -97,7 +101,15 @@ class ScoredGroup:
             torch.as_tensor(rewards, dtype=torch.float32),
             len(prompt),
             torch.tensor(lengths),
+            None if truncated is None else torch.tensor(truncated),
         )
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """In place of a group: this prompt alone cannot be answered. It is counted and left out."""
+
+    reason: str
 
 
 class Sampler(Protocol):
@@ -107,7 +119,7 @@ class Sampler(Protocol):
     a :class:`BatchSampler` is given a seed, and can.
     """
 
-    def sample_and_score(self, prompt: torch.Tensor) -> ScoredGroup:
+    def sample_and_score(self, prompt: torch.Tensor) -> ScoredGroup | Unanswered:
         """N >= 2 answers to a prompt of int64 [n], with their rewards."""
 
 
@@ -118,7 +130,9 @@ class BatchSampler(Protocol):
     int`` as well, the largest status of them, and may then be called without prompts.
     """
 
-    def sample_and_score_batch(self, prompts: Sequence[Prompt], seed: int) -> list[ScoredGroup]:
+    def sample_and_score_batch(
+        self, prompts: Sequence[Prompt], seed: int
+    ) -> Sequence[ScoredGroup | Unanswered]:
         """A group for each prompt, in order; the same for the same seed and policy."""
 
 
@@ -174,6 +188,8 @@ def check_group(group: Any, prompt: Prompt, vocab_size: int) -> None:
         raise SampleError(
             f"response_lens must be [{samples}] from 1 to {generated}, got {lengths.tolist()}"
         )
+    if group.truncated is not None and tuple(group.truncated.shape) != (samples,):
+        raise SampleError(f"truncated must be [{samples}], got {_shape(group.truncated)}")
     if not bool(torch.isfinite(log_probs).all()):
         raise SampleError("log_probs must be finite")
     for sample, held in enumerate(group.sample_lengths()):
@@ -186,9 +202,10 @@ def check_group(group: Any, prompt: Prompt, vocab_size: int) -> None:
 
 
 def _check_types(group: ScoredGroup) -> None:
-    for field in ("tokens", "log_probs", "rewards", "response_lens"):
+    for field in ("tokens", "log_probs", "rewards", "response_lens", "truncated"):
         value = getattr(group, field)
-        if not isinstance(value, torch.Tensor) and (field, value) != ("response_lens", None):
+        optional = field in ("response_lens", "truncated")
+        if not isinstance(value, torch.Tensor) and not (optional and value is None):
             raise SampleError(f"{field} must be a tensor, got a {type(value).__name__}")
     lengths = group.response_lens
     if lengths is not None and lengths.is_floating_point():

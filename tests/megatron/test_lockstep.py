@@ -172,7 +172,7 @@ def reinforce(path, sizes, steps):
         optimizer = get_megatron_optimizer(OptimizerConfig(lr=3e-3, clip_grad=1.0), [ddp])
         config.finalize_model_grads_func = finalize_model_grads
         dataset = policy(path, ddp, share_of_large_tokens)
-        rewards, attempts = [], []
+        rewards, of_all = [], []
         for _ in range(steps):
             ddp.zero_grad_buffer()
             optimizer.zero_grad()
@@ -180,11 +180,11 @@ def reinforce(path, sizes, steps):
             run_schedule(ddp, [batch], functools.partial(forward_step, weight_scale=1024))
             optimizer.step()
             rewards.append(dataset.metrics["reward/mean"])
-            attempts.append(dataset.metrics["attempts_per_batch"])
+            of_all.append(dataset.metrics_of_all_ranks())
         now = dict(model.named_parameters())
         moved = {name: float((now[name] - old).abs().max()) for name, old in before.items()}
         dense = {n: float(p.double().sum()) for n, p in now.items() if "experts" not in n}
-        return rewards, attempts, moved, dense
+        return rewards, of_all, moved, dense
 
 
 def test_a_mixture_of_experts_learns_by_grpo_with_its_experts_on_two_ranks(byte_prompts, tmp_path):
@@ -195,4 +195,9 @@ def test_a_mixture_of_experts_learns_by_grpo_with_its_experts_on_two_ranks(byte_
         assert min(moved.values()) > 1e-3  # dense parts, router and experts
         assert sum("experts" in name for name in moved) > 3
     assert found[0][0] != found[1][0]  # each its own prompts and answers
+    assert found[0][1] == found[1][1]  # metrics of both
+    for one, other, of_both in zip(found[0][0], found[1][0], found[0][1]):
+        assert 2 <= of_both["valid_groups"] <= 8
+        if of_both["attempts_per_batch"] == 8:  # as many answers on each
+            assert of_both["reward/mean"] == pytest.approx((one + other) / 2)
     assert found[0][3] == pytest.approx(found[1][3], rel=1e-9)  # one model

@@ -54,6 +54,33 @@ def test_sum_count_and_report_by_hand():
     assert list(report) == ["lm loss", "lm loss/code", "lm loss/empty", "lm loss/web"]
 
 
+def test_importance_weights_and_what_is_told_of_them_by_hand():
+    """nll 1 2 and 3 4 against log-probabilities of -1.5 -1 and -2 -5: log rho .5 -1 and -1 1."""
+    batch = batch_with_weights(code=[1, 2], web=[0, -1])
+    batch.log_probs = torch.tensor([-1.5, -1.0, 0.0, -2.0, -5.0, 0.0])
+    losses = LOSSES.clone().requires_grad_()
+    loss, count, report = make_loss_func(batch, ratio_limit=2.0)(losses)
+    rho = [math.exp(0.5), math.exp(-1), 2.0]
+    assert loss.item() == pytest.approx(1 * rho[0] * 1 + 2 * rho[1] * 2 - rho[2] * 4)
+    assert count.item() == 4
+    loss.backward()
+    assert losses.grad[0].tolist() == pytest.approx([rho[0], 2 * rho[1], 0, 0, -rho[2], 0])
+    assert report["lm loss"].tolist() == pytest.approx([loss.item(), 4])
+    # log mu - log pi: -.5, 1 and -1
+    assert report["log_prob_gap"].tolist() == [-0.5, 3]
+    assert report["ratios_truncated"].tolist() == [1, 3]
+    found = mean_losses([report, report])
+    assert found["log_prob_gap"] == pytest.approx(-0.5 / 3)
+    assert found["ratios_truncated"] == pytest.approx(1 / 3)
+    assert found["loss"] == pytest.approx(loss.item() / 4)
+    assert set(found["loss_by_source"]) == {"code", "web"}
+    plain, _, told = make_loss_func(batch)(LOSSES)
+    assert plain.item() == 1 + 4 - 4
+    assert "log_prob_gap" in told and "ratios_truncated" not in told
+    with pytest.raises(ConfigError, match="needs the log-probabilities of a sampler"):
+        make_loss_func(batch_with_weights(code=[1, 2], web=[0, -1]), ratio_limit=2.0)
+
+
 def test_the_mean_of_a_source_without_tokens_is_zero_and_not_nan():
     _, _, report = make_loss_func(batch_with_weights(code=[0, 0], web=[1, 1]))(LOSSES)
     for key in ("lm loss/empty", "lm loss/code"):

@@ -5,6 +5,7 @@
 import json
 import math
 import re
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ import torch
 
 from energon_ext import ConfigError, StateMismatchError
 from energon_ext.encoders.tokenizers import ByteTokenizer
-from energon_ext.errors import DataExhaustedError, SampleError, SamplerError, StateFormatError
-from energon_ext.rl import RLDataset, ScoredGroup
+from energon_ext.errors import DataExhaustedError, SamplerError, StateFormatError
+from energon_ext.rl import RLDataset, ScoredGroup, Unanswered
 from energon_ext.rl.group_rows import balance_by_tokens
 from energon_ext.state.checkpoint import CheckpointStore
 from tests.rl.prompts import Dice, Fixed, prompt_loader, write_prompts, write_sums
@@ -72,15 +73,25 @@ def test_groups_that_do_not_vary_are_dropped_and_counted(one_prompt):
     next(dataset)
     assert dataset.metrics == {
         "zero_var_groups": 2,
+        "too_long_groups": 0,
+        "unanswered_groups": 0,
+        "stale_groups": 0,
         "valid_groups": 1,
         "attempts_per_batch": 3,
+        "staleness": 0,
+        "response_length": 2,
+        "entropy": 2.5,  # of log-probabilities -1 -2 and -3 -4
         "reward/mean": 0.5,  # of 1 1 0 0 1 0
+        f"reward/mean/{one_prompt}": 0.5,
         "reward/std": pytest.approx(math.sqrt(6 * 0.25 / 5)),
     }
     next(dataset)
     assert dataset.metrics["attempts_per_batch"] == 2
     assert dataset.metrics["reward/mean"] == 1.0  # of .5 .5 0 3
-    assert dataset.counts == {"groups": 5, "valid_groups": 2, "zero_var_groups": 3, "batches": 2}
+    assert dataset.counts == {
+        "groups": 5, "valid_groups": 2, "zero_var_groups": 3, "too_long_groups": 0,
+        "unanswered_groups": 0, "stale_groups": 0, "batches": 2,
+    }  # fmt: skip
 
 
 def test_a_deviation_at_the_limit_does_not_count_as_one(one_prompt):
@@ -137,8 +148,9 @@ def test_samples_are_aligned_for_context_parallelism(one_prompt):
     # A sample of 5 tokens takes 8 positions.
     batch = next(one_at_a_time(one_prompt, Fixed([1, 0]), alignment=4, seq_len=16)).validate()
     assert batch.cu_seqlens_padded.tolist() == [0, 8, 16]
-    with pytest.raises(SampleError, match="does not fit into 1 rows of 12"):
-        next(one_at_a_time(one_prompt, Fixed([1, 0]), alignment=4, seq_len=12))
+    with pytest.raises(SamplerError, match="1 too long for the rows"):
+        options = {"alignment": 4, "seq_len": 12, "max_attempts": 1}
+        next(one_at_a_time(one_prompt, Fixed([1, 0]), **options))
 
 
 def test_the_longest_sample_goes_into_the_bin_with_the_fewest_tokens():
@@ -149,16 +161,110 @@ def test_the_longest_sample_goes_into_the_bin_with_the_fewest_tokens():
     assert balance_by_tokens([5], 1, 5) == [[0]]
 
 
-def test_a_sample_longer_than_a_row_is_named(one_prompt):
-    with pytest.raises(SampleError) as error:
-        next(one_at_a_time(one_prompt, Fixed([1, 0]), seq_len=4))
+class Lengths:
+    """Two answers of rewards 1 and 0 to each prompt; call by call the tokens of the longer one."""
+
+    def __init__(self, *lengths):
+        self.lengths = iter(lengths)
+
+    def sample_and_score(self, prompt):
+        length = next(self.lengths)
+        if length is None:
+            return Unanswered("the server refused it")
+        responses = [[50] * length, [60]]
+        log_probs = [[-0.5] * length, [-0.25]]
+        truncated = [length == 4, False]
+        return ScoredGroup.from_responses(prompt.tolist(), responses, log_probs, [1, 0], truncated)
+
+
+def test_an_answer_that_is_too_long_is_left_out_counted_and_logged(one_prompt, caplog):
+    """Of rows of 8 an answer of 5 and the prompt of 3 fill one; the other needs a second row."""
+    dataset = one_at_a_time(one_prompt, Lengths(6, None, 5, 3), rows=2, seq_len=8)
+    batch = next(dataset)
+    assert batch.cu_seqlens.tolist() == [0, 8, 12, 16]
+    found = {name: count for name, count in dataset.metrics.items() if name.endswith("groups")}
+    assert found == {
+        "zero_var_groups": 0, "too_long_groups": 1, "unanswered_groups": 1, "stale_groups": 0,
+        "valid_groups": 1,
+    }  # fmt: skip
+    assert dataset.metrics["attempts_per_batch"] == dataset.counts["groups"] == 3
+    logged = (
+        r"prompt \d are left out: they have 13 tokens with the prompt, the longest 9, and a batch"
+    )
+    assert re.search(logged + " has 2 rows of 8", caplog.text)
+    assert re.search(r"Prompt \d is left out: the server refused it", caplog.text)
+
+
+def test_what_never_fits_is_an_error_after_so_many_and_longer_rows_go_on(one_prompt):
+    """The error advises longer or more rows: a resume takes them, with the groups that wait."""
+    options = {"rows": 2, "max_attempts": 3}
+    dataset = one_at_a_time(one_prompt, Lengths(6, None, 7), seq_len=8, **options)
+    with pytest.raises(SamplerError) as error:
+        next(dataset)
     assert re.fullmatch(
-        r"Sample 0 of prompt \d has 5 tokens, a row has 4: give shorter answers or prompts, or "
-        r"longer rows.",
+        r"Prompt \d: no group could be trained on \(max_attempts=3\): 2 too long for the rows, 1 "
+        r"not answered; ask for shorter answers, or resume with longer or more rows \(seq_len, "
+        r"rows\); look at why the sampler leaves them \(the log says it\)\. So far: groups 3, "
+        r"valid_groups 0, zero_var_groups 0, too_long_groups 2, unanswered_groups 1, "
+        r"stale_groups 0, batches 0\.",
         str(error.value),
     )
-    with pytest.raises(SampleError, match=r"group of prompt \d has 10 tokens and does not fit"):
-        next(one_at_a_time(one_prompt, Fixed([1, 0]), seq_len=9))
+    resumed = one_at_a_time(one_prompt, Lengths(7), seq_len=10, rows=3, max_attempts=3)
+    resumed.restore_state(dataset.save_state())
+    assert next(resumed).validate().num_tokens == 30
+    assert resumed.counts["groups"] == 4
+
+
+def test_groups_that_wait_and_fit_no_more_are_left_out_of_a_resume(one_prompt):
+    def fresh(lengths, seq_len):
+        loader = {"prompts_per_call": 3}
+        options = {"rows": 2, "groups_per_batch": 1, "seq_len": seq_len}
+        return build(one_prompt, Lengths(*lengths), loader=loader, **options)
+
+    dataset = fresh([2, 7, 3], seq_len=10)
+    next(dataset)
+    resumed = fresh([], seq_len=8)
+    resumed.restore_state(dataset.save_state())
+    assert next(resumed).segment_lengths().max() == 6  # the answer of 3
+    assert resumed.counts["too_long_groups"] == 1
+
+
+def test_groups_grow_older_by_a_step_and_the_old_are_dropped(one_prompt):
+    """Four groups a call, one a batch: they are 0, 1, 2 and 3 steps old."""
+
+    def ages(count, **options):
+        rewards = [[1, 0]] * 16
+        dataset = build(
+            one_prompt, Fixed(*rewards), loader={"prompts_per_call": 4}, groups_per_batch=1,
+            **options,
+        )  # fmt: skip
+        found = []
+        for _ in range(count):
+            next(dataset)
+            found.append((dataset.metrics["staleness"], dataset.metrics["stale_groups"]))
+        return found, dataset.counts
+
+    assert ages(5) == ([(0, 0), (1, 0), (2, 0), (3, 0), (0, 0)], ANY)
+    found, counts = ages(4, max_staleness=1)
+    assert found == [(0, 0), (1, 0), (0, 2), (1, 0)]
+    assert (counts["groups"], counts["stale_groups"]) == (8, 2)
+    assert ages(3, max_staleness=0)[0] == [(0, 0), (0, 3), (0, 3)]  # the surplus of each step
+    # Two batches are a step: the policy is as old for both.
+    assert ages(4, batches_per_step=2)[0] == [(0, 0), (0, 0), (1, 0), (1, 0)]
+    assert ages(4, batches_per_step=2, max_staleness=0)[0] == [(0, 0), (0, 0), (0, 2), (0, 0)]
+
+
+def test_metrics_of_answers_by_hand(sums):
+    """Answers of 4 (cut), 2 and, twice, 1 tokens; each token of the longer has -0.5, else -0.25."""
+    options = {"loader": {"prompts_per_call": 2}, "groups_per_batch": 2, "seq_len": 24}
+    dataset = build(sums, Lengths(4, 2), **options)
+    next(dataset)
+    found = dataset.metrics
+    assert found["response_length"] == (4 + 1 + 2 + 1) / 4
+    assert found["truncated"] == 1 / 4
+    assert found["entropy"] == (4 * 0.5 + 0.25 + 2 * 0.5 + 0.25) / 8
+    by_source = [value for name, value in found.items() if name.startswith("reward/mean/")]
+    assert by_source and set(by_source) == {0.5}
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -303,7 +409,8 @@ def test_a_bad_answer_is_named_with_its_prompt_and_the_counts(one_prompt, sample
     assert re.fullmatch(r"\d", error.value.key)
     assert error.value.counts == dataset.counts
     assert str(error.value).endswith(
-        "So far: groups 0, valid_groups 0, zero_var_groups 0, batches 0."
+        "So far: groups 0, valid_groups 0, zero_var_groups 0, too_long_groups 0, "
+        "unanswered_groups 0, stale_groups 0, batches 0."
     )
 
 
@@ -352,7 +459,7 @@ def test_groups_that_never_vary_are_an_error_after_so_many(one_prompt):
     dataset = one_at_a_time(one_prompt, Fixed(*rewards), max_attempts=3)
     next(dataset)
     for batches in ("groups 4, valid_groups 1", "groups 7, valid_groups 1"):
-        with pytest.raises(SamplerError, match="rewards of 3 groups in a row do not vary") as error:
+        with pytest.raises(SamplerError, match="3 whose rewards do not vary; look") as error:
             next(dataset)
         assert batches in str(error.value)
     assert next(dataset).rewards.tolist() == [1, 0]  # it may go on

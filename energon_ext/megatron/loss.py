@@ -1,0 +1,209 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The weighted loss as Megatron's schedules want it: a sum, an integer count and a report."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Mapping
+
+import torch
+from megatron.core import parallel_state
+
+from energon_ext.batch.packed_batch import PackedBatch
+from energon_ext.errors import ConfigError, SampleError
+from energon_ext.losses import check_denominator, check_ratio_limit, truncated_ratios
+
+LossFunc = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]
+
+#: Report of the whole batch; what stands before the name of a source in its own.
+LOSS_KEY = "lm loss"
+SOURCE_PREFIX = f"{LOSS_KEY}/"
+
+#: Reports of what a sampler saw beside what the model sees.
+COMPARED_KEYS = ("log_prob_gap", "ratios_truncated")
+
+#: Count of a source without tokens, whose mean is then 0 and not NaN: Megatron-LM takes a NaN in
+#: any report for a failed iteration. Added to a real count it changes nothing.
+_NO_TOKENS = 1e-30
+
+
+def make_loss_func(
+    batch: PackedBatch,
+    denominator: str = "weights",
+    weight_scale: int = 1,
+    ratio_limit: float | None = None,
+) -> LossFunc:
+    """Return Megatron's loss function of this micro-batch.
+
+    It returns ``(weight_scale * sum_i w_i * nll_i, num_tokens, report)``. Megatron sums the first
+    and the second over micro-batches, data-parallel ranks and pipeline stages and divides, so under
+    ``calculate_per_token_loss=True`` the step has exactly the loss of
+    :func:`energon_ext.unified_loss` over the whole global batch.
+
+    The count is an int32 tensor. Whole weights (0, 1, -1) count themselves. Others need, with
+    ``denominator="weights"``, a ``weight_scale``: ``sum_i |w_i|`` of the micro-batch is then
+    counted to the nearest ``1 / weight_scale``. The scale must be the same in all micro-batches,
+    and the count of the global batch below 2**31; a micro-batch that alone, times the data-parallel
+    ranks, reaches that is refused. It would divide the auxiliary losses of MoE
+    routers as well: :func:`energon_ext.megatron.scale_router_losses` keeps their weight.
+
+    Args:
+        batch: what :func:`get_batch` returned.
+        denominator: ``"weights"`` counts ``sum_i |w_i|``, ``"tokens"`` positions of ``w_i != 0``.
+        weight_scale: integer >= 1.
+        ratio_limit: with it ``w_i * rho_i`` stands for ``w_i`` in the sums, not in the counts: the
+            importance weights of :func:`energon_ext.losses.truncated_ratios`.
+
+    Returns:
+        A function of the model's output (loss of each position, [1, N]) that returns the scaled
+        sum, the count (int32), and the report: float32 ``[sum_i w_i * nll_i, D]`` with ``D``, the
+        count before scaling, under ``"lm loss"`` and, for each source of ``batch.sources``, under
+        ``"lm loss/<source>"``. Of a batch with
+        ``log_probs`` also, over ``n`` positions of ``w_i != 0``: ``"log_prob_gap"``, float32
+        ``[sum of log mu - log pi, n]``, and with ``ratio_limit`` ``"ratios_truncated"``, how many
+        reached it.
+
+    Raises:
+        ConfigError: unknown ``denominator``, a ``weight_scale`` below 1 or too large, or a
+            ``ratio_limit`` for a batch without ``log_probs``.
+        SampleError: weights that are not whole are to be counted at ``weight_scale=1``.
+
+    Example:
+        >>> import numpy as np
+        >>> from energon_ext.batch.collate import BatchAssembler
+        >>> from energon_ext.batch.rows import Row
+        >>> label_weights = np.array([0, 1, -1])
+        >>> row = Row([np.array([5, 6, 7])], source="web", label_weights=[label_weights])
+        >>> loss_func = make_loss_func(BatchAssembler(3)([row], sources=["web"]))
+        >>> loss, num_tokens, report = loss_func(torch.tensor([[2.0, 0.5, 9.0]]))
+        >>> loss.item(), num_tokens.item(), report["lm loss/web"].tolist()
+        (1.5, 2, [1.5, 2.0])
+    """
+    check_denominator(denominator)
+    check_ratio_limit(ratio_limit, batch.log_probs)
+    if weight_scale < 1:
+        raise ConfigError(f"weight_scale must be an integer >= 1, got {weight_scale!r}.")
+    weights = batch.token_weights
+    counted = weights.abs() if denominator == "weights" else (weights != 0).float()
+    if weight_scale == 1 and bool((counted != counted.round()).any()):
+        raise SampleError(
+            "token_weights hold fractions, which Megatron cannot count: pass weight_scale (for "
+            "example 1024, the same in every micro-batch) or denominator='tokens'."
+        )
+    if weight_scale > 1:
+        _check_count(float(counted.sum()) * weight_scale, weight_scale)
+
+    def loss_func(
+        output: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        nll = output.float().view(-1)
+        losses, report = weights * nll, {}
+        if batch.log_probs is not None:
+            report = _compare(nll.detach(), batch.log_probs, weights != 0, ratio_limit)
+        if ratio_limit is not None:
+            assert batch.log_probs is not None  # was checked
+            losses = losses * truncated_ratios(nll, batch.log_probs, ratio_limit)
+        loss_sum = losses.sum() * weight_scale
+        num_tokens = (counted.double().sum() * weight_scale).round().to(torch.int32)
+        return (
+            loss_sum,
+            num_tokens,
+            {
+                **_report(batch, losses.detach(), counted),
+                **report,
+            },
+        )
+
+    return loss_func
+
+
+def mean_losses(reports: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
+    """Return the mean loss of a step, and that of each source that took part in it.
+
+    Args:
+        reports: what the schedule returned: one report a micro-batch on the last pipeline stage,
+            nothing on the others.
+
+    Returns:
+        ``{"loss": float, "loss_by_source": {source: float}}``, means over all micro-batches and
+        data-parallel ranks, with ``log_prob_gap`` and ``ratios_truncated`` where they were
+        reported; empty where ``reports`` is.
+    """
+    if not reports:
+        return {}
+    sums = torch.stack([torch.stack(list(report.values())) for report in reports]).sum(0)
+    torch.distributed.all_reduce(
+        sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True)
+    )
+    means = {
+        key.removeprefix(SOURCE_PREFIX): total / count
+        for key, (total, count) in zip(reports[0], sums.tolist())
+        if key in (LOSS_KEY, *COMPARED_KEYS) or count > 1e6 * _NO_TOKENS  # of so many micro-batches
+    }
+    compared = {key: means.pop(key) for key in COMPARED_KEYS if key in means}
+    return {"loss": means.pop(LOSS_KEY), "loss_by_source": means, **compared}
+
+
+def check_losses(losses: Mapping[str, Any], step: int) -> None:
+    """Refuse to take a step whose loss (of :func:`mean_losses`) is no number.
+
+    Only the last pipeline stage has losses: use :func:`energon_ext.state.together.on_all_ranks`.
+
+    Raises:
+        SampleError: names the step and the sources of its batches.
+
+    Example:
+        >>> check_losses({"loss": math.nan, "loss_by_source": {"web": math.nan, "code": 2.5}}, 7)
+        Traceback (most recent call last):
+        energon_ext.errors.SampleError: Step 7: the loss is nan (web nan, code 2.5). The step was \
+not taken, nothing of it is saved; look at its batches and at the learning rate, then resume.
+    """
+    by_source = losses.get("loss_by_source", {})
+    if not all(map(math.isfinite, (losses.get("loss", 0.0), *by_source.values()))):
+        listed = ", ".join(f"{source} {loss:.4g}" for source, loss in by_source.items())
+        raise SampleError(
+            f"Step {step}: the loss is {losses['loss']:.4g} ({listed}). The step was not taken, "
+            f"nothing of it is saved; look at its batches and at the learning rate, then resume."
+        )
+
+
+def _check_count(count: float, weight_scale: int) -> None:
+    """Megatron sums counts in int32, and scales nothing when the sum has wrapped around."""
+    alone = not parallel_state.is_initialized()
+    ranks = 1 if alone else parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+    if count * ranks >= 2**31:
+        raise ConfigError(
+            f"weight_scale={weight_scale} counts {count:.0f} in one micro-batch, over data-"
+            f"parallel ranks {ranks} times that; Megatron counts a global batch up to 2**31. Use a "
+            "smaller weight_scale or denominator='tokens'."
+        )
+
+
+def _report(
+    batch: PackedBatch, losses: torch.Tensor, counted: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Sum loss and count over all positions and over those of each source."""
+    values = torch.stack([losses, counted], dim=1)
+    source_of_position = batch.segment_sources() + 1  # padding becomes row 0
+    sums = values.new_zeros(len(batch.sources) + 1, 2)
+    sums.index_add_(0, source_of_position, values)
+    report = {LOSS_KEY: values.sum(0)}
+    for index, source in enumerate(batch.sources):
+        report[SOURCE_PREFIX + source] = sums[index + 1]
+    for _, count in report.values():
+        count.clamp_(min=_NO_TOKENS)
+    return report
+
+
+def _compare(
+    nll: torch.Tensor, seen: torch.Tensor, trained: torch.Tensor, ratio_limit: float | None
+) -> dict[str, torch.Tensor]:
+    """The policy that is trained beside the one that sampled, over trained positions."""
+    number = trained.sum().float().clamp(min=_NO_TOKENS)
+    gaps = (seen + nll)[trained]
+    report = {"log_prob_gap": torch.stack([gaps.sum(), number])}
+    if ratio_limit is not None:
+        ratios = truncated_ratios(nll, seen, ratio_limit)[trained]
+        report["ratios_truncated"] = torch.stack([(ratios >= ratio_limit).sum().float(), number])
+    return report
