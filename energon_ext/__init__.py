@@ -24,11 +24,11 @@ from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.prompts import PromptTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
+from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError, EnergonExtError, StateMismatchError
 from energon_ext.loader.data_loader import ExactDataLoader
 from energon_ext.plan.blends import DynamicBlendDataset, LeastConsumedDataset
-from energon_ext.splice.encoders import MultiSpliceTaskEncoder, SpliceTaskEncoder
 from energon_ext.weights import ScheduleAxis
 
 __version__ = "0.1.0"

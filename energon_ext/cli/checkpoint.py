@@ -57,6 +57,8 @@ def diff(
     Megatron-LM's data states. The data is built and restored by the code that a run resumes with.
     What no option says of the next run is as the saved one had it. Ends with 1 where the resume
     would be refused.
+
+    Example: energon-ext checkpoint diff runs/a mix.yaml --world-size 64
     """
     from energon_ext.cli.resume import NextRun, SavedData
     from energon_ext.state.match import ENCODER

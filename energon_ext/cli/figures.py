@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
 from energon_ext.cli.figure_style import (
     COLORS,
     FAINT,
+    INK,
     MUTED,
     ROUND_TICKS,
     WIDE,
@@ -25,6 +26,7 @@ from energon_ext.cli.figure_style import (
     steps_axis,
 )
 from energon_ext.cli.metrics import Run, mean_of_finite
+from energon_ext.cli.spikes import Spike
 from energon_ext.plan.forecast import Forecast
 
 WINDOWS = 30
@@ -91,8 +93,8 @@ def mix_picture(run: Run) -> Picture:
     )
 
 
-def loss_picture(run: Run) -> Picture:
-    """Training loss, of all tokens and of each source."""
+def loss_picture(run: Run, spikes: Sequence[Spike] = ()) -> Picture:
+    """Training loss, of all tokens and of each source, and where it stands out."""
     run = for_pictures(run)
     windows = _windows(run)
     centres = np.array([run.step[window].mean() for window in windows])
@@ -111,6 +113,9 @@ def loss_picture(run: Run) -> Picture:
     for index, color in enumerate(colors):
         present = np.isfinite(by_source[:, index])
         axes.plot(centres[present], by_source[present, index], color=color, linewidth=1.6)
+    if spikes:
+        places = [spike.step for spike in spikes], [spike.loss for spike in spikes]
+        axes.plot(*places, "v", color=INK, markersize=5)
     axes.set_ylabel("loss (nats per token)")
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND_TICKS))
     steps_axis(axes, run)
@@ -122,7 +127,38 @@ def loss_picture(run: Run) -> Picture:
         "loss",
         figure,
         f"The mean loss falls from {first:.2f} to {last:.2f} nats per token over {len(run.step)} "
-        "steps; a source's line begins with the first batch that holds it.",
+        "steps; a source's line begins with the first batch that holds it."
+        + (" A triangle is a loss that stands out." if spikes else ""),
+    )
+
+
+def loss_over_tokens_picture(run: Run) -> Picture:
+    """Training loss of each source over what was read of it."""
+    run = for_pictures(run)
+    windows = _windows(run)
+    losses = np.array([_mean_loss(run.source_loss[w], run.tokens[w]) for w in windows])
+    ends = run.tokens.cumsum(0)[[window[-1] for window in windows]]
+    figure, (axes,) = new_figure(
+        "Training loss over the tokens of each source",
+        f"a line for each source, up to all of its tokens · means of {_each(windows)}",
+    )
+    colors = COLORS[: len(run.sources)]
+    for index, color in enumerate(colors):
+        known = np.isfinite(losses[:, index])
+        style = "o-" if known.sum() < 2 else "-"
+        axes.plot(ends[known, index], losses[known, index], style, color=color, linewidth=1.6)
+    axes.set_ylabel("loss (nats per token)")
+    axes.set_xlabel("tokens read of the source")
+    axes.set_xlim(0, 1.02 * max(int(ends.max()), 1))
+    axes.xaxis.set_major_formatter(EngFormatter())
+    lasts = np.array([_last_finite(column) for column in losses.T])
+    names = [f"{label} {last:.2f}" for label, last in zip(run.labels, lasts)]
+    label_ends(axes, lasts, names, colors)
+    return Picture(
+        "loss_over_tokens",
+        figure,
+        "Where two lines are apart at the same number of tokens, one source is harder, or another "
+        "teaches what both have in common.",
     )
 
 
@@ -131,7 +167,7 @@ def forecast_picture(found: Forecast) -> Picture:
     order = np.argsort(-found.tokens.sum(0), kind="stable")
     many = len(order) > len(COLORS)
     kept = np.sort(order[: len(COLORS) - many])
-    labels = _clipped([found.keys[number] for number in kept])
+    labels = _clipped([found.titles[number] for number in kept])
     size = -(-len(found.ends) // WINDOWS)
     firsts = np.arange(0, len(found.ends), size)
     ends = found.ends[np.minimum(firsts + size, len(found.ends)) - 1]

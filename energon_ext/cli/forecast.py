@@ -61,6 +61,9 @@ def text(found: Forecast, blend: BlendedDataset, steps: int) -> str:
         named = ", ".join(f"{point:,}" for point in late[:MOST_BREAKPOINTS])
         more = f" and {len(late) - MOST_BREAKPOINTS} more" if len(late) > MOST_BREAKPOINTS else ""
         lines.append(f"The run ends before the breakpoints {named}{more}.")
+    if blend.skip:
+        named = ", ".join(f"{first:,} to {stop - 1:,}" for first, stop in blend.skip)
+        lines.append(f"Steps {named} are planned and not read; they are counted here.")
     return "\n".join(lines)
 
 
@@ -115,7 +118,7 @@ def _rows(found: Forecast, most: int) -> Iterator[list[str]]:
     order = np.argsort(-tokens, kind="stable")
     for number in order[:most].tolist():
         yield [
-            found.keys[number],
+            found.titles[number],
             f"{found.shares[0, number]:.2%}",
             f"{found.shares[-1, number]:.2%}",
             f"{tokens[number]:,.0f}",
@@ -164,8 +167,7 @@ def draw(found: Forecast, name: str, png: Path | None, html: Path | None) -> Non
                 f"What {name} will read",
                 tiles,
                 [(picture.caption, image)],
-                HEAD,
-                _rows(found, len(found.keys)),
+                [("", HEAD, _rows(found, len(found.keys)))],
                 ("Sources that end", further),
             ),
             encoding="utf-8",

@@ -99,26 +99,19 @@ def _of_text(
     loaded: Tokenizer, seq_length: int, packing: str, splice: str | None, subflavors: str | None
 ) -> Any:
     from energon_ext.encoders.pretrain import PackedTaskEncoder
-    from energon_ext.splice import MultiSpliceConfig, SpliceConfig
-    from energon_ext.splice.encoders import MultiSpliceTaskEncoder, SpliceTaskEncoder
+    from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
+    from energon_ext.splice.config import MultiSpliceConfig, splice_from_config
 
     if splice is None:
         return PackedTaskEncoder(loaded, seq_length, packing=packing)
-    fields = _json("--splice", splice)
-    many = "num_docs" in fields
-    config_class = MultiSpliceConfig if many else SpliceConfig
-    known = config_class.__dataclass_fields__
-    if unknown := sorted(set(fields) - set(known)):
-        raise ConfigError(
-            f"--splice: no field {', '.join(unknown)} in {config_class.__name__}; it has "
-            f"{', '.join(known)}."
-        )
+    config = splice_from_config(_json("--splice", splice), "--splice")
+    many = isinstance(config, MultiSpliceConfig)
     chosen = _json("--spliced-subflavors", subflavors) if subflavors else None
     encoder_class = MultiSpliceTaskEncoder if many else SpliceTaskEncoder
     return encoder_class(
         loaded,
         seq_length,
-        config_class(**fields),
+        config,
         packing=packing,
         spliced_subflavors=chosen,
         named_documents=True,

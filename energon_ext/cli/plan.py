@@ -113,16 +113,24 @@ def _documents(source: SpliceSource) -> str:
     counts = zip(index.doc_lengths, index.pairs, index.quotas)
     shares = zip(index.token_shares(), index.coverage())
     rows = [
-        [name.rpartition("/")[2], *(f"{count:,}" for count in own), f"{share:.2%}", f"{seen:,.2f}"]
-        for name, own, (share, seen) in list(zip(source.names, counts, shares))[:MOST_DOCUMENTS]
+        [f"doc{about['document']}", *map(_count, own), f"{share:.2%}", f"{seen:,.2f}"]
+        for about, own, (share, seen) in list(zip(source.metadata, counts, shares))[:MOST_DOCUMENTS]
     ]
+    for document, row in enumerate(rows) if index.config.alpha else ():  # edges unlike the middle
+        views = index.views(document)
+        row[-1] += f" ({views.min():,.2f} to {views.max():,.2f})"
     more = len(source.names) - len(rows)
     title = (
-        f"{source.names[0].rpartition('/')[0]}: {len(source.names):,} documents, "
+        f"{source.key}: {len(source.names):,} documents, "
         f"{int(index.doc_lengths.sum()):,} tokens, {index.size:,} examples in an epoch"
     )
     header = ["document", "tokens", "pairs", "examples", "share", "views of a token"]
     return title + "\n" + table([header, *rows]) + (f"\n... {more:,} more" if more else "")
+
+
+def _count(count: float) -> str:
+    """A number of examples; an average where documents take turns."""
+    return f"{count:,.2f}".removesuffix(".00")
 
 
 def _integers(text: str) -> list[int]:

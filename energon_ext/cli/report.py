@@ -16,6 +16,7 @@ import numpy as np
 
 from energon_ext.cli import echo
 from energon_ext.cli.metrics import Run, mean_of_finite
+from energon_ext.cli.spikes import Spike, spikes_of
 from energon_ext.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,23 +24,57 @@ if TYPE_CHECKING:
 
 DOTS_PER_INCH = 160
 FOLDER = click.Path(path_type=Path, file_okay=False)
+DIFFERENT_EXIT_CODE = 1
 
 
 @click.command()
 @click.argument("run_dir", type=FOLDER)
 @click.option("--out", type=FOLDER, show_default="RUN_DIR", help="Where to write.")
-def report(run_dir: Path, out: Path | None) -> None:
+@click.option("--reference", type=FOLDER, help="Another run, to be compared step by step.")
+@click.pass_context
+def report(ctx: click.Context, /, run_dir: Path, out: Path | None, reference: Path | None) -> None:
     """Show what a training run read, planned against actual.
 
-    Reads RUN_DIR/metrics.jsonl; writes PNG pictures and report.html, which holds them all.
+    Reads RUN_DIR/metrics.jsonl; writes PNG pictures and report.html, which holds them all. Names
+    losses that stand out, with the command that shows what was read then. With --reference it says
+    whether both runs read the same rows, and ends with 1 where they did not.
+
+    Example: energon-ext report runs/a --out report
     """
-    echo("\n".join(map(str, write_report(Run.load(run_dir), out or run_dir))))
+    run = Run.load(run_dir)
+    echo("\n".join(map(str, write_report(run, out or run_dir, run_dir))))
+    for spike in spikes_of(run):
+        echo(f"{spike}: {_trace(run_dir, spike)}")
+    if reference is not None:
+        said, is_equal = compared(run, Run.load(reference))
+        echo(f"{run_dir} and {reference}: {said}")
+        ctx.exit(0 if is_equal else DIFFERENT_EXIT_CODE)
 
 
-def write_report(run: Run, out: Path) -> list[Path]:
-    """Write the pictures of a run and, last, ``report.html`` to a folder; returns their paths."""
+def compared(run: Run, other: Run) -> tuple[str, bool]:
+    """How two runs differ in the steps that both have, and whether they read the same rows."""
+    steps = min(len(run.step), len(other.step))
+    differs = [a != b for a, b in zip(run.batch_hash[:steps], other.batch_hash[:steps])]
+    if not all((*run.batch_hash[:steps], *other.batch_hash[:steps])):
+        return "one of them has no batch_hash, so rows cannot be compared", False
+    if any(differs):
+        first = differs.index(True) + 1
+        return f"{sum(differs)} of {steps} steps read other rows, the first is step {first}", False
+    gap = np.abs(run.loss[:steps] - other.loss[:steps])
+    largest = float(np.nanmax(gap)) if np.isfinite(gap).any() else np.nan
+    return f"all {steps} steps read the same rows; losses differ by {largest:.1e} at most", True
+
+
+def write_report(run: Run, out: Path, run_dir: Path | None = None) -> list[Path]:
+    """Write the pictures of a run and, last, ``report.html`` to a folder; returns their paths.
+
+    Args:
+        run_dir: what the page calls the folder of the run; ``out`` by default.
+    """
     figures = import_figures()
-    pictures = [figures.mix_picture(run), figures.loss_picture(run)]
+    spikes = spikes_of(run)
+    pictures = [figures.mix_picture(run), figures.loss_picture(run, spikes)]
+    pictures += [figures.loss_over_tokens_picture(run)] if len(run.sources) > 1 else []
     pictures += [figures.reward_picture(run)] if run.measured else []
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / f"{picture.name}.png" for picture in pictures] + [out / "report.html"]
@@ -51,8 +86,10 @@ def write_report(run: Run, out: Path) -> list[Path]:
             "What the run read",
             headline(run),
             [(picture.caption, image) for picture, image in zip(pictures, images)],
-            HEAD,
-            source_table(run),
+            [
+                ("", HEAD, source_table(run)),
+                ("Losses that stand out", SPIKE_HEAD, spike_table(spikes, run_dir or out)),
+            ],
             ("Configuration of the run", run.config),
         ),
         encoding="utf-8",
@@ -96,8 +133,7 @@ def page(
     title: str,
     tiles: Iterable[tuple[str, str]],
     pictures: Iterable[tuple[str, bytes]],
-    head: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    tables: Iterable[tuple[str, Sequence[str], Iterable[Sequence[str]]]],
     details: tuple[str, Mapping[str, object]],
 ) -> str:
     """One self-contained HTML page; everything in it is escaped.
@@ -105,7 +141,7 @@ def page(
     Args:
         tiles: (value, what it is).
         pictures: (caption, PNG).
-        head, rows: of the table.
+        tables: (title, head, rows); one without a row is left out.
         details: a title and what is shown when one opens it.
     """
     named, values = details
@@ -116,19 +152,50 @@ def page(
             for value, name in tiles
         ),
         pictures="".join(
-            f'<figure><img alt="{html.escape(caption)}" '
-            f'src="data:image/png;base64,{base64.b64encode(image).decode()}">'
+            f'<figure><div class="wide"><img alt="{html.escape(caption)}" '
+            f'src="data:image/png;base64,{base64.b64encode(image).decode()}"></div>'
             f"<figcaption>{html.escape(caption)}</figcaption></figure>"
             for caption, image in pictures
         ),
-        head=_cells("th", head),
-        rows="".join(f"<tr>{_cells('td', row)}</tr>" for row in rows),
+        tables="".join(_table(*table) for table in tables),
         named=html.escape(named),
         details="".join(
             f"<tr><th>{html.escape(str(key))}</th><td>{html.escape(str(value))}</td></tr>"
             for key, value in sorted(values.items())
         ),
     )
+
+
+def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
+    if not body:
+        return ""
+    above = f"<h2>{html.escape(title)}</h2>" if title else ""
+    return (
+        f'{above}<div class="wide"><table><thead><tr>{_cells("th", head)}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+SPIKE_HEAD = ("of", "step", "loss", "usual", "what it read")
+
+
+def spike_table(spikes: Iterable[Spike], run_dir: Path) -> Iterable[tuple[str, ...]]:
+    """One row of text per spike, under ``SPIKE_HEAD``."""
+    for spike in spikes:
+        whose = spike.source or "all sources"
+        yield (
+            whose,
+            str(spike.step),
+            f"{spike.loss:.2f}",
+            f"{spike.usual:.2f}",
+            _trace(run_dir, spike),
+        )
+
+
+def _trace(run_dir: Path, spike: Spike) -> str:
+    """The command that names its documents; steps of a plan count from 0."""
+    return f"energon-ext trace {run_dir} METADATASET --step {spike.step - 1}"
 
 
 HEAD = ("source", "tokens", "share", "planned", "documents", "an epoch", "epochs", "last loss")
@@ -165,28 +232,32 @@ PAGE = Template("""<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>$title</title>
 <style>
-  body { margin: 0 auto; padding: 2.5rem 1.25rem 4rem; max-width: 60rem; color-scheme: light;
-         background: #fff; color: #222; font: 16px/1.5 system-ui, "Segoe UI", Arial, sans-serif; }
-  h1 { margin: 0 0 1.5rem; font-size: 1.75rem; line-height: 1.2; }
+  :root { color-scheme: light dark; --paper: #fff; --ink: #222; --muted: #5f5f5f; --line: #ddd; }
+  @media (prefers-color-scheme: dark) {
+    :root { --paper: #181818; --ink: #e8e8e8; --muted: #aaa; --line: #444; }
+  }
+  body { margin: 0 auto; padding: 2.5rem 1.25rem 4rem; max-width: 60rem; background: var(--paper);
+         color: var(--ink); font: 16px/1.5 system-ui, "Segoe UI", Arial, sans-serif; }
+  h1 { margin: 0 0 1.5rem; font-size: 1.75rem; line-height: 1.2; overflow-wrap: anywhere; }
+  h2 { margin: 2.5rem 0 .75rem; font-size: 1.2rem; }
   .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr));
            gap: 1rem 1.5rem; margin-bottom: 2.5rem; }
   .tiles div { border-top: 3px solid #0072b2; padding-top: .5rem; }
   .tiles b { display: block; font-size: 1.35rem; }
-  .tiles span, figcaption, summary { color: #5f5f5f; font-size: .9rem; }
+  .tiles span, figcaption, summary, thead th, details th { color: var(--muted); font-size: .9rem; }
   figure { margin: 0 0 2.75rem; }
-  img { display: block; width: 100%; }
+  img { display: block; width: 100%; min-width: 40rem; border-radius: 4px; }
   figcaption { margin: .4rem 0 0 .7rem; max-width: 46rem; }
   .wide { overflow-x: auto; }
   table { border-collapse: collapse; width: 100%; font-size: .9rem; }
-  th, td { padding: .4rem .75rem; text-align: right; border-bottom: 1px solid #ddd; }
+  th, td { padding: .4rem .75rem; text-align: right; border-bottom: 1px solid var(--line); }
   th:first-child, td:first-child, details td { text-align: left; overflow-wrap: anywhere; }
-  thead th, details th { color: #5f5f5f; }
   details { margin-top: 2rem; }
 </style>
 <h1>$title</h1>
 <div class="tiles">$tiles</div>
 $pictures
-<div class="wide"><table><thead><tr>$head</tr></thead><tbody>$rows</tbody></table></div>
-<details><summary>$named</summary><table>$details</table></details>
+$tables
+<details><summary>$named</summary><div class="wide"><table>$details</table></div></details>
 </html>
 """)

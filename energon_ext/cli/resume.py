@@ -99,8 +99,9 @@ class NextRun:
     def left_out(self) -> Iterator[str]:
         """What was skipped, and what the metadataset leaves out from here on."""
         blend, first = find_blend(self._dataset(0)), self._saved.blends[0]
-        done = [tuple(each) for each in first["skipped"]]
-        for what, ranges in (("skipped", done), ("to be skipped", blend.skip)):
+        step, done = first["plan"]["step"], [tuple(each) for each in first["skipped"]]
+        ahead = [(max(begin, step), stop) for begin, stop in blend.skip if stop > step]
+        for what, ranges in (("skipped", done), ("to be skipped", ahead)):
             if named := ", ".join(f"{begin:,} to {stop - 1:,}" for begin, stop in ranges):
                 yield f"steps {what}: {named}"
         for key, source in blend.sources.items():
@@ -165,7 +166,7 @@ class EncoderOfState(PackedTaskEncoder):
         **special_tokens: str | None,
     ):
         self._saved = {name: v for name, v in saved.fingerprint.items() if name not in _OF_BLEND}
-        self._spliced = {
+        self._spliced_keys = {
             name
             for key, source in saved.blends[0]["plan"]["sources"].items()
             for name in (key, source["names"][1])
@@ -194,7 +195,7 @@ class EncoderOfState(PackedTaskEncoder):
     def build_source(
         self, loaded: LoadedDataset, key: str, **options: Any
     ) -> SavableDataset[Any] | RowSource:
-        if {key, shuffle_key(key, loaded.dataset)} & self._spliced:
+        if {key, shuffle_key(key, loaded.dataset)} & self._spliced_keys:
             return UnknownRows()
         return super().build_source(loaded, key, **options)
 

@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from energon_ext.cli.documents import Corpus, Document, Unreadable
 from energon_ext.cli.encoding import Encoding
+from energon_ext.documents.origins import ORIGINS_SUFFIX, line_of
 from energon_ext.documents.token_index import META_SUFFIX, WEIGHTS_SUFFIX
 from energon_ext.documents.token_paths import SPLITS, SUFFIXES
 from energon_ext.errors import ConfigError
@@ -115,22 +116,27 @@ class _SplitWriter:
         self._prefix = prefix
         self._encoding = encoding
         self._builder: Any = None
+        self._origins: Any = None
 
     def write(self, document: Document, tokens: np.ndarray, weights: np.ndarray | None) -> None:
         if self._builder is None:
             vocab_size = self._encoding.tokenizer.vocab_size
             self._builder = token_file_builder(self._prefix, vocab_size)
+            path = self._prefix.with_suffix(ORIGINS_SUFFIX)
+            self._origins = path.open("w", encoding="utf-8", errors="replace")
         with warnings.catch_warnings():  # megatron-core 0.16 calls NumPy 2 the old way
             warnings.simplefilter("ignore", DeprecationWarning)
             self._builder.add_document(torch.from_numpy(tokens), [len(tokens)])
         if weights is not None:
             with self._prefix.with_suffix(WEIGHTS_SUFFIX).open("ab") as file:
                 file.write(weights.astype(np.uint8).tobytes())
+        self._origins.write(line_of(document.origin))
         self.counts.update(documents=1, characters=len(document.text), tokens=len(tokens))
 
     def close(self) -> None:
         if self._builder is None:
             return
+        self._origins.close()
         self._builder.finalize(str(self._prefix.with_suffix(".idx")))  # closes the files as well
         meta = json.dumps(self._encoding.description(), indent=2)
         self._prefix.with_suffix(META_SUFFIX).write_text(meta + "\n")
@@ -198,7 +204,7 @@ def _check_written(
 def _check_replaceable(output: Path, force: bool) -> None:
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
-    known = (*SUFFIXES, META_SUFFIX)  # weights end with .bin as well
+    known = (*SUFFIXES, META_SUFFIX, ORIGINS_SUFFIX)  # weights end with .bin as well
     if not output.is_dir() or not all(path.name.endswith(known) for path in output.iterdir()):
         raise ConfigError(
             f"{output}: exists and holds other things than token files; not even --force "

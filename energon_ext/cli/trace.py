@@ -14,6 +14,7 @@ import click
 from tqdm import tqdm
 
 from energon_ext.cli import echo
+from energon_ext.documents.origins import origins_of
 from energon_ext.errors import ConfigError, printable
 
 if TYPE_CHECKING:
@@ -195,10 +196,14 @@ def _described(
     for document, start, stop in row.contents:
         prefix, number = files.file_of(document)
         text = f"document {document} [{start}, {stop}), number {number} of {prefix}"
+        origins = origins_of(prefix)
+        origin = origins[number] if origins is not None and number < len(origins) else None
+        text += f" (from {origin})" if origin else ""
         if decode is not None:
             beginning = decode(files.document(document)[start : min(stop, start + 24)].tolist())
             text += f": {printable(beginning)!r}"
-        found.append({"document": document, "file": prefix, "number": number, "text": text})
+        where = {"file": prefix, "number": number, "origin": origin}
+        found.append({"document": document, **where, "text": text})
     return found
 
 

@@ -38,6 +38,7 @@ from energon_ext.config.references import AnyDatasetReference
 from energon_ext.config.source_key import Origin, left_out_of, set_origin
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Node, PathWeight, path_of
+from energon_ext.splice.config import splice_from_config
 from energon_ext.weights import WeightSpec, weight_from_config
 
 
@@ -60,6 +61,7 @@ class ScheduledEntryMixin:
     weight: Any = 1.0  # a number or a schedule
     max_epochs: Any = None  # most passes over each source of the entry, None for no limit
     name: Any = None  # of the one source, for people; its state hangs on its key
+    splice: Any = None  # fields of a splice: its documents at many positions
 
 
 @dataclass(kw_only=True)
@@ -85,6 +87,7 @@ class ScheduledBlend(MetadatasetBlend):
 
     _name = "blend"
     _specs: list[WeightSpec] = field(default_factory=list, init=False)
+    _splices: list[Any] = field(default_factory=list, init=False)
     _where: str = field(default="", init=False)
     _root: EPath = field(default=None, init=False)
 
@@ -108,6 +111,10 @@ class ScheduledBlend(MetadatasetBlend):
                 )
             if name is not None and not (isinstance(name, str) and name.strip()):
                 raise ConfigError(f"{where}.name: {name!r} found, a text is needed.")
+            splice = entry.splice
+            self._splices.append(
+                None if splice is None else splice_from_config(splice, f"{where}.splice")
+            )
             with errors_of_energon(where):
                 entry.post_initialize(mds_path)
 
@@ -119,7 +126,14 @@ class ScheduledBlend(MetadatasetBlend):
         node = self._node()
         datasets: list[LoadedDataset] = []
         for index, entry in enumerate(self.blend):
-            origin = Origin(self._root, self._entry_name(index), entry.max_epochs, entry.name)
+            origin = Origin(
+                self._root,
+                self._entry_name(index),
+                entry.max_epochs,
+                entry.name,
+                splice=self._splices[index],
+                splice_where=f"{self._entry_name(index)}.splice",
+            )
             with errors_of_energon(origin.where):
                 inner = entry.get_datasets(subset=subset, **kwargs)
             if inner.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS:

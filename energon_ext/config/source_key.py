@@ -24,6 +24,7 @@ from energon_ext.config.left_out import LeftOut
 from energon_ext.documents.token_paths import SPLITS
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import Tree
+from energon_ext.splice.config import SpliceFields
 from energon_ext.state.match import SourceNames
 
 #: Where a metadataset leaves its word on a dataset factory, for the TaskEncoder to read.
@@ -39,6 +40,8 @@ class Origin:
     max_epochs: int | None = None  # most passes over the source in a run, None for no limit
     name: str | None = None  # what people call the source, None for its key
     left_out: LeftOut | None = None  # what the outermost metadataset leaves out
+    splice: SpliceFields | None = None  # how its documents are shown, None for in rows
+    splice_where: str = ""  # place of that in the YAML
 
 
 @dataclass(frozen=True)
@@ -77,13 +80,22 @@ def set_origin(factory: BaseCoreDatasetFactory, origin: Origin) -> None:
     """Leave word of the YAML on a factory.
 
     The outermost metadataset has the last say on the root; the place stays that of the innermost
-    reference, which is closest to the source; of several limits on the epochs the smallest holds.
+    reference, which is closest to the source, and so do its name and its splice; of several limits
+    on the epochs the smallest holds.
     """
     inner = get_origin(factory)
     if inner is not None:
         limits = [n for n in (origin.max_epochs, inner.max_epochs) if n is not None]
-        name, left_out = inner.name or origin.name, origin.left_out or inner.left_out
-        origin = Origin(origin.root, inner.where, min(limits, default=None), name, left_out)
+        spliced = inner if inner.splice is not None else origin
+        origin = Origin(
+            origin.root,
+            inner.where,
+            min(limits, default=None),
+            inner.name or origin.name,
+            origin.left_out or inner.left_out,
+            spliced.splice,
+            spliced.splice_where,
+        )
     setattr(factory, _ORIGIN_ATTRIBUTE, origin)
 
 

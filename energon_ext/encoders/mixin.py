@@ -11,14 +11,14 @@ import functools
 import logging
 import math
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any, ClassVar, Sequence
 
 from megatron.energon import TaskEncoder, WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import DatasetBlendMode, LoadedDataset
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
-from energon_ext.config.source_key import max_epochs_of
+from energon_ext.config.source_key import get_origin, max_epochs_of
 from energon_ext.encoders.sources import (
     absent_sources,
     check_unlimited,
@@ -26,6 +26,7 @@ from energon_ext.encoders.sources import (
     collapse_sources,
     load_source,
 )
+from energon_ext.errors import ConfigError
 from energon_ext.mixture.checks import check_mixture
 from energon_ext.mixture.tree import INTERLEAVE, Tree, path_of
 from energon_ext.plan.blends import DynamicBlendDataset, LeastConsumedDataset
@@ -69,6 +70,9 @@ class DynamicBlendMixin:
     """
 
     schedule_axis: ScheduleAxis = ScheduleAxis()
+
+    #: Whether it reads ``splice:`` on an entry of the YAML.
+    splices_entries: ClassVar[bool] = False
 
     #: Positions of a row that the blend hands out, where all have as many; else 0.
     tokens_per_sample: int = 0
@@ -122,6 +126,12 @@ class DynamicBlendMixin:
         self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
     ) -> SavableDataset | RowSource:
         """The samples of one source, before the draw. Override to add stages per source."""
+        origin = get_origin(loaded.dataset)
+        if origin is not None and origin.splice is not None and not self.splices_entries:
+            raise ConfigError(
+                f"{origin.splice_where}: a {type(self).__name__} splices nothing; use an "
+                f"energon_ext.PackedTaskEncoder, or leave it out."
+            )
         dataset = load_source(self, loaded, key, worker_config)
         if not repeat and (loaded.repetitions or 1) == 1:
             return dataset

@@ -23,8 +23,8 @@ from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.source_key import left_out_of, max_epochs_of, shuffle_key
 from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.text import Document, PackedRows
-from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sources import collapse_sources, encoded_samples
+from energon_ext.encoders.splicing import SplicingMixin
 from energon_ext.encoders.text_decoder import TextDecoder
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
@@ -56,7 +56,7 @@ def cook_text(sample: dict[str, Any]) -> TextSample:
     return TextSample(**basic_sample_keys(sample), text=text)
 
 
-class PackedTaskEncoder(DynamicBlendMixin, TaskEncoder):
+class PackedTaskEncoder(SplicingMixin, TaskEncoder):
     """Pretraining on text: yields a :class:`~energon_ext.PackedBatch` of ``batch_size`` rows.
 
     Args:
@@ -73,6 +73,8 @@ class PackedTaskEncoder(DynamicBlendMixin, TaskEncoder):
         train_on_eos: False gives weight 0 to labels that are the end-of-document token.
         balance: ``attention`` deals the rows of a planned step to ranks and micro-batches by cost.
         cost: of documents by length; by default :class:`~energon_ext.plan.cost.AttentionCost`.
+
+    A source whose entry in the YAML has a ``splice:`` is shown at many positions, not packed.
 
     Energon's ``shuffle_buffer_size`` (documents, per source) and ``packing_buffer_size`` (in place
     of ``packing_buffer_docs``) keep their meaning.
@@ -197,6 +199,7 @@ has no transition to train.
     ) -> SavableDataset:
         """Energon's method: every document once, source after source, in order."""
         bound = self._bound_to(datasets, None, packing_buffer_size)
+        bound._validating = True
         rows = collapse_sources(
             datasets,
             lambda loaded, key: bound.build_source(
@@ -217,7 +220,13 @@ has no transition to train.
     def build_source(
         self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
     ) -> SavableDataset[Row] | RowSource:
-        """Token files: plan rows; text: load, repeat, encode, shuffle and pack one source."""
+        """Token files: plan rows; text: load, repeat, encode, shuffle and pack one source.
+
+        A source that is spliced is one of frames, whatever it is read from.
+        """
+        splice = self.splice_of(loaded, key)
+        if splice is not None:
+            return self._spliced(splice, loaded, key, worker_config, repeat)
         if isinstance(loaded.dataset, TokenFileFactory):
             return self._planned_rows(loaded, key, worker_config, repeat)
         texts: Any = super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
@@ -250,10 +259,6 @@ has no transition to train.
             **options,
         )
 
-    def names_in_batches(self, sources: Sequence[Source]) -> tuple[str, ...]:
-        """What the batches of a run may call their sources."""
-        return tuple(sorted(source.key for source in sources))
-
     @stateless
     def batch(self, rows: list[Row]) -> PackedBatch:
         """Write rows into a batch."""
@@ -273,6 +278,10 @@ has no transition to train.
             bound.packing_buffer_docs = packing_buffer_size
         least = planned_buffer_docs(len(datasets))
         bound._planned_buffer_docs = max(bound.packing_buffer_docs, least)
+        pad_id = self._check_splices(datasets)
+        if pad_id is not None:
+            bound._assembler = copy.copy(self._assembler)
+            bound._assembler.pad_id = pad_id
         return bound
 
     def _planned_rows(

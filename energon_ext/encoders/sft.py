@@ -98,6 +98,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
     """
 
     cookers = [Cooker(cook_dialogue)]
+    splices_entries = False  # a frame has no weights of answers
 
     def __init__(
         self,

@@ -38,9 +38,9 @@ class DataLog:
 
     def __init__(self, loader: MegatronLMLoader | None, args: argparse.Namespace):
         self._loader, self._args = loader, args
-        about = {name: getattr(loader.blend, name) for name in ABOUT} if loader else None
-        found = on_all_ranks(lambda: about)
-        self._about: dict[str, Any] = next(each for each in found if each is not None)
+        blend = None if loader is None else loader.blend
+        about = {name: getattr(blend, name) for name in ABOUT if blend is not None}
+        self._about: dict[str, Any] = next(filter(None, on_all_ranks(lambda: about)))
         self._documents: dict[str, int] = self._about["documents"]
         self._counts, self._row, self._time = self._count(), self._rows(), time.perf_counter()
         # A plan that begins anew under a trained model counts its steps anew.

@@ -94,6 +94,7 @@ def build_packed_seq_params(batch: PackedBatch) -> PackedSeqParams:
             cu_seqlens_kv_padded=padded_ends,
             max_seqlen_q=longest,
             max_seqlen_kv=longest,
+            **_gaps(True),
         )
     return PackedSeqParams(
         qkv_format="thd",
@@ -101,7 +102,14 @@ def build_packed_seq_params(batch: PackedBatch) -> PackedSeqParams:
         cu_seqlens_kv=batch.cu_seqlens,
         max_seqlen_q=batch.max_seqlen,
         max_seqlen_kv=batch.max_seqlen,
+        **_gaps(False),
     )
+
+
+def _gaps(are_between: bool) -> dict[str, bool]:
+    """Whether there are any between segments; else Transformer Engine looks, in every layer."""
+    knows = "pad_between_seqs" in PackedSeqParams.__dataclass_fields__  # megatron-core >= 0.19
+    return {"pad_between_seqs": are_between} if knows else {}
 
 
 def forward_step(

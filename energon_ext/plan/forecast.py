@@ -38,6 +38,7 @@ class Forecast:
 
     Attributes:
         keys: of the sources.
+        titles: what people call them.
         ends: steps before the end of each window, int64 [windows].
         shares: of the weights at the first step of each window, float64 [windows, sources].
         tokens, documents: read in each window, float64 [windows, sources].
@@ -48,6 +49,7 @@ class Forecast:
     """
 
     keys: tuple[str, ...]
+    titles: tuple[str, ...]
     ends: np.ndarray
     shares: np.ndarray
     tokens: np.ndarray
@@ -121,6 +123,7 @@ def planned(blend: BlendedDataset, steps: int, progress: Any = iter) -> Forecast
         raise ConfigError("The run has no step: all of its sources are empty.")
     return Forecast(
         keys=blend.keys,
+        titles=tuple(blend.names.get(key, key) for key in blend.keys),
         ends=np.array(ends),
         shares=_shares_at(blend, [0, *ends[:-1]]),
         tokens=np.diff(tokens, axis=0).astype(np.float64),
@@ -174,7 +177,7 @@ def estimated(
             missing -= part
             if part == lasts.min():
                 number = int(lasts.argmin())
-                mixture.ended[number], left[number] = True, 0.0
+                mixture.ended[number] = True
                 exhausted[blend.keys[number]] = math.ceil(end - missing)
         if drawn.any():
             rows.append(drawn)
@@ -189,6 +192,7 @@ def estimated(
     deviation = np.sqrt(variance) if is_random else np.minimum(1.3, variance)
     return Forecast(
         keys=blend.keys,
+        titles=tuple(blend.names.get(key, key) for key in blend.keys),
         ends=np.array(ends),
         shares=_shares_at(blend, shares),
         tokens=by_window * tokens_a_row,

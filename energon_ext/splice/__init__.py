@@ -11,29 +11,23 @@ there easily are 10^9: an example is computed from its number.
 3. ``index``: number of an example -> epoch, place in the epoch's random order -> document, and
    which of its examples;
 4. ``starts``, ``pairs``: which of its examples -> (t, s);
-5. ``frames``: tokens, labels, weights and positions.
+5. ``source``: rows of tokens, weights and positions.
 """
 
 from energon_ext.splice.config import MultiSpliceConfig, SpliceConfig
-from energon_ext.splice.frames import Frame, make_frame
 from energon_ext.splice.index import SpliceIndex
-from energon_ext.splice.pairs import Contents, enumerate_pairs
+from energon_ext.splice.pairs import Contents
 from energon_ext.splice.quotas import document_quotas
 from energon_ext.splice.selection import select_documents
-from energon_ext.splice.starts import start_positions
 from energon_ext.splice.validation import GridIndex, LossMap
 
 __all__ = [
     "Contents",
-    "Frame",
     "GridIndex",
     "LossMap",
     "MultiSpliceConfig",
     "SpliceConfig",
     "SpliceIndex",
     "document_quotas",
-    "enumerate_pairs",
-    "make_frame",
     "select_documents",
-    "start_positions",
 ]

@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
-from energon_ext.arguments import check_integer, check_kind, check_number
+from energon_ext.arguments import check_integer, check_kind, check_number, choices
 from energon_ext.errors import ConfigError
 
 #: What may stand in fields of few values.
@@ -46,16 +46,21 @@ class SpliceFields:
             document goes on at its beginning. ``coverage_balanced``: every t with a whole content
             after it, at the end of the frame.
         content_length: K, tokens of a content; None for as many as fit.
+        cut_at_frame_end: offsets at which a content has room for ``min_copy_len`` tokens count as
+            well, and the end of the frame cuts it: ``min(K, L - t, S - s)`` tokens. Without it
+            contents lie wholly in the frame.
         content_stride, offset_stride: steps of t and of s.
         min_copy_len: contents shorter than this are left out, at least 2.
         adaptive_k: in ``coverage_balanced``, a document shorter than K is one content; without it
             such a document has none. The other modes always shorten.
-        alpha: in ``coverage_balanced``, how much more often starts near an edge come, so that the
-            tokens there are seen as often; 0 for all alike.
+        alpha: in ``coverage_balanced``, how much more often starts near an edge come; 0 for all
+            alike. The first token of a long document is seen ``K^(alpha - 1)`` times as often as
+            one in its middle: at 1 as often, and those around token K then far more often.
         offset_jitter: in ``coverage_balanced``, so many more places to the left of the last one.
+            Contents have at most ``S - offset_jitter`` tokens, so that there is room for it.
         jitter_mode: ``uniform`` (seeded) or ``low_discrepancy`` (golden ratio).
         pad_token_id: what fills a frame; None for the tokenizer's.
-        eos_token_id: put before the content where the prefix is attended to.
+        eos_token_id: put before the content; with ``attend_prefix`` only, or nothing sees it.
         attend_prefix: the content attends to the filler before it.
         pack_contents: several contents in a frame where they fit, each with the position ids of
             its offset.
@@ -71,6 +76,7 @@ class SpliceFields:
     mode: str = "splice"
     content_start_mode: str = "slide_within"
     content_length: int | None = None
+    cut_at_frame_end: bool = False
     content_stride: int = 1
     offset_stride: int = 1
     min_copy_len: int = 2
@@ -111,7 +117,7 @@ class SpliceFields:
                 f"content_length: {self.content_length} found, below min_copy_len: "
                 f"{self.min_copy_len}; every content would be left out."
             )
-        for field in ("content_length", "attend_prefix", "pack_contents"):
+        for field in ("content_length", "cut_at_frame_end", "attend_prefix", "pack_contents"):
             if self.mode == "slide" and getattr(self, field):
                 raise ConfigError(
                     f"{field}: {getattr(self, field)} found with mode: slide, whose windows fill "
@@ -125,12 +131,22 @@ class SpliceFields:
                     f"content_start_mode: {self.content_start_mode}; it belongs to "
                     f"coverage_balanced, set it to 0 here."
                 )
+        if self.cut_at_frame_end and balanced:
+            raise ConfigError(
+                "cut_at_frame_end: True found with content_start_mode: coverage_balanced, whose "
+                "contents end with the frame; use another mode, or offset_jitter."
+            )
         if self.restrict_to_training_subset and not (
             self.initial_batch_size and self.max_train_batches
         ):
             raise ConfigError(
                 "restrict_to_training_subset: true found, but the subset is unknown; give "
                 "initial_batch_size and max_train_batches as well."
+            )
+        if self.eos_token_id is not None and not self.attend_prefix:
+            raise ConfigError(
+                f"eos_token_id: {self.eos_token_id} found without attend_prefix: true; it stands "
+                f"before the content, which sees nothing there. Set attend_prefix, or leave it out."
             )
         if self.attend_prefix and self.pack_contents:
             raise ConfigError(
@@ -232,3 +248,36 @@ class MultiSpliceConfig(SpliceFields):
             raise ConfigError(
                 f"doc_weights: {list(self.doc_weights)} found, at least one must be above 0."
             )
+
+
+def splice_from_config(value: Any, where: str) -> SpliceFields:
+    """A splice as a mapping of its fields: of many documents if ``num_docs`` is one of them.
+
+    Raises:
+        ConfigError: names the place, the field, what was found and what is allowed.
+
+    Example:
+        >>> splice_from_config({"num_docs": 3, "content_lenght": 64}, "blend[0].splice")
+        ... # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        energon_ext.errors.ConfigError: blend[0].splice: no field 'content_lenght' in a splice of \
+many documents; it has ...; did you mean content_length or min_doc_length?
+    """
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: {value!r:.80} found, a mapping as {{num_docs: 3}} is needed.")
+    kind = MultiSpliceConfig if "num_docs" in value else SpliceConfig
+    names = {each: [f.name for f in fields(each)] for each in (SpliceConfig, MultiSpliceConfig)}
+    for name in value:
+        if name not in names[kind]:
+            many = "many documents" if kind is MultiSpliceConfig else "one document"
+            is_of_other = any(name in of_kind for of_kind in names.values())
+            with_or_without = "without" if kind is MultiSpliceConfig else "with"
+            hint = f"one {with_or_without} num_docs has it."
+            raise ConfigError(
+                f"{where}: no field {name!r} in a splice of {many}; "
+                f"{hint if is_of_other else 'it has ' + choices(name, names[kind], most=40)}"
+            )
+    try:
+        return kind(**value)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error

@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """All pairs of start and offset, by number."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from energon_ext.arguments import check_integer
 from energon_ext.errors import ConfigError
-from energon_ext.splice.config import SpliceConfig, SpliceFields
+from energon_ext.splice.config import SpliceFields
 
 
 class Contents(NamedTuple):
@@ -50,10 +49,16 @@ class PairTable:
             )
         if lengths.size and int(lengths.min()) < 1:
             raise ConfigError("doc_lengths: every document needs at least one token.")
+        if seq_len - config.offset_jitter < config.min_copy_len:
+            raise ConfigError(
+                f"offset_jitter: {config.offset_jitter} found; it leaves a content "
+                f"{seq_len - config.offset_jitter} of seq_len {seq_len} positions, and "
+                f"min_copy_len is {config.min_copy_len}."
+            )
         self._seq_len = seq_len
         self._config = config
         stride = config.content_stride
-        content = min(config.content_length or seq_len, seq_len)
+        content = longest_content(seq_len, config)
         self.copy_lens = self._copy_lens(lengths, content)
         if self._is("cyclic_roll"):
             self.rows = -(-lengths // stride)
@@ -71,9 +76,8 @@ class PairTable:
         self._tail_lens = np.maximum(lengths - has_tail * stride, 0)
         self._tail_lens[self.rows == 0] = 0
         self.totals = self.rows * self._per_row + self._tail_pairs[self._tail_lens]
-        self.tokens = (
-            self.rows * self._per_row * self.copy_lens + self._tail_tokens[self._tail_lens]
-        )
+        of_rows = self.copy_lens if one_offset else self._row_tokens(self.copy_lens)
+        self.tokens = self.rows * of_rows + self._tail_tokens[self._tail_lens]
 
     def locate(self, documents: np.ndarray, numbers: np.ndarray) -> Contents:
         """The pairs of some numbers, each in ``[0, totals[document])``."""
@@ -96,6 +100,7 @@ class PairTable:
         offsets = columns * offset_stride
         if self._config.mode == "splice" and self._is("coverage_balanced"):
             offsets = self._seq_len - copy_lens
+        copy_lens = np.minimum(copy_lens, self._seq_len - offsets)
         return Contents(documents, row * stride, offsets, copy_lens)
 
     def row_counts(self, document: int) -> np.ndarray:
@@ -120,15 +125,24 @@ class PairTable:
         return np.minimum(lengths, content)
 
     def _offsets(self, copy_lens: np.ndarray) -> np.ndarray:
-        """Offsets at which so many tokens lie wholly in the frame."""
-        return (self._seq_len - copy_lens) // self._config.offset_stride + 1
+        """Offsets of contents of so many tokens, the longest if the frame may cut them."""
+        least = self._config.min_copy_len if self._config.cut_at_frame_end else copy_lens
+        return (self._seq_len - np.minimum(least, copy_lens)) // self._config.offset_stride + 1
+
+    def _row_tokens(self, copy_lens: np.ndarray) -> np.ndarray:
+        """Tokens that all offsets of a start copy, with so many there."""
+        stride, offsets = self._config.offset_stride, self._offsets(copy_lens)
+        whole = np.minimum((self._seq_len - copy_lens) // stride + 1, offsets)
+        # Behind the whole ones: S - s, for s = stride * whole .. stride * (offsets - 1).
+        cut, steps = offsets - whole, (whole + offsets - 1) * (offsets - whole) // 2
+        return whole * copy_lens + cut * self._seq_len - stride * steps
 
     def _tail_table(self, content: int) -> tuple[np.ndarray, np.ndarray]:
         """Pairs, and tokens, from a row with so many tokens left to the last row; [content]."""
         stride = min(self._config.content_stride, content)  # less than a content is left
         left = np.arange(-(-content // stride) * stride, dtype=np.int64)
-        pairs = np.where(left >= self._config.min_copy_len, self._offsets(left), 0)
-        both = np.stack([pairs, pairs * left]).reshape(2, -1, stride)
+        counts = np.stack([self._offsets(left), self._row_tokens(left)])
+        both = np.where(left >= self._config.min_copy_len, counts, 0).reshape(2, -1, stride)
         pairs_left, tokens_left = both.cumsum(axis=1).reshape(2, -1)
         return pairs_left, tokens_left
 
@@ -144,50 +158,6 @@ class PairTable:
         return low
 
 
-def enumerate_pairs(
-    doc_len: int,
-    seq_len: int,
-    content_length: int | None = None,
-    content_stride: int = 1,
-    offset_stride: int = 1,
-    content_start_mode: str = "slide_within",
-    min_copy_len: int = 2,
-    **fields: Any,
-) -> np.ndarray:
-    """List every pair of start t and offset s of one document.
-
-    t ascending, then s ascending: ``0 <= s <= S - c`` for the ``c = min(K, L - t)`` tokens that a
-    content has, contents below ``min_copy_len`` left out.
-
-    Args:
-        doc_len: L, tokens of the document.
-        seq_len: S, positions of a frame.
-        content_length: K, tokens of a content; None for as many as fit.
-        content_stride, offset_stride: steps of t and of s.
-        content_start_mode: see :class:`SpliceConfig`.
-        min_copy_len: least tokens of a content.
-        **fields: ``adaptive_k`` and ``mode`` of :class:`SpliceConfig`.
-
-    Returns:
-        int64 [pairs, 2].
-
-    Raises:
-        ConfigError: a value out of range.
-
-    Example:
-        >>> enumerate_pairs(doc_len=3, seq_len=5).tolist()
-        [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [1, 3]]
-    """
-    check_integer("doc_len", doc_len, 1)
-    config = SpliceConfig(
-        content_length=content_length,
-        content_stride=content_stride,
-        offset_stride=offset_stride,
-        content_start_mode=content_start_mode,
-        min_copy_len=min_copy_len,
-        **fields,
-    )
-    table = PairTable(np.array([doc_len]), seq_len, config)
-    numbers = np.arange(int(table.totals[0]))
-    pairs = table.locate(np.zeros_like(numbers), numbers)
-    return np.stack([pairs.starts, pairs.offsets], axis=1)
+def longest_content(seq_len: int, config: SpliceFields) -> int:
+    """Tokens of a content that no document cuts short, with room for the jitter beside it."""
+    return min(config.content_length or seq_len, seq_len - config.offset_jitter)

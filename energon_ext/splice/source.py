@@ -12,7 +12,6 @@ from energon_ext.batch.rows import Row
 from energon_ext.documents.order import ENDLESS
 from energon_ext.plan.lookup import find_blend
 from energon_ext.splice.config import SpliceFields
-from energon_ext.splice.frames import content_of
 from energon_ext.splice.index import SpliceIndex
 from energon_ext.splice.pairs import Contents
 from energon_ext.splice.validation import GridIndex
@@ -36,6 +35,8 @@ class SpliceSource:
     Args:
         examples: where the documents are shown.
         documents, names: token ids of each chosen document, and what batches call it.
+        metadata: of each chosen document, what else is known of it.
+        key: of the source.
         config, seq_len: how frames are filled, and S, their positions.
         fill_id: token before a content whose prefix is attended to.
         epochs: passes over the examples, None for no end.
@@ -53,9 +54,13 @@ class SpliceSource:
         fill_id: int,
         epochs: float | None,
         fingerprint: Mapping[str, Any],
+        metadata: Sequence[Mapping[str, Any]] = (),
+        key: str = "",
     ):
         self.examples = examples
         self.names = list(names)
+        self.metadata = list(metadata)
+        self.key = key
         self.fingerprint = dict(fingerprint)
         self.config = config
         self._documents = documents
@@ -76,11 +81,15 @@ class SpliceSource:
         return self._by_name(self.examples.token_shares())
 
     @property
-    def part_documents(self) -> dict[str, int]:
-        """Examples of each name in an epoch."""
+    def part_documents(self) -> dict[str, float]:
+        """Examples of each name in an epoch; averages where documents take turns."""
         if not isinstance(self.examples, SpliceIndex):
             return dict.fromkeys(self.names, 0)
         return self._by_name(self.examples.quotas)
+
+    def metadata_of(self, name: str) -> list[dict[str, Any]]:
+        """What is known of the documents that batches call so: one, or all without own names."""
+        return [dict(own) for each, own in zip(self.names, self.metadata) if each == name]
 
     def _by_name(self, values: np.ndarray) -> dict[str, Any]:
         sums: Counter[str] = Counter()
@@ -214,7 +223,7 @@ class SpliceSource:
         check_fingerprint(
             {"kind": state["kind"], **state.get("documents", {})},
             {"kind": KIND, **self.fingerprint},
-            self.names[0].rpartition("/")[0],
+            self.key,
         )
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
@@ -261,18 +270,33 @@ class TakenFrames:
         return self._source.row(self._frames[number])
 
 
+def content_of(document: np.ndarray, start: int, length: int, cyclic: bool) -> np.ndarray:
+    """Tokens of a document from a start on; a view, unless it goes round."""
+    if not cyclic or start + length <= len(document):
+        return document[start : start + length]
+    return np.concatenate([document[start:], document[: start + length - len(document)]])
+
+
 def log_plan(index: SpliceIndex, numbers: np.ndarray, source: str) -> None:
     """Write what will be shown of the first documents to the debug log."""
+    config = index.config
+    fields = [
+        "content_length",
+        "cut_at_frame_end",
+        "content_stride",
+        "offset_stride",
+        "alpha",
+        "offset_jitter",
+    ]
+    fields += ["balance_mode", "balance_tau"]
     logger.info(
-        "%s: %d documents of %d to %d tokens, %d examples in an epoch.",
-        *(source, len(numbers), index.doc_lengths.min(), index.doc_lengths.max(), index.size),
+        "%s: %d documents of %d to %d tokens in frames of %d, %d pairs, %d examples in an epoch; "
+        "%s, %s.",
+        *(source, len(numbers), index.doc_lengths.min(), index.doc_lengths.max(), index.seq_len),
+        *(index.pairs.sum(), index.size),
+        "slide" if config.mode == "slide" else config.content_start_mode,
+        ", ".join(f"{name} {getattr(config, name)}" for name in fields if hasattr(config, name)),
     )
-    columns = (numbers, index.doc_lengths, index.pairs, index.quotas)
-    shares, coverage = index.token_shares(), index.coverage()
-    for row, (number, length, pairs, quota) in enumerate(zip(*columns)):
-        if not logger.isEnabledFor(logging.DEBUG) or row >= CHUNK:
-            break
-        logger.debug(
-            "%s/doc%d: %d tokens, %d pairs, %d examples, share %.4f, each token %.2f times.",
-            *(source, number, length, pairs, quota, shares[row], coverage[row]),
-        )
+    if logger.isEnabledFor(logging.DEBUG):
+        for document, number in enumerate(numbers[:CHUNK].tolist()):
+            logger.debug("%s/doc%d: %s.", source, number, index.describe(document))

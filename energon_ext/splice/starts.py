@@ -4,24 +4,81 @@
 
 import numpy as np
 
-from energon_ext.arguments import check_integer, check_number
+from energon_ext.documents.permutation import keyed_draws
 from energon_ext.errors import ConfigError
 
 #: Products of two counts must stay below this to be exact in int64.
 _EXACT = 2**62
 
+#: Epochs after which phases begin anew, if they have not been everywhere before.
+_MOST_IN_A_ROUND = 2**31
 
-def quantile_numbers(totals: np.ndarray, quotas: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Spread ``quota`` picks evenly over ``total`` things: floor of total * (number + 1/2) / quota.
+
+def quantile_numbers(
+    totals: np.ndarray, quotas: np.ndarray, numbers: np.ndarray, phases: np.ndarray
+) -> np.ndarray:
+    """Spread picks evenly over things: floor of ``(total * number + phase) / quota``.
 
     Each thing is picked equally often where the quota is a multiple of the total.
 
+    Args:
+        totals, quotas: int64 [n].
+        numbers: of the pick, in ``[0, quota)``.
+        phases: in ``[0, total)``.
+
     Example:
-        >>> quantile_numbers(np.array([2] * 4), np.array([4] * 4), np.arange(4)).tolist()
-        [0, 0, 1, 1]
+        >>> for phase in (0, 3):
+        ...     picks = quantile_numbers(*map(np.array, ([5] * 3, [3] * 3, [0, 1, 2], [phase] * 3)))
+        ...     print(picks.tolist())
+        [0, 1, 3]
+        [1, 2, 4]
     """
-    spread = (2 * numbers + 1) * totals // (2 * quotas)
+    spread = (totals * numbers + phases) // quotas
     return np.where(totals == quotas, numbers, spread)
+
+
+class Phases:
+    """Where the quantiles of each document begin in an epoch.
+
+    Phases go round in steps of a quota, in a scattered order. So in each round of
+    ``ceil(whole / quota)`` epochs, counted from epoch 0, every stretch of ``quota`` phases has one:
+    as quantiles of equal parts they pick every thing at least once. Each round begins at a place
+    drawn anew.
+
+    Args:
+        wholes: int64 [documents], phases that there are; >= 1.
+        quotas: int64 [documents], picks in an epoch; >= 1.
+        key: names the places where rounds begin.
+    """
+
+    def __init__(self, wholes: np.ndarray, quotas: np.ndarray, key: str):
+        self._wholes, self._quotas, self._key = wholes, quotas, key
+        self._rounds = np.minimum(-(-wholes // quotas), _MOST_IN_A_ROUND)
+        self._steps = scattered_steps(self._rounds)
+
+    def of(self, documents: np.ndarray, epochs: np.ndarray) -> np.ndarray:
+        """The phases of some documents in some epochs, int64 [n]."""
+        wholes, rounds = self._wholes[documents], self._rounds[documents]
+        turns = epochs // rounds
+        places = (epochs - turns * rounds) * self._steps[documents] % rounds
+        bounds = np.minimum(wholes, _MOST_IN_A_ROUND)
+        begins = keyed_draws(turns * len(self._wholes) + documents, bounds, self._key)
+        return (begins + places * self._quotas[documents]) % wholes
+
+
+def scattered_steps(counts: np.ndarray) -> np.ndarray:
+    """A step for each count that goes through all places of a circle, neighbours far apart.
+
+    Near the golden section of the circle, and without a common divisor.
+
+    Example:
+        >>> scattered_steps(np.array([1, 2, 5, 8, 1000])).tolist()
+        [1, 1, 3, 5, 619]
+    """
+    steps = np.maximum(1, (counts * 0.6180339887498949).round().astype(np.int64))
+    while (common := np.flatnonzero(np.gcd(steps, counts) != 1)).size:
+        steps[common] += 1
+    return steps
 
 
 def check_exact(totals: np.ndarray, quotas: np.ndarray) -> None:
@@ -36,7 +93,7 @@ def check_exact(totals: np.ndarray, quotas: np.ndarray) -> None:
 
 
 class EdgeWeights:
-    """The distribution of starts that makes up for the edges of a document.
+    """The distribution of starts by which the edges of a document come more often.
 
     With every start equally likely, a token near an edge is in fewer contents than one inside. A
     start at distance ``d(t) = max(1, min(t + 1, (L - K) - t + 1, K))`` from an edge gets the weight
@@ -45,7 +102,7 @@ class EdgeWeights:
     """
 
     def __init__(self, content_length: int, content_stride: int, alpha: float):
-        self._stride = content_stride
+        self._content, self._stride, self._alpha = content_length, content_stride, alpha
         self._steps = -(-content_length // content_stride)
         # So far from an edge and further, all starts weigh the same.
         self._furthest = min(content_stride - 1, content_length)
@@ -79,60 +136,19 @@ class EdgeWeights:
             low = np.where(passed, low, middle + 1)
         return low
 
+    def of(self, last_start: int) -> np.ndarray:
+        """The weight of every start of a document, float [starts]."""
+        starts = np.arange(0, last_start + 1, self._stride)
+        to_an_edge = np.minimum(starts, last_start - starts) + 1
+        return (self._content / np.minimum(to_an_edge, self._content)) ** self._alpha
+
+    def totals(self, last_starts: np.ndarray) -> np.ndarray:
+        """The weight of all starts of documents, float [n]."""
+        rows = last_starts // self._stride + 1
+        left = last_starts // 2 // self._stride + 1
+        return self._sum(0, left) + self._sum(last_starts % self._stride, rows - left)
+
     def _sum(self, remainder: np.ndarray | int, count: np.ndarray) -> np.ndarray:
         """Weight of the ``count`` starts nearest to an edge, the first ``remainder`` from it."""
         row = np.minimum(remainder, self._furthest)
         return self._sums[row, np.minimum(count, self._steps)] + np.maximum(count - self._steps, 0)
-
-
-def start_positions(
-    doc_len: int, content_length: int, quota: int, alpha: float = 0.0, content_stride: int = 1
-) -> np.ndarray:
-    """Choose ``quota`` starts of a document by quantiles of their distribution.
-
-    The k-th is where the cumulative weight of the starts ``0, stride, ..., <= L - K`` passes
-    ``(k + 1/2) / quota``; see :class:`EdgeWeights` for the weights.
-
-    Args:
-        doc_len: L, tokens.
-        content_length: K, 1 .. L tokens.
-        quota: how many starts, >= 0.
-        alpha: 0 for equal weights, which are then exact.
-        content_stride: step of t.
-
-    Returns:
-        int64 [quota], ascending.
-
-    Raises:
-        ConfigError: a value out of range.
-
-    Example:
-        >>> start_positions(doc_len=10, content_length=4, quota=7).tolist()
-        [0, 1, 2, 3, 4, 5, 6]
-        >>> start_positions(doc_len=10, content_length=4, quota=4, alpha=2.0).tolist()
-        [0, 1, 5, 6]
-    """
-    check_integer("doc_len", doc_len, 1)
-    check_integer("content_length", content_length, 1)
-    check_integer("quota", quota, 0)
-    check_integer("content_stride", content_stride, 1)
-    check_number("alpha", alpha)
-    if content_length > doc_len:
-        raise ConfigError(
-            f"content_length: {content_length} found, the document has {doc_len} tokens; at most "
-            f"so many are allowed."
-        )
-    numbers = np.arange(quota)
-    quotas = np.full_like(numbers, quota)
-    last_starts = np.full_like(numbers, doc_len - content_length)
-    if alpha == 0:
-        totals = last_starts // content_stride + 1
-        check_exact(totals, quotas)
-        return quantile_numbers(totals, quotas, numbers) * content_stride
-    weights = EdgeWeights(content_length, content_stride, alpha)
-    return weights.rows(last_starts, quantiles(quotas, numbers)) * content_stride
-
-
-def quantiles(quotas: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """The middles of ``quota`` equal parts of [0, 1), float [n]."""
-    return (numbers + 0.5) / quotas

@@ -46,10 +46,10 @@ class GridIndex:
         self.doc_lengths = np.asarray(doc_lengths, np.int64)
         table = PairTable(self.doc_lengths, seq_len, config)
         points = [
-            (document, start, offset, copy_len)
+            (document, start, offset, min(copy_len, seq_len - offset))
             for document in np.flatnonzero(table.totals).tolist()
             for start, copy_len in _spread_starts(table, document, starts)
-            for offset in _spread(0 if config.mode == "slide" else seq_len - copy_len, offsets)
+            for offset in _spread(_last_offset(config, seq_len, copy_len), offsets)
         ]
         self._points = np.array(points, np.int64).reshape(-1, 4)
         self.size = len(points)
@@ -60,18 +60,34 @@ class GridIndex:
 
 
 class LossMap:
-    """The mean loss of every content of a validation grid.
+    """The mean loss of every content of a validation grid, and how likely it is as a whole.
+
+    P(z) is the probability that a model which is given the first tokens of a content goes on with
+    its other ones, word for word: the exponential of the sum of their log-probabilities.
 
     Args:
         grid: what the validation source shows.
         names: of the documents, as batches call them.
         worker, workers: of which this process has every ``workers``-th content.
+        prompt_tokens: that P(z) takes as given, at least 1.
 
     Attributes:
         losses: float [grid.size], NaN where nothing was shown yet.
+        log_probabilities: likewise, the logarithm of P(z); 0 for a content that is all prompt.
     """
 
-    def __init__(self, grid: GridIndex, names: Sequence[str], worker: int = 0, workers: int = 1):
+    def __init__(
+        self,
+        grid: GridIndex,
+        names: Sequence[str],
+        worker: int = 0,
+        workers: int = 1,
+        *,
+        prompt_tokens: int = 1,
+    ):
+        check_integers("LossMap", prompt_tokens=prompt_tokens)
+        self._prompt_tokens = prompt_tokens
+        self.log_probabilities = np.full(grid.size, np.nan)
         self.contents = grid.locate(np.arange(grid.size))
         self.names = list(names)
         self.losses = np.full(grid.size, np.nan)
@@ -91,15 +107,25 @@ class LossMap:
                 continue
             weight = weights[start:end]
             self.losses[self._next] = (weight * token_losses[start:end]).sum() / weight.sum()
+            # The first position that is trained predicts the second token of the content.
+            predicted = start + np.flatnonzero(weight)[self._prompt_tokens - 1 :]
+            self.log_probabilities[self._next] = -token_losses[predicted].sum()
             self._next += self._step
 
     def per_document(self) -> dict[str, float]:
         """Mean loss of each document, over the contents that were shown."""
+        return self._means(self.losses)
+
+    def memorized(self) -> dict[str, float]:
+        """Mean P(z) of each document, over the contents that were shown."""
+        return self._means(np.exp(self.log_probabilities))
+
+    def _means(self, values: np.ndarray) -> dict[str, float]:
         means = {}
         for document, name in enumerate(self.names):
-            losses = self.losses[self.contents.documents == document]
-            if np.isfinite(losses).any():
-                means[name] = float(np.nanmean(losses))
+            own = values[self.contents.documents == document]
+            if np.isfinite(own).any():
+                means[name] = float(np.nanmean(own))
         return means
 
     def of(self, document: int) -> tuple[list[int], list[int], np.ndarray]:
@@ -119,6 +145,12 @@ def _spread_starts(table: PairTable, document: int, count: int) -> list[tuple[in
     numbers = first_pairs[_spread(len(counts) - 1, count)]
     places = table.locate(np.full_like(numbers, document), numbers)
     return list(zip(places.starts.tolist(), places.copy_lens.tolist()))
+
+
+def _last_offset(config: SpliceFields, seq_len: int, copy_len: int) -> int:
+    if config.mode == "slide":
+        return 0
+    return seq_len - (config.min_copy_len if config.cut_at_frame_end else copy_len)
 
 
 def _spread(last: int, count: int) -> list[int]:

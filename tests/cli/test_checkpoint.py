@@ -12,10 +12,10 @@ from megatron.energon import get_train_dataset as stock_train_dataset
 
 from energon_ext import DynamicBlendMixin, PackedTaskEncoder, StateMismatchError, get_train_dataset
 from energon_ext.cli.main import main
+from energon_ext.encoders.splice import MultiSpliceTaskEncoder
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import EnergonExtError
 from energon_ext.splice import MultiSpliceConfig
-from energon_ext.splice.encoders import MultiSpliceTaskEncoder
 from energon_ext.state.checkpoint import CheckpointStore
 from tests.rl.prompts import prompt_loader, write_sums
 from tests.support import (

@@ -126,6 +126,22 @@ def test_phases_become_steps_of_a_schedule(folder):
     assert blend.planned_shares(100) == {"../code": 0, "../web": 0.5, "../wiki": 0.5}
 
 
+def test_validation_has_the_sources_of_the_first_phase(folder):
+    (folder / "one.txt").write_text("1 web 3 code 2 web")
+    (folder / "two.txt").write_text("1 wiki")
+    splits = imported(
+        "--data-args-path", "one.txt", "--data-args-path", "two.txt",
+        "--phase-transition-iterations", "100", "--split", "9,1",
+    )  # fmt: skip
+    # One that is listed twice has both weights together.
+    assert [entry["weight"] for entry in splits["val"]["interleave"]] == [3, 3]
+    assert [entry["weight"] for entry in splits["train"]["interleave"]] == [
+        {"step": {0: 3, 100: 0}},
+        {"step": {0: 3, 100: 0}},
+        {"step": {0: 0, 100: 1}},
+    ]
+
+
 def test_a_file_of_splits_becomes_splits(folder):
     content = {"train": ["7", "web", "3", "code"], "valid": "wiki", "test": []}
     (folder / "splits.json").write_text(json.dumps(content))

@@ -16,7 +16,7 @@ from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import ConfigError
 from tests.cli.command import energon_ext, error_line
 
-FILES_OF_A_PAIR = ("bin", "idx", "meta.json")
+FILES_OF_A_PAIR = ("bin", "idx", "meta.json", "origins.txt")
 TEXTS = [f"document {number}\r\nwith a second line and an é\n" for number in range(40)]
 
 

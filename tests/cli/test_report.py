@@ -36,14 +36,14 @@ def test_a_report_is_pictures_and_one_page_that_holds_them(tmp_path):
     run_dir = write_run(tmp_path / "run", steps=40)
     result = energon_ext("report", run_dir)
     assert result.exit_code == 0
-    names = ["mix.png", "loss.png", "report.html"]
+    names = ["mix.png", "loss.png", "loss_over_tokens.png", "report.html"]
     assert result.stdout.split() == [str(run_dir / name) for name in names]
     page = (run_dir / "report.html").read_text()
     links = Links(page).found
     assert [base64.b64decode(link.removeprefix("data:image/png;base64,")) for link in links] == [
-        (run_dir / name).read_bytes() for name in names[:2]
+        (run_dir / name).read_bytes() for name in names[:3]
     ]
-    assert all((run_dir / name).read_bytes().startswith(PNG) for name in names[:2])
+    assert all((run_dir / name).read_bytes().startswith(PNG) for name in names[:3])
     assert not re.search(r"https?:|url\(|@import|<script", page)
 
 
@@ -212,7 +212,7 @@ def test_a_run_with_rewards_has_a_picture_of_them_and_of_its_evaluations(tmp_pat
     assert figures.reward_picture(run).caption == "At the end: eval/greedy 1.00, reward/mean 0.50."
     energon_ext("report", tmp_path)
     assert (tmp_path / "reward.png").read_bytes().startswith(PNG)
-    assert len(Links((tmp_path / "report.html").read_text()).found) == 3
+    assert len(Links((tmp_path / "report.html").read_text()).found) == 4
 
 
 def test_a_run_of_one_step_and_one_that_resumed_can_be_drawn(tmp_path):
@@ -220,3 +220,25 @@ def test_a_run_of_one_step_and_one_that_resumed_can_be_drawn(tmp_path):
     resumed = Run.load(write_run(tmp_path / "resumed", steps=20, resumed_after=[5, 12]))
     for picture in (figures.mix_picture, figures.loss_picture):
         assert picture(short).caption and picture(resumed).figure.axes
+
+
+def test_a_run_is_compared_with_another_step_by_step(tmp_path):
+    one, other = (write_run(tmp_path / name, steps=count) for name, count in (("a", 30), ("b", 40)))
+    result = energon_ext("report", one, "--reference", other)
+    assert result.exit_code == 0
+    said = "all 30 steps read the same rows; losses differ by 0.0e+00 at most"
+    assert result.stdout.splitlines()[-1] == f"{one} and {other}: {said}"
+    events = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
+    for event in events:
+        if event["event"] == "step" and event["step"] in (12, 20, 35):
+            event["batch_hash"] += "other"
+    (other / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    result = energon_ext("report", one, "--reference", other)
+    assert result.exit_code == 1
+    assert "2 of 30 steps read other rows, the first is step 12" in result.stdout
+    for event in events:
+        event["batch_hash"] = ""
+    (other / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    result = energon_ext("report", one, "--reference", other)
+    assert result.exit_code == 1
+    assert "no batch_hash, so rows cannot be compared" in result.stdout

@@ -7,11 +7,17 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
+from megatron.energon.state import FlexState
 
+from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.cli.main import main
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.trace import rows_of as rows_of_step
 from energon_ext.state.checkpoint import CheckpointStore
+from energon_ext.state.schema import check_seal
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, write_numbered
-from tests.support import close_loaders, write_dataset, write_mix
+from tests.support import close_loaders, config, loader_for, write_dataset, write_mix
 
 RANKS, BATCH, ROWS = 2, 2, 8
 STEPS, MOVED_AT = 12, 8
@@ -151,3 +157,66 @@ def test_what_is_not_a_token_file_is_refused_by_name(data, tmp_path):
     result = call(folder / "run", mix, "--step", 3)
     assert result.exit_code == 2
     assert "texts:train: is streamed or spliced; only token files are traced." in result.stderr
+
+
+def test_documents_come_with_the_line_that_they_were_prepared_from(tmp_path):
+    lines = [json.dumps({"text": f"{n} " * (5 + n % 7)}) for n in range(40)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines[:25]) + "\n\n")
+    (tmp_path / "b.jsonl").write_text("\n".join(lines[25:]))
+    sources = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    run = CliRunner().invoke(
+        main,
+        ["prepare", str(tmp_path / "web"), "--jsonl", *map(str, sources), "--val", "0"]
+        + ["--tokenizer", "bytes"],
+    )
+    assert run.exit_code == 0, run.output
+    mix = write_mix(tmp_path / "mix.yaml", [("web/train", 1)])
+    dataset = get_train_dataset(
+        mix,
+        worker_config=config(),
+        batch_size=2,
+        task_encoder=PackedTaskEncoder(ByteTokenizer(), SEQ_LEN),
+    )
+    loader = loader_for(dataset)
+    next(iter(loader))
+    with CheckpointStore(tmp_path / "run") as store:
+        store.save(1, data=loader.state_dict())
+    arguments = ["--step", 3, "--micro-batch-size", 2, "--json", "--tokenizer", "bytes"]
+    rows = rows_of(call(tmp_path / "run", mix, *arguments))
+    found = [each for row in rows for each in row["files"]]
+    assert found
+    for each in found:
+        number = each["document"]
+        file, line = ("a", number + 1) if number < 25 else ("b", number - 24)
+        assert each["origin"] == f"{tmp_path}/{file}.jsonl:{line}"
+        assert f"(from {each['origin']})" in each["text"]
+
+
+@pytest.mark.nightly
+def test_ten_thousand_rows_are_what_a_run_read_over_mixes_and_resumes(tmp_path):
+    for name, (count, first, seed) in SIZES.items():
+        write_numbered(tmp_path / name, count, first, seed)
+    mixes = [
+        write_mix(tmp_path / "first.yaml", [("a", 1), ("b", {"linear": {0: 1, 900: 4}})]),
+        write_mix(tmp_path / "second.yaml", [("a", 2), ("c", 1)]),
+    ]
+    state, compared = None, 0
+    for leg in range(10):  # of 125 steps, each resumed from the one before
+        options = {"ranks": RANKS, "batch": BATCH, "rows": ROWS}
+        run = Run(mixes[leg % 2], **options)
+        planner = find_blend(Run(mixes[leg % 2], **options).loaders[0])
+        if state is not None:
+            run.resume(state)
+        blend_state = None if state is None else FlexState(check_seal(json.loads(state)))
+        iterators = [iter(loader) for loader in run.loaders]
+        for step, _ in zip(planner.planned_steps(blend_state), range(125)):
+            rows = list(rows_of_step(step, planner.topology))
+            for number in range(run.rounds):
+                for rank, iterator in enumerate(iterators):
+                    own = [r for r in rows if (r.rank, r.micro_batch) == (rank, number)]
+                    read = next(iterator).tokens.view(BATCH, -1).tolist()
+                    assert [tokens_of(row.to_json()) for row in own] == read
+                    compared += len(read)
+        state = run.state()
+        close_loaders()
+    assert compared == 10_000

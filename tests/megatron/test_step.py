@@ -238,6 +238,8 @@ def test_segments_become_packed_sequence_parameters():
     assert params.cu_seqlens_q.tolist() == params.cu_seqlens_kv.tolist() == [0, 2, 3, 5, 6]
     assert params.cu_seqlens_q.dtype == torch.int32
     assert params.max_seqlen_q == params.max_seqlen_kv == 2
+    # From megatron-core 0.19 on; padding is a segment of its own, so that there is no gap.
+    assert getattr(params, "pad_between_seqs", False) is False
 
 
 def test_one_rank_gets_the_batch_of_its_iterator():

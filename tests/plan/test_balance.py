@@ -10,11 +10,11 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from energon_ext import ConfigError, PackedTaskEncoder, StateMismatchError
+from energon_ext.encoders.splice import MultiSpliceTaskEncoder
 from energon_ext.packing import BestFitPacker, Pieces
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.deal import Topology, balanced
 from energon_ext.splice import MultiSpliceConfig
-from energon_ext.splice.encoders import MultiSpliceTaskEncoder
 from tests.plan.runs import SEQ_LEN, Run
 from tests.plan.test_topology import ROWS, blend, check_equal_everywhere, entry, yaml
 from tests.plan.test_topology import data as data

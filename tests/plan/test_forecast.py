@@ -140,6 +140,16 @@ def test_an_estimate_knows_when_a_source_ends_and_who_takes_its_place(folder):
     assert guess.documents.sum(0) == pytest.approx([300, 110, 90])
 
 
+def test_an_estimate_says_at_which_step_inside_a_window_a_source_ends(tmp_path):
+    # A document is a row; one row a step, every other one of `a`, which has 200.
+    for name in ("a", "b"):
+        write_tokens(tmp_path / name, [[100] * SEQ_LEN] * 200, np.int32)
+    path = mix(tmp_path, [("a", 1, {"max_epochs": 1}), ("b", 1)], "interleave")
+    guess = estimated(blend_of(path, rows=1, batch=1), 4000)  # windows of 17 steps
+    assert guess.exhausted == {"a": 400}
+    assert guess.documents.sum(0) == pytest.approx([200, 3800])
+
+
 def test_an_estimate_changes_at_the_very_step_of_a_breakpoint(folder):
     # Ten steps of nothing but `a`, then nothing but `b`: 8 rows each, of a million steps.
     path = mix(folder, [("a", {"step": {0: 1, 10: 0}}), ("b", {"step": {0: 0, 10: 1}})])
@@ -163,6 +173,7 @@ def test_streamed_sources_need_the_length_of_their_documents(tmp_path):
 def test_breakpoints_behind_the_end_are_named(folder):
     blend = blend_of(mix(folder, MOVING))
     assert late_breakpoints(blend, 20) == [30]
+    assert late_breakpoints(blend, 30) == [30]
     assert late_breakpoints(blend, 31) == []
 
 
@@ -186,7 +197,7 @@ def bytes_mix(tmp_path_factory):
     folder = tmp_path_factory.mktemp("command")
     write_tokens(folder / "web", [[65] * 40] * 50, np.uint16)
     write_tokens(folder / "code", [[66] * 20] * 30, np.uint16)
-    entries = [("web", 1), ("code", 1, {"max_epochs": 2})]
+    entries = [("web", 1), ("code", 1, {"max_epochs": 2, "name": "GitHub"})]
     return mix(folder, entries, "interleave")
 
 
@@ -204,7 +215,7 @@ def test_the_table_says_when_which_source_ends(bytes_mix, tmp_path):
     lines = [line.split() for line in result.stdout.splitlines()]
     assert lines[0][:7] == ["20", "steps", "of", "4", "rows", "of", "40"]
     assert [
-        "code",
+        "GitHub",
         "50.00%",
         "50.00%",
         "1,200",

@@ -6,8 +6,11 @@ import json
 
 import numpy as np
 import pytest
+from megatron.energon.epathlib import EPath
 
 from energon_ext import ConfigError
+from energon_ext.cli import forecast
+from energon_ext.config.left_out import left_out
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.checkpoint import CheckpointStore
 from tests.cli.command import energon_ext
@@ -86,8 +89,13 @@ def test_a_step_that_is_half_read_cannot_be_skipped(folder):
 
 
 def test_schedules_of_optimizer_steps_know_what_was_skipped(folder):
-    blend = find_blend(Run(mix(folder, skip=[[3, 5]]), rows=ROWS).loaders[0])
-    assert [blend.position(step) for step in (0, 2, 3, 4)] == [0, 2, 5, 6]
+    blend = find_blend(Run(mix(folder, skip=[[6, 8], [3, 5]]), rows=ROWS).loaders[0])
+    assert [blend.position(step) for step in range(6)] == [0, 1, 2, 5, 8, 9]
+
+
+def test_ranges_that_touch_or_overlap_are_one():
+    found = left_out([[10, 12], [9, 10], [1, 6], [2, 3]], None, EPath("mix.yaml"))
+    assert found.skip == ((1, 6), (9, 12))
 
 
 def test_a_run_that_skips_its_last_steps_ends(folder):
@@ -236,7 +244,10 @@ def test_diff_and_trace_name_what_is_left_out(folder):
         store.save(3, data=json.loads(run.state()))
     lines = energon_ext("checkpoint", "diff", folder / "run", path).stdout.splitlines()
     assert "steps skipped: 1 to 2" in lines
-    assert "steps to be skipped: 1 to 2, 7 to 7" in lines
+    assert "steps to be skipped: 7 to 7" in lines
     assert "a: 4 documents are excluded" in lines
+    blend = find_blend(run.loaders[0])
+    said = forecast.text(forecast.made(blend, 9, None, False), blend, 9).splitlines()
+    assert said[-1] == "Steps 1 to 2, 7 to 7 are planned and not read; they are counted here."
     traced = energon_ext("trace", folder / "run", path, "--step", 7, "--global-batch-size", ROWS)
     assert "Step 7 is skipped" in traced.stderr

@@ -15,8 +15,8 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
+from energon_ext.encoders.splice import MultiSpliceTaskEncoder
 from energon_ext.splice import MultiSpliceConfig
-from energon_ext.splice.encoders import MultiSpliceTaskEncoder
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, rows_of, tokens_of, write_numbered
 from tests.support import LargeTokenizer, close_loaders, config, loader_for, write_weights
 

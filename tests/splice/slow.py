@@ -5,7 +5,9 @@
 from fractions import Fraction
 
 
-def pairs(L, S, K=None, k_t=1, k_s=1, mode="slide_within", least=2, adaptive=True, slide=False):
+def pairs(
+    L, S, K=None, k_t=1, k_s=1, mode="slide_within", least=2, adaptive=True, slide=False, cut=False
+):
     """Every (t, s), t outside, s inside."""
     if slide:
         return [(t, 0) for t in range(0, L - S + 1, k_t)]
@@ -23,7 +25,8 @@ def pairs(L, S, K=None, k_t=1, k_s=1, mode="slide_within", least=2, adaptive=Tru
         if mode == "coverage_balanced":
             found += [(t, S - copied)] if t + copied <= L else []
         else:
-            found += [(t, s) for s in range(S) if s % k_s == 0 and s + copied <= S]
+            needed = least if cut else copied
+            found += [(t, s) for s in range(S) if s % k_s == 0 and s + needed <= S]
     return found
 
 

@@ -19,7 +19,7 @@ from energon_ext import (
 )
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
-from energon_ext.splice import LossMap, MultiSpliceConfig, SpliceConfig, SpliceIndex, make_frame
+from energon_ext.splice import LossMap, MultiSpliceConfig, SpliceConfig, SpliceIndex
 from energon_ext.splice.source import splices_of
 from energon_ext.state.consumption import Consumption
 from tests.splice import slow
@@ -165,7 +165,7 @@ def test_a_row_is_the_frame_of_its_pair(data):
     dataset = build(in_blend(data), one(splice), batch_size=8)
     doc = np.array(text_of_book(17))
     frames = {
-        (t, s): make_frame(doc, t, s, SEQ_LEN, 9, pad_id=3)
+        (t, s): slow.frame(doc.tolist(), t, s, SEQ_LEN, 9, pad=3)
         for t, s in slow.pairs(len(doc), SEQ_LEN, 9)
     }
     seen = set()
@@ -176,12 +176,12 @@ def test_a_row_is_the_frame_of_its_pair(data):
             s = int(weights.nonzero()[0])
             inside = batch.tokens[part][s : s + int(weights.sum()) + 1].tolist()
             t = next(t for t in range(len(doc)) if doc[t : t + len(inside)].tolist() == inside)
-            frame = frames[t, s]
-            assert batch.tokens[part].tolist() == frame.tokens.tolist()
-            assert batch.labels[part].tolist() == frame.labels.tolist()
-            assert weights.tolist() == frame.token_weights.tolist()
+            tokens, trained = frames[t, s]
+            assert batch.tokens[part].tolist() == tokens
+            assert batch.labels[part].tolist() == [*tokens[1:], 3]
+            assert weights.tolist() == trained
             positions = batch.position_ids[part][s : s + len(inside)]
-            assert positions.tolist() == frame.position_ids[s : s + len(inside)].tolist()
+            assert positions.tolist() == list(range(s, s + len(inside)))
             grid = batch.grid(1, 8, SEQ_LEN)["segment_ids"][0, row]
             assert grid[: s + len(inside)].tolist() == [0] * s + [1] * len(inside)
             seen.add((t, s))
@@ -201,6 +201,19 @@ def test_an_attended_prefix_is_of_the_segment_of_the_document(data):
         assert weights == [0.0] * offset + [1.0] * (len(content) - 1) + [0.0]
         moved += offset > 0
     assert moved > 8
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_contents_cut_by_the_end_of_the_frame_are_examples_too(data, pack):
+    splice = SpliceConfig(doc_index=17, cut_at_frame_end=True, min_copy_len=5, pack_contents=pack)
+    dataset = build(in_blend(data), one(splice), repeat=False)
+    doc = text_of_book(17)
+    found = placements(batch.validate() for batch in loader_for(dataset))
+    assert found == Counter(
+        ("book:train/doc17", tuple(doc[t : t + SEQ_LEN - s]), s)
+        for t, s in slow.pairs(len(doc), SEQ_LEN, least=5, cut=True)
+    )
+    assert ("book:train/doc17", tuple(doc[:5]), SEQ_LEN - 5) in found
 
 
 def test_a_cyclic_document_goes_on_at_its_beginning(data):
@@ -335,7 +348,7 @@ def test_the_state_of_a_spliced_source_is_one_number_and_its_fingerprint(data):
     documents = source["rows"].pop("documents")
     assert source["rows"] == {"kind": "spliced", "shown": 20}
     assert len(documents.pop("documents")) == 64  # a digest
-    assert documents == SHORT.to_json()
+    assert documents == {**SHORT.to_json(), "order": "phases"}
     other = MultiSpliceConfig(**{**SHORT.to_json(), "content_length": 5})
     changed = loader_for(build(in_blend(data), many(other)))
     with pytest.raises(StateMismatchError, match=r"content_length: saved None, now 5\)"):
@@ -434,6 +447,25 @@ def test_many_documents_are_counted_under_the_key_of_their_source(data):
     }
 
 
+def test_batches_lead_to_what_is_known_of_a_document(data):
+    class Titled(MultiSpliceTaskEncoder):
+        def document_metadata(self, store, number):
+            return {**super().document_metadata(store, number), "title": f"Book {number}"}
+
+    dataset = build(in_blend(data), Titled(ByteTokenizer(), SEQ_LEN, SHORT))
+    (source,) = splices_of(dataset)
+    batch = take(loader_for(dataset), 1)[0]
+    for name, *_ in segments(batch):
+        number = int(name.rpartition("/doc")[2])
+        (found,) = source.metadata_of(name)
+        assert found.pop("key").endswith(f"{number:06d}")
+        assert found == {"document": number, "tokens": LENGTHS[number], "title": f"Book {number}"}
+    unnamed = build(in_blend(data), many(named_documents=False))
+    (source,) = splices_of(unnamed)
+    numbers = [found["document"] for found in source.metadata_of("book:train")]
+    assert numbers == three_longest_short()
+
+
 def test_only_the_chosen_documents_are_read_again(data):
     read: list[int] = []
 
@@ -489,8 +521,17 @@ def test_the_plan_is_in_the_log(data, caplog):
     with caplog.at_level(logging.DEBUG, logger="energon_ext.splice.source"):
         build(in_blend(data), many())
     first = three_longest_short()[0]
-    assert "book:train: 3 documents of 11 to 12 tokens, 837 examples" in caplog.text
-    assert f"book:train/doc{first}: 12 tokens, 286 pairs, 286 examples" in caplog.text
+    assert (
+        "book:train: 3 documents of 11 to 12 tokens in frames of 32, 837 pairs, 837 examples in an "
+        "epoch; slide_within, content_length None, cut_at_frame_end False, content_stride 1, "
+        "offset_stride 1, alpha 0.0, offset_jitter 0, balance_mode by_coverage, balance_tau 1.0."
+        in caplog.text
+    )
+    # 12 - t tokens have 21 + t places, up to 31 for the last two tokens.
+    assert (
+        f"book:train/doc{first}: 12 tokens, 11 starts, up to 31 offsets, 286 pairs, 286 examples "
+        f"(0.3417 of all), share of tokens " in caplog.text
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,40 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energon_ext.batch.collate import BatchAssembler
 from energon_ext.errors import ConfigError
-from energon_ext.splice import MultiSpliceConfig, SpliceConfig, make_frame, select_documents
+from energon_ext.splice import (
+    Contents,
+    MultiSpliceConfig,
+    SpliceConfig,
+    SpliceIndex,
+    select_documents,
+)
+from energon_ext.splice.source import SpliceSource
 from tests.splice import slow
 
 P = 9
 DOC = np.arange(5)
+
+
+def frame_of(doc, t, s, seq_len, content_length=None, pad_id=0, *, cyclic=False, **fields):
+    """A batch of one frame with ``min(K, L - t, S - s)`` tokens of a document."""
+    mode = "cyclic_roll" if cyclic else "slide_within"
+    config = SpliceConfig(content_start_mode=mode, **fields)
+    source = SpliceSource(
+        SpliceIndex([10], seq_len, config),
+        [np.asarray(doc)],
+        ["doc"],
+        config=config,
+        seq_len=seq_len,
+        fill_id=pad_id,
+        epochs=1,
+        fingerprint={},
+    )
+    left = len(doc) if cyclic else len(doc) - t
+    copy_len = min(content_length or seq_len, left, seq_len - s)
+    contents = Contents(*(np.array([n]) for n in (0, t, s, copy_len)))
+    return BatchAssembler(seq_len, pad_id=pad_id)([source.row(contents)], sources=["doc"])
 
 
 @pytest.mark.parametrize(
@@ -30,35 +58,21 @@ DOC = np.arange(5)
     ],
 )
 def test_the_worked_frames(t, s, content_length, tokens):
-    assert make_frame(DOC, t, s, 5, content_length, P).tokens.tolist() == tokens
+    assert frame_of(DOC, t, s, 5, content_length, P).tokens.tolist() == tokens
 
 
 def test_weights_and_segments_of_the_fourth_pair():
-    frame = make_frame(DOC, t=1, s=1, seq_len=5, content_length=3, pad_id=P)
+    frame = frame_of(DOC, t=1, s=1, seq_len=5, content_length=3, pad_id=P)
     assert frame.token_weights.tolist() == [0, 1, 1, 0, 0]
-    assert frame.segment_ids.tolist() == [0, 1, 1, 1, 1]
+    assert frame.cu_seqlens.tolist() == [0, 1, 4, 5] and frame.source_ids.tolist() == [-1, 0, -1]
     assert frame.labels.tolist() == [1, 2, 3, P, P]
-    assert frame.position_ids.tolist() == [0, 1, 2, 3, 4]
+    assert frame.position_ids[1:4].tolist() == [1, 2, 3]
 
 
 def test_the_first_start_of_the_suffix_trains_one_transition():
-    frame = make_frame(DOC, t=1, s=0, seq_len=5, content_length=2, pad_id=P)
+    frame = frame_of(DOC, t=1, s=0, seq_len=5, content_length=2, pad_id=P)
+    assert frame.tokens.tolist() == [1, 2, P, P, P]
     assert frame.token_weights.tolist() == [1, 0, 0, 0, 0]
-    assert frame.segment_ids.tolist() == [1, 1, 1, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"t": 5}, "t=5 and s=0 found"),
-        ({"s": 5}, "t=0 and s=5 found"),
-        ({"content_length": 0}, "content_length: 0 found"),
-        ({"doc": np.ones((2, 5))}, r"a document of shape \[2, 5\] found"),
-    ],
-)
-def test_frames_that_cannot_be_are_refused(changed, message):
-    with pytest.raises(ConfigError, match=message):
-        make_frame(**{"doc": DOC, "t": 0, "s": 0, "seq_len": 5, **changed})
 
 
 def test_a_small_document_at_three_offsets():
@@ -67,34 +81,30 @@ def test_a_small_document_at_three_offsets():
         (1, [0, 1, 2, 3, 0], [0, 1, 1, 0, 0]),
         (2, [0, 0, 1, 2, 3], [0, 0, 1, 1, 0]),
     ):
-        frame = make_frame(np.array([1, 2, 3]), 0, s, 5)
+        frame = frame_of([1, 2, 3], 0, s, 5)
         assert (frame.tokens.tolist(), frame.token_weights.tolist()) == (tokens, weights)
-        assert frame.segment_ids.tolist() == [0] * s + [1] * (5 - s)
 
 
 def test_an_eos_stands_before_the_content_and_not_at_the_beginning():
-    assert make_frame(DOC, 3, 2, 5, None, P, eos_id=7).tokens.tolist() == [P, 7, 3, 4, P]
-    assert make_frame(DOC, 3, 0, 5, None, P, eos_id=7).tokens.tolist() == [3, 4, P, P, P]
+    prefix = {"attend_prefix": True, "eos_token_id": 7}
+    assert frame_of(DOC, 3, 2, 5, None, P, **prefix).tokens.tolist() == [P, 7, 3, 4, P]
+    assert frame_of(DOC, 3, 0, 5, None, P, **prefix).tokens.tolist() == [3, 4, P, P, P]
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.data(), st.integers(1, 9), st.integers(2, 9), st.booleans())
+@given(st.data(), st.integers(2, 9), st.integers(2, 9), st.booleans())
 def test_frames_are_those_written_position_by_position(data, length, seq_len, cyclic):
-    t, s = data.draw(st.integers(0, length - 1)), data.draw(st.integers(0, seq_len - 1))
+    last = length - 1 if cyclic else length - 2
+    t, s = data.draw(st.integers(0, last)), data.draw(st.integers(0, seq_len - 2))
     content_length = data.draw(st.none() | st.integers(2, 12))
     doc = list(range(1, length + 1))
-    frame = make_frame(np.array(doc), t, s, seq_len, content_length, 0, cyclic=cyclic)
+    frame = frame_of(doc, t, s, seq_len, content_length, 0, cyclic=cyclic).validate()
     tokens, weights = slow.frame(doc, t, s, seq_len, content_length, cyclic=cyclic)
     assert frame.tokens.tolist() == tokens
     assert frame.token_weights.tolist() == weights
     assert frame.labels.tolist()[:-1] == tokens[1:]
-    assert [array.dtype for array in frame] == [np.int64, np.int64, np.float32, np.int64, np.int64]
-
-
-def test_a_start_or_an_offset_outside_is_refused():
-    for t, s in ((5, 0), (-1, 0), (0, 5), (0, -1)):
-        with pytest.raises(ConfigError, match="has 5 tokens and the frame 5 positions"):
-            make_frame(DOC, t, s, 5)
+    inside = ~frame.padding_mask()
+    assert frame.position_ids[inside].tolist() == np.flatnonzero(inside).tolist()
 
 
 LENGTHS = np.array([30, 10, 50, 10, 40, 50])
@@ -168,9 +178,3 @@ def test_among_documents_of_one_length_the_first_are_chosen():
         config = MultiSpliceConfig(num_docs=400, doc_select_mode=mode)
         expected = sorted(range(500), key=lambda document: (sign * lengths[document], document))
         assert select_documents(lengths, config, seq_len=8).tolist() == expected[:400]
-
-
-def test_a_content_of_one_token_is_a_frame_without_a_transition():
-    frame = make_frame(np.arange(5), t=2, s=1, seq_len=4, content_length=1, pad_id=9)
-    assert frame.tokens.tolist() == [9, 2, 9, 9]
-    assert frame.token_weights.tolist() == [0, 0, 0, 0]

@@ -11,15 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energon_ext.batch.collate import BatchAssembler
 from energon_ext.errors import ConfigError
 from energon_ext.splice import (
     GridIndex,
+    LossMap,
     MultiSpliceConfig,
     SpliceConfig,
     SpliceIndex,
     document_quotas,
-    start_positions,
 )
+from energon_ext.splice.source import SpliceSource
 from tests.splice import slow
 
 IN_ORDER = {"shuffle_per_epoch": False}
@@ -93,13 +95,14 @@ def test_an_order_lasts_as_many_epochs_as_it_is_told():
 @settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=5),
-    alpha=st.sampled_from([0.0, 0.8]),
+    alpha=st.sampled_from([0.0, 1.0]),
     stride=st.integers(1, 3),
     epoch_length=st.integers(1, 200),
     tau=st.sampled_from([0.0, 0.6, 1.0]),
+    number=st.integers(0, 10**6),
 )
 def test_starts_of_an_epoch_are_quantiles_of_each_documents_quota(
-    lengths, alpha, stride, epoch_length, tau
+    lengths, alpha, stride, epoch_length, tau, number
 ):
     config = MultiSpliceConfig(
         content_length=8,
@@ -115,17 +118,61 @@ def test_starts_of_an_epoch_are_quantiles_of_each_documents_quota(
             SpliceIndex(lengths, 16, config)
         return
     index = SpliceIndex(lengths, 16, config)
-    quotas = document_quotas(
+    fixed = document_quotas(
         [lengths[doc] for doc in long_enough], epoch_length, "by_temperature", tau
     )
-    expected = [
-        (doc, start, 16 - min(8, lengths[doc]))
-        for doc, quota in zip(long_enough, quotas.tolist())
-        for start in start_positions(
-            lengths[doc], min(8, lengths[doc]), quota, alpha, stride
-        ).tolist()
-    ]
-    assert sorted(epoch(index, 1)) == expected
+    shown = epoch(index, number)
+    counts = Counter(doc for doc, _, _ in shown)
+    if (fixed > 0).all():
+        assert counts == dict(zip(long_enough, fixed.tolist()))
+    for doc, quota in counts.items():
+        content = min(8, lengths[doc])
+        assert {s for d, _, s in shown if d == doc} == {16 - content}
+        starts = sorted(t for d, t, _ in shown if d == doc)
+        # One in each of the equal parts: a start may be split by their bounds.
+        for place, start in enumerate(starts):
+            bounds = [slow.Fraction(place, quota), slow.Fraction(place + 1, quota)]
+            first, last = (
+                slow.start_at(b, lengths[doc], content, int(alpha), stride)
+                for b in (bounds[0], bounds[1] - slow.Fraction(1, 10**9))
+            )
+            assert first <= start <= last
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.8])
+def test_over_epochs_every_start_is_seen(alpha):
+    """4937 starts of 227 examples an epoch: 22 epochs without edge weights, which make it more."""
+    config = MultiSpliceConfig(content_length=64, epoch_length=227, alpha=alpha, offset_jitter=2)
+    index = SpliceIndex([5000], 128, config, key="book")
+    assert index.pairs.tolist() == [4937]
+    # Edge weights sum to 5150.
+    rounds = 22 if alpha == 0 else 23
+    for first in (0, 10 * rounds):
+        shown = index.locate(np.arange(first * 227, (first + rounds) * 227)).starts
+        assert set(shown.tolist()) == set(range(4937))
+        fewer = index.locate(np.arange(first * 227, (first + 10) * 227)).starts
+        assert len(set(fewer.tolist())) > 1800
+
+
+def test_documents_that_an_epoch_has_no_room_for_take_turns():
+    config = MultiSpliceConfig(content_length=4, epoch_length=3, balance_mode="by_document")
+    index = SpliceIndex([9] * 12, 8, config, key="book")
+    assert index.size == 3 and index.quotas == pytest.approx([0.25] * 12)
+    for first in (0, 4, 40):
+        shown = [epoch(index, first + number) for number in range(4)]
+        assert sorted(doc for triples in shown for doc, _, _ in triples) == list(range(12))
+    long_run = Counter(triple for number in range(4 * 60) for triple in epoch(index, number))
+    assert len(long_run) == 12 * 6  # every start of every document
+    assert index.token_shares() == pytest.approx([1 / 12] * 12)
+
+
+def test_phases_depend_on_the_source_and_the_seed():
+    def starts(key="book", **fields):
+        config = MultiSpliceConfig(content_length=8, epoch_length=9, **IN_ORDER, **fields)
+        return [t for n in range(3) for _, t, _ in epoch(SpliceIndex([400], 16, config, key), n)]
+
+    assert starts() == starts()
+    assert len({tuple(found) for found in (starts(), starts("web"), starts(seed=1))}) == 3
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
@@ -158,15 +205,34 @@ def test_jitter_spreads_over_the_last_places(jitter_mode):
     offsets = {doc: Counter() for doc in range(3)}
     for doc, _, s in epoch(index):
         offsets[doc][s] += 1
-    # Contents of 10 in 12 have room for two more places, of 4 for all three.
-    assert set(offsets[0]) == {2, 1, 0} and set(offsets[1]) <= {8, 7, 6, 5}
+    # Contents of 10 in 12 are shortened to 9, so that they have four places too.
+    assert index.pairs.tolist() == [1001, 1, 32]
+    assert set(offsets[0]) == {3, 2, 1, 0} and set(offsets[1]) <= {8, 7, 6, 5}
     most = 1 if jitter_mode == "low_discrepancy" else 60
-    assert all(abs(count - 1000 / 3) <= most + 1 for count in offsets[0].values())
+    assert all(abs(count - 1001 / 4) <= most + 1 for count in offsets[0].values())
     again = [triple for number in range(12) for triple in epoch(index, number) if triple[0] == 0]
     places = Counter(triple[1:] for triple in again)
     # Over twelve epochs each start is seen at every place; evenly, if they are not drawn.
     least = 2 if jitter_mode == "low_discrepancy" else 0
-    assert all(places[t, s] >= least for t in range(1000) for s in (0, 1, 2))
+    assert all(places[t, s] >= least for t in range(1001) for s in (0, 1, 2, 3))
+
+
+@pytest.mark.parametrize("content_length", [None, 12, 4096])
+def test_contents_as_long_as_the_frame_leave_room_for_their_jitter(content_length):
+    """S = 12 and a jitter of 2: K = 10, at s = 2, 1 and 0, as S - K - j says."""
+    config = MultiSpliceConfig(
+        content_length=content_length, balance_mode="by_coverage", offset_jitter=2
+    )
+    index = SpliceIndex([100, 11, 5], 12, config)
+    assert index.pairs.tolist() == [91, 2, 1]
+    contents = index.locate(np.arange(index.size * 20))
+    of_long = contents.documents == 0
+    assert set(contents.copy_lens[of_long].tolist()) == {10}
+    assert Counter(contents.offsets[of_long].tolist()).keys() == {0, 1, 2}
+    assert set(contents.offsets[contents.documents == 2].tolist()) == {7, 6, 5}
+    assert (contents.offsets + contents.copy_lens <= 12).all()
+    with pytest.raises(ConfigError, match="offset_jitter: 11 found; it leaves a content 1 of"):
+        SpliceIndex([100], 12, dataclasses.replace(config, content_length=None, offset_jitter=11))
 
 
 def jittered(mode, seed=0, key="", **fields):
@@ -211,11 +277,78 @@ def test_shares_and_coverage_count_the_tokens_that_are_copied():
     assert index.coverage() == pytest.approx([7, 17 / 3])
 
 
+def test_alpha_moves_the_views_of_tokens_and_not_their_mean():
+    """Counted over many epochs; 10 tokens, contents of 4, weights 4 2 4/3 1 4/3 2 4."""
+    config = MultiSpliceConfig(content_length=4, alpha=1.0, epoch_length=5, **IN_ORDER)
+    index = SpliceIndex([10], 8, config)
+    weights = np.array([4, 2, 4 / 3, 1, 4 / 3, 2, 4]) * 5 / (47 / 3)
+    expected = [weights[max(0, p - 3) : p + 1].sum() for p in range(10)]
+    assert index.views(0) == pytest.approx(expected)
+    assert index.coverage() == pytest.approx([2.0]) == [index.views(0).mean()]
+    shown = index.locate(np.arange(5 * 3000)).starts
+    counts = [((shown <= p) & (p < shown + 4)).sum() / 3000 for p in range(10)]
+    assert counts == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize("content_length", [100, 1000])
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.8, 1.0])
+def test_the_first_token_of_a_long_document_is_seen_by_the_law_of_alpha(content_length, alpha):
+    config = MultiSpliceConfig(content_length=content_length, alpha=alpha)
+    views = SpliceIndex([20 * content_length], 1000, config).views(0)
+    middle = views[10 * content_length]
+    assert views[0] / middle == pytest.approx(content_length ** (alpha - 1))
+    # The most, of the tokens about K from an edge: the sum of all weights on one side.
+    most = (content_length / np.arange(1, content_length + 1)) ** alpha
+    assert views.max() / middle == pytest.approx(most.mean())
+
+
+def test_views_are_of_balanced_contents():
+    with pytest.raises(ConfigError, match="views: of coverage_balanced alone"):
+        SpliceIndex([9], 9, SpliceConfig()).views(0)
+
+
 def test_a_validation_grid_holds_the_corners():
     grid = GridIndex([10, 3, 1], 12, SpliceConfig(content_length=4), starts=3, offsets=2)
     assert triples(grid, np.arange(grid.size)) == [
         *[(0, t, s) for t, last in ((0, 8), (4, 8), (8, 10)) for s in (0, last)],
         *[(1, t, s) for t, last in ((0, 9), (1, 10)) for s in (0, last)],
     ]
+    cut = GridIndex([10], 12, SpliceConfig(cut_at_frame_end=True), starts=2, offsets=3)
+    contents = cut.locate(np.arange(cut.size))
+    columns = (contents.starts, contents.offsets, contents.copy_lens)
+    assert list(zip(*(column.tolist() for column in columns))) == [
+        *[(0, 0, 10), (0, 5, 7), (0, 10, 2), (8, 0, 2), (8, 5, 2), (8, 10, 2)]
+    ]
     with pytest.raises(ConfigError, match="GridIndex.starts: 0 found, an integer >= 1"):
         GridIndex([10], 12, SpliceConfig(), starts=0)
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+def test_the_probability_of_a_content_is_the_product_of_those_of_its_tokens(prefix):
+    """Contents of 4 of 6 tokens; probabilities 1/2, 1/3, 1/5 behind the first, 7/8 elsewhere."""
+    config = SpliceConfig(content_length=4, attend_prefix=prefix, min_copy_len=4)
+    grid = GridIndex([6, 4], 8, config, starts=2, offsets=2)
+    names = ["book/doc0", "book/doc1"]
+    documents = [np.arange(10, 16), np.arange(20, 24)]
+    source = SpliceSource(
+        grid, documents, names, config=config, seq_len=8, fill_id=0, epochs=1, fingerprint={}
+    )
+    taken = source.take(grid.size)
+    assembler = BatchAssembler(8)
+    batch = assembler([taken.row(n) for n in range(len(taken))], sources=names)
+    losses = np.full(batch.num_tokens, -np.log(7 / 8))
+    for row, offset in enumerate([0, 4] * 3):
+        losses[8 * row + offset : 8 * row + offset + 3] = np.log([2, 3, 5])
+        if row == 0:
+            losses[0] = 0.0  # the first content knows its second token
+    for prompt, first, others in ((1, 1 / 15, 1 / 30), (2, 1 / 15, 1 / 15), (3, 1 / 5, 1 / 5)):
+        found = LossMap(grid, names, prompt_tokens=prompt)
+        found.add_batch(batch, losses)
+        assert np.exp(found.log_probabilities) == pytest.approx([first, *[others] * 5])
+        mean = (first + 3 * others) / 4
+        assert found.memorized() == pytest.approx({"book/doc0": mean, "book/doc1": others})
+    all_prompt = LossMap(grid, names, prompt_tokens=4)
+    all_prompt.add_batch(batch, losses)
+    assert all_prompt.memorized() == {"book/doc0": 1.0, "book/doc1": 1.0}
+    with pytest.raises(ConfigError, match="LossMap.prompt_tokens: 0 found, an integer >= 1"):
+        LossMap(grid, names, prompt_tokens=0)

@@ -8,14 +8,19 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from energon_ext.errors import ConfigError
-from energon_ext.splice import MultiSpliceConfig, SpliceConfig, enumerate_pairs
+from energon_ext.splice import MultiSpliceConfig, SpliceConfig
 from energon_ext.splice.config import CHOICES
 from energon_ext.splice.pairs import PairTable
 from tests.splice import slow
 
 
-def listed(*args, **kwargs):
-    return [tuple(pair) for pair in enumerate_pairs(*args, **kwargs).tolist()]
+def listed(doc_len, seq_len, content_length=None, **fields):
+    """Every (t, s) of one document."""
+    config = SpliceConfig(content_length=content_length, **fields)
+    table = PairTable(np.array([doc_len]), seq_len, config)
+    numbers = np.arange(int(table.totals[0]))
+    pairs = table.locate(np.zeros_like(numbers), numbers)
+    return list(zip(pairs.starts.tolist(), pairs.offsets.tolist()))
 
 
 def test_the_thirteen_pairs_of_the_worked_example():
@@ -25,6 +30,22 @@ def test_the_thirteen_pairs_of_the_worked_example():
         *[(3, 0), (3, 1), (3, 2), (3, 3)],
     ]
     assert (pairs[4], pairs[9], pairs[12]) == ((1, 1), (3, 0), (3, 3))
+
+
+def test_the_end_of_the_frame_cuts_contents_where_it_may():
+    """L = S = 5, K as many as fit: the frames 01234, -0123, --012 and ---01 of t = 0, and so on."""
+    assert listed(5, 5) == [(t, s) for t in range(4) for s in range(t + 1)]
+    cut = {"cut_at_frame_end": True}
+    assert listed(5, 5, **cut) == [(t, s) for t in range(4) for s in range(4)]
+    table = PairTable(np.array([5, 50]), 5, SpliceConfig(**cut))
+    # 5 + 4 + 3 + 2, 4 + 4 + 3 + 2, 3 + 3 + 3 + 2, 2 + 2 + 2 + 2 tokens.
+    assert table.tokens.tolist() == [14 + 13 + 11 + 8, 46 * 14 + 13 + 11 + 8]
+    # A long document has one offset for every start without it, and S - 1 with it.
+    assert PairTable(np.array([50]), 5, SpliceConfig()).totals[0] == 46 + 2 + 3 + 4
+    assert table.totals[1] == 49 * 4
+    assert listed(5, 5, 4, **cut, content_stride=2, offset_stride=2, min_copy_len=3) == [
+        *[(t, s) for t in (0, 2) for s in (0, 2)]
+    ]
 
 
 def test_strides_of_two():
@@ -74,13 +95,23 @@ def test_slide_cuts_whole_windows_out_of_long_documents():
     mode=st.sampled_from([*CHOICES["content_start_mode"], "slide"]),
     min_copy_len=st.integers(2, 4),
     adaptive_k=st.booleans(),
+    cut=st.booleans(),
 )
 def test_pairs_are_those_of_the_loops(
-    lengths, seq_len, content_length, content_stride, offset_stride, mode, min_copy_len, adaptive_k
+    lengths,
+    seq_len,
+    content_length,
+    content_stride,
+    offset_stride,
+    mode,
+    min_copy_len,
+    adaptive_k,
+    cut,
 ):
     assume(content_length is None or content_length >= min_copy_len)
     slide = mode == "slide"
     assume(content_length is None or not slide)
+    assume(not cut or mode not in ("slide", "coverage_balanced"))
     start_mode = "slide_within" if slide else mode
     config = SpliceConfig(
         content_length=content_length,
@@ -89,19 +120,25 @@ def test_pairs_are_those_of_the_loops(
         content_start_mode=start_mode,
         min_copy_len=min_copy_len,
         adaptive_k=adaptive_k,
+        cut_at_frame_end=cut,
         mode="slide" if slide else "splice",
     )
     table = PairTable(np.array(lengths), seq_len, config)
     for document, length in enumerate(lengths):
         expected = slow.pairs(
             *(length, seq_len, content_length, content_stride, offset_stride, start_mode),
-            *(min_copy_len, adaptive_k, slide),
+            *(min_copy_len, adaptive_k, slide, cut),
         )
         assert table.totals[document] == len(expected)
         numbers = np.arange(len(expected))
         places = table.locate(np.full_like(numbers, document), numbers)
         assert list(zip(places.starts.tolist(), places.offsets.tolist())) == expected
         copied = places.copy_lens
+        if cut:
+            whole = min(content_length or seq_len, seq_len)
+            left = length if mode == "cyclic_roll" else np.array([length - t for t, _ in expected])
+            room = [seq_len - s for _, s in expected]
+            assert copied.tolist() == np.minimum(np.minimum(whole, left), room).tolist()
         assert table.tokens[document] == copied.sum()
         assert (copied >= min_copy_len).all() and (places.offsets + copied <= seq_len).all()
         if mode != "cyclic_roll":
@@ -143,6 +180,7 @@ def test_a_thousand_million_pairs_are_found_by_number():
         ({"restrict_to_training_subset": True}, "give initial_batch_size and max_train_batches"),
         ({"shuffle_offsets": -2}, "shuffle_offsets: -2 found"),
         ({"attend_prefix": True, "pack_contents": True}, "Use one of them"),
+        ({"eos_token_id": 2}, "eos_token_id: 2 found without attend_prefix: true"),
         ({"attend_prefix": "false"}, "attend_prefix: 'false' found, true or false is needed"),
         ({"adaptive_k": 1}, "adaptive_k: 1 found, true or false"),
         ({"dataset_name": 5}, "dataset_name: 5 found, text is needed"),
@@ -151,6 +189,11 @@ def test_a_thousand_million_pairs_are_found_by_number():
         ({"shuffle_offsets": 1.5}, "shuffle_offsets: 1.5 found"),
         ({"mode": "slide", "content_length": 5}, "content_length: 5 found with mode: slide"),
         ({"mode": "slide", "pack_contents": True}, "pack_contents: True found with mode: slide"),
+        ({"mode": "slide", "cut_at_frame_end": True}, "cut_at_frame_end: True found with mode"),
+        (
+            {"content_start_mode": "coverage_balanced", "cut_at_frame_end": True},
+            "contents end with the frame",
+        ),
     ],
 )
 def test_a_field_out_of_range_is_refused_by_name(fields, message):
@@ -180,7 +223,6 @@ def test_a_field_for_many_documents_out_of_range_is_refused_by_name(fields, mess
 
 def test_a_frame_too_short_or_an_empty_document_is_refused():
     with pytest.raises(ConfigError, match="seq_len: 1 found, below min_copy_len: 2"):
-        enumerate_pairs(5, 1)
-    for length in (0, 5.5):
-        with pytest.raises(ConfigError, match=f"doc_len: {length} found, an integer >= 1"):
-            enumerate_pairs(length, 5)
+        listed(5, 1)
+    with pytest.raises(ConfigError, match="every document needs at least one token"):
+        listed(0, 5)

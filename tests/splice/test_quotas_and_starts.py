@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_ext.errors import ConfigError
-from energon_ext.splice import document_quotas, start_positions
-from energon_ext.splice.starts import EdgeWeights, check_exact
+from energon_ext.splice import document_quotas
+from energon_ext.splice.quotas import TurningQuotas
+from energon_ext.splice.starts import EdgeWeights, Phases, check_exact, quantile_numbers
 from tests.splice import slow
 
 
@@ -75,13 +76,84 @@ def test_quotas_that_cannot_be_are_refused(arguments, message):
         document_quotas(*arguments)
 
 
-def test_starts_of_equal_weight_are_the_middles_of_equal_parts():
-    assert start_positions(10, 4, 7).tolist() == [0, 1, 2, 3, 4, 5, 6]
-    assert start_positions(10, 4, 2).tolist() == [1, 5]  # 7/4 and 21/4
-    assert start_positions(5, 4, 5).tolist() == [0, 0, 1, 1, 1]  # 5/10 * 2 = 1 goes right
-    assert start_positions(20, 4, 3, content_stride=5).tolist() == [0, 10, 15]
-    assert start_positions(4, 4, 3).tolist() == [0, 0, 0]
-    assert start_positions(4, 4, 0).tolist() == []
+def test_a_document_whose_part_is_below_one_example_takes_turns():
+    """Of 4 examples the first has 2, as ever; ten documents share the other 2, in 5 epochs."""
+    lengths = [50, *[5] * 10]
+    assert document_quotas(lengths, 4).tolist() == [2, 1, 1, *[0] * 8]
+    turning = TurningQuotas(lengths, 4, key="a")
+    assert turning.quotas == pytest.approx([2, *[0.2] * 10])
+    for first in (0, 5, 500):
+        epochs = np.array([turning.of(epoch) for epoch in range(first, first + 5)])
+        assert (epochs.sum(axis=1) == 4).all() and (epochs[:, 0] == 2).all()
+        assert epochs[:, 1:].sum(axis=0).tolist() == [1] * 10
+    others = [TurningQuotas(lengths, 4, key=key).of(0).tolist() for key in "abcdef"]
+    assert others[0] == turning.of(0).tolist() and others.count(others[0]) < 6
+
+
+def test_where_nothing_is_left_for_the_smallest_the_largest_gives_one_place():
+    turning = TurningQuotas([100, 100, 1], 4, key="")
+    assert document_quotas([100, 100, 1], 4).tolist() == [2, 2, 0]
+    assert turning.of(7).tolist() == [1, 2, 1]
+    assert not TurningQuotas([9, 9, 1], 4, doc_weights=[1, 1, 0], key="").take_turns
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 10**6), min_size=1, max_size=30),
+    epoch_length=st.integers(1, 20),
+    tau=st.sampled_from([0.0, 1.0, 0.3]),
+    first=st.integers(0, 10**6),
+)
+def test_every_document_has_its_turns_in_every_round_and_in_proportion(
+    lengths, epoch_length, tau, first
+):
+    turning = TurningQuotas(lengths, epoch_length, "by_temperature", tau, key="x")
+    quotas = np.array([turning.of(first + epoch) for epoch in range(60)])
+    assert (quotas.sum(axis=1) == epoch_length).all()
+    assert turning.quotas.sum() == pytest.approx(epoch_length)
+    assert (abs(quotas - turning.quotas) < 1).all()
+    fixed = document_quotas(lengths, epoch_length, "by_temperature", tau)
+    if not turning.take_turns:
+        assert (quotas == fixed).all() and (fixed > 0).all()
+        return
+    parts = np.array([float(length) ** tau for length in lengths])
+    parts *= epoch_length / parts.sum()
+    below = parts < 1 - 1e-9
+    shares = turning.quotas[below] / turning.quotas[below].sum()
+    assert shares == pytest.approx(parts[below] / parts[below].sum())
+    rounds = int(np.ceil(1 / turning.quotas.min() - 1e-9))
+    if rounds < 2000:
+        start = -(-first // rounds) * rounds
+        seen = sum(turning.of(epoch) for epoch in range(start, start + rounds))
+        assert (seen > 0).all()
+
+
+def spread(total, quota, phase):
+    arguments = ([total] * quota, [quota] * quota, range(quota), [phase] * quota)
+    return quantile_numbers(*map(np.array, arguments)).tolist()
+
+
+def test_picks_lie_in_equal_parts_at_a_phase():
+    assert spread(7, 7, 6) == [0, 1, 2, 3, 4, 5, 6]
+    assert spread(7, 2, 0) == [0, 3] and spread(7, 2, 3) == [1, 5] and spread(7, 2, 6) == [3, 6]
+    assert spread(2, 5, 0) == [0, 0, 0, 1, 1] and spread(2, 5, 1) == [0, 0, 1, 1, 1]
+    assert all(spread(2, 4, phase) == [0, 0, 1, 1] for phase in (0, 1))
+
+
+@pytest.mark.parametrize(("whole", "quota"), [(4937, 4), (100, 7), (12, 5), (5, 9), (1, 3)])
+def test_phases_of_a_round_pick_everything_and_rounds_differ(whole, quota):
+    rounds = -(-whole // quota)
+    phases = Phases(np.array([3, whole]), np.array([1, quota]), key="a")
+    begins = []
+    for first in (0, rounds, 10 * rounds):
+        epochs = np.arange(first, first + rounds)
+        found = phases.of(np.ones_like(epochs), epochs).tolist()
+        assert {pick for phase in found for pick in spread(whole, quota, phase)} == {*range(whole)}
+        begins.append(found[0])
+    assert whole < 12 or len(set(begins)) > 1
+    # Neighbouring epochs are not neighbouring starts.
+    if rounds > 10:
+        assert abs(found[1] - found[0]) > 2 * quota
 
 
 def test_the_weights_of_ten_tokens_and_contents_of_four():
@@ -97,37 +169,21 @@ def test_the_weights_of_ten_tokens_and_contents_of_four():
 @given(
     content=st.integers(1, 12),
     more=st.integers(0, 40),
-    quota=st.integers(0, 30),
+    fraction=st.fractions(0, 1).filter(lambda f: f < 1),
     alpha=st.integers(0, 3),
     stride=st.integers(1, 60) | st.just(10**9),
 )
-def test_starts_are_those_of_exact_quantiles(content, more, quota, alpha, stride):
-    got = start_positions(content + more, content, quota, float(alpha), stride).tolist()
-    assert len(got) == quota
-    for number, start in enumerate(got):
-        fraction = slow.Fraction(2 * number + 1, 2 * quota)
-        allowed = {slow.start_at(fraction, content + more, content, alpha, stride)}
-        if alpha:  # float sums may fall to either side of a bound that is met exactly
-            nudged = fraction - slow.Fraction(1, 10**12)
-            allowed.add(slow.start_at(nudged, content + more, content, alpha, stride))
-        assert start in allowed
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((3, 4, 1), "content_length: 4 found, the document has 3 tokens"),
-        ((4, 0, 1), "content_length: 0 found"),
-        ((4, 4, -1), "quota: -1 found"),
-        ((4, 4, 2.5), "quota: 2.5 found"),
-        ((4, 2, 1, -0.5), "alpha: -0.5 found"),
-        ((4, 2, 1, float("nan")), "alpha: nan found"),
-        ((4, 2, 1, 0.0, 0), "content_stride: 0 found"),
-    ],
-)
-def test_starts_that_cannot_be_are_refused(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        start_positions(*arguments)
+def test_weighted_starts_are_those_of_exact_quantiles(content, more, fraction, alpha, stride):
+    weights = EdgeWeights(content, stride, float(alpha))
+    got = int(weights.rows(np.array([more]), np.array([float(fraction)]))[0]) * stride
+    # Float sums may fall to either side of a bound that is met exactly.
+    nudges = (fraction + slow.Fraction(n, 10**12) for n in (-1, 0, 1))
+    exact = {slow.start_at(f, content + more, content, alpha, stride) for f in nudges if 0 <= f < 1}
+    assert got in exact
+    of_each = weights.of(more)
+    assert weights.totals(np.array([more])) == pytest.approx(of_each.sum())
+    distances = [max(1, min(t + 1, more - t + 1, content)) for t in range(0, more + 1, stride)]
+    assert of_each == pytest.approx([(content / d) ** alpha for d in distances])
 
 
 def test_counts_too_large_to_multiply_are_refused():

@@ -31,6 +31,7 @@ def source(pack=False, epochs=2, **changes):
         fill_id=0,
         epochs=epochs,
         fingerprint=config.to_json(),
+        key="book",
     )
 
 

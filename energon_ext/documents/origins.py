@@ -1,0 +1,52 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Where each document of a token file came from: a text file with a line for each."""
+
+import functools
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+
+#: Of the file beside a pair.
+ORIGINS_SUFFIX = ".origins.txt"
+
+_CHUNK = 1 << 24
+
+
+class Origins:
+    """The lines of such a file by number; it is mapped, and eight bytes a line are held.
+
+    Args:
+        path: of the file, one line a document.
+    """
+
+    def __init__(self, path: str | Path):
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        ends = [
+            np.flatnonzero(np.frombuffer(self._map[begin : begin + _CHUNK], np.uint8) == 10) + begin
+            for begin in range(0, size, _CHUNK)
+        ]
+        self._bounds = np.concatenate([[-1], *ends])
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __getitem__(self, number: int) -> str:
+        begin, end = self._bounds[number : number + 2]
+        return self._map[begin + 1 : end].decode("utf-8", "replace")
+
+
+def line_of(origin: str) -> str:
+    """What is written of an origin."""
+    return " ".join(origin.splitlines()) + "\n"
+
+
+@functools.lru_cache(16)
+def origins_of(prefix: str) -> Origins | None:
+    """Those of a pair, None where it has none: Megatron's own tools write no such file."""
+    path = prefix + ORIGINS_SUFFIX
+    return Origins(path) if os.path.isfile(path) else None

@@ -1,0 +1,108 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Encoders with a splice of their own, for every source whose entry has none."""
+
+from typing import Any, ClassVar, Mapping, Sequence
+
+from megatron.energon.metadataset.loader_interface import LoadedDataset
+
+from energon_ext.arguments import check_integer
+from energon_ext.encoders.pretrain import PackedTaskEncoder
+from energon_ext.encoders.splicing import is_named
+from energon_ext.encoders.tokenizers import Tokenizer
+from energon_ext.errors import ConfigError
+from energon_ext.mixture.tree import Tree
+from energon_ext.plan.dataset import BlendedDataset
+from energon_ext.plan.source import Source
+from energon_ext.splice import MultiSpliceConfig, SpliceConfig
+from energon_ext.splice.config import SpliceFields
+from energon_ext.splice.source import SpliceSource
+
+
+class SpliceTaskEncoder(PackedTaskEncoder):
+    """One document of each spliced source, at many positions; other sources are packed as ever.
+
+    A ``splice:`` on an entry of the YAML comes before ``splice`` here. Any
+    :class:`~energon_ext.PackedTaskEncoder` reads those; this one is for what is the same for all.
+
+    Batches call a document ``<key of its source>/doc<number>``, so losses, tokens and examples are
+    told apart in the report as those of sources are.
+
+    Validation shows a fixed grid of starts and offsets of the same documents.
+
+    Args:
+        tokenizer, seq_len: as for :class:`~energon_ext.PackedTaskEncoder`.
+        splice: what to show where.
+        spliced_subflavors: splice the sources whose entry in the YAML has all of these
+            ``subflavors``; None for every source.
+        named_documents: give documents names of their own; None for where they are at most 64.
+        validation_starts, validation_offsets: of the validation grid.
+        **options: as for :class:`~energon_ext.PackedTaskEncoder`; they say how sources that are not
+            spliced are packed.
+
+    Raises:
+        ConfigError: a configuration of the other kind, or options that frames cannot keep.
+    """
+
+    config_class: ClassVar[type[SpliceFields]] = SpliceConfig
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        seq_len: int,
+        splice: SpliceFields | None = None,
+        *,
+        spliced_subflavors: Mapping[str, Any] | None = None,
+        named_documents: bool | None = None,
+        validation_starts: int = 4,
+        validation_offsets: int = 8,
+        **options: Any,
+    ):
+        super().__init__(tokenizer, seq_len, **options)
+        self.splice = self.config_class() if splice is None else splice
+        if not isinstance(self.splice, self.config_class):
+            raise ConfigError(
+                f"splice: a {type(self.splice).__name__} found, {type(self).__name__} takes a "
+                f"{self.config_class.__name__}."
+            )
+        self._check_splice(self.splice, "")
+        check_integer("validation_starts", validation_starts, 1)
+        check_integer("validation_offsets", validation_offsets, 1)
+        if not isinstance(spliced_subflavors or {}, Mapping):
+            raise ConfigError(
+                f"spliced_subflavors: {spliced_subflavors!r} found, a mapping like "
+                f"{{'splice': True}} or None is needed."
+            )
+        self.spliced_subflavors = spliced_subflavors
+        self.named_documents = named_documents
+        self.validation_starts = validation_starts
+        self.validation_offsets = validation_offsets
+
+    def splice_of(self, loaded: LoadedDataset, key: str) -> SpliceFields | None:
+        """What the entry of a source says; else ``splice``, by its subflavors and its name."""
+        subflavors = getattr(loaded.dataset, "subflavors", None) or {}
+        wanted = (self.spliced_subflavors or {}).items()
+        is_chosen = is_named(key, self.splice.dataset_name) and all(
+            subflavors.get(field) == value for field, value in wanted
+        )
+        return super().splice_of(loaded, key) or (self.splice if is_chosen else None)
+
+    def build_blend(self, sources: Sequence[Source], tree: Tree, **options: Any) -> BlendedDataset:
+        """The draw among rows, spliced ones and others."""
+        if not any(isinstance(source.rows, SpliceSource) for source in sources):
+            raise ConfigError(
+                f"No source to splice among {[source.key for source in sources]}: "
+                f"spliced_subflavors is {self.spliced_subflavors}, dataset_name "
+                f"{self.splice.dataset_name!r}. Name one of them, or leave both None."
+            )
+        return super().build_blend(sources, tree, **options)
+
+
+class MultiSpliceTaskEncoder(SpliceTaskEncoder):
+    """Many documents of each spliced source, balanced, at many positions.
+
+    Args, Raises: as :class:`SpliceTaskEncoder`, with a
+        :class:`~energon_ext.splice.MultiSpliceConfig`.
+    """
+
+    config_class = MultiSpliceConfig

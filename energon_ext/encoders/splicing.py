@@ -1,0 +1,207 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Sources whose documents are spliced, in any encoder of packed batches.
+
+What becomes of them stands on the entry of the YAML (``splice:``) or comes from the encoder. A
+spliced source yields rows like any other, so it can be weighted, scheduled and interleaved.
+"""
+
+import hashlib
+from typing import Any, ClassVar, Sequence
+
+import numpy as np
+from megatron.energon import WorkerConfig
+from megatron.energon.metadataset.loader_interface import LoadedDataset
+
+from energon_ext.batch.collate import BatchAssembler
+from energon_ext.config.references import TokenFileFactory
+from energon_ext.config.source_key import get_origin, max_epochs_of, shuffle_key, source_keys
+from energon_ext.encoders.mixin import DynamicBlendMixin
+from energon_ext.encoders.sources import encoded_samples, load_source
+from energon_ext.encoders.splice_documents import (
+    DocumentStore,
+    EnergonDocuments,
+    TokenFileDocuments,
+)
+from energon_ext.encoders.tokenizers import Tokenizer
+from energon_ext.errors import ConfigError
+from energon_ext.plan.source import Source
+from energon_ext.splice import SpliceIndex, select_documents
+from energon_ext.splice.config import SpliceFields
+from energon_ext.splice.index import ORDER
+from energon_ext.splice.source import SpliceSource, log_plan
+from energon_ext.splice.validation import GridIndex
+
+#: Up to so many documents of a source, each is counted under a name of its own.
+NAMED_DOCUMENTS = 64
+
+
+class SplicingMixin(DynamicBlendMixin):
+    """Builds the sources that are spliced.
+
+    Attributes:
+        named_documents: give documents names of their own; None for where they are at most 64.
+        validation_starts, validation_offsets: of the grid that validation shows.
+    """
+
+    splices_entries: ClassVar[bool] = True
+
+    tokenizer: Tokenizer
+    seq_len: int
+    alignment: int
+    mask_boundary_loss: bool
+    encode_document: Any
+    named_documents: bool | None = None
+    validation_starts: int = 4
+    validation_offsets: int = 8
+    _assembler: BatchAssembler
+    _validating: bool = False
+
+    # What a subclass may change -------------------------------------------------------------
+
+    def splice_of(self, loaded: LoadedDataset, key: str) -> SpliceFields | None:
+        """What is spliced of a source: what its entry says; None to pack it as ever."""
+        origin = get_origin(loaded.dataset)
+        splice = None if origin is None else origin.splice
+        return splice if splice is not None and is_named(key, splice.dataset_name) else None
+
+    def open_documents(
+        self, loaded: LoadedDataset, key: str, worker_config: WorkerConfig
+    ) -> DocumentStore:
+        """The documents of a source, all of them on every rank."""
+        if isinstance(loaded.dataset, TokenFileFactory):
+            files = loaded.dataset.files
+            files.check_tokenizer(self.tokenizer.fingerprint(), self.tokenizer.vocab_size)
+            return TokenFileDocuments(loaded.dataset)
+        alone = WorkerConfig(
+            rank=0, world_size=1, num_workers=0, seed_offset=worker_config.seed_offset
+        )
+        samples = load_source(self, loaded, key, alone)
+        return EnergonDocuments(encoded_samples(self, samples, self.encode_document))
+
+    def document_metadata(self, store: DocumentStore, number: int) -> dict[str, Any]:
+        """What :meth:`SpliceSource.metadata_of` gives for a document."""
+        key = {} if store.keys is None else {"key": store.keys[number]}
+        return {"document": number, "tokens": int(store.lengths[number]), **key}
+
+    def names_in_batches(self, sources: Sequence[Source]) -> tuple[str, ...]:
+        """What the batches of a run may call their sources."""
+        names: set[str] = set()
+        for source in sources:
+            rows = source.rows
+            names.update(rows.names if isinstance(rows, SpliceSource) else [source.key])
+        return tuple(sorted(names))
+
+    # For the encoder ------------------------------------------------------------------------
+
+    def _check_splices(self, datasets: Sequence[LoadedDataset]) -> int | None:
+        """Refuse what rows cannot keep; the filler that the splices ask for, if one does."""
+        keys = source_keys([loaded.dataset for loaded in datasets])
+        pads: dict[int, str] = {}
+        entries: dict[tuple[str, str], list[str]] = {}
+        for loaded, key in zip(datasets, keys):
+            origin, where = get_origin(loaded.dataset), ""
+            if origin is not None and origin.splice is not None:
+                where = f"{origin.splice_where}: "
+                name = origin.splice.dataset_name
+                if name is not None:
+                    entries.setdefault((where, name), []).append(key)
+            splice = self.splice_of(loaded, key)
+            if splice is not None:
+                self._check_splice(splice, where)
+                if splice.pad_token_id is not None:
+                    pads[splice.pad_token_id] = key
+        for (where, name), own in entries.items():
+            if not any(is_named(key, name) for key in own):
+                raise ConfigError(
+                    f"{where}dataset_name: {name!r} found, the sources there are {', '.join(own)}."
+                )
+        if len(pads) > 1:
+            (one, key), (other, other_key), *_ = pads.items()
+            raise ConfigError(
+                f"pad_token_id: {one} of {key} and {other} of {other_key}; all rows of a batch "
+                f"have one filler. Give all of them the same."
+            )
+        return next(iter(pads), None)
+
+    def _check_splice(self, splice: SpliceFields, where: str) -> None:
+        if not self.splices_entries:
+            raise ConfigError(
+                f"{where}a {type(self).__name__} splices nothing, as it trains parts of documents; "
+                f"use a PackedTaskEncoder, or leave it out."
+            )
+        if self.alignment > 1:
+            raise ConfigError(
+                f"{where}alignment: {self.alignment} found; frames begin at any offset, so they "
+                f"cannot be aligned for context parallelism. Leave it 1."
+            )
+        if splice.pack_contents and not self.mask_boundary_loss:
+            raise ConfigError(
+                f"{where}pack_contents: True found with mask_boundary_loss=False; contents in a "
+                f"frame do not continue each other. Set mask_boundary_loss=True."
+            )
+
+    def _spliced(
+        self,
+        splice: SpliceFields,
+        loaded: LoadedDataset,
+        key: str,
+        worker_config: WorkerConfig,
+        repeat: bool,
+    ) -> SpliceSource:
+        """The frames of one source."""
+        store = self.open_documents(loaded, key, worker_config)
+        numbers = select_documents(
+            store.lengths,
+            splice,
+            seq_len=self.seq_len,
+            keys=store.keys,
+            source=shuffle_key(key, loaded.dataset),
+        )
+        documents = [store.tokens(number) for number in numbers.tolist()]
+        # A view stays a view; ids are below 2^31, and int32 halves what the workers share.
+        documents = [d if d.dtype.itemsize <= 4 else d.astype(np.int32) for d in documents]
+        few = len(numbers) <= NAMED_DOCUMENTS
+        named = few if self.named_documents is None else self.named_documents
+        lengths = store.lengths[numbers]
+        examples: SpliceIndex | GridIndex
+        if self._validating:
+            shown = {"starts": self.validation_starts, "offsets": self.validation_offsets}
+            examples = GridIndex(lengths, self.seq_len, splice, **shown)
+        else:
+            order = f"{shuffle_key(key, loaded.dataset)}/{worker_config.seed_offset}"
+            examples = SpliceIndex(lengths, self.seq_len, splice, key=order)
+            log_plan(examples, numbers, key)
+        training = repeat and not self._validating
+        return SpliceSource(
+            examples,
+            documents,
+            [f"{key}/doc{number}" if named else key for number in numbers],
+            key=key,
+            config=splice,
+            seq_len=self.seq_len,
+            fill_id=self._assembler.pad_id if splice.pad_token_id is None else splice.pad_token_id,
+            epochs=max_epochs_of(loaded.dataset) if training else loaded.repetitions or 1,
+            fingerprint={
+                **splice.to_json(),
+                "documents": _digest(store, numbers, documents),
+                "order": ORDER,
+            },
+            metadata=[self.document_metadata(store, number) for number in numbers.tolist()],
+        )
+
+
+def is_named(key: str, name: str | None) -> bool:
+    """Whether a source is what ``dataset_name`` says: its key, its path or its folder."""
+    path = key.partition(":")[0]
+    return name is None or name in (key, path, path.rsplit("/", 1)[-1])
+
+
+def _digest(store: DocumentStore, numbers: np.ndarray, documents: Sequence[np.ndarray]) -> str:
+    if isinstance(store, TokenFileDocuments):
+        return store.digest(numbers)
+    digest = hashlib.sha256()
+    for tokens in documents:
+        digest.update(len(tokens).to_bytes(8, "little"))
+        digest.update(tokens.tobytes())
+    return digest.hexdigest()
