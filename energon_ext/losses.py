@@ -92,7 +92,7 @@ def truncated_ratios(
 
     Example:
         >>> nll, seen = -torch.tensor([0.5, 0.2]).log(), torch.tensor([0.1, 0.4]).log()
-        >>> truncated_ratios(nll, seen, 2.0).tolist()
+        >>> [round(ratio, 4) for ratio in truncated_ratios(nll, seen, 2.0).tolist()]
         [2.0, 0.5]
     """
     return (-nll.detach().float() - sampler_log_probs.float()).exp().clamp(max=limit)
