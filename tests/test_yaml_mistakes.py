@@ -32,8 +32,8 @@ MISTAKES = [
     # Fields of an entry.
     ("a misspelt field", entry("{path: code, wieght: 1}"),
      "@: splits.train.blend[0]: no field 'wieght' in a ScheduledMetadataset; it has aux, "
-     "dataset_config, max_epochs, name, path, shuffle_over_epochs_multiplier, split_config, "
-     "splice, split_part, subflavors, subset, weight; did you mean weight?"),
+     "dataset_config, max_epochs, name, path, shuffle_over_epochs_multiplier, splice, "
+     "split_config, split_part, subflavors, subset, weight; did you mean weight?"),
     ("a misspelt path", entry("{pth: code}"), "blend[0]: no field 'pth'", "did you mean path?"),
     ("no path", entry("{weight: 1}"),
      "blend[0]: {'weight': 1} found, join or path is needed in it."),
