@@ -11,8 +11,15 @@ from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDataset
 from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
 from webdataset import ShardWriter
 
-from energon_ext import ConfigError, SFTTaskEncoder, get_train_dataset, get_val_datasets
+from energon_ext import (
+    ConfigError,
+    PromptTaskEncoder,
+    SFTTaskEncoder,
+    get_train_dataset,
+    get_val_datasets,
+)
 from energon_ext.encoders.chat import ChatTemplate, HFChatTemplate, PlainChatTemplate, split_answers
+from energon_ext.encoders.prompts import PromptText
 from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
 from energon_ext.encoders.tokenizers import ByteTokenizer, HFTokenizer
 from energon_ext.errors import SampleError
@@ -184,6 +191,38 @@ def test_a_state_depends_on_the_chat_template(hf_folder):
     plain = SFTTaskEncoder(tokenizer, 64, chat_template=PlainChatTemplate()).state_fingerprint()
     cut = SFTTaskEncoder(tokenizer, 64, over_long="error").state_fingerprint()
     assert len({json.dumps(found, sort_keys=True) for found in (own, plain, cut)}) == 3
+
+
+def test_fine_tuning_and_prompts_have_one_template_by_default(hf_folder):
+    """A policy is asked in the words it was taught in."""
+    for tokenizer in (HFTokenizer(hf_folder), ByteTokenizer()):
+        taught = SFTTaskEncoder(tokenizer, 64)
+        asked = PromptTaskEncoder(tokenizer)
+        found = taught.state_fingerprint()["chat_template"]
+        assert asked.state_fingerprint()["chat_template"] == found
+        prompt = asked.encode_prompt(
+            PromptText(**IDENTITY, prompt=TURNS[:2], metadata={}), source="chats"
+        )
+        document = taught.encode_document(dialogue(TURNS[:3]))
+        assert document.tokens[: len(prompt.tokens)].tolist() == prompt.tokens.tolist()
+        assert not document.label_weights[: len(prompt.tokens)].any()
+        assert document.label_weights[len(prompt.tokens)] == 1
+
+
+def test_a_token_file_of_another_chat_template_is_refused(tmp_path):
+    write_tokens(tmp_path / "chat", [[1, 101, 102, 2]] * 9)
+    write_weights(tmp_path / "chat", [[0, 0, 1, 1]] * 9)
+    path = tmp_path / "chat.meta.json"
+    meta = json.loads(path.read_text())
+    mix = write_mix(tmp_path / "mix.yaml", [("chat", 1)])
+    load(mix)
+    meta["chat_template"] = {"kind": "hf", "sha256": "5"}
+    path.write_text(json.dumps(meta))
+    message = (
+        "chat: written with the chat template .*'sha256': '5'.*, to be read with .*'kind': 'plain'"
+    )
+    with pytest.raises(ConfigError, match=message):
+        load(mix)
 
 
 def test_a_tokenizer_without_a_template_says_what_to_pass(hf_folder, tmp_path):

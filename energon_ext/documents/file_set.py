@@ -173,6 +173,16 @@ class TokenFiles:
                         f"{vocab_size}; use the one the file was written with."
                     )
 
+    def check_chat_template(self, fingerprint: Mapping[str, Any]) -> None:
+        """Raise ConfigError where a file says that its conversations are in another template."""
+        for pair in self._pairs:
+            written = (pair.meta or {}).get("chat_template", fingerprint)
+            if written != fingerprint:
+                raise ConfigError(
+                    f"{pair.prefix}: written with the chat template {written}, to be read with "
+                    f"{dict(fingerprint)}; use the one it was written with."
+                )
+
     @property
     def unweighted(self) -> str | None:
         """The first pair with tokens and without label weights."""

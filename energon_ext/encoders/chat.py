@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
-from energon_ext.encoders.tokenizers import load_with_transformers
+from energon_ext.encoders.tokenizers import HFTokenizer, Tokenizer, load_with_transformers
 from energon_ext.errors import ConfigError, SampleError
 
 #: ``{"role": ..., "content": ...}``
@@ -121,6 +121,21 @@ def check_messages(messages: Any) -> None:
         previous = role
     if all(message["role"] != "assistant" for message in messages):
         raise SampleError("no assistant message, so there is nothing to train on")
+
+
+def default_template(tokenizer: Tokenizer) -> ChatTemplate:
+    """That of the folder or name which an HFTokenizer was made from, if any, else the plain one.
+
+    Fine-tuning and prompts take the same, so a policy is asked in the words it was taught in.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    if isinstance(tokenizer, HFTokenizer) and not Path(tokenizer.name).is_file():
+        loaded = load_with_transformers(tokenizer.name, f"Chat template of {tokenizer.name!r}")
+        if loaded.chat_template:
+            return HFChatTemplate(loaded)
+    return PlainChatTemplate()
 
 
 def named_template(name: str | None) -> ChatTemplate | None:

@@ -13,7 +13,7 @@ from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.task_encoder.cooking import basic_sample_keys
 
 from energon_ext.arguments import check_integer
-from energon_ext.encoders.chat import ChatTemplate, PlainChatTemplate
+from energon_ext.encoders.chat import ChatTemplate, default_template
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sft import encode_bare
 from energon_ext.encoders.sources import encoded_samples
@@ -74,7 +74,8 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
 
     Args:
         tokenizer: text to token ids; puts its ``bos`` in front if it does so with text.
-        chat_template: writes ``messages`` as text.
+        chat_template: writes ``messages`` as text; by default that of
+            :class:`~energon_ext.SFTTaskEncoder` for the same tokenizer.
         max_prompt_tokens: a longer prompt is a SampleError: Energon logs it and goes on.
 
     Raises:
@@ -94,7 +95,7 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         if max_prompt_tokens is not None:
             check_integer("max_prompt_tokens", max_prompt_tokens, 1)
         self.tokenizer = tokenizer
-        self.chat_template = chat_template or PlainChatTemplate()
+        self.chat_template = chat_template or default_template(tokenizer)
         self.max_prompt_tokens = max_prompt_tokens
         self._shuffle_buffer_prompts = 0
 

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Supervised fine-tuning: conversations to packed batches, with loss on the answers only."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,12 @@ from energon_ext.config.references import TokenFileFactory
 from energon_ext.documents.text import Document
 from energon_ext.encoders.chat import (
     ChatTemplate,
-    HFChatTemplate,
-    PlainChatTemplate,
     check_messages,
+    default_template,
     split_answers,
 )
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.tokenizers import HFTokenizer, Tokenizer, load_with_transformers
+from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.plan.source import RowSource
 
@@ -115,7 +113,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
             raise ConfigError(f"over_long: {over_long!r} found, {' or '.join(OVER_LONG)} allowed.")
         # A conversation that goes on in the next row would have lost its questions.
         super().__init__(tokenizer, seq_len, packing="bin", mask_boundary_loss=True, **options)
-        self.chat_template = chat_template or _default_chat_template(tokenizer)
+        self.chat_template = chat_template or default_template(tokenizer)
         self.over_long = over_long
 
     @stateless
@@ -130,8 +128,14 @@ class SFTTaskEncoder(PackedTaskEncoder):
     def build_source(
         self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
     ) -> SavableDataset[Row] | RowSource:
-        """As of PackedTaskEncoder; token files must say what their answers are."""
+        """As of PackedTaskEncoder; token files must say what their answers are.
+
+        Raises:
+            ConfigError: they do not, or were written with another chat template.
+        """
         factory = loaded.dataset
+        if isinstance(factory, TokenFileFactory):
+            factory.files.check_chat_template(self.chat_template.fingerprint())
         if isinstance(factory, TokenFileFactory) and (prefix := factory.files.unweighted):
             raise ConfigError(
                 f"{key}: {prefix} has no label weights, so questions would be trained on like "
@@ -183,11 +187,3 @@ def encode_bare(tokenizer: Tokenizer, text: str) -> np.ndarray:
     """Token ids of ``text`` without the special tokens around it, int64 [n]."""
     ids = tokenizer.encode_array(text)
     return ids[int(tokenizer.add_bos) : len(ids) - int(tokenizer.add_eos)]
-
-
-def _default_chat_template(tokenizer: Tokenizer) -> ChatTemplate:
-    if isinstance(tokenizer, HFTokenizer) and not Path(tokenizer.name).is_file():
-        loaded = load_with_transformers(tokenizer.name, f"Chat template of {tokenizer.name!r}")
-        if loaded.chat_template:
-            return HFChatTemplate(loaded)
-    return PlainChatTemplate()

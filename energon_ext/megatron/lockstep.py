@@ -9,7 +9,7 @@ with tensors of one shape, as the rank that needs the most; what a rank needs no
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,8 @@ from megatron.core.tensor_parallel.mappings import gather_from_tensor_model_para
 from megatron.core.utils import get_attr_wrapped_model
 
 from energon_ext.errors import ConfigError, SamplerError
+
+T = TypeVar("T")
 
 
 class Lockstep:
@@ -117,6 +119,22 @@ class Lockstep:
             first = parallel_state.get_tensor_model_parallel_src_rank()
             dist.broadcast(values, first, group=parallel_state.get_tensor_model_parallel_group())
         return values
+
+    def on_first(self, work: Callable[[], T]) -> T:
+        """What the first rank of a replica works out, on all of it; or the SamplerError it met."""
+        if self.replica.size() == 1:
+            return work()
+        first = dist.get_process_group_ranks(self.replica)[0]
+        outcome: list[Any] = [None, None]
+        if dist.get_rank() == first:
+            try:
+                outcome[0] = work()
+            except SamplerError as error:
+                outcome[1] = error
+        dist.broadcast_object_list(outcome, first, group=self.replica)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
 
     def check_same(self, keys: list[str]) -> None:
         """Raise SamplerError where the ranks of a replica ask for other prompts than its first."""

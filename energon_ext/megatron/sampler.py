@@ -59,8 +59,9 @@ class MegatronSampler:
 
     Keeps nothing between calls but the model. The model may be split by tensors, pipeline stages
     and experts. All ranks of a replica have an ``RLDataset`` of the same arguments and call this
-    with the same prompts and seed; each gets the same groups. Where replicas share experts, they
-    call it as often as each other: :meth:`agree` tells an ``RLDataset`` when another needs it.
+    with the same prompts and seed; each gets the same groups, with the rewards of the first. Where
+    replicas share experts, they call it as often as each other: :meth:`agree` tells an
+    ``RLDataset`` when another needs it.
 
     Args:
         model: a ``GPTModel``, wrapped or not.
@@ -106,10 +107,13 @@ class MegatronSampler:
         responses, log_probs = generate(
             self.model, asked, self.sampling, seed=seed, rows_per_pass=self.rows_per_pass
         )
+        owned = [slice(index * size, (index + 1) * size) for index in range(len(prompts))]
+        # Once for a replica: a reward that asks a judge need not say the same twice.
+        scores = self._lockstep.on_first(
+            lambda: [score(self.reward, p, responses[own]) for p, own in zip(prompts, owned)]
+        )
         groups = []
-        for index, prompt in enumerate(prompts):
-            own = slice(index * size, (index + 1) * size)
-            rewards = score(self.reward, prompt, responses[own])
+        for prompt, own, rewards in zip(prompts, owned, scores):
             stop = self.sampling.stop_id
             cut = None if stop is None else [response[-1] != stop for response in responses[own]]
             groups.append(

@@ -16,6 +16,39 @@ from energon_ext.rl.sampler import (
     check_group,
 )
 
+#: What a rank tells the others; 1 that it needs groups, 0 that it has enough.
+_FAILED = 2
+
+
+def sample_in_step(
+    sampler: BatchSampler | Sampler, wants: Callable[[], bool], sample: Callable[[], None]
+) -> None:
+    """Sample until this rank wants no more.
+
+    Ranks that must generate in step (``sampler.agree``) go on while one of them needs it, and fail
+    where one fails: a rank that left alone would leave the others waiting for ever.
+    """
+    agree = getattr(sampler, "agree", int)
+    error: Exception | None = None
+    while True:
+        more = False
+        try:
+            more = error is None and wants()
+        except Exception as caught:  # whatever reading prompts may raise
+            error = caught
+        status = agree(_FAILED if error else int(more))
+        if status == _FAILED:
+            raise error or SamplerError("another rank failed to sample; its error says why")
+        if not status:
+            return
+        try:
+            if more:
+                sample()
+            elif hasattr(sampler, "sample_and_score_batch"):
+                sampler.sample_and_score_batch([], 0)  # takes part
+        except Exception as caught:  # said to the others first, then raised
+            error = caught
+
 
 def ask_sampler(
     sampler: BatchSampler | Sampler, prompts: Sequence[Prompt], seed: int, vocab_size: int

@@ -5,7 +5,7 @@
 import copy
 import logging
 import math
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 from megatron.energon import SavableDataLoader
 
@@ -17,7 +17,7 @@ from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError, SamplerError
 from energon_ext.losses import group_advantages
 from energon_ext.plan.lookup import find_blend
-from energon_ext.rl.ask import ask_sampler
+from energon_ext.rl.ask import ask_sampler, sample_in_step
 from energon_ext.rl.dataset_state import (
     STATE_VERSION,
     check_state,
@@ -34,9 +34,6 @@ from energon_ext.state.match import check_fingerprint
 from energon_ext.state.schema import check_seal, sealed
 
 _logger = logging.getLogger(__name__)
-
-#: What a rank tells the others; 1 that it needs groups, 0 that it has enough.
-_FAILED = 2
 
 
 class RLDataset:
@@ -67,6 +64,8 @@ class RLDataset:
         max_staleness: a group that waits is dropped, and counted, once the policy has taken more
             steps since it was sampled; 0 discards what a step leaves over. None keeps all.
         batches_per_step: batches of an optimizer step, its micro-batches on this rank.
+        sync_weights: ``step -> None``, called before the first batch of each step, and first of all
+            after a resume, on every rank that has an RLDataset: gives a server the weights.
         pad_id: token on positions without a sample.
         alignment: every sample begins at a multiple of so many positions, as for
             :class:`~energon_ext.BatchAssembler`.
@@ -99,6 +98,7 @@ class RLDataset:
         max_attempts: int = 1000,
         max_staleness: int | None = None,
         batches_per_step: int = 1,
+        sync_weights: Callable[[int], Any] | None = None,
         pad_id: int = 0,
         alignment: int = 1,
         seed: int = 0,
@@ -126,6 +126,8 @@ class RLDataset:
         self.max_attempts = max_attempts
         self.max_staleness = max_staleness
         self.batches_per_step = batches_per_step
+        self.sync_weights = sync_weights
+        self._synchronized: int | None = None
         self._assembler = BatchAssembler(seq_len, pad_id=pad_id, alignment=alignment)
         blend = find_blend(prompts)
         self._sources = blend.keys
@@ -177,8 +179,9 @@ class RLDataset:
         Where every source of prompts has one, the data-parallel ranks call this together: the first
         that has no group left ends the run for all of them.
         """
+        self._synchronize()
         self._drop_stale()
-        self._fill()
+        sample_in_step(self.sampler, self._wants, self._sample)
         if self._epoch_limits:
             end_together(
                 bool(self._groups),
@@ -231,32 +234,14 @@ class RLDataset:
         self._groups = [weighted for weighted in waiting if self._fits(weighted)]
         self._rollout.count("too_long_groups", len(waiting) - len(self._groups))
 
-    def _fill(self) -> None:
-        """Sample until there are groups for a batch, or no prompts.
+    def _wants(self) -> bool:
+        return len(self._groups) < self.groups_per_batch and self._draw()
 
-        Ranks that must generate in step (``sampler.agree``) go on while one of them needs it, and
-        fail where one fails: a rank that left alone would leave the others waiting for ever.
-        """
-        agree = getattr(self.sampler, "agree", int)
-        error: Exception | None = None
-        while True:
-            wants = False
-            try:
-                wants = error is None and len(self._groups) < self.groups_per_batch and self._draw()
-            except Exception as caught:  # whatever reading prompts may raise
-                error = caught
-            status = agree(_FAILED if error else int(wants))
-            if status == _FAILED:
-                raise error or SamplerError("another rank failed to sample; its error says why")
-            if not status:
-                return
-            try:
-                if wants:
-                    self._sample()
-                elif hasattr(self.sampler, "sample_and_score_batch"):
-                    self.sampler.sample_and_score_batch([], 0)  # takes part
-            except Exception as caught:  # said to the others first, then raised
-                error = caught
+    def _synchronize(self) -> None:
+        """Give the server the weights of this step, once."""
+        if self.sync_weights is not None and self._synchronized != self.step:
+            self.sync_weights(self.step)
+            self._synchronized = self.step
 
     def _sample(self) -> None:
         """Sample the prompts that were drawn; nothing has changed if that fails."""

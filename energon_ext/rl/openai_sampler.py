@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, AsyncIterator, Mapping, Sequence
 from energon_ext.arguments import check_integers, check_number
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError, SampleError, SamplerError
-from energon_ext.rl.sampler import RewardFunction, ScoredGroup, score
+from energon_ext.rl.sampler import RewardFunction, ScoredGroup, Unanswered, score
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -22,17 +22,20 @@ if TYPE_CHECKING:
 #: An answer may be so large, beside what its tokens take.
 _MOST_BYTES, _MOST_BYTES_OF_A_TOKEN = 64 * 2**20, 2**10
 
-#: Responses of a group, and the log-probabilities of their tokens.
-Answers = tuple[list[list[int]], list[list[float]]]
+#: Statuses by which a server refuses one prompt: no valid request, too large, cannot be processed.
+_REFUSED = (400, 413, 422)
+
+#: Responses of a group, the log-probabilities of their tokens, and why each response ended.
+Answers = tuple[list[list[int]], list[list[float]], list[Any]]
 
 
 class OpenAISampler:
     """A :class:`~energon_ext.rl.BatchSampler` that asks a server, all prompts of a call at once.
 
-    Keeps nothing between calls. The server must hold the weights that are trained; sending it new
-    ones is the caller's part. Requests go through the client of the package ``openai``, which tries
-    again after connection errors, time-outs and status 408, 409, 429 and 5xx, each time later or
-    when the server says.
+    Keeps nothing between calls. The server must hold the weights that are trained: see
+    ``sync_weights`` of :class:`~energon_ext.rl.RLDataset`. Requests go through the client of the
+    package ``openai``, which tries again after connection errors, time-outs and status 408, 409,
+    429 and 5xx, each time later or when the server says.
 
     Args:
         base_url: of the server, without ``/v1``.
@@ -46,13 +49,18 @@ class OpenAISampler:
             [2]}``; ``temperature`` and ``top_p`` are 1 where it does not say.
         api_key: sent as a bearer token.
         timeout_seconds: longest silence of the server in a request.
+        call_timeout_seconds: longest time for all prompts of a call, further tries included: a
+            server that goes on for ever, byte by byte, is not waited for.
         max_retries: further tries of a request.
         max_concurrent: requests at the same time.
 
     Raises:
         ConfigError: the package ``openai`` is missing, or an argument is out of range.
-        SamplerError: from a call: the server refused, kept failing, or answered something else; the
-            other requests of the call are cancelled. Or the reward failed on the answers.
+        SamplerError: from a call: the server kept failing, took too long, or answered something
+            else; the other requests of the call are cancelled. Or the reward failed on the answers.
+
+    A prompt that the server refuses (status 400, 413, 422) is
+    :class:`~energon_ext.rl.Unanswered`: the others of the call have their groups.
     """
 
     def __init__(
@@ -67,6 +75,7 @@ class OpenAISampler:
         sampling: Mapping[str, Any] | None = None,
         api_key: str | None = None,
         timeout_seconds: float = 300.0,
+        call_timeout_seconds: float = 3600.0,
         max_retries: int = 5,
         max_concurrent: int = 64,
     ):
@@ -84,6 +93,7 @@ class OpenAISampler:
         )
         check_integers("OpenAISampler", least=0, max_retries=max_retries)
         check_number("OpenAISampler.timeout_seconds", timeout_seconds, above_zero=True)
+        check_number("OpenAISampler.call_timeout_seconds", call_timeout_seconds, above_zero=True)
         self._openai = openai
         self.base_url = base_url.rstrip("/")
         self.reward = reward
@@ -92,6 +102,7 @@ class OpenAISampler:
         self.model = model
         self.sampling = {"temperature": 1.0, "top_p": 1.0, **(sampling or {})}
         self.max_concurrent = max_concurrent
+        self.call_timeout_seconds = call_timeout_seconds
         self._client_options: dict[str, Any] = {
             "base_url": self.base_url,
             "api_key": api_key or "none",  # else the client takes one of the environment
@@ -100,13 +111,29 @@ class OpenAISampler:
         }
         self._path, self._request, self._answers = _APIS[api]
 
-    def sample_and_score_batch(self, prompts: Sequence[Prompt], seed: int) -> list[ScoredGroup]:
-        """A group for each prompt, in order."""
-        answers = asyncio.run(self._ask_all(prompts, seed))
-        return [self._score(prompt, *answer) for prompt, answer in zip(prompts, answers)]
+    def sample_and_score_batch(
+        self, prompts: Sequence[Prompt], seed: int
+    ) -> list[ScoredGroup | Unanswered]:
+        """A group for each prompt, in order, or that the server refused it."""
+        limit = self.call_timeout_seconds
+        try:
+            answers = asyncio.run(asyncio.wait_for(self._ask_all(prompts, seed), limit))
+        except asyncio.TimeoutError as error:
+            raise SamplerError(
+                f"{self.base_url} did not answer all {len(prompts)} prompts of a call in {limit:g} "
+                f"seconds (call_timeout_seconds)"
+            ) from error
+        return [
+            answer if isinstance(answer, Unanswered) else self._score(prompt, *answer)
+            for prompt, answer in zip(prompts, answers)
+        ]
 
     def _score(
-        self, prompt: Prompt, responses: list[list[int]], log_probs: list[list[float]]
+        self,
+        prompt: Prompt,
+        responses: list[list[int]],
+        log_probs: list[list[float]],
+        ends: list[Any],
     ) -> ScoredGroup:
         if len(responses) != self.group_size:
             raise SamplerError(
@@ -115,11 +142,12 @@ class OpenAISampler:
             )
         rewards = score(self.reward, prompt, responses)
         try:
-            return ScoredGroup.from_responses(prompt.tokens, responses, log_probs, rewards)
+            cut = None if None in ends else [end == "length" for end in ends]
+            return ScoredGroup.from_responses(prompt.tokens, responses, log_probs, rewards, cut)
         except SampleError as error:
             raise SamplerError(f"the server sent {error}", key=prompt.__key__) from error
 
-    async def _ask_all(self, prompts: Sequence[Prompt], seed: int) -> list[Answers]:
+    async def _ask_all(self, prompts: Sequence[Prompt], seed: int) -> list[Answers | Unanswered]:
         turn = asyncio.Semaphore(self.max_concurrent)
         http_client = self._openai.DefaultAsyncHttpxClient(event_hooks={"response": [self._limit]})
         options = {**self._client_options, "http_client": http_client}
@@ -153,15 +181,18 @@ class OpenAISampler:
 
     async def _ask(
         self, client: AsyncOpenAI, turn: asyncio.Semaphore, prompt: Prompt, seed: int
-    ) -> Answers:
+    ) -> Answers | Unanswered:
         request = self._request(self, prompt.tokens.tolist(), seed)
         try:
             async with turn:
                 body = await client.post(self._path, cast_to=object, body=request)
             return self._answers(body)
         except self._openai.APIStatusError as error:
-            reason = f"answered status {error.status_code}: {error.response.text[:200]!r}"
-            raise SamplerError(f"{self.base_url} {reason}", key=prompt.__key__) from error
+            status, text = error.status_code, error.response.text[:200]
+            reason = f"{self.base_url} answered status {status}: {text!r}"
+            if status in _REFUSED:
+                return Unanswered(reason)
+            raise SamplerError(reason, key=prompt.__key__) from error
         except self._openai.OpenAIError as error:
             raise SamplerError(f"{self.base_url}: {error}", key=prompt.__key__) from error
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -191,6 +222,7 @@ def _vllm_answers(body: Any) -> Answers:
     return (
         [list(choice["token_ids"]) for choice in choices],
         [list(choice["logprobs"]["token_logprobs"]) for choice in choices],
+        [choice.get("finish_reason") for choice in choices],
     )
 
 
@@ -213,6 +245,7 @@ def _sglang_answers(body: Any) -> Answers:
     return (
         [[int(token) for _, token, _ in output] for output in outputs],
         [[float(log_prob) for log_prob, _, _ in output] for output in outputs],
+        [(answer["meta_info"].get("finish_reason") or {}).get("type") for answer in body],
     )
 
 

@@ -4,6 +4,7 @@
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from megatron.core.distributed import (
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 from energon_ext import ConfigError
+from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import SamplerError
 from energon_ext.megatron import (
     MegatronSampler,
@@ -115,6 +117,30 @@ def ask_different_prompts():
 
 def test_ranks_of_a_model_that_ask_for_different_prompts_are_told(tmp_path):
     run_ranks(2, ask_different_prompts, tmp_path)
+
+
+def sample_with_unlike_rewards(sizes):
+    """A judge that never says the same twice."""
+    with model_parallel(**sizes):
+        model = small_model(small_config(**sizes))
+        reward = functools.partial(judge, offset=10 * dist.get_rank())
+        sampler = MegatronSampler(model, reward, group_size=2, sampling=SAMPLING)
+        (group,) = sampler.sample_and_score_batch(
+            [Prompt(__key__="p", __restore_key__=(), __subflavors__=None,
+                    tokens=np.array([5, 6]), source="web", metadata={})], seed=3,
+        )  # fmt: skip
+        return group.tokens.tolist(), group.rewards.tolist()
+
+
+def judge(prompt, responses, offset):
+    return [float(offset + n) for n in range(len(responses))]
+
+
+@pytest.mark.parametrize("sizes", [TENSORS, STAGES], ids=["tensors", "stages"])
+def test_a_reward_is_asked_once_for_a_replica(sizes, tmp_path):
+    one, other = run_ranks(2, functools.partial(sample_with_unlike_rewards, sizes), tmp_path)
+    assert one == other
+    assert one[1] == [0, 1]
 
 
 def policy(path, model, reward, **options):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from energon_ext import ConfigError, StateMismatchError
+from energon_ext.encoders.chat import PlainChatTemplate
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import DataExhaustedError, SamplerError, StateFormatError
 from energon_ext.rl import RLDataset, ScoredGroup, Unanswered
@@ -482,6 +483,18 @@ def test_states_of_other_runs_are_refused(sums):
             build(sums, Dice(), seed=1).restore_state({**state, field: None})
     with pytest.raises(ConfigError, match="before the first batch"):
         dataset.restore_state(state)
+
+
+def test_a_resume_with_another_chat_template_is_refused(sums):
+    class Shouted(PlainChatTemplate):
+        def fingerprint(self):
+            return {"kind": "shouted"}
+
+    dataset = build(sums, Dice())
+    next(dataset)
+    other = build(sums, Dice(), loader={"chat_template": Shouted()})
+    with pytest.raises(StateMismatchError, match="chat_template: saved .*plain.*, now .*shouted"):
+        other.restore_state(dataset.save_state())
 
 
 def test_a_state_with_anything_changed_is_refused_and_nothing_begins(sums):

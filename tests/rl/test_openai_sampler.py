@@ -7,15 +7,19 @@ import json
 import socket
 import sys
 import threading
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+import torch
 
 from energon_ext import ConfigError
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import SamplerError
-from energon_ext.rl import OpenAISampler, RLDataset
+from energon_ext.losses import unified_loss
+from energon_ext.rl import OpenAISampler, RLDataset, Unanswered
+from energon_ext.rl.ask import ask_sampler
 from tests.rl.prompts import prompt_loader, write_sums
 
 #: 256 MiB in a quarter of a megabyte.
@@ -31,6 +35,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.requests = []
+        self.policy = None  # logits of one token, of which the answers are drawn
         self.misfortunes = []  # what happens to the next requests, in order
         self.release = threading.Event()
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
@@ -53,12 +58,22 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Encoding", "gzip")
             self.end_headers()
             self.wfile.write(BOMB)
+        elif happens == "drip":
+            self.send_response(200)
+            self.end_headers()
+            while not server.release.wait(0.05):
+                self.wfile.write(b" ")
         elif happens == "drop":
             self.connection.shutdown(socket.SHUT_RDWR)
         elif isinstance(happens, tuple):
             self._send(happens[0], {"error": "out of luck"}, headers=happens[1])
         elif happens is not None:
             self._send(200, happens)
+        elif self.path == "/update_weights_from_disk":
+            server.policy = torch.load(body["model_path"])
+            self._send(200, {"success": True})
+        elif server.policy is not None:
+            self._send(200, policy_answers(server.policy, body))
         else:
             self._send(200, _ANSWERS[self.path](body))
 
@@ -82,6 +97,7 @@ def vllm_answers(body):
         {
             "index": n,
             "text": "?",
+            "finish_reason": "stop" if n < 2 else "length",
             "token_ids": [last + 1 + k for k in range(n + 1)],
             "logprobs": {"token_logprobs": [-0.5 * (k + 1) for k in range(n + 1)]},
         }
@@ -96,9 +112,10 @@ def sglang_answers(body):
         {
             "text": "?",
             "meta_info": {
+                "finish_reason": {"type": "stop" if n < 2 else "length"},
                 "output_token_logprobs": [
                     [-0.5 * (k + 1), last + 1 + k, None] for k in range(n + 1)
-                ]
+                ],
             },
         }
         for n in range(body["sampling_params"]["n"])
@@ -148,6 +165,7 @@ def test_tokens_and_log_probs_of_either_server_become_groups(server, api):
         assert group.log_probs.tolist() == [[-0.5, 0, 0], [-0.5, -1, 0], [-0.5, -1, -1.5]]
         assert group.rewards.tolist() == group.response_lens.tolist() == [1, 2, 3]
         assert group.prompt_len == 2
+        assert group.truncated.tolist() == [False, False, True]
 
 
 def test_the_request_says_what_is_wanted(server):
@@ -210,11 +228,25 @@ def test_no_server_is_an_error_and_not_a_hang():
             sampler.sample_and_score_batch(prompts(10), 0)
 
 
-def test_a_refused_request_is_not_tried_again(server):
+def test_a_prompt_that_the_server_refuses_is_left_out_and_the_others_answered(server):
     server.misfortunes = [(400, ())]
-    with pytest.raises(SamplerError, match="answered status 400: .*out of luck"):
-        sampler_for(server).sample_and_score_batch(prompts(10), 0)
-    assert len(server.requests) == 1
+    sampler = sampler_for(server, max_concurrent=1)
+    refused, group = sampler.sample_and_score_batch(prompts(10, 20), 0)
+    assert isinstance(refused, Unanswered)
+    assert "answered status 400: " in refused.reason and "out of luck" in refused.reason
+    assert group.rewards.tolist() == [1, 2, 3]
+    assert len(server.requests) == 2  # it is not tried again
+
+
+def test_a_server_that_sends_for_ever_is_not_waited_for(server):
+    server.misfortunes = ["drip"]
+    sampler = sampler_for(server, call_timeout_seconds=0.5)
+    message = r"Prompt \w+ .and 1 more in the same call.: http.* did not answer all 2 prompts of a "
+    with pytest.raises(SamplerError, match="did not answer all 2 prompts of a call in 0.5 seconds"):
+        sampler.sample_and_score_batch(prompts(10, 20), 0)
+    server.misfortunes = ["drip"]
+    with pytest.raises(SamplerError, match=message):
+        ask_sampler(sampler, prompts(10, 20), 0, 260)
 
 
 def test_an_answer_is_unpacked_to_a_limit(server):
@@ -251,9 +283,9 @@ def test_answers_that_are_none_are_named(server, answer, message):
 
 
 def test_one_failure_cancels_the_other_requests(server):
-    server.misfortunes = ["hang", (400, ())]
+    server.misfortunes = ["hang", (403, ())]
     sampler = sampler_for(server)
-    with pytest.raises(SamplerError, match="status 400"):
+    with pytest.raises(SamplerError, match="status 403"):
         sampler.sample_and_score_batch(prompts(10, 20), 0)  # returns though one of them hangs
 
 
@@ -270,6 +302,85 @@ def test_a_dataset_samples_from_a_server(server, tmp_path):
     assert len(batch.rewards) >= 12
 
 
+def policy_answers(logits, body):
+    """Answers of one token each, drawn from the weights that the server has."""
+    random = torch.Generator().manual_seed(body["seed"])
+    chances = torch.softmax(logits, -1)
+    tokens = torch.multinomial(chances, body["n"], replacement=True, generator=random).tolist()
+    return {
+        "choices": [
+            {
+                "index": n,
+                "token_ids": [token],
+                "finish_reason": "stop",
+                "logprobs": {"token_logprobs": [float(chances[token].log())]},
+            }
+            for n, token in enumerate(tokens)
+        ]
+    }
+
+
+def train_on_a_server(server, folder, steps, sync):
+    """Rewards and gaps ``log mu - log pi`` of a policy of one token that wants the token 7."""
+    logits = torch.zeros(8, requires_grad=True)
+    optimizer = torch.optim.SGD([logits], lr=1.0)
+
+    def save_and_load(step):
+        torch.save(logits.detach(), folder / f"policy{step}.pt")
+        body = json.dumps({"model_path": str(folder / f"policy{step}.pt")}).encode()
+        headers = {"Content-Type": "application/json"}
+        url = f"{server.url}/update_weights_from_disk"
+        urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60).close()
+
+    def wants_seven(prompt, responses):
+        return [float(response == [7]) for response in responses]
+
+    save_and_load(0)
+    dataset = RLDataset(
+        prompt_loader(write_sums(folder), prompts_per_call=4),
+        OpenAISampler(server.url, wants_seven, group_size=8, max_new_tokens=1),
+        seq_len=48,
+        rows=4,
+        groups_per_batch=2,
+        max_staleness=0,
+        max_attempts=40,
+        sync_weights=save_and_load if sync else None,
+    )
+    rewards, gaps = [], []
+    for _ in range(steps):
+        batch = next(dataset)
+        everywhere = logits.expand(batch.num_tokens, 8)
+        loss = unified_loss(
+            everywhere,
+            batch.labels.clamp(max=7),
+            batch.token_weights,
+            sampler_log_probs=batch.log_probs,
+            ratio_limit=2.0,
+        )
+        trained = batch.token_weights != 0
+        now = torch.log_softmax(logits.detach(), -1)[batch.labels[trained]]
+        gaps.append(float((batch.log_probs[trained] - now).abs().max()))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        rewards.append(dataset.metrics["reward/mean"])
+    return rewards, gaps
+
+
+def test_a_policy_on_a_server_learns_with_the_weights_it_is_sent(server, tmp_path):
+    rewards, gaps = train_on_a_server(server, tmp_path, 8, sync=True)
+    assert rewards[0] < 0.3 < 0.5 < sum(rewards[-2:]) / 2
+    assert max(gaps) < 1e-5  # what is trained is what has answered
+    updates = [body["model_path"] for path, _, body in server.requests if "update" in path]
+    assert updates == [f"{tmp_path}/policy{step}.pt" for step in (0, *range(8))]
+
+
+def test_a_server_without_new_weights_shows_in_the_gap(server, tmp_path):
+    rewards, gaps = train_on_a_server(server, tmp_path, 6, sync=False)
+    assert gaps[0] < 1e-5 and gaps[-1] > 0.3
+    assert max(rewards) < 0.4
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -278,6 +389,7 @@ def test_a_dataset_samples_from_a_server(server, tmp_path):
         ({"max_new_tokens": 0}, "max_new_tokens: 0 found"),
         ({"max_retries": -1}, "max_retries: -1 found"),
         ({"timeout_seconds": 0}, "timeout_seconds: 0 found"),
+        ({"call_timeout_seconds": 0}, "call_timeout_seconds: 0 found"),
     ],
 )
 def test_bad_options_are_refused(options, message):
