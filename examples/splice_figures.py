@@ -74,6 +74,34 @@ def draw_loss_over_offsets(curves: dict[str, LossMap], path: str | Path) -> None
     figure.savefig(path, dpi=120)
 
 
+def draw_lines(
+    curves: dict[str, tuple[list[float], list[float]]],
+    path: str | Path,
+    title: str,
+    subtitle: str,
+    axis_names: tuple[str, str],
+) -> None:
+    """Draw lines, each with its name at its end, as a PNG.
+
+    Args:
+        curves: x and y of each line.
+        path: of the file.
+        title, subtitle: above the picture.
+        axis_names: of x and y.
+    """
+    figure, (axes,) = new_figure(title, subtitle, height=3.6)
+    ends = []
+    for (x, y), color in zip(curves.values(), COLORS):
+        axes.plot(x, y, color=color, linewidth=1.6, marker="o" if len(x) < 20 else None, ms=4)
+        ends.append(y[-1])
+    axes.set_xlim(x[0], x[-1])
+    axes.set_ylim(bottom=0)
+    label_ends(axes, np.array(ends), list(curves), COLORS)
+    axes.set_xlabel(axis_names[0], color=MUTED)
+    axes.set_ylabel(axis_names[1])
+    figure.savefig(path, dpi=120)
+
+
 def _edges(offsets: np.ndarray) -> np.ndarray:
     """Borders of cells around offsets."""
     if len(offsets) == 1:

@@ -257,11 +257,10 @@ def splice_from_config(value: Any, where: str) -> SpliceFields:
         ConfigError: names the place, the field, what was found and what is allowed.
 
     Example:
-        >>> splice_from_config({"num_docs": 3, "content_lenght": 64}, "blend[0].splice")
-        ... # doctest: +ELLIPSIS
+        >>> splice_from_config({"doc_index": 3, "content_length": 1}, "blend[0].splice")
         Traceback (most recent call last):
-        energon_ext.errors.ConfigError: blend[0].splice: no field 'content_lenght' in a splice of \
-many documents; it has ...; did you mean content_length or min_doc_length?
+        energon_ext.errors.ConfigError: blend[0].splice: content_length: 1 found, an integer >= 2 \
+is needed.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: {value!r:.80} found, a mapping as {{num_docs: 3}} is needed.")

@@ -158,3 +158,22 @@ def test_the_example_makes_the_loss_flat_over_all_offsets(tmp_path):
     assert largest["every offset"] < 0.3 and mean["offset 0 only"] > 1 and largest["RoPE"] < 0.3
     assert float(re.search(r"differ by (\S+)", run.stdout)[1]) <= 1e-5
     assert (tmp_path / "positions.png").exists()
+
+
+@pytest.mark.nightly
+def test_the_experiments_draw_what_they_print(tmp_path):
+    """Short: the trained model is better the fewer documents it has, and pictures are drawn."""
+    texts = [f"Document {n}: " + "abcdefghij"[n % 10 :] * (8 + n) for n in range(12)]
+    write_dataset(tmp_path / "data", texts)
+    run = subprocess.run(
+        [sys.executable, "examples/05_splice_experiments.py", tmp_path / "data", "--steps", "30"]
+        + ["--output", tmp_path / "figures", "--experiment", "documents"],
+        cwd=CHECKOUT,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    losses = [float(found) for found in re.findall(r"mean loss ([\d.]+)", run.stdout)]
+    assert len(losses) == 4 and losses[0] < losses[2]
+    assert (tmp_path / "figures" / "documents.png").read_bytes().startswith(b"\x89PNG")
