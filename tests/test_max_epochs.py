@@ -225,7 +225,7 @@ def megatron_loader(path, **options):
     return MegatronEnergonLoader(load(path, **options), watchdog_timeout_seconds=None)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.nightly)])
 def test_when_none_is_left_the_run_ends_with_the_limits(data, num_workers, caplog):
     path = write(data / "all.yaml", {"blend": [entry("web", 2), entry("math", 1)]})
     loader = megatron_loader(path, num_workers=num_workers)

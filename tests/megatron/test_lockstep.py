@@ -213,6 +213,7 @@ def reinforce(path, sizes, steps):
         return rewards, of_all, moved, dense
 
 
+@pytest.mark.nightly
 def test_a_mixture_of_experts_learns_by_grpo_with_its_experts_on_two_ranks(byte_prompts, tmp_path):
     found = run_ranks(2, functools.partial(reinforce, byte_prompts, EXPERTS, 25), tmp_path)
     for rewards, _, moved, _ in found:
