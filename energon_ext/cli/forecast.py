@@ -142,7 +142,9 @@ def _remark(found: Forecast, number: int) -> str:
     weightless = np.flatnonzero(found.shares[:, number] == 0)
     begins = np.concatenate([[0], found.ends[:-1]])
     if len(weightless):
-        return f"weight 0 at step {begins[weightless[0]]:,}"
+        # Up to the end of the first windows in a row that have none.
+        last = weightless[np.flatnonzero(np.diff(weightless, append=np.inf) > 1)[0]]
+        return f"weight 0 from step {begins[weightless[0]]:,} to {found.ends[last] - 1:,}"
     return ""
 
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 _OPTIONS = (
     click.argument("metadataset", type=click.Path(path_type=Path)),
     click.option("--split", default="train", help="Split of the metadataset."),
-    click.option("--seq-length", type=click.IntRange(2), default=256, help="Positions of a row."),
+    click.option(
+        "--seq-length", type=click.IntRange(2, 2**24), default=256, help="Positions of a row."
+    ),
     click.option("--packing", type=click.Choice(["bin", "sequential"]), default="bin"),
     click.option(
         "--tokenizer", default="bytes", help="bytes, a tokenizer.json, a folder or a name."

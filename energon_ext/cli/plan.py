@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from energon_ext.plan.dataset import BlendedDataset
     from energon_ext.splice.source import SpliceSource
 
-COUNT = click.IntRange(1)
+COUNT = click.IntRange(1, 10**12)
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 #: Documents of a source that are listed.
@@ -35,7 +35,9 @@ MOST_DOCUMENTS = 40
 @click.option("--ranks", type=COUNT, default=1, help="Data-parallel ranks.")
 @click.option("--micro-batch-size", type=COUNT, help="Rows.  [default: all of a rank]")
 @click.option("--balance", is_flag=True, help="Show how unevenly ranks would be busy.")
-@click.option("--tokens-per-doc", type=click.FloatRange(1), help="Of streamed sources, on average.")
+@click.option(
+    "--tokens-per-doc", type=click.FloatRange(1, 1e9), help="Of streamed sources, on average."
+)
 @click.option("--exact", is_flag=True, help="Plan every row, however long it takes.")
 @click.option("--png", type=FILE, help="Draw the forecast.")
 @click.option("--html", type=FILE, help="Write it as one page.")

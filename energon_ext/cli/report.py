@@ -252,6 +252,7 @@ PAGE = Template("""<!doctype html>
   table { border-collapse: collapse; width: 100%; font-size: .9rem; }
   th, td { padding: .4rem .75rem; text-align: right; border-bottom: 1px solid var(--line); }
   th:first-child, td:first-child, details td { text-align: left; overflow-wrap: anywhere; }
+  thead th:first-child { min-width: 9rem; }
   details { margin-top: 2rem; }
 </style>
 <h1>$title</h1>

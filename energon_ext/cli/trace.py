@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("metadataset", type=click.Path(path_type=Path))
-@click.option("--step", type=click.IntRange(0), required=True, help="Steps before it: 0 is first.")
+@click.option(
+    "--step", type=click.IntRange(0, 10**12), required=True, help="Steps before it: 0 is first."
+)
 @click.option("--document", metavar="SOURCE:NUMBER", help="Which steps up to --step read it.")
 @click.option("--rank", type=click.IntRange(0), help="Only the rows of this data-parallel rank.")
 @click.option("--world-size", type=click.IntRange(1), default=1, help="Data-parallel ranks.")
@@ -59,9 +61,12 @@ def trace(
     if document is not None:
         source, number = _document(document, blend)
         for found, row in _readings(blend, start, steps, step, source, number):
-            _say({"step": found, **row.to_json()}, as_json, f"step {found}, {_where(row)}")
+            skipped = ", skipped" if _is_skipped(found, blend) else ""
+            _say({"step": found, **row.to_json()}, as_json, f"step {found}{skipped}, {_where(row)}")
         return
-    if any(first <= step < stop for first, stop in blend.skip):
+    if rank is not None and rank >= blend.topology.ranks:
+        raise ConfigError(f"--rank {rank}: of {blend.topology.ranks}; see --world-size.")
+    if _is_skipped(step, blend):
         click.echo(f"Step {step} is skipped: the metadataset says so.", err=True)
     decode = _decoder(tokenizer)
     for row in _rows(blend, start, steps, step):
@@ -69,6 +74,10 @@ def trace(
             described = _described(row, blend, decode)
             lines = [_where(row), *(f"    {each['text']}" for each in described)]
             _say({"step": step, **row.to_json(), "files": described}, as_json, "\n".join(lines))
+
+
+def _is_skipped(step: int, blend: BlendedDataset) -> bool:
+    return any(first <= step < stop for first, stop in blend.skip)
 
 
 def _planned(
@@ -168,6 +177,9 @@ def _document(text: str, blend: BlendedDataset) -> tuple[str, int]:
     if source not in blend.sources or not number.isdecimal():
         known = ", ".join(blend.keys[:4])
         raise ConfigError(f"--document {text}: SOURCE:NUMBER is needed; sources are {known}.")
+    rows: Any = blend.sources[source].rows
+    if int(number) >= len(rows.documents):
+        raise ConfigError(f"--document {text}: {source} has {len(rows.documents):,} documents.")
     return source, int(number)
 
 

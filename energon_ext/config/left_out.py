@@ -80,9 +80,9 @@ def _read(path: EPath) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise ConfigError(f"{path}: no such file, which a metadataset names to exclude documents.")
     numbers: dict[str, list[int]] = {}
-    with path.open("r") as file:
+    with path.open("rb") as file:
         for line in range(1, MOST_EXCLUDED + 2):
-            text = file.readline(LONGEST_LINE)
+            text = file.readline(LONGEST_LINE).decode("utf-8", "replace")
             if not text:
                 break
             source, _, number = text.strip().rpartition(":")

@@ -263,7 +263,7 @@ def _row_contents(
     for source in sources:
         rows: Any = source.rows
         if source.streamed is not None:
-            if tokens_per_document is None:
+            if tokens_per_document is None or not tokens_per_document >= 1:
                 raise ConfigError(
                     f"{source.key}: is streamed, so its lengths are not known; give "
                     f"--tokens-per-doc."

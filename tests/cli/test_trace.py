@@ -133,6 +133,8 @@ def test_rows_of_a_rank_are_shown_with_file_and_text(data):
     ("arguments", "message"),
     [
         (["--step", "3", "--document", "a"], "--document a: SOURCE:NUMBER is needed; sources are"),
+        (["--step", "3", "--document", "a:150"], "--document a:150: a has 150 documents."),
+        (["--step", "3", "--rank", "5"], "--rank 5: of 1; see --world-size."),
         (["--step", "3", "--global-batch-size", "7", "--world-size", "2"], "rows_per_step: 7"),
     ],
 )

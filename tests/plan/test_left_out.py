@@ -201,6 +201,12 @@ def test_a_line_that_names_no_document_is_refused(folder, line, words):
         Run(mix(folder, **exclude(folder, line)), rows=ROWS)
 
 
+def test_a_file_that_is_no_text_is_refused(folder):
+    (folder / "excluded.txt").write_bytes(bytes(range(128, 250)))
+    with pytest.raises(ConfigError, match="line 1: .* SOURCE:NUMBER is needed"):
+        Run(mix(folder, exclude="excluded.txt"), rows=ROWS)
+
+
 def test_a_missing_file_is_refused(folder):
     with pytest.raises(ConfigError, match="gone.txt: no such file"):
         Run(mix(folder, exclude="gone.txt"), rows=ROWS)
