@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from energon_ext.cli import echo
 from energon_ext.documents.origins import origins_of
-from energon_ext.errors import ConfigError, printable
+from energon_ext.errors import ConfigError
 
 if TYPE_CHECKING:
     from energon_ext.plan.dataset import BlendedDataset
@@ -213,7 +213,7 @@ def _described(
         text += f" (from {origin})" if origin else ""
         if decode is not None:
             beginning = decode(files.document(document)[start : min(stop, start + 24)].tolist())
-            text += f": {printable(beginning)!r}"
+            text += f": {beginning!r}"
         where = {"file": prefix, "number": number, "origin": origin}
         found.append({"document": document, **where, "text": text})
     return found
