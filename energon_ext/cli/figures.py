@@ -9,6 +9,7 @@ matplotlib figure with one sentence that says what it shows.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -27,7 +28,9 @@ from energon_ext.cli.figure_style import (
 )
 from energon_ext.cli.metrics import Run, mean_of_finite
 from energon_ext.cli.spikes import Spike
-from energon_ext.plan.forecast import Forecast
+
+if TYPE_CHECKING:
+    from energon_ext.plan.forecast import Forecast
 
 WINDOWS = 30
 MAX_LABEL = 18
@@ -162,7 +165,7 @@ def loss_over_tokens_picture(run: Run) -> Picture:
     )
 
 
-def forecast_picture(found: Forecast) -> Picture:
+def forecast_picture(found: "Forecast") -> Picture:
     """Share and epochs of every source over the steps of a forecast."""
     order = np.argsort(-found.tokens.sum(0), kind="stable")
     many = len(order) > len(COLORS)
@@ -205,7 +208,7 @@ def forecast_picture(found: Forecast) -> Picture:
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=ROUND_TICKS))
     names = [f"{label} {last:.2f}" for label, last in zip(labels, epochs[-1])]
     label_ends(lower, epochs[-1], names, COLORS)
-    ended = f"; {len(found.exhausted)} of its sources end before it" if found.exhausted else ""
+    ended = f"; {len(found.exhausted)} of them end before" if found.exhausted else ""
     return Picture(
         "forecast",
         figure,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterator
+from typing import TYPE_CHECKING, Iterator, Mapping
 
 import numpy as np
 from tqdm import tqdm
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: Rows that are planned one by one unless asked for; more are estimated.
 MOST_EXACT_ROWS = 1 << 18
 
-#: Steps over which the imbalance is averaged.
+#: Steps from the first on over which the imbalance is averaged.
 BALANCED_STEPS = 20
 
 #: Sources and breakpoints that are listed.
@@ -43,6 +43,8 @@ def made(
         raise ConfigError(
             "--exact: a streamed source makes it impossible; the lengths are not known."
         )
+    if tokens_per_document is not None and blend.is_shared:
+        raise ConfigError("--tokens-per-doc: is of streamed sources, and there is none.")
     rows = steps * blend.topology.rows_per_step
     if exact or (blend.is_shared and rows <= MOST_EXACT_ROWS):
         off = None if steps > 1000 and sys.stderr.isatty() else True
@@ -61,24 +63,29 @@ def text(found: Forecast, blend: BlendedDataset, steps: int) -> str:
         named = ", ".join(f"{point:,}" for point in late[:MOST_BREAKPOINTS])
         more = f" and {len(late) - MOST_BREAKPOINTS} more" if len(late) > MOST_BREAKPOINTS else ""
         lines.append(f"The run ends before the breakpoints {named}{more}.")
-    if blend.skip:
-        named = ", ".join(f"{first:,} to {stop - 1:,}" for first, stop in blend.skip)
+    if blend.clock.skip:
+        named = ", ".join(f"{first:,} to {stop - 1:,}" for first, stop in blend.clock.skip)
         lines.append(f"Steps {named} are planned and not read; they are counted here.")
     return "\n".join(lines)
 
 
-def imbalance_table(blend: BlendedDataset, steps: int) -> str:
-    """Heaviest over mean of ranks and micro-batches, in the natural order and dealt."""
+def imbalance_of(blend: BlendedDataset) -> dict[str, tuple[float, float]]:
+    """Heaviest over mean of ranks and of micro-batches, in the natural order and dealt."""
     from energon_ext.plan.cost import AttentionCost
     from energon_ext.plan.forecast import imbalance
 
     if not blend.is_shared:
         raise ConfigError("--balance: rows of streamed sources are not known before they are read.")
-    topology, count = blend.topology, min(steps, BALANCED_STEPS)
-    some = itertools.islice(blend.planned_steps(), count)
-    found = imbalance(blend, AttentionCost(), topology, some)
+    some, cost = itertools.islice(blend.planned_steps(), BALANCED_STEPS), AttentionCost()
+    rows = blend.topology.rows_per_step
+    return imbalance((step.costs(cost, rows) for step in some), blend.topology)
+
+
+def imbalance_table(found: Mapping[str, tuple[float, float]], blend: BlendedDataset) -> str:
+    """The same in lines."""
+    topology = blend.topology
     cells = [[f"{found[name][place]:.3f}" for name in found] for place in (0, 1)]
-    title = f"{topology.ranks} ranks x {topology.rounds} micro-batches, {count} steps"
+    title = f"{topology.ranks} ranks x {topology.rounds} micro-batches, first steps"
     return table(
         [
             [f"heaviest over mean, {title}", *found],
@@ -101,7 +108,7 @@ HEAD = [
 
 
 def _headline(found: Forecast, blend: BlendedDataset) -> str:
-    rows, seq_len = blend.topology.rows_per_step, blend.row_tokens
+    rows, seq_len = blend.topology.rows_per_step, blend.clock.row_tokens
     how = "planned exactly"
     if not found.is_exact:
         how = f"estimated; shares are within {found.spread.max():.2%} with 95 % chance"

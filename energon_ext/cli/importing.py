@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -107,6 +106,8 @@ def _write(output: Path, splits: Mapping[str, Any], remarks: Sequence[str]) -> N
     try:
         YamlChecker().check(EPath(str(written)), next(iter(splits)))
         written.replace(output)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace(written.name, output.name)) from error
     finally:
         written.unlink(missing_ok=True)
 
@@ -188,11 +189,12 @@ def _parts(split: str | None) -> dict[str, list[str] | None]:
 
 
 def _blends_of_splits(path: Path) -> dict[str, Blend]:
-    try:
-        content = json.loads(_text(path))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not a JSON file ({error}).") from error
-    if not isinstance(content, dict) or "train" not in content or set(content) - set(SPLITS):
+    from megatron.energon.epathlib import EPath
+
+    from energon_ext.config.yaml_file import read_mapping
+
+    content = read_mapping(EPath(str(path)), may_be_json=True)
+    if "train" not in content or set(content) - set(SPLITS):
         raise ConfigError(f"{path}: a mapping of {', '.join(SPLITS)} is needed.")
     blends = {}
     for name, value in content.items():

@@ -29,7 +29,7 @@ MOST_DOCUMENTS = 40
 
 @click.command()
 @mix_options
-@click.option("--at", default="", help="Optimizer steps, as 0,100,500.  [default: the breakpoints]")
+@click.option("--at", show_default="the breakpoints", help="Optimizer steps, as 0,100,500.")
 @click.option("--steps", type=COUNT, help="Forecast a run of so many optimizer steps.")
 @click.option("--global-batch-size", type=COUNT, default=1, help="Rows of a step.")
 @click.option("--ranks", type=COUNT, default=1, help="Data-parallel ranks.")
@@ -39,12 +39,12 @@ MOST_DOCUMENTS = 40
     "--tokens-per-doc", type=click.FloatRange(1, 1e9), help="Of streamed sources, on average."
 )
 @click.option("--exact", is_flag=True, help="Plan every row, however long it takes.")
-@click.option("--png", type=FILE, help="Draw the forecast.")
+@click.option("--png", type=FILE, help="Draw the forecast, as PNG.")
 @click.option("--html", type=FILE, help="Write it as one page.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as one JSON object.")
 def plan(
     metadataset: Path,
-    at: str,
+    at: str | None,
     global_batch_size: int,
     ranks: int,
     micro_batch_size: int | None,
@@ -75,6 +75,8 @@ def plan(
 
     if steps is None and (png or html or as_json or exact):
         raise ConfigError("--png, --html, --json and --exact are of a forecast: give --steps.")
+    if steps is not None and at:
+        raise ConfigError("--at: shows shares, and --steps a forecast; give one of them.")
     with contextlib.redirect_stdout(sys.stderr):  # Energon says there what it opens
         dataset, _ = open_mix(
             metadataset,
@@ -84,14 +86,17 @@ def plan(
             **options,
         )
     blend = find_blend(dataset)
+    imbalance = forecast.imbalance_of(blend) if balance else None
     if steps is not None:
         found = forecast.made(blend, steps, tokens_per_doc, exact)
-        echo(json.dumps(found.to_json()) if as_json else forecast.text(found, blend, steps))
+        uneven = {"imbalance": imbalance} if imbalance else {}
+        content = json.dumps({**found.to_json(), **uneven}) if as_json else ""
+        echo(content or forecast.text(found, blend, steps))
         forecast.draw(found, metadataset.name, png, html)
     else:
-        echo(_shares(blend, _integers(at) or sorted({0, *blend.tree.breakpoints()})))
-    if balance:
-        echo("\n" + forecast.imbalance_table(blend, steps or 1 << 62))
+        echo(_shares(blend, _integers(at or "") or sorted({0, *blend.tree.breakpoints()})))
+    if imbalance and not as_json:
+        echo("\n" + forecast.imbalance_table(imbalance, blend))
     for source in [] if as_json else splices_of(dataset):
         echo("\n" + _documents(source))
 

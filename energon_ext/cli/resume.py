@@ -100,13 +100,18 @@ class NextRun:
         """What was skipped, and what the metadataset leaves out from here on."""
         blend, first = find_blend(self._dataset(0)), self._saved.blends[0]
         step, done = first["plan"]["step"], [tuple(each) for each in first["skipped"]]
-        ahead = [(max(begin, step), stop) for begin, stop in blend.skip if stop > step]
+        ahead = [(max(begin, step), stop) for begin, stop in blend.clock.skip if stop > step]
         for what, ranges in (("skipped", done), ("to be skipped", ahead)):
             if named := ", ".join(f"{begin:,} to {stop - 1:,}" for begin, stop in ranges):
                 yield f"steps {what}: {named}"
         for key, source in blend.sources.items():
-            if isinstance(source.rows, PlannedRows) and len(source.rows.excluded):
-                yield f"{key}: {len(source.rows.excluded):,} documents are excluded"
+            if not isinstance(source.rows, PlannedRows):
+                continue
+            if count := len(source.rows.excluded):
+                yield f"{key}: {count:,} documents are excluded"
+            saved = first["plan"]["sources"].get(key, {"rows": {}})["rows"].get("left_out", [])
+            if count := len(set(saved) - set(source.rows.excluded.tolist())):
+                yield f"{key}: {count:,} documents that were excluded come back"
 
     def restore(self) -> str:
         """Restore, and say what other ranks and workers might do as well."""

@@ -61,12 +61,12 @@ def trace(
     if document is not None:
         source, number = _document(document, blend)
         for found, row in _readings(blend, start, steps, step, source, number):
-            skipped = ", skipped" if _is_skipped(found, blend) else ""
+            skipped = ", skipped" if blend.clock.is_skipped(found) else ""
             _say({"step": found, **row.to_json()}, as_json, f"step {found}{skipped}, {_where(row)}")
         return
     if rank is not None and rank >= blend.topology.ranks:
         raise ConfigError(f"--rank {rank}: of {blend.topology.ranks}; see --world-size.")
-    if _is_skipped(step, blend):
+    if blend.clock.is_skipped(step):
         click.echo(f"Step {step} is skipped: the metadataset says so.", err=True)
     decode = _decoder(tokenizer)
     for row in _rows(blend, start, steps, step):
@@ -74,10 +74,6 @@ def trace(
             described = _described(row, blend, decode)
             lines = [_where(row), *(f"    {each['text']}" for each in described)]
             _say({"step": step, **row.to_json(), "files": described}, as_json, "\n".join(lines))
-
-
-def _is_skipped(step: int, blend: BlendedDataset) -> bool:
-    return any(first <= step < stop for first, stop in blend.skip)
 
 
 def _planned(
@@ -97,8 +93,10 @@ def _planned(
 
     from energon_ext.cli.resume import EncoderOfState, SavedData
     from energon_ext.encoders.load import get_train_dataset
+    from energon_ext.loader.compare import names_of
     from energon_ext.plan.lookup import find_blend
     from energon_ext.state.checkpoint import CheckpointStore
+    from energon_ext.state.match import KEPT, compare_sources
 
     stores = map(CheckpointStore, (run, run / "checkpoints"))  # one, or the folder of a run
     cursors = [saved.data() for store in stores for saved in store.complete()]
@@ -130,6 +128,9 @@ def _planned(
     ]
     if unknown:
         raise ConfigError(f"{unknown[0]}: is streamed or spliced; only token files are traced.")
+    for change in compare_sources(saved.blends, names_of(blend)):
+        if change.change != KEPT:
+            click.echo(f"{change.key}: {change.change}, beside the saved state.", err=True)
     if not before:
         return blend, 0, blend.planned_steps()
     # The step that is open is planned from its beginning; which of its rows are out says nothing.

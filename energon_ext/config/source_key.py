@@ -87,14 +87,14 @@ def set_origin(factory: BaseCoreDatasetFactory, origin: Origin) -> None:
     if inner is not None:
         limits = [n for n in (origin.max_epochs, inner.max_epochs) if n is not None]
         spliced = inner if inner.splice is not None else origin
-        origin = Origin(
-            origin.root,
-            inner.where,
-            min(limits, default=None),
-            inner.name or origin.name,
-            origin.left_out or inner.left_out,
-            spliced.splice,
-            spliced.splice_where,
+        origin = replace(
+            inner,
+            root=origin.root,
+            max_epochs=min(limits, default=None),
+            name=inner.name or origin.name,
+            left_out=origin.left_out or inner.left_out,
+            splice=spliced.splice,
+            splice_where=spliced.splice_where,
         )
     setattr(factory, _ORIGIN_ATTRIBUTE, origin)
 

@@ -156,13 +156,7 @@ class TokenFiles:
             vocab_size: ids are in ``[0, vocab_size)``; a million is looked at, over 64 files at
                 most.
         """
-        for pair in self._pairs:
-            written = fingerprint if pair.meta is None else pair.meta["tokenizer"]
-            if written != fingerprint:
-                raise ConfigError(
-                    f"{pair.prefix}: written with the tokenizer {written}, to be read with "
-                    f"{dict(fingerprint)}; use the one it was written with."
-                )
+        self._check_written("tokenizer", fingerprint)
         checked = self._pairs[:: -(-len(self._pairs) // _CHECKED_FILES)]
         for pair in checked:
             tokens = open_tokens(pair)[: _CHECKED_TOKENS // len(checked)]
@@ -175,12 +169,15 @@ class TokenFiles:
 
     def check_chat_template(self, fingerprint: Mapping[str, Any]) -> None:
         """Raise ConfigError where a file says that its conversations are in another template."""
+        self._check_written("chat_template", fingerprint)
+
+    def _check_written(self, field: str, now: Mapping[str, Any]) -> None:
         for pair in self._pairs:
-            written = (pair.meta or {}).get("chat_template", fingerprint)
-            if written != fingerprint:
+            written = (pair.meta or {}).get(field, now)
+            if written != now:
                 raise ConfigError(
-                    f"{pair.prefix}: written with the chat template {written}, to be read with "
-                    f"{dict(fingerprint)}; use the one it was written with."
+                    f"{pair.prefix}: written with the {field.replace('_', ' ')} {written}, to be "
+                    f"read with {dict(now)}; use the one it was written with."
                 )
 
     @property

@@ -19,6 +19,7 @@ from megatron.core.tensor_parallel.mappings import gather_from_tensor_model_para
 from megatron.core.utils import get_attr_wrapped_model
 
 from energon_ext.errors import ConfigError, SamplerError
+from energon_ext.state.together import collective_device
 
 T = TypeVar("T")
 
@@ -60,7 +61,7 @@ class Lockstep:
         """The largest of each value over all ranks."""
         if self.group.size() == 1:
             return list(values)
-        largest = torch.tensor(values, dtype=torch.int64, device=_device())
+        largest = torch.tensor(values, dtype=torch.int64, device=collective_device())
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
         return largest.tolist()
 
@@ -146,11 +147,3 @@ class Lockstep:
                     "the ranks of a model ask for different prompts; give their RLDatasets one "
                     "data-parallel rank and seed"
                 )
-
-
-def _device() -> torch.device:
-    return (
-        torch.device("cuda", torch.cuda.current_device())
-        if torch.cuda.is_available()
-        else (torch.device("cpu"))
-    )

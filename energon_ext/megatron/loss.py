@@ -106,14 +106,8 @@ def make_loss_func(
             losses = losses * truncated_ratios(nll, batch.log_probs, ratio_limit)
         loss_sum = losses.sum() * weight_scale
         num_tokens = (counted.double().sum() * weight_scale).round().to(torch.int32)
-        return (
-            loss_sum,
-            num_tokens,
-            {
-                **_report(batch, losses.detach(), counted),
-                **report,
-            },
-        )
+        report = {**_report(batch, losses.detach(), counted), **report}
+        return loss_sum, num_tokens, report
 
     return loss_func
 

@@ -22,7 +22,7 @@ from megatron.core import parallel_state
 
 from energon_ext.megatron.loss import LOSS_KEY, SOURCE_PREFIX
 from energon_ext.megatron.megatron_lm_state import MegatronLMLoader
-from energon_ext.state.together import on_all_ranks
+from energon_ext.state.together import collective_device, on_all_ranks
 
 FILE_NAME = "metrics.jsonl"
 ABOUT = ("documents", "names", "interleaves")  # what the line of a start says of the sources
@@ -103,7 +103,7 @@ class DataLog:
                 shares = blend.planned_shares(blend.position(step, self._row))
                 own[2] = torch.tensor([shares.get(key, 0.0) for key in keys])
             self._row = self._rows()
-        counts = own.to("cuda" if torch.cuda.is_available() else "cpu")
+        counts = own.to(collective_device())
         # Not over context-parallel ranks, which all load the same.
         dist.all_reduce(counts, group=parallel_state.get_tensor_and_data_parallel_group())
         return counts

@@ -31,6 +31,7 @@ from energon_ext.megatron.context_parallel import (
 from energon_ext.megatron.loss import LossFunc, make_loss_func
 from energon_ext.megatron.moe import check_router_losses, padding_mask_for
 from energon_ext.megatron.mtp import loss_mask_for
+from energon_ext.state.together import collective_device
 
 
 def get_batch(data_iterator: Iterator[PackedBatch] | None) -> PackedBatch:
@@ -49,7 +50,7 @@ def get_batch(data_iterator: Iterator[PackedBatch] | None) -> PackedBatch:
         SampleError: tensor-parallel rank 0 failed to draw; there the original error is raised.
         StopIteration: the iterator ended.
     """
-    batch = _whole_batch(data_iterator, _device())
+    batch = _whole_batch(data_iterator, collective_device())
     size = parallel_state.get_context_parallel_world_size()
     if size == 1:
         return batch
@@ -164,9 +165,3 @@ def _draw(data_iterator: Iterator[PackedBatch] | None) -> PackedBatch:
             "rank loads there. Set is_distributed = True on the dataloaders provider."
         )
     return next(data_iterator)
-
-
-def _device() -> torch.device:
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

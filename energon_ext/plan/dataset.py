@@ -81,8 +81,7 @@ class BlendedDataset(BaseWrapperDataset):
         weights = {source.key: source.weight for source in ordered}
         self.tree = tree or blend_of(weights, self.rule, **node_options)
         self.topology = topology or Topology.of(worker_config, None, None)
-        self.skip = tuple(skip)
-        self._clock = Clock(axis or ScheduleAxis(), self.topology, row_tokens, self.skip)
+        self.clock = Clock(axis or ScheduleAxis(), self.topology, row_tokens, tuple(skip))
         self._padding, self._cost = padding, None if self._streamed else cost
         self._restarts = restarts
         self._repeats = repeats
@@ -129,7 +128,7 @@ class BlendedDataset(BaseWrapperDataset):
 
     def position(self, step: int, row: int | None = None) -> int:
         """Where an optimizer step stands on the schedule axis; ``row`` is its first, if known."""
-        return self._clock.at_step(step, row)
+        return self.clock.at_step(step, row)
 
     def planned_shares(self, position: int) -> dict[str, float]:
         """The share that the weights give each source at a position, as if none had ended.
@@ -201,11 +200,6 @@ class BlendedDataset(BaseWrapperDataset):
         """What was drawn so far."""
         return self._active().plan
 
-    @property
-    def row_tokens(self) -> int:
-        """Positions of a row; 0 where rows differ."""
-        return self._clock.row_tokens
-
     def _read(self, numbers: range) -> Iterator[Any]:
         step = self._active().step
         assert step is not None
@@ -219,7 +213,7 @@ class BlendedDataset(BaseWrapperDataset):
         if self._cursor is None:
             self._cursor = Cursor(
                 self._new_plan(),
-                self._clock,
+                self.clock,
                 is_shared=self.is_shared,
                 cost=self._cost,
                 is_first=self._worker_number() == 0,
@@ -238,7 +232,7 @@ class BlendedDataset(BaseWrapperDataset):
             self.tree,
             self.keys,
             seed=str(self.worker_config.seed_offset),
-            row_tokens=self.row_tokens,
+            row_tokens=self.clock.row_tokens,
             phase=phase,
         )
         return Plan(self.sources, mixture)

@@ -19,7 +19,6 @@ import numpy as np
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND
-from energon_ext.plan.cost import Cost
 from energon_ext.plan.dataset import BlendedDataset
 from energon_ext.plan.deal import Topology, balanced
 from energon_ext.plan.source import Source
@@ -45,6 +44,7 @@ class Forecast:
         epoch_documents: documents in one epoch of each source, int64 [sources].
         exhausted: key -> the first step that lacks the source, as its last epoch has ended.
         positions: of all rows, with and without a token.
+        is_exact: whether the plan was made.
         spread: two standard deviations of the share of each source in all rows; 0 where exact.
     """
 
@@ -57,12 +57,8 @@ class Forecast:
     epoch_documents: np.ndarray
     exhausted: dict[str, int]
     positions: int
+    is_exact: bool
     spread: np.ndarray
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the plan was made."""
-        return not self.spread.any()
 
     @property
     def steps(self) -> int:
@@ -134,7 +130,8 @@ def planned(blend: BlendedDataset, steps: int, progress: Any = iter) -> Forecast
             for (key, source), last in zip(blend.sources.items(), lasts.tolist())
             if source.rows.is_finite and source.rows.ended
         },
-        positions=done * blend.topology.rows_per_step * blend.row_tokens,
+        positions=done * blend.topology.rows_per_step * blend.clock.row_tokens,
+        is_exact=True,
         spread=np.zeros(len(blend.keys)),
     )
 
@@ -199,26 +196,24 @@ def estimated(
         documents=by_window * documents_a_row,
         epoch_documents=np.array([s.documents for s in blend.sources.values()]),
         exhausted=exhausted,
-        positions=int(total * blend.row_tokens),
-        spread=np.maximum(2 * deviation / total, np.finfo(float).tiny),
+        positions=int(total * blend.clock.row_tokens),
+        is_exact=False,
+        spread=2 * deviation / total,
     )
 
 
-def imbalance(
-    blend: BlendedDataset, cost: Cost, topology: Topology, steps: Iterable[Any]
-) -> dict[str, tuple[float, float]]:
+def imbalance(steps: Iterable[np.ndarray], topology: Topology) -> dict[str, tuple[float, float]]:
     """How much longer the busiest takes than the mean, on average over steps.
 
     Args:
-        topology: of the run to be; its ``rows_per_step`` are those of the steps.
-        steps: of the plan.
+        steps: costs of the rows of each, float64 [rows per step].
+        topology: who reads them.
 
     Returns:
         ``natural`` and ``dealt``, each (ranks, micro-batches of a round): heaviest over mean.
     """
     orders: dict[str, list[tuple[float, float]]] = {"natural": [], "dealt": []}
-    for step in steps:
-        costs = step.costs(cost, topology.rows_per_step)
+    for costs in steps:
         for name, order in (("natural", slice(None)), ("dealt", balanced(costs, topology))):
             grid = costs[order].reshape(topology.rounds, topology.ranks, -1).sum(2)
             ranks, heaviest = grid.sum(0), grid.max(1) / np.maximum(grid.mean(1), 1e-30)
@@ -256,7 +251,7 @@ def _row_contents(
     sources = list(blend.sources.values())
     tried = [s for s in sources if s.streamed is None][:: -(-len(sources) // _TRIED_SOURCES)]
     contents = {source.key: _tried(source) for source in tried}
-    seq_len = blend.row_tokens
+    seq_len = blend.clock.row_tokens
     fill = 1.0
     if contents and seq_len:
         fill = float(np.mean([tokens for tokens, _ in contents.values()])) / seq_len

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from energon_ext.rl.sampler import ScoredGroup
+from energon_ext.state.together import collective_device
 
 #: What becomes of a group that is not trained on, and what an error advises if all are so.
 REASONS = {
@@ -109,8 +110,8 @@ class RolloutMetrics:
         """Counts and means of the last batch; over the ranks of a group, which call it together."""
         found = self.of_last_batch
         if all_ranks and found and dist.is_initialized() and dist.get_world_size(group) > 1:
-            device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
-            sums = torch.tensor(list(found.values()), dtype=torch.float64, device=device)
+            values = list(found.values())
+            sums = torch.tensor(values, dtype=torch.float64, device=collective_device())
             dist.all_reduce(sums, group=group)
             found = dict(zip(found, sums.tolist()))
         counts = ("valid_groups", *_OF_BATCH)

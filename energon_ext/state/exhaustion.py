@@ -11,6 +11,7 @@ import torch.distributed as dist
 from megatron.energon import WorkerConfig
 
 from energon_ext.errors import DataExhaustedError
+from energon_ext.state.together import collective_device
 
 
 def end_together(
@@ -51,7 +52,6 @@ def end_together(
 def _on_any_rank(here: bool, worker_config: WorkerConfig) -> bool:
     if worker_config.world_size == 1 or not dist.is_initialized():
         return here
-    device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
-    anywhere = torch.tensor(int(here), device=device)
+    anywhere = torch.tensor(int(here), device=collective_device())
     dist.all_reduce(anywhere, dist.ReduceOp.MAX, group=worker_config.data_parallel_group)
     return bool(anywhere)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from energon_ext.errors import EnergonExtError
@@ -43,6 +44,13 @@ def on_all_ranks(work: Callable[[], T], group: Any = None) -> list[T]:
         if other is not None:
             raise type(other)(f"On rank {rank}: {other}")
     return [result for result, _ in outcomes]
+
+
+def collective_device() -> torch.device:
+    """Where tensors lie that ranks add up: this process's GPU, where there is one."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def _portable(error: BaseException) -> EnergonExtError:

@@ -20,17 +20,11 @@ from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.plan.forecast import planned
 from energon_ext.plan.lookup import find_blend
 from tests.cli.command import energon_ext, error_line
-from tests.support import close_loaders, config, loader_for, write_dataset, write_mix, write_tokens
+from tests.support import config, loader_for, write_dataset, write_mix, write_tokens
 
 SEQ_LEN = 32
 #: Rows of SEQ_LEN tokens with one label more: full ones only, as Megatron counts samples.
 DOCUMENTS = {"web": 90, "code": 60, "wiki": 30}
-
-
-@pytest.fixture(autouse=True)
-def loaders_end():
-    yield
-    close_loaders()
 
 
 @pytest.fixture
@@ -196,14 +190,17 @@ def test_the_old_subflavor_is_carried_over_and_said(folder):
         (["1", "web", "code", "wiki"], "'code' found where a weight is needed"),
         (["--", "-1", "web", "2", "code"], "weights >= 0 are needed"),
         (["0", "web", "0", "code"], "weights >= 0 are needed"),
-        (["1", "gone"], "gone"),
+        (["1", "gone"], "out/mix.yaml: .*gone: does not exist"),
         (["gone", "web", "code"], "gone.*does not exist"),
         (["1", "web", "--split", "x"], "shares like 969,30,1 are needed"),
         (["1", "web", "--split", "0,1"], "shares like 969,30,1 are needed"),
         (["1", "web", "--phase-transition-iterations", "5"], "1 transitions need 2 lists"),
         (["1", "web", "--phase-transition-iterations", "5,x"], "1000,2000 is an example"),
         (["--data-args-path", "empty.txt"], "an empty list"),
-        (["--per-split-data-args-path", "one.txt"], "not a JSON file"),
+        (
+            ["--per-split-data-args-path", "one.txt"],
+            "one.txt: '1 web 3 code' found, a mapping is needed",
+        ),
         (["mix.yaml", "--split", "9,1"], "a metadataset has its own"),
     ],
 )

@@ -26,12 +26,6 @@ SIZES = {"a": (150, 100, 1), "b": (110, 10_000, 2), "c": (90, 20_000, 3)}
 TOPOLOGY = ("--world-size", str(RANKS), "--micro-batch-size", str(BATCH))
 
 
-@pytest.fixture(autouse=True)
-def loaders_end():
-    yield
-    close_loaders()
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """A run of twelve steps that gets another mix after eight, saved every fourth step."""

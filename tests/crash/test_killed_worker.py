@@ -14,7 +14,6 @@ from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.state.serialize import read_state_file
 from tests.support import (
     batch_hash,
-    close_loaders,
     config,
     loader_for,
     take,
@@ -25,12 +24,6 @@ from tests.support import (
 
 #: torch looks every five seconds whether a worker is still there.
 SOON = 12.0
-
-
-@pytest.fixture(autouse=True)
-def loaders_end():
-    yield
-    close_loaders()
 
 
 @pytest.fixture(scope="module")

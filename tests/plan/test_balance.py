@@ -18,16 +18,10 @@ from energon_ext.splice import MultiSpliceConfig
 from tests.plan.runs import SEQ_LEN, Run
 from tests.plan.test_topology import ROWS, blend, check_equal_everywhere, entry, yaml
 from tests.plan.test_topology import data as data
-from tests.support import LargeTokenizer, close_loaders
+from tests.support import LargeTokenizer
 
 #: Attention alone, so that rows differ as much as they can.
 SQUARES = AttentionCost(linear=0, quadratic=1)
-
-
-@pytest.fixture(autouse=True)
-def loaders_end():
-    yield
-    close_loaders()
 
 
 def encoder(balance="attention", cost=SQUARES):

@@ -16,7 +16,6 @@ from tests.cli.command import energon_ext, error_line
 from tests.plan.runs import SEQ_LEN, Run, write_numbered
 from tests.support import (
     LargeTokenizer,
-    close_loaders,
     config,
     write_dataset,
     write_tokens,
@@ -24,12 +23,6 @@ from tests.support import (
 
 FIRST_IDS = {"a": 100, "b": 10_000, "c": 20_000}
 ROWS = 8
-
-
-@pytest.fixture(autouse=True)
-def loaders_end():
-    yield
-    close_loaders()
 
 
 @pytest.fixture(scope="module")
@@ -178,13 +171,9 @@ def test_breakpoints_behind_the_end_are_named(folder):
 
 
 def test_imbalance_of_rows_whose_costs_are_known():
-    class FourRows:
-        def costs(self, cost, rows):
-            return np.array([4.0, 2.0, 1.0, 1.0])
-
     # Natural rounds (4, 2), (1, 1): ranks 5 and 3, mean 4; rounds 4/3 and 1. Dealt: 4 beside
     # 2 and then 1 beside 1 again, as no swap makes 5 and 3 more even.
-    found = imbalance(None, None, Topology(4, 1, 2), [FourRows()])
+    found = imbalance([np.array([4.0, 2.0, 1.0, 1.0])], Topology(4, 1, 2))
     assert found["natural"] == pytest.approx((5 / 4, (4 / 3 + 1) / 2))
     assert found["dealt"] == pytest.approx((5 / 4, (4 / 3 + 1) / 2))
 
@@ -247,10 +236,17 @@ def test_balance_compares_both_orders(bytes_mix):
     assert all(1 <= float(cell) < 2 for cell in lines[-2][1:])
 
 
+def test_the_json_holds_the_imbalance_too(bytes_mix):
+    result = forecast(bytes_mix, "--steps", 5, "--ranks", 2, "--balance", "--json")
+    assert json.loads(result.stdout)["imbalance"].keys() == {"natural", "dealt"}
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--html", "f.html"], "give --steps"),
+        (["--steps", 5, "--at", "3"], "give one of them"),
+        (["--steps", 5, "--tokens-per-doc", 9], "of streamed sources, and there is none"),
         (["--steps", 5, "--ranks", 3], "multiple of batch_size x data-parallel ranks"),
     ],
 )

@@ -12,18 +12,11 @@ import numpy as np
 import pytest
 
 from tests.plan.runs import Run, write_numbered
-from tests.support import close_loaders
 
 ROWS = 16
 ROUNDING = Fraction(1, 10**9)
 TOPOLOGIES = [(1, 0, 1), (1, 0, 16), (2, 0, 4), (4, 0, 2), (8, 0, 1), (2, 0, 8), (16, 0, 1)]
 WITH_WORKERS = [(1, 2, 4), (2, 3, 2)]
-
-
-@pytest.fixture(autouse=True)
-def loaders_end():
-    yield
-    close_loaders()
 
 
 class ListModel:

@@ -15,17 +15,11 @@ from energon_ext.plan.lookup import find_blend
 from energon_ext.state.checkpoint import CheckpointStore
 from tests.cli.command import energon_ext
 from tests.plan.runs import Run, numbered_documents, tokens_of
-from tests.support import close_loaders, write_dataset, write_mix, write_tokens
+from tests.support import write_dataset, write_mix, write_tokens
 
 ROWS = 8
 SIZES = {"a": (150, 100, 1), "b": (110, 10_000, 2)}
 ENTRIES = [("a", {"linear": {0: 3, 20: 1}}), ("b", 1)]
-
-
-@pytest.fixture(autouse=True)
-def loaders_end():
-    yield
-    close_loaders()
 
 
 @pytest.fixture

@@ -18,16 +18,10 @@ from energon_ext import (
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder
 from energon_ext.splice import MultiSpliceConfig
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, rows_of, tokens_of, write_numbered
-from tests.support import LargeTokenizer, close_loaders, config, loader_for, write_weights
+from tests.support import LargeTokenizer, config, loader_for, write_weights
 
 STEPS = 12
 ROWS = 16
-
-
-@pytest.fixture(autouse=True)
-def loaders_end():
-    yield
-    close_loaders()
 
 
 @pytest.fixture(scope="module")
