@@ -11,8 +11,9 @@ import json
 import re
 from collections.abc import Mapping
 
-#: What a terminal obeys instead of showing it: control characters, line ends, turns of direction.
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+#: What a terminal obeys instead of showing it, control characters, line ends, turns of direction;
+#: and halves of characters, which no file can hold.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LOGIN = re.compile(r"(?<!dss)(:/{1,2})[^/\s]*@")  # dss://name@version is no login
 
 

@@ -25,7 +25,10 @@ _REFUSED_EXIT_CODE = 1
 
 @click.group()
 def checkpoint() -> None:
-    """Look into a checkpoint."""
+    """Look into a checkpoint.
+
+    Example: energon-ext checkpoint diff runs/a mix.yaml
+    """
 
 
 @checkpoint.command()

@@ -45,7 +45,10 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 @click.group(cls=OneLineErrors, context_settings=SETTINGS)
 @click.version_option(package_name="energon_ext")
 def main() -> None:
-    """Scheduled blends, exact resume and packed batches for Megatron-Energon."""
+    """Scheduled blends, exact resume and packed batches for Megatron-Energon.
+
+    Example: energon-ext plan mix.yaml --steps 1000 --seq-length 4096
+    """
 
 
 for command in (prepare, import_, plan, peek, checkpoint, report, trace):

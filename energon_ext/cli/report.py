@@ -5,6 +5,7 @@
 import base64
 import html
 import io
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
@@ -17,7 +18,7 @@ import numpy as np
 from energon_ext.cli import echo
 from energon_ext.cli.metrics import Run, mean_of_finite
 from energon_ext.cli.spikes import Spike, spikes_of
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from energon_ext.cli.figures import Picture
@@ -124,8 +125,11 @@ def import_figures() -> ModuleType:
 
 def png_of(picture: "Picture") -> bytes:
     """The bytes of a picture."""
-    buffer = io.BytesIO()
-    picture.figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH)
+    buffer, figure = io.BytesIO(), picture.figure
+    for text in itertools.chain(figure.texts, *(axes.texts for axes in figure.axes)):
+        text.set_parse_math(False)  # names of sources stay what they are
+        text.set_text("\n".join(map(printable, text.get_text().split("\n"))))
+    figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH)
     return buffer.getvalue()
 
 
@@ -146,31 +150,35 @@ def page(
     """
     named, values = details
     return PAGE.substitute(
-        title=html.escape(title),
+        title=_escaped(title),
         tiles="".join(
-            f"<div><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>"
+            f"<div><b>{_escaped(value)}</b><span>{_escaped(name)}</span></div>"
             for value, name in tiles
         ),
         pictures="".join(
-            f'<figure><div class="wide"><img alt="{html.escape(caption)}" '
+            f'<figure><div class="wide"><img alt="{_escaped(caption)}" '
             f'src="data:image/png;base64,{base64.b64encode(image).decode()}"></div>'
-            f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+            f"<figcaption>{_escaped(caption)}</figcaption></figure>"
             for caption, image in pictures
         ),
         tables="".join(_table(*table) for table in tables),
-        named=html.escape(named),
+        named=_escaped(named),
         details="".join(
-            f"<tr><th>{html.escape(str(key))}</th><td>{html.escape(str(value))}</td></tr>"
+            f"<tr><th>{_escaped(key)}</th><td>{_escaped(value)}</td></tr>"
             for key, value in sorted(values.items())
         ),
     )
+
+
+def _escaped(text: object) -> str:
+    return html.escape(printable(str(text)))
 
 
 def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
     if not body:
         return ""
-    above = f"<h2>{html.escape(title)}</h2>" if title else ""
+    above = f"<h2>{_escaped(title)}</h2>" if title else ""
     return (
         f'{above}<div class="wide"><table><thead><tr>{_cells("th", head)}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
@@ -223,7 +231,7 @@ def source_table(run: Run) -> Iterable[tuple[str, ...]]:
 
 
 def _cells(tag: str, texts: Iterable[str]) -> str:
-    return "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts)
+    return "".join(f"<{tag}>{_escaped(text)}</{tag}>" for text in texts)
 
 
 PAGE = Template("""<!doctype html>

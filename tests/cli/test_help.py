@@ -6,26 +6,23 @@ import os
 import subprocess
 import sys
 
-import click
 import pytest
 
 from energon_ext.cli.main import main
 from tests.cli.command import energon_ext
 
 
-def commands(group, words=()):
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from commands(command, (*words, name))
-        else:
-            yield (*words, name)
+def commands(command, words=()):
+    yield words
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, (*words, name))
 
 
 @pytest.mark.parametrize("words", list(commands(main)), ids=" ".join)
 def test_help_of_every_command_has_an_example(words):
     result = energon_ext(*words, "-h")
     assert result.exit_code == 0
-    assert f"energon-ext {' '.join(words)} " in result.stdout.partition("\n")[2]
+    assert f"{' '.join(('energon-ext', *words))} " in result.stdout.partition("\n")[2]
     assert energon_ext(*words, "--help").stdout == result.stdout
 
 

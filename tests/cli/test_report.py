@@ -9,11 +9,13 @@ import sys
 from html.parser import HTMLParser
 
 import numpy as np
+import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from energon_ext.cli import figures
 from energon_ext.cli.metrics import Run
 from energon_ext.cli.report import headline, source_table
+from energon_ext.errors import CONTROL
 from tests.cli.command import energon_ext, error_line
 from tests.cli.runs import write_run
 
@@ -52,6 +54,17 @@ def test_names_from_the_metrics_are_text_and_never_markup(tmp_path):
     energon_ext("report", write_run(tmp_path, steps=5, sources=sources))
     page = (tmp_path / "report.html").read_text()
     assert "<script>" not in page and "&lt;script&gt;" in page and "a &amp; b" in page
+
+
+@pytest.mark.parametrize(
+    "name", ["$\\frac{$", "a$x^$", "\x1b[31mred", "\u202eback", "\ud800", "_a"]
+)
+def test_any_name_of_a_source_can_be_drawn_and_controls_no_terminal(tmp_path, name):
+    run_dir = write_run(tmp_path, steps=5, sources=(name, "b"))
+    assert energon_ext("report", run_dir).exit_code == 0
+    page = (run_dir / "report.html").read_text()
+    assert not CONTROL.search(page.replace("\n", ""))
+    assert name.isprintable() == (name in page)
 
 
 def test_damaged_metrics_are_one_line(tmp_path):
