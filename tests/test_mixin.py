@@ -278,9 +278,21 @@ def test_logical_workers_are_refused(data):
         )
 
 
-def test_a_virtual_epoch_that_workers_would_leave_apart_is_refused(data):
-    with pytest.raises(ConfigError, match="virtual_epoch_length=10 is not a multiple"):
-        build(data / "mix.yaml", num_workers=3, virtual_epoch_length=10)
+@pytest.mark.parametrize("num_workers", [1, 3, 4])
+def test_a_virtual_epoch_is_rounded_up_to_as_many_batches_of_every_worker(data, num_workers):
+    endless = loader_for(build(data / "mix.yaml", num_workers=num_workers))
+    expected = texts(take(endless, 24))
+    loader = loader_for(build(data / "mix.yaml", num_workers=num_workers, virtual_epoch_length=10))
+    epochs = [list(loader), list(loader)]
+    assert [len(epoch) for epoch in epochs] == {1: [10, 10], 3: [12, 12], 4: [12, 12]}[num_workers]
+    found = texts(epochs[0] + epochs[1])
+    assert found == expected[: len(found)]
+
+
+@pytest.mark.parametrize("name", ["shuffle_buffer_size", "packing_buffer_size"])
+def test_a_buffer_for_each_group_of_sources_is_refused(data, name):
+    with pytest.raises(ConfigError, match=f"{name}: .'g': 4. found, an integer"):
+        build(data / "mix.yaml", Packing(), **{name: {"g": 4}})
 
 
 def test_an_epochized_blend_keeps_its_repetitions(data, tmp_path):

@@ -24,7 +24,6 @@ from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.documents.token_paths import is_token_file
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.quiet import quiet_energon
-from energon_ext.encoders.sources import check_virtual_epoch
 from energon_ext.errors import LEFT_OUT, ConfigError, SampleError
 
 logger = logging.getLogger(__name__)
@@ -47,7 +46,6 @@ def get_train_dataset(
     split_part: str = "train",
     shuffle_buffer_size: int | None = None,
     max_samples_per_sequence: int | None = None,
-    virtual_epoch_length: int = 0,
     trusted_modules: Iterable[str] = (),
     allow_dataset_code: bool = False,
     **options: Any,
@@ -72,7 +70,6 @@ def get_train_dataset(
     _check_options("get_train_dataset", get_train_dataset, options)
     if batch_size is not None:
         check_integer("get_train_dataset: batch_size", batch_size, 1)
-    check_virtual_epoch(virtual_epoch_length, worker_config)
     _check_yaml(path, split_part, trusted_modules, allow_dataset_code, options)
     _say_in_one_line(worker_config)
     with quiet_energon():
@@ -84,7 +81,6 @@ def get_train_dataset(
             split_part=split_part,
             shuffle_buffer_size=shuffle_buffer_size,
             max_samples_per_sequence=max_samples_per_sequence,
-            virtual_epoch_length=virtual_epoch_length,
             **options,
         )
 

@@ -18,12 +18,13 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import DatasetBlendMode, LoadedDataset
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
+from energon_ext.arguments import check_integer
 from energon_ext.config.source_key import get_origin, max_epochs_of
 from energon_ext.encoders.sources import (
     absent_sources,
     check_unlimited,
-    check_virtual_epoch,
     collapse_sources,
+    even_virtual_epoch,
     load_source,
 )
 from energon_ext.errors import ConfigError
@@ -92,9 +93,11 @@ class DynamicBlendMixin:
         **stages: Any,
     ) -> SavableDataset:
         """Energon's method, with the sources replaced by one blend of ours."""
-        check_virtual_epoch(virtual_epoch_length, worker_config)
         if not repeat:
             check_unlimited(datasets)
+        for name in ("shuffle_buffer_size", "packing_buffer_size"):
+            if stages.get(name) is not None:  # one for all sources, and not one for each group
+                check_integer(name, stages[name], 0)
         self._report_lag(datasets, worker_config, batch_size, stages)
         epochized = blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
         repeats_sources = repeat and not epochized
@@ -118,7 +121,7 @@ class DynamicBlendMixin:
             batch_size=batch_size,
             blend_mode=DatasetBlendMode.NONE,
             repeat=False,
-            virtual_epoch_length=virtual_epoch_length,
+            virtual_epoch_length=even_virtual_epoch(virtual_epoch_length, worker_config),
             **stages,
         )
 

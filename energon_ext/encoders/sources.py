@@ -4,6 +4,7 @@
 
 import copy
 import functools
+import logging
 from typing import Any, Callable, Sequence
 
 from megatron.energon import WorkerConfig
@@ -12,6 +13,7 @@ from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
 from megatron.energon.wrappers.map_dataset import MapDataset
 
+from energon_ext.arguments import check_integer
 from energon_ext.config.left_out import LeftOut
 from energon_ext.config.source_key import (
     get_origin,
@@ -32,6 +34,8 @@ from energon_ext.mixture.tree import BLEND, PathStep, blend_of, path_of, tree_of
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.source import RowSource, Source
 from energon_ext.weights import ConstantWeight
+
+logger = logging.getLogger(__name__)
 
 #: ``(loaded dataset, its key) -> what that source yields``
 SourceBuilder = Callable[[LoadedDataset, str], SavableDataset | RowSource]
@@ -196,14 +200,17 @@ def check_unlimited(datasets: Sequence[LoadedDataset]) -> None:
             )
 
 
-def check_virtual_epoch(virtual_epoch_length: int, worker_config: WorkerConfig) -> None:
-    """Refuse a virtual epoch that workers would leave at different batch indices."""
-    if virtual_epoch_length % max(1, worker_config.num_workers):
-        raise ConfigError(
-            f"virtual_epoch_length={virtual_epoch_length} is not a multiple of num_workers="
-            f"{worker_config.num_workers}; workers would drift apart and with them the batch "
-            f"index. Use a multiple."
-        )
+def even_virtual_epoch(length: int, worker_config: WorkerConfig) -> int:
+    """The length, rounded up so that each worker has as many batches of an epoch as the others.
+
+    Else they would drift apart, and with them the step that each of them draws.
+    """
+    check_integer("virtual_epoch_length", length, 0)
+    workers = max(1, worker_config.num_workers)
+    even = -(-length // workers) * workers
+    if even != length and worker_config.rank == 0:
+        logger.info("virtual_epoch_length: %d, from %d, for %d workers", even, length, workers)
+    return even
 
 
 def _path(loaded: LoadedDataset) -> Sequence[PathStep]:
