@@ -39,7 +39,9 @@ class DataLog:
     def __init__(self, loader: MegatronLMLoader | None, args: argparse.Namespace):
         self._loader, self._args = loader, args
         blend = None if loader is None else loader.blend
-        about = {name: getattr(blend, name) for name in ABOUT if blend is not None}
+        about: dict[str, Any] = {name: getattr(blend, name) for name in ABOUT if blend is not None}
+        if blend is not None:
+            about["max_epochs"] = {key: each.max_epochs for key, each in blend.sources.items()}
         self._about: dict[str, Any] = next(filter(None, on_all_ranks(lambda: about)))
         self._documents: dict[str, int] = self._about["documents"]
         self._counts, self._row, self._time = self._count(), self._rows(), time.perf_counter()
@@ -80,14 +82,16 @@ class DataLog:
             tokens_per_second=float(own_tokens.sum()) / seconds,
             batch_hash="",
         )
-        in_epoch = torch.tensor(list(self._documents.values())).clamp(min=1)
+        epochs = documents / torch.tensor(list(self._documents.values())).clamp(min=1)
+        limits = [self._about["max_epochs"].get(key) or math.nan for key in self._documents]
         self._write_scalars(
             iteration,
             {
                 "planned_share": planned,
                 "share": tokens / tokens.sum().clamp(min=1),
                 "tokens": tokens,
-                "epochs": documents / in_epoch,
+                "epochs": epochs,
+                "epochs_left": torch.tensor(limits) - epochs,  # NaN of a source without a limit
             },
         )
 
@@ -141,5 +145,6 @@ class DataLog:
         if writer and iteration % self._args.tensorboard_log_interval == 0:
             for name, values in scalars.items():
                 for source, value in self._by_source(values).items():
-                    shown = self._about["names"].get(source, source)
-                    writer.add_scalar(f"data/{name}/{shown}", value, iteration)
+                    if not math.isnan(value):
+                        shown = self._about["names"].get(source, source)
+                        writer.add_scalar(f"data/{name}/{shown}", value, iteration)

@@ -73,7 +73,10 @@ def mix(tmp_path_factory):
     parts = [("train", "shard_00[0-2].tar"), ("val", "shard_003.tar")]
     for name in ("a", "b"):
         support.write_dataset(folder / name, texts, split_parts=parts, shard_size=10)
-    train = [{"path": "./a", "weight": {"linear": {0: 3, 8: 1}}}, {"path": "./b", "weight": 1}]
+    train = [
+        {"path": "./a", "weight": {"linear": {0: 3, 8: 1}}, "max_epochs": 50},
+        {"path": "./b", "weight": 1},
+    ]
     content = {
         "__module__": "energon_ext",
         "__class__": "ScheduledMetadataset",
@@ -326,6 +329,10 @@ def test_the_log_says_what_was_read_of_each_source(kind, layout, mix, planned, t
         (*_, last) = boards.Scalars(f"data/tokens/{key}")
         assert (last.step, last.value) == (6, log.tokens[:, number].sum())
         assert boards.Scalars(f"lm loss/{key}")
+    limited = [name for name in boards.Tags()["scalars"] if "epochs_left" in name]
+    assert limited == (["data/epochs_left/a:train"] if kind == "streamed" else [])
+    for name in limited:
+        assert boards.Scalars(name)[-1].value == pytest.approx(50 - log.documents[:, 0].sum() / 30)
     assert write_report(log, tmp_path / "report")[-1].name == "report.html"
 
 
