@@ -8,6 +8,7 @@ import warnings
 import pytest
 from hypothesis import settings
 
+from tests.megatron.processes import SERVER
 from tests.support import close_loaders
 
 warnings.filterwarnings("ignore", message=".*pin_memory.*|.*worker processes in total.*")
@@ -30,6 +31,12 @@ def _forked_workers_share_what_is_imported():
 def _no_workers_left():
     yield
     close_loaders()
+
+
+@pytest.fixture(scope="session")
+def processes():
+    """Fresh processes that start at once: forked from a server that has imported everything."""
+    return SERVER
 
 
 # A shell starts background jobs with Ctrl-C ignored, and programs hand that down to their tests.

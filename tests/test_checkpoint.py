@@ -5,7 +5,6 @@
 import hashlib
 import io
 import json
-import multiprocessing
 import os
 import pickle
 import random
@@ -34,14 +33,6 @@ from energon_ext.state.serialize import read_state_file
 from tests.support import config, loader_for, take, write_dataset
 
 PACKAGE = str(Path(sys.modules[CheckpointStore.__module__].__file__).parent)
-
-
-@pytest.fixture(scope="module")
-def processes():
-    """Fresh processes that start at once: forked from a server that has imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    return context
 
 
 def save(root, step, value=None, **store_options):

@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import StateFormatError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.consumption import Consumption
+from tests.megatron import processes
 from tests.support import config, drawn_of, loader_for, take, write_dataset, write_mix, write_tokens
 
 
@@ -168,11 +168,12 @@ def train_rank(rank, world_size, mix, store, folder):
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_the_global_count_is_an_independent_recount_of_all_batches(mix, tmp_path, world_size):
-    multiprocessing.spawn(
-        train_rank,
-        args=(world_size, mix, str(tmp_path / "store"), str(tmp_path)),
-        nprocs=world_size,
-    )
+    arguments = (world_size, mix, str(tmp_path / "store"), str(tmp_path))
+    started = [
+        processes.start(train_rank, (rank, *arguments), tmp_path / f"stderr{rank}")
+        for rank in range(world_size)
+    ]
+    assert processes.finish(started) == [0] * world_size
     ranks = [json.loads((tmp_path / f"rank{r}.json").read_text()) for r in range(world_size)]
     recount = sum((Counter(rank["recount"]) for rank in ranks), Counter())
     for rank in ranks:

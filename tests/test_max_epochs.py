@@ -9,7 +9,6 @@ from collections import Counter
 
 import pytest
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from megatron.energon import DefaultTaskEncoder
 from megatron.energon.epathlib import EPath
 from megatron.energon.metadataset.loader import prepare_metadataset
@@ -26,6 +25,7 @@ from energon_ext.errors import DataExhaustedError
 from energon_ext.megatron import MegatronEnergonLoader
 from energon_ext.mixture.checks import BlendWarning
 from energon_ext.plan.lookup import find_blend
+from tests.megatron import processes
 from tests.support import config, loader_for, take, write_dataset
 
 
@@ -292,7 +292,11 @@ def test_all_ranks_end_at_the_same_batch_though_one_has_more(data, tmp_path):
     """Seven documents for two ranks: one of them has one more."""
     write_dataset(data / "odd", [f"odd{number}" for number in range(7)])
     mix = write(data / "odd.yaml", {"blend": [entry("odd", 3)]})
-    multiprocessing.spawn(train_rank, args=(2, str(mix), str(tmp_path)), nprocs=2)
+    started = [
+        processes.start(train_rank, (rank, 2, str(mix), str(tmp_path)), tmp_path / f"stderr{rank}")
+        for rank in range(2)
+    ]
+    assert processes.finish(started) == [0, 0]
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert [batches for batches, _ in ranks] == [9, 9]
     assert sorted("this data-parallel rank" in message for _, message in ranks) == [False, True]

@@ -115,8 +115,17 @@ def sources_and_names_in(batches):
 
 
 @pytest.mark.parametrize("packing", ["bin", "sequential"])
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    ("num_workers", "world_size"),
+    [
+        (0, 1),
+        (3, 2),
+        *(
+            pytest.param(*each, marks=pytest.mark.nightly)
+            for each in [(1, 1), (3, 1), (0, 2), (1, 2)]
+        ),
+    ],
+)
 def test_one_epoch_trains_every_transition_exactly_once(mix, packing, num_workers, world_size):
     weights = write_mix(mix.parent / "equal.yaml", [("prose", 3), ("code", 1), ("docs", 2)])
     batches = []

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """SIGKILL during a save: the previous checkpoint or the new one, and whole."""
 
-import multiprocessing
 import os
 import random
 import signal
@@ -16,14 +15,6 @@ import torch
 from energon_ext.state.checkpoint import CheckpointStore
 
 PACKAGE = str(Path(sys.modules[CheckpointStore.__module__].__file__).parent)
-
-
-@pytest.fixture(scope="module")
-def processes():
-    """Fresh processes that start at once: forked from a server that has imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    return context
 
 
 def save(store, step):

@@ -284,8 +284,15 @@ def test_no_document_is_held_for_longer_than_its_plan(packing):
 
 
 @every_packing
-@pytest.mark.parametrize("with_weights", [False, True])
-@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize(
+    ("with_weights", "epochs"),
+    [
+        (False, 2),
+        (True, 1),
+        pytest.param(False, 1, marks=pytest.mark.nightly),
+        pytest.param(True, 2, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_state_continues_at_every_row_and_may_be_restored_twice(packing, with_weights, epochs):
     options = {"packing": packing, "with_weights": with_weights, "epochs": epochs}
     expected = take(packed(**options))

@@ -6,6 +6,8 @@ import warnings
 
 warnings.simplefilter("ignore")
 
+import hypothesis  # noqa: E402, F401
 import megatron.core.optimizer  # noqa: E402, F401
+import pytest  # noqa: E402, F401
 
 import energon_ext.megatron  # noqa: E402, F401

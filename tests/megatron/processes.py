@@ -12,15 +12,16 @@ import traceback
 
 import pytest
 
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["tests.megatron.imports"])
+#: The one of this process: what it was to import is decided when it starts.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["tests.megatron.imports"])
 
 TIMEOUT_SECONDS = 180
 
 
 def start(target, arguments, stderr):
     """A process with one torch thread that writes its standard error to a file."""
-    process = _SERVER.Process(target=_call, args=(target, arguments, str(stderr)))
+    process = SERVER.Process(target=_call, args=(target, arguments, str(stderr)))
     process.start()
     return process
 

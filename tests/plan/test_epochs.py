@@ -217,7 +217,9 @@ def test_a_buffer_makes_other_rows_of_a_token_file(data, small_buffers):
 
 
 @every_packing
-@pytest.mark.parametrize(("before", "after"), [(20, 3), (3, 20), (8, 1)])
+@pytest.mark.parametrize(
+    ("before", "after"), [(20, 3), (3, 20), pytest.param(8, 1, marks=pytest.mark.nightly)]
+)
 def test_text_with_another_buffer_is_read_as_often_as_it_should(data, packing, before, after):
     path = write(data / "text.yaml", {"blend": [entry("text", 2)]})
     whole = len(list(load(path, packing, buffer_docs=before)))
@@ -314,7 +316,7 @@ def test_a_limit_of_text_that_is_lowered_and_raised_again_loses_and_repeats_noth
     for _ in range(130):
         batches.append(next(iterator))
         states.append(reference.save_state_rank())
-    for done in range(5, 130, 12):
+    for done in range(5, 130, 30):
         lowered = run(1)
         lowered.restore_state_rank(states[done - 1])
         found = batches[:done] + take(lowered, 20)

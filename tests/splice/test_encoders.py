@@ -131,7 +131,15 @@ def in_blend(data):
     return write_mix(data / "book.yaml", [("book", 1)])
 
 
-@pytest.mark.parametrize(("num_workers", "world_size"), [(0, 1), (2, 1), (0, 2), (3, 2)])
+@pytest.mark.parametrize(
+    ("num_workers", "world_size"),
+    [
+        (0, 1),
+        (3, 2),
+        pytest.param(2, 1, marks=pytest.mark.nightly),
+        pytest.param(0, 2, marks=pytest.mark.nightly),
+    ],
+)
 @pytest.mark.parametrize("pack", [False, True])
 def test_one_epoch_shows_every_pair_once_whatever_the_ranks_and_workers(
     data, num_workers, world_size, pack
