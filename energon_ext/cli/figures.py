@@ -171,43 +171,35 @@ def forecast_picture(found: "Forecast") -> Picture:
     many = len(order) > len(COLORS)
     kept = np.sort(order[: len(COLORS) - many])
     labels = _clipped([found.titles[number] for number in kept])
-    size = -(-len(found.ends) // WINDOWS)
-    firsts = np.arange(0, len(found.ends), size)
-    ends = found.ends[np.minimum(firsts + size, len(found.ends)) - 1]
-    tokens = np.add.reduceat(found.tokens, firsts)
-    share = tokens / np.maximum(tokens.sum(1, keepdims=True), 1)
-    lines = [share[:, number] for number in kept]
+    middles, lines = _shares_over_windows(found, kept)
     if many:
         labels.append(f"{len(order) - len(kept)} others")
-        lines.append(1 - np.sum(lines, axis=0))
+        lines.append(100 - np.sum(lines, axis=0))
     figure, (upper, lower) = new_figure(
         "What the run will read",
-        f"above: share of the tokens in each of {len(ends)} parts of the run · "
+        f"above: share of the tokens in each of {len(middles)} parts of the run · "
         "below: epochs of each source",
         height=6.4,
         height_ratios=(3, 2),
     )
-    middles = (ends + np.concatenate([[0], ends[:-1]])) / 2
     for line, color in zip(lines, COLORS):
-        upper.plot(middles, 100 * line, color=color, linewidth=1.8)
+        upper.plot(middles, line, color=color, linewidth=1.8)
     upper.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f} %"))
     upper.set_ylabel("share of the tokens")
-    upper.set_ylim(0, min(102, 115 * np.max(lines)))
+    upper.set_ylim(0, min(102, 1.15 * np.max(lines)))
     upper.tick_params(labelbottom=False)
-    lasts = np.array([100 * line[-1] for line in lines])
-    named = [f"{label} {last:.0f} %" for label, last in zip(labels, lasts)]
-    label_ends(upper, lasts, named, COLORS)
     epochs = found.epochs[:, kept]
     for number, color in zip(range(len(kept)), COLORS):
         lower.plot([0, *found.ends], [0, *epochs[:, number]], color=color, linewidth=1.6)
     lower.set_ylabel("epochs")
     lower.set_ylim(0, 1.1 * max(epochs.max(), 1e-9))
     lower.set_xlabel("optimizer step")
-    for axes in (upper, lower):
+    lasts = np.array([line[-1] for line in lines])
+    for axes, values, shown in ((upper, lasts, "{:.0f} %"), (lower, epochs[-1], "{:.2f}")):
         axes.set_xlim(0, found.steps)
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=ROUND_TICKS))
-    names = [f"{label} {last:.2f}" for label, last in zip(labels, epochs[-1])]
-    label_ends(lower, epochs[-1], names, COLORS)
+        names = [f"{label} {shown.format(value)}" for label, value in zip(labels, values)]
+        label_ends(axes, values, names, COLORS)
     ended = f"; {len(found.exhausted)} of them end before" if found.exhausted else ""
     return Picture(
         "forecast",
@@ -215,6 +207,18 @@ def forecast_picture(found: "Forecast") -> Picture:
         f"{found.tokens.sum():,.0f} tokens of {len(found.keys):,} sources in {found.steps:,} "
         f"steps{ended}.",
     )
+
+
+def _shares_over_windows(
+    found: "Forecast", sources: np.ndarray
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Steps in the middle of windows, and the share of each source in them, in percent."""
+    size = -(-len(found.ends) // WINDOWS)
+    firsts = np.arange(0, len(found.ends), size)
+    ends = found.ends[np.minimum(firsts + size, len(found.ends)) - 1]
+    tokens = np.add.reduceat(found.tokens, firsts)
+    shares = 100 * tokens / np.maximum(tokens.sum(1, keepdims=True), 1)
+    return (ends + np.concatenate([[0], ends[:-1]])) / 2, [shares[:, each] for each in sources]
 
 
 def reward_picture(run: Run) -> Picture:
