@@ -81,7 +81,7 @@ class RLDataset:
 
     State: the loader's, the prompts that were drawn and not sampled, the groups that wait, and
     counters. It grows with the groups that wait: at most those of one call of the sampler. A run
-    that resumes may have other ``seq_len``, ``rows``, ``pad_id`` and ``max_attempts``.
+    that resumes may have other ``seq_len``, ``rows``, ``pad_id``, ``max_attempts`` and prompts.
     """
 
     def __init__(
@@ -227,12 +227,23 @@ class RLDataset:
             raise ConfigError("Restore a state before the first batch, in a new RLDataset.")
         check_fingerprint(state["fingerprint"], self._fingerprint)
         self.prompts.restore_state_rank(copy.deepcopy(state["prompts"]))
-        self._drawn = [load_prompt(prompt) for prompt in state["drawn"]]
+        self._drawn = self._of_sources([load_prompt(prompt) for prompt in state["drawn"]])
         self._calls = state["calls"]
         self._rollout.restore_state(state["rollout"])
-        waiting = [load_group(group) for group in state["groups"]]
+        waiting = self._of_sources([load_group(group) for group in state["groups"]])
         self._groups = [weighted for weighted in waiting if self._fits(weighted)]
         self._rollout.count("too_long_groups", len(waiting) - len(self._groups))
+
+    def _of_sources(self, found: list[Any]) -> list[Any]:
+        """Prompts or groups of a state, without those of sources that are no longer there."""
+        kept = [each for each in found if each.source in self._sources]
+        if len(kept) < len(found):
+            gone = ", ".join(sorted({each.source for each in found} - {*self._sources}))
+            left_out = len(found) - len(kept)
+            _logger.warning(
+                "%d prompts or groups of %s, no source now, are left out", left_out, gone
+            )
+        return kept
 
     def _wants(self) -> bool:
         return len(self._groups) < self.groups_per_batch and self._draw()
