@@ -517,6 +517,22 @@ def test_validation_shows_a_fixed_grid_and_a_map_tells_the_points_apart(data):
     assert set(losses.per_document()) == {f"book:train/doc{n}" for n in three_longest_short()}
 
 
+def test_a_map_refuses_contents_of_one_rank_of_several(data):
+    """Which would be counted as others of the grid."""
+    ((dataset, _),) = get_val_datasets(
+        write_mix(data / "ranks.yaml", [("book", 1)]),
+        worker_config=config(rank=0, world_size=2),
+        batch_size=2,
+        task_encoder=many(),
+        split_part="train",
+    )
+    (source,) = splices_of(dataset)
+    losses = LossMap(source.examples, source.names)
+    with pytest.raises(ConfigError, match=r"found as content 2, not the one .*world_size=1"):
+        for batch in loader_for(dataset):
+            losses.add_batch(batch, np.ones(batch.num_tokens))
+
+
 def test_the_plan_is_in_the_log(data, caplog):
     with caplog.at_level(logging.DEBUG, logger="energon_ext.splice.source"):
         build(in_blend(data), many())
