@@ -7,7 +7,7 @@ spliced source yields rows like any other, so it can be weighted, scheduled and 
 """
 
 import hashlib
-from typing import Any, ClassVar, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 from megatron.energon import WorkerConfig
@@ -43,8 +43,6 @@ class SplicingMixin(DynamicBlendMixin):
         named_documents: give documents names of their own; None for where they are at most 64.
         validation_starts, validation_offsets: of the grid that validation shows.
     """
-
-    splices_entries: ClassVar[bool] = True
 
     tokenizer: Tokenizer
     seq_len: int
@@ -125,11 +123,6 @@ class SplicingMixin(DynamicBlendMixin):
         return next(iter(pads), None)
 
     def _check_splice(self, splice: SpliceFields, where: str) -> None:
-        if not self.splices_entries:
-            raise ConfigError(
-                f"{where}a {type(self).__name__} splices nothing, as it trains parts of documents; "
-                f"use a PackedTaskEncoder, or leave it out."
-            )
         if self.alignment > 1:
             raise ConfigError(
                 f"{where}alignment: {self.alignment} found; frames begin at any offset, so they "
