@@ -128,6 +128,13 @@ class SplicingMixin(DynamicBlendMixin):
                 f"{where}alignment: {self.alignment} found; frames begin at any offset, so they "
                 f"cannot be aligned for context parallelism. Leave it 1."
             )
+        for field in ("pad_token_id", "eos_token_id"):
+            token = getattr(splice, field)
+            if token is not None and token >= self.tokenizer.vocab_size:
+                raise ConfigError(
+                    f"{where}{field}: {token} found, the tokenizer has ids below "
+                    f"{self.tokenizer.vocab_size}."
+                )
         if splice.pack_contents and not self.mask_boundary_loss:
             raise ConfigError(
                 f"{where}pack_contents: True found with mask_boundary_loss=False; contents in a "
@@ -158,13 +165,16 @@ class SplicingMixin(DynamicBlendMixin):
         named = few if self.named_documents is None else self.named_documents
         lengths = store.lengths[numbers]
         examples: SpliceIndex | GridIndex
-        if self._validating:
-            shown = {"starts": self.validation_starts, "offsets": self.validation_offsets}
-            examples = GridIndex(lengths, self.seq_len, splice, **shown)
-        else:
-            order = f"{shuffle_key(key, loaded.dataset)}/{worker_config.seed_offset}"
-            examples = SpliceIndex(lengths, self.seq_len, splice, key=order)
-            log_plan(examples, numbers, key)
+        try:
+            if self._validating:
+                shown = {"starts": self.validation_starts, "offsets": self.validation_offsets}
+                examples = GridIndex(lengths, self.seq_len, splice, **shown)
+            else:
+                order = f"{shuffle_key(key, loaded.dataset)}/{worker_config.seed_offset}"
+                examples = SpliceIndex(lengths, self.seq_len, splice, key=order)
+                log_plan(examples, numbers, key)
+        except ConfigError as error:
+            raise ConfigError(f"Source {key}: {error}") from error
         training = repeat and not self._validating
         return SpliceSource(
             examples,

@@ -46,6 +46,7 @@ class GridIndex:
         check_integers("GridIndex", starts=starts, offsets=offsets)
         self.doc_lengths = np.asarray(doc_lengths, np.int64)
         table = PairTable(self.doc_lengths, seq_len, config)
+        table.require_pairs()
         points = [
             (document, start, offset, min(copy_len, seq_len - offset))
             for document in np.flatnonzero(table.totals).tolist()
