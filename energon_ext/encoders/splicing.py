@@ -84,11 +84,7 @@ class SplicingMixin(DynamicBlendMixin):
 
     def names_in_batches(self, sources: Sequence[Source]) -> tuple[str, ...]:
         """What the batches of a run may call their sources."""
-        names: set[str] = set()
-        for source in sources:
-            rows = source.rows
-            names.update(rows.names if isinstance(rows, SpliceSource) else [source.key])
-        return tuple(sorted(names))
+        return tuple(sorted({name for source in sources for name in source.part_shares}))
 
     # For the encoder ------------------------------------------------------------------------
 

@@ -75,7 +75,8 @@ class RLDataset:
         ConfigError: an argument is out of range.
         SamplerError: from ``next()``: the sampler raised, returned something that is not a group,
             or ``max_attempts`` is reached. It names the prompt and the counts so far. The next
-            ``next()`` asks for the same prompts again; a state saved meanwhile does so as well.
+            ``next()``, and that of a state saved meanwhile, asks for the same prompts again; after
+            ``max_attempts`` for the next ones.
         DataExhaustedError: from ``next()``: every source of prompts has reached its ``max_epochs``,
             here or on another rank; the last batch may have fewer groups.
 
@@ -227,23 +228,16 @@ class RLDataset:
             raise ConfigError("Restore a state before the first batch, in a new RLDataset.")
         check_fingerprint(state["fingerprint"], self._fingerprint)
         self.prompts.restore_state_rank(copy.deepcopy(state["prompts"]))
-        self._drawn = self._of_sources([load_prompt(prompt) for prompt in state["drawn"]])
         self._calls = state["calls"]
         self._rollout.restore_state(state["rollout"])
-        waiting = self._of_sources([load_group(group) for group in state["groups"]])
+        drawn = [load_prompt(prompt) for prompt in state["drawn"]]
+        groups = [load_group(group) for group in state["groups"]]
+        if gone := ({p.source for p in drawn} | {g.source for g in groups}) - {*self._sources}:
+            _logger.warning("What waits of prompts that are gone is left out: %s", sorted(gone))
+        self._drawn = [prompt for prompt in drawn if prompt.source not in gone]
+        waiting = [weighted for weighted in groups if weighted.source not in gone]
         self._groups = [weighted for weighted in waiting if self._fits(weighted)]
         self._rollout.count("too_long_groups", len(waiting) - len(self._groups))
-
-    def _of_sources(self, found: list[Any]) -> list[Any]:
-        """Prompts or groups of a state, without those of sources that are no longer there."""
-        kept = [each for each in found if each.source in self._sources]
-        if len(kept) < len(found):
-            gone = ", ".join(sorted({each.source for each in found} - {*self._sources}))
-            left_out = len(found) - len(kept)
-            _logger.warning(
-                "%d prompts or groups of %s, no source now, are left out", left_out, gone
-            )
-        return kept
 
     def _wants(self) -> bool:
         return len(self._groups) < self.groups_per_batch and self._draw()

@@ -280,15 +280,8 @@ def content_of(document: np.ndarray, start: int, length: int, cyclic: bool) -> n
 def log_plan(index: SpliceIndex, numbers: np.ndarray, source: str) -> None:
     """Write what will be shown of the first documents to the debug log."""
     config = index.config
-    fields = [
-        "content_length",
-        "cut_at_frame_end",
-        "content_stride",
-        "offset_stride",
-        "alpha",
-        "offset_jitter",
-    ]
-    fields += ["balance_mode", "balance_tau"]
+    fields = ["content_length", "cut_at_frame_end", "content_stride", "offset_stride", "alpha"]
+    fields += ["offset_jitter", "balance_mode", "balance_tau"]
     logger.info(
         "%s: %d documents of %d to %d tokens, contents of up to %d in frames of %d, %d pairs, %d "
         "examples in an epoch; %s, %s.",
