@@ -118,11 +118,11 @@ class LossMap:
             self._next += 1
 
     def per_document(self) -> dict[str, float]:
-        """Mean loss of each document, over the contents that were shown."""
+        """Mean loss of each document, or of all without own names, over what was shown."""
         return self._means(self.losses)
 
     def memorized(self) -> dict[str, float]:
-        """Mean P(z) of each document, over the contents that were shown."""
+        """Mean P(z) of each document, or of all without own names, over what was shown."""
         return self._means(np.exp(self.log_probabilities))
 
     def _check_next(self, name: str, offset: int) -> None:
@@ -137,9 +137,9 @@ class LossMap:
             )
 
     def _means(self, values: np.ndarray) -> dict[str, float]:
-        means = {}
-        for document, name in enumerate(self.names):
-            own = values[self.contents.documents == document]
+        means, names = {}, np.array(self.names)[self.contents.documents]
+        for name in dict.fromkeys(self.names):
+            own = values[names == name]
             if np.isfinite(own).any():
                 means[name] = float(np.nanmean(own))
         return means
