@@ -126,11 +126,11 @@ class LossMap:
         return self._means(np.exp(self.log_probabilities))
 
     def _check_next(self, name: str, offset: int) -> None:
-        number = self._next
-        expected = None
-        if number < len(self.losses):
-            expected = (self.names[self.contents.documents[number]], self.contents.offsets[number])
-        if (name, offset) != expected:
+        number, contents = self._next, self.contents
+        if number >= len(contents.offsets) or (name, offset) != (
+            self.names[contents.documents[number]],
+            contents.offsets[number],
+        ):
             raise ConfigError(
                 f"LossMap: {name} at offset {offset} found as content {number}, not the one of the "
                 f"grid; build the validation dataset with rank=0, world_size=1 and num_workers=0."
