@@ -14,6 +14,7 @@ from typing import Sequence
 import torch
 import torch.nn.functional as F
 
+from energon_ext.arguments import check_number
 from energon_ext.errors import ConfigError, SampleError
 
 #: What :func:`unified_loss` divides by.
@@ -100,9 +101,10 @@ def truncated_ratios(
 
 def check_ratio_limit(limit: float | None, sampler_log_probs: torch.Tensor | None) -> None:
     """Raise ConfigError unless a limit, if there is one, is > 0 and has what a sampler saw."""
-    if limit is not None and not limit > 0:
-        raise ConfigError(f"ratio_limit must be a positive number or None, got {limit!r}.")
-    if limit is not None and sampler_log_probs is None:
+    if limit is None:
+        return
+    check_number("ratio_limit", limit, above_zero=True)
+    if sampler_log_probs is None:
         raise ConfigError("ratio_limit needs the log-probabilities of a sampler; there are none.")
 
 

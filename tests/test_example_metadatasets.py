@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from energon_ext import MultiSpliceTaskEncoder, PackedTaskEncoder, get_train_dataset
+from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
-from energon_ext.splice import MultiSpliceConfig
+from energon_ext.splice.source import splices_of
 from tests.support import config, loader_for, take, write_texts
 
 FOLDER = Path(__file__).parents[1] / "metadatasets"
@@ -67,21 +67,12 @@ def test_a_file_plans_the_shares_it_describes_and_runs(metadatasets, name):
         batch.validate()
 
 
-def test_the_marked_source_of_splice_yaml_is_spliced(metadatasets):
+def test_the_entry_of_splice_yaml_is_spliced(metadatasets):
     dataset = get_train_dataset(
         metadatasets / "splice.yaml",
         worker_config=config(),
         batch_size=2,
-        task_encoder=MultiSpliceTaskEncoder(
-            ByteTokenizer(),
-            32,
-            MultiSpliceConfig(num_docs=2),
-            spliced_subflavors={"splice": True},
-            packing_buffer_docs=8,
-        ),
+        task_encoder=PackedTaskEncoder(ByteTokenizer(), 32, packing_buffer_docs=8),
     )
-    packed, *spliced = find_blend(dataset).planned_shares(0)
-    assert packed.endswith("docs/train") and len(spliced) == 2
-    assert all('prose/train{"splice": true}/doc' in name for name in spliced)
-    for batch in take(loader_for(dataset), 3):
-        batch.validate()
+    (splice,) = splices_of(dataset)
+    assert len(splice.names) == 3 and all("prose/train/doc" in name for name in splice.names)

@@ -69,8 +69,9 @@ def test_importance_weights_by_hand():
     ("options", "message"),
     [
         ({"ratio_limit": 2.0}, "needs the log-probabilities of a sampler"),
-        ({"ratio_limit": 0.0, "sampler_log_probs": torch.zeros(1)}, "must be a positive number"),
-        ({"ratio_limit": math.nan, "sampler_log_probs": torch.zeros(1)}, "positive number"),
+        ({"ratio_limit": 0.0, "sampler_log_probs": torch.zeros(1)}, "ratio_limit: 0.0 found, a"),
+        ({"ratio_limit": math.nan, "sampler_log_probs": torch.zeros(1)}, "ratio_limit: nan found"),
+        ({"ratio_limit": "2", "sampler_log_probs": torch.zeros(1)}, "ratio_limit: '2' found"),
     ],
 )
 def test_bad_importance_weights_are_refused(options, message):

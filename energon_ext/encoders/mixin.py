@@ -11,7 +11,7 @@ import functools
 import logging
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Sequence
+from typing import Any, Sequence
 
 from megatron.energon import TaskEncoder, WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
@@ -35,6 +35,7 @@ from energon_ext.plan.dataset import BlendedDataset
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.source import RowSource, Source
 from energon_ext.plan.streamed import RepeatUpTo
+from energon_ext.splice.source import SpliceSource
 from energon_ext.state.match import ENCODER
 from energon_ext.weights import ScheduleAxis
 
@@ -72,9 +73,6 @@ class DynamicBlendMixin:
 
     schedule_axis: ScheduleAxis = ScheduleAxis()
 
-    #: Whether it reads ``splice:`` on an entry of the YAML.
-    splices_entries: ClassVar[bool] = False
-
     #: Positions of a row that the blend hands out, where all have as many; else 0.
     tokens_per_sample: int = 0
 
@@ -93,6 +91,7 @@ class DynamicBlendMixin:
         **stages: Any,
     ) -> SavableDataset:
         """Energon's method, with the sources replaced by one blend of ours."""
+        self._check_splices(datasets)
         if not repeat:
             check_unlimited(datasets)
         for name in ("shuffle_buffer_size", "packing_buffer_size"):
@@ -129,12 +128,6 @@ class DynamicBlendMixin:
         self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
     ) -> SavableDataset | RowSource:
         """The samples of one source, before the draw. Override to add stages per source."""
-        origin = get_origin(loaded.dataset)
-        if origin is not None and origin.splice is not None and not self.splices_entries:
-            raise ConfigError(
-                f"{origin.splice_where}: a {type(self).__name__} splices nothing; use an "
-                f"energon_ext.PackedTaskEncoder, or leave it out."
-            )
         dataset = load_source(self, loaded, key, worker_config)
         if not repeat and (loaded.repetitions or 1) == 1:
             return dataset
@@ -153,7 +146,9 @@ class DynamicBlendMixin:
             for rows in filter(None, (source.streamed for source in sources)):
                 rows.size_of = getattr(self, "blend_sample_size")  # noqa: B009
         max_epochs = {source.key: source.max_epochs for source in sources}
-        check_mixture(tree, self.schedule_axis, max_epochs, absent_sources(sources, worker_config))
+        absent = absent_sources(sources, worker_config)
+        splices = {s.key: s.rows.config for s in sources if isinstance(s.rows, SpliceSource)}
+        check_mixture(tree, self.schedule_axis, max_epochs, absent, splices)
         blend_class = LeastConsumedDataset if tree.node.rule == INTERLEAVE else DynamicBlendDataset
         return blend_class(
             sources,
@@ -188,6 +183,16 @@ class DynamicBlendMixin:
                 (shuffle_buffer_size or 0) * math.log(100) * batches_per_sample
             ),
         )
+
+    def _check_splices(self, datasets: Sequence[LoadedDataset]) -> int | None:
+        """Refuse ``splice:`` on an entry of the YAML; an encoder that splices checks it instead."""
+        for origin in (get_origin(loaded.dataset) for loaded in datasets):
+            if origin is not None and origin.splice is not None:
+                raise ConfigError(
+                    f"{origin.splice_where}: a {type(self).__name__} splices nothing; use an "
+                    f"energon_ext.PackedTaskEncoder, or leave it out."
+                )
+        return None
 
     def _report_lag(
         self,

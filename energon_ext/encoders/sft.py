@@ -20,6 +20,7 @@ from energon_ext.encoders.chat import (
     default_template,
     split_answers,
 )
+from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
@@ -98,7 +99,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
     """
 
     cookers = [Cooker(cook_dialogue)]
-    splices_entries = False  # a frame has no weights of answers
+    _check_splices = DynamicBlendMixin._check_splices  # a frame has no weights of answers
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ spliced source yields rows like any other, so it can be weighted, scheduled and 
 """
 
 import hashlib
-from typing import Any, ClassVar, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 from megatron.energon import WorkerConfig
@@ -43,8 +43,6 @@ class SplicingMixin(DynamicBlendMixin):
         named_documents: give documents names of their own; None for where they are at most 64.
         validation_starts, validation_offsets: of the grid that validation shows.
     """
-
-    splices_entries: ClassVar[bool] = True
 
     tokenizer: Tokenizer
     seq_len: int
@@ -86,11 +84,7 @@ class SplicingMixin(DynamicBlendMixin):
 
     def names_in_batches(self, sources: Sequence[Source]) -> tuple[str, ...]:
         """What the batches of a run may call their sources."""
-        names: set[str] = set()
-        for source in sources:
-            rows = source.rows
-            names.update(rows.names if isinstance(rows, SpliceSource) else [source.key])
-        return tuple(sorted(names))
+        return tuple(sorted({name for source in sources for name in source.part_shares}))
 
     # For the encoder ------------------------------------------------------------------------
 
@@ -125,16 +119,18 @@ class SplicingMixin(DynamicBlendMixin):
         return next(iter(pads), None)
 
     def _check_splice(self, splice: SpliceFields, where: str) -> None:
-        if not self.splices_entries:
-            raise ConfigError(
-                f"{where}a {type(self).__name__} splices nothing, as it trains parts of documents; "
-                f"use a PackedTaskEncoder, or leave it out."
-            )
         if self.alignment > 1:
             raise ConfigError(
                 f"{where}alignment: {self.alignment} found; frames begin at any offset, so they "
                 f"cannot be aligned for context parallelism. Leave it 1."
             )
+        for field in ("pad_token_id", "eos_token_id"):
+            token = getattr(splice, field)
+            if token is not None and token >= self.tokenizer.vocab_size:
+                raise ConfigError(
+                    f"{where}{field}: {token} found, the tokenizer has ids below "
+                    f"{self.tokenizer.vocab_size}."
+                )
         if splice.pack_contents and not self.mask_boundary_loss:
             raise ConfigError(
                 f"{where}pack_contents: True found with mask_boundary_loss=False; contents in a "
@@ -165,13 +161,16 @@ class SplicingMixin(DynamicBlendMixin):
         named = few if self.named_documents is None else self.named_documents
         lengths = store.lengths[numbers]
         examples: SpliceIndex | GridIndex
-        if self._validating:
-            shown = {"starts": self.validation_starts, "offsets": self.validation_offsets}
-            examples = GridIndex(lengths, self.seq_len, splice, **shown)
-        else:
-            order = f"{shuffle_key(key, loaded.dataset)}/{worker_config.seed_offset}"
-            examples = SpliceIndex(lengths, self.seq_len, splice, key=order)
-            log_plan(examples, numbers, key)
+        try:
+            if self._validating:
+                shown = {"starts": self.validation_starts, "offsets": self.validation_offsets}
+                examples = GridIndex(lengths, self.seq_len, splice, **shown)
+            else:
+                order = f"{shuffle_key(key, loaded.dataset)}/{worker_config.seed_offset}"
+                examples = SpliceIndex(lengths, self.seq_len, splice, key=order)
+                log_plan(examples, numbers, key)
+        except ConfigError as error:
+            raise ConfigError(f"Source {key}: {error}") from error
         training = repeat and not self._validating
         return SpliceSource(
             examples,

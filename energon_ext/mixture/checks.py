@@ -8,7 +8,7 @@ an error; what works, but is rarely meant, is a :class:`BlendWarning`.
 
 import re
 import warnings
-from typing import Collection, Iterator, Mapping
+from typing import Any, Collection, Iterator, Mapping
 
 import numpy as np
 
@@ -34,6 +34,7 @@ def check_mixture(
     axis: ScheduleAxis,
     max_epochs: Mapping[str, int | None],
     absent: Mapping[str, Collection[str]],
+    splices: Mapping[str, Any],
 ) -> None:
     """Refuse a mixture that cannot be drawn from, and warn of one that looks wrong.
 
@@ -42,11 +43,13 @@ def check_mixture(
         axis: what the breakpoints in the YAML count, and where the run ends.
         max_epochs: limit of each source, None where it has none.
         absent: worker -> sources of which it has no sample, where there is such a worker.
+        splices: of sources that are spliced; one dataset with two is no mistake.
 
     Raises:
         ConfigError: all weights are 0 somewhere; names the position, the worker, the weights.
     """
     keys = sorted(tree.keys())
+    shown = {key: (re.sub(r"#\d+$", "", key), splices.get(key)) for key in keys}
     _check_never_all_zero(tree, keys, axis, absent)
     messages = [
         *_never_reached(tree, axis),
@@ -55,7 +58,7 @@ def check_mixture(
             f"{key}: the same source is listed more than once; each reads all of it, in an order "
             f"of its own."
             for key in keys
-            if re.search(r"#\d+$", key)
+            if shown[key][0] != key and [*shown.values()].count(shown[key]) > 1
         ),
         *_nothing_after_limits(tree, keys, axis, max_epochs),
     ]

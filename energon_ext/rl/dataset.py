@@ -75,13 +75,14 @@ class RLDataset:
         ConfigError: an argument is out of range.
         SamplerError: from ``next()``: the sampler raised, returned something that is not a group,
             or ``max_attempts`` is reached. It names the prompt and the counts so far. The next
-            ``next()`` asks for the same prompts again; a state saved meanwhile does so as well.
+            ``next()``, and that of a state saved meanwhile, asks for the same prompts again; after
+            ``max_attempts`` for the next ones.
         DataExhaustedError: from ``next()``: every source of prompts has reached its ``max_epochs``,
             here or on another rank; the last batch may have fewer groups.
 
     State: the loader's, the prompts that were drawn and not sampled, the groups that wait, and
     counters. It grows with the groups that wait: at most those of one call of the sampler. A run
-    that resumes may have other ``seq_len``, ``rows``, ``pad_id`` and ``max_attempts``.
+    that resumes may have other ``seq_len``, ``rows``, ``pad_id``, ``max_attempts`` and prompts.
     """
 
     def __init__(
@@ -227,10 +228,14 @@ class RLDataset:
             raise ConfigError("Restore a state before the first batch, in a new RLDataset.")
         check_fingerprint(state["fingerprint"], self._fingerprint)
         self.prompts.restore_state_rank(copy.deepcopy(state["prompts"]))
-        self._drawn = [load_prompt(prompt) for prompt in state["drawn"]]
         self._calls = state["calls"]
         self._rollout.restore_state(state["rollout"])
-        waiting = [load_group(group) for group in state["groups"]]
+        drawn = [load_prompt(prompt) for prompt in state["drawn"]]
+        groups = [load_group(group) for group in state["groups"]]
+        if gone := ({p.source for p in drawn} | {g.source for g in groups}) - {*self._sources}:
+            _logger.warning("What waits of prompts that are gone is left out: %s", sorted(gone))
+        self._drawn = [prompt for prompt in drawn if prompt.source not in gone]
+        waiting = [weighted for weighted in groups if weighted.source not in gone]
         self._groups = [weighted for weighted in waiting if self._fits(weighted)]
         self._rollout.count("too_long_groups", len(waiting) - len(self._groups))
 

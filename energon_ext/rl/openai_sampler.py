@@ -243,7 +243,7 @@ def _sglang_answers(body: Any) -> Answers:
     # (log-probability, token id, text) of each token
     outputs = [answer["meta_info"]["output_token_logprobs"] for answer in body]
     return (
-        [[int(token) for _, token, _ in output] for output in outputs],
+        [[token for _, token, _ in output] for output in outputs],
         [[float(log_prob) for log_prob, _, _ in output] for output in outputs],
         [(answer["meta_info"].get("finish_reason") or {}).get("type") for answer in body],
     )

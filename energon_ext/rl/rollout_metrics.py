@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -67,8 +67,7 @@ class RolloutMetrics:
         Its answers count whether it is trained on or not; without an answer it is None.
         """
         if not self.since_batch["attempts_per_batch"]:
-            names = ("reward", "squares", "response_length", "truncated", "entropy", *self.sources)
-            self.sampled = {name: [0.0, 0.0] for name in names}
+            self.sampled = self._sums({})
         self.since_batch["attempts_per_batch"] += 1
         self.counts["groups"] += 1
         if dropped is None:
@@ -138,6 +137,12 @@ class RolloutMetrics:
     def restore_state(self, state: dict[str, Any]) -> None:
         for name in _SAVED:
             setattr(self, name, copy.deepcopy(state[name]))
+        self.sampled = self._sums(self.sampled)
+
+    def _sums(self, known: Mapping[str, list[float]]) -> dict[str, list[float]]:
+        """``[sum, number]`` by name, of the sources that there are now."""
+        names = ("reward", "squares", "response_length", "truncated", "entropy", *self.sources)
+        return {name: known.get(name, [0.0, 0.0]) for name in names}
 
     def _add(self, name: str, total: float, number: int) -> None:
         entry = self.sampled[name]

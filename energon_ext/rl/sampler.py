@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a sampler is asked for and what it answers."""
 
+import operator
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Protocol, Sequence
 
@@ -92,7 +93,8 @@ class ScoredGroup:
                 f"log-probabilities"
             )
         tokens = [
-            torch.as_tensor([*prompt, *response], dtype=torch.int64) for response in responses
+            torch.tensor([operator.index(token) for token in (*prompt, *response)])
+            for response in responses
         ]
         seen = [torch.as_tensor(values, dtype=torch.float32) for values in log_probs]
         return cls(

@@ -69,13 +69,8 @@ class SpliceIndex:
         self.config = config
         self._key = key
         self._table = PairTable(self.doc_lengths, seq_len, config)
+        self._table.require_pairs()
         self.pairs = self._table.totals
-        if not self.pairs.any():
-            raise ConfigError(
-                f"No document has a pair: the longest has {int(self.doc_lengths.max(initial=0))} "
-                f"tokens; content_length {config.content_length}, min_copy_len "
-                f"{config.min_copy_len} and mode {config.mode} with seq_len {seq_len} need more."
-            )
         self.quotas, self._turning = self._divide_epoch()
         check_exact(self.pairs, self.quotas)
         self.size = int(round(self.quotas.sum()))
@@ -159,7 +154,8 @@ class SpliceIndex:
         offsets = self._table.row_counts(document)
         text = (
             f"{self.doc_lengths[document]} tokens, {len(offsets)} starts, up to "
-            f"{offsets.max(initial=0)} offsets, {self.pairs[document]} pairs, "
+            f"{offsets.max(initial=0) + self.config.offset_jitter} offsets, "
+            f"{self.pairs[document]} pairs, "
             f"{self.quotas[document]:g} examples ({self.quotas[document] / self.size:.4f} of all), "
             f"share of tokens {self.token_shares()[document]:.4f}, each token "
             f"{self.coverage()[document]:.2f} times"

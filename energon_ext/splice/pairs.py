@@ -55,7 +55,7 @@ class PairTable:
                 f"{seq_len - config.offset_jitter} of seq_len {seq_len} positions, and "
                 f"min_copy_len is {config.min_copy_len}."
             )
-        self._seq_len = seq_len
+        self._seq_len, self._longest = seq_len, int(lengths.max(initial=0))
         self._config = config
         stride = config.content_stride
         content = longest_content(seq_len, config)
@@ -102,6 +102,16 @@ class PairTable:
             offsets = self._seq_len - copy_lens
         copy_lens = np.minimum(copy_lens, self._seq_len - offsets)
         return Contents(documents, row * stride, offsets, copy_lens)
+
+    def require_pairs(self) -> None:
+        """Refuse documents of which none is long enough."""
+        if not self.totals.any():
+            config = self._config
+            raise ConfigError(
+                f"No document has a pair: the longest has {self._longest} tokens; content_length "
+                f"{config.content_length}, min_copy_len {config.min_copy_len} and mode "
+                f"{config.mode} with seq_len {self._seq_len} need more."
+            )
 
     def row_counts(self, document: int) -> np.ndarray:
         """Pairs of each start of one document, int64 [starts]."""

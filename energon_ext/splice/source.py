@@ -13,7 +13,7 @@ from energon_ext.documents.order import ENDLESS
 from energon_ext.plan.lookup import find_blend
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.index import SpliceIndex
-from energon_ext.splice.pairs import Contents
+from energon_ext.splice.pairs import Contents, longest_content
 from energon_ext.splice.validation import GridIndex
 from energon_ext.state.match import check_fingerprint
 
@@ -280,20 +280,13 @@ def content_of(document: np.ndarray, start: int, length: int, cyclic: bool) -> n
 def log_plan(index: SpliceIndex, numbers: np.ndarray, source: str) -> None:
     """Write what will be shown of the first documents to the debug log."""
     config = index.config
-    fields = [
-        "content_length",
-        "cut_at_frame_end",
-        "content_stride",
-        "offset_stride",
-        "alpha",
-        "offset_jitter",
-    ]
-    fields += ["balance_mode", "balance_tau"]
+    fields = ["content_length", "cut_at_frame_end", "content_stride", "offset_stride", "alpha"]
+    fields += ["offset_jitter", "balance_mode", "balance_tau"]
     logger.info(
-        "%s: %d documents of %d to %d tokens in frames of %d, %d pairs, %d examples in an epoch; "
-        "%s, %s.",
-        *(source, len(numbers), index.doc_lengths.min(), index.doc_lengths.max(), index.seq_len),
-        *(index.pairs.sum(), index.size),
+        "%s: %d documents of %d to %d tokens, contents of up to %d in frames of %d, %d pairs, %d "
+        "examples in an epoch; %s, %s.",
+        *(source, len(numbers), index.doc_lengths.min(), index.doc_lengths.max()),
+        *(longest_content(index.seq_len, config), index.seq_len, index.pairs.sum(), index.size),
         "slide" if config.mode == "slide" else config.content_start_mode,
         ", ".join(f"{name} {getattr(config, name)}" for name in fields if hasattr(config, name)),
     )

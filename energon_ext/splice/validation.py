@@ -8,6 +8,7 @@ import numpy as np
 
 from energon_ext.arguments import check_integers
 from energon_ext.batch.packed_batch import PackedBatch
+from energon_ext.errors import ConfigError
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.pairs import Contents, PairTable
 
@@ -45,6 +46,7 @@ class GridIndex:
         check_integers("GridIndex", starts=starts, offsets=offsets)
         self.doc_lengths = np.asarray(doc_lengths, np.int64)
         table = PairTable(self.doc_lengths, seq_len, config)
+        table.require_pairs()
         points = [
             (document, start, offset, min(copy_len, seq_len - offset))
             for document in np.flatnonzero(table.totals).tolist()
@@ -68,7 +70,6 @@ class LossMap:
     Args:
         grid: what the validation source shows.
         names: of the documents, as batches call them.
-        worker, workers: of which this process has every ``workers``-th content.
         prompt_tokens: that P(z) takes as given, at least 1.
 
     Attributes:
@@ -80,8 +81,6 @@ class LossMap:
         self,
         grid: GridIndex,
         names: Sequence[str],
-        worker: int = 0,
-        workers: int = 1,
         *,
         prompt_tokens: int = 1,
     ):
@@ -91,39 +90,56 @@ class LossMap:
         self.contents = grid.locate(np.arange(grid.size))
         self.names = list(names)
         self.losses = np.full(grid.size, np.nan)
-        self._next, self._step = worker, workers
+        self._next = 0
 
     def add_batch(self, batch: PackedBatch, token_losses: np.ndarray) -> None:
         """Add the next batch of the validation dataset.
 
         Args:
-            batch: in the order that the dataset yields.
+            batch: in the order that the dataset yields to one rank alone.
             token_losses: float [N], cross-entropy at each position.
+
+        Raises:
+            ConfigError: the next content of the grid is another, as some are on other ranks.
         """
-        weights = batch.token_weights.numpy()
+        weights, positions = batch.token_weights.numpy(), batch.position_ids.numpy()
         ends = batch.cu_seqlens.tolist()
         for start, end, source in zip(ends, ends[1:], batch.source_ids.tolist()):
             if source < 0 or batch.sources[source] not in self.names:
                 continue
             weight = weights[start:end]
-            self.losses[self._next] = (weight * token_losses[start:end]).sum() / weight.sum()
             # The first position that is trained predicts the second token of the content.
-            predicted = start + np.flatnonzero(weight)[self._prompt_tokens - 1 :]
+            trained = start + np.flatnonzero(weight)
+            if trained.size:
+                self._check_next(batch.sources[source], int(positions[trained[0]]))
+            self.losses[self._next] = (weight * token_losses[start:end]).sum() / weight.sum()
+            predicted = trained[self._prompt_tokens - 1 :]
             self.log_probabilities[self._next] = -token_losses[predicted].sum()
-            self._next += self._step
+            self._next += 1
 
     def per_document(self) -> dict[str, float]:
-        """Mean loss of each document, over the contents that were shown."""
+        """Mean loss of each document, or of all without own names, over what was shown."""
         return self._means(self.losses)
 
     def memorized(self) -> dict[str, float]:
-        """Mean P(z) of each document, over the contents that were shown."""
+        """Mean P(z) of each document, or of all without own names, over what was shown."""
         return self._means(np.exp(self.log_probabilities))
 
+    def _check_next(self, name: str, offset: int) -> None:
+        number, contents = self._next, self.contents
+        if number >= len(contents.offsets) or (name, offset) != (
+            self.names[contents.documents[number]],
+            contents.offsets[number],
+        ):
+            raise ConfigError(
+                f"LossMap: {name} at offset {offset} found as content {number}, not the one of the "
+                f"grid; build the validation dataset with rank=0, world_size=1 and num_workers=0."
+            )
+
     def _means(self, values: np.ndarray) -> dict[str, float]:
-        means = {}
-        for document, name in enumerate(self.names):
-            own = values[self.contents.documents == document]
+        means, names = {}, np.array(self.names)[self.contents.documents]
+        for name in dict.fromkeys(self.names):
+            own = values[names == name]
             if np.isfinite(own).any():
                 means[name] = float(np.nanmean(own))
         return means

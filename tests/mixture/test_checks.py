@@ -54,7 +54,7 @@ def warnings_of(data, entries, **options):
 def check(root):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        check_mixture(root, ScheduleAxis(), {}, {})
+        check_mixture(root, ScheduleAxis(), {}, {}, {})
 
 
 def tree(rule, *members):
@@ -183,7 +183,7 @@ def of_many(count, constant, schedule):
     keys = ["moving", *(f"source {number:04d}" for number in range(count))]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        check_mixture(Tree(Node(BLEND, weights), keys), ScheduleAxis(), {}, {})
+        check_mixture(Tree(Node(BLEND, weights), keys), ScheduleAxis(), {}, {}, {})
     return [str(warning.message) for warning in caught]
 
 

@@ -20,7 +20,7 @@ from energon_ext.rl.group_rows import balance_by_tokens
 from energon_ext.state.checkpoint import CheckpointStore
 from tests.rl.prompts import Dice, Fixed, prompt_loader, write_prompts, write_sums
 from tests.state.mutations import mutations
-from tests.support import batch_hash, close_loaders, take
+from tests.support import batch_hash, close_loaders, take, write_mix
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +230,31 @@ def test_groups_that_wait_and_fit_no_more_are_left_out_of_a_resume(one_prompt):
     assert resumed.counts["too_long_groups"] == 1
 
 
+@pytest.mark.parametrize("kept", ["easy", "hard"])
+def test_a_resume_takes_other_prompts_and_leaves_out_what_waits_of_those_that_are_gone(
+    sums, kept, caplog
+):
+    """What an error advises where no group varies; else every next() would raise."""
+    options = {"loader": {"prompts_per_call": 8}, "groups_per_batch": 1}
+    dataset = build(sums, Dice(), **options)
+    next(dataset)
+    waiting = dataset.save_state()
+    failed = build(sums, Fixed(*[[1.0, 1.0]] * 8), max_attempts=8, **options)
+    with pytest.raises(SamplerError, match="or take other prompts"):
+        next(failed)
+    entries = [(sums.parent / f"{kept}.jsonl", 1)]
+    mix = write_mix(sums.parent / f"{kept}.yaml", [*entries, (sums.parent / "more.jsonl", 1)])
+    write_prompts(sums.parent / "more.jsonl", [{"prompt": "m", "answer": 0}] * 3)
+    for state in (waiting, failed.save_state()):
+        resumed = build(mix, Dice(), **options)
+        resumed.restore_state(state)
+        for _ in range(12):
+            assert set(next(resumed).validate().sources) == {f"{kept}.jsonl", "more.jsonl"}
+        assert "reward/mean/more.jsonl" in resumed.metrics
+    gone = {"easy": "hard", "hard": "easy"}[kept]
+    assert f"What waits of prompts that are gone is left out: ['{gone}.jsonl']" in caplog.text
+
+
 def test_groups_grow_older_by_a_step_and_the_old_are_dropped(one_prompt):
     """Four groups a call, one a batch: they are 0, 1, 2 and 3 steps old."""
 
@@ -363,6 +388,11 @@ class ReturnsNone:
         return None
 
 
+class HalfToken:
+    def sample_and_score(self, prompt):
+        return ScoredGroup.from_responses(prompt, [[5], [6.5]], [[-1], [-1]], [0, 1])
+
+
 class TooFew:
     def sample_and_score_batch(self, prompts, seed):
         return []
@@ -373,6 +403,7 @@ class TooFew:
     [
         (Raises(), "the sampler raised KeyError: 'no such tool'"),
         (ReturnsNone(), "the sampler returned a NoneType, not a ScoredGroup"),
+        (HalfToken(), "the sampler raised TypeError: 'float' object cannot be interpreted"),
         (TooFew(), "the sampler returned 0 groups for 1 prompts"),
         (Changed(rewards=torch.tensor([math.nan, 0.0])), "rewards must be finite, got .nan, 0.0"),
         (Changed(rewards=torch.tensor([math.inf, 0.0])), "rewards must be finite, got .inf, 0.0"),

@@ -525,16 +525,37 @@ def test_validation_shows_a_fixed_grid_and_a_map_tells_the_points_apart(data):
     assert set(losses.per_document()) == {f"book:train/doc{n}" for n in three_longest_short()}
 
 
+def test_a_map_refuses_contents_of_one_rank_of_several(data):
+    """Which would be counted as others of the grid."""
+    ((dataset, _),) = get_val_datasets(
+        write_mix(data / "ranks.yaml", [("book", 1)]),
+        worker_config=config(rank=0, world_size=2),
+        batch_size=2,
+        task_encoder=many(),
+        split_part="train",
+    )
+    (source,) = splices_of(dataset)
+    losses = LossMap(source.examples, source.names)
+    with pytest.raises(ConfigError, match=r"found as content 2, not the one .*world_size=1"):
+        for batch in loader_for(dataset):
+            losses.add_batch(batch, np.ones(batch.num_tokens))
+
+
 def test_the_plan_is_in_the_log(data, caplog):
     with caplog.at_level(logging.DEBUG, logger="energon_ext.splice.source"):
         build(in_blend(data), many())
     first = three_longest_short()[0]
     assert (
-        "book:train: 3 documents of 11 to 12 tokens in frames of 32, 837 pairs, 837 examples in an "
-        "epoch; slide_within, content_length None, cut_at_frame_end False, content_stride 1, "
-        "offset_stride 1, alpha 0.0, offset_jitter 0, balance_mode by_coverage, balance_tau 1.0."
-        in caplog.text
+        "book:train: 3 documents of 11 to 12 tokens, contents of up to 32 in frames of 32, 837 "
+        "pairs, 837 examples in an epoch; slide_within, content_length None, cut_at_frame_end "
+        "False, content_stride 1, offset_stride 1, alpha 0.0, offset_jitter 0, balance_mode "
+        "by_coverage, balance_tau 1.0." in caplog.text
     )
+    jittered = MultiSpliceConfig(num_docs=1, content_length=32, offset_jitter=26)
+    with caplog.at_level(logging.DEBUG, logger="energon_ext.splice.source"):
+        build(in_blend(data), many(jittered))
+    assert "contents of up to 6 in frames of 32" in caplog.text
+    assert "starts, up to 27 offsets" in caplog.text
     # 12 - t tokens have 21 + t places, up to 31 for the last two tokens.
     assert (
         f"book:train/doc{first}: 12 tokens, 11 starts, up to 31 offsets, 286 pairs, 286 examples "
@@ -550,6 +571,10 @@ def test_the_plan_is_in_the_log(data, caplog):
         (
             lambda: one(SpliceConfig(pack_contents=True), packing="sequential"),
             "Set mask_boundary_loss=True",
+        ),
+        (
+            lambda: one(SpliceConfig(pad_token_id=260)),
+            "pad_token_id: 260 found, the tokenizer has ids below 260",
         ),
         (lambda: one(validation_starts=0), "validation_starts: 0 found, an integer >= 1"),
         (lambda: one(validation_offsets="8"), "validation_offsets: '8' found"),
@@ -570,8 +595,17 @@ def test_fewer_examples_than_workers_go_round(data):
 
 def test_a_source_without_a_pair_says_what_it_needs(data):
     splice = MultiSpliceConfig(content_length=32, adaptive_k=False, max_doc_length=20)
-    with pytest.raises(ConfigError, match="No document has a pair: the longest has 20 tokens"):
+    message = "^Source book:train: No document has a pair: the longest has 20 tokens"
+    with pytest.raises(ConfigError, match=message):
         build(in_blend(data), many(splice))
+    with pytest.raises(ConfigError, match=message):
+        get_val_datasets(
+            in_blend(data),
+            worker_config=config(),
+            batch_size=1,
+            task_encoder=many(splice),
+            split_part="train",
+        )
     assert SpliceIndex([20], SEQ_LEN, MultiSpliceConfig(content_length=32)).size == 1
 
 

@@ -3,6 +3,7 @@
 """``splice:`` on an entry of the YAML: settings of its own, beside plain sources and each other."""
 
 import json
+import warnings
 from collections import Counter
 
 import pytest
@@ -18,6 +19,7 @@ from energon_ext import (
     get_val_datasets,
 )
 from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.mixture.checks import BlendWarning
 from energon_ext.splice import GridIndex, MultiSpliceConfig, SpliceConfig
 from energon_ext.splice.source import splices_of
 from tests.cli.command import energon_ext, error_line
@@ -124,6 +126,14 @@ def test_weights_move_a_run_from_one_splice_to_another(data, node):
         for batch in take(loader_for(build(path)), 8)
     ]
     assert lengths == [{3}] * 4 + [{7}] * 4
+
+
+def test_a_dataset_shown_in_two_ways_is_no_mistake_and_twice_in_one_way_is_reported(data):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BlendWarning)
+        build(mix_of(data, "ways", ("book", SHORT), ("book", LONG), ("book", {})))
+    with pytest.warns(BlendWarning, match="^book#3: the same source is listed more than once"):
+        build(mix_of(data, "ways", ("book", SHORT), ("book", LONG), ("book", SHORT)))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

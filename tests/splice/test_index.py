@@ -352,3 +352,11 @@ def test_the_probability_of_a_content_is_the_product_of_those_of_its_tokens(pref
     assert all_prompt.memorized() == {"book/doc0": 1.0, "book/doc1": 1.0}
     with pytest.raises(ConfigError, match="LossMap.prompt_tokens: 0 found, an integer >= 1"):
         LossMap(grid, names, prompt_tokens=0)
+
+
+def test_documents_without_names_of_their_own_have_one_mean():
+    losses = LossMap(GridIndex([6, 4], 8, SpliceConfig(content_length=4), offsets=2), ["book"] * 2)
+    losses.losses[:] = losses.contents.documents
+    share_of_the_second = losses.contents.documents.mean()
+    assert 0 < share_of_the_second < 1
+    assert losses.per_document() == {"book": pytest.approx(share_of_the_second)}

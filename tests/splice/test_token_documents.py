@@ -19,7 +19,15 @@ from energon_ext import (
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig
 from energon_ext.splice.source import splices_of
-from tests.support import config, loader_for, take, write_dataset, write_mix, write_tokens
+from tests.support import (
+    LargeTokenizer,
+    config,
+    loader_for,
+    take,
+    write_dataset,
+    write_mix,
+    write_tokens,
+)
 
 SEQ_LEN = 16
 TEXTS = ["".join(chr(97 + (n * 7 + k * k) % 26) for k in range(3 + n * 5 % 11)) for n in range(20)]
@@ -122,7 +130,8 @@ def test_other_documents_as_long_are_refused(tmp_path):
 def test_a_prefix_holds_ids_that_the_file_has_no_room_for(data):
     """A file of two bytes a token; the filler needs three."""
     splice = SpliceConfig(doc_index=0, attend_prefix=True, pad_token_id=70_000)
-    batch = take(loader_for(build(mix_of(data, "text_document"), splice)), 1)[0]
+    dataset = build(mix_of(data, "text_document"), splice, LargeTokenizer())
+    batch = take(loader_for(dataset), 1)[0]
     assert 70_000 in batch.tokens[: int(batch.cu_seqlens[1])].tolist()
 
 
