@@ -190,3 +190,19 @@ def test_counts_too_large_to_multiply_are_refused():
     with pytest.raises(ConfigError, match="too many to spread exactly"):
         check_exact(np.array([10, 10**10]), np.array([10**10, 10**9]))
     check_exact(np.array([10**11]), np.array([10**11]))  # one example of each pair
+    with pytest.raises(ConfigError, match="examples of 1073741824 pairs"):
+        check_exact(np.array([5, 2**30]), np.array([5, 2**31]))
+    check_exact(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+@settings(max_examples=100, deadline=None)
+@given(total=st.integers(1, 2**61), number=st.floats(0, 1), phase=st.floats(0, 1))
+def test_the_largest_counts_that_are_allowed_are_multiplied_exactly(total, number, phase):
+    """Their product is just below 2^61; Python's integers have no end."""
+    quota = 2**61 // total - 2**10
+    if quota < 1 or quota == total:
+        return
+    check_exact(np.array([total]), np.array([quota]))
+    number, phase = (min(int(n * of), of - 1) for n, of in ((number, quota), (phase, total)))
+    picked = quantile_numbers(*(np.array([each]) for each in (total, quota, number, phase)))
+    assert picked.tolist() == [(total * number + phase) // quota]
