@@ -10,7 +10,7 @@ import yaml
 
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
 from energon_ext.plan.deal import Topology
-from energon_ext.plan.forecast import estimated, imbalance, late_breakpoints, planned
+from energon_ext.plan.forecast import Forecast, estimated, imbalance, late_breakpoints, planned
 from energon_ext.plan.lookup import find_blend
 from tests.cli.command import energon_ext, error_line
 from tests.plan.runs import SEQ_LEN, Run, write_numbered
@@ -161,6 +161,47 @@ def test_streamed_sources_need_the_length_of_their_documents(tmp_path):
     # 80 rows of 64 positions, four documents in each; 20 documents are an epoch.
     assert guess.tokens.sum() == 80 * 64
     assert guess.epochs[-1].tolist() == [16]
+
+
+def test_the_json_of_a_forecast_holds_all_of_it():
+    found = Forecast(
+        keys=("a", "b"),
+        titles=("A", "b"),
+        ends=np.array([3, 5]),
+        shares=np.array([[0.25, 0.75], [1.0, 0.0]]),
+        tokens=np.array([[10.0, 30.0], [20.0, 0.0]]),
+        documents=np.array([[1.0, 2.0], [4.0, 0.0]]),
+        epoch_documents=np.array([2, 0]),
+        exhausted={"b": 3},
+        positions=80,
+        is_exact=False,
+        spread=np.array([0.125, 0.0]),
+    )
+    assert found.epochs.tolist() == [[0.5, 2.0], [2.5, 2.0]]
+    assert json.loads(json.dumps(found.to_json())) == {
+        "exact": False,
+        "steps": 5,
+        "positions": 80,
+        "window_ends": [3, 5],
+        "sources": {
+            "a": {
+                "share": [0.25, 1.0],
+                "tokens": [10, 20],
+                "documents": [1, 4],
+                "epoch_documents": 2,
+                "ends_at_step": None,
+                "spread": 0.125,
+            },
+            "b": {
+                "share": [0.75, 0.0],
+                "tokens": [30, 0],
+                "documents": [2, 0],
+                "epoch_documents": 0,
+                "ends_at_step": 3,
+                "spread": 0.0,
+            },
+        },
+    }
 
 
 def test_breakpoints_behind_the_end_are_named(folder):

@@ -305,6 +305,22 @@ def test_empty_documents_make_no_row_and_stop_nothing(packing):
     assert len(take(planned(lengths, packing=packing, buffer_docs=4), 20)) == 20
 
 
+def test_the_state_of_rows_that_were_not_begun_is_that_of_nothing():
+    rows = planned(LENGTHS)
+    assert rows.save_state() == {
+        "kind": "planned",
+        "documents": rows.documents.fingerprint(),
+        "epoch": 0,
+        "position": 0,
+        "carried": {"documents": [], "starts": []},
+        "rows_before": 0,
+        "taken": None,
+        "left_out": [],
+        "next_row": 0,
+        "last": False,
+    }
+
+
 # What is refused ----------------------------------------------------------------------------------
 
 
