@@ -8,10 +8,20 @@ import numpy as np
 import pytest
 import yaml
 
-from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
+from energon_ext import (
+    ConfigError,
+    DynamicBlendDataset,
+    LeastConsumedDataset,
+    PackedTaskEncoder,
+    get_train_dataset,
+)
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.forecast import Forecast, estimated, imbalance, late_breakpoints, planned
 from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.source import Source
+from energon_ext.splice import MultiSpliceConfig, SpliceIndex
+from energon_ext.splice.source import SpliceSource
+from energon_ext.weights import ConstantWeight, ScheduleAxis, ScheduledWeight
 from tests.cli.command import energon_ext, error_line
 from tests.plan.runs import SEQ_LEN, Run, write_numbered
 from tests.support import (
@@ -202,6 +212,52 @@ def test_the_json_of_a_forecast_holds_all_of_it():
             },
         },
     }
+
+
+def spliced_blend(kind, weights, **options):
+    """Contents of 8 tokens, one a row, from documents of at least as many; one row a step."""
+    splice, sources = MultiSpliceConfig(content_length=8), []
+    for number, weight in enumerate(weights):
+        rows = SpliceSource(
+            SpliceIndex([9, 14, 30], 16, splice),
+            [np.arange(30)] * 3,
+            ["doc"] * 3,
+            config=splice,
+            seq_len=16,
+            fill_id=0,
+            epochs=None,
+            fingerprint={},
+        )
+        sources.append(Source(f"s{number}", rows, weight, documents=3))
+    return kind(sources, row_tokens=16, worker_config=config(), **options)
+
+
+@pytest.mark.parametrize("count", [1, 3, 20])
+def test_an_estimate_asks_spliced_sources_for_their_rows_however_many_there_are(count):
+    blend = spliced_blend(LeastConsumedDataset, [ConstantWeight(1)] * count)
+    guess = estimated(blend, 40 * count)
+    assert guess.tokens.sum(0) == pytest.approx([40 * 8] * count)
+    assert guess.documents.sum(0) == pytest.approx([40] * count)
+    assert guess.positions == 40 * count * 16 and guess.exhausted == {}
+
+
+def test_the_spread_of_an_estimate_is_two_standard_deviations_or_a_row():
+    weights = [ConstantWeight(1), ConstantWeight(3)]
+    # 400 rows, of which one is of the first source with a probability of 1 / 4.
+    guess = estimated(spliced_blend(DynamicBlendDataset, weights), 400)
+    assert guess.spread == pytest.approx([2 * (400 / 4 * 3 / 4) ** 0.5 / 400] * 2)
+    guess = estimated(spliced_blend(LeastConsumedDataset, weights), 400)
+    assert guess.spread == pytest.approx([2 * 1.3 / 400] * 2)
+
+
+def test_an_estimate_changes_at_a_breakpoint_of_whatever_the_axis_counts():
+    """At 1600 tokens: behind 100 rows of 16, on an axis that looks 16 tokens ahead one before."""
+    weights = [ScheduledWeight("step", points) for points in ({0: 1, 1600: 0}, {0: 0, 1600: 1})]
+    for lookahead, step in ((0, 100), (16, 99), (1, 100)):
+        axis = ScheduleAxis("tokens", lookahead)
+        guess = estimated(spliced_blend(DynamicBlendDataset, weights, axis=axis), 10_000)
+        assert guess.tokens.sum(0) == pytest.approx([step * 8, (10_000 - step) * 8])
+        assert step in guess.ends
 
 
 def test_breakpoints_behind_the_end_are_named(folder):

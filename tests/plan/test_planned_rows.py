@@ -92,6 +92,15 @@ def test_a_part_of_the_documents_is_read_under_its_own_numbers(packing):
 
 
 @every_packing
+def test_a_part_of_the_documents_continues_at_every_row_with_its_own(packing):
+    options = {"packing": packing, "epochs": 2, "first": 20, "buffer_docs": 6}
+    rows, expected = planned(LENGTHS, **options), take(planned(LENGTHS, **options))
+    for done in range(len(expected)):
+        assert take(resumed(rows.save_state(), **options), 8) == expected[done : done + 8]
+        rows.take(1)
+
+
+@every_packing
 def test_another_pass_after_a_restart_is_the_same_pass(packing):
     rows = planned(LENGTHS, packing=packing, epochs=1)
     first = take(rows)
@@ -339,6 +348,7 @@ def carrying(documents, starts):
     [
         (carrying([60], [0]), "web: carries pieces that the source has not"),
         (carrying([0], [10**6]), "web: carries pieces that the source has not"),
+        (carrying([3], [LENGTHS[3]]), "web: carries pieces that the source has not"),
         (carrying([0, 1], [0]), "web: carries pieces that the source has not"),
         ({"next_row": 10_000}, r"web: \d+ documents and row 10000 of a plan were saved"),
         ({"taken": 61}, r"web: 61 documents and row \d+ of a plan were saved; \d+ documents make"),

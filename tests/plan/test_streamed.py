@@ -13,10 +13,11 @@ from energon_ext.errors import ConfigError, SampleError
 from energon_ext.plan.lookup import blends_inside, find_blend
 from energon_ext.plan.source import Source
 from energon_ext.plan.streamed import StreamedSamples
+from energon_ext.state.match import SourceNames
 from energon_ext.state.schema import STATE_CLASS
 from tests.plan.memory_documents import planned
 from tests.plan.test_blends import Sample, Samples
-from tests.support import config, loader_for
+from tests.support import config, loader_for, take
 
 
 class KeyedSamples(Samples):
@@ -28,7 +29,10 @@ class KeyedSamples(Samples):
         for sample in super().__iter__():
             if self.error is not None and sample.number == 3:
                 raise self.error
-            yield {"__restore_key__": (sample.number,), "number": sample.number}
+            yield self.restore_sample((sample.number,))
+
+    def restore_sample(self, restore_key):
+        return {"__restore_key__": tuple(restore_key), "number": restore_key[0]}
 
 
 def streamed(count=4, epochs=None, **options):
@@ -146,6 +150,31 @@ def test_a_private_plan_belongs_to_so_many_workers_and_a_shared_one_to_any():
     assert blend(tokens).fingerprint == shared
     assert blend(tokens, text).fingerprint == blend(text).fingerprint == private
     assert [each.streamed is None for each in blend(tokens, text).sources.values()] == [False, True]
+
+
+def test_a_sample_in_a_buffer_is_restored_from_its_source_under_whatever_key_that_has_now():
+    def blend(key):
+        text = Source(key, KeyedSamples("web", 5, 9), names=SourceNames("/d/web", "web"))
+        tokens = Source("tokens", planned([5] * 3, epochs=1))
+        return DynamicBlendDataset([text, tokens], worker_config=config())
+
+    before = blend("web")
+    read = take(loader_for(before), 8)
+    saved = next(each for each in read if isinstance(each, dict))
+    outside = len(saved["__restore_key__"]) - 3  # of the loader
+    saved["__restore_key__"] = tuple(saved["__restore_key__"][outside:])
+    state = before.save_state()
+    assert before.restore_sample(saved["__restore_key__"]) == saved
+    moved = blend("../web")
+    moved.restore_state(state)
+    restored = moved.restore_sample(saved["__restore_key__"])
+    assert restored["__restore_key__"] == (STATE_CLASS, "../web", saved["number"])
+    for key in ("gone", "tokens"):
+        with pytest.raises(StateMismatchError, match="keep it with `weight: 0`") as refused:
+            before.restore_sample((STATE_CLASS, key, 3))
+        assert refused.value.differences == {
+            "buffered sample of source": (key, ["tokens", "web"]),
+        }
 
 
 def test_the_blend_is_found_in_a_dataset_and_in_a_loader():

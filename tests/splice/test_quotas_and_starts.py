@@ -165,6 +165,13 @@ def test_the_weights_of_ten_tokens_and_contents_of_four():
         assert weights.rows(np.array([6, 6]), at).tolist() == [start, start + 1]
 
 
+def test_a_bound_between_two_starts_belongs_to_the_second():
+    """Contents of one token: eight starts that weigh the same, which floats divide exactly."""
+    weights = EdgeWeights(content_length=1, content_stride=1, alpha=2.0)
+    fractions = np.arange(8) / 8
+    assert weights.rows(np.full(8, 7), fractions).tolist() == list(range(8))
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     content=st.integers(1, 12),
