@@ -369,7 +369,7 @@ def test_the_state_of_other_documents_is_refused_with_what_differs():
         "web: tokens": (sum(LENGTHS), sum(LENGTHS) + 5),
     }
     with pytest.raises(StateMismatchError) as refused:
-        resumed({"kind": "streamed", "dataset": {}, "ended": False})
+        resumed({"kind": "streamed", "documents": {}, "dataset": {}, "ended": False})
     assert refused.value.differences["web: kind"] == ("streamed", "planned")
 
 

@@ -176,13 +176,6 @@ def test_the_training_subset_holds_the_documents_that_end_in_it():
         choose(SpliceConfig(**{**subset, "initial_batch_size": 1, "max_train_batches": 1}))
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.int32, float])
-def test_lengths_of_any_type_choose_the_same_documents(dtype):
-    """Numbers without a sign have no negative, by which the longest come first."""
-    config = MultiSpliceConfig(num_docs=4)
-    assert select_documents(LENGTHS.astype(dtype), config, seq_len=8).tolist() == [2, 5, 4, 0]
-
-
 def test_among_documents_of_one_length_the_first_are_chosen():
     lengths = np.random.default_rng(0).integers(5, 8, 500)
     for mode, sign in (("longest", -1), ("shortest", 1)):

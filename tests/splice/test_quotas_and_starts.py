@@ -103,20 +103,24 @@ def test_where_nothing_is_left_for_the_smallest_the_largest_gives_one_place():
     epoch_length=st.integers(1, 20),
     tau=st.sampled_from([0.0, 1.0, 0.3]),
     first=st.integers(0, 10**6),
+    is_weighted=st.booleans(),
 )
 def test_every_document_has_its_turns_in_every_round_and_in_proportion(
-    lengths, epoch_length, tau, first
+    lengths, epoch_length, tau, first, is_weighted
 ):
-    turning = TurningQuotas(lengths, epoch_length, "by_temperature", tau, key="x")
+    # Weights that are no short binary fractions make parts of more than 64 bits.
+    weights = [0.1 * (1 + number % 3) for number in range(len(lengths))] if is_weighted else None
+    turning = TurningQuotas(lengths, epoch_length, "by_temperature", tau, weights, key="x")
     quotas = np.array([turning.of(first + epoch) for epoch in range(60)])
     assert (quotas.sum(axis=1) == epoch_length).all()
     assert turning.quotas.sum() == pytest.approx(epoch_length)
     assert (abs(quotas - turning.quotas) < 1).all()
-    fixed = document_quotas(lengths, epoch_length, "by_temperature", tau)
+    fixed = document_quotas(lengths, epoch_length, "by_temperature", tau, weights)
     if not turning.take_turns:
         assert (quotas == fixed).all() and (fixed > 0).all()
         return
     parts = np.array([float(length) ** tau for length in lengths])
+    parts *= weights or 1.0
     parts *= epoch_length / parts.sum()
     below = parts < 1 - 1e-9
     shares = turning.quotas[below] / turning.quotas[below].sum()
