@@ -767,7 +767,8 @@ def test_a_second_writer_is_told_who_holds_the_lock_which_dies_with_the_first(tm
     try:
         with pytest.raises(ConfigError) as caught:
             save(tmp_path, 2)
-        assert f"pid {writer.pid} on host {socket.gethostname()}" in str(caught.value)
+        held_by = f" is being written by pid {writer.pid} on host {socket.gethostname()}. "
+        assert held_by in str(caught.value)
         assert "\n" not in str(caught.value)
         assert CheckpointStore(tmp_path).latest().load("a.pt") == "held"
         writer.kill()

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_ext import ConfigError
+from energon_ext import ConfigError, DynamicBlendDataset
 from energon_ext.plan.clock import Clock, current_batch_index
 from energon_ext.plan.deal import Topology
+from energon_ext.plan.source import Source
 from energon_ext.weights import ScheduleAxis
+from tests.plan.memory_documents import planned
 from tests.support import config
 
 UNITS = ("steps", "tokens", "batches")
@@ -69,6 +71,20 @@ def test_now_is_the_batch_that_is_assembled(clock, batch):
         assert (clock.step_now(), current_batch_index()) == (step, batch)
     finally:
         active.worker_deactivate()
+
+
+def test_a_blend_says_where_a_step_stands_by_its_number_or_by_its_first_row():
+    blend = DynamicBlendDataset(
+        [Source("a", planned([5] * 3))],
+        topology=Topology(8),
+        axis=ScheduleAxis("tokens"),
+        row_tokens=16,
+        skip=[(2, 4)],
+        worker_config=config(),
+    )
+    # Two steps are skipped; the run had 7 rows a step before, and so begins step 3 with row 21.
+    assert [blend.position(1), blend.position(3)] == [8 * 16, 5 * 8 * 16]
+    assert blend.position(3, 21) == (21 + 2 * 8) * 16
 
 
 def test_without_a_loader_there_is_no_now():

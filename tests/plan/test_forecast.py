@@ -115,6 +115,21 @@ def test_windows_of_a_long_run_hold_many_steps(folder):
     assert (found.tokens[:120].sum(0) == fine.tokens.sum(0)).all()
 
 
+def test_windows_end_with_whole_steps_where_they_are_not_equally_long(folder):
+    found = planned(blend_of(mix(folder, MOVING), rows=1, batch=1), 250)
+    assert found.ends.tolist() == [number * 250 // 240 for number in range(1, 241)]
+    assert found.ends.dtype.kind == "i" and found.tokens.shape == (240, 3)
+
+
+def test_an_estimate_knows_how_full_the_rows_of_each_source_are(tmp_path):
+    """Rows of 64: documents of 64 fill them, and of 40 there is one in each."""
+    write_tokens(tmp_path / "full", [[100] * 64] * 300, np.int32)
+    write_tokens(tmp_path / "part", [[100] * 40] * 300, np.int32)
+    guess = estimated(blend_of(mix(tmp_path, [("full", 1), ("part", 1)]), rows=1, batch=1), 100)
+    assert guess.tokens.sum(0) == pytest.approx([50 * 64, 50 * 40])
+    assert guess.documents.sum(0) == pytest.approx([50, 50])
+
+
 @pytest.mark.parametrize("rule", ["blend", "interleave"])
 def test_an_estimate_lies_as_near_to_the_plan_as_it_says(folder, rule):
     path = mix(folder, MOVING, rule)
