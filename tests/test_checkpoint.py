@@ -291,8 +291,12 @@ def test_the_newest_k_are_kept(tmp_path):
 
 def test_a_directory_that_cannot_be_removed_is_no_checkpoint_and_goes_later(tmp_path, monkeypatch):
     save(tmp_path, 1)
+
+    def rmdir(*_, **options):
+        raise PermissionError(13, "Permission denied")
+
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", lambda *arguments, **options: None)
+        patch.setattr("os.rmdir", rmdir)
         save(tmp_path, 2, keep=1)
     assert names(tmp_path) == ["step_00000001", "step_00000002"]
     with pytest.raises(ConfigError):
@@ -616,6 +620,17 @@ def test_a_root_that_is_a_file_is_refused(tmp_path):
         save(tmp_path / "file", 1)
 
 
+def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(ConfigError, match="without locks: .*No locks available. Choose another"):
+        save(tmp_path, 1)
+    monkeypatch.undo()
+    save(tmp_path, 1)
+
+
 def test_a_full_disk_costs_only_the_save_that_met_it(tmp_path):
     save(tmp_path, 1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -743,7 +758,8 @@ def test_a_second_writer_is_told_who_holds_the_lock_which_dies_with_the_first(tm
     try:
         with pytest.raises(ConfigError) as caught:
             save(tmp_path, 2)
-        assert f"pid {writer.pid} on host {socket.gethostname()}" in str(caught.value)
+        held_by = f" is being written by pid {writer.pid} on host {socket.gethostname()}. "
+        assert held_by in str(caught.value)
         assert "\n" not in str(caught.value)
         assert CheckpointStore(tmp_path).latest().load("a.pt") == "held"
         writer.kill()

@@ -65,6 +65,10 @@ def test_epochs_and_shares():
     assert consumed.epochs({"a": 20, "b": 10}) == {"a": 1.5, "b": 0.5}
     assert consumed.shares() == {"a": 0.25, "b": 0.75}
     assert Consumption().shares() == {}
+    alone = consumed.reduce()
+    alone.add("a", rows=1, tokens=7)
+    assert (alone.rows, alone.tokens) == ({"a": 31, "b": 5}, {"a": 107, "b": 300})
+    assert (consumed.rows, consumed.tokens) == ({"a": 30, "b": 5}, {"a": 100, "b": 300})
 
 
 def test_a_source_that_moved_is_counted_on_under_its_new_key(tmp_path):

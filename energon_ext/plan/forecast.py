@@ -115,8 +115,6 @@ def planned(blend: BlendedDataset, steps: int, progress: Any = iter) -> Forecast
         ends = [*ends, done]
         tokens.append(plan.tokens)
         documents.append(plan.documents)
-    if not ends:
-        raise ConfigError("The run has no step: all of its sources are empty.")
     return Forecast(
         keys=blend.keys,
         titles=tuple(blend.names.get(key, key) for key in blend.keys),

@@ -194,7 +194,7 @@ class PlannedRows:
             StateFormatError: the state says what no source of these documents can have said.
         """
         check_fingerprint(
-            {"kind": state.get("kind"), **state.get("documents", {})},
+            {"kind": state["kind"], **state["documents"]},
             {"kind": KIND, **self._fingerprint},
             self.source,
         )

@@ -125,7 +125,7 @@ class StreamedSamples:
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse the state of planned rows, and of other documents."""
         check_fingerprint(
-            {"kind": state["kind"], **state.get("documents", {})},
+            {"kind": state["kind"], **state["documents"]},
             {"kind": KIND, **self._documents},
             self.source,
         )

@@ -74,7 +74,6 @@ class PairTable:
         self._tail_pairs, self._tail_tokens = self._tail_table(content)
         has_tail = self.rows if self._is("slide_within") else lengths
         self._tail_lens = np.maximum(lengths - has_tail * stride, 0)
-        self._tail_lens[self.rows == 0] = 0
         self.totals = self.rows * self._per_row + self._tail_pairs[self._tail_lens]
         of_rows = self.copy_lens if one_offset else self._row_tokens(self.copy_lens)
         self.tokens = self.rows * of_rows + self._tail_tokens[self._tail_lens]

@@ -221,7 +221,7 @@ class SpliceSource:
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise StateMismatchError for a state of another configuration or other documents."""
         check_fingerprint(
-            {"kind": state["kind"], **state.get("documents", {})},
+            {"kind": state["kind"], **state["documents"]},
             {"kind": KIND, **self.fingerprint},
             self.key,
         )

@@ -164,8 +164,6 @@ def _spread_starts(table: PairTable, document: int, count: int) -> list[tuple[in
 
 
 def _last_offset(config: SpliceFields, seq_len: int, copy_len: int) -> int:
-    if config.mode == "slide":
-        return 0
     return seq_len - (config.min_copy_len if config.cut_at_frame_end else copy_len)
 
 

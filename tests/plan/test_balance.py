@@ -209,6 +209,30 @@ def test_a_token_of_a_mixture_of_experts_costs_the_experts_it_goes_to():
     assert AttentionCost.of_model(config).linear == 2 * weights
 
 
+def test_what_megatron_core_would_fill_in_may_be_missing():
+    """As in a configuration that is not yet final."""
+    filled = TransformerConfig(
+        **DENSE, num_moe_experts=4, moe_router_topk=2, moe_shared_expert_intermediate_size=24
+    )
+    expected = AttentionCost.of_model(filled, 64)
+    for field, value in {
+        "kv_channels": 8,
+        "num_query_groups": 4,
+        "ffn_hidden_size": 128,
+        "moe_ffn_hidden_size": 128,
+    }.items():
+        assert getattr(filled, field) == value
+        setattr(filled, field, None)
+        assert AttentionCost.of_model(filled, 64) == expected, field
+    # Every layer: projections 4 * 32 * 32; two experts of 128 and a shared one of 24.
+    weights = 3 * (4 * 32 * 32 + (2 * 128 + 24) * 32 * 2)
+    assert expected == AttentionCost(2.0 * (weights + 64 * 32), 2.0 * 3 * 2 * 32, None)
+    filled.window_size, filled.moe_layer_freq = (9, 0), 3  # experts in every third layer
+    found = AttentionCost.of_model(filled)
+    weights -= 2 * (2 * 128 + 24 - 128) * 32 * 2
+    assert (found.linear, found.window) == (2 * weights, 10)
+
+
 # Runs ---------------------------------------------------------------------------------------------
 
 

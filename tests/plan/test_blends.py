@@ -10,6 +10,7 @@ import pytest
 from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext import ConfigError, DynamicBlendDataset, LeastConsumedDataset
+from energon_ext.plan.deal import Topology
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.source import Source
 from energon_ext.weights import ConstantWeight
@@ -144,6 +145,17 @@ def test_sources_need_keys_of_their_own_and_a_start_that_is_known():
             LeastConsumedDataset(sources, worker_config=config())
     with pytest.raises(ConfigError, match="new_source: 'later' found, baseline or zero"):
         LeastConsumedDataset([one], worker_config=config(), new_source="later")
+
+
+def test_rows_that_are_drawn_anew_twice_in_a_step_are_drawn_by_chance_each_time():
+    """Of 10000 rows `a` has one and `b` some for those of `a`; `c` and `d` share the others."""
+    lengths = {"a": 1, "b": 2600, "c": 9000, "d": 9000}
+    sources = [Source(key, planned([16] * count, epochs=1)) for key, count in lengths.items()]
+    blend = DynamicBlendDataset(sources, topology=Topology(10_000), worker_config=config())
+    next(blend.planned_steps())
+    a, b, c, d = blend.plan.documents.tolist()
+    assert (a, b, c + d) == (1, 2600, 7399)
+    assert abs(c - d) < 400  # five standard deviations
 
 
 def test_planned_sources_need_no_padding_to_be_read():

@@ -8,10 +8,20 @@ import numpy as np
 import pytest
 import yaml
 
-from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
+from energon_ext import (
+    ConfigError,
+    DynamicBlendDataset,
+    LeastConsumedDataset,
+    PackedTaskEncoder,
+    get_train_dataset,
+)
 from energon_ext.plan.deal import Topology
-from energon_ext.plan.forecast import estimated, imbalance, late_breakpoints, planned
+from energon_ext.plan.forecast import Forecast, estimated, imbalance, late_breakpoints, planned
 from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.source import Source
+from energon_ext.splice import MultiSpliceConfig, SpliceIndex
+from energon_ext.splice.source import SpliceSource
+from energon_ext.weights import ConstantWeight, ScheduleAxis, ScheduledWeight
 from tests.cli.command import energon_ext, error_line
 from tests.plan.runs import SEQ_LEN, Run, write_numbered
 from tests.support import (
@@ -105,6 +115,21 @@ def test_windows_of_a_long_run_hold_many_steps(folder):
     assert (found.tokens[:120].sum(0) == fine.tokens.sum(0)).all()
 
 
+def test_windows_end_with_whole_steps_where_they_are_not_equally_long(folder):
+    found = planned(blend_of(mix(folder, MOVING), rows=1, batch=1), 250)
+    assert found.ends.tolist() == [number * 250 // 240 for number in range(1, 241)]
+    assert found.ends.dtype.kind == "i" and found.tokens.shape == (240, 3)
+
+
+def test_an_estimate_knows_how_full_the_rows_of_each_source_are(tmp_path):
+    """Rows of 64: documents of 64 fill them, and of 40 there is one in each."""
+    write_tokens(tmp_path / "full", [[100] * 64] * 300, np.int32)
+    write_tokens(tmp_path / "part", [[100] * 40] * 300, np.int32)
+    guess = estimated(blend_of(mix(tmp_path, [("full", 1), ("part", 1)]), rows=1, batch=1), 100)
+    assert guess.tokens.sum(0) == pytest.approx([50 * 64, 50 * 40])
+    assert guess.documents.sum(0) == pytest.approx([50, 50])
+
+
 @pytest.mark.parametrize("rule", ["blend", "interleave"])
 def test_an_estimate_lies_as_near_to_the_plan_as_it_says(folder, rule):
     path = mix(folder, MOVING, rule)
@@ -161,6 +186,93 @@ def test_streamed_sources_need_the_length_of_their_documents(tmp_path):
     # 80 rows of 64 positions, four documents in each; 20 documents are an epoch.
     assert guess.tokens.sum() == 80 * 64
     assert guess.epochs[-1].tolist() == [16]
+
+
+def test_the_json_of_a_forecast_holds_all_of_it():
+    found = Forecast(
+        keys=("a", "b"),
+        titles=("A", "b"),
+        ends=np.array([3, 5]),
+        shares=np.array([[0.25, 0.75], [1.0, 0.0]]),
+        tokens=np.array([[10.0, 30.0], [20.0, 0.0]]),
+        documents=np.array([[1.0, 2.0], [4.0, 0.0]]),
+        epoch_documents=np.array([2, 0]),
+        exhausted={"b": 3},
+        positions=80,
+        is_exact=False,
+        spread=np.array([0.125, 0.0]),
+    )
+    assert found.epochs.tolist() == [[0.5, 2.0], [2.5, 2.0]]
+    assert json.loads(json.dumps(found.to_json())) == {
+        "exact": False,
+        "steps": 5,
+        "positions": 80,
+        "window_ends": [3, 5],
+        "sources": {
+            "a": {
+                "share": [0.25, 1.0],
+                "tokens": [10, 20],
+                "documents": [1, 4],
+                "epoch_documents": 2,
+                "ends_at_step": None,
+                "spread": 0.125,
+            },
+            "b": {
+                "share": [0.75, 0.0],
+                "tokens": [30, 0],
+                "documents": [2, 0],
+                "epoch_documents": 0,
+                "ends_at_step": 3,
+                "spread": 0.0,
+            },
+        },
+    }
+
+
+def spliced_blend(kind, weights, **options):
+    """Contents of 8 tokens, one a row, from documents of at least as many; one row a step."""
+    splice, sources = MultiSpliceConfig(content_length=8), []
+    for number, weight in enumerate(weights):
+        rows = SpliceSource(
+            SpliceIndex([9, 14, 30], 16, splice),
+            [np.arange(30)] * 3,
+            ["doc"] * 3,
+            config=splice,
+            seq_len=16,
+            fill_id=0,
+            epochs=None,
+            fingerprint={},
+        )
+        sources.append(Source(f"s{number}", rows, weight, documents=3))
+    return kind(sources, row_tokens=16, worker_config=config(), **options)
+
+
+@pytest.mark.parametrize("count", [1, 3, 20])
+def test_an_estimate_asks_spliced_sources_for_their_rows_however_many_there_are(count):
+    blend = spliced_blend(LeastConsumedDataset, [ConstantWeight(1)] * count)
+    guess = estimated(blend, 40 * count)
+    assert guess.tokens.sum(0) == pytest.approx([40 * 8] * count)
+    assert guess.documents.sum(0) == pytest.approx([40] * count)
+    assert guess.positions == 40 * count * 16 and guess.exhausted == {}
+
+
+def test_the_spread_of_an_estimate_is_two_standard_deviations_or_a_row():
+    weights = [ConstantWeight(1), ConstantWeight(3)]
+    # 400 rows, of which one is of the first source with a probability of 1 / 4.
+    guess = estimated(spliced_blend(DynamicBlendDataset, weights), 400)
+    assert guess.spread == pytest.approx([2 * (400 / 4 * 3 / 4) ** 0.5 / 400] * 2)
+    guess = estimated(spliced_blend(LeastConsumedDataset, weights), 400)
+    assert guess.spread == pytest.approx([2 * 1.3 / 400] * 2)
+
+
+def test_an_estimate_changes_at_a_breakpoint_of_whatever_the_axis_counts():
+    """At 1600 tokens: behind 100 rows of 16, on an axis that looks 16 tokens ahead one before."""
+    weights = [ScheduledWeight("step", points) for points in ({0: 1, 1600: 0}, {0: 0, 1600: 1})]
+    for lookahead, step in ((0, 100), (16, 99), (1, 100)):
+        axis = ScheduleAxis("tokens", lookahead)
+        guess = estimated(spliced_blend(DynamicBlendDataset, weights, axis=axis), 10_000)
+        assert guess.tokens.sum(0) == pytest.approx([step * 8, (10_000 - step) * 8])
+        assert step in guess.ends
 
 
 def test_breakpoints_behind_the_end_are_named(folder):

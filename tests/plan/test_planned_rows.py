@@ -92,6 +92,15 @@ def test_a_part_of_the_documents_is_read_under_its_own_numbers(packing):
 
 
 @every_packing
+def test_a_part_of_the_documents_continues_at_every_row_with_its_own(packing):
+    options = {"packing": packing, "epochs": 2, "first": 20, "buffer_docs": 6}
+    rows, expected = planned(LENGTHS, **options), take(planned(LENGTHS, **options))
+    for done in range(len(expected)):
+        assert take(resumed(rows.save_state(), **options), 8) == expected[done : done + 8]
+        rows.take(1)
+
+
+@every_packing
 def test_another_pass_after_a_restart_is_the_same_pass(packing):
     rows = planned(LENGTHS, packing=packing, epochs=1)
     first = take(rows)
@@ -305,6 +314,22 @@ def test_empty_documents_make_no_row_and_stop_nothing(packing):
     assert len(take(planned(lengths, packing=packing, buffer_docs=4), 20)) == 20
 
 
+def test_the_state_of_rows_that_were_not_begun_is_that_of_nothing():
+    rows = planned(LENGTHS)
+    assert rows.save_state() == {
+        "kind": "planned",
+        "documents": rows.documents.fingerprint(),
+        "epoch": 0,
+        "position": 0,
+        "carried": {"documents": [], "starts": []},
+        "rows_before": 0,
+        "taken": None,
+        "left_out": [],
+        "next_row": 0,
+        "last": False,
+    }
+
+
 # What is refused ----------------------------------------------------------------------------------
 
 
@@ -323,6 +348,7 @@ def carrying(documents, starts):
     [
         (carrying([60], [0]), "web: carries pieces that the source has not"),
         (carrying([0], [10**6]), "web: carries pieces that the source has not"),
+        (carrying([3], [LENGTHS[3]]), "web: carries pieces that the source has not"),
         (carrying([0, 1], [0]), "web: carries pieces that the source has not"),
         ({"next_row": 10_000}, r"web: \d+ documents and row 10000 of a plan were saved"),
         ({"taken": 61}, r"web: 61 documents and row \d+ of a plan were saved; \d+ documents make"),
@@ -343,7 +369,7 @@ def test_the_state_of_other_documents_is_refused_with_what_differs():
         "web: tokens": (sum(LENGTHS), sum(LENGTHS) + 5),
     }
     with pytest.raises(StateMismatchError) as refused:
-        resumed({"kind": "streamed", "dataset": {}, "ended": False})
+        resumed({"kind": "streamed", "documents": {}, "dataset": {}, "ended": False})
     assert refused.value.differences["web: kind"] == ("streamed", "planned")
 
 

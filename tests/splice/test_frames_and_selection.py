@@ -132,6 +132,10 @@ def test_random_documents_are_distinct_and_stay_the_same():
         for seed in range(40)
     }
     assert seeds == set(range(6))
+    one = {
+        choose(SpliceConfig(doc_select_mode="random", content_seed=seed))[0] for seed in range(40)
+    }
+    assert one == set(range(6))
 
 
 def test_limits_include_their_bounds():

@@ -259,6 +259,57 @@ def test_drawn_jitter_depends_on_the_seed_the_source_and_the_epoch():
     assert all(a != b for a, b in itertools.combinations(drawn, 2))
 
 
+MANY = {"content_length": 16}
+ONE = {"content_length": 9}
+#: Documents, starts, offsets and tokens of the examples 0, 1, 2, 77, 1000 and 123456.
+LASTING = [
+    (
+        MultiSpliceConfig(**MANY, alpha=0.8, offset_jitter=5, seed=3),
+        "0 122 48 16, 0 51 46 16, 0 618 44 16, 0 26 48 16, 0 511 45 16, 0 663 47 16",
+    ),
+    (
+        MultiSpliceConfig(
+            **MANY,
+            epoch_length=7,
+            content_stride=3,
+            offset_jitter=2,
+            jitter_mode="low_discrepancy",
+        ),
+        "0 24 48 16, 0 369 46 16, 0 483 47 16, 0 603 47 16, 0 420 46 16, 2 18 46 16",
+    ),
+    (
+        MultiSpliceConfig(
+            content_start_mode="slide_within",
+            epoch_length=50,
+            balance_tau=0.5,
+            doc_weights=[1, 2, 0.5, 4],
+        ),
+        "1 58 19 32, 0 678 33 22, 1 62 1 28, 1 32 1 58, 1 87 26 3, 1 73 38 17",
+    ),
+    (
+        SpliceConfig(**ONE, cut_at_frame_end=True, offset_seed=2),
+        "0 454 37 9, 0 526 35 9, 0 64 58 6, 0 252 51 9, 0 613 55 9, 0 674 53 9",
+    ),
+    (
+        SpliceConfig(**ONE, shuffle_content=3, shuffle_offsets=False, content_seed=1),
+        "0 52 0 9, 0 52 1 9, 0 52 2 9, 0 665 21 9, 0 670 48 9, 0 428 50 9",
+    ),
+    (
+        SpliceConfig(content_start_mode="cyclic_roll", shuffle_content=0, shuffle_offsets=2),
+        "0 0 0 64, 0 1 0 64, 0 2 0 64, 0 77 0 64, 0 300 0 64, 0 256 0 64",
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "expected"), LASTING)
+def test_examples_lie_where_saved_states_have_left_them(config, expected):
+    """A state is one number. Whoever must change what stands here gives ORDER another name."""
+    lengths = [700] if isinstance(config, SpliceConfig) else [700, 90, 41, 3]
+    index = SpliceIndex(lengths, 64, config, key="books")
+    found = zip(*index.locate(np.array([0, 1, 2, 77, 1000, 123_456])))
+    assert ", ".join(" ".join(map(str, each)) for each in found) == expected
+
+
 def test_a_document_weight_of_zero_leaves_it_out_and_a_wrong_number_of_them_is_refused():
     weights = {"content_length": 4, "doc_weights": [1, 0], "balance_mode": "by_document"}
     assert SpliceIndex([9, 9], 8, MultiSpliceConfig(**weights)).quotas.tolist() == [12, 0]

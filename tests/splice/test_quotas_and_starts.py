@@ -103,24 +103,29 @@ def test_where_nothing_is_left_for_the_smallest_the_largest_gives_one_place():
     epoch_length=st.integers(1, 20),
     tau=st.sampled_from([0.0, 1.0, 0.3]),
     first=st.integers(0, 10**6),
+    is_weighted=st.booleans(),
 )
 def test_every_document_has_its_turns_in_every_round_and_in_proportion(
-    lengths, epoch_length, tau, first
+    lengths, epoch_length, tau, first, is_weighted
 ):
-    turning = TurningQuotas(lengths, epoch_length, "by_temperature", tau, key="x")
+    # Roots make parts of more than 64 bits, of which none is nearly that of a whole round.
+    weights = [(1 + n % 3) ** 0.5 for n in range(len(lengths))] if is_weighted else None
+    turning = TurningQuotas(lengths, epoch_length, "by_temperature", tau, weights, key="x")
     quotas = np.array([turning.of(first + epoch) for epoch in range(60)])
     assert (quotas.sum(axis=1) == epoch_length).all()
     assert turning.quotas.sum() == pytest.approx(epoch_length)
     assert (abs(quotas - turning.quotas) < 1).all()
-    fixed = document_quotas(lengths, epoch_length, "by_temperature", tau)
+    fixed = document_quotas(lengths, epoch_length, "by_temperature", tau, weights)
     if not turning.take_turns:
         assert (quotas == fixed).all() and (fixed > 0).all()
         return
     parts = np.array([float(length) ** tau for length in lengths])
+    parts *= weights or 1.0
     parts *= epoch_length / parts.sum()
     below = parts < 1 - 1e-9
-    shares = turning.quotas[below] / turning.quotas[below].sum()
-    assert shares == pytest.approx(parts[below] / parts[below].sum())
+    exact = parts[below] / parts[below].sum() * turning.quotas[below].sum()
+    # Parts of more than 64 bits are rounded to the 2^-40th of an example.
+    assert turning.quotas[below] == pytest.approx(exact, rel=1e-9, abs=2**-39)
     rounds = int(np.ceil(1 / turning.quotas.min() - 1e-9))
     if rounds < 2000:
         start = -(-first // rounds) * rounds
@@ -165,6 +170,13 @@ def test_the_weights_of_ten_tokens_and_contents_of_four():
         assert weights.rows(np.array([6, 6]), at).tolist() == [start, start + 1]
 
 
+def test_a_bound_between_two_starts_belongs_to_the_second():
+    """Contents of one token: eight starts that weigh the same, which floats divide exactly."""
+    weights = EdgeWeights(content_length=1, content_stride=1, alpha=2.0)
+    fractions = np.arange(8) / 8
+    assert weights.rows(np.full(8, 7), fractions).tolist() == list(range(8))
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     content=st.integers(1, 12),
@@ -190,3 +202,19 @@ def test_counts_too_large_to_multiply_are_refused():
     with pytest.raises(ConfigError, match="too many to spread exactly"):
         check_exact(np.array([10, 10**10]), np.array([10**10, 10**9]))
     check_exact(np.array([10**11]), np.array([10**11]))  # one example of each pair
+    with pytest.raises(ConfigError, match="examples of 1073741824 pairs"):
+        check_exact(np.array([5, 2**30]), np.array([5, 2**31]))
+    check_exact(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+@settings(max_examples=100, deadline=None)
+@given(total=st.integers(1, 2**61), number=st.floats(0, 1), phase=st.floats(0, 1))
+def test_the_largest_counts_that_are_allowed_are_multiplied_exactly(total, number, phase):
+    """Their product is just below 2^61; Python's integers have no end."""
+    quota = 2**61 // total - 2**10
+    if quota < 1 or quota == total:
+        return
+    check_exact(np.array([total]), np.array([quota]))
+    number, phase = (min(int(n * of), of - 1) for n, of in ((number, quota), (phase, total)))
+    picked = quantile_numbers(*(np.array([each]) for each in (total, quota, number, phase)))
+    assert picked.tolist() == [(total * number + phase) // quota]

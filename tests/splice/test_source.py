@@ -125,6 +125,11 @@ def test_what_is_said_of_frames_before_they_are_written_is_what_they_hold(pack):
         read = [taken.row(number) for number in range(len(taken))]
         assert taken.num_tokens == sum(sum(map(len, row.slices)) for row in read)
         assert taken.num_documents == sum(len(row.slices) for row in read)
+        # Where every slice names its source, each counts as a document.
+        counted = [row.documents or len(row.slice_sources) for row in read]
+        assert sum(counted) == taken.num_documents
+    prefixed = source(attend_prefix=True).take(3)
+    assert [prefixed.row(number).documents for number in range(3)] == [1, 1, 1]
 
 
 @every_packing

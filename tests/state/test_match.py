@@ -57,6 +57,8 @@ def test_a_state_is_taken_by_its_key_first_and_then_by_all_its_names_and_once():
     # Another order of reading, no names, or a state that is taken already.
     assert match_sources(saved, {"x": SourceNames("/d/web", "other")}) == {}
     assert match_sources(saved, {"x": SourceNames("", "")}) == {}
+    assert SourceNames() == ("", "")
+    assert match_sources({"y": {"names": [*SourceNames()]}}, {"x": SourceNames()}) == {}
     twice = {"x": SourceNames("/d/web", "web"), "y": SourceNames("/d/web", "web")}
     assert match_sources(saved, twice) == {"x": "web"}
 

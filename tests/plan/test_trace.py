@@ -1,0 +1,49 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Who reads which row of a step, worked out by hand."""
+
+import numpy as np
+
+from energon_ext.plan.cost import AttentionCost
+from energon_ext.plan.deal import Topology
+from energon_ext.plan.step import Step
+from energon_ext.plan.trace import rows_of
+from tests.plan.memory_documents import planned
+
+#: Two ranks of two micro-batches of two rows.
+TOPOLOGY = Topology(rows_per_step=8, batch_rows=2, ranks=2)
+
+
+def step_without_two_rows():
+    """Documents of 8 tokens, one a row; of two sources, and none at the places 3 and 6."""
+    step = Step()
+    for places, source in (([0, 4, 5], "a"), ([1, 2, 7], "b")):
+        rows = planned([8] * 5, packing="sequential", seq_len=8, epochs=1)
+        step.put(np.array(places), rows.take(3), source)
+    return step
+
+
+def test_every_row_has_its_rank_its_micro_batch_and_its_contents_or_none():
+    step = step_without_two_rows()
+    found = [each.to_json() for each in rows_of(step, TOPOLOGY)]
+    assert [each["row"] for each in found] == list(range(8))
+    assert [each["rank"] for each in found] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert [each["micro_batch"] for each in found] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [each["source"] for each in found] == ["a", "b", "b", None, "a", "a", None, "b"]
+    assert found[3] == {"row": 3, "rank": 1, "micro_batch": 0, "source": None, "contents": []}
+    for own, each in zip((0, None, None, None, 1, 2), found):
+        if own is not None:
+            taken, number, _ = step.taken(each["row"])
+            assert number == own and each["contents"] == taken.contents(own) != []
+    assert [step.row(number) is None for number in range(8)] == [
+        each["source"] is None for each in found
+    ]
+
+
+def test_rows_that_are_dealt_by_cost_are_traced_to_whom_they_are_dealt():
+    step = step_without_two_rows()
+    costs = step.costs(AttentionCost(linear=1, quadratic=0), 8)
+    assert costs.tolist() == [9, 9, 9, 0, 9, 9, 0, 9]  # and the label of the last
+    step.balance(AttentionCost(linear=1, quadratic=0), TOPOLOGY)
+    lacking = [each.rank for each in rows_of(step, TOPOLOGY) if each.source is None]
+    assert sorted(lacking) == [0, 1]  # where 3 and 6 were both of rank 1
