@@ -42,7 +42,8 @@ def deviations(configs, *, steps, rows, length=None):
 
 def _drawn(mixture, step, rows, length):
     """Member and tokens of each row of a step."""
-    assert mixture.open(step)
+    is_open = mixture.open(step)
+    assert is_open
     numbers = np.arange(step * rows, (step + 1) * rows)
     if length is None:
         members = mixture.draw(numbers).tolist()
