@@ -82,8 +82,9 @@ def train_valid_test_dataloaders_provider(
     training, validation = loaders
     if args.iteration > 0:
         restore_together(training, args)
-    logs = args.energon_run_dir or getattr(args, "tensorboard_dir", None)
-    adapt_loop(DataLog(training, args) if logs else None)
+    logs = ("energon_run_dir", "tensorboard_dir", "wandb_project")
+    is_read = any(getattr(args, name, None) for name in logs)
+    adapt_loop(DataLog(training, args) if is_read else None)
     return training, validation, None
 
 

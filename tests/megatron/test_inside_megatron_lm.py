@@ -306,7 +306,7 @@ def test_the_log_says_what_was_read_of_each_source(kind, layout, mix, planned, t
     """Of a run that skips a step, is stopped after the third, and goes on."""
     options = f"{LAYOUTS[layout]} --save {tmp_path}/model --dataloader-save {tmp_path}/data"
     options += f" --energon-run-dir {tmp_path}/run --tensorboard-dir {tmp_path}/boards"
-    options += " --iterations-to-skip 2"
+    options += f" --iterations-to-skip 2 --wandb-project p --wandb-exp-name e"
     path = mix if kind == "streamed" else planned
     losses, _ = run(path, tmp_path, options, "--exit-interval 3")
     more, _ = run(path, tmp_path, options, f"--load {tmp_path}/model")
@@ -325,10 +325,14 @@ def test_the_log_says_what_was_read_of_each_source(kind, layout, mix, planned, t
     assert log.tokens.sum(0).tolist() == [drawn_in_state[key][1] for key in log.sources]
     assert log.documents.sum(0).tolist() == [drawn_in_state[key][0] for key in log.sources]
     boards = EventAccumulator(str(tmp_path / "boards")).Reload()
+    lines = map(json.loads, (tmp_path / "stdout.1.wandb").read_text().splitlines())
+    in_wandb = {name: (step, value) for step, values in lines for name, value in values.items()}
     for number, key in enumerate(log.sources):
         (*_, last) = boards.Scalars(f"data/tokens/{key}")
         assert (last.step, last.value) == (6, log.tokens[:, number].sum())
         assert boards.Scalars(f"lm loss/{key}")
+        assert in_wandb[f"data/tokens/{key}"] == (6, last.value)
+        assert in_wandb[f"lm loss/{key}"][0] == 6
     limited = [name for name in boards.Tags()["scalars"] if "epochs_left" in name]
     assert limited == (["data/epochs_left/a:train"] if kind == "streamed" else [])
     for name in limited:
