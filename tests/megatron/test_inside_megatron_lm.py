@@ -6,6 +6,8 @@ import importlib.util
 import json
 import os
 import re
+import subprocess
+import sys
 import typing
 from collections import defaultdict
 from importlib.metadata import version
@@ -226,6 +228,28 @@ def test_what_would_fail_later_or_have_no_effect_is_refused_on_every_rank(
         last = (tmp_path / name).read_text().strip().splitlines()[-1]
         assert last.startswith("energon_ext.errors.ConfigError: "), last
         assert words in last
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "words"),
+    [
+        ("llama3_8b", "--tp-comm-overlap --fp8-format hybrid --fp8-recipe blockwise", None),
+        ("qwen3_30b_a3b", "--train-iters 7", None),
+        ("llama3_8b", "--trian-iters 7", "unrecognized arguments: --trian-iters 7"),
+        ("llama3_8b", "--expert-model-parallel-size 2", "Megatron-LM refuses the options: "),
+        ("llama3_8b", "--micro-batch-size 2", "--micro-batch-size must be 1 with energon_ext"),
+        ("qwen3_30b_a3b", "--num-layers-per-virtual-pipeline-stage 12", "--dataloader-save must be"),
+    ],
+)
+def test_a_dry_run_parses_and_checks_the_whole_command(model, more, words):
+    launch = RUNNER.parents[2] / "examples" / "launch"
+    command = ["check.py", f"{model}.args", "--gpus", "32", *more.split()]
+    done = subprocess.run([sys.executable, *command], cwd=launch, capture_output=True, text=True)
+    assert done.returncode == (0 if words is None else 1 + ("--trian" in more)), done.stderr[-2000:]
+    if words is None:
+        assert "options: accepted by Megatron-LM" in done.stdout
+    else:
+        assert words in done.stderr.splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
