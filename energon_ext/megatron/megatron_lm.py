@@ -117,7 +117,14 @@ def _build_loaders(
     if not args.eval_iters:
         return training, None
     validation = get_val_datasets(args.data_path[0], **options)
-    return training, ValidationLoader(validation, _batches_per_evaluation(args))
+    batches = _batches_per_evaluation(args)
+    if 0 < batches < len(validation):  # Megatron-LM wants losses of all, also of one not read
+        raise ConfigError(
+            f"--eval-iters {args.eval_iters}: a rank evaluates {batches} micro-batches, too few for "
+            f"{len(validation)} validation sources, of which some would have a loss of 0; raise "
+            f"it, or --eval-global-batch-size."
+        )
+    return training, ValidationLoader(validation, batches)
 
 
 #: Megatron-LM calls the provider on every rank, not only on those of tensor-parallel rank 0.

@@ -701,6 +701,12 @@ def test_evaluation_may_have_a_batch_size_of_its_own(launch):
     assert hashes(validation, 3) == first
 
 
+def test_an_evaluation_that_does_not_read_every_source_is_refused(launch):
+    launch.eval_global_batch_size = 1
+    with pytest.raises(ConfigError, match="1 micro-batches, too few for 2 validation sources"):
+        provide_validation(launch, eval_iters=1)
+
+
 def test_sources_take_turns_and_every_batch_names_all_of_them(launch):
     validation = provide_validation(launch)
     batches = [next(validation).validate() for _ in range(16)]
