@@ -551,6 +551,7 @@ def test_without_any_file_both_ranks_start_over_and_say_so(two_ranks):
         ("dataloader_type", "single", "--dataloader-type must be external"),
         ("full_validation", True, "--full-validation must be left out"),
         ("multiple_validation_sets", True, "--multiple-validation-sets must be left out"),
+        ("validation_set_names", ["x"], "--validation-set-names must be left out"),
         ("calculate_per_token_loss", False, "--calculate-per-token-loss must be given"),
         ("eval_micro_batch_size", 2, "--eval-micro-batch-size must be 1 with energon_ext, got 2"),
         ("gtp_weight_remat_size", 2, "--tensor-parallel-num-weight-shards must be 1 .*, got 2"),
