@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import logging
 import os
 from pathlib import Path
@@ -83,8 +85,11 @@ class MegatronLMLoader(RerunLoader):
             self._found = [_read(files[rank]) for rank in needed]
         return True
 
-    def restore_found(self) -> int:
-        """Continue from what :meth:`find_states` has read; how many batches this rank has drawn.
+    def restore_found(self) -> tuple[int, str]:
+        """Continue from what :meth:`find_states` has read.
+
+        Returns:
+            How many batches this rank has drawn, and a digest of what ranks share in a planned run.
 
         Raises:
             StateMismatchError: it belongs to another configuration.
@@ -94,7 +99,9 @@ class MegatronLMLoader(RerunLoader):
         else:
             self.restore_states(self._found)
         self.drawn = self._drawn_before()
-        return self.next_batch_index
+        shared = cursor_of(self._found[0]) if self.blend.is_shared else None
+        text = json.dumps(shared, sort_keys=True, default=str)
+        return self.next_batch_index, hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def _drawn_before(self) -> Consumption:
         """What the states say; where all ranks have the same ones, the first counts."""
@@ -124,12 +131,12 @@ def restore_together(loader: MegatronLMLoader | None, args: argparse.Namespace) 
     path = _folder(folder, args.iteration) if folder else "a folder of --dataloader-save"
     if all(loading):
         drawn = on_all_ranks(lambda: None if loader is None else loader.restore_found())
-        batches = sorted({each for each in drawn if each is not None})
-        if len(batches) > 1:
-            raise StateMismatchError(
-                {"batches drawn": (batches, "the same on every rank")},
-                f"Data states of different saves are mixed in {folder}; take those of one save.",
-            )
+        for what, each in zip(("batches drawn", "digest"), zip(*filter(None, drawn))):
+            if len(set(each)) > 1:
+                raise StateMismatchError(
+                    {what: (sorted(set(each)), "the same on every rank")},
+                    f"Data states of different saves are mixed in {folder}; take those of one.",
+                )
     elif any(loading):
         raise StateFormatError(
             f"Only {sum(loading)} of {len(loading)} ranks that load find a data state of iteration "

@@ -239,7 +239,11 @@ def test_what_would_fail_later_or_have_no_effect_is_refused_on_every_rank(
         ("llama3_8b", "--trian-iters 7", "unrecognized arguments: --trian-iters 7"),
         ("llama3_8b", "--expert-model-parallel-size 2", "Megatron-LM refuses the options: "),
         ("llama3_8b", "--micro-batch-size 2", "--micro-batch-size must be 1 with energon_ext"),
-        ("qwen3_30b_a3b", "--num-layers-per-virtual-pipeline-stage 12", "--dataloader-save must be"),
+        (
+            "qwen3_30b_a3b",
+            "--num-layers-per-virtual-pipeline-stage 12",
+            "--dataloader-save must be",
+        ),
     ],
 )
 def test_a_dry_run_parses_and_checks_the_whole_command(model, more, words):
