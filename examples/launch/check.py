@@ -5,10 +5,11 @@
     python examples/launch/check.py examples/launch/llama3_8b.args --gpus 16 --data mix.yaml \
         [more options of Megatron-LM]
 
-Lets Megatron-LM parse and check all options of the run, where it is installed. Checks that the sizes of parallelism fit the model, the batch and the GPUs, builds Megatron's config
-with them, and the whole model on the meta device, which takes no memory; prints its parameters.
-With --data it builds the data of the first and of the last rank as the run would, and draws a batch
-of each. ``torchrun.sh --dry-run`` calls it.
+Lets Megatron-LM, where it is installed, parse and check all options of the run. Checks that the
+sizes of parallelism fit the model, the batch and the GPUs, builds Megatron's config with them, and
+the whole model on the meta device, which takes no memory; prints its parameters. With --data it
+builds the data of the first and of the last rank as the run would, and draws a batch of each.
+``torchrun.sh --dry-run`` calls it.
 """
 
 import argparse

@@ -335,7 +335,7 @@ def test_the_log_says_what_was_read_of_each_source(kind, layout, mix, planned, t
     """Of a run that skips a step, is stopped after the third, and goes on."""
     options = f"{LAYOUTS[layout]} --save {tmp_path}/model --dataloader-save {tmp_path}/data"
     options += f" --energon-run-dir {tmp_path}/run --tensorboard-dir {tmp_path}/boards"
-    options += f" --iterations-to-skip 2 --wandb-project p --wandb-exp-name e"
+    options += " --iterations-to-skip 2 --wandb-project p --wandb-exp-name e"
     path = mix if kind == "streamed" else planned
     losses, _ = run(path, tmp_path, options, "--exit-interval 3")
     more, _ = run(path, tmp_path, options, f"--load {tmp_path}/model")
