@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Check a file of Megatron-LM arguments on a machine without GPUs.
 
-    python examples/launch/check.py examples/launch/llama3_8b.args --gpus 16 --data mix.yaml \
-        [more options of Megatron-LM]
+    python examples/launch/check.py examples/launch/llama3_8b.args --gpus 16 --data mix.yaml
+
+More options of Megatron-LM may follow.
 
 Lets Megatron-LM, where it is installed, parse and check all options of the run. Checks that the
 sizes of parallelism fit the model, the batch and the GPUs, builds Megatron's config with them, and
