@@ -41,10 +41,11 @@ class EnergonExtProvider(DatasetProvider):
 
     def build_datasets(self, context: DatasetBuildContext):
         """The iterators that Bridge passes to the step as they are."""
-        if self.rows_per_step != get_current_global_batch_size():
+        size = get_current_global_batch_size()
+        if self.rows_per_step != size:
             raise ConfigError(
-                f"train.global_batch_size: {get_current_global_batch_size()} found, but use_energon "
-                f"was called with {self.rows_per_step}; call it after the last change, without ramp."
+                f"train.global_batch_size: {size} found, but use_energon was called with "
+                f"{self.rows_per_step}; call it after the last change, without a ramp."
             )
         if parallel_state.get_tensor_model_parallel_rank() != 0:
             return None, None, None
