@@ -9,15 +9,17 @@ import re
 import subprocess
 import sys
 import typing
-from collections import defaultdict
+from collections import Counter, defaultdict
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from energon_ext.cli.main import main
 from energon_ext.cli.metrics import Run
 from energon_ext.cli.report import write_report
 from energon_ext.loader.regroup import blends_in
@@ -367,6 +369,13 @@ def test_the_log_says_what_was_read_of_each_source(kind, layout, mix, planned, t
     for name in limited:
         assert boards.Scalars(name)[-1].value == pytest.approx(50 - log.documents[:, 0].sum() / 30)
     assert write_report(log, tmp_path / "report")[-1].name == "report.html"
+    if kind == "planned":
+        arguments = ["trace", tmp_path, path, "--step", "4", "--json", "--global-batch-size", "4"]
+        traced = CliRunner().invoke(main, [*map(str, arguments)])
+        documents = Counter()
+        for row in map(json.loads, traced.stdout.splitlines()):
+            documents[row["source"]] += len(row["contents"])
+        assert [documents[key] for key in log.sources] == log.documents[4].tolist()
 
 
 def counts_in_states(folder):
