@@ -50,9 +50,10 @@ def trace(
 ) -> None:
     """Show every row of a step of RUN: source, documents, tokens of them, rank, micro-batch, file.
 
-    RUN is the folder of a run, of its checkpoints, or Megatron-LM's --dataloader-save. The plan is made again from its newest state
-    before the step, with METADATASET as it is now; from the beginning where there is none. No token
-    is read. The steps of a plan count from 0: step 5 is read by the sixth optimizer step.
+    RUN is the folder of a run, of its checkpoints, or Megatron-LM's --dataloader-save. The plan is
+    made again from its newest state before the step, with METADATASET as it is now; from the
+    beginning where there is none. No token is read. The steps of a plan count from 0: step 5 is
+    read by the sixth optimizer step.
 
     Example: energon-ext trace runs/a mix.yaml --step 1203 --world-size 64 --rank 7
     """
@@ -107,10 +108,8 @@ def _planned(
             state = read_state_file(files[0], record=None)["dataloader_state_dict"]
             states.append(SavedData(None, {0: state}))
     if not states:
-        raise ConfigError(
-            f"{run}: no checkpoint with a data.json, and no data state of Megatron-LM in iter_* or "
-            f"data/iter_*; a planned run has them."
-        )
+        has = "data.json, and no iter_* of Megatron-LM"
+        raise ConfigError(f"{run}: no checkpoint with a {has}; a planned run has them.")
     states.sort(key=lambda state: (state.blends[0]["plan"]["step"], state.blends[0]["done"]))
     before = [state for state in states if state.blends[0]["plan"]["step"] <= step]
     saved = (before or states)[-1 if before else 0]

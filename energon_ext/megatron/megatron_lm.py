@@ -120,9 +120,8 @@ def _build_loaders(
     batches = _batches_per_evaluation(args)
     if 0 < batches < len(validation):  # Megatron-LM wants losses of all, also of one not read
         raise ConfigError(
-            f"--eval-iters {args.eval_iters}: a rank evaluates {batches} micro-batches, too few "
-            f"for {len(validation)} validation sources, of which some would have a loss of 0; "
-            f"raise it, or --eval-global-batch-size."
+            f"--eval-iters {args.eval_iters}: a rank evaluates {batches} micro-batches, too few for"
+            f" {len(validation)} validation sources; raise it, or --eval-global-batch-size."
         )
     return training, ValidationLoader(validation, batches)
 

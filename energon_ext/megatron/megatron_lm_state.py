@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import logging
 import os
 from pathlib import Path
@@ -21,6 +19,7 @@ from energon_ext.loader.regroup import blends_in, cursor_of, workers_of
 from energon_ext.loader.seals import check_workers
 from energon_ext.megatron.rerun import RerunLoader, is_inside_step
 from energon_ext.state.consumption import Consumption
+from energon_ext.state.schema import digest_of
 from energon_ext.state.serialize import read_state_file
 from energon_ext.state.together import on_all_ranks
 
@@ -88,8 +87,7 @@ class MegatronLMLoader(RerunLoader):
     def restore_found(self) -> tuple[int, str]:
         """Continue from what :meth:`find_states` has read.
 
-        Returns:
-            How many batches this rank has drawn, and a digest of what ranks share in a planned run.
+        Returns: how many batches this rank has drawn; a digest of what all ranks share.
 
         Raises:
             StateMismatchError: it belongs to another configuration.
@@ -100,8 +98,7 @@ class MegatronLMLoader(RerunLoader):
             self.restore_states(self._found)
         self.drawn = self._drawn_before()
         shared = cursor_of(self._found[0]) if self.blend.is_shared else None
-        text = json.dumps(shared, sort_keys=True, default=str)
-        return self.next_batch_index, hashlib.sha256(text.encode()).hexdigest()[:8]
+        return self.next_batch_index, digest_of(shared)
 
     def _drawn_before(self) -> Consumption:
         """What the states say; where all ranks have the same ones, the first counts."""
