@@ -208,7 +208,7 @@ def test_a_step_that_is_run_again_in_another_process_sees_the_same_data(layout, 
     [
         ("--check-for-spiky-loss", "--check-for-spiky-loss must be left out"),
         ("--eod-mask-loss", "--eod-mask-loss must be left out"),
-        ("--eval-global-batch-size 2", "1 micro-batches, too few for 2 validation sources"),
+        ("--global-batch-size 2", "1 micro-batches, too few for 2 validation sources"),
         (
             "--train-samples 16 --rampup-batch-size 2 2 8 --energon-schedule-axis tokens",
             "--rampup-batch-size must be left out",
