@@ -50,9 +50,10 @@ def trace(
 ) -> None:
     """Show every row of a step of RUN: source, documents, tokens of them, rank, micro-batch, file.
 
-    RUN is the folder of a run, or of a checkpoint. The plan is made again from its newest state
-    before the step, with METADATASET as it is now; from the beginning where there is none. No token
-    is read. The steps of a plan count from 0: step 5 is read by the sixth optimizer step.
+    RUN is the folder of a run, of its checkpoints, or Megatron-LM's --dataloader-save. The plan is
+    made again from its newest state before the step, with METADATASET as it is now; from the
+    beginning where there is none. No token is read. The steps of a plan count from 0: step 5 is
+    read by the sixth optimizer step.
 
     Example: energon-ext trace runs/a mix.yaml --step 1203 --world-size 64 --rank 7
     """
@@ -97,12 +98,18 @@ def _planned(
     from energon_ext.plan.lookup import find_blend
     from energon_ext.state.checkpoint import CheckpointStore
     from energon_ext.state.match import KEPT, compare_sources
+    from energon_ext.state.serialize import read_state_file
 
     stores = map(CheckpointStore, (run, run / "checkpoints"))  # one, or the folder of a run
     cursors = [saved.data() for store in stores for saved in store.complete()]
     states = [SavedData(cursor, {}) for cursor in cursors if cursor is not None]
+    for folder in (*run.glob("iter_*"), *run.glob("data/iter_*")):  # of Megatron-LM
+        if files := sorted(folder.rglob("train_dataloader_dprank*.pt")):  # all say the same
+            state = read_state_file(files[0], record=None)["dataloader_state_dict"]
+            states.append(SavedData(None, {0: state}))
     if not states:
-        raise ConfigError(f"{run}: no checkpoint with a data.json; a planned run has them.")
+        has = "data.json, and no iter_* of Megatron-LM"
+        raise ConfigError(f"{run}: no checkpoint with a {has}; a planned run has them.")
     states.sort(key=lambda state: (state.blends[0]["plan"]["step"], state.blends[0]["done"]))
     before = [state for state in states if state.blends[0]["plan"]["step"] <= step]
     saved = (before or states)[-1 if before else 0]

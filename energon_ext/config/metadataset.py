@@ -41,6 +41,9 @@ from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Node, PathW
 from energon_ext.splice.config import splice_from_config
 from energon_ext.weights import WeightSpec, weight_from_config
 
+#: What a blend of Energon 7.4 and those of here have; what a later one adds, nothing here reads.
+_FIELDS = {"blend", "interleave", "subset", "allow_nested_schedules", "new_source"}
+
 
 @contextlib.contextmanager
 def errors_of_energon(where: str) -> Iterator[None]:
@@ -95,6 +98,14 @@ class ScheduledBlend(MetadatasetBlend):
         self._where = str(mds_path)
         assert mds_path is not None, "Energon gives the path of the metadataset"
         self._root = mds_path.parent
+        for each in dataclasses.fields(self):
+            factory, found = each.default_factory, getattr(self, each.name)
+            default = factory() if callable(factory) else each.default
+            if each.init and each.name not in _FIELDS and found != default:
+                raise ConfigError(
+                    f"{mds_path}: {self._name}.{each.name}: {found!r} found, which is read on "
+                    f"entries only; say it on each of them."
+                )
         if not self.blend:
             raise ConfigError(f"{mds_path}: an empty `{self._name}`; list at least one source.")
         self._specs = [

@@ -82,8 +82,9 @@ def train_valid_test_dataloaders_provider(
     training, validation = loaders
     if args.iteration > 0:
         restore_together(training, args)
-    logs = args.energon_run_dir or getattr(args, "tensorboard_dir", None)
-    adapt_loop(DataLog(training, args) if logs else None)
+    logs = ("energon_run_dir", "tensorboard_dir", "wandb_project")
+    is_read = any(getattr(args, name, None) for name in logs)
+    adapt_loop(DataLog(training, args) if is_read else None)
     return training, validation, None
 
 
@@ -116,7 +117,13 @@ def _build_loaders(
     if not args.eval_iters:
         return training, None
     validation = get_val_datasets(args.data_path[0], **options)
-    return training, ValidationLoader(validation, _batches_per_evaluation(args))
+    batches = _batches_per_evaluation(args)
+    if 0 < batches < len(validation):  # Megatron-LM wants losses of all, also of one not read
+        raise ConfigError(
+            f"--eval-iters {args.eval_iters}: a rank evaluates {batches} micro-batches, too few for"
+            f" {len(validation)} validation sources; raise it, or --eval-global-batch-size."
+        )
+    return training, ValidationLoader(validation, batches)
 
 
 #: Megatron-LM calls the provider on every rank, not only on those of tensor-parallel rank 0.

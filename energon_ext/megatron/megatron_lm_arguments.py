@@ -24,7 +24,10 @@ LEFT_OUT = {
     "perform_rl_step": "it replaces the data by rollouts of its own; use energon_ext.rl",
     "eod_mask_loss": "--energon-mask-boundary-loss says where labels cross documents",
     "full_validation": "packing counts batches only by drawing them; use --eval-iters",
-    "multiple_validation_sets": "the losses of single sources are reported without it",
+    **dict.fromkeys(
+        ("multiple_validation_sets", "validation_set_names"),
+        "the losses of single sources are reported without it",
+    ),
     "overlap_moe_expert_parallel_comm": "its schedule asks for a forward step in parts",
     "check_for_spiky_loss": "the losses of packed rows are not looked at for it",
     **dict.fromkeys(

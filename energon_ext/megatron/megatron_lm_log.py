@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a Megatron-LM run reads of each source: lines of ``metrics.jsonl``, scalars of TensorBoard.
+"""What a Megatron-LM run reads of each source: ``metrics.jsonl``, scalars of TensorBoard and W&B.
 
 Megatron-LM writes on its last rank, which has the losses and may have no loader. So after every
 step the ranks of the last pipeline stage sum what they have drawn: one all-reduce of three numbers
@@ -139,12 +139,19 @@ class DataLog:
                 file.write(json.dumps({"event": event, "step": step, **fields}) + "\n")
 
     def _write_scalars(self, iteration: int, scalars: Mapping[str, torch.Tensor]) -> None:
-        from megatron.training import get_tensorboard_writer
+        from megatron.training import get_tensorboard_writer, get_wandb_writer
 
-        writer = get_tensorboard_writer()
-        if writer and iteration % self._args.tensorboard_log_interval == 0:
-            for name, values in scalars.items():
-                for source, value in self._by_source(values).items():
-                    if not math.isnan(value):
-                        shown = self._about["names"].get(source, source)
-                        writer.add_scalar(f"data/{name}/{shown}", value, iteration)
+        if iteration % self._args.tensorboard_log_interval:
+            return
+        about = self._about["names"]
+        named = {
+            f"data/{name}/{about.get(source, source)}": value
+            for name, values in scalars.items()
+            for source, value in self._by_source(values).items()
+            if not math.isnan(value)
+        }
+        if writer := get_tensorboard_writer():
+            for name, value in named.items():
+                writer.add_scalar(name, value, iteration)
+        if wandb := get_wandb_writer():
+            wandb.log(named, iteration)

@@ -19,6 +19,7 @@ from energon_ext.loader.regroup import blends_in, cursor_of, workers_of
 from energon_ext.loader.seals import check_workers
 from energon_ext.megatron.rerun import RerunLoader, is_inside_step
 from energon_ext.state.consumption import Consumption
+from energon_ext.state.schema import digest_of
 from energon_ext.state.serialize import read_state_file
 from energon_ext.state.together import on_all_ranks
 
@@ -83,8 +84,10 @@ class MegatronLMLoader(RerunLoader):
             self._found = [_read(files[rank]) for rank in needed]
         return True
 
-    def restore_found(self) -> int:
-        """Continue from what :meth:`find_states` has read; how many batches this rank has drawn.
+    def restore_found(self) -> tuple[int, str]:
+        """Continue from what :meth:`find_states` has read.
+
+        Returns: how many batches this rank has drawn; a digest of what all ranks share.
 
         Raises:
             StateMismatchError: it belongs to another configuration.
@@ -94,7 +97,8 @@ class MegatronLMLoader(RerunLoader):
         else:
             self.restore_states(self._found)
         self.drawn = self._drawn_before()
-        return self.next_batch_index
+        shared = cursor_of(self._found[0]) if self.blend.is_shared else None
+        return self.next_batch_index, digest_of(shared)
 
     def _drawn_before(self) -> Consumption:
         """What the states say; where all ranks have the same ones, the first counts."""
@@ -124,12 +128,12 @@ def restore_together(loader: MegatronLMLoader | None, args: argparse.Namespace) 
     path = _folder(folder, args.iteration) if folder else "a folder of --dataloader-save"
     if all(loading):
         drawn = on_all_ranks(lambda: None if loader is None else loader.restore_found())
-        batches = sorted({each for each in drawn if each is not None})
-        if len(batches) > 1:
-            raise StateMismatchError(
-                {"batches drawn": (batches, "the same on every rank")},
-                f"Data states of different saves are mixed in {folder}; take those of one save.",
-            )
+        for what, each in zip(("batches drawn", "digest"), zip(*filter(None, drawn))):
+            if len(set(each)) > 1:
+                raise StateMismatchError(
+                    {what: (sorted(set(each)), "the same on every rank")},
+                    f"Data states of different saves are mixed in {folder}; take those of one.",
+                )
     elif any(loading):
         raise StateFormatError(
             f"Only {sum(loading)} of {len(loading)} ranks that load find a data state of iteration "

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from megatron.bridge.training.config import DatasetBuildContext, DatasetProvider
 from megatron.core import parallel_state
+from megatron.core.num_microbatches_calculator import get_current_global_batch_size
 
-from energon_ext import PackedTaskEncoder, get_train_dataset, get_val_datasets
+from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset, get_val_datasets
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.megatron import (
     ValidationLoader,
@@ -40,12 +41,23 @@ class EnergonExtProvider(DatasetProvider):
 
     def build_datasets(self, context: DatasetBuildContext):
         """The iterators that Bridge passes to the step as they are."""
+        size = get_current_global_batch_size()
+        if self.rows_per_step != size:
+            raise ConfigError(
+                f"train.global_batch_size: {size} found, but use_energon was called with "
+                f"{self.rows_per_step}; call it after the last change, without a ramp."
+            )
         if parallel_state.get_tensor_model_parallel_rank() != 0:
             return None, None, None
+        ranks = parallel_state.get_context_parallel_world_size()
         options = {
             "worker_config": data_parallel_worker_config(self.num_workers, seed=self.seed),
             "batch_size": 1,  # a packed micro-batch is one sequence
-            "task_encoder": PackedTaskEncoder(load_tokenizer(self.tokenizer), self.seq_length),
+            "task_encoder": PackedTaskEncoder(
+                load_tokenizer(self.tokenizer),
+                self.seq_length,
+                alignment=2 * ranks if ranks > 1 else 1,
+            ),
         }
         train = RerunLoader(
             get_train_dataset(

@@ -4,17 +4,24 @@
 
     python examples/launch/check.py examples/launch/llama3_8b.args --gpus 16 --data mix.yaml
 
-Checks that the sizes of parallelism fit the model, the batch and the GPUs, builds Megatron's config
-with them, and the whole model on the meta device, which takes no memory; prints its parameters.
-With --data it builds the data of the first and of the last rank as the run would, and draws a batch
-of each. ``torchrun.sh --dry-run`` calls it.
+More options of Megatron-LM may follow.
+
+Lets Megatron-LM, where it is installed, parse and check all options of the run. Checks that the
+sizes of parallelism fit the model, the batch and the GPUs, builds Megatron's config with them, and
+the whole model on the meta device, which takes no memory; prints its parameters. With --data it
+builds the data of the first and of the last rank as the run would, and draws a batch of each.
+``torchrun.sh --dry-run`` calls it.
 """
 
 import argparse
 import ast
+import contextlib
 import dataclasses
+import io
+import os
 import shlex
 import sys
+import types
 from pathlib import Path
 
 import torch
@@ -33,7 +40,8 @@ from energon_ext import (
     get_train_dataset,
     load_tokenizer,
 )
-from energon_ext.megatron import enable_cpu, gpt_layer_spec
+from energon_ext.megatron import add_energon_args, enable_cpu, gpt_layer_spec
+from energon_ext.megatron.megatron_lm_arguments import check_arguments
 
 #: Arguments of Megatron-LM whose field of the config has another name.
 RENAMED = {"num_experts": "num_moe_experts", "norm_epsilon": "layernorm_epsilon"}
@@ -41,14 +49,18 @@ SWIGLU = {"gated_linear_unit": True, "activation_func": F.silu}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("arguments", type=Path)
     parser.add_argument("--gpus", type=int, required=True)
     parser.add_argument("--data", type=Path, help="a metadataset")
     parser.add_argument("--tokenizer", default="bytes", help="default: %(default)s")
-    args = parser.parse_args()
-    options = read_options(args.arguments)
+    args, more = parser.parse_known_args()
+    options = read_options(args.arguments, more)
+    energon = Path(__file__).with_name("energon.args")
+    paths = ["--data-path", str(args.data), "--dataloader-save", "data"]  # as torchrun.sh
+    command = [*tokens_of(args.arguments), *tokens_of(energon), *paths, *more]
     try:
+        print(f"options: {parse_as_megatron_lm(command, args.gpus)}")
         replicas = check_parallelism(options, args.gpus)
         if args.data is not None:
             for rank in sorted({0, replicas - 1}):
@@ -64,10 +76,14 @@ def main():
     )
 
 
-def read_options(path):
-    """Options of a file as a dictionary: numbers are numbers, flags are True."""
+def tokens_of(path):
+    return shlex.split(path.read_text(), comments=True)
+
+
+def read_options(path, more=()):
+    """Options of a file, and more, as a dictionary: numbers are numbers, flags are True."""
     options, name = {}, None
-    for token in shlex.split(path.read_text(), comments=True):
+    for token in (*tokens_of(path), *more):
         if token.startswith("--"):
             name = token[2:].replace("-", "_")
             options[name] = True
@@ -77,6 +93,32 @@ def read_options(path):
             except (ValueError, SyntaxError):
                 options[name] = token
     return options
+
+
+def parse_as_megatron_lm(command, gpus):
+    """What its own parser and checks, and those of energon_ext, make of all options, in words.
+
+    Raises:
+        ConfigError: they refuse an option; one that nobody knows ends the program.
+    """
+    try:
+        from megatron.training.arguments import parse_args, validate_args
+    except ImportError as error:
+        return f"not parsed, as Megatron-LM cannot be imported here ({error})"
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as torchrun.sh
+    if not torch.cuda.is_available():  # it asks what GPUs can do; these are H100
+        torch.cuda.get_device_capability = lambda *_: (9, 0)
+        torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(major=9, minor=0)
+    sys.argv[1:] = command
+    args = parse_args(add_energon_args)
+    args.world_size = gpus
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            validate_args(args)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"Megatron-LM refuses the options: {error}") from error
+    check_arguments(args)
+    return "accepted by Megatron-LM"
 
 
 def check_parallelism(options, gpus):
@@ -147,6 +189,7 @@ def build_config(options, **overrides):
             "params_dtype": dtype,
             "pipeline_dtype": dtype,
             "calculate_per_token_loss": True,
+            "moe_permute_fusion": False,  # of Transformer Engine
             **overrides,
         }
     )

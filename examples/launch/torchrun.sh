@@ -7,7 +7,7 @@
 #     MODEL=llama3_8b DATA=mix.yaml TOKENIZER=tokenizer.json RUN=/checkpoints/run1 \
 #         bash examples/launch/torchrun.sh [more options of Megatron-LM]
 #
-# With --dry-run as first option it checks sizes, model and data on a machine without GPUs.
+# With --dry-run as first option it checks options, sizes, model and data without GPUs.
 # Run it again after an interruption: model, optimizer and data go on from the last checkpoint.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -15,7 +15,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 if [[ "${1:-}" == --dry-run ]]; then
     exec python "$here/check.py" "$here/$MODEL.args" --data "$DATA" --tokenizer "$TOKENIZER" \
-        --gpus $((${NNODES:-1} * ${GPUS_PER_NODE:-8}))
+        --gpus $((${NNODES:-1} * ${GPUS_PER_NODE:-8})) "${@:2}"
 fi
 
 options() { grep -hv '^#' "$here/$1.args"; }

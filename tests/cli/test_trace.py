@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+import torch
 from click.testing import CliRunner
 from megatron.energon.state import FlexState
 
@@ -70,6 +71,21 @@ def tokens_of(row):
         inputs += DOCUMENTS[row["source"]][document][start:stop]
     # The last token is a label alone where the row is full.
     return (inputs[:SEQ_LEN] + [0] * SEQ_LEN)[:SEQ_LEN]
+
+
+@pytest.mark.parametrize("folder_of_states", [".", "data"])
+def test_the_data_states_of_megatron_lm_are_as_good(data, tmp_path, folder_of_states):
+    folder, mixes, _ = data
+    run = Run(mixes[0], ranks=RANKS, batch=BATCH, rows=ROWS)
+    for iteration, steps in ((4, 4), (7, 3)):
+        run.steps(steps)
+        for rank, loader in enumerate(run.loaders):
+            name = f"iter_{iteration:07d}/mp_rank_00/train_dataloader_dprank{rank:03d}.pt"
+            path = tmp_path / folder_of_states / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save({"dataloader_state_dict": loader.save_state_rank()}, path)
+    options = (mixes[0], "--step", 5, "--json", *TOPOLOGY)
+    assert rows_of(call(tmp_path, *options)) == rows_of(call(folder / "run", *options))
 
 
 def test_the_folder_of_a_run_is_as_good_as_that_of_its_checkpoints(data, tmp_path):

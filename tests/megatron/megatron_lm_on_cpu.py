@@ -8,16 +8,19 @@ answered here; arguments, model, data, schedules, optimizer, evaluation and chec
     megatron_lm_on_cpu.py OUT NAN_AT ARGUMENTS...
 
 Prints to OUT.RANK and writes the batch of each micro-batch of the training, as "iteration hash", to
-OUT.RANK.drawn. The losses of the training at iteration NAN_AT are no numbers.
+OUT.RANK.drawn, and what goes to Weights & Biases to OUT.RANK.wandb. The losses of the training at
+iteration NAN_AT are no numbers.
 """
 
 import collections
 import functools
+import json
 import os
 import runpy
 import sys
 import types
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -85,6 +88,15 @@ def record_batches(path, nan_at):
     energon_ext.megatron.forward_step = perhaps_nan
 
 
+def stand_in_for_wandb(path):
+    def log(values, step):
+        with open(path, "a") as file:
+            file.write(json.dumps([step, {name: float(value) for name, value in values.items()}]))
+            file.write("\n")
+
+    sys.modules["wandb"] = mock.MagicMock(log=log)
+
+
 #: Of a run that is started without torchrun.
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
@@ -97,6 +109,7 @@ def main():
     sys.stdout = open(out, "w")  # noqa: SIM115
     enable_cpu()
     record_batches(f"{out}.drawn", nan_at)
+    stand_in_for_wandb(f"{out}.wandb")
     torch._dynamo.config.disable = True
     answer_for_the_gpu()
     import megatron.training.initialize

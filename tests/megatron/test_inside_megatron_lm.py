@@ -6,16 +6,20 @@ import importlib.util
 import json
 import os
 import re
+import subprocess
+import sys
 import typing
-from collections import defaultdict
+from collections import Counter, defaultdict
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from energon_ext.cli.main import main
 from energon_ext.cli.metrics import Run
 from energon_ext.cli.report import write_report
 from energon_ext.loader.regroup import blends_in
@@ -204,6 +208,7 @@ def test_a_step_that_is_run_again_in_another_process_sees_the_same_data(layout, 
     [
         ("--check-for-spiky-loss", "--check-for-spiky-loss must be left out"),
         ("--eod-mask-loss", "--eod-mask-loss must be left out"),
+        ("--global-batch-size 2", "1 micro-batches, too few for 2 validation sources"),
         (
             "--train-samples 16 --rampup-batch-size 2 2 8 --energon-schedule-axis tokens",
             "--rampup-batch-size must be left out",
@@ -226,6 +231,32 @@ def test_what_would_fail_later_or_have_no_effect_is_refused_on_every_rank(
         last = (tmp_path / name).read_text().strip().splitlines()[-1]
         assert last.startswith("energon_ext.errors.ConfigError: "), last
         assert words in last
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "words"),
+    [
+        ("llama3_8b", "--tp-comm-overlap --fp8-format hybrid --fp8-recipe blockwise", None),
+        ("qwen3_30b_a3b", "--train-iters 7", None),
+        ("llama3_8b", "--trian-iters 7", "unrecognized arguments: --trian-iters 7"),
+        ("llama3_8b", "--expert-model-parallel-size 2", "Megatron-LM refuses the options: "),
+        ("llama3_8b", "--micro-batch-size 2", "--micro-batch-size must be 1 with energon_ext"),
+        (
+            "qwen3_30b_a3b",
+            "--num-layers-per-virtual-pipeline-stage 12",
+            "--dataloader-save must be",
+        ),
+    ],
+)
+def test_a_dry_run_parses_and_checks_the_whole_command(model, more, words):
+    launch = RUNNER.parents[2] / "examples" / "launch"
+    command = ["check.py", f"{model}.args", "--gpus", "32", *more.split()]
+    done = subprocess.run([sys.executable, *command], cwd=launch, capture_output=True, text=True)
+    assert done.returncode == (0 if words is None else 1 + ("--trian" in more)), done.stderr[-2000:]
+    if words is None:
+        assert "options: accepted by Megatron-LM" in done.stdout
+    else:
+        assert words in done.stderr.splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
@@ -306,7 +337,7 @@ def test_the_log_says_what_was_read_of_each_source(kind, layout, mix, planned, t
     """Of a run that skips a step, is stopped after the third, and goes on."""
     options = f"{LAYOUTS[layout]} --save {tmp_path}/model --dataloader-save {tmp_path}/data"
     options += f" --energon-run-dir {tmp_path}/run --tensorboard-dir {tmp_path}/boards"
-    options += " --iterations-to-skip 2"
+    options += " --iterations-to-skip 2 --wandb-project p --wandb-exp-name e"
     path = mix if kind == "streamed" else planned
     losses, _ = run(path, tmp_path, options, "--exit-interval 3")
     more, _ = run(path, tmp_path, options, f"--load {tmp_path}/model")
@@ -325,15 +356,24 @@ def test_the_log_says_what_was_read_of_each_source(kind, layout, mix, planned, t
     assert log.tokens.sum(0).tolist() == [drawn_in_state[key][1] for key in log.sources]
     assert log.documents.sum(0).tolist() == [drawn_in_state[key][0] for key in log.sources]
     boards = EventAccumulator(str(tmp_path / "boards")).Reload()
+    lines = map(json.loads, (tmp_path / "stdout.1.wandb").read_text().splitlines())
+    in_wandb = {name: (step, value) for step, values in lines for name, value in values.items()}
     for number, key in enumerate(log.sources):
         (*_, last) = boards.Scalars(f"data/tokens/{key}")
         assert (last.step, last.value) == (6, log.tokens[:, number].sum())
         assert boards.Scalars(f"lm loss/{key}")
+        assert in_wandb[f"data/tokens/{key}"] == (6, last.value)
+        assert in_wandb[f"lm loss/{key}"][0] == 6
     limited = [name for name in boards.Tags()["scalars"] if "epochs_left" in name]
     assert limited == (["data/epochs_left/a:train"] if kind == "streamed" else [])
     for name in limited:
         assert boards.Scalars(name)[-1].value == pytest.approx(50 - log.documents[:, 0].sum() / 30)
     assert write_report(log, tmp_path / "report")[-1].name == "report.html"
+    if kind == "planned":
+        arguments = ["trace", tmp_path, path, "--step", "4", "--json", "--global-batch-size", "4"]
+        traced = CliRunner().invoke(main, list(map(str, arguments)))
+        rows = Counter(json.loads(line)["source"] for line in traced.stdout.splitlines())
+        assert [64 * rows[key] for key in log.sources] == log.tokens[4].tolist()  # full ones
 
 
 def counts_in_states(folder):

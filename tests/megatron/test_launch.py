@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from energon_ext import ConfigError
 from energon_ext.megatron import add_energon_args
+from energon_ext.megatron.context_parallel import attention_ends
 from tests.support import write_mix, write_tokens
 
 LAUNCH = Path(__file__).parents[2] / "examples" / "launch"
@@ -219,14 +221,13 @@ def test_the_model_of_the_script_has_the_rope_of_its_arguments(check, monkeypatc
     assert factors[0] == 1
 
 
-def test_megatron_wraps_the_model_of_a_bridge_recipe_that_averages_in_its_collective(
-    one_rank, monkeypatch
-):
-    """Recipes of Megatron-Bridge average; Megatron's DDP refuses that with a loss per token."""
+@pytest.fixture
+def bridge_recipe(monkeypatch, tmp_path):
+    """A recipe of Megatron-Bridge, which averages, that reads packed rows."""
     bridge = types.ModuleType("megatron.bridge.training.config")
     bridge.DatasetBuildContext = object
     bridge.DatasetProvider = dataclasses.make_dataclass(
-        "DatasetProvider", [("num_workers", int, 2)], kw_only=True
+        "DatasetProvider", [("num_workers", int, 0)], kw_only=True
     )
     monkeypatch.setitem(sys.modules, bridge.__name__, bridge)
     recipe = types.SimpleNamespace(
@@ -235,11 +236,36 @@ def test_megatron_wraps_the_model_of_a_bridge_recipe_that_averages_in_its_collec
         train=types.SimpleNamespace(micro_batch_size=2, global_batch_size=32),
     )
     recipe.model.seq_length = 64
-    runpy.run_path(str(LAUNCH / "bridge_recipe.py"))["use_energon"](recipe, "mix.yaml", "bytes")
-    DistributedDataParallel(recipe.model, recipe.ddp, torch.nn.Linear(4, 4))
-    assert recipe.model.calculate_per_token_loss
-    assert recipe.train.micro_batch_size == 1
-    assert recipe.dataset.rows_per_step == 32
+    write_tokens(tmp_path / "tokens", [[5, 6, 7, 8, 9] * 3] * 100)
+    mix = write_mix(tmp_path / "mix.yaml", [("tokens", 1)])
+    use_energon = runpy.run_path(str(LAUNCH / "bridge_recipe.py"))["use_energon"]
+    use_energon(recipe, str(mix), "bytes")
+    return recipe
+
+
+def test_megatron_wraps_the_model_of_a_bridge_recipe_that_averages_in_its_collective(
+    one_rank, bridge_recipe
+):
+    """Megatron's DDP refuses to average with a loss per token."""
+    DistributedDataParallel(bridge_recipe.model, bridge_recipe.ddp, torch.nn.Linear(4, 4))
+    assert bridge_recipe.model.calculate_per_token_loss
+    assert bridge_recipe.train.micro_batch_size == 1
+    assert bridge_recipe.dataset.rows_per_step == 32
+
+
+def test_the_data_of_a_bridge_recipe_fits_its_context_parallelism_and_its_global_batch(
+    one_rank, bridge_recipe, monkeypatch
+):
+    build = bridge_recipe.dataset.build_datasets
+    known = build.__globals__
+    monkeypatch.setattr(parallel_state, "get_context_parallel_world_size", lambda: 2)
+    monkeypatch.setitem(known, "get_current_global_batch_size", lambda: 32)
+    _, ends = attention_ends(next(build(None)[0]))
+    assert len(ends) > 2
+    assert not (ends % 4).any()
+    monkeypatch.setitem(known, "get_current_global_batch_size", lambda: 16)
+    with pytest.raises(ConfigError, match="train.global_batch_size: 16 found, but .* with 32"):
+        build(None)
 
 
 @pytest.mark.parametrize("script", ["pretrain_gpt.py", "bridge_recipe.py"])

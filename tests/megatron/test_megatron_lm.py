@@ -51,6 +51,7 @@ def mix(tmp_path_factory):
         support.write_dataset(folder / name, texts, split_parts=parts, shard_size=12)
     train = [("./a", {"step": {0: 3, 5: 1}}), ("./b", 1)]
     path = support.write_mix(folder / "mix.yaml", train)
+    support.write_mix(folder / "other.yaml", [("./a", 1), ("./b", 3)])
     content = json.loads(path.read_text())
     content["splits"]["val"] = {"blend": [{"path": "./a"}, {"path": "./b"}]}
     path.write_text(json.dumps(content))
@@ -63,6 +64,7 @@ def planned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("planned")
     support.write_tokens(folder / "a", [[n % 200] * (5 + n % 40) for n in range(120)])
     support.write_tokens(folder / "b", [[n % 200] * 30 for n in range(80)])
+    support.write_mix(folder / "other.yaml", [("a", 1), ("b", 3)])
     return support.write_mix(folder / "mix.yaml", [("a", 3), ("b", 1)])
 
 
@@ -448,6 +450,14 @@ def resumed_with_damage(mixes, folder):
                     path = save_as_megatron_does(loader, args, 2, loader.loader.worker_config.rank)
                     older = path.read_bytes()
                     hashes(loader, 4)
+                args.data_path = [str(Path(mix).with_name("other.yaml"))]
+                stranger, of_another_mix = provide(), None
+                args.data_path = [mix]
+                if stranger is not None:
+                    hashes(stranger, 8)
+                    rank_of = stranger.loader.worker_config.rank
+                    path = save_as_megatron_does(stranger, args, 2, rank_of)
+                    of_another_mix = path.read_bytes()
                     path = save_as_megatron_does(loader, args, 2, loader.loader.worker_config.rank)
                     found[f"{kind} {layout} expected"] = [8, hashes(loader, 4)]
                 args.iteration = 2
@@ -458,7 +468,8 @@ def resumed_with_damage(mixes, folder):
                     if is_damaged and damage == "removed":
                         path.unlink()
                     elif is_damaged and isinstance(damage, str):
-                        path.write_bytes(older if damage == "older" else content[:1000])
+                        contents = {"older": older, "other": of_another_mix}
+                        path.write_bytes(contents.get(damage, content[:1000]))
                     torch.distributed.barrier()
                     change = damage if is_damaged and isinstance(damage, dict) else {}
                     before = dict(vars(args))
@@ -475,6 +486,7 @@ DAMAGES = {
     "without a file": "removed",
     "with a cut file": "cut",
     "of an older save": "older",
+    "of another mix": "other",
     "of another seed": {"seed": 8},
     "with a bad argument": {"micro_batch_size": 4},
 }
@@ -535,6 +547,13 @@ def test_files_of_different_saves_are_refused_on_both(two_ranks, kind):
         assert re.match(r"StateMismatchError: .*batches drawn: saved \[4, 8\]", heard), heard
 
 
+def test_a_file_left_by_a_run_of_another_mix_is_refused_on_both(two_ranks):
+    """Of as many batches: saved by more ranks before the run was begun anew with fewer."""
+    for rank in two_ranks:
+        heard = rank["planned data of another mix"]["found"]
+        assert re.match(r"StateMismatchError: .*digest: saved .* take those of one", heard), heard
+
+
 def test_without_any_file_both_ranks_start_over_and_say_so(two_ranks):
     """No state at all is a decision of the user; rank 1 has no loader here, and does not wait."""
     first, second = (rank["planned tensor without a file"]["found"] for rank in two_ranks)
@@ -551,6 +570,7 @@ def test_without_any_file_both_ranks_start_over_and_say_so(two_ranks):
         ("dataloader_type", "single", "--dataloader-type must be external"),
         ("full_validation", True, "--full-validation must be left out"),
         ("multiple_validation_sets", True, "--multiple-validation-sets must be left out"),
+        ("validation_set_names", ["x"], "--validation-set-names must be left out"),
         ("calculate_per_token_loss", False, "--calculate-per-token-loss must be given"),
         ("eval_micro_batch_size", 2, "--eval-micro-batch-size must be 1 with energon_ext, got 2"),
         ("gtp_weight_remat_size", 2, "--tensor-parallel-num-weight-shards must be 1 .*, got 2"),
@@ -699,6 +719,12 @@ def test_evaluation_may_have_a_batch_size_of_its_own(launch):
     first = hashes(validation, 3)
     assert len(set(first)) == 3
     assert hashes(validation, 3) == first
+
+
+def test_an_evaluation_that_does_not_read_every_source_is_refused(launch):
+    launch.eval_global_batch_size = 1
+    with pytest.raises(ConfigError, match="1 micro-batches, too few for 2 validation sources"):
+        provide_validation(launch, eval_iters=1)
 
 
 def test_sources_take_turns_and_every_batch_names_all_of_them(launch):
