@@ -340,14 +340,24 @@ def damage(path):
     path.write_bytes(intact)
 
 
-def test_a_file_cut_anywhere_or_with_any_bit_flipped_is_named(tmp_path):
-    path = save(tmp_path, 1, FlexState(cursor=5)) / "a.pt"
+SMALL = {"cursor": 5}
+SEVERAL = [
+    {"cursor": seed, "tokens": np.random.default_rng(seed).bytes(40).hex(), "more": [seed] * seed}
+    for seed in range(9)
+]
+
+
+@pytest.mark.parametrize(
+    "content", [SMALL, *(pytest.param(each, marks=pytest.mark.nightly) for each in SEVERAL)]
+)
+def test_a_file_cut_anywhere_or_with_any_bit_flipped_is_named(tmp_path, content):
+    path = save(tmp_path, 1, FlexState(content)) / "a.pt"
     checkpoint = CheckpointStore(tmp_path).latest()
     for _ in damage(path):
         with pytest.raises(StateFormatError) as caught:
             checkpoint.load("a.pt")
         assert str(path) in str(caught.value)
-    assert checkpoint.load("a.pt") == {"cursor": 5}
+    assert checkpoint.load("a.pt") == content
 
 
 def test_a_cursor_cut_anywhere_or_with_any_bit_flipped_is_named(tmp_path):
