@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -16,9 +15,6 @@ from energon_ext.errors import ConfigError, EnergonExtError
 
 if TYPE_CHECKING:
     from energon_ext.state.match import SourceChange
-
-#: Of a data state: one of this package's store, one of Megatron-LM's.
-_DATA_FILE = re.compile(r"(data_rank|train_dataloader_dprank)(\d+)\.pt")
 
 _REFUSED_EXIT_CODE = 1
 
@@ -85,26 +81,20 @@ def diff(
 
 def _read(path: Path) -> tuple[Path, Any, dict[int, Any]]:
     """The folder of a checkpoint, the cursor in it, and the states of ranks in it."""
-    from energon_ext.state.checkpoint import DATA, CheckpointStore
+    from energon_ext.cli.resume import data_states, stores_of
+    from energon_ext.state.checkpoint import DATA
     from energon_ext.state.manifest import MANIFEST, read_manifest
-    from energon_ext.state.serialize import read_file, read_state_file
+    from energon_ext.state.serialize import read_file
 
     if not path.is_dir():
         raise ConfigError(f"{path}: no such folder; name a checkpoint or the folder of a run.")
-    stores = map(CheckpointStore, (path, path / "checkpoints"))  # one, or the folder of a run
-    newest = next(filter(None, (store.latest() for store in stores)), None)
+    newest = next(filter(None, (store.latest() for store in stores_of(path))), None)
     iterations = sorted(path.glob("iter_*"))  # of Megatron-LM
     folder = newest.path if newest is not None else iterations[-1] if iterations else path
     records = read_manifest(folder)["files"] if (folder / MANIFEST).exists() else {}
     if DATA in records:
         return folder, json.loads(read_file(folder / DATA, records[DATA])), {}
-    states = {}
-    for file in sorted(folder.rglob("*.pt")):
-        if match := _DATA_FILE.fullmatch(file.name):
-            content = read_state_file(file, records.get(file.name))
-            for key in ("dataloader_state_dict", "prompts"):  # of Megatron-LM, of an RLDataset
-                content = content.get(key, content) if isinstance(content, dict) else content
-            states[int(match[2])] = content
+    states = dict(data_states(folder, records))
     if not states:
         raise ConfigError(
             f"{folder}: no {DATA}, data_rank00000.pt or train_dataloader_dprank000.pt found. Name "

@@ -92,21 +92,17 @@ def _planned(
     from megatron.energon import WorkerConfig
     from megatron.energon.state import FlexState
 
-    from energon_ext.cli.resume import EncoderOfState, SavedData
+    from energon_ext.cli.resume import EncoderOfState, SavedData, data_states, stores_of
     from energon_ext.encoders.load import get_train_dataset
     from energon_ext.loader.compare import names_of
     from energon_ext.plan.lookup import find_blend
-    from energon_ext.state.checkpoint import CheckpointStore
     from energon_ext.state.match import KEPT, compare_sources
-    from energon_ext.state.serialize import read_state_file
 
-    stores = map(CheckpointStore, (run, run / "checkpoints"))  # one, or the folder of a run
-    cursors = [saved.data() for store in stores for saved in store.complete()]
+    cursors = [saved.data() for store in stores_of(run) for saved in store.complete()]
     states = [SavedData(cursor, {}) for cursor in cursors if cursor is not None]
     for folder in (*run.glob("iter_*"), *run.glob("data/iter_*")):  # of Megatron-LM
-        if files := sorted(folder.rglob("train_dataloader_dprank*.pt")):  # all say the same
-            state = read_state_file(files[0], record=None)["dataloader_state_dict"]
-            states.append(SavedData(None, {0: state}))
+        if found := next(data_states(folder), None):  # all ranks say the same
+            states.append(SavedData(None, {0: found[1]}))
     if not states:
         has = "data.json, and no iter_* of Megatron-LM"
         raise ConfigError(f"{run}: no checkpoint with a {has}; a planned run has them.")
