@@ -9,7 +9,6 @@ matplotlib figure with one sentence that says what it shows.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -28,9 +27,7 @@ from energon_ext.cli.figure_style import (
 )
 from energon_ext.cli.metrics import Run, mean_of_finite
 from energon_ext.cli.spikes import Spike
-
-if TYPE_CHECKING:
-    from energon_ext.plan.forecast import Forecast
+from energon_ext.plan.forecast import Forecast
 
 WINDOWS = 30
 MAX_LABEL = 18
@@ -165,7 +162,7 @@ def loss_over_tokens_picture(run: Run) -> Picture:
     )
 
 
-def forecast_picture(found: "Forecast") -> Picture:
+def forecast_picture(found: Forecast) -> Picture:
     """Share and epochs of every source over the steps of a forecast."""
     order = np.argsort(-found.tokens.sum(0), kind="stable")
     many = len(order) > len(COLORS)
@@ -210,7 +207,7 @@ def forecast_picture(found: "Forecast") -> Picture:
 
 
 def _shares_over_windows(
-    found: "Forecast", sources: np.ndarray
+    found: Forecast, sources: np.ndarray
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Steps in the middle of windows, and the share of each source in them, in percent."""
     size = -(-len(found.ends) // WINDOWS)

@@ -2,18 +2,21 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext import``: the data of a Megatron-LM or Energon run as a metadataset of this one."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any
 
 import click
 import yaml
+from megatron.energon.epathlib import EPath
 
 from energon_ext.cli import echo
+from energon_ext.config.yaml_check import YamlChecker
+from energon_ext.config.yaml_file import read_mapping
+from energon_ext.documents.token_index import read_pair
 from energon_ext.errors import ConfigError
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -93,10 +96,6 @@ def import_(
 
 def _write(output: Path, splits: Mapping[str, Any], remarks: Sequence[str]) -> None:
     """Write the file, and leave none that could not be loaded."""
-    from megatron.energon.epathlib import EPath
-
-    from energon_ext.config.yaml_check import YamlChecker
-
     content = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset", "splits": splits}
     text = "".join(f"# {line}\n" for line in remarks)
     text += yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
@@ -169,8 +168,6 @@ def _remarks(blends: Sequence[Blend]) -> list[str]:
 
 
 def _sizes(prefixes: Sequence[str]) -> list[float]:
-    from energon_ext.documents.token_index import read_pair
-
     return [float(read_pair(prefix).tokens) for prefix in prefixes]
 
 
@@ -189,10 +186,6 @@ def _parts(split: str | None) -> dict[str, list[str] | None]:
 
 
 def _blends_of_splits(path: Path) -> dict[str, Blend]:
-    from megatron.energon.epathlib import EPath
-
-    from energon_ext.config.yaml_file import read_mapping
-
     content = read_mapping(EPath(str(path)), may_be_json=True)
     if "train" not in content or set(content) - set(SPLITS):
         raise ConfigError(f"{path}: a mapping of {', '.join(SPLITS)} is needed.")
@@ -246,11 +239,6 @@ def _number(word: object) -> float | None:
 
 def _of_metadataset(path: Path, output: Path) -> tuple[dict[str, Any], list[str]]:
     """The splits of a metadataset of Energon, first or second format."""
-    from megatron.energon.epathlib import EPath
-
-    from energon_ext.config.yaml_check import YamlChecker
-    from energon_ext.config.yaml_file import read_mapping
-
     content = read_mapping(EPath(str(path)))
     splits_there = content.get("splits")
     if not isinstance(splits_there, dict) or not splits_there:

@@ -2,21 +2,24 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The options by which a command opens a metadataset as a run would, and the dataset of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from megatron.energon import WorkerConfig
+from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.cli import special_tokens
+from energon_ext.encoders.chat import named_template
+from energon_ext.encoders.load import get_train_dataset
+from energon_ext.encoders.pretrain import PackedTaskEncoder
+from energon_ext.encoders.prompts import PromptTaskEncoder
+from energon_ext.encoders.sft import SFTTaskEncoder
+from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
+from energon_ext.encoders.tokenizers import Tokenizer, load_tokenizer
 from energon_ext.errors import ConfigError
-
-if TYPE_CHECKING:
-    from megatron.energon.flavors.base_dataset import SavableDataset
-
-    from energon_ext.encoders.tokenizers import Tokenizer
+from energon_ext.splice.config import MultiSpliceConfig, splice_from_config
 
 _OPTIONS = (
     click.argument("metadataset", type=click.Path(path_type=Path)),
@@ -64,11 +67,6 @@ def open_mix(
     rows_per_step: int | None = None,
 ) -> tuple[SavableDataset, Tokenizer]:
     """The training dataset of the first rank, by default a row or a prompt a step; tokenizer."""
-    from megatron.energon import WorkerConfig
-
-    from energon_ext.encoders.load import get_train_dataset
-    from energon_ext.encoders.tokenizers import load_tokenizer
-
     loaded = load_tokenizer(tokenizer, eos_token=eos_token, bos_token=bos_token)
     if task != "text" and splice is not None:
         raise ConfigError(f"--splice: of text; --task {task} has none.")
@@ -87,10 +85,6 @@ def open_mix(
 
 
 def _of_chats(task: str, loaded: Tokenizer, seq_length: int, chat_template: str | None) -> Any:
-    from energon_ext.encoders.chat import named_template
-    from energon_ext.encoders.prompts import PromptTaskEncoder
-    from energon_ext.encoders.sft import SFTTaskEncoder
-
     template = named_template(chat_template)
     if task == "prompts":
         return PromptTaskEncoder(loaded, chat_template=template)
@@ -100,10 +94,6 @@ def _of_chats(task: str, loaded: Tokenizer, seq_length: int, chat_template: str 
 def _of_text(
     loaded: Tokenizer, seq_length: int, packing: str, splice: str | None, subflavors: str | None
 ) -> Any:
-    from energon_ext.encoders.pretrain import PackedTaskEncoder
-    from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
-    from energon_ext.splice.config import MultiSpliceConfig, splice_from_config
-
     if splice is None:
         return PackedTaskEncoder(loaded, seq_length, packing=packing)
     config = splice_from_config(_json("--splice", splice), "--splice")

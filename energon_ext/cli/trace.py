@@ -2,25 +2,30 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext trace``: which documents a step of a run reads, and which steps read a document."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping
+from typing import Any
 
 import click
+from megatron.energon import WorkerConfig
+from megatron.energon.state import FlexState
 from tqdm import tqdm
 
 from energon_ext.cli import echo
+from energon_ext.cli.resume import EncoderOfState, SavedData, data_states, stores_of
 from energon_ext.documents.origins import origins_of
+from energon_ext.encoders.load import get_train_dataset
+from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
-
-if TYPE_CHECKING:
-    from energon_ext.plan.dataset import BlendedDataset
-    from energon_ext.plan.step import Step
-    from energon_ext.plan.trace import TracedRow
+from energon_ext.loader.compare import names_of
+from energon_ext.plan.dataset import BlendedDataset
+from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.step import Step
+from energon_ext.plan.trace import TracedRow, rows_of
+from energon_ext.state.match import KEPT, compare_sources
 
 
 @click.command()
@@ -89,15 +94,6 @@ def _planned(
     global_batch_size: int | None,
 ) -> tuple[BlendedDataset, int, Iterator[Step]]:
     """The blend, the number of the first step that is planned, and all steps from there on."""
-    from megatron.energon import WorkerConfig
-    from megatron.energon.state import FlexState
-
-    from energon_ext.cli.resume import EncoderOfState, SavedData, data_states, stores_of
-    from energon_ext.encoders.load import get_train_dataset
-    from energon_ext.loader.compare import names_of
-    from energon_ext.plan.lookup import find_blend
-    from energon_ext.state.match import KEPT, compare_sources
-
     cursors = [saved.data() for store in stores_of(run) for saved in store.complete()]
     states = [SavedData(cursor, {}) for cursor in cursors if cursor is not None]
     for folder in (*run.glob("iter_*"), *run.glob("data/iter_*")):  # of Megatron-LM
@@ -153,8 +149,6 @@ def _rows_a_step(run: Path, plan: Mapping[str, Any]) -> int:
 def _rows(
     blend: BlendedDataset, start: int, steps: Iterator[Step], wanted: int
 ) -> Iterator[TracedRow]:
-    from energon_ext.plan.trace import rows_of
-
     for number, step in enumerate(tqdm(steps, "planning", wanted - start, unit="step"), start):
         if number == wanted:
             yield from rows_of(step, blend.topology)
@@ -165,8 +159,6 @@ def _rows(
 def _readings(
     blend: BlendedDataset, start: int, steps: Iterator[Step], last: int, source: str, number: int
 ) -> Iterator[tuple[int, TracedRow]]:
-    from energon_ext.plan.trace import rows_of
-
     bar = tqdm(steps, "planning", last + 1 - start, unit="step")
     for found, step in enumerate(bar, start):
         if found > last:
@@ -196,8 +188,6 @@ def _where(row: TracedRow) -> str:
 
 
 def _decoder(tokenizer: str | None) -> Callable[[list[int]], str] | None:
-    from energon_ext.encoders.tokenizers import load_tokenizer
-
     return load_tokenizer(tokenizer).decode if tokenizer else None
 
 
