@@ -68,15 +68,17 @@ def import_(
         )
     iterations = _iterations(phase_transition_iterations)
     if len(sources) == 1 and sources[0].endswith((".yaml", ".yml")):
-        _refuse(split or iterations, "--split and phases are of lists; a metadataset has its own.")
+        if split or iterations:
+            raise ConfigError("--split and phases are of lists; a metadataset has its own.")
         splits, remarks = _of_metadataset(Path(sources[0]), output)
     elif per_split_data_args_path is not None:
-        _refuse(split or iterations, "--split and phases do not go with a file that has splits.")
+        if split or iterations:
+            raise ConfigError("--split and phases do not go with a file that has splits.")
         blends = _blends_of_splits(per_split_data_args_path)
         splits = {SPLITS[name]: _node([blend], [], rule, output) for name, blend in blends.items()}
         remarks = _remarks(list(blends.values()))
     else:
-        lists = [_words(path) for path in data_args_path] or [list(sources)]
+        lists = [_words(path) for path in data_args_path] or [sources]
         if len(lists) != len(iterations) + 1:
             raise ConfigError(
                 f"--phase-transition-iterations: {len(iterations)} transitions need "
@@ -140,7 +142,8 @@ def _node(
     """The node of a split: every source of any phase, with a weight or one for each phase."""
     weights: dict[str, list[float]] = {}
     for number, (prefixes, given) in enumerate(phases):
-        for prefix, weight in zip(prefixes, _sizes(prefixes) if given is None else given):
+        sizes = given or [float(read_pair(prefix).tokens) for prefix in prefixes]
+        for prefix, weight in zip(prefixes, sizes):
             weights.setdefault(prefix, [0.0] * len(phases))[number] += weight
     entries = []
     for prefix, values in weights.items():
@@ -165,10 +168,6 @@ def _remarks(blends: Sequence[Blend]) -> list[str]:
             "The list has no weights: each source weighs what it holds, and ends once read."
         )
     return remarks
-
-
-def _sizes(prefixes: Sequence[str]) -> list[float]:
-    return [float(read_pair(prefix).tokens) for prefix in prefixes]
 
 
 def _parts(split: str | None) -> dict[str, list[str] | None]:
@@ -199,17 +198,13 @@ def _blends_of_splits(path: Path) -> dict[str, Blend]:
     return blends
 
 
-def _words(path: Path) -> list[str]:
-    return _text(path).split()
-
-
-def _text(path: Path) -> str:
+def _words(path: Path) -> Sequence[str]:
     with path.open("rb") as file:
         data = file.read(LONGEST_LIST + 1)
     if len(data) > LONGEST_LIST:
         raise ConfigError(f"{path}: larger than {LONGEST_LIST:,} bytes.")
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8").split()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a text file ({error}).") from error
 
@@ -280,8 +275,3 @@ def _relative(path: str, output: Path) -> str:
     if os.path.isabs(path) or "://" in path:
         return path
     return os.path.relpath(path, output.parent)
-
-
-def _refuse(given: object, reason: str) -> None:
-    if given:
-        raise ConfigError(reason)

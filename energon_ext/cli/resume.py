@@ -114,14 +114,15 @@ class NextRun:
         self._workers = saved.workers if workers is None else workers
         self._encoder = EncoderOfState(saved, **encoder)
         self._reads_text = encoder["tokenizer"] is not None
+        self._blend = find_blend(self._dataset(0))
 
     def changes(self) -> list[SourceChange]:
         """What becomes of every source, if the resume is possible."""
-        return compare_sources(self._saved.blends, names_of(find_blend(self._dataset(0))))
+        return compare_sources(self._saved.blends, names_of(self._blend))
 
     def left_out(self) -> Iterator[str]:
         """What was skipped, and what the metadataset leaves out from here on."""
-        blend, first = find_blend(self._dataset(0)), self._saved.blends[0]
+        blend, first = self._blend, self._saved.blends[0]
         step, done = first["plan"]["step"], [tuple(each) for each in first["skipped"]]
         ahead = [(max(begin, step), stop) for begin, stop in blend.clock.skip if stop > step]
         for what, ranges in (("skipped", done), ("to be skipped", ahead)):
@@ -139,7 +140,7 @@ class NextRun:
     def restore(self) -> str:
         """Restore, and say what other ranks and workers might do as well."""
         saved = self._saved
-        if find_blend(self._dataset(0)).is_shared or saved.cursor is not None:
+        if self._blend.is_shared or saved.cursor is not None:
             for workers in {self._workers, 0}:  # without workers the blend is restored here
                 loader = ExactDataLoader(self._dataset(0, workers=workers))
                 if saved.states:

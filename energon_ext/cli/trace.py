@@ -3,6 +3,7 @@
 """``energon-ext trace``: which documents a step of a run reads, and which steps read a document."""
 
 import contextlib
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -66,16 +67,21 @@ def trace(
         blend, start, steps = _planned(run, metadataset, step, **options)
     if document is not None:
         source, number = _document(document, blend)
-        for found, row in _readings(blend, start, steps, step, source, number):
-            skipped = ", skipped" if blend.clock.is_skipped(found) else ""
-            _say({"step": found, **row.to_json()}, as_json, f"step {found}{skipped}, {_where(row)}")
+        for found, row in _rows(blend, start, steps, start, step):
+            if row.source == source and any(each == number for each, *_ in row.contents):
+                skipped = ", skipped" if blend.clock.is_skipped(found) else ""
+                text = f"step {found}{skipped}, {_where(row)}"
+                _say({"step": found, **row.to_json()}, as_json, text)
         return
     if rank is not None and rank >= blend.topology.ranks:
         raise ConfigError(f"--rank {rank}: of {blend.topology.ranks}; see --world-size.")
     if blend.clock.is_skipped(step):
         click.echo(f"Step {step} is skipped: the metadataset says so.", err=True)
-    decode = _decoder(tokenizer)
-    for row in _rows(blend, start, steps, step):
+    decode = load_tokenizer(tokenizer).decode if tokenizer else None
+    rows = list(_rows(blend, start, steps, step, step))
+    if not rows:
+        raise ConfigError(f"--step {step}: the run ends before it; all sources have ended.")
+    for _, row in rows:
         if rank in (None, row.rank):
             described = _described(row, blend, decode)
             lines = [_where(row), *(f"    {each['text']}" for each in described)]
@@ -147,25 +153,15 @@ def _rows_a_step(run: Path, plan: Mapping[str, Any]) -> int:
 
 
 def _rows(
-    blend: BlendedDataset, start: int, steps: Iterator[Step], wanted: int
-) -> Iterator[TracedRow]:
-    for number, step in enumerate(tqdm(steps, "planning", wanted - start, unit="step"), start):
-        if number == wanted:
-            yield from rows_of(step, blend.topology)
-            return
-    raise ConfigError(f"--step {wanted}: the run ends before it; all sources have ended.")
-
-
-def _readings(
-    blend: BlendedDataset, start: int, steps: Iterator[Step], last: int, source: str, number: int
+    blend: BlendedDataset, start: int, steps: Iterator[Step], first: int, last: int
 ) -> Iterator[tuple[int, TracedRow]]:
-    bar = tqdm(steps, "planning", last + 1 - start, unit="step")
-    for found, step in enumerate(bar, start):
-        if found > last:
-            return
-        for row in rows_of(step, blend.topology):
-            if row.source == source and any(each == number for each, _, _ in row.contents):
-                yield found, row
+    """The rows of the steps from ``first`` to ``last``; planning begins at ``start``."""
+    count = last + 1 - start
+    planned = tqdm(itertools.islice(steps, count), "planning", count, unit="step")
+    for number, step in enumerate(planned, start):
+        if number >= first:
+            for row in rows_of(step, blend.topology):
+                yield number, row
 
 
 def _document(text: str, blend: BlendedDataset) -> tuple[str, int]:
@@ -185,10 +181,6 @@ def _where(row: TracedRow) -> str:
         return f"{place}: padding"
     tokens = sum(stop - start for _, start, stop in row.contents)
     return f"{place}: {row.source}, {len(row.contents)} documents, {tokens:,} tokens"
-
-
-def _decoder(tokenizer: str | None) -> Callable[[list[int]], str] | None:
-    return load_tokenizer(tokenizer).decode if tokenizer else None
 
 
 def _described(
