@@ -9,16 +9,14 @@ say so in ``position_ids``, and :func:`rope_by_position_ids` lets the model list
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.transformer.module import MegatronModule
 
 from energon_ext.errors import ConfigError
 from energon_ext.megatron.moe import unwrap
-
-if TYPE_CHECKING:
-    from megatron.core.transformer.module import MegatronModule
 
 
 def rope_by_position_ids(model: torch.nn.Module) -> None:
