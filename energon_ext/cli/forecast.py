@@ -85,16 +85,7 @@ def imbalance_table(found: Mapping[str, tuple[float, float]], blend: BlendedData
     )
 
 
-HEAD = [
-    "source",
-    "first",
-    "last",
-    "tokens",
-    "of all",
-    "documents",
-    "epochs",
-    "",
-]
+HEAD = ["source", "first", "last", "tokens", "of all", "documents", "epochs", ""]
 
 
 def _headline(found: Forecast, blend: BlendedDataset) -> str:

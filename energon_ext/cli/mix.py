@@ -13,7 +13,7 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from energon_ext.cli import special_tokens
 from energon_ext.encoders.chat import named_template
 from energon_ext.encoders.load import get_train_dataset
-from energon_ext.encoders.pretrain import PackedTaskEncoder
+from energon_ext.encoders.pretrain import PACKINGS, PackedTaskEncoder
 from energon_ext.encoders.prompts import PromptTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
@@ -27,7 +27,7 @@ _OPTIONS = (
     click.option(
         "--seq-length", type=click.IntRange(2, 2**24), default=256, help="Positions of a row."
     ),
-    click.option("--packing", type=click.Choice(["bin", "sequential"]), default="bin"),
+    click.option("--packing", type=click.Choice(PACKINGS), default="bin"),
     click.option(
         "--tokenizer", default="bytes", help="bytes, a tokenizer.json, a folder or a name."
     ),

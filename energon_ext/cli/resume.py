@@ -86,6 +86,33 @@ class SavedData:
             self.rows_per_step, self.batch_size = inside["rows_per_step"], inside["batch_size"]
             self.ranks = inside["ranks"]
 
+    def dataset(
+        self,
+        encoder: "EncoderOfState",
+        data: Mapping[str, Any],
+        rank: int,
+        ranks: int,
+        workers: int,
+        batch_size: int | None,
+        rows_per_step: int | None,
+    ) -> SavableDataset:
+        """That of a rank which reads ``data``, as ``get_train_dataset`` names it, as before."""
+        return get_train_dataset(
+            **data,
+            worker_config=WorkerConfig(
+                rank=rank,
+                world_size=ranks,
+                num_workers=workers,
+                seed_offset=self.fingerprint.get("seed", 0),
+            ),
+            batch_size=batch_size,
+            rows_per_step=rows_per_step,
+            task_encoder=encoder,
+            shuffle_buffer_size=self.fingerprint.get("shuffle_buffer_docs"),
+            # Its length is not in the state; that it has one is.
+            virtual_epoch_length=2**20 * max(1, workers) if self.has_virtual_epochs else 0,
+        )
+
     def __str__(self) -> str:
         if not self.is_shared:
             return f"{self.ranks} rank(s) with {self.workers} worker(s)"
@@ -165,22 +192,12 @@ class NextRun:
     def _dataset(
         self, rank: int, ranks: int | None = None, workers: int | None = None
     ) -> SavableDataset:
-        saved, rows = self._saved, self._saved.rows_per_step
-        workers = self._workers if workers is None else workers
         ranks = ranks or self._ranks
-        seed = saved.fingerprint.get("seed", 0)
-        return get_train_dataset(
-            **self._data,
-            worker_config=WorkerConfig(
-                rank=rank, world_size=ranks, num_workers=workers, seed_offset=seed
-            ),
-            batch_size=saved.batch_size,
-            rows_per_step=rows if rows and rows % ((saved.batch_size or 1) * ranks) == 0 else None,
-            task_encoder=self._encoder,
-            shuffle_buffer_size=saved.fingerprint.get("shuffle_buffer_docs"),
-            # Its length is not in the state; that it has one is.
-            virtual_epoch_length=2**20 * max(1, workers) if saved.has_virtual_epochs else 0,
-        )
+        workers = self._workers if workers is None else workers
+        batch, rows = self._saved.batch_size, self._saved.rows_per_step
+        if rows and rows % ((batch or 1) * ranks):
+            rows = None  # these ranks do not divide a step of the saved run
+        return self._saved.dataset(self._encoder, self._data, rank, ranks, workers, batch, rows)
 
 
 class EncoderOfState(PackedTaskEncoder):
@@ -189,9 +206,9 @@ class EncoderOfState(PackedTaskEncoder):
     def __init__(
         self,
         saved: SavedData,
-        tokenizer: str | None,
-        seq_length: int | None,
-        packing: str | None,
+        tokenizer: str | None = None,
+        seq_length: int | None = None,
+        packing: str | None = None,
         **special_tokens: str | None,
     ):
         self._saved = {name: v for name, v in saved.fingerprint.items() if name not in _OF_BLEND}

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from megatron.energon import WorkerConfig
 from megatron.energon.state import FlexState
 from tqdm import tqdm
 
 from energon_ext.cli import echo
 from energon_ext.cli.resume import EncoderOfState, SavedData, data_states, stores_of
 from energon_ext.documents.origins import origins_of
-from energon_ext.encoders.load import get_train_dataset
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.loader.compare import names_of
@@ -113,21 +111,9 @@ def _planned(
     saved = (before or states)[-1 if before else 0]
     plan = saved.blends[0]["plan"]
     rows = global_batch_size or saved.rows_per_step or _rows_a_step(run, plan)
-    dataset = get_train_dataset(
-        metadataset,
-        split_part=split,
-        trusted_modules=trusted_module,
-        worker_config=WorkerConfig(
-            rank=0,
-            world_size=world_size,
-            num_workers=0,
-            seed_offset=saved.fingerprint.get("seed", 0),
-        ),
-        batch_size=micro_batch_size,
-        rows_per_step=rows,
-        task_encoder=EncoderOfState(saved, None, None, None),
-    )
-    blend = find_blend(dataset)
+    data = {"path": metadataset, "split_part": split, "trusted_modules": trusted_module}
+    encoder = EncoderOfState(saved)
+    blend = find_blend(saved.dataset(encoder, data, 0, world_size, 0, micro_batch_size, rows))
     unknown = [
         key for key, source in blend.sources.items() if not hasattr(source.rows, "documents")
     ]

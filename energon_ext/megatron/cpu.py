@@ -43,7 +43,11 @@ def enable_cpu() -> bool:
         cuda.stream = lambda stream: contextlib.nullcontext()
         cuda.current_stream = cuda.default_stream = lambda device=None: _InertStream()
         _CudaMeansCpu().__enter__()
-    _define_missing_global()
+    # megatron-core 0.16: the router reads te_general_gemm though its import has failed.
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
     return True
 
 
@@ -83,11 +87,3 @@ class _InertStream:
 
 def _is_cuda(device: object) -> bool:
     return isinstance(device, (str, torch.device)) and torch.device(device).type == "cuda"
-
-
-def _define_missing_global() -> None:
-    # megatron-core 0.16: the router reads te_general_gemm though its import has failed.
-    from megatron.core.transformer.moe import moe_utils
-
-    if not hasattr(moe_utils, "te_general_gemm"):
-        moe_utils.te_general_gemm = None
