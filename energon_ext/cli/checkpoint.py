@@ -17,8 +17,6 @@ from energon_ext.state.manifest import MANIFEST, read_manifest
 from energon_ext.state.match import ENCODER, SourceChange
 from energon_ext.state.serialize import read_file
 
-_REFUSED_EXIT_CODE = 1
-
 
 @click.group()
 def checkpoint() -> None:
@@ -74,7 +72,7 @@ def diff(
         echo(run.restore())
     except EnergonExtError as error:
         echo(f"refused: {' '.join(str(error).split())}")
-        ctx.exit(_REFUSED_EXIT_CODE)
+        ctx.exit(1)
 
 
 def _read(path: Path) -> tuple[Path, Any, dict[int, Any]]:

@@ -31,10 +31,10 @@ class OneLineErrors(click.Group):
             raise click.UsageError(" ".join(str(error).split())) from error
 
 
-SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
-
-
-@click.group(cls=OneLineErrors, context_settings=SETTINGS)
+@click.group(
+    cls=OneLineErrors,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
 @click.version_option(package_name="energon_ext")
 def main() -> None:
     """Scheduled blends, exact resume and packed batches for Megatron-Energon.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from megatron.energon import WorkerConfig
+from megatron.energon import TaskEncoder, WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.cli import special_tokens
@@ -68,32 +68,31 @@ def open_mix(
 ) -> tuple[SavableDataset, Tokenizer]:
     """The training dataset of the first rank, by default a row or a prompt a step; tokenizer."""
     loaded = load_tokenizer(tokenizer, eos_token=eos_token, bos_token=bos_token)
-    if task != "text" and splice is not None:
+    encoder: TaskEncoder
+    if task == "text":
+        encoder = _of_text(loaded, seq_length, packing, splice, spliced_subflavors)
+    elif splice is not None:
         raise ConfigError(f"--splice: of text; --task {task} has none.")
+    elif task == "chat":
+        template = named_template(chat_template)
+        encoder = SFTTaskEncoder(loaded, seq_length, chat_template=template)
+    else:
+        encoder = PromptTaskEncoder(loaded, chat_template=named_template(chat_template))
     dataset = get_train_dataset(
         metadataset,
         worker_config=WorkerConfig(rank=0, world_size=ranks, num_workers=0),
         batch_size=micro_batch_rows,
         rows_per_step=rows_per_step,
         split_part=split,
-        task_encoder=_of_chats(task, loaded, seq_length, chat_template)
-        if task != "text"
-        else _of_text(loaded, seq_length, packing, splice, spliced_subflavors),
+        task_encoder=encoder,
         trusted_modules=trusted_module,
     )
     return dataset, loaded
 
 
-def _of_chats(task: str, loaded: Tokenizer, seq_length: int, chat_template: str | None) -> Any:
-    template = named_template(chat_template)
-    if task == "prompts":
-        return PromptTaskEncoder(loaded, chat_template=template)
-    return SFTTaskEncoder(loaded, seq_length, chat_template=template)
-
-
 def _of_text(
     loaded: Tokenizer, seq_length: int, packing: str, splice: str | None, subflavors: str | None
-) -> Any:
+) -> PackedTaskEncoder:
     if splice is None:
         return PackedTaskEncoder(loaded, seq_length, packing=packing)
     config = splice_from_config(_json("--splice", splice), "--splice")

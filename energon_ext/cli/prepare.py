@@ -14,7 +14,7 @@ from energon_ext.cli.energon_documents import energon_dataset
 from energon_ext.cli.token_writer import Written, write_token_files
 from energon_ext.encoders.chat import named_template
 from energon_ext.encoders.sft import SFTTaskEncoder
-from energon_ext.encoders.tokenizers import Tokenizer, load_tokenizer
+from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
 
 FILE = click.Path(path_type=Path)
@@ -115,7 +115,16 @@ def prepare(
             "Text that is to stay text needs JSON Lines and `energon prepare`."
         )
     loaded = load_tokenizer(tokenizer, eos_token=eos_token, bos_token=bos_token)
-    encoding = _encoding(loaded, chat, chat_template, seq_length, over_long)
+    encoder = None
+    if chat:
+        if seq_length is None:
+            raise ConfigError(
+                "--chat: --seq-length is missing; conversations are cut to rows of so many "
+                "positions."
+            )
+        template = named_template(chat_template)
+        encoder = SFTTaskEncoder(loaded, seq_length, chat_template=template, over_long=over_long)
+    encoding = Encoding(loaded, encoder)
     unreadable = Unreadable(skip=on_error == "skip")
     written = write_token_files(
         _corpus(files, chat, unreadable, inputs),
@@ -145,24 +154,6 @@ def _summary(output: Path, written: Written, encoding: Encoding, unreadable: Unr
         lines.append(f"  left out, not to be trained on: {encoding.refused:,}")
         lines.append(f"    the first: {encoding.first_refusal}")
     return "\n".join(lines)
-
-
-def _encoding(
-    loaded: Tokenizer,
-    chat: bool,
-    chat_template: str | None,
-    seq_length: int | None,
-    over_long: str,
-) -> Encoding:
-    if not chat:
-        return Encoding(loaded)
-    if seq_length is None:
-        raise ConfigError(
-            "--chat: --seq-length is missing; conversations are cut to rows of so many positions."
-        )
-    template = named_template(chat_template)
-    encoder = SFTTaskEncoder(loaded, seq_length, chat_template=template, over_long=over_long)
-    return Encoding(loaded, encoder)
 
 
 def _corpus(

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 DOTS_PER_INCH = 160
 FOLDER = click.Path(path_type=Path, file_okay=False)
-DIFFERENT_EXIT_CODE = 1
 
 
 @click.command()
@@ -49,7 +48,7 @@ def report(ctx: click.Context, /, run_dir: Path, out: Path | None, reference: Pa
     if reference is not None:
         said, is_equal = compared(run, Run.load(reference))
         echo(f"{run_dir} and {reference}: {said}")
-        ctx.exit(0 if is_equal else DIFFERENT_EXIT_CODE)
+        ctx.exit(0 if is_equal else 1)
 
 
 def compared(run: Run, other: Run) -> tuple[str, bool]:

@@ -110,7 +110,13 @@ def _planned(
     before = [state for state in states if state.blends[0]["plan"]["step"] <= step]
     saved = (before or states)[-1 if before else 0]
     plan = saved.blends[0]["plan"]
-    rows = global_batch_size or saved.rows_per_step or _rows_a_step(run, plan)
+    rows = global_batch_size or saved.rows_per_step
+    if rows is None and (not plan["step"] or plan["row"] % plan["step"]):
+        raise ConfigError(
+            f"{run}: {plan['row']} rows in {plan['step']} steps do not say how many rows a step "
+            f"has; give --global-batch-size."
+        )
+    rows = rows or plan["row"] // plan["step"]
     data = {"path": metadataset, "split_part": split, "trusted_modules": trusted_module}
     encoder = EncoderOfState(saved)
     blend = find_blend(saved.dataset(encoder, data, 0, world_size, 0, micro_batch_size, rows))
@@ -127,15 +133,6 @@ def _planned(
     # The step that is open is planned from its beginning; which of its rows are out says nothing.
     state = FlexState({**saved.blends[0], "done": 0, "inside": None})
     return blend, plan["step"], blend.planned_steps(state)
-
-
-def _rows_a_step(run: Path, plan: Mapping[str, Any]) -> int:
-    if not plan["step"] or plan["row"] % plan["step"]:
-        raise ConfigError(
-            f"{run}: {plan['row']} rows in {plan['step']} steps do not say how many rows a step "
-            f"has; give --global-batch-size."
-        )
-    return int(plan["row"] // plan["step"])
 
 
 def _rows(

@@ -78,11 +78,8 @@ def scale_router_losses(config: TransformerConfig, weight_scale: int) -> None:
             f"{getattr(config, _SCALE)} already; call it once, on a new config."
         )
     for name in _COEFFICIENTS:
-        value = getattr(config, name)
-        if isinstance(value, list):
-            setattr(config, name, [each * weight_scale for each in value])
-        elif value:
-            setattr(config, name, value * weight_scale)
+        if value := getattr(config, name):  # a number, or a list of them
+            setattr(config, name, np.multiply(value, weight_scale).tolist())
     setattr(config, _SCALE, weight_scale)
 
 
