@@ -147,12 +147,10 @@ def _summary(output: Path, written: Written, encoding: Encoding, unreadable: Unr
         lines.append(f"  {split:<7}{cells}")
     if written.too_short:
         lines.append(f"  left out as too short: {written.too_short:,}")
-    if unreadable.count:
-        lines.append(f"  left out, not to be read: {unreadable.count:,}")
-        lines.append(f"    the first: {unreadable.first}")
-    if encoding.refused:
-        lines.append(f"  left out, not to be trained on: {encoding.refused:,}")
-        lines.append(f"    the first: {encoding.first_refusal}")
+    for to_be, left_out in (("read", unreadable), ("trained on", encoding.refused)):
+        if left_out.count:
+            lines.append(f"  left out, not to be {to_be}: {left_out.count:,}")
+            lines.append(f"    the first: {left_out.first}")
     return "\n".join(lines)
 
 

@@ -10,8 +10,6 @@ Transformer Engine reads ``packed_seq_params`` itself; Megatron-core's own atten
    scaled dot product attention per segment anywhere.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from typing import Any, cast

@@ -6,8 +6,6 @@ The first says what the second is, the batch as one buffer of bytes: 8-byte fiel
 field is an aligned view of the buffer and nothing is copied on arrival.
 """
 
-from __future__ import annotations
-
 from typing import Any, Callable
 
 import torch

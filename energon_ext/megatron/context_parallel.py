@@ -9,8 +9,6 @@ the layout that Transformer Engine's attention and Megatron's RoPE expect of a p
 They are told the ends of the whole batch, not those of the slice.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

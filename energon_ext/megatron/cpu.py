@@ -8,8 +8,6 @@ stand for the CPU. It is a shim over torch; nothing inside Megatron is patched, 
 that megatron-core 0.16 forgets to define without Transformer Engine.
 """
 
-from __future__ import annotations
-
 from typing import Any, Callable, Sequence
 
 import torch

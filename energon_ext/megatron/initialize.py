@@ -6,8 +6,6 @@ Megatron draws weights rank by rank, so the same seed gives other weights under 
 parallelism, and losses of two launches cannot be compared.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 

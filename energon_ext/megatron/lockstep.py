@@ -7,8 +7,6 @@ tokens of other ranks that its experts serve. So all ranks of :class:`Lockstep` 
 with tensors of one shape, as the rank that needs the most; what a rank needs no more is padding.
 """
 
-from __future__ import annotations
-
 from typing import Any, Callable, TypeVar
 
 import torch

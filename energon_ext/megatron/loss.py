@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The weighted loss as Megatron's schedules want it: a sum, an integer count and a report."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Callable, Mapping
 

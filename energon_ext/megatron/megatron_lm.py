@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The data of a Megatron-LM launch script: its provider, and what its options make of the data."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 from typing import Any

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The options of a Megatron-LM run: those that are added, and those of its own that must be so."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any, Iterator
 

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the training loop of Megatron-LM does otherwise when its batches are packed rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megatron.core.num_microbatches_calculator import get_num_microbatches

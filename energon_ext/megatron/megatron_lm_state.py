@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The data state of a Megatron-LM run: one file a data-parallel rank, beside the model's."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

@@ -8,8 +8,6 @@
    divides them, with all gradients, by the count that the loss function returned.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -7,8 +7,6 @@ and fills the ends with zeros. With the weights of a batch as the mask, a later 
 where it is a label of its own document that has a weight.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

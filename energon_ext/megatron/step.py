@@ -12,8 +12,6 @@
 :func:`forward_step` is the three in a row, ready for ``get_forward_backward_func()``.
 """
 
-from __future__ import annotations
-
 from typing import Iterator
 
 import torch

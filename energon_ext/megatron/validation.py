@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Finite validation datasets as the endless iterator that Megatron-LM evaluates with."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Iterator, Sequence
 
