@@ -66,6 +66,8 @@ class SamplerError(EnergonExtError, RuntimeError):
         self.counts = dict(counts or {})
         where = f"Prompt {key}: " if key else ""
         so_far = ", ".join(f"{name} {count}" for name, count in self.counts.items())
+        # From another process an error comes as its message alone, which ends with a dot already.
+        reason = reason.removesuffix(".")
         super().__init__(f"{where}{reason}." + (f" So far: {so_far}." if so_far else ""))
 
 

@@ -7,7 +7,6 @@ an aligned view and whatever carries the buffer carries the batch. A worker proc
 shared-memory file instead of ten.
 """
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any, Iterator
 
@@ -65,22 +64,6 @@ class BatchSizes:
     @property
     def num_bytes(self) -> int:
         return sum(count * dtype.itemsize for _, dtype, count in self.fields())
-
-    def to_list(self) -> list[int]:
-        """As integers, for a message; :meth:`from_list` reads them."""
-        return [-1 if value is None else int(value) for value in dataclasses.astuple(self)]
-
-    @classmethod
-    def from_list(cls, values: list[int]) -> "BatchSizes":
-        positions, segments, sources, aligned, log_probs, rewards = values
-        return cls(
-            positions,
-            segments,
-            sources,
-            None if aligned < 0 else aligned,
-            bool(log_probs),
-            bool(rewards),
-        )
 
 
 def as_buffer(batch: Any) -> torch.Tensor:

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The command ``energon-ext``: one module per command, and what the commands share."""
 
+import importlib
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from energon_ext.errors import printable
+from energon_ext.errors import ConfigError, printable
 
 
 def special_tokens(command: Any) -> Any:
@@ -22,6 +23,16 @@ def special_tokens(command: Any) -> Any:
 def echo(text: object) -> None:
     """Print lines, in which names come from files and a terminal is to obey none of them."""
     click.echo("\n".join(map(printable, str(text).split("\n"))))
+
+
+def import_for(what: str, package: str, extra: str, module: str | None = None) -> Any:
+    """A package, or a module that needs it; ConfigError where it is not installed."""
+    try:
+        return importlib.import_module(module or package)
+    except ImportError as error:
+        raise ConfigError(
+            f"{what} needs the package `{package}`: pip install 'energon_ext[{extra}]'."
+        ) from error
 
 
 def table(rows: Sequence[Sequence[str]], *, left: int = 1, indent: str = "") -> str:

@@ -2,21 +2,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext checkpoint``: what a checkpoint holds, before a run depends on it."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import Any
 
 import click
 
 from energon_ext.cli import echo, special_tokens, table
+from energon_ext.cli.resume import NextRun, SavedData, data_states, stores_of
 from energon_ext.errors import ConfigError, EnergonExtError
-
-if TYPE_CHECKING:
-    from energon_ext.state.match import SourceChange
-
-_REFUSED_EXIT_CODE = 1
+from energon_ext.state.checkpoint import DATA
+from energon_ext.state.manifest import MANIFEST, read_manifest
+from energon_ext.state.match import ENCODER, SourceChange
+from energon_ext.state.serialize import read_file
 
 
 @click.group()
@@ -59,9 +58,6 @@ def diff(
 
     Example: energon-ext checkpoint diff runs/a mix.yaml --world-size 64
     """
-    from energon_ext.cli.resume import NextRun, SavedData
-    from energon_ext.state.match import ENCODER
-
     folder, cursor, states = _read(saved)
     options = {"path": metadataset, "split_part": split, "trusted_modules": trusted_module}
     try:
@@ -76,16 +72,11 @@ def diff(
         echo(run.restore())
     except EnergonExtError as error:
         echo(f"refused: {' '.join(str(error).split())}")
-        ctx.exit(_REFUSED_EXIT_CODE)
+        ctx.exit(1)
 
 
 def _read(path: Path) -> tuple[Path, Any, dict[int, Any]]:
     """The folder of a checkpoint, the cursor in it, and the states of ranks in it."""
-    from energon_ext.cli.resume import data_states, stores_of
-    from energon_ext.state.checkpoint import DATA
-    from energon_ext.state.manifest import MANIFEST, read_manifest
-    from energon_ext.state.serialize import read_file
-
     if not path.is_dir():
         raise ConfigError(f"{path}: no such folder; name a checkpoint or the folder of a run.")
     newest = next(filter(None, (store.latest() for store in stores_of(path))), None)

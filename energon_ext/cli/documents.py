@@ -7,7 +7,6 @@ the input. What cannot be read is a ConfigError that names the file and the line
 """
 
 import gzip
-import importlib
 import io
 import json
 import zlib
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from energon_ext.cli import import_for
 from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
 from energon_ext.errors import ConfigError, SampleError
 
@@ -45,20 +45,29 @@ class Corpus:
 
 
 @dataclass
-class Unreadable:
+class LeftOut:
+    """How many documents are left out, and why the first one is."""
+
+    count: int = 0
+    first: str = ""
+
+    def add(self, error: Exception) -> None:
+        self.count += 1
+        self.first = self.first or str(error)
+
+
+@dataclass
+class Unreadable(LeftOut):
     """Around the reading of a document: an error ends the preparation, or is counted."""
 
     skip: bool = False
-    count: int = 0
-    first: str = ""
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
         if not self.skip or not isinstance(error, ConfigError):
             return False
-        self.count += 1
-        self.first = self.first or str(error)
+        self.add(error)
         return True
 
 
@@ -164,7 +173,7 @@ def jsonl_files(paths: Iterable[Path], read_row: RowReader, unreadable: Unreadab
 
 def parquet_files(paths: Iterable[Path], read_row: RowReader, unreadable: Unreadable) -> Corpus:
     """Parquet files, one document a row."""
-    pyarrow = _import_for("--parquet", "pyarrow.parquet")
+    pyarrow = import_for("--parquet", "pyarrow", "datasets", "pyarrow.parquet")
     paths = _files_in_folders(paths, ("*.parquet",))
 
     def read() -> Iterator[Document]:
@@ -188,7 +197,7 @@ def hugging_face_dataset(
     unreadable: Unreadable,
 ) -> Corpus:
     """One split of a Hugging Face dataset, from the hub, a folder, or what it saved to disk."""
-    datasets = _import_for("--hf-dataset", "datasets")
+    datasets = import_for("--hf-dataset", "datasets", "datasets")
     try:
         if any((Path(name) / saved).is_file() for saved in ("state.json", "dataset_dict.json")):
             rows = datasets.load_from_disk(name)
@@ -206,16 +215,6 @@ def hugging_face_dataset(
     return Corpus(read(), total_documents=None if streaming else len(rows))
 
 
-def _import_for(option: str, module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            f"{option} needs the package `{module.partition('.')[0]}`: "
-            f"pip install 'energon_ext[datasets]'."
-        ) from error
-
-
 def _files_in_folders(paths: Iterable[Path], patterns: Sequence[str]) -> list[Path]:
     """Files as they are, and of folders those below that match; ConfigError where there is none."""
     found: list[Path] = []
@@ -231,10 +230,8 @@ def _decompressed(path: Path) -> Any:
     if path.suffix == ".gz":
         return gzip.open(path)
     if path.suffix == ".zst":
-        stream = _import_for(f"{path}: a .zst file", "pyarrow").input_stream(
-            path, compression="zstd"
-        )
-        return io.BufferedReader(stream)
+        pyarrow = import_for(f"{path}: a .zst file", "pyarrow", "datasets")
+        return io.BufferedReader(pyarrow.input_stream(path, compression="zstd"))
     return path.open("rb")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_ext.cli.documents import Document
+from energon_ext.cli.documents import Document, LeftOut
 from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
@@ -27,8 +27,7 @@ class Encoding:
 
     def __init__(self, tokenizer: Tokenizer, encoder: SFTTaskEncoder | None = None):
         self.tokenizer = tokenizer
-        self.refused = 0
-        self.first_refusal = ""
+        self.refused = LeftOut()
         self._encoder = encoder
         self._refused_in_a_row = 0
 
@@ -63,9 +62,8 @@ class Encoding:
         }
 
     def _refuse(self, error: SampleError, over_long: str) -> None:
-        self.refused += 1
+        self.refused.add(error)
         self._refused_in_a_row += 1
-        self.first_refusal = self.first_refusal or str(error)
         if over_long == "error":
             raise ConfigError(f"{error} With --over-long cut it is cut or left out.") from error
         if self._refused_in_a_row == MOST_REFUSED_IN_A_ROW:

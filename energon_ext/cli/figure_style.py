@@ -35,22 +35,21 @@ def new_figure(
     ``height``, and ``top`` above the axes, are inches; ``left`` is a share of the width.
     """
     figure = Figure(figsize=(WIDTH_INCHES, height), facecolor="white")
-    grid = figure.add_gridspec(
-        len(height_ratios),
-        columns,
-        height_ratios=height_ratios,
-        left=left,
-        right=0.79 if columns == 1 else 0.98,
-        top=1 - top / height,
-        bottom=(0.55 if columns == 1 else 0.1) / height,
-        hspace=0.12,
-        wspace=0.06,
+    place = {
+        "left": left,
+        "right": 0.79 if columns == 1 else 0.98,
+        "top": 1 - top / height,
+        "bottom": (0.55 if columns == 1 else 0.1) / height,
+        "hspace": 0.12,
+        "wspace": 0.06,
+    }
+    rows = len(height_ratios)
+    grid = figure.subplots(
+        rows, columns, squeeze=False, height_ratios=height_ratios, gridspec_kw=place
     )
     figure.text(0.012, 1 - 0.3 / height, title, fontsize=13, fontweight="bold", color=INK)
     figure.text(0.012, 1 - 0.52 / height, subtitle, fontsize=8.5, color=MUTED)
-    cells = (grid[row, column] for row in range(len(height_ratios)) for column in range(columns))
-    axes = [figure.add_subplot(cell) for cell in cells]
-    for one in axes:
+    for one in grid.flat:
         one.spines[["top", "right"]].set_visible(False)
         one.spines[["left", "bottom"]].set_color(FAINT)
         one.tick_params(colors=MUTED, labelsize=9, color=FAINT)
@@ -58,7 +57,7 @@ def new_figure(
         one.xaxis.label.set(color=MUTED, fontsize=9)
         one.grid(axis="y", color=FAINT, linewidth=0.6, alpha=0.7)
         one.set_axisbelow(True)
-    return figure, axes
+    return figure, list(grid.flat)
 
 
 def steps_axis(axes: Axes, run: Run) -> None:

@@ -7,13 +7,12 @@ matplotlib figure with one sentence that says what it shows.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from energon_ext.cli.figure_style import (
     COLORS,
@@ -26,18 +25,20 @@ from energon_ext.cli.figure_style import (
     new_figure,
     steps_axis,
 )
-from energon_ext.cli.metrics import Run, mean_of_finite
+from energon_ext.cli.metrics import Run
 from energon_ext.cli.spikes import Spike
-
-if TYPE_CHECKING:
-    from energon_ext.plan.forecast import Forecast
+from energon_ext.plan.forecast import Forecast
 
 WINDOWS = 30
 MAX_LABEL = 18
+PERCENT = "{x:.0f} %"
 
 #: Of blends and of interleaves.
 BANDS = ("two standard deviations of independent draws", "two rows of an interleave")
 EXPECTED = ("independent draws put about 95 % there", "an interleave keeps all of them there")
+
+#: Adds up steps, or sources.
+Sums = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,10 @@ class Picture:
 def mix_picture(run: Run) -> Picture:
     """Scheduled share of every source, and what was drawn."""
     run = for_pictures(run)
-    windows = _windows(run)
-    centres = np.array([run.step[window].mean() for window in windows])
-    tokens = np.array([run.tokens[window].sum(0) for window in windows])
-    drawn = tokens / np.maximum(tokens.sum(1, keepdims=True), 1)
-    expected = np.array([run.planned_share[window].mean(0) for window in windows])
-    rows = run.rows_per_step * np.array([len(window) for window in windows])
+    add, steps = _windows(run.step)
+    drawn = _shares(add(run.tokens))
+    expected = add(run.planned_share) / steps[:, None]
+    rows = run.rows_per_step * steps
     spread = _band(run, expected, rows[:, None])
     step_spread = _band(run, run.planned_share, rows[0])
     kinds = [kind for kind in (0, 1) if kind in np.sign(run.interleaves)]
@@ -65,7 +64,7 @@ def mix_picture(run: Run) -> Picture:
 
     figure, (axes,) = new_figure(
         "Planned and drawn mix",
-        f"lines: scheduled share · dots: tokens drawn in {_each(windows)} · bands: {bands}",
+        f"lines: scheduled share · dots: tokens drawn in {_each(steps)} · bands: {bands}",
     )
     for index, color in enumerate(COLORS[: len(run.sources)]):
         share, chance = run.planned_share[:, index], step_spread[:, index]
@@ -78,9 +77,10 @@ def mix_picture(run: Run) -> Picture:
             alpha=0.12,
             linewidth=0,
         )
-        axes.plot(centres, 100 * drawn[:, index], "o", color=color, markersize=3.6, alpha=0.85)
+        dots = add(run.step) / steps, 100 * drawn[:, index]
+        axes.plot(*dots, "o", color=color, markersize=3.6, alpha=0.85)
     axes.set_ylim(-2, min(102, 115 * max(run.planned_share.max(), drawn.max())))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f} %"))
+    axes.yaxis.set_major_formatter(PERCENT)
     axes.set_ylabel("share of the tokens")
     steps_axis(axes, run)
     ends = 100 * run.planned_share[-1]
@@ -99,16 +99,13 @@ def mix_picture(run: Run) -> Picture:
 def loss_picture(run: Run, spikes: Sequence[Spike] = ()) -> Picture:
     """Training loss, of all tokens and of each source, and where it stands out."""
     run = for_pictures(run)
-    windows = _windows(run)
-    centres = np.array([run.step[window].mean() for window in windows])
-    total = np.array([mean_of_finite(run.loss[window]) for window in windows])
-    by_source = np.array(
-        [_mean_loss(run.source_loss[window], run.tokens[window]) for window in windows]
-    )
-
+    add, steps = _windows(run.step)
+    centres = add(run.step) / steps
+    total = _mean_loss(run.loss, np.ones_like(run.step), add)
+    by_source = _mean_loss(run.source_loss, run.tokens, add)
     figure, (axes,) = new_figure(
         "Training loss",
-        f"wide: all sources · thin: each source · means of {_each(windows)}",
+        f"wide: all sources · thin: each source · means of {_each(steps)}",
     )
     colors = COLORS[: len(run.sources)]
     axes.plot(run.step, run.loss, color=FAINT, linewidth=1)
@@ -138,12 +135,12 @@ def loss_picture(run: Run, spikes: Sequence[Spike] = ()) -> Picture:
 def loss_over_tokens_picture(run: Run) -> Picture:
     """Training loss of each source over what was read of it."""
     run = for_pictures(run)
-    windows = _windows(run)
-    losses = np.array([_mean_loss(run.source_loss[w], run.tokens[w]) for w in windows])
-    ends = run.tokens.cumsum(0)[[window[-1] for window in windows]]
+    add, steps = _windows(run.step)
+    losses = _mean_loss(run.source_loss, run.tokens, add)
+    ends = add(run.tokens).cumsum(0)
     figure, (axes,) = new_figure(
         "Training loss over the tokens of each source",
-        f"a line for each source, up to all of its tokens · means of {_each(windows)}",
+        f"a line for each source, up to all of its tokens · means of {_each(steps)}",
     )
     colors = COLORS[: len(run.sources)]
     for index, color in enumerate(colors):
@@ -165,40 +162,41 @@ def loss_over_tokens_picture(run: Run) -> Picture:
     )
 
 
-def forecast_picture(found: "Forecast") -> Picture:
+def forecast_picture(found: Forecast) -> Picture:
     """Share and epochs of every source over the steps of a forecast."""
     order = np.argsort(-found.tokens.sum(0), kind="stable")
     many = len(order) > len(COLORS)
     kept = np.sort(order[: len(COLORS) - many])
     labels = _clipped([found.titles[number] for number in kept])
-    middles, lines = _shares_over_windows(found, kept)
+    add, windows = _windows(found.ends)
+    ends = found.ends[windows.cumsum() - 1]
+    lines = 100 * _shares(add(found.tokens))[:, kept]
     if many:
         labels.append(f"{len(order) - len(kept)} others")
-        lines.append(100 - np.sum(lines, axis=0))
+        lines = np.column_stack([lines, 100 - lines.sum(1)])
     figure, (upper, lower) = new_figure(
         "What the run will read",
-        f"above: share of the tokens in each of {len(middles)} parts of the run · "
+        f"above: share of the tokens in each of {len(ends)} parts of the run · "
         "below: epochs of each source",
         height=6.4,
         height_ratios=(3, 2),
     )
-    for line, color in zip(lines, COLORS):
-        upper.plot(middles, line, color=color, linewidth=1.8)
-    upper.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f} %"))
+    for line, color in zip(lines.T, COLORS):
+        upper.plot((ends + [0, *ends[:-1]]) / 2, line, color=color, linewidth=1.8)
+    upper.yaxis.set_major_formatter(PERCENT)
     upper.set_ylabel("share of the tokens")
-    upper.set_ylim(0, min(102, 1.15 * np.max(lines)))
+    upper.set_ylim(0, min(102, 1.15 * lines.max()))
     upper.tick_params(labelbottom=False)
     epochs = found.epochs[:, kept]
-    for number, color in zip(range(len(kept)), COLORS):
-        lower.plot([0, *found.ends], [0, *epochs[:, number]], color=color, linewidth=1.6)
+    for line, color in zip(epochs.T, COLORS):
+        lower.plot([0, *found.ends], [0, *line], color=color, linewidth=1.6)
     lower.set_ylabel("epochs")
     lower.set_ylim(0, 1.1 * max(epochs.max(), 1e-9))
     lower.set_xlabel("optimizer step")
-    lasts = np.array([line[-1] for line in lines])
-    for axes, values, shown in ((upper, lasts, "{:.0f} %"), (lower, epochs[-1], "{:.2f}")):
+    for axes, values, shown in ((upper, lines[-1], PERCENT), (lower, epochs[-1], "{x:.2f}")):
         axes.set_xlim(0, found.steps)
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=ROUND_TICKS))
-        names = [f"{label} {shown.format(value)}" for label, value in zip(labels, values)]
+        names = [f"{label} {shown.format(x=value)}" for label, value in zip(labels, values)]
         label_ends(axes, values, names, COLORS)
     ended = f"; {len(found.exhausted)} of them end before" if found.exhausted else ""
     return Picture(
@@ -207,18 +205,6 @@ def forecast_picture(found: "Forecast") -> Picture:
         f"{found.tokens.sum():,.0f} tokens of {len(found.keys):,} sources in {found.steps:,} "
         f"steps{ended}.",
     )
-
-
-def _shares_over_windows(
-    found: "Forecast", sources: np.ndarray
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Steps in the middle of windows, and the share of each source in them, in percent."""
-    size = -(-len(found.ends) // WINDOWS)
-    firsts = np.arange(0, len(found.ends), size)
-    ends = found.ends[np.minimum(firsts + size, len(found.ends)) - 1]
-    tokens = np.add.reduceat(found.tokens, firsts)
-    shares = 100 * tokens / np.maximum(tokens.sum(1, keepdims=True), 1)
-    return (ends + np.concatenate([[0], ends[:-1]])) / 2, [shares[:, each] for each in sources]
 
 
 def reward_picture(run: Run) -> Picture:
@@ -251,8 +237,6 @@ def for_pictures(run: Run, keep: int = len(COLORS) - 1) -> Run:
     def add(values: np.ndarray) -> np.ndarray:
         return np.concatenate([values[..., kept], values[..., merged].sum(-1, keepdims=True)], -1)
 
-    counted = np.where(np.isfinite(run.source_loss), run.tokens, 0)
-    losses, in_all = add(np.nan_to_num(run.source_loss) * counted), add(counted)
     return replace(
         run,
         sources=(*(run.sources[index] for index in kept), "others"),
@@ -262,7 +246,7 @@ def for_pictures(run: Run, keep: int = len(COLORS) - 1) -> Run:
         planned_share=add(run.planned_share),
         tokens=add(run.tokens),
         documents=add(run.documents),
-        source_loss=np.where(in_all > 0, losses / np.maximum(in_all, 1), np.nan),
+        source_loss=_mean_loss(run.source_loss, run.tokens, add),
     )
 
 
@@ -272,21 +256,24 @@ def _band(run: Run, share: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.where((run.interleaves > 0) & (share > 0), 2 * run.interleaves / rows, by_chance)
 
 
-def _windows(run: Run) -> list[np.ndarray]:
-    """Steps in windows of one length, but for the last one."""
-    size = -(-len(run.step) // WINDOWS)
-    return np.split(np.arange(len(run.step)), range(size, len(run.step), size))
+def _windows(steps: np.ndarray) -> tuple[Sums, np.ndarray]:
+    """Sums over windows of one length, but for the last one; and how many steps are in each."""
+    firsts = np.arange(0, len(steps), -(-len(steps) // WINDOWS))
+    return lambda values: np.add.reduceat(values, firsts), np.diff(firsts, append=len(steps))
 
 
-def _each(windows: list[np.ndarray]) -> str:
-    size, last = len(windows[0]), len(windows[-1])
+def _each(steps: np.ndarray) -> str:
+    size, last = int(steps[0]), int(steps[-1])
     return f"{size} step{'s' * (size > 1)}" + (f", {last} at the end" if last < size else "")
 
 
-def _mean_loss(losses: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+def _shares(tokens: np.ndarray) -> np.ndarray:
+    return tokens / np.maximum(tokens.sum(1, keepdims=True), 1)
+
+
+def _mean_loss(losses: np.ndarray, tokens: np.ndarray, add: Sums) -> np.ndarray:
     counted = np.where(np.isfinite(losses), tokens, 0)
-    total = (np.nan_to_num(losses) * counted).sum(0)
-    weights = counted.sum(0)
+    total, weights = add(np.nan_to_num(losses) * counted), add(counted)
     return np.where(weights > 0, total / np.maximum(weights, 1), np.nan)
 
 

@@ -2,12 +2,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A forecast as text, as a picture and as a page."""
 
-from __future__ import annotations
-
 import itertools
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterator, Mapping
 
 import numpy as np
 from tqdm import tqdm
@@ -15,10 +13,9 @@ from tqdm import tqdm
 from energon_ext.cli import table
 from energon_ext.cli.report import import_figures, page, png_of
 from energon_ext.errors import ConfigError
-
-if TYPE_CHECKING:
-    from energon_ext.plan.dataset import BlendedDataset
-    from energon_ext.plan.forecast import Forecast
+from energon_ext.plan.cost import AttentionCost
+from energon_ext.plan.dataset import BlendedDataset
+from energon_ext.plan.forecast import Forecast, estimated, imbalance, late_breakpoints, planned
 
 #: Rows that are planned one by one unless asked for; more are estimated.
 MOST_EXACT_ROWS = 1 << 18
@@ -37,8 +34,6 @@ def made(
     blend: BlendedDataset, steps: int, tokens_per_document: float | None, exact: bool
 ) -> Forecast:
     """The forecast of some steps: planned where that is asked for or quick, else estimated."""
-    from energon_ext.plan.forecast import estimated, planned
-
     if exact and not blend.is_shared:
         raise ConfigError(
             "--exact: a streamed source makes it impossible; the lengths are not known."
@@ -54,8 +49,6 @@ def made(
 
 def text(found: Forecast, blend: BlendedDataset, steps: int) -> str:
     """Everything in lines."""
-    from energon_ext.plan.forecast import late_breakpoints
-
     lines = [_headline(found, blend), table([HEAD, *_rows(found, MOST_SOURCES)])]
     if found.steps < steps:
         lines.append(f"All sources have ended after step {found.steps:,} of {steps:,}.")
@@ -71,9 +64,6 @@ def text(found: Forecast, blend: BlendedDataset, steps: int) -> str:
 
 def imbalance_of(blend: BlendedDataset) -> dict[str, tuple[float, float]]:
     """Heaviest over mean of ranks and of micro-batches, in the natural order and dealt."""
-    from energon_ext.plan.cost import AttentionCost
-    from energon_ext.plan.forecast import imbalance
-
     if not blend.is_shared:
         raise ConfigError("--balance: rows of streamed sources are not known before they are read.")
     some, cost = itertools.islice(blend.planned_steps(), BALANCED_STEPS), AttentionCost()
@@ -95,16 +85,7 @@ def imbalance_table(found: Mapping[str, tuple[float, float]], blend: BlendedData
     )
 
 
-HEAD = [
-    "source",
-    "first",
-    "last",
-    "tokens",
-    "of all",
-    "documents",
-    "epochs",
-    "",
-]
+HEAD = ["source", "first", "last", "tokens", "of all", "documents", "epochs", ""]
 
 
 def _headline(found: Forecast, blend: BlendedDataset) -> str:

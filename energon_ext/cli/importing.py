@@ -2,18 +2,21 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext import``: the data of a Megatron-LM or Energon run as a metadataset of this one."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any
 
 import click
 import yaml
+from megatron.energon.epathlib import EPath
 
 from energon_ext.cli import echo
+from energon_ext.config.yaml_check import YamlChecker
+from energon_ext.config.yaml_file import read_mapping
+from energon_ext.documents.token_index import read_pair
 from energon_ext.errors import ConfigError
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -65,15 +68,17 @@ def import_(
         )
     iterations = _iterations(phase_transition_iterations)
     if len(sources) == 1 and sources[0].endswith((".yaml", ".yml")):
-        _refuse(split or iterations, "--split and phases are of lists; a metadataset has its own.")
+        if split or iterations:
+            raise ConfigError("--split and phases are of lists; a metadataset has its own.")
         splits, remarks = _of_metadataset(Path(sources[0]), output)
     elif per_split_data_args_path is not None:
-        _refuse(split or iterations, "--split and phases do not go with a file that has splits.")
+        if split or iterations:
+            raise ConfigError("--split and phases do not go with a file that has splits.")
         blends = _blends_of_splits(per_split_data_args_path)
         splits = {SPLITS[name]: _node([blend], [], rule, output) for name, blend in blends.items()}
         remarks = _remarks(list(blends.values()))
     else:
-        lists = [_words(path) for path in data_args_path] or [list(sources)]
+        lists = [_words(path) for path in data_args_path] or [sources]
         if len(lists) != len(iterations) + 1:
             raise ConfigError(
                 f"--phase-transition-iterations: {len(iterations)} transitions need "
@@ -93,10 +98,6 @@ def import_(
 
 def _write(output: Path, splits: Mapping[str, Any], remarks: Sequence[str]) -> None:
     """Write the file, and leave none that could not be loaded."""
-    from megatron.energon.epathlib import EPath
-
-    from energon_ext.config.yaml_check import YamlChecker
-
     content = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset", "splits": splits}
     text = "".join(f"# {line}\n" for line in remarks)
     text += yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
@@ -141,7 +142,8 @@ def _node(
     """The node of a split: every source of any phase, with a weight or one for each phase."""
     weights: dict[str, list[float]] = {}
     for number, (prefixes, given) in enumerate(phases):
-        for prefix, weight in zip(prefixes, _sizes(prefixes) if given is None else given):
+        sizes = given or [float(read_pair(prefix).tokens) for prefix in prefixes]
+        for prefix, weight in zip(prefixes, sizes):
             weights.setdefault(prefix, [0.0] * len(phases))[number] += weight
     entries = []
     for prefix, values in weights.items():
@@ -168,12 +170,6 @@ def _remarks(blends: Sequence[Blend]) -> list[str]:
     return remarks
 
 
-def _sizes(prefixes: Sequence[str]) -> list[float]:
-    from energon_ext.documents.token_index import read_pair
-
-    return [float(read_pair(prefix).tokens) for prefix in prefixes]
-
-
 def _parts(split: str | None) -> dict[str, list[str] | None]:
     """Range of the documents of each split."""
     if split is None:
@@ -189,10 +185,6 @@ def _parts(split: str | None) -> dict[str, list[str] | None]:
 
 
 def _blends_of_splits(path: Path) -> dict[str, Blend]:
-    from megatron.energon.epathlib import EPath
-
-    from energon_ext.config.yaml_file import read_mapping
-
     content = read_mapping(EPath(str(path)), may_be_json=True)
     if "train" not in content or set(content) - set(SPLITS):
         raise ConfigError(f"{path}: a mapping of {', '.join(SPLITS)} is needed.")
@@ -206,17 +198,13 @@ def _blends_of_splits(path: Path) -> dict[str, Blend]:
     return blends
 
 
-def _words(path: Path) -> list[str]:
-    return _text(path).split()
-
-
-def _text(path: Path) -> str:
+def _words(path: Path) -> Sequence[str]:
     with path.open("rb") as file:
         data = file.read(LONGEST_LIST + 1)
     if len(data) > LONGEST_LIST:
         raise ConfigError(f"{path}: larger than {LONGEST_LIST:,} bytes.")
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8").split()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a text file ({error}).") from error
 
@@ -246,11 +234,6 @@ def _number(word: object) -> float | None:
 
 def _of_metadataset(path: Path, output: Path) -> tuple[dict[str, Any], list[str]]:
     """The splits of a metadataset of Energon, first or second format."""
-    from megatron.energon.epathlib import EPath
-
-    from energon_ext.config.yaml_check import YamlChecker
-    from energon_ext.config.yaml_file import read_mapping
-
     content = read_mapping(EPath(str(path)))
     splits_there = content.get("splits")
     if not isinstance(splits_there, dict) or not splits_there:
@@ -292,8 +275,3 @@ def _relative(path: str, output: Path) -> str:
     if os.path.isabs(path) or "://" in path:
         return path
     return os.path.relpath(path, output.parent)
-
-
-def _refuse(given: object, reason: str) -> None:
-    if given:
-        raise ConfigError(reason)

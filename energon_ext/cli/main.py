@@ -16,14 +16,6 @@ from energon_ext.cli.report import report
 from energon_ext.cli.trace import trace
 from energon_ext.errors import EnergonExtError
 
-USER_ERROR_EXIT_CODE = 2
-
-
-class UserError(click.ClickException):
-    """Printed as one line on stderr."""
-
-    exit_code = USER_ERROR_EXIT_CODE
-
 
 class OneLineErrors(click.Group):
     """A group whose commands end with one line on stderr where a user or the disk is at fault."""
@@ -36,13 +28,13 @@ class OneLineErrors(click.Group):
         except BrokenPipeError:
             raise  # `energon-ext ... | head`: click ends such a command in silence.
         except (EnergonExtError, OSError) as error:
-            raise UserError(" ".join(str(error).split())) from error
+            raise click.UsageError(" ".join(str(error).split())) from error
 
 
-SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
-
-
-@click.group(cls=OneLineErrors, context_settings=SETTINGS)
+@click.group(
+    cls=OneLineErrors,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
 @click.version_option(package_name="energon_ext")
 def main() -> None:
     """Scheduled blends, exact resume and packed batches for Megatron-Energon.

@@ -2,21 +2,24 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The options by which a command opens a metadataset as a run would, and the dataset of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from megatron.energon import TaskEncoder, WorkerConfig
+from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.cli import special_tokens
+from energon_ext.encoders.chat import named_template
+from energon_ext.encoders.load import get_train_dataset
+from energon_ext.encoders.pretrain import PACKINGS, PackedTaskEncoder
+from energon_ext.encoders.prompts import PromptTaskEncoder
+from energon_ext.encoders.sft import SFTTaskEncoder
+from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
+from energon_ext.encoders.tokenizers import Tokenizer, load_tokenizer
 from energon_ext.errors import ConfigError
-
-if TYPE_CHECKING:
-    from megatron.energon.flavors.base_dataset import SavableDataset
-
-    from energon_ext.encoders.tokenizers import Tokenizer
+from energon_ext.splice.config import MultiSpliceConfig, splice_from_config
 
 _OPTIONS = (
     click.argument("metadataset", type=click.Path(path_type=Path)),
@@ -24,7 +27,7 @@ _OPTIONS = (
     click.option(
         "--seq-length", type=click.IntRange(2, 2**24), default=256, help="Positions of a row."
     ),
-    click.option("--packing", type=click.Choice(["bin", "sequential"]), default="bin"),
+    click.option("--packing", type=click.Choice(PACKINGS), default="bin"),
     click.option(
         "--tokenizer", default="bytes", help="bytes, a tokenizer.json, a folder or a name."
     ),
@@ -64,46 +67,32 @@ def open_mix(
     rows_per_step: int | None = None,
 ) -> tuple[SavableDataset, Tokenizer]:
     """The training dataset of the first rank, by default a row or a prompt a step; tokenizer."""
-    from megatron.energon import WorkerConfig
-
-    from energon_ext.encoders.load import get_train_dataset
-    from energon_ext.encoders.tokenizers import load_tokenizer
-
     loaded = load_tokenizer(tokenizer, eos_token=eos_token, bos_token=bos_token)
-    if task != "text" and splice is not None:
+    encoder: TaskEncoder
+    if task == "text":
+        encoder = _of_text(loaded, seq_length, packing, splice, spliced_subflavors)
+    elif splice is not None:
         raise ConfigError(f"--splice: of text; --task {task} has none.")
+    elif task == "chat":
+        template = named_template(chat_template)
+        encoder = SFTTaskEncoder(loaded, seq_length, chat_template=template)
+    else:
+        encoder = PromptTaskEncoder(loaded, chat_template=named_template(chat_template))
     dataset = get_train_dataset(
         metadataset,
         worker_config=WorkerConfig(rank=0, world_size=ranks, num_workers=0),
         batch_size=micro_batch_rows,
         rows_per_step=rows_per_step,
         split_part=split,
-        task_encoder=_of_chats(task, loaded, seq_length, chat_template)
-        if task != "text"
-        else _of_text(loaded, seq_length, packing, splice, spliced_subflavors),
+        task_encoder=encoder,
         trusted_modules=trusted_module,
     )
     return dataset, loaded
 
 
-def _of_chats(task: str, loaded: Tokenizer, seq_length: int, chat_template: str | None) -> Any:
-    from energon_ext.encoders.chat import named_template
-    from energon_ext.encoders.prompts import PromptTaskEncoder
-    from energon_ext.encoders.sft import SFTTaskEncoder
-
-    template = named_template(chat_template)
-    if task == "prompts":
-        return PromptTaskEncoder(loaded, chat_template=template)
-    return SFTTaskEncoder(loaded, seq_length, chat_template=template)
-
-
 def _of_text(
     loaded: Tokenizer, seq_length: int, packing: str, splice: str | None, subflavors: str | None
-) -> Any:
-    from energon_ext.encoders.pretrain import PackedTaskEncoder
-    from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
-    from energon_ext.splice.config import MultiSpliceConfig, splice_from_config
-
+) -> PackedTaskEncoder:
     if splice is None:
         return PackedTaskEncoder(loaded, seq_length, packing=packing)
     config = splice_from_config(_json("--splice", splice), "--splice")

@@ -2,24 +2,23 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext peek``: the rows that a run would read, as text, before it does."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.cli import echo
 from energon_ext.cli.mix import mix_options, open_mix
+from energon_ext.encoders.prompts import Prompt
+from energon_ext.encoders.quiet import quiet_energon
+from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, printable
-
-if TYPE_CHECKING:
-    from energon_ext.batch.packed_batch import PackedBatch
-    from energon_ext.encoders.prompts import Prompt
-    from energon_ext.encoders.tokenizers import Tokenizer
+from energon_ext.loader.data_loader import ExactDataLoader
+from energon_ext.plan.lookup import find_blend
 
 COLORS = ("blue", "yellow", "green", "magenta", "cyan", "red")
 
@@ -56,10 +55,6 @@ def peek(metadataset: Path, rows: int, source: str | None, text: bool, **options
     energon-ext peek mix.yaml --tokenizer my/tokenizer.json --source web --rows 2 --text
     energon-ext peek chats.yaml --task chat --chat-template NAME --tokenizer NAME
     """
-    from energon_ext.encoders.quiet import quiet_energon
-    from energon_ext.loader.data_loader import ExactDataLoader
-    from energon_ext.plan.lookup import find_blend
-
     dataset, tokenizer = open_mix(metadataset, **options)
     blend = find_blend(dataset)
     keys = blend.keys

@@ -2,23 +2,22 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext plan``: what a run would read, before it does."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import Any
 
 import click
 
-from energon_ext.cli import echo, table
+from energon_ext.cli import echo, forecast, table
 from energon_ext.cli.mix import mix_options, open_mix
 from energon_ext.errors import ConfigError
-
-if TYPE_CHECKING:
-    from energon_ext.plan.dataset import BlendedDataset
-    from energon_ext.splice.source import SpliceSource
+from energon_ext.plan.dataset import BlendedDataset
+from energon_ext.plan.lookup import find_blend
+from energon_ext.splice import SpliceIndex
+from energon_ext.splice.source import SpliceSource, splices_of
 
 COUNT = click.IntRange(1, 10**12)
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -69,10 +68,6 @@ def plan(
 
     Example: energon-ext plan mix.yaml --steps 1000 --global-batch-size 64 --seq-length 4096
     """
-    from energon_ext.cli import forecast
-    from energon_ext.plan.lookup import find_blend
-    from energon_ext.splice.source import splices_of
-
     if steps is None and (png or html or as_json or exact):
         raise ConfigError("--png, --html, --json and --exact are of a forecast: give --steps.")
     if steps is not None and at:
@@ -113,8 +108,6 @@ def _shares(blend: BlendedDataset, positions: Sequence[int]) -> str:
 
 
 def _documents(source: SpliceSource) -> str:
-    from energon_ext.splice import SpliceIndex
-
     index = source.examples
     assert isinstance(index, SpliceIndex), "training shows an index, not a grid"
     counts = zip(index.doc_lengths, index.pairs, index.quotas)

@@ -3,18 +3,19 @@
 """``energon-ext prepare``: text and conversations of any kind into token files."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from energon_ext.cli import echo, special_tokens
+from energon_ext.cli import documents, echo, special_tokens
+from energon_ext.cli.documents import Corpus, Unreadable
+from energon_ext.cli.encoding import Encoding
+from energon_ext.cli.energon_documents import energon_dataset
+from energon_ext.cli.token_writer import Written, write_token_files
+from energon_ext.encoders.chat import named_template
+from energon_ext.encoders.sft import SFTTaskEncoder
+from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
-
-if TYPE_CHECKING:
-    from energon_ext.cli.documents import Corpus, Unreadable
-    from energon_ext.cli.encoding import Encoding
-    from energon_ext.cli.token_writer import Written
-    from energon_ext.encoders.tokenizers import Tokenizer
 
 FILE = click.Path(path_type=Path)
 
@@ -108,17 +109,22 @@ def prepare(
     Token files are OUTPUT/train.bin and .idx, and the same for val; a metadataset names them as
     `path: data/web/train`. Those of --chat have weights, so that answers alone are trained on.
     """
-    from energon_ext.cli.documents import Unreadable
-    from energon_ext.cli.token_writer import write_token_files
-    from energon_ext.encoders.tokenizers import load_tokenizer
-
     if tokenizer is None:
         raise ConfigError(
             "--tokenizer is missing: 'bytes', a tokenizer.json, a folder or a Hugging Face name. "
             "Text that is to stay text needs JSON Lines and `energon prepare`."
         )
     loaded = load_tokenizer(tokenizer, eos_token=eos_token, bos_token=bos_token)
-    encoding = _encoding(loaded, chat, chat_template, seq_length, over_long)
+    encoder = None
+    if chat:
+        if seq_length is None:
+            raise ConfigError(
+                "--chat: --seq-length is missing; conversations are cut to rows of so many "
+                "positions."
+            )
+        template = named_template(chat_template)
+        encoder = SFTTaskEncoder(loaded, seq_length, chat_template=template, over_long=over_long)
+    encoding = Encoding(loaded, encoder)
     unreadable = Unreadable(skip=on_error == "skip")
     written = write_token_files(
         _corpus(files, chat, unreadable, inputs),
@@ -133,9 +139,7 @@ def prepare(
     echo(_summary(output, written, encoding, unreadable))
 
 
-def _summary(
-    output: Path, written: "Written", encoding: "Encoding", unreadable: "Unreadable"
-) -> str:
+def _summary(output: Path, written: Written, encoding: Encoding, unreadable: Unreadable) -> str:
     columns = ("documents", "characters", "tokens")
     lines = [f"{output}:", " " * 9 + "".join(f"{column:>16}" for column in columns)]
     for split, counts in written.splits.items():
@@ -143,43 +147,17 @@ def _summary(
         lines.append(f"  {split:<7}{cells}")
     if written.too_short:
         lines.append(f"  left out as too short: {written.too_short:,}")
-    if unreadable.count:
-        lines.append(f"  left out, not to be read: {unreadable.count:,}")
-        lines.append(f"    the first: {unreadable.first}")
-    if encoding.refused:
-        lines.append(f"  left out, not to be trained on: {encoding.refused:,}")
-        lines.append(f"    the first: {encoding.first_refusal}")
+    for to_be, left_out in (("read", unreadable), ("trained on", encoding.refused)):
+        if left_out.count:
+            lines.append(f"  left out, not to be {to_be}: {left_out.count:,}")
+            lines.append(f"    the first: {left_out.first}")
     return "\n".join(lines)
 
 
-def _encoding(
-    loaded: "Tokenizer",
-    chat: bool,
-    chat_template: str | None,
-    seq_length: int | None,
-    over_long: str,
-) -> "Encoding":
-    from energon_ext.cli.encoding import Encoding
-    from energon_ext.encoders.chat import named_template
-    from energon_ext.encoders.sft import SFTTaskEncoder
-
-    if not chat:
-        return Encoding(loaded)
-    if seq_length is None:
-        raise ConfigError(
-            "--chat: --seq-length is missing; conversations are cut to rows of so many positions."
-        )
-    template = named_template(chat_template)
-    encoder = SFTTaskEncoder(loaded, seq_length, chat_template=template, over_long=over_long)
-    return Encoding(loaded, encoder)
-
-
 def _corpus(
-    files: tuple[Path, ...], chat: bool, unreadable: "Unreadable", inputs: dict[str, Any]
-) -> "Corpus":
+    files: tuple[Path, ...], chat: bool, unreadable: Unreadable, inputs: dict[str, Any]
+) -> Corpus:
     """The documents that the options of :func:`prepare` on its input speak of."""
-    from energon_ext.cli import documents
-
     options = ("--text", "--folder", "--jsonl", "--parquet", "--hf-dataset", "--dataset")
     kinds = [option for option in options if inputs[option[2:].replace("-", "_")]]
     if len(kinds) != 1:
@@ -204,8 +182,6 @@ def _corpus(
             raise ConfigError(
                 "--on-error skip: --dataset is read by Energon, which has checked it."
             )
-        from energon_ext.cli.energon_documents import energon_dataset
-
         return energon_dataset(
             inputs["dataset"], inputs["split"], chat=chat, trusted_modules=inputs["trusted_module"]
         )

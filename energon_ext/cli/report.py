@@ -9,23 +9,21 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
-from energon_ext.cli import echo
+from energon_ext.cli import echo, import_for
 from energon_ext.cli.metrics import Run, mean_of_finite
 from energon_ext.cli.spikes import Spike, spikes_of
-from energon_ext.errors import ConfigError, printable
+from energon_ext.errors import printable
 
 if TYPE_CHECKING:
     from energon_ext.cli.figures import Picture
 
 DOTS_PER_INCH = 160
 FOLDER = click.Path(path_type=Path, file_okay=False)
-DIFFERENT_EXIT_CODE = 1
 
 
 @click.command()
@@ -49,7 +47,7 @@ def report(ctx: click.Context, /, run_dir: Path, out: Path | None, reference: Pa
     if reference is not None:
         said, is_equal = compared(run, Run.load(reference))
         echo(f"{run_dir} and {reference}: {said}")
-        ctx.exit(0 if is_equal else DIFFERENT_EXIT_CODE)
+        ctx.exit(0 if is_equal else 1)
 
 
 def compared(run: Run, other: Run) -> tuple[str, bool]:
@@ -112,15 +110,9 @@ def headline(run: Run) -> list[tuple[str, str]]:
     ]
 
 
-def import_figures() -> ModuleType:
+def import_figures() -> Any:
     """The module that draws; ConfigError where matplotlib is not installed."""
-    try:
-        from energon_ext.cli import figures
-    except ImportError as error:
-        raise ConfigError(
-            "The report needs the package `matplotlib`: pip install 'energon_ext[report]'."
-        ) from error
-    return figures
+    return import_for("The report", "matplotlib", "report", "energon_ext.cli.figures")
 
 
 def png_of(picture: "Picture") -> bytes:

@@ -86,6 +86,33 @@ class SavedData:
             self.rows_per_step, self.batch_size = inside["rows_per_step"], inside["batch_size"]
             self.ranks = inside["ranks"]
 
+    def dataset(
+        self,
+        encoder: "EncoderOfState",
+        data: Mapping[str, Any],
+        rank: int,
+        ranks: int,
+        workers: int,
+        batch_size: int | None,
+        rows_per_step: int | None,
+    ) -> SavableDataset:
+        """That of a rank which reads ``data``, as ``get_train_dataset`` names it, as before."""
+        return get_train_dataset(
+            **data,
+            worker_config=WorkerConfig(
+                rank=rank,
+                world_size=ranks,
+                num_workers=workers,
+                seed_offset=self.fingerprint.get("seed", 0),
+            ),
+            batch_size=batch_size,
+            rows_per_step=rows_per_step,
+            task_encoder=encoder,
+            shuffle_buffer_size=self.fingerprint.get("shuffle_buffer_docs"),
+            # Its length is not in the state; that it has one is.
+            virtual_epoch_length=2**20 * max(1, workers) if self.has_virtual_epochs else 0,
+        )
+
     def __str__(self) -> str:
         if not self.is_shared:
             return f"{self.ranks} rank(s) with {self.workers} worker(s)"
@@ -114,14 +141,15 @@ class NextRun:
         self._workers = saved.workers if workers is None else workers
         self._encoder = EncoderOfState(saved, **encoder)
         self._reads_text = encoder["tokenizer"] is not None
+        self._blend = find_blend(self._dataset(0))
 
     def changes(self) -> list[SourceChange]:
         """What becomes of every source, if the resume is possible."""
-        return compare_sources(self._saved.blends, names_of(find_blend(self._dataset(0))))
+        return compare_sources(self._saved.blends, names_of(self._blend))
 
     def left_out(self) -> Iterator[str]:
         """What was skipped, and what the metadataset leaves out from here on."""
-        blend, first = find_blend(self._dataset(0)), self._saved.blends[0]
+        blend, first = self._blend, self._saved.blends[0]
         step, done = first["plan"]["step"], [tuple(each) for each in first["skipped"]]
         ahead = [(max(begin, step), stop) for begin, stop in blend.clock.skip if stop > step]
         for what, ranges in (("skipped", done), ("to be skipped", ahead)):
@@ -139,7 +167,7 @@ class NextRun:
     def restore(self) -> str:
         """Restore, and say what other ranks and workers might do as well."""
         saved = self._saved
-        if find_blend(self._dataset(0)).is_shared or saved.cursor is not None:
+        if self._blend.is_shared or saved.cursor is not None:
             for workers in {self._workers, 0}:  # without workers the blend is restored here
                 loader = ExactDataLoader(self._dataset(0, workers=workers))
                 if saved.states:
@@ -164,22 +192,12 @@ class NextRun:
     def _dataset(
         self, rank: int, ranks: int | None = None, workers: int | None = None
     ) -> SavableDataset:
-        saved, rows = self._saved, self._saved.rows_per_step
-        workers = self._workers if workers is None else workers
         ranks = ranks or self._ranks
-        seed = saved.fingerprint.get("seed", 0)
-        return get_train_dataset(
-            **self._data,
-            worker_config=WorkerConfig(
-                rank=rank, world_size=ranks, num_workers=workers, seed_offset=seed
-            ),
-            batch_size=saved.batch_size,
-            rows_per_step=rows if rows and rows % ((saved.batch_size or 1) * ranks) == 0 else None,
-            task_encoder=self._encoder,
-            shuffle_buffer_size=saved.fingerprint.get("shuffle_buffer_docs"),
-            # Its length is not in the state; that it has one is.
-            virtual_epoch_length=2**20 * max(1, workers) if saved.has_virtual_epochs else 0,
-        )
+        workers = self._workers if workers is None else workers
+        batch, rows = self._saved.batch_size, self._saved.rows_per_step
+        if rows and rows % ((batch or 1) * ranks):
+            rows = None  # these ranks do not divide a step of the saved run
+        return self._saved.dataset(self._encoder, self._data, rank, ranks, workers, batch, rows)
 
 
 class EncoderOfState(PackedTaskEncoder):
@@ -188,9 +206,9 @@ class EncoderOfState(PackedTaskEncoder):
     def __init__(
         self,
         saved: SavedData,
-        tokenizer: str | None,
-        seq_length: int | None,
-        packing: str | None,
+        tokenizer: str | None = None,
+        seq_length: int | None = None,
+        packing: str | None = None,
         **special_tokens: str | None,
     ):
         self._saved = {name: v for name, v in saved.fingerprint.items() if name not in _OF_BLEND}

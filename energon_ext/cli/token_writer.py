@@ -188,10 +188,10 @@ def _check_written(
 ) -> None:
     documents = sum(counts["documents"] for counts in written.splits.values())
     if not documents:
-        refused = f", and {encoding.refused} refused, the first: {encoding.first_refusal}"
+        refused = f", and {encoding.refused.count} refused, the first: {encoding.refused.first}"
         raise ConfigError(
             f"The input has no document of at least {min_chars} characters "
-            f"({written.too_short} shorter ones{refused if encoding.refused else ''})."
+            f"({written.too_short} shorter ones{refused if encoding.refused.count else ''})."
         )
     for split in SPLITS if val_fraction > 0 else SPLITS[:1]:
         if not written.splits[split]["documents"]:

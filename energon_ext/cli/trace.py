@@ -2,25 +2,29 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext trace``: which documents a step of a run reads, and which steps read a document."""
 
-from __future__ import annotations
-
 import contextlib
+import itertools
 import json
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping
+from typing import Any
 
 import click
+from megatron.energon.state import FlexState
 from tqdm import tqdm
 
 from energon_ext.cli import echo
+from energon_ext.cli.resume import EncoderOfState, SavedData, data_states, stores_of
 from energon_ext.documents.origins import origins_of
+from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
-
-if TYPE_CHECKING:
-    from energon_ext.plan.dataset import BlendedDataset
-    from energon_ext.plan.step import Step
-    from energon_ext.plan.trace import TracedRow
+from energon_ext.loader.compare import names_of
+from energon_ext.plan.dataset import BlendedDataset
+from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.step import Step
+from energon_ext.plan.trace import TracedRow, rows_of
+from energon_ext.state.match import KEPT, compare_sources
 
 
 @click.command()
@@ -61,16 +65,21 @@ def trace(
         blend, start, steps = _planned(run, metadataset, step, **options)
     if document is not None:
         source, number = _document(document, blend)
-        for found, row in _readings(blend, start, steps, step, source, number):
-            skipped = ", skipped" if blend.clock.is_skipped(found) else ""
-            _say({"step": found, **row.to_json()}, as_json, f"step {found}{skipped}, {_where(row)}")
+        for found, row in _rows(blend, start, steps, start, step):
+            if row.source == source and any(each == number for each, *_ in row.contents):
+                skipped = ", skipped" if blend.clock.is_skipped(found) else ""
+                text = f"step {found}{skipped}, {_where(row)}"
+                _say({"step": found, **row.to_json()}, as_json, text)
         return
     if rank is not None and rank >= blend.topology.ranks:
         raise ConfigError(f"--rank {rank}: of {blend.topology.ranks}; see --world-size.")
     if blend.clock.is_skipped(step):
         click.echo(f"Step {step} is skipped: the metadataset says so.", err=True)
-    decode = _decoder(tokenizer)
-    for row in _rows(blend, start, steps, step):
+    decode = load_tokenizer(tokenizer).decode if tokenizer else None
+    rows = list(_rows(blend, start, steps, step, step))
+    if not rows:
+        raise ConfigError(f"--step {step}: the run ends before it; all sources have ended.")
+    for _, row in rows:
         if rank in (None, row.rank):
             described = _described(row, blend, decode)
             lines = [_where(row), *(f"    {each['text']}" for each in described)]
@@ -89,15 +98,6 @@ def _planned(
     global_batch_size: int | None,
 ) -> tuple[BlendedDataset, int, Iterator[Step]]:
     """The blend, the number of the first step that is planned, and all steps from there on."""
-    from megatron.energon import WorkerConfig
-    from megatron.energon.state import FlexState
-
-    from energon_ext.cli.resume import EncoderOfState, SavedData, data_states, stores_of
-    from energon_ext.encoders.load import get_train_dataset
-    from energon_ext.loader.compare import names_of
-    from energon_ext.plan.lookup import find_blend
-    from energon_ext.state.match import KEPT, compare_sources
-
     cursors = [saved.data() for store in stores_of(run) for saved in store.complete()]
     states = [SavedData(cursor, {}) for cursor in cursors if cursor is not None]
     for folder in (*run.glob("iter_*"), *run.glob("data/iter_*")):  # of Megatron-LM
@@ -110,22 +110,16 @@ def _planned(
     before = [state for state in states if state.blends[0]["plan"]["step"] <= step]
     saved = (before or states)[-1 if before else 0]
     plan = saved.blends[0]["plan"]
-    rows = global_batch_size or saved.rows_per_step or _rows_a_step(run, plan)
-    dataset = get_train_dataset(
-        metadataset,
-        split_part=split,
-        trusted_modules=trusted_module,
-        worker_config=WorkerConfig(
-            rank=0,
-            world_size=world_size,
-            num_workers=0,
-            seed_offset=saved.fingerprint.get("seed", 0),
-        ),
-        batch_size=micro_batch_size,
-        rows_per_step=rows,
-        task_encoder=EncoderOfState(saved, None, None, None),
-    )
-    blend = find_blend(dataset)
+    rows = global_batch_size or saved.rows_per_step
+    if rows is None and (not plan["step"] or plan["row"] % plan["step"]):
+        raise ConfigError(
+            f"{run}: {plan['row']} rows in {plan['step']} steps do not say how many rows a step "
+            f"has; give --global-batch-size."
+        )
+    rows = rows or plan["row"] // plan["step"]
+    data = {"path": metadataset, "split_part": split, "trusted_modules": trusted_module}
+    encoder = EncoderOfState(saved)
+    blend = find_blend(saved.dataset(encoder, data, 0, world_size, 0, micro_batch_size, rows))
     unknown = [
         key for key, source in blend.sources.items() if not hasattr(source.rows, "documents")
     ]
@@ -141,39 +135,16 @@ def _planned(
     return blend, plan["step"], blend.planned_steps(state)
 
 
-def _rows_a_step(run: Path, plan: Mapping[str, Any]) -> int:
-    if not plan["step"] or plan["row"] % plan["step"]:
-        raise ConfigError(
-            f"{run}: {plan['row']} rows in {plan['step']} steps do not say how many rows a step "
-            f"has; give --global-batch-size."
-        )
-    return int(plan["row"] // plan["step"])
-
-
 def _rows(
-    blend: BlendedDataset, start: int, steps: Iterator[Step], wanted: int
-) -> Iterator[TracedRow]:
-    from energon_ext.plan.trace import rows_of
-
-    for number, step in enumerate(tqdm(steps, "planning", wanted - start, unit="step"), start):
-        if number == wanted:
-            yield from rows_of(step, blend.topology)
-            return
-    raise ConfigError(f"--step {wanted}: the run ends before it; all sources have ended.")
-
-
-def _readings(
-    blend: BlendedDataset, start: int, steps: Iterator[Step], last: int, source: str, number: int
+    blend: BlendedDataset, start: int, steps: Iterator[Step], first: int, last: int
 ) -> Iterator[tuple[int, TracedRow]]:
-    from energon_ext.plan.trace import rows_of
-
-    bar = tqdm(steps, "planning", last + 1 - start, unit="step")
-    for found, step in enumerate(bar, start):
-        if found > last:
-            return
-        for row in rows_of(step, blend.topology):
-            if row.source == source and any(each == number for each, _, _ in row.contents):
-                yield found, row
+    """The rows of the steps from ``first`` to ``last``; planning begins at ``start``."""
+    count = last + 1 - start
+    planned = tqdm(itertools.islice(steps, count), "planning", count, unit="step")
+    for number, step in enumerate(planned, start):
+        if number >= first:
+            for row in rows_of(step, blend.topology):
+                yield number, row
 
 
 def _document(text: str, blend: BlendedDataset) -> tuple[str, int]:
@@ -193,12 +164,6 @@ def _where(row: TracedRow) -> str:
         return f"{place}: padding"
     tokens = sum(stop - start for _, start, stop in row.contents)
     return f"{place}: {row.source}, {len(row.contents)} documents, {tokens:,} tokens"
-
-
-def _decoder(tokenizer: str | None) -> Callable[[list[int]], str] | None:
-    from energon_ext.encoders.tokenizers import load_tokenizer
-
-    return load_tokenizer(tokenizer).decode if tokenizer else None
 
 
 def _described(

@@ -10,26 +10,21 @@ Transformer Engine reads ``packed_seq_params`` itself; Megatron-core's own atten
    scaled dot product attention per segment anywhere.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import math
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.torch_norm import L2Norm
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 from energon_ext.errors import ConfigError
-
-if TYPE_CHECKING:
-    from megatron.core.packed_seq_params import PackedSeqParams
-    from megatron.core.process_groups_config import ProcessGroupCollection
-    from megatron.core.transformer.enums import AttnMaskType
-    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-    from megatron.core.transformer.transformer_config import TransformerConfig
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -106,7 +101,7 @@ class SegmentAttention(torch.nn.Module):
         attention_dropout: float | None = None,
         softmax_scale: float | None = None,
         cp_comm_type: str | None = None,
-        pg_collection: ProcessGroupCollection | None = None,
+        pg_collection: Any = None,
     ):
         super().__init__()
         _check_config(config, attention_dropout)
@@ -147,42 +142,25 @@ class SegmentAttention(torch.nn.Module):
         if packed_seq_params is None:
             context = self._causal(*(x.permute(1, 2, 0, 3) for x in (query, key, value)))
             return context.permute(2, 0, 1, 3).flatten(-2)
+        padded = packed_seq_params.cu_seqlens_q_padded
+        ends = packed_seq_params.cu_seqlens_q if padded is None else padded
         if _has_varlen_kernel(query):
-            context = self._one_kernel(query, key, value, packed_seq_params)
-        else:
-            context = self._per_segment(query, key, value, packed_seq_params)
-        return context.flatten(-2)
+            longest = int(packed_seq_params.max_seqlen_q)
+            found = varlen_attn(
+                query, key, value, ends, ends, longest, longest,
+                scale=self.softmax_scale, window_size=(-1, 0),  # causal
+            )  # fmt: skip
+            return cast(torch.Tensor, found).flatten(-2)  # a tuple only where more is asked for
+        lengths = ends.diff().tolist()
+        # split, not slices: the gradient of n slices is n tensors of full length.
+        segments = zip(*(x.transpose(0, 1).split(lengths, dim=1) for x in (query, key, value)))
+        context = torch.cat([self._causal(*segment) for segment in segments], dim=1)
+        return context.transpose(0, 1).flatten(-2)
 
     def _causal(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=self.softmax_scale
         )
-
-    def _per_segment(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        packed_seq_params: PackedSeqParams,
-    ) -> torch.Tensor:
-        lengths = _segment_ends(packed_seq_params).diff().tolist()
-        # split, not slices: the gradient of n slices is n tensors of full length.
-        segments = zip(*(x.transpose(0, 1).split(lengths, dim=1) for x in (query, key, value)))
-        return torch.cat([self._causal(*segment) for segment in segments], dim=1).transpose(0, 1)
-
-    def _one_kernel(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        packed_seq_params: PackedSeqParams,
-    ) -> torch.Tensor:
-        ends, longest = _segment_ends(packed_seq_params), int(packed_seq_params.max_seqlen_q)
-        context = varlen_attn(
-            query, key, value, ends, ends, longest, longest,
-            scale=self.softmax_scale, window_size=(-1, 0),  # causal
-        )  # fmt: skip
-        return cast(torch.Tensor, context)  # a tuple only where more is asked for
 
 
 class TorchNorm:
@@ -229,11 +207,6 @@ def _check_config(config: TransformerConfig, attention_dropout: float | None = N
                 f"TransformerConfig.{field}={found!r} needs Transformer Engine on a GPU; "
                 f"without it only {allowed!r} is possible."
             )
-
-
-def _segment_ends(packed_seq_params: PackedSeqParams) -> torch.Tensor:
-    padded = packed_seq_params.cu_seqlens_q_padded
-    return packed_seq_params.cu_seqlens_q if padded is None else padded
 
 
 def _has_varlen_kernel(query: torch.Tensor) -> bool:

@@ -2,15 +2,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One rank draws a batch, its group receives it: two messages, whatever the batch holds.
 
-The first is a header of fixed size with everything needed to know the second, which is the batch
-as one buffer of bytes: 8-byte fields first, so every field is an aligned view of the buffer and
-nothing is copied on arrival.
+The first says what the second is, the batch as one buffer of bytes: 8-byte fields first, so every
+field is an aligned view of the buffer and nothing is copied on arrival.
 """
 
-from __future__ import annotations
-
-import json
-from typing import Callable
+from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
@@ -18,9 +14,6 @@ import torch.distributed as dist
 from energon_ext.batch.buffer import BatchSizes, as_buffer
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import SampleError
-
-#: The sizes of the batch, bytes of the source names, longest segment. All zeros: the source failed.
-_HEADER_SIZE = 8
 
 
 def broadcast_batch(
@@ -41,51 +34,20 @@ def broadcast_batch(
     Raises:
         SampleError: on the other ranks, when ``draw`` raised. No rank is left waiting.
     """
-    if dist.get_rank() == source_rank:
-        return _send(draw, source_rank, group, device)
-    return _receive(source_rank, group, device)
-
-
-def _send(
-    draw: Callable[[], PackedBatch], rank: int, group: dist.ProcessGroup, device: torch.device
-) -> PackedBatch:
-    header = [0] * _HEADER_SIZE
+    is_source = dist.get_rank() == source_rank
+    message: list[Any] = [None]
     try:
-        batch = draw()
-        sizes = BatchSizes.of(batch)
-        names = _encode_names(batch.sources)
-        header = [*sizes.to_list(), len(names), batch.max_seqlen]
+        if is_source:
+            batch = draw()
+            buffer = as_buffer(batch).to(device)
+            message = [(BatchSizes.of(batch), batch.sources, batch.max_seqlen)]
     finally:
         # Also when the draw failed: the others wait for this message.
-        dist.broadcast(torch.tensor(header, device=device), rank, group=group)
-    buffer = torch.cat([as_buffer(batch), names]).to(device)
-    dist.broadcast(buffer, rank, group=group)
-    return _from_message(buffer, header)
-
-
-def _receive(rank: int, group: dist.ProcessGroup, device: torch.device) -> PackedBatch:
-    message = torch.zeros(_HEADER_SIZE, dtype=torch.int64, device=device)
-    dist.broadcast(message, rank, group=group)
-    header = message.tolist()
-    if not any(header):
-        raise SampleError(f"Rank {rank} failed to draw a batch; its own error says why.")
-    *sizes, name_bytes, _ = header
-    num_bytes = BatchSizes.from_list(sizes).num_bytes + name_bytes
-    buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-    dist.broadcast(buffer, rank, group=group)
-    return _from_message(buffer, header)
-
-
-def _from_message(buffer: torch.Tensor, header: list[int]) -> PackedBatch:
-    *values, _, max_seqlen = header
-    sizes = BatchSizes.from_list(values)
-    sources = _decode_names(buffer[sizes.num_bytes :])
+        dist.broadcast_object_list(message, source_rank, group=group, device=device)
+    if message[0] is None:
+        raise SampleError(f"Rank {source_rank} failed to draw a batch; its own error says why.")
+    sizes, sources, max_seqlen = message[0]
+    if not is_source:
+        buffer = torch.empty(sizes.num_bytes, dtype=torch.uint8, device=device)
+    dist.broadcast(buffer, source_rank, group=group)
     return PackedBatch.from_buffer(buffer, sizes, sources, max_seqlen)
-
-
-def _encode_names(sources: tuple[str, ...]) -> torch.Tensor:
-    return torch.frombuffer(bytearray(json.dumps(sources).encode()), dtype=torch.uint8)
-
-
-def _decode_names(data: torch.Tensor) -> tuple[str, ...]:
-    return tuple(json.loads(bytes(data.tolist())))

@@ -9,8 +9,6 @@ the layout that Transformer Engine's attention and Megatron's RoPE expect of a p
 They are told the ends of the whole batch, not those of the slice.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 
@@ -97,10 +95,16 @@ def context_parallel_positions(
         >>> context_parallel_positions(torch.tensor([0, 4, 12]), size=2, rank=0)
         tensor([ 0,  3,  4,  5, 10, 11])
     """
-    ends = cu_seqlens_padded.long()
-    _check_alignment(ends.diff(), 2 * size)
+    ends, alignment = cu_seqlens_padded.long(), 2 * size
+    lengths = ends.diff()
+    if len(cut := (lengths % alignment).nonzero()):
+        raise ConfigError(
+            f"Segment {int(cut[0])} of the batch takes {int(lengths[cut[0]])} positions; "
+            f"context_parallel_size={size} needs multiples of {alignment}. Let the task encoder "
+            f"align segments to {alignment}."
+        )
     here = ends // size  # ends of the segments in the slice
-    chunks = ends.diff() // (2 * size)
+    chunks = lengths // alignment
     segment = torch.repeat_interleave(torch.arange(len(chunks), device=ends.device), here.diff())
     offset = torch.arange(len(segment), device=ends.device) - here[segment]
     chunk = chunks[segment]
@@ -131,13 +135,3 @@ def _aligned_ends(batch: PackedBatch) -> torch.Tensor:
 
 def _ends(lengths: torch.Tensor) -> torch.Tensor:
     return F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
-
-
-def _check_alignment(lengths: torch.Tensor, alignment: int) -> None:
-    if bool((lengths % alignment).any()):
-        index = int((lengths % alignment != 0).nonzero()[0])
-        raise ConfigError(
-            f"Segment {index} of the batch takes {int(lengths[index])} positions; "
-            f"context_parallel_size={alignment // 2} needs multiples of {alignment}. Let the task "
-            f"encoder align segments to {alignment}."
-        )

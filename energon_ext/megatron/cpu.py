@@ -8,9 +8,6 @@ stand for the CPU. It is a shim over torch; nothing inside Megatron is patched, 
 that megatron-core 0.16 forgets to define without Transformer Engine.
 """
 
-from __future__ import annotations
-
-import contextlib
 from typing import Any, Callable, Sequence
 
 import torch
@@ -36,14 +33,17 @@ def enable_cpu() -> bool:
     if torch.cuda.is_available():
         return False
     cuda: Any = torch.cuda  # what is put in has other types
-    if cuda.Stream is not _InertStream:
+    if cuda.Stream is not _Stream:
         cuda.current_device = lambda: _CPU
-        cuda.synchronize = lambda device=None: None
-        cuda.Stream = _InertStream
-        cuda.stream = lambda stream: contextlib.nullcontext()
-        cuda.current_stream = cuda.default_stream = lambda device=None: _InertStream()
+        cuda.synchronize = torch.cpu.synchronize
+        cuda.Stream, cuda.stream = _Stream, torch.cpu.stream
+        cuda.current_stream = cuda.default_stream = torch.cpu.current_stream
         _CudaMeansCpu().__enter__()
-    _define_missing_global()
+    # megatron-core 0.16: the router reads te_general_gemm though its import has failed.
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
     return True
 
 
@@ -71,23 +71,12 @@ class _CudaMeansCpu(TorchFunctionMode):
         return result
 
 
-class _InertStream:
-    """Stands for ``torch.cuda.Stream``: the CPU runs everything in order."""
+class _Stream(torch.cpu.Stream):
+    """Of the CPU, which runs everything in order; takes what ``torch.cuda.Stream`` takes."""
 
     def __init__(self, *args: object, **kwargs: object):
-        pass
-
-    def wait_stream(self, stream: object) -> None:
-        pass
+        super().__init__()
 
 
 def _is_cuda(device: object) -> bool:
     return isinstance(device, (str, torch.device)) and torch.device(device).type == "cuda"
-
-
-def _define_missing_global() -> None:
-    # megatron-core 0.16: the router reads te_general_gemm though its import has failed.
-    from megatron.core.transformer.moe import moe_utils
-
-    if not hasattr(moe_utils, "te_general_gemm"):
-        moe_utils.te_general_gemm = None

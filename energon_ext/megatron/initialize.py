@@ -6,18 +6,13 @@ Megatron draws weights rank by rank, so the same seed gives other weights under 
 parallelism, and losses of two launches cannot be compared.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
-
-if TYPE_CHECKING:
-    from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.module import MegatronModule
 
 #: Projections back into the residual stream, drawn with a smaller deviation.
 _RESIDUAL_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")

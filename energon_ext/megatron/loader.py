@@ -7,8 +7,6 @@ deterministic, so all stages of a replica hold the same batch without talking to
 stage's state is every stage's.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any, Iterator, Mapping, Sequence
 

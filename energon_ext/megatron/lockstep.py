@@ -7,8 +7,6 @@ tokens of other ranks that its experts serve. So all ranks of :class:`Lockstep` 
 with tensors of one shape, as the rank that needs the most; what a rank needs no more is padding.
 """
 
-from __future__ import annotations
-
 from typing import Any, Callable, TypeVar
 
 import torch
@@ -19,7 +17,7 @@ from megatron.core.tensor_parallel.mappings import gather_from_tensor_model_para
 from megatron.core.utils import get_attr_wrapped_model
 
 from energon_ext.errors import ConfigError, SamplerError
-from energon_ext.state.together import collective_device
+from energon_ext.state.together import collective_device, on_all_ranks
 
 T = TypeVar("T")
 
@@ -139,11 +137,8 @@ class Lockstep:
 
     def check_same(self, keys: list[str]) -> None:
         """Raise SamplerError where the ranks of a replica ask for other prompts than its first."""
-        if self.replica.size() > 1:
-            found: list[Any] = [None] * self.replica.size()
-            dist.all_gather_object(found, keys, group=self.replica)
-            if any(other != keys for other in found):
-                raise SamplerError(
-                    "the ranks of a model ask for different prompts; give their RLDatasets one "
-                    "data-parallel rank and seed"
-                )
+        if any(other != keys for other in on_all_ranks(lambda: keys, self.replica)):
+            raise SamplerError(
+                "the ranks of a model ask for different prompts; give their RLDatasets one "
+                "data-parallel rank and seed"
+            )

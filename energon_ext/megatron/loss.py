@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The weighted loss as Megatron's schedules want it: a sum, an integer count and a report."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Callable, Mapping
 
@@ -98,16 +96,15 @@ def make_loss_func(
         output: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         nll = output.float().view(-1)
-        losses, report = weights * nll, {}
-        if batch.log_probs is not None:
-            report = _compare(nll.detach(), batch.log_probs, weights != 0, ratio_limit)
+        losses = weights * nll
         if ratio_limit is not None:
             assert batch.log_probs is not None  # was checked
             losses = losses * truncated_ratios(nll, batch.log_probs, ratio_limit)
-        loss_sum = losses.sum() * weight_scale
         num_tokens = (counted.double().sum() * weight_scale).round().to(torch.int32)
-        report = {**_report(batch, losses.detach(), counted), **report}
-        return loss_sum, num_tokens, report
+        report = _report(batch, losses.detach(), counted)
+        if batch.log_probs is not None:
+            report |= _compare(nll.detach(), batch.log_probs, weights != 0, ratio_limit)
+        return losses.sum() * weight_scale, num_tokens, report
 
     return loss_func
 

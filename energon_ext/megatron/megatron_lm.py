@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The data of a Megatron-LM launch script: its provider, and what its options make of the data."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 from typing import Any
@@ -117,7 +115,9 @@ def _build_loaders(
     if not args.eval_iters:
         return training, None
     validation = get_val_datasets(args.data_path[0], **options)
-    batches = _batches_per_evaluation(args)
+    # Megatron-core 0.18 and later let evaluation have sizes of its own.
+    rows = getattr(args, "eval_global_batch_size", None) or args.global_batch_size
+    batches = args.eval_iters * _batches_of(args, rows)
     if 0 < batches < len(validation):  # Megatron-LM wants losses of all, also of one not read
         raise ConfigError(
             f"--eval-iters {args.eval_iters}: a rank evaluates {batches} micro-batches, too few for"
@@ -149,28 +149,22 @@ def schedule_axis(args: argparse.Namespace) -> ScheduleAxis:
     units = {
         "steps": 1,
         "tokens": args.global_batch_size * args.seq_length,
-        "batches": _batches_per_step(args),
+        "batches": _batches_of(args, args.global_batch_size),
     }
     return ScheduleAxis(unit, end=(args.train_iters or 0) * units[unit] or None)
 
 
-def _batches_per_step(args: argparse.Namespace) -> int:
-    replicas = parallel_state.get_data_parallel_world_size()
-    return int(args.global_batch_size // (args.micro_batch_size * replicas))
+def _batches_of(args: argparse.Namespace, rows: int) -> int:
+    """Micro-batches of a rank in so many rows of all."""
+    return int(rows // (args.micro_batch_size * parallel_state.get_data_parallel_world_size()))
 
 
 def _batches_per_save(args: argparse.Namespace) -> int:
     """Batches of a rank between two saves; 1 where that changes."""
     if ramps_up(args):
         return 1
-    return max(1, (getattr(args, "save_interval", None) or 0) * _batches_per_step(args))
-
-
-def _batches_per_evaluation(args: argparse.Namespace) -> int:
-    replicas = parallel_state.get_data_parallel_world_size()
-    # Megatron-core 0.18 and later let evaluation have sizes of its own.
-    rows = getattr(args, "eval_global_batch_size", None) or args.global_batch_size
-    return args.eval_iters * (rows // (args.micro_batch_size * replicas))
+    steps = getattr(args, "save_interval", None) or 0
+    return max(1, steps * _batches_of(args, args.global_batch_size))
 
 
 def _default_task_encoder(args: argparse.Namespace) -> PackedTaskEncoder:

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The options of a Megatron-LM run: those that are added, and those of its own that must be so."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any, Iterator
 
@@ -120,8 +118,8 @@ def check_arguments(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: names the option, what was found and what is allowed.
     """
-    for flag, found, allowed, right in (*_values(args), *_left_out(args)):
-        if not right:
+    for flag, found, allowed, is_right in _rules(args):
+        if not is_right:
             raise ConfigError(f"{flag} must be {allowed} with energon_ext, got {found!r}.")
 
 
@@ -141,10 +139,8 @@ def check_vocabulary(args: argparse.Namespace, task_encoder: Any) -> None:
         )
 
 
-_Rule = tuple[str, Any, str, bool]
-
-
-def _values(args: argparse.Namespace) -> Iterator[_Rule]:
+def _rules(args: argparse.Namespace) -> Iterator[tuple[str, Any, str, bool]]:
+    """Option, what was found, what is allowed, and whether that was found."""
     context, tensor = args.context_parallel_size, args.tensor_model_parallel_size
     multiple = (2 * context if context > 1 else 1) * (tensor if args.sequence_parallel else 1)
     replicas = parallel_state.get_data_parallel_world_size()
@@ -174,9 +170,6 @@ def _values(args: argparse.Namespace) -> Iterator[_Rule]:
     folder, virtual = args.dataloader_save, args.virtual_pipeline_model_parallel_size
     allowed = "left out, as virtual pipeline stages are used,"
     yield "--dataloader-save", folder, allowed, not (folder and virtual)
-
-
-def _left_out(args: argparse.Namespace) -> Iterator[_Rule]:
     for name, reason in LEFT_OUT.items():
         found = getattr(args, name, None)
         yield _flag(name), found, f"left out ({reason})", found in (None, False, 0, "none")

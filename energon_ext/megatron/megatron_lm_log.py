@@ -7,8 +7,6 @@ step the ranks of the last pipeline stage sum what they have drawn: one all-redu
 a source.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the training loop of Megatron-LM does otherwise when its batches are packed rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megatron.core.num_microbatches_calculator import get_num_microbatches
@@ -23,8 +21,12 @@ def adapt_loop(log: DataLog | None) -> None:
 
     def skip(data_iterator: Any) -> None:
         machine = get_rerun_state_machine()
+        iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
         while machine.should_run_forward_backward(data_iterator):
-            _draw_and_drop(data_iterator)
+            for _ in range(get_num_microbatches()):
+                for iterator in iterators:
+                    if iterator is not None:  # this rank loads
+                        next(iterator)
         if log is not None:
             log.step({}, machine.current_iteration)
 
@@ -43,12 +45,3 @@ def _with_data(training_log: Any, log: DataLog) -> Any:
 
     write_with_data.without_data = write  # type: ignore[attr-defined]
     return write_with_data
-
-
-def _draw_and_drop(data_iterator: Any) -> None:
-    """The batches of one step, on the ranks that load."""
-    iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
-    for _ in range(get_num_microbatches()):
-        for iterator in iterators:
-            if iterator is not None:
-                next(iterator)

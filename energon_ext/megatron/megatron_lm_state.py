@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The data state of a Megatron-LM run: one file a data-parallel rank, beside the model's."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os
@@ -15,10 +13,12 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState
 
 from energon_ext.errors import StateFormatError, StateMismatchError
+from energon_ext.loader.compare import names_of
 from energon_ext.loader.regroup import blends_in, cursor_of, workers_of
 from energon_ext.loader.seals import check_workers
 from energon_ext.megatron.rerun import RerunLoader, is_inside_step
 from energon_ext.state.consumption import Consumption
+from energon_ext.state.match import compare_sources
 from energon_ext.state.schema import digest_of
 from energon_ext.state.serialize import read_state_file
 from energon_ext.state.together import on_all_ranks
@@ -105,11 +105,11 @@ class MegatronLMLoader(RerunLoader):
         drawn, shared = Consumption(), self.blend.is_shared
         if self.loader.worker_config.rank > 0 and (shared or len(self._found) > 1):
             return drawn
-        now = {change.saved_key: change.key for change in self.loader.changes}
-        for state in self._found[:1] if shared else self._found:
-            for worker in [cursor_of(state)] if shared else blends_in(state).values():
-                for key, own in worker["plan"]["sources"].items():
-                    drawn.add(now.get(key) or key, rows=own["documents"], tokens=own["tokens"])
+        blends = [cursor_of(self._found[0])]
+        if not shared:
+            blends = [blend for state in self._found for blend in blends_in(state).values()]
+        for change in compare_sources(blends, names_of(self.blend)):
+            drawn.add(change.key, rows=change.documents, tokens=change.tokens)
         return drawn
 
 

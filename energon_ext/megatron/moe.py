@@ -8,20 +8,17 @@
    divides them, with all gradients, by the count that the loss function returned.
 """
 
-from __future__ import annotations
-
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 from megatron.core import parallel_state
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
-
-if TYPE_CHECKING:
-    from megatron.core.transformer.module import MegatronModule
-    from megatron.core.transformer.transformer_config import TransformerConfig
 
 #: Where scale_router_losses notes what it did to a config.
 _SCALE = "energon_ext_router_loss_scale"
@@ -79,11 +76,8 @@ def scale_router_losses(config: TransformerConfig, weight_scale: int) -> None:
             f"{getattr(config, _SCALE)} already; call it once, on a new config."
         )
     for name in _COEFFICIENTS:
-        value = getattr(config, name)
-        if isinstance(value, list):
-            setattr(config, name, [each * weight_scale for each in value])
-        elif value:
-            setattr(config, name, value * weight_scale)
+        if value := getattr(config, name):  # a number, or a list of them
+            setattr(config, name, np.multiply(value, weight_scale).tolist())
     setattr(config, _SCALE, weight_scale)
 
 
@@ -94,10 +88,9 @@ def check_router_losses(model: torch.nn.Module, weight_scale: int) -> None:
         ConfigError: they would be divided by it.
     """
     config = unwrap(model).config
-    if not config.num_moe_experts or not any(map(_is_set, _coefficients(config))):
-        return
+    is_used = any(np.any(getattr(config, name) or 0) for name in _COEFFICIENTS)
     scale = getattr(config, _SCALE, 1)
-    if scale != weight_scale:
+    if config.num_moe_experts and is_used and scale != weight_scale:
         raise ConfigError(
             f"weight_scale={weight_scale}, but the auxiliary losses of the routers are scaled by "
             f"{scale}: call scale_router_losses(config, {weight_scale}) on a new config before "
@@ -111,11 +104,3 @@ def unwrap(model: torch.nn.Module) -> MegatronModule:
     while hasattr(inner, "module"):
         inner = inner.module
     return inner
-
-
-def _coefficients(config: TransformerConfig) -> list[float | list[float] | None]:
-    return [getattr(config, name) for name in _COEFFICIENTS]
-
-
-def _is_set(coefficient: float | list[float] | None) -> bool:
-    return any(coefficient) if isinstance(coefficient, list) else bool(coefficient)

@@ -7,22 +7,18 @@ and fills the ends with zeros. With the weights of a batch as the mask, a later 
 where it is a label of its own document that has a weight.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_mtp_block_spec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
 from energon_ext.megatron.attention import has_transformer_engine, replace_norms
 from energon_ext.megatron.moe import unwrap
-
-if TYPE_CHECKING:
-    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-    from megatron.core.transformer.transformer_config import TransformerConfig
 
 
 def mtp_block_spec(

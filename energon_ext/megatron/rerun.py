@@ -6,8 +6,6 @@ Where the result of a step is rejected twice, such a loop saves the model before
 to run the step again in another process. The data has gone on by then.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -7,18 +7,13 @@ documents. Frames that place a piece of a document at an offset of its own, or j
 say so in ``position_ids``, and :func:`rope_by_position_ids` lets the model listen.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 
 from energon_ext.errors import ConfigError
 from energon_ext.megatron.moe import unwrap
-
-if TYPE_CHECKING:
-    from megatron.core.transformer.module import MegatronModule
 
 
 def rope_by_position_ids(model: torch.nn.Module) -> None:
@@ -36,7 +31,14 @@ def rope_by_position_ids(model: torch.nn.Module) -> None:
             can be told a position.
     """
     inner = unwrap(model)
-    _check(inner)
+    for what, found, allowed in (
+        ("position_embedding_type", inner.position_embedding_type, "rope"),
+        ("apply_rope_fusion", inner.config.apply_rope_fusion, False),
+        ("multi_latent_attention", inner.config.multi_latent_attention, False),
+        ("context_parallel_size", inner.config.context_parallel_size, 1),
+    ):
+        if found != allowed:
+            raise ConfigError(f"rope_by_position_ids: {what}={found!r}; it must be {allowed!r}.")
     rope = PositionIdRope(inner.rotary_pos_emb)
     inner.rotary_pos_emb = rope
     inner.register_forward_pre_hook(rope.take_position_ids, with_kwargs=True)
@@ -84,15 +86,3 @@ class PositionIdRope(torch.nn.Module):
         if rope.rotary_interleaved:
             return angles.repeat_interleave(2, dim=-1)[:, :, None]
         return torch.cat((angles, angles), dim=-1)[:, :, None]
-
-
-def _check(model: MegatronModule) -> None:
-    config = model.config
-    for what, found, allowed in (
-        ("position_embedding_type", model.position_embedding_type, "rope"),
-        ("apply_rope_fusion", config.apply_rope_fusion, False),
-        ("multi_latent_attention", config.multi_latent_attention, False),
-        ("context_parallel_size", config.context_parallel_size, 1),
-    ):
-        if found != allowed:
-            raise ConfigError(f"rope_by_position_ids: {what}={found!r}; it must be {allowed!r}.")

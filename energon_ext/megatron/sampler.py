@@ -10,8 +10,6 @@ A model that is split over ranks answers on all of them together, see
 :mod:`energon_ext.megatron.lockstep`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Sequence
 

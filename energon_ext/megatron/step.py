@@ -12,8 +12,6 @@
 :func:`forward_step` is the three in a row, ready for ``get_forward_backward_func()``.
 """
 
-from __future__ import annotations
-
 from typing import Iterator
 
 import torch
@@ -50,22 +48,20 @@ def get_batch(data_iterator: Iterator[PackedBatch] | None) -> PackedBatch:
         SampleError: tensor-parallel rank 0 failed to draw; there the original error is raised.
         StopIteration: the iterator ended.
     """
-    batch = _whole_batch(data_iterator, collective_device())
+    device = collective_device()
+    if parallel_state.get_tensor_model_parallel_world_size() == 1:
+        batch = _draw(data_iterator).to(device)
+    else:
+        batch = broadcast_batch(
+            lambda: _draw(data_iterator),
+            source_rank=parallel_state.get_tensor_model_parallel_src_rank(),
+            group=parallel_state.get_tensor_model_parallel_group(),
+            device=device,
+        )
     size = parallel_state.get_context_parallel_world_size()
     if size == 1:
         return batch
     return slice_for_context_parallel(batch, size, parallel_state.get_context_parallel_rank())
-
-
-def _whole_batch(data_iterator: Iterator[PackedBatch] | None, device: torch.device) -> PackedBatch:
-    if parallel_state.get_tensor_model_parallel_world_size() == 1:
-        return _draw(data_iterator).to(device)
-    return broadcast_batch(
-        lambda: _draw(data_iterator),
-        source_rank=parallel_state.get_tensor_model_parallel_src_rank(),
-        group=parallel_state.get_tensor_model_parallel_group(),
-        device=device,
-    )
 
 
 def build_packed_seq_params(batch: PackedBatch) -> PackedSeqParams:
@@ -83,34 +79,24 @@ def build_packed_seq_params(batch: PackedBatch) -> PackedSeqParams:
         >>> params.cu_seqlens_q.tolist(), params.max_seqlen_q
         ([0, 3, 4, 7, 8], 3)
     """
+    ends, padded_ends, longest = batch.cu_seqlens, None, batch.max_seqlen
     if isinstance(batch, ContextParallelSlice):
         assert batch.whole is not None  # it was cut from one
         ends, padded_ends = attention_ends(batch.whole)
         longest = int(padded_ends.diff().max())
-        return PackedSeqParams(
-            qkv_format="thd",
-            cu_seqlens_q=ends,
-            cu_seqlens_kv=ends,
-            cu_seqlens_q_padded=padded_ends,
-            cu_seqlens_kv_padded=padded_ends,
-            max_seqlen_q=longest,
-            max_seqlen_kv=longest,
-            **_gaps(True),
-        )
+    # Not told, Transformer Engine looks for gaps between segments, in every layer.
+    gaps = {"pad_between_seqs": padded_ends is not None}
+    knows = "pad_between_seqs" in PackedSeqParams.__dataclass_fields__  # megatron-core >= 0.19
     return PackedSeqParams(
         qkv_format="thd",
-        cu_seqlens_q=batch.cu_seqlens,
-        cu_seqlens_kv=batch.cu_seqlens,
-        max_seqlen_q=batch.max_seqlen,
-        max_seqlen_kv=batch.max_seqlen,
-        **_gaps(False),
+        cu_seqlens_q=ends,
+        cu_seqlens_kv=ends,
+        cu_seqlens_q_padded=padded_ends,
+        cu_seqlens_kv_padded=padded_ends,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
+        **(gaps if knows else {}),
     )
-
-
-def _gaps(are_between: bool) -> dict[str, bool]:
-    """Whether there are any between segments; else Transformer Engine looks, in every layer."""
-    knows = "pad_between_seqs" in PackedSeqParams.__dataclass_fields__  # megatron-core >= 0.19
-    return {"pad_between_seqs": are_between} if knows else {}
 
 
 def forward_step(

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Finite validation datasets as the endless iterator that Megatron-LM evaluates with."""
 
-from __future__ import annotations
-
 import dataclasses
+import itertools
 from typing import Any, Iterator, Sequence
 
 import torch
@@ -45,10 +44,7 @@ class ValidationLoader:
             )
         self.sources = tuple(source_keys([factory for _, factory in datasets]))
         self._loaders = [ExactDataLoader(dataset, **loader_options) for dataset, _ in datasets]
-        self._batches: list[PackedBatch] = []
-        self._batches_per_evaluation = batches_per_evaluation
-        self._drawing = self._draw()
-        self._next = 0
+        self._batches = self._evaluations(batches_per_evaluation)
 
     def __iter__(self) -> "ValidationLoader":
         return self
@@ -59,17 +55,21 @@ class ValidationLoader:
         Raises:
             ConfigError: no source has a document for this rank.
         """
-        index, self._next = self._next, (self._next + 1) % self._batches_per_evaluation
-        if index == len(self._batches):
-            self._batches.append(next(self._drawing))
-            if len(self._batches) == self._batches_per_evaluation:
-                self.close()
-        return self._batches[index]
+        return next(self._batches)
 
     def close(self) -> None:
         """End the worker processes."""
         for loader in self._loaders:
             loader.close()
+
+    def _evaluations(self, size: int) -> Iterator[PackedBatch]:
+        batches = []
+        for batch in itertools.islice(self._draw(), size):
+            batches.append(batch)
+            if len(batches) == size:
+                self.close()
+            yield batch
+        yield from itertools.cycle(batches)
 
     def _draw(self) -> Iterator[PackedBatch]:
         iterators = {index: iter(loader) for index, loader in enumerate(self._loaders)}

@@ -21,7 +21,7 @@ def test_cuda_means_cpu():
     assert tensor.cuda() is tensor
     assert tensor.to("cuda", torch.int64).dtype == torch.int64
     assert tensor.to(device="cuda").device.type == "cpu"
-    with torch.cuda.stream(torch.cuda.Stream()):
+    with torch.cuda.stream(torch.cuda.Stream(device=torch.cuda.current_device())):
         torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
     torch.cuda.synchronize()
 

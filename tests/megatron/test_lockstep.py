@@ -119,16 +119,23 @@ def test_ranks_of_a_model_that_ask_for_different_prompts_are_told(tmp_path):
     run_ranks(2, ask_different_prompts, tmp_path)
 
 
+PROMPT = Prompt(
+    __key__="p",
+    __restore_key__=(),
+    __subflavors__=None,
+    tokens=np.array([5, 6]),
+    source="web",
+    metadata={},
+)
+
+
 def sample_with_unlike_rewards(sizes):
     """A judge that never says the same twice."""
     with model_parallel(**sizes):
         model = small_model(small_config(**sizes))
         reward = functools.partial(judge, offset=10 * dist.get_rank())
         sampler = MegatronSampler(model, reward, group_size=2, sampling=SAMPLING)
-        (group,) = sampler.sample_and_score_batch(
-            [Prompt(__key__="p", __restore_key__=(), __subflavors__=None,
-                    tokens=np.array([5, 6]), source="web", metadata={})], seed=3,
-        )  # fmt: skip
+        (group,) = sampler.sample_and_score_batch([PROMPT], seed=3)
         return group.tokens.tolist(), group.rewards.tolist()
 
 
@@ -141,6 +148,25 @@ def test_a_reward_is_asked_once_for_a_replica(sizes, tmp_path):
     one, other = run_ranks(2, functools.partial(sample_with_unlike_rewards, sizes), tmp_path)
     assert one == other
     assert one[1] == [0, 1]
+
+
+def fail_to_score():
+    with model_parallel(**TENSORS):
+        model = small_model(small_config(**TENSORS))
+        sampler = MegatronSampler(model, broken_judge, group_size=2, sampling=SAMPLING)
+        with pytest.raises(SamplerError) as error:
+            sampler.sample_and_score_batch([PROMPT], seed=3)
+        return str(error.value)
+
+
+def broken_judge(prompt, responses):
+    raise KeyError("answer")
+
+
+def test_a_reward_that_fails_says_the_same_on_all_ranks_of_a_replica(tmp_path):
+    one, other = run_ranks(2, fail_to_score, tmp_path)
+    assert one == other
+    assert one.startswith("Prompt p: the reward raised KeyError: 'answer'")
 
 
 def policy(path, model, reward, **options):
