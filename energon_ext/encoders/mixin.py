@@ -7,7 +7,6 @@ rebuilt upstream. The override here leaves the body alone: it hands it a single 
 factory builds our blend over the real sources, so the stock code never comes to blend anything.
 """
 
-import functools
 import logging
 import math
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from megatron.energon.metadataset.loader_interface import DatasetBlendMode, Load
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
 from energon_ext.arguments import check_integer
-from energon_ext.config.source_key import get_origin, max_epochs_of
+from energon_ext.config.source_key import get_origin
 from energon_ext.encoders.sources import (
     absent_sources,
     check_unlimited,
@@ -33,7 +32,8 @@ from energon_ext.mixture.tree import INTERLEAVE, Tree, path_of
 from energon_ext.plan.blends import DynamicBlendDataset, LeastConsumedDataset
 from energon_ext.plan.dataset import BlendedDataset
 from energon_ext.plan.deal import Topology
-from energon_ext.plan.source import RowSource, Source
+from energon_ext.plan.row_source import RowSource
+from energon_ext.plan.source import Source
 from energon_ext.plan.streamed import RepeatUpTo
 from energon_ext.splice.source import SpliceSource
 from energon_ext.state.match import ENCODER
@@ -99,20 +99,15 @@ class DynamicBlendMixin:
                 check_integer(name, stages[name], 0)
         self._report_lag(datasets, worker_config, batch_size, stages)
         epochized = blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
-        repeats_sources = repeat and not epochized
+        # Sources of a plain blend repeat one by one; an epochized blend as a whole.
         sources = collapse_sources(
+            self,
             datasets,
-            lambda loaded, key: self.build_source(
-                loaded, key, worker_config=worker_config, repeat=repeats_sources
-            ),
-            functools.partial(
-                self.build_blend,
-                topology=Topology.of(worker_config, batch_size, self.rows_per_step),
-                restarts=not repeat,
-                # Sources of a plain blend repeat one by one; an epochized blend as a whole.
-                repeats=repeat and epochized,
-                worker_config=worker_config,
-            ),
+            worker_config=worker_config,
+            repeat=repeat and not epochized,
+            topology=Topology.of(worker_config, batch_size, self.rows_per_step),
+            restarts=not repeat,
+            repeats=repeat and epochized,
         )
         return super().build_train_datasets(  # type: ignore[misc]  # of the encoder behind
             datasets=[sources],
@@ -131,7 +126,7 @@ class DynamicBlendMixin:
         dataset = load_source(self, loaded, key, worker_config)
         if not repeat and (loaded.repetitions or 1) == 1:
             return dataset
-        limit = max_epochs_of(loaded.dataset)
+        limit = get_origin(loaded.dataset).max_epochs
         own_config = dataset.worker_config
         if repeat:
             return RepeatUpTo(dataset, repeats=limit, restart=False, worker_config=own_config)
@@ -184,15 +179,14 @@ class DynamicBlendMixin:
             ),
         )
 
-    def _check_splices(self, datasets: Sequence[LoadedDataset]) -> int | None:
+    def _check_splices(self, datasets: Sequence[LoadedDataset]) -> None:
         """Refuse ``splice:`` on an entry of the YAML; an encoder that splices checks it instead."""
         for origin in (get_origin(loaded.dataset) for loaded in datasets):
-            if origin is not None and origin.splice is not None:
+            if origin.splice is not None:
                 raise ConfigError(
                     f"{origin.splice_where}: a {type(self).__name__} splices nothing; use an "
                     f"energon_ext.PackedTaskEncoder, or leave it out."
                 )
-        return None
 
     def _report_lag(
         self,
