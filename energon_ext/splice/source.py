@@ -115,7 +115,7 @@ class SpliceSource(RowSource):
     @property
     def _count(self) -> int:
         worker, workers = self._part
-        return max(0, -(-(self._end - worker) // workers))
+        return len(range(worker, self._end, workers))
 
     def take(self, count: int) -> "TakenFrames":
         frames: list[Contents] = []
@@ -168,29 +168,17 @@ class SpliceSource(RowSource):
 
     def row(self, frame: Contents) -> Row:
         """A frame, written."""
-        columns = zip(*(column.tolist() for column in frame))
-        contents = [
-            (document, offset, content_of(self._documents[document], start, length, self._cyclic))
-            for document, start, offset, length in columns
+        documents, starts, offsets, lengths = (column.tolist() for column in frame)
+        names = [self.names[document] for document in documents]
+        slices = [
+            content_of(self._documents[document], start, length, self._cyclic)
+            for document, start, length in zip(documents, starts, lengths)
         ]
         if self.config.pack_contents:
-            names = [self.names[document] for document, _, _ in contents]
-            return Row(
-                [content for _, _, content in contents],
-                slice_sources=names,
-                first_positions=[offset for _, offset, _ in contents],
-            )
-        document, offset, content = contents[0]
+            return Row(slices, slice_sources=names, first_positions=offsets)
         if self.config.attend_prefix:
-            return self._row_with_prefix(content, offset, self.names[document])
-        return Row(
-            [content],
-            source=self.names[document],
-            documents=1,
-            first_positions=(offset,),
-            gaps=(offset,),
-            num_tokens=len(content),
-        )
+            return self._row_with_prefix(slices[0], offsets[0], names[0])
+        return Row(slices, names[0], documents=1, first_positions=offsets, gaps=offsets)
 
     def _row_with_prefix(self, content: np.ndarray, offset: int, name: str) -> Row:
         prefix = np.full(offset, self._fill_id, np.int64)
