@@ -6,7 +6,7 @@ What becomes of them stands on the entry of the YAML (``splice:``) or comes from
 spliced source yields rows like any other, so it can be weighted, scheduled and interleaved.
 """
 
-import copy
+import dataclasses
 import hashlib
 from typing import Any, Sequence
 
@@ -117,8 +117,7 @@ class SplicingMixin(DynamicBlendMixin):
                 f"have one filler. Give all of them the same."
             )
         for pad_id in pads:
-            self._assembler = copy.copy(self._assembler)
-            self._assembler.pad_id = pad_id
+            self._assembler = dataclasses.replace(self._assembler, pad_id=pad_id)
 
     def _check_splice(self, splice: SpliceFields, where: str) -> None:
         if self.alignment > 1:
