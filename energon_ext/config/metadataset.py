@@ -120,13 +120,16 @@ class ScheduledBlend(MetadatasetBlend):
                 )
             if name is not None and not (isinstance(name, str) and name.strip()):
                 raise ConfigError(f"{where}.name: {name!r} found, a text is needed.")
+            splice = entry.splice
+            if splice is not None:
+                splice = splice_from_config(splice, f"{where}.splice")
+            with errors_of_energon(where):
+                entry.post_initialize(mds_path)
+            where = self._entry_name(index)  # its path is absolute from here on
             place = f"{where}.splice"
-            splice = None if entry.splice is None else splice_from_config(entry.splice, place)
             self._origins.append(
                 Origin(mds_path.parent, where, limit, name, splice=splice, splice_where=place)
             )
-            with errors_of_energon(where):
-                entry.post_initialize(mds_path)
 
     def get_datasets(
         self, *, subset: DatasetSubset | None = None, **kwargs: Any

@@ -94,10 +94,14 @@ class DynamicBlendMixin:
         self._check_splices(datasets)
         if not repeat:
             check_unlimited(datasets)
-        for name in ("shuffle_buffer_size", "packing_buffer_size"):
-            if stages.get(name) is not None:  # one for all sources, and not one for each group
-                check_integer(name, stages[name], 0)
-        self._report_lag(datasets, worker_config, batch_size, stages)
+        names = ("shuffle_buffer_size", "packing_buffer_size")
+        buffers: dict[str, Any] = {name: stages.get(name) for name in names}
+        for name, size in buffers.items():
+            if size is not None:  # one for all sources, and not one for each group
+                check_integer(name, size, 0)
+        num_workers = worker_config.num_workers
+        lag = self.schedule_lag(batch_size=batch_size, num_workers=num_workers, **buffers)
+        _report_lag(datasets, lag)
         epochized = blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
         # Sources of a plain blend repeat one by one; an epochized blend as a whole.
         sources = collapse_sources(
@@ -188,30 +192,19 @@ class DynamicBlendMixin:
                     f"energon_ext.PackedTaskEncoder, or leave it out."
                 )
 
-    def _report_lag(
-        self,
-        datasets: list[LoadedDataset],
-        worker_config: WorkerConfig,
-        batch_size: int | None,
-        stages: dict[str, Any],
-    ) -> None:
-        scheduled = any(
-            isinstance(step, tuple) and step[0].weights[step[1]].is_scheduled
-            for loaded in datasets
-            for step in path_of(loaded.weight)
+
+def _report_lag(datasets: Sequence[LoadedDataset], lag: ScheduleLag) -> None:
+    scheduled = any(
+        isinstance(step, tuple) and step[0].weights[step[1]].is_scheduled
+        for loaded in datasets
+        for step in path_of(loaded.weight)
+    )
+    if scheduled and (lag.packing_batches or lag.shuffle_batches):
+        logger.info(
+            "Weights act on the draw, and buffers lie behind it: a breakpoint shows about %d "
+            "batches later (packing buffer; a schedule_axis with lookahead makes up for it), "
+            "and 99%% of the samples in the shuffle buffer are gone after %d more. "
+            "PackedTaskEncoder has no such lag.",
+            lag.packing_batches,
+            lag.shuffle_batches,
         )
-        lag = self.schedule_lag(
-            batch_size=batch_size,
-            shuffle_buffer_size=stages.get("shuffle_buffer_size"),
-            packing_buffer_size=stages.get("packing_buffer_size"),
-            num_workers=worker_config.num_workers,
-        )
-        if scheduled and (lag.packing_batches or lag.shuffle_batches):
-            logger.info(
-                "Weights act on the draw, and buffers lie behind it: a breakpoint shows about %d "
-                "batches later (packing buffer; a schedule_axis with lookahead makes up for it), "
-                "and 99%% of the samples in the shuffle buffer are gone after %d more. "
-                "PackedTaskEncoder has no such lag.",
-                lag.packing_batches,
-                lag.shuffle_batches,
-            )
