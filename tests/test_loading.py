@@ -110,6 +110,12 @@ def test_an_empty_source_and_a_missing_split_are_named(tmp_path, good):
     refuse(write_mix(tmp_path / "mix.yaml", [("good", 1)]), "split 'train' has no samples")
 
 
+def test_a_metadataset_of_energon_without_a_source_is_refused(tmp_path):
+    text = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits: {train: {blend: []}}\n"
+    (tmp_path / "empty.yaml").write_text(text)
+    refuse(tmp_path / "empty.yaml", "names no source; list at least one")
+
+
 @pytest.mark.parametrize("weight", [-1, "much", None, True, {"step": {}}, {"slope": {0: 1}}])
 def test_a_wrong_weight_is_named_with_its_place(tmp_path, good, weight):
     mix = write_mix(tmp_path / "mix.yaml", [("good", 1), ("good", weight)])

@@ -12,6 +12,7 @@ of a batch into one buffer:
    sources and the weights that padding and boundaries take away are made for the batch at once.
 """
 
+from dataclasses import dataclass, field
 from typing import Sequence
 
 import numpy as np
@@ -23,6 +24,7 @@ from energon_ext.batch.rows import Row, RowLayout
 from energon_ext.errors import ConfigError, SampleError
 
 
+@dataclass(kw_only=True, eq=False)
 class BatchAssembler:
     """Writes rows of one length into a :class:`~energon_ext.PackedBatch`.
 
@@ -40,26 +42,19 @@ class BatchAssembler:
         ConfigError: the row length is not a multiple of the alignment.
     """
 
-    def __init__(
-        self,
-        seq_len: int,
-        *,
-        pad_id: int = 0,
-        mask_boundary_loss: bool = True,
-        masked_label: int | None = None,
-        alignment: int = 1,
-    ):
-        if alignment < 1 or seq_len % alignment:
+    seq_len: int = field(kw_only=False)
+    pad_id: int = 0
+    mask_boundary_loss: bool = True
+    masked_label: int | None = None
+    alignment: int = 1
+
+    def __post_init__(self) -> None:
+        if self.alignment < 1 or self.seq_len % self.alignment:
             raise ConfigError(
-                f"alignment: {alignment!r} found; the sequence length {seq_len} must be a "
-                f"multiple of it."
+                f"alignment: {self.alignment!r} found; the sequence length {self.seq_len} must be "
+                f"a multiple of it."
             )
-        self.seq_len = seq_len
-        self.pad_id = pad_id
-        self.mask_boundary_loss = mask_boundary_loss
-        self.masked_label = masked_label
-        self.alignment = alignment
-        self._count_up = np.arange(seq_len, dtype=np.int64)
+        self._count_up = np.arange(self.seq_len, dtype=np.int64)
 
     def __call__(self, rows: Sequence[Row], sources: Sequence[str]) -> PackedBatch:
         """Assemble a batch.

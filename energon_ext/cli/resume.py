@@ -28,9 +28,9 @@ from energon_ext.loader.regroup import EPOCHS, blends_in, trees_in, workers_of, 
 from energon_ext.loader.seals import check_workers
 from energon_ext.plan.cost import Cost
 from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.row_source import RowSource, Taken
 from energon_ext.plan.rows import PlannedRows
-from energon_ext.plan.source import RowSource, Taken
-from energon_ext.splice.source import KIND as SPLICED
+from energon_ext.splice.source import SpliceSource
 from energon_ext.state.checkpoint import CheckpointStore
 from energon_ext.state.match import ENCODER, SourceChange, compare_sources
 from energon_ext.state.schema import check_format, check_seal
@@ -216,7 +216,7 @@ class EncoderOfState(PackedTaskEncoder):
             name
             for key, source in saved.blends[0]["plan"]["sources"].items()
             for name in (key, source["names"][1])
-            if source["rows"]["kind"] == SPLICED
+            if source["rows"]["kind"] == SpliceSource.kind
         }
         fields = ["alignment", "train_on_eos"]
         if packing in (None, self._saved.get("packing")):  # else they follow the new packing
@@ -268,10 +268,13 @@ class TokenizerOfState(ByteTokenizer):
         return self._fingerprint
 
 
-class UnknownRows:
+class UnknownRows(RowSource):
     """A planned source of which only the place in the blend is known."""
 
     is_finite = ended = False
+
+    def __init__(self) -> None:
+        super().__init__("", {})
 
     def take(self, count: int) -> Taken:
         raise NotImplementedError

@@ -90,14 +90,12 @@ class ScheduledBlend(MetadatasetBlend):
 
     _name = "blend"
     _specs: list[WeightSpec] = field(default_factory=list, init=False)
-    _splices: list[Any] = field(default_factory=list, init=False)
+    _origins: list[Origin] = field(default_factory=list, init=False)
     _where: str = field(default="", init=False)
-    _root: EPath = field(default=None, init=False)
 
     def post_initialize(self, mds_path: EPath | None = None) -> None:
         self._where = str(mds_path)
         assert mds_path is not None, "Energon gives the path of the metadataset"
-        self._root = mds_path.parent
         for each in dataclasses.fields(self):
             factory, found = each.default_factory, getattr(self, each.name)
             default = factory() if callable(factory) else each.default
@@ -123,11 +121,15 @@ class ScheduledBlend(MetadatasetBlend):
             if name is not None and not (isinstance(name, str) and name.strip()):
                 raise ConfigError(f"{where}.name: {name!r} found, a text is needed.")
             splice = entry.splice
-            self._splices.append(
-                None if splice is None else splice_from_config(splice, f"{where}.splice")
-            )
+            if splice is not None:
+                splice = splice_from_config(splice, f"{where}.splice")
             with errors_of_energon(where):
                 entry.post_initialize(mds_path)
+            where = self._entry_name(index)  # its path is absolute from here on
+            place = f"{where}.splice"
+            self._origins.append(
+                Origin(mds_path.parent, where, limit, name, splice=splice, splice_where=place)
+            )
 
     def get_datasets(
         self, *, subset: DatasetSubset | None = None, **kwargs: Any
@@ -136,20 +138,12 @@ class ScheduledBlend(MetadatasetBlend):
             subset = self._get_subset(subset)
         node = self._node()
         datasets: list[LoadedDataset] = []
-        for index, entry in enumerate(self.blend):
-            origin = Origin(
-                self._root,
-                self._entry_name(index),
-                entry.max_epochs,
-                entry.name,
-                splice=self._splices[index],
-                splice_where=f"{self._entry_name(index)}.splice",
-            )
+        for index, (entry, origin) in enumerate(zip(self.blend, self._origins)):
             with errors_of_energon(origin.where):
                 inner = entry.get_datasets(subset=subset, **kwargs)
             if inner.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS:
                 raise ConfigError(
-                    f"{self._entry_name(index)}: a `blend_epochized` cannot be an entry of a "
+                    f"{origin.where}: a `blend_epochized` cannot be an entry of a "
                     f"`{self._name}`; use `blend_epochized` on both levels, or on none."
                 )
             if entry.name is not None and len(inner.datasets) != 1:
@@ -165,7 +159,7 @@ class ScheduledBlend(MetadatasetBlend):
         return Node(
             BLEND,
             self._specs,
-            [f"{self._entry_name(index)}.weight" for index in range(len(self.blend))],
+            [f"{origin.where}.weight" for origin in self._origins],
             allow_nested_schedules=self.allow_nested_schedules,
         )
 

@@ -33,10 +33,10 @@ _ORIGIN_ATTRIBUTE = "_energon_ext_origin"
 
 @dataclass(frozen=True)
 class Origin:
-    """What the YAML says of a source, beyond what its factory keeps."""
+    """What the YAML says of a source, beyond what its factory keeps; nothing without a YAML."""
 
-    root: EPath  # folder of the outermost metadataset; keys are written relative to it
-    where: str  # place of the reference in the YAML, for messages
+    root: EPath | None = None  # folder of the outermost metadataset; keys are relative to it
+    where: str = ""  # place of the reference in the YAML, for messages
     max_epochs: int | None = None  # most passes over the source in a run, None for no limit
     name: str | None = None  # what people call the source, None for its key
     left_out: LeftOut | None = None  # what the outermost metadataset leaves out
@@ -84,30 +84,23 @@ def set_origin(factory: BaseCoreDatasetFactory, origin: Origin) -> None:
     on the epochs the smallest holds.
     """
     inner = get_origin(factory)
-    if inner is not None:
-        limits = [n for n in (origin.max_epochs, inner.max_epochs) if n is not None]
-        spliced = inner if inner.splice is not None else origin
-        origin = replace(
-            inner,
-            root=origin.root,
-            max_epochs=min(limits, default=None),
-            name=inner.name or origin.name,
-            left_out=origin.left_out or inner.left_out,
-            splice=spliced.splice,
-            splice_where=spliced.splice_where,
-        )
-    setattr(factory, _ORIGIN_ATTRIBUTE, origin)
+    limits = [n for n in (origin.max_epochs, inner.max_epochs) if n is not None]
+    spliced = inner if inner.splice is not None else origin
+    merged = Origin(
+        root=origin.root,
+        where=inner.where or origin.where,
+        max_epochs=min(limits, default=None),
+        name=inner.name or origin.name,
+        left_out=origin.left_out or inner.left_out,
+        splice=spliced.splice,
+        splice_where=spliced.splice_where,
+    )
+    setattr(factory, _ORIGIN_ATTRIBUTE, merged)
 
 
-def get_origin(factory: BaseCoreDatasetFactory) -> Origin | None:
-    """What :func:`set_origin` left, or None."""
-    return getattr(factory, _ORIGIN_ATTRIBUTE, None)
-
-
-def max_epochs_of(factory: BaseCoreDatasetFactory) -> int | None:
-    """The limit that the YAML sets on the epochs of a source, None for no limit."""
-    origin = get_origin(factory)
-    return None if origin is None else origin.max_epochs
+def get_origin(factory: BaseCoreDatasetFactory) -> Origin:
+    """What :func:`set_origin` left."""
+    return getattr(factory, _ORIGIN_ATTRIBUTE, Origin())
 
 
 def left_out_of(factories: Sequence[BaseCoreDatasetFactory]) -> LeftOut:
@@ -116,8 +109,8 @@ def left_out_of(factories: Sequence[BaseCoreDatasetFactory]) -> LeftOut:
     Raises:
         ConfigError: several metadatasets say so.
     """
-    origins = filter(None, map(get_origin, factories))
-    found = {id(each): each for each in (o.left_out for o in origins) if each is not None}
+    said = (get_origin(factory).left_out for factory in factories)
+    found = {id(each): each for each in said if each is not None}
     if len(found) > 1:
         places = " and ".join(sorted(each.where for each in found.values()))
         raise ConfigError(f"{places}: `skip` or `exclude` in both; only one of them may have it.")
@@ -166,8 +159,7 @@ def name_nodes(tree: Tree, factories: Sequence[BaseCoreDatasetFactory]) -> None:
 
     The outermost node has no name: it is the same one wherever its file lies.
     """
-    origin = get_origin(factories[0])
-    root = origin.root if origin else None
+    root = get_origin(factories[0]).root
     seen: Counter[str] = Counter()
     for number, node in enumerate(tree.nodes()):
         if not node.location or number == 0:
@@ -181,8 +173,7 @@ def name_nodes(tree: Tree, factories: Sequence[BaseCoreDatasetFactory]) -> None:
 
 
 def _key_of(factory: BaseCoreDatasetFactory, portable: bool = True) -> SourceKey:
-    origin = get_origin(factory)
-    root = origin.root if origin and portable else None
+    root = get_origin(factory).root if portable else None
     path = "+".join(_portable(path, root) for path in factory.paths)
     # Joined datasets keep no subflavors of their own.
     subflavors = getattr(factory, "subflavors", None) or {}

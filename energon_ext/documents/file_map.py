@@ -32,17 +32,15 @@ class _FileMap:
     __slots__ = ("_address", "_num_bytes", "_unmap")
 
     def __init__(self, path: str, num_bytes: int):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            found = os.fstat(descriptor).st_size
+        with open(path, "rb", buffering=0) as file:
+            found = os.fstat(file.fileno()).st_size
             if found < num_bytes:
                 raise ConfigError(
                     f"{path}: has {found} bytes, {num_bytes} are needed; it was cut or replaced "
                     f"under the run, copy it again and resume."
                 )
-            address = _LIBC.mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
-        finally:
-            os.close(descriptor)
+            how = mmap.PROT_READ, mmap.MAP_SHARED, file.fileno()
+            address = _LIBC.mmap(None, num_bytes, *how, 0)
         if address == _FAILED:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), path)

@@ -9,6 +9,7 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
+from energon_ext.documents.base import Documents
 from energon_ext.documents.permutation import KeyedPermutation
 from energon_ext.documents.token_index import (
     Pair,
@@ -31,7 +32,7 @@ _FINGERPRINT_READ = 64
 _FINGERPRINT_TOKENS = 32
 
 
-class TokenFiles:
+class TokenFiles(Documents):
     """The documents of many ``.bin``/``.idx`` pairs, numbered from the first pair to the last.
 
     Opening checks the indices. The tokens of a file are mapped when a document in it is asked for,
@@ -57,22 +58,16 @@ class TokenFiles:
         self._place_bounds: list[int] = self._first_tokens[:-1].tolist()
 
     def __len__(self) -> int:
-        """Number of documents."""
         return int(self._first_documents[-1])
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all documents."""
         return int(self._first_tokens[-1])
 
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Place and length in tokens of each document, both int64 [n].
-
-        The documents of one pair are looked up together.
-        """
         numbers = np.asarray(numbers, np.int64)
         files = np.searchsorted(self._first_documents, numbers, side="right") - 1
-        order = np.argsort(files, kind="stable")
+        order = np.argsort(files, kind="stable")  # those of one pair are looked up together
         files = files[order]
         local = numbers[order] - self._first_documents[files]
         bounds = np.stack([local, local + 1], axis=1)
@@ -94,7 +89,6 @@ class TokenFiles:
         return located[:, 0].copy(), located[:, 1] - located[:, 0]
 
     def tokens(self, place: int, start: int, stop: int) -> np.ndarray:
-        """Tokens ``[start, stop)`` of the document at a place, a view of the memory map."""
         pair, first = self._pair_at(place)
         return open_tokens(pair)[first + start : first + stop]
 
@@ -109,7 +103,6 @@ class TokenFiles:
         return self.tokens(int(places[0]), 0, int(lengths[0]))
 
     def label_weights(self, place: int, start: int, stop: int) -> np.ndarray | None:
-        """How much predicting each of these tokens counts, float32; None for 1 everywhere."""
         pair, first = self._pair_at(place)
         weights = open_label_weights(pair)
         return None if weights is None else weights[first + start : first + stop].astype(np.float32)

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which document comes next, epoch after epoch."""
 
+from dataclasses import dataclass, field
+
 import numpy as np
 
 from energon_ext.documents.permutation import KeyedPermutation
@@ -10,6 +12,7 @@ from energon_ext.documents.permutation import KeyedPermutation
 ENDLESS = 2**62
 
 
+@dataclass(kw_only=True, eq=False)
 class EpochOrder:
     """The documents of a source in the order they are read; computed, never stored.
 
@@ -34,18 +37,13 @@ class EpochOrder:
         True
     """
 
-    def __init__(
-        self,
-        size: int,
-        key: str,
-        *,
-        epochs: int | None = None,
-        shuffled: bool = True,
-    ):
-        self.size = size
-        self.key = key
+    size: int = field(kw_only=False)
+    key: str = field(kw_only=False)
+    epochs: int | None = None
+    shuffled: bool = True
+
+    def __post_init__(self) -> None:
         self.part = (0, 1)
-        self._epochs, self._shuffled = epochs, shuffled
         self._permutation: tuple[int, KeyedPermutation] | None = None
         self.restart()
 
@@ -56,12 +54,12 @@ class EpochOrder:
     @property
     def is_finite(self) -> bool:
         """Whether there is a last epoch."""
-        return self._epochs is not None
+        return self.epochs is not None
 
     @property
     def ended(self) -> bool:
         """Whether nothing is left."""
-        while self._epochs is None or self.epoch < self._epochs:
+        while self.epochs is None or self.epoch < self.epochs:
             if self.position < self._count():
                 return False
             self.epoch, self.position = self.epoch + 1, 0
@@ -81,7 +79,7 @@ class EpochOrder:
         worker, workers = self.part
         stop = min(self.position + count, self._count())
         places = (worker + self.epoch) % workers + workers * np.arange(self.position, stop)
-        if not self._shuffled:
+        if not self.shuffled:
             return places
         if self._permutation is None or self._permutation[0] != self.epoch:
             key = f"{self.key}/{self.epoch}"
@@ -91,4 +89,4 @@ class EpochOrder:
     def _count(self) -> int:
         """Places of this worker in the present epoch."""
         worker, workers = self.part
-        return max(0, -(-(self.size - (worker + self.epoch) % workers) // workers))
+        return len(range((worker + self.epoch) % workers, self.size, workers))

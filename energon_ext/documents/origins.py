@@ -3,11 +3,12 @@
 """Where each document of a token file came from: a text file with a line for each."""
 
 import functools
-import mmap
 import os
 from pathlib import Path
 
 import numpy as np
+
+from energon_ext.documents.file_map import map_file
 
 #: Of the file beside a pair.
 ORIGINS_SUFFIX = ".origins.txt"
@@ -23,12 +24,10 @@ class Origins:
     """
 
     def __init__(self, path: str | Path):
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        self._bytes = map_file(str(path), os.path.getsize(path))
         ends = [
-            np.flatnonzero(np.frombuffer(self._map[begin : begin + _CHUNK], np.uint8) == 10) + begin
-            for begin in range(0, size, _CHUNK)
+            np.flatnonzero(self._bytes[begin : begin + _CHUNK] == ord("\n")) + begin
+            for begin in range(0, len(self._bytes), _CHUNK)
         ]
         self._bounds = np.concatenate([[-1], *ends])
 
@@ -37,7 +36,7 @@ class Origins:
 
     def __getitem__(self, number: int) -> str:
         begin, end = self._bounds[number : number + 2]
-        return self._map[begin + 1 : end].decode("utf-8", "replace")
+        return self._bytes[begin + 1 : end].tobytes().decode("utf-8", "replace")
 
 
 def line_of(origin: str) -> str:

@@ -93,11 +93,8 @@ def _look(file: StoredFile, number: int, size: int) -> bytes:
 
 
 def _read(path: str, count: int, offset: int) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        return os.pread(descriptor, count, offset)
-    finally:
-        os.close(descriptor)
+    with open(path, "rb", buffering=0) as file:
+        return os.pread(file.fileno(), count, offset)
 
 
 def _broken(path: str, reason: str) -> ConfigError:

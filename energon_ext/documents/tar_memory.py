@@ -9,7 +9,6 @@ the open shards get a list of members that stays empty.
 """
 
 from tarfile import TarFile, TarInfo
-from typing import Any
 
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.flavors.webdataset.sample_loader import WebdatasetSampleLoaderDataset
@@ -32,10 +31,8 @@ class OpenShards(dict[int, TarFile]):
 
 def forget_read_members(dataset: SavableDataset) -> None:
     """Make the shards that a dataset will open forget what was read of them."""
-    pending: list[Any] = [dataset]
-    while pending:
-        candidate = pending.pop()
-        if isinstance(candidate, WebdatasetSampleLoaderDataset):
-            for reader in candidate.join_readers:
-                reader.itar_files_cache = OpenShards()
-        pending.extend(getattr(candidate, "datasets", ()))
+    if isinstance(dataset, WebdatasetSampleLoaderDataset):
+        for reader in dataset.join_readers:
+            reader.itar_files_cache = OpenShards()
+    for inner in getattr(dataset, "datasets", ()):
+        forget_read_members(inner)

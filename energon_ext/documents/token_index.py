@@ -149,8 +149,8 @@ def open_label_weights(pair: Pair) -> np.ndarray | None:
 
 def _read_header(path: str) -> tuple[np.dtype, int, int, int]:
     """Type of a token, sequences, documents, and bytes that the ``.bin`` must have."""
-    file = os.open(path, os.O_RDONLY)
-    try:
+    with open(path, "rb", buffering=0) as opened:
+        file = opened.fileno()
         num_bytes = os.fstat(file).st_size
         magic, version, code, sequences, bounds = _HEADER.unpack(os.pread(file, _HEADER.size, 0))
         if magic != _MAGIC or version != 1:
@@ -176,8 +176,6 @@ def _read_header(path: str) -> tuple[np.dtype, int, int, int]:
             return dtype, 0, bounds - 1, 0
         last_bytes = number(pointers - 4, "i") * dtype.itemsize
         return dtype, sequences, bounds - 1, number(documents - 8) + last_bytes
-    finally:
-        os.close(file)
 
 
 def _read_meta(path: str) -> Mapping[str, Any] | None:

@@ -68,16 +68,13 @@ def _single_prefix(text: str) -> str | None:
     """The pair that a path names by itself, with or without a suffix."""
     if os.path.isdir(text):
         # Megatron's GPTDataset keeps its cache in a folder of the pair's name.
-        return text if all(_has(text, suffix) for suffix in SUFFIXES) else None
+        return text if all(os.path.isfile(text + suffix) for suffix in SUFFIXES) else None
     for prefix in (text, _without_suffix(text)):
         # Energon puts an .idx beside a JSONL file or a tar, which are there without it as well.
-        if not os.path.exists(prefix) and any(_has(prefix, suffix) for suffix in SUFFIXES):
+        halves = (os.path.isfile(prefix + suffix) for suffix in SUFFIXES)
+        if not os.path.exists(prefix) and any(halves):
             return prefix
     return None
-
-
-def _has(prefix: str, suffix: str) -> bool:
-    return os.path.isfile(prefix + suffix)
 
 
 def _without_suffix(text: str) -> str:
@@ -93,7 +90,7 @@ def _matching(pattern: str) -> Iterator[str]:
     """Pairs that match a pattern, with or without suffix; hidden files and folders never do."""
     for index in glob.iglob(_with_suffix(pattern, ".idx"), recursive=True):
         prefix = _without_suffix(index)
-        if _has(prefix, ".bin") or not os.path.exists(prefix):
+        if os.path.isfile(f"{prefix}.bin") or not os.path.exists(prefix):
             yield prefix
 
 

@@ -67,10 +67,10 @@ def get_train_dataset(
     Raises:
         ConfigError: something in the YAML, in a folder or in the arguments is wrong.
     """
-    _check_options("get_train_dataset", get_train_dataset, options)
     if batch_size is not None:
         check_integer("get_train_dataset: batch_size", batch_size, 1)
-    _check_yaml(path, split_part, trusted_modules, allow_dataset_code, options)
+    checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
+    _check(get_train_dataset, path, split_part, checker, options)
     _say_in_one_line(worker_config)
     with quiet_energon():
         return megatron.energon.get_train_dataset(
@@ -100,9 +100,9 @@ def get_val_datasets(
 
     Args, Raises: as :func:`get_train_dataset`.
     """
-    _check_options("get_val_datasets", get_val_datasets, options)
     check_integer("get_val_datasets: batch_size", batch_size, 1)
-    _check_yaml(path, split_part, trusted_modules, allow_dataset_code, options)
+    checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
+    _check(get_val_datasets, path, split_part, checker, options)
     _say_in_one_line(worker_config)
     with quiet_energon():
         return megatron.energon.get_val_datasets(
@@ -138,20 +138,27 @@ def _say_what_is_left_out(error: Exception, sample: Any, sources: Any = None) ->
         logger.warning("%s: sample left out (%d so far): %s", where, count, reason)
 
 
-def _check_yaml(
+def _check(
+    function: Callable[..., Any],
     path: str | Path | EPath,
     split_part: str,
-    trusted_modules: Iterable[str],
-    allow_dataset_code: bool,
+    checker: YamlChecker,
     options: Mapping[str, Any],
 ) -> None:
+    """Refuse what a YAML may not say, and options that nobody knows: Energon would swallow them."""
+    name = function.__name__
+    stock = getattr(megatron.energon, name)
+    known = {*inspect.signature(stock).parameters, *inspect.signature(function).parameters}
+    known = {*known, *_FURTHER_OPTIONS} - {"kwargs", "options"}
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"{name}: no option {option!r}; it has {choices(option, known)}")
     if is_token_file(path):
         raise ConfigError(
             f"{path}: token files are named in a metadataset, which also says what is training and "
             f"what is validation: a YAML file with `__module__: energon_ext`, `__class__: "
             f"ScheduledMetadataset` and `splits: {{{split_part}: {{path: {path}}}}}`."
         )
-    checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
     files = {name: options.get(name) for name in ("dataset_config", "split_config")}
     checker.check(path, split_part, **files)
 
@@ -168,13 +175,3 @@ def _with_rows_per_step(task_encoder: TaskEncoder, rows_per_step: int | None) ->
     bound = copy.copy(task_encoder)
     bound.rows_per_step = rows_per_step
     return bound
-
-
-def _check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse options that nobody knows, which Energon would swallow."""
-    stock = getattr(megatron.energon, name)
-    known = {*inspect.signature(stock).parameters, *inspect.signature(function).parameters}
-    known = {*known, *_FURTHER_OPTIONS} - {"kwargs", "options"}
-    for option in options:
-        if option not in known:
-            raise ConfigError(f"{name}: no option {option!r}; it has {choices(option, known)}")

@@ -7,7 +7,6 @@ rebuilt upstream. The override here leaves the body alone: it hands it a single 
 factory builds our blend over the real sources, so the stock code never comes to blend anything.
 """
 
-import functools
 import logging
 import math
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from megatron.energon.metadataset.loader_interface import DatasetBlendMode, Load
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
 from energon_ext.arguments import check_integer
-from energon_ext.config.source_key import get_origin, max_epochs_of
+from energon_ext.config.source_key import get_origin
 from energon_ext.encoders.sources import (
     absent_sources,
     check_unlimited,
@@ -33,7 +32,8 @@ from energon_ext.mixture.tree import INTERLEAVE, Tree, path_of
 from energon_ext.plan.blends import DynamicBlendDataset, LeastConsumedDataset
 from energon_ext.plan.dataset import BlendedDataset
 from energon_ext.plan.deal import Topology
-from energon_ext.plan.source import RowSource, Source
+from energon_ext.plan.row_source import RowSource
+from energon_ext.plan.source import Source
 from energon_ext.plan.streamed import RepeatUpTo
 from energon_ext.splice.source import SpliceSource
 from energon_ext.state.match import ENCODER
@@ -94,25 +94,24 @@ class DynamicBlendMixin:
         self._check_splices(datasets)
         if not repeat:
             check_unlimited(datasets)
-        for name in ("shuffle_buffer_size", "packing_buffer_size"):
-            if stages.get(name) is not None:  # one for all sources, and not one for each group
-                check_integer(name, stages[name], 0)
-        self._report_lag(datasets, worker_config, batch_size, stages)
+        names = ("shuffle_buffer_size", "packing_buffer_size")
+        buffers: dict[str, Any] = {name: stages.get(name) for name in names}
+        for name, size in buffers.items():
+            if size is not None:  # one for all sources, and not one for each group
+                check_integer(name, size, 0)
+        num_workers = worker_config.num_workers
+        lag = self.schedule_lag(batch_size=batch_size, num_workers=num_workers, **buffers)
+        _report_lag(datasets, lag)
         epochized = blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
-        repeats_sources = repeat and not epochized
+        # Sources of a plain blend repeat one by one; an epochized blend as a whole.
         sources = collapse_sources(
+            self,
             datasets,
-            lambda loaded, key: self.build_source(
-                loaded, key, worker_config=worker_config, repeat=repeats_sources
-            ),
-            functools.partial(
-                self.build_blend,
-                topology=Topology.of(worker_config, batch_size, self.rows_per_step),
-                restarts=not repeat,
-                # Sources of a plain blend repeat one by one; an epochized blend as a whole.
-                repeats=repeat and epochized,
-                worker_config=worker_config,
-            ),
+            worker_config=worker_config,
+            repeat=repeat and not epochized,
+            topology=Topology.of(worker_config, batch_size, self.rows_per_step),
+            restarts=not repeat,
+            repeats=repeat and epochized,
         )
         return super().build_train_datasets(  # type: ignore[misc]  # of the encoder behind
             datasets=[sources],
@@ -131,7 +130,7 @@ class DynamicBlendMixin:
         dataset = load_source(self, loaded, key, worker_config)
         if not repeat and (loaded.repetitions or 1) == 1:
             return dataset
-        limit = max_epochs_of(loaded.dataset)
+        limit = get_origin(loaded.dataset).max_epochs
         own_config = dataset.worker_config
         if repeat:
             return RepeatUpTo(dataset, repeats=limit, restart=False, worker_config=own_config)
@@ -184,40 +183,28 @@ class DynamicBlendMixin:
             ),
         )
 
-    def _check_splices(self, datasets: Sequence[LoadedDataset]) -> int | None:
+    def _check_splices(self, datasets: Sequence[LoadedDataset]) -> None:
         """Refuse ``splice:`` on an entry of the YAML; an encoder that splices checks it instead."""
         for origin in (get_origin(loaded.dataset) for loaded in datasets):
-            if origin is not None and origin.splice is not None:
+            if origin.splice is not None:
                 raise ConfigError(
                     f"{origin.splice_where}: a {type(self).__name__} splices nothing; use an "
                     f"energon_ext.PackedTaskEncoder, or leave it out."
                 )
-        return None
 
-    def _report_lag(
-        self,
-        datasets: list[LoadedDataset],
-        worker_config: WorkerConfig,
-        batch_size: int | None,
-        stages: dict[str, Any],
-    ) -> None:
-        scheduled = any(
-            isinstance(step, tuple) and step[0].weights[step[1]].is_scheduled
-            for loaded in datasets
-            for step in path_of(loaded.weight)
+
+def _report_lag(datasets: Sequence[LoadedDataset], lag: ScheduleLag) -> None:
+    scheduled = any(
+        isinstance(step, tuple) and step[0].weights[step[1]].is_scheduled
+        for loaded in datasets
+        for step in path_of(loaded.weight)
+    )
+    if scheduled and (lag.packing_batches or lag.shuffle_batches):
+        logger.info(
+            "Weights act on the draw, and buffers lie behind it: a breakpoint shows about %d "
+            "batches later (packing buffer; a schedule_axis with lookahead makes up for it), "
+            "and 99%% of the samples in the shuffle buffer are gone after %d more. "
+            "PackedTaskEncoder has no such lag.",
+            lag.packing_batches,
+            lag.shuffle_batches,
         )
-        lag = self.schedule_lag(
-            batch_size=batch_size,
-            shuffle_buffer_size=stages.get("shuffle_buffer_size"),
-            packing_buffer_size=stages.get("packing_buffer_size"),
-            num_workers=worker_config.num_workers,
-        )
-        if scheduled and (lag.packing_batches or lag.shuffle_batches):
-            logger.info(
-                "Weights act on the draw, and buffers lie behind it: a breakpoint shows about %d "
-                "batches later (packing buffer; a schedule_axis with lookahead makes up for it), "
-                "and 99%% of the samples in the shuffle buffer are gone after %d more. "
-                "PackedTaskEncoder has no such lag.",
-                lag.packing_batches,
-                lag.shuffle_batches,
-            )

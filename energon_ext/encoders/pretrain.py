@@ -7,7 +7,6 @@ step 1500 therefore changes step 1500, a weight is a share of tokens, and every 
 """
 
 import copy
-import functools
 from typing import Any, Sequence
 
 from megatron.energon import Cooker, TaskEncoder, TextSample, WorkerConfig, stateless
@@ -20,7 +19,7 @@ from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
 from energon_ext.config.references import TokenFileFactory
-from energon_ext.config.source_key import left_out_of, max_epochs_of, shuffle_key
+from energon_ext.config.source_key import get_origin, left_out_of, shuffle_key
 from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.text import Document, PackedRows
 from energon_ext.encoders.sources import collapse_sources, encoded_samples
@@ -34,8 +33,9 @@ from energon_ext.packing.best_fit import DEFAULT_CARRY
 from energon_ext.plan.cost import AttentionCost, Cost
 from energon_ext.plan.dataset import BlendedDataset
 from energon_ext.plan.deal import Topology
+from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
-from energon_ext.plan.source import RowSource, Source
+from energon_ext.plan.source import Source
 
 PACKINGS = ("bin", "sequential")
 
@@ -200,18 +200,15 @@ has no transition to train.
         """Energon's method: every document once, source after source, in order."""
         bound = self._bound_to(datasets, None, packing_buffer_size)
         bound._validating = True
+        bound._check_splices(datasets)
         rows = collapse_sources(
+            bound,
             datasets,
-            lambda loaded, key: bound.build_source(
-                loaded, key, worker_config=worker_config, repeat=False
-            ),
-            functools.partial(
-                bound.build_blend,
-                topology=Topology.of(worker_config, batch_size, None),
-                restarts=True,
-                worker_config=worker_config,
-            ),
+            worker_config=worker_config,
+            repeat=False,
             rule=IN_ORDER,
+            topology=Topology.of(worker_config, batch_size, None),
+            restarts=True,
         )
         return super(PackedTaskEncoder, bound).build_val_datasets(
             datasets=[rows], worker_config=worker_config, batch_size=batch_size, **kwargs
@@ -241,7 +238,7 @@ has no transition to train.
             source=key,
             packer=self._packer,
             buffer_docs=self.packing_buffer_docs,
-            may_go_on=repeat and max_epochs_of(loaded.dataset) is not None,
+            may_go_on=repeat and get_origin(loaded.dataset).max_epochs is not None,
             worker_config=worker_config,
         )
 
@@ -278,20 +275,15 @@ has no transition to train.
             bound.packing_buffer_docs = packing_buffer_size
         least = planned_buffer_docs(len(datasets))
         bound._planned_buffer_docs = max(bound.packing_buffer_docs, least)
-        pad_id = self._check_splices(datasets)
-        if pad_id is not None:
-            bound._assembler = copy.copy(self._assembler)
-            bound._assembler.pad_id = pad_id
         return bound
 
     def _planned_rows(
         self, loaded: LoadedDataset, key: str, worker_config: WorkerConfig, repeat: bool
     ) -> PlannedRows:
-        limit = max_epochs_of(loaded.dataset)
-        epochs = limit if repeat else (loaded.repetitions or 1)
+        factory = loaded.dataset
+        epochs = get_origin(factory).max_epochs if repeat else (loaded.repetitions or 1)
         if epochs is not None and epochs != int(epochs):
             raise ConfigError(f"{key}: {epochs} repetitions; a token file is read in whole epochs.")
-        factory = loaded.dataset
         factory.files.check_tokenizer(self.tokenizer.fingerprint(), self.tokenizer.vocab_size)
         return PlannedRows(
             factory.files,
@@ -311,7 +303,7 @@ has no transition to train.
 
 def planned_buffer_docs(sources: int) -> int:
     """Documents that each of so many sources packs together; many, as a plan reads lengths only."""
-    shared = PLANNED_BUFFERS_DOCS // sources
+    shared = PLANNED_BUFFERS_DOCS // max(1, sources)
     return min(MOST_PLANNED_BUFFER_DOCS, max(LEAST_PLANNED_BUFFER_DOCS, shared))
 
 

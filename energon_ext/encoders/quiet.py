@@ -35,17 +35,12 @@ def quiet_errors(dataset: SavableDataset) -> None:
 
 
 class _Quiet(ErrorContext):
-    def handle_errors(self, sample: Any) -> "_QuietEnd":
-        return _QuietEnd(super().handle_errors(sample))
-
-
-class _QuietEnd(contextlib.AbstractContextManager[Any, "bool | None"]):
-    def __init__(self, stage: contextlib.AbstractContextManager[Any, "bool | None"]):
-        self._stage = stage
-
-    def __enter__(self) -> Any:
-        return self._stage.__enter__()
-
-    def __exit__(self, *error: Any) -> "bool | None":
-        with quiet_energon() if error[0] else contextlib.nullcontext():
-            return self._stage.__exit__(*error)
+    @contextlib.contextmanager
+    def handle_errors(self, sample: Any) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            with quiet_energon(), super().handle_errors(sample):
+                raise
+        else:
+            self.reset()

@@ -24,7 +24,7 @@ from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.plan.source import RowSource
+from energon_ext.plan.row_source import RowSource
 
 OVER_LONG = ("cut", "error")
 

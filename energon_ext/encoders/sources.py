@@ -18,7 +18,6 @@ from energon_ext.config.left_out import LeftOut
 from energon_ext.config.source_key import (
     get_origin,
     left_out_of,
-    max_epochs_of,
     name_nodes,
     shuffle_key,
     source_keys,
@@ -32,13 +31,10 @@ from energon_ext.encoders.quiet import quiet_errors
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import BLEND, PathStep, blend_of, path_of, tree_of
 from energon_ext.plan.rows import PlannedRows
-from energon_ext.plan.source import RowSource, Source
+from energon_ext.plan.source import Source
 from energon_ext.weights import ConstantWeight
 
 logger = logging.getLogger(__name__)
-
-#: ``(loaded dataset, its key) -> what that source yields``
-SourceBuilder = Callable[[LoadedDataset, str], SavableDataset | RowSource]
 
 
 class SourcesFactory(BaseCoreDatasetFactory):
@@ -108,24 +104,33 @@ def encoded_samples(
 
 
 def collapse_sources(
+    task_encoder: Any,
     datasets: Sequence[LoadedDataset],
-    build_source: SourceBuilder,
-    build_blend: Callable[..., SavableDataset],
     *,
+    worker_config: WorkerConfig,
+    repeat: bool,
     rule: str = BLEND,
+    **options: Any,
 ) -> LoadedDataset:
-    """Many loaded datasets as one whose factory builds the blend; ``rule`` is BLEND or IN_ORDER."""
+    """Many loaded datasets as one, whose factory builds the encoder's blend over all of them.
+
+    Args:
+        repeat: whether a source begins again at its end.
+        rule: BLEND or IN_ORDER.
+        options: of ``task_encoder.build_blend``.
+    """
     if not datasets:
         raise ConfigError("The metadataset names no source; list at least one.")
     factories = [loaded.dataset for loaded in datasets]
     keys, names = source_keys(factories), source_names(factories)
-    for key, loaded in zip(keys, datasets):
-        if len(loaded.dataset) == 0:
-            place = f" ({origin.where})" if (origin := get_origin(loaded.dataset)) else ""
+    origins = [get_origin(factory) for factory in factories]
+    for key, factory, origin in zip(keys, factories, origins):
+        if len(factory) == 0:
+            place = f" ({origin.where})" if origin.where else ""
             raise ConfigError(
                 f"Source {key}{place} has no samples; prepare it again or leave it out."
             )
-    shown = [origin.name if origin else None for origin in map(get_origin, factories)]
+    shown = [origin.name for origin in origins]
     for key, name in zip(keys, shown):
         if name is not None and [*keys, *shown].count(name) > 1 and name != key:
             raise ConfigError(f"name: {name!r} is that of two sources, {key} for one; rename it.")
@@ -133,18 +138,19 @@ def collapse_sources(
     left_out = left_out_of(factories)
 
     def build() -> SavableDataset:
-        options = {"skip": left_out.skip} if left_out.skip and rule == BLEND else {}
         sources = [
             Source(
                 key=key,
                 fingerprint=fingerprint_files(loaded.dataset),
-                rows=build_source(loaded, key),
+                rows=task_encoder.build_source(
+                    loaded, key, worker_config=worker_config, repeat=repeat
+                ),
                 documents=len(loaded.dataset),
-                max_epochs=max_epochs_of(loaded.dataset),
+                max_epochs=origin.max_epochs,
                 names=own_names,
-                shown_as=name,
+                shown_as=origin.name,
             )
-            for key, own_names, name, loaded in zip(keys, names, shown, datasets)
+            for key, own_names, origin, loaded in zip(keys, names, origins, datasets)
         ]
         if rule == BLEND:
             check_left_out(left_out, sources)
@@ -152,7 +158,10 @@ def collapse_sources(
             name_nodes(tree, factories)
         else:
             tree = blend_of({key: ConstantWeight(1.0) for key in keys}, rule)
-        return build_blend(sources, tree, **options)
+        skip = left_out.skip if rule == BLEND else ()
+        return task_encoder.build_blend(
+            sources, tree, worker_config=worker_config, skip=skip, **options
+        )
 
     return LoadedDataset(
         dataset=SourcesFactory(sum(len(loaded.dataset) for loaded in datasets), build)
@@ -193,7 +202,7 @@ def check_unlimited(datasets: Sequence[LoadedDataset]) -> None:
     """Refuse a limit on the epochs of a source where every source is read once anyway."""
     for loaded in datasets:
         origin = get_origin(loaded.dataset)
-        if origin is not None and origin.max_epochs is not None:
+        if origin.max_epochs is not None:
             raise ConfigError(
                 f"{origin.where}.max_epochs: {origin.max_epochs} with repeat=False, which reads "
                 f"every source once; leave out one of the two."

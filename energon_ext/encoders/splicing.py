@@ -6,6 +6,7 @@ What becomes of them stands on the entry of the YAML (``splice:``) or comes from
 spliced source yields rows like any other, so it can be weighted, scheduled and interleaved.
 """
 
+import dataclasses
 import hashlib
 from typing import Any, Sequence
 
@@ -15,7 +16,7 @@ from megatron.energon.metadataset.loader_interface import LoadedDataset
 
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.config.references import TokenFileFactory
-from energon_ext.config.source_key import get_origin, max_epochs_of, shuffle_key, source_keys
+from energon_ext.config.source_key import get_origin, shuffle_key, source_keys
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sources import encoded_samples, load_source
 from energon_ext.encoders.splice_documents import (
@@ -59,8 +60,7 @@ class SplicingMixin(DynamicBlendMixin):
 
     def splice_of(self, loaded: LoadedDataset, key: str) -> SpliceFields | None:
         """What is spliced of a source: what its entry says; None to pack it as ever."""
-        origin = get_origin(loaded.dataset)
-        splice = None if origin is None else origin.splice
+        splice = get_origin(loaded.dataset).splice
         return splice if splice is not None and is_named(key, splice.dataset_name) else None
 
     def open_documents(
@@ -88,14 +88,14 @@ class SplicingMixin(DynamicBlendMixin):
 
     # For the encoder ------------------------------------------------------------------------
 
-    def _check_splices(self, datasets: Sequence[LoadedDataset]) -> int | None:
-        """Refuse what rows cannot keep; the filler that the splices ask for, if one does."""
+    def _check_splices(self, datasets: Sequence[LoadedDataset]) -> None:
+        """Refuse what rows cannot keep; take the filler that the splices ask for, if one does."""
         keys = source_keys([loaded.dataset for loaded in datasets])
         pads: dict[int, str] = {}
         entries: dict[tuple[str, str], list[str]] = {}
         for loaded, key in zip(datasets, keys):
             origin, where = get_origin(loaded.dataset), ""
-            if origin is not None and origin.splice is not None:
+            if origin.splice is not None:
                 where = f"{origin.splice_where}: "
                 name = origin.splice.dataset_name
                 if name is not None:
@@ -116,7 +116,8 @@ class SplicingMixin(DynamicBlendMixin):
                 f"pad_token_id: {one} of {key} and {other} of {other_key}; all rows of a batch "
                 f"have one filler. Give all of them the same."
             )
-        return next(iter(pads), None)
+        for pad_id in pads:
+            self._assembler = dataclasses.replace(self._assembler, pad_id=pad_id)
 
     def _check_splice(self, splice: SpliceFields, where: str) -> None:
         if self.alignment > 1:
@@ -171,7 +172,7 @@ class SplicingMixin(DynamicBlendMixin):
                 log_plan(examples, numbers, key)
         except ConfigError as error:
             raise ConfigError(f"Source {key}: {error}") from error
-        training = repeat and not self._validating
+        training, origin = repeat and not self._validating, get_origin(loaded.dataset)
         return SpliceSource(
             examples,
             documents,
@@ -180,7 +181,7 @@ class SplicingMixin(DynamicBlendMixin):
             config=splice,
             seq_len=self.seq_len,
             fill_id=self._assembler.pad_id if splice.pad_token_id is None else splice.pad_token_id,
-            epochs=max_epochs_of(loaded.dataset) if training else loaded.repetitions or 1,
+            epochs=origin.max_epochs if training else loaded.repetitions or 1,
             fingerprint={
                 **splice.to_json(),
                 "documents": _digest(store, numbers, documents),

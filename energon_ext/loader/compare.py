@@ -5,7 +5,7 @@ has started."""
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any
 
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState
@@ -87,12 +87,19 @@ def check_blend(state: SavableDataLoaderState, blend: BlendedDataset) -> list[So
     """The part of :func:`check_continues` on the sources."""
     saved = blends_in(state)
     for number, worker in saved.items():
-        if blend.is_shared:
-            _check_place(state.worker_states[number], number, blend)
+        place = place_of(state.worker_states[number]) if blend.is_shared else None
+        if place is not None:
+            check_fingerprint(
+                {"ranks": place["ranks"], "worker": place["worker"]},
+                {"ranks": blend.topology.ranks, "worker": number},
+                advice="restore_states() continues on other ranks and workers.",
+            )
         blend.check_state(worker, worker=number)
-        _check_sources(worker, blend)
-    states = sorted(saved.values(), key=lambda worker: worker["plan"]["row"])
-    changes = compare_sources(states[-1:] if blend.is_shared else states, names_of(blend))
+        states = worker["plan"]["sources"]
+        for key, saved_key in match_sources(states, names_of(blend)).items():
+            blend.sources[key].rows.check_state(states[saved_key]["rows"])
+    workers = sorted(saved.values(), key=lambda worker: worker["plan"]["row"])
+    changes = compare_sources(workers[-1:] if blend.is_shared else workers, names_of(blend))
     check_nothing_waits(state, changes)
     return changes
 
@@ -101,23 +108,6 @@ def virtual_epoch_length(dataset: SavableDataset) -> int:
     """Batches of a rank in a virtual epoch, 0 without."""
     found = dataset._find_wrapped_dataset(EpochizeDataset)
     return 0 if found is None else int(found.length)
-
-
-def _check_place(worker: Any, number: int, blend: BlendedDataset) -> None:
-    """Refuse a worker of a shared plan in another place than its own."""
-    place = place_of(worker)
-    if place is not None:
-        check_fingerprint(
-            {"ranks": place["ranks"], "worker": place["worker"]},
-            {"ranks": blend.topology.ranks, "worker": number},
-            advice="restore_states() continues on other ranks and workers.",
-        )
-
-
-def _check_sources(saved: Mapping[str, Any], blend: BlendedDataset) -> None:
-    states = saved["plan"]["sources"]
-    for key, saved_key in match_sources(states, names_of(blend)).items():
-        blend.sources[key].rows.check_state(states[saved_key]["rows"])
 
 
 def names_of(blend: BlendedDataset) -> dict[str, SourceNames]:

@@ -47,7 +47,6 @@ from energon_ext.loader.regroup import (
     last_stored,
     loader_state,
     regrouped,
-    share_of,
     with_blend,
     workers_of,
 )
@@ -55,7 +54,7 @@ from energon_ext.loader.seals import check_workers, sealed_workers
 from energon_ext.loader.workers import ExactWorker, WorkersInTurn
 from energon_ext.plan.lookup import blends_inside, find_blend
 from energon_ext.state.match import ENCODER, SourceChange
-from energon_ext.state.schema import check_format, check_seal, sealed
+from energon_ext.state.schema import check_seal, sealed
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +126,6 @@ class ExactDataLoader(SavableDataLoader):
         """
         blend = self._shared_blend()
         cursor = FlexState(check_seal(state))
-        check_format(cursor)
         blend.check_state(cursor)
         self.restore_state_rank(self._state_at(cursor))
 
@@ -155,8 +153,8 @@ class ExactDataLoader(SavableDataLoader):
         states = []
         for worker in range(workers):
             own = FlexState({**cursor, "skip": (worker - batches) % workers})
-            begun = share_of(in_epoch, worker, workers) % own_length
-            made = share_of(batches, worker, workers)
+            begun = len(range(worker, in_epoch, workers)) % own_length
+            made = len(range(worker, batches, workers))
             states.append(WorkerState(with_blend(fresh, own, begun), made))
         return self._sealed(loader_state(states, self.num_workers, self._get_batch_size()))
 
@@ -171,8 +169,7 @@ class ExactDataLoader(SavableDataLoader):
     def _worker_command(self, *command: Any) -> list[Any]:
         if command[0] == "get_checkpoint" and self._epoch_iterator is None:  # a pass has ended
             command = ("get_checkpoint", None)
-        found: list[Any] = super()._worker_command(*command)
-        return found
+        return super()._worker_command(*command)
 
     def save_state_rank(self) -> SavableDataLoaderState | None:
         """The state after the last batch that was drawn, None before there is any."""
@@ -306,8 +303,7 @@ _MIXED = "States of different saves are mixed; take those of one save."
 def _cursor_now(blend: Any, state: SavableDataLoaderState) -> FlexState:
     """The cursor after the last batch that this run has drawn, planned on where need be."""
     cursor, rounds = last_stored(state)
-    later: FlexState = blend.state_after(cursor, rounds) if rounds else cursor
-    return later
+    return blend.state_after(cursor, rounds) if rounds else cursor
 
 
 def _check_equal(cursors: Sequence[FlexState]) -> None:

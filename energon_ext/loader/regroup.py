@@ -36,13 +36,15 @@ class WorkerState:
 
     Attributes:
         tree: state of its datasets.
-        batches: that it made.
+        batches: that it had made when that was stored.
         rng: of the process, None without a process of its own.
+        behind: batches that it has made since.
     """
 
     tree: FlexState
     batches: int
     rng: SystemRngState | None = None
+    behind: int = 0
 
 
 def workers_of(state: SavableDataLoaderState) -> int:
@@ -62,29 +64,34 @@ def blends_in(state: SavableDataLoaderState) -> dict[int, FlexState]:
 
 def trees_in(state: SavableDataLoaderState) -> list[Any]:
     """The state of the datasets in every worker of a rank."""
-    return [
-        worker["datasets"][0] if isinstance(worker, dict) else worker.state.dataset_state
-        for worker in state.worker_states
-    ]
+    return [worker.tree for worker in workers_in(state)]
 
 
 def blend_in(tree: Any) -> FlexState:
     """The state of the blend, below the loader's own wrappers."""
+    blend: FlexState = _layers_of(tree)[-1]
+    check_format(blend)
+    return blend
+
+
+def _layers_of(tree: Any) -> list[Any]:
+    """States of the datasets around the blend, from the outermost in, and of the blend itself."""
+    layers = [tree]
     while (
         isinstance(tree, Mapping)
         and tree.get("__class__") != STATE_CLASS
         and len(tree.get("datasets", ())) == 1
     ):
         tree = tree["datasets"][0]
-    check_format(tree)
-    return tree
+        layers.append(tree)
+    return layers
 
 
 def last_stored(state: SavableDataLoaderState) -> tuple[FlexState, int]:
     """A state of a shared plan, and how many rounds of that run have gone out since."""
-    last = (state.next_worker_id - 1) % len(state.worker_states)
-    own_batches = getattr(state.worker_states[last], "offset", 0)
-    return blends_in(state)[last], own_batches * len(state.worker_states)
+    workers = workers_in(state)
+    last = (state.next_worker_id - 1) % len(workers)
+    return blends_in(state)[last], workers[last].behind * len(workers)
 
 
 def cursor_of(state: SavableDataLoaderState) -> FlexState:
@@ -104,47 +111,30 @@ def cursor_of(state: SavableDataLoaderState) -> FlexState:
 
 def batches_of(state: SavableDataLoaderState) -> int:
     """Batches that the rank which saved a state had drawn."""
-    return sum(
-        worker["_sample_index"]
-        if isinstance(worker, dict)
-        else worker.state.sample_index + worker.offset
-        for worker in state.worker_states
-    )
+    return sum(worker.batches + worker.behind for worker in workers_in(state))
 
 
 def wrappers_in(tree: Any) -> list[str]:
     """Class names of the datasets around the blend, in the state of a worker's datasets."""
-    if not isinstance(tree, Mapping) or tree.get("__class__") == STATE_CLASS:
-        return []
-    inner = tree.get("datasets") or [None]
-    return [str(tree.get("__class__")), *wrappers_in(inner[0])]
+    return [str(layer.get("__class__")) for layer in _layers_of(tree)[:-1]]
 
 
 def epoch_offset_in(tree: Mapping[str, Any]) -> int:
     """Batches of a worker in its virtual epoch, 0 without."""
-    while tree.get("__class__") not in (STATE_CLASS, EPOCHS):
-        tree = tree["datasets"][0]
-    return int(tree.get("_offset", 0))
+    around = _layers_of(tree)[:-1]
+    return sum(int(each.get("_offset", 0)) for each in around if each.get("__class__") == EPOCHS)
 
 
 def workers_in(state: SavableDataLoaderState) -> list[WorkerState]:
-    """The workers of a rank, in their order.
-
-    Raises:
-        StateFormatError: a state from which no other can be made.
-    """
+    """The workers of a rank, in their order."""
     found = []
     for worker in state.worker_states:
         if isinstance(worker, dict):
             found.append(WorkerState(worker["datasets"][0], worker["_sample_index"]))
-        elif worker.offset:
-            raise StateFormatError(
-                f"A worker's state is {worker.offset} batches old; resume with the saved number of "
-                f"ranks and workers, and save at a multiple of the loader's save_every."
-            )
         else:
             saved = worker.state
-            found.append(WorkerState(saved.dataset_state, saved.sample_index, saved.rng))
+            own = saved.dataset_state, saved.sample_index, saved.rng, worker.offset
+            found.append(WorkerState(*own))
     return found
 
 
@@ -161,10 +151,16 @@ def regrouped(
         epoch_length: batches of a rank in a virtual epoch, 0 without.
 
     Raises:
+        StateFormatError: a state from which no other can be made.
         StateMismatchError: another number of workers in all, or ranks made of them would have drawn
             unequally much.
     """
     old = [worker for state in states for worker in workers_in(state)]
+    if behind := next((worker.behind for worker in old if worker.behind), 0):
+        raise StateFormatError(
+            f"A worker's state is {behind} batches old; resume with the saved number of ranks and "
+            f"workers, and save at a multiple of the loader's save_every."
+        )
     per_rank = max(1, num_workers)
     if len(old) != per_rank * ranks:
         raise StateMismatchError(
@@ -183,14 +179,9 @@ def regrouped(
     if epoch_length:
         in_epoch = sum(worker.batches for worker in own) % epoch_length
         for number, worker in enumerate(own):
-            begun = share_of(in_epoch, number, per_rank) % (epoch_length // per_rank)
+            begun = len(range(number, in_epoch, per_rank)) % (epoch_length // per_rank)
             worker.tree = with_blend(worker.tree, blend_in(worker.tree), begun)
     return loader_state(own, num_workers, states[0].micro_batch_size)
-
-
-def share_of(batches: int, worker: int, workers: int) -> int:
-    """How many of the first batches of a rank a worker makes."""
-    return max(0, -(-(batches - worker) // workers))
 
 
 def loader_state(

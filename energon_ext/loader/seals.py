@@ -48,8 +48,7 @@ def sealed_workers(state: SavableDataLoaderState, ranks: int) -> SavableDataLoad
 
 def place_of(worker: Any) -> Mapping[str, Any] | None:
     """What a worker's state says of the loader it was in; None of a stock one."""
-    place: Mapping[str, Any] | None = _tree_of(worker).get(PLACE)
-    return place
+    return _tree_of(worker).get(PLACE)
 
 
 def check_workers(state: Any) -> None:
@@ -105,20 +104,16 @@ def _is_whole(worker: Any, workers: int) -> bool:
 
 
 def _is_as_saved(worker: Any, next_worker_id: int, micro_batch_size: int | None) -> bool:
-    tree = _tree_of(worker)
-    place = tree.get(PLACE)
-    if tree.get(SEAL) != _digest_of(worker) or not isinstance(place, Mapping):
+    place = place_of(worker)
+    if _tree_of(worker).get(SEAL) != _digest_of(worker) or not isinstance(place, Mapping):
         return False
-    return (place["next_worker_id"], place["micro_batch_size"]) == (
-        next_worker_id,
-        micro_batch_size,
-    )
+    said = place["next_worker_id"], place["micro_batch_size"]
+    return said == (next_worker_id, micro_batch_size)
 
 
 def _tree_of(worker: Any) -> Mapping[str, Any]:
     """The state of the datasets of a worker."""
-    tree: Mapping[str, Any] = worker if isinstance(worker, Mapping) else worker.state.dataset_state
-    return tree
+    return worker if isinstance(worker, Mapping) else worker.state.dataset_state
 
 
 def _with_tree(worker: Any, tree: Mapping[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Whose row is next: the tree of a metadataset at work."""
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -52,7 +52,16 @@ class Mixture:
         self.tree = tree
         self.keys = tuple(keys)
         self.ended = np.zeros(len(self.keys), bool)
-        self._root = _Branch(tree, self.keys, seed, row_tokens, phase, "")
+        worker, workers = phase
+
+        def new_sampler(rule: str, name: str, members: list[str]) -> Sampler:
+            key = f"{seed}/{name}/worker {worker}"
+            if rule == INTERLEAVE:
+                return InterleaveSampler(members, row_tokens, key if workers > 1 else None)
+            return BlendSampler(key) if rule == BLEND else InOrderSampler()
+
+        numbers = {key: number for number, key in enumerate(self.keys)}
+        self._root = _Branch(tree, "", numbers, new_sampler)
         self._retained: dict[str, Any] = {}
 
     def open(self, position: int) -> bool:
@@ -122,20 +131,17 @@ class _Branch:
     def __init__(
         self,
         tree: Tree,
-        keys: Sequence[str],
-        seed: str,
-        row_tokens: int,
-        phase: tuple[int, int],
         name: str,
+        numbers: Mapping[str, int],
+        new_sampler: Callable[[str, str, list[str]], Sampler],
     ):
         node = tree.node
         self.name, self.identity = name, node.identity
         self._new_source = node.new_source
         self._weights = Weights(node.weights)
-        number_of = {key: number for number, key in enumerate(keys)}
         #: Number of the source, -1 where the member is a node.
         self._sources = np.array(
-            [-1 if isinstance(m, Tree) else number_of[m] for m in tree.members], np.int64
+            [-1 if isinstance(m, Tree) else numbers[m] for m in tree.members], np.int64
         )
         self._is_source = self._sources >= 0
         names = [
@@ -143,19 +149,11 @@ class _Branch:
             for index, member in enumerate(tree.members)
         ]
         self._children = {
-            index: _Branch(member, keys, seed, row_tokens, phase, names[index])
+            index: _Branch(member, names[index], numbers, new_sampler)
             for index, member in enumerate(tree.members)
             if isinstance(member, Tree)
         }
-        self.sampler: Sampler
-        if node.rule == INTERLEAVE:
-            worker, workers = phase
-            key = f"{seed}/{name}/worker {worker}" if workers > 1 else None
-            self.sampler = InterleaveSampler(names, row_tokens, key)
-        elif node.rule == BLEND:
-            self.sampler = BlendSampler(f"{seed}/{name}/worker {phase[0]}")
-        else:
-            self.sampler = InOrderSampler()
+        self.sampler = new_sampler(node.rule, name, names)
 
     def branches(self) -> list["_Branch"]:
         """This one and all below."""

@@ -123,10 +123,7 @@ class Tree:
     def keys(self) -> Iterator[str]:
         """Keys of all sources below."""
         for member in self.members:
-            if isinstance(member, Tree):
-                yield from member.keys()
-            else:
-                yield member
+            yield from member.keys() if isinstance(member, Tree) else [member]
 
     def nodes(self) -> Iterator[Node]:
         """This node and all below."""

@@ -57,9 +57,7 @@ class Clock:
 
     def now(self) -> int:
         """At the batch that the active worker of Energon is assembling."""
-        batch = current_batch_index()
-        row = batch * self.topology.rows_per_round
-        return self.axis.position(batch // self.topology.rounds, row, batch, self.row_tokens)
+        return self.at(self.step_now(), current_batch_index() * self.topology.rows_per_round)
 
 
 def current_batch_index() -> int:

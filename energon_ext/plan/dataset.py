@@ -212,8 +212,8 @@ class BlendedDataset(BaseWrapperDataset):
     def _active(self) -> Cursor:
         if self._cursor is None:
             self._cursor = Cursor(
-                self._new_plan(),
-                self.clock,
+                plan=self._new_plan(),
+                clock=self.clock,
                 is_shared=self.is_shared,
                 cost=self._cost,
                 is_first=self._worker_number() == 0,
@@ -260,7 +260,13 @@ class BlendedDataset(BaseWrapperDataset):
     def _inside(self) -> dict[str, Any]:
         """What a state that is saved inside a step depends on, since the step is drawn again."""
         name = getattr(self._cost, "__qualname__", repr(self._cost)) if self._cost else None
-        return {**self.topology.of_step, "mixture": digest_of(self.tree.to_json()), "cost": name}
+        return {
+            "rows_per_step": self.topology.rows_per_step,
+            "batch_size": self.topology.batch_rows,
+            "ranks": self.topology.ranks,
+            "mixture": digest_of(self.tree.to_json()),
+            "cost": name,
+        }
 
     def restore_state(self, state: FlexState) -> None:
         """Continue from :meth:`save_state`; begins nothing with a state that is refused."""

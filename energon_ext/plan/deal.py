@@ -84,15 +84,6 @@ class Topology:
         """Batches of a rank in a step."""
         return self.rows_per_step // self.rows_per_round
 
-    @property
-    def of_step(self) -> dict[str, int]:
-        """What a state that was saved inside a step depends on."""
-        return {
-            "rows_per_step": self.rows_per_step,
-            "batch_size": self.batch_rows,
-            "ranks": self.ranks,
-        }
-
     def rows_of(self, number: int) -> range:
         """Rows of this rank in a round of a step."""
         first = number * self.rows_per_round + self.rank * self.batch_rows

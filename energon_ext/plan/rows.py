@@ -19,16 +19,13 @@ from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.errors import ConfigError, StateFormatError
 from energon_ext.packing import Packer, PackPlan, Pieces
-from energon_ext.state.match import check_fingerprint
-
-#: What a state calls these rows.
-KIND = "planned"
+from energon_ext.plan.row_source import RowSource, Taken
 
 #: A pack plan takes no more than so many rows of tokens, where documents are long.
 MOST_ROWS = 4096
 
 
-class PlannedRows:
+class PlannedRows(RowSource):
     """The packed rows of documents whose lengths are known.
 
     Args:
@@ -48,6 +45,8 @@ class PlannedRows:
     ``excluded`` may be others on a resume: the plan that was begun is finished as it was.
     """
 
+    kind = "planned"
+
     def __init__(
         self,
         documents: Documents,
@@ -59,13 +58,12 @@ class PlannedRows:
         first: int = 0,
         excluded: np.ndarray | None = None,
     ):
+        super().__init__(source, documents.fingerprint())
         self.documents = documents
-        self.source = source
         self._packer = packer
         self._order = order
         self._first = first
         self._buffer_docs = buffer_docs
-        self._fingerprint = documents.fingerprint()
         self._turn = stable_hash(order.key)  # who gets the odd document out
         self.excluded = np.zeros(0, np.int64) if excluded is None else excluded
         if self.excluded.max(initial=-1) >= len(documents):
@@ -83,35 +81,30 @@ class PlannedRows:
             if self.documents.locate(numbers)[1][~self._is_excluded(numbers)].any():
                 return
         reason = "empty or excluded" if len(self.excluded) else "empty"
-        raise ConfigError(f"{self.source}: all of its documents are {reason}; leave it out.")
+        raise ConfigError(f"{self.key}: all of its documents are {reason}; leave it out.")
 
     def _is_excluded(self, numbers: np.ndarray) -> np.ndarray:
         """Which of some documents are, bool [n]."""
         return np.isin(numbers, self.excluded)
 
     def restart(self) -> None:
-        """Begin with the first row again."""
         self._order.restart()
         self._plan = PackPlan.none()
         self._begin_with(Pieces.none(), rows_before=0)
 
     def read_part(self, worker: int, workers: int) -> None:
-        """Read every ``workers``-th document alone, where many workers read for themselves."""
         self._order.part = (worker + self._turn) % workers, workers
 
     @property
     def is_finite(self) -> bool:
-        """Whether there is a last row."""
         return self._order.is_finite
 
     @property
     def ended(self) -> bool:
-        """Whether no row is left, as far as is known without packing more."""
         return self._next_row == len(self._plan) and self._is_through
 
     def take(self, count: int) -> "TakenRows":
-        """Up to ``count`` further rows; fewer at the end of the last epoch."""
-        taken = TakenRows(self.documents, self.source)
+        taken = TakenRows(self.documents, self.key)
         while count and self._has_next():
             number = min(count, len(self._plan) - self._next_row)
             taken.add(self._plan, self._next_row, self._next_row + number)
@@ -169,10 +162,9 @@ class PlannedRows:
     # State --------------------------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """JSON values."""
         return {
-            "kind": KIND,
-            "documents": self._fingerprint,
+            "kind": self.kind,
+            "documents": self.fingerprint,
             "epoch": self._at[0],
             "position": self._at[1],
             "carried": {
@@ -193,25 +185,16 @@ class PlannedRows:
             StateMismatchError: the state of other documents.
             StateFormatError: the state says what no source of these documents can have said.
         """
-        check_fingerprint(
-            {"kind": state["kind"], **state["documents"]},
-            {"kind": KIND, **self._fingerprint},
-            self.source,
-        )
+        super().check_state(state)
         numbers, starts = state["carried"]["documents"], state["carried"]["starts"]
         is_sound = len(numbers) == len(starts) and max(numbers, default=0) < len(self.documents)
         if is_sound:
             lengths = self.documents.locate(np.array(numbers, np.int64))[1]
             is_sound = bool((np.array(starts, np.int64) < lengths).all())
         if not is_sound:
-            raise StateFormatError(f"{self.source}: carries pieces that the source has not.")
+            raise StateFormatError(f"{self.key}: carries pieces that the source has not.")
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`save_state`.
-
-        Raises:
-            StateFormatError, StateMismatchError: as of :meth:`check_state`.
-        """
         self.check_state(state)
         self.restart()
         self._order.epoch, self._order.position = state["epoch"], state["position"]
@@ -229,19 +212,14 @@ class PlannedRows:
         self._pack(Pieces.whole(taken, *self.documents.locate(taken)), state["last"])
         if self._taken != state["taken"] or state["next_row"] > len(self._plan):
             raise StateFormatError(
-                f"{self.source}: {state['taken']} documents and row {state['next_row']} of a plan "
+                f"{self.key}: {state['taken']} documents and row {state['next_row']} of a plan "
                 f"were saved; {self._taken} documents make {len(self._plan)} rows now."
             )
         self._next_row = state["next_row"]
 
 
-class TakenRows:
-    """Some rows of a source, not yet read.
-
-    Attributes:
-        num_tokens: positions of them that hold a document.
-        num_documents: documents that end in them.
-    """
+class TakenRows(Taken):
+    """Some rows of a source, not yet read."""
 
     def __init__(self, documents: Documents, source: str):
         self._documents = documents
@@ -263,7 +241,6 @@ class TakenRows:
         return self._count
 
     def pieces(self) -> tuple[np.ndarray, np.ndarray]:
-        """Lengths of the pieces in all rows, row after row, and where each row ends."""
         lengths, ends, before = [], [], 0
         counts = np.diff([begin for begin, _, _ in self._parts], append=self._count)
         for (_, plan, first), count in zip(self._parts, counts.tolist()):
@@ -276,12 +253,10 @@ class TakenRows:
         return np.concatenate(lengths), np.concatenate(ends)
 
     def contents(self, number: int) -> list[tuple[int, int, int]]:
-        """Document, first token and the one behind the last, of everything in a row."""
         plan, number = self._planned(number)
         return plan.pieces[plan.extent(number)].ranges()
 
     def row(self, number: int) -> Row:
-        """One of them, with its tokens."""
         plan, number = self._planned(number)
         pieces, own = plan.pieces, plan.extent(number)
         places, starts, stops = (

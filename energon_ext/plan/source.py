@@ -1,64 +1,18 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One source of a blend, and what its rows must be able to do."""
+"""One source of a blend."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Mapping, Protocol
+from typing import Any, Mapping
 
-import numpy as np
 from megatron.energon.flavors.base_dataset import SavableDataset
 
+from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.streamed import StreamedSamples
 from energon_ext.state.match import SourceNames
 from energon_ext.weights import ConstantWeight, WeightSpec
-
-
-class Taken(Protocol):
-    """Rows that were taken from a source and are not yet read."""
-
-    num_tokens: int
-    num_documents: int
-
-    def __len__(self) -> int: ...
-
-    def contents(self, number: int) -> list[tuple[int, int, int]]:
-        """Document, first token and the one behind the last, of everything in one of them."""
-
-    def row(self, number: int) -> Any:
-        """One of them, read."""
-
-    def pieces(self) -> tuple[np.ndarray, np.ndarray]:
-        """Lengths of the documents in all rows, row after row, and where each row ends."""
-
-
-class RowSource(Protocol):
-    """Where the rows of a source come from."""
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether there may be a last row."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether no row is left."""
-
-    def take(self, count: int) -> Taken:
-        """Up to ``count`` further rows; fewer at the end."""
-
-    def restart(self) -> None:
-        """Begin with the first row again."""
-
-    def read_part(self, worker: int, workers: int) -> None:
-        """Read every ``workers``-th document alone, where many workers read for themselves."""
-
-    def save_state(self) -> Mapping[str, Any]: ...
-
-    def check_state(self, state: Any) -> None:
-        """Refuse what other documents have saved."""
-
-    def restore_state(self, state: Any) -> None: ...
 
 
 @dataclass

@@ -18,7 +18,8 @@ from energon_ext.errors import ConfigError
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.plan.cost import Cost
 from energon_ext.plan.deal import Topology, balanced
-from energon_ext.plan.source import Source, Taken
+from energon_ext.plan.row_source import Taken
+from energon_ext.plan.source import Source
 from energon_ext.state.match import match_sources
 
 

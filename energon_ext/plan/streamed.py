@@ -7,18 +7,14 @@ from __future__ import annotations
 import tarfile
 from typing import Any, Callable, Iterator, Mapping
 
-import numpy as np
 from megatron.energon.errors import FatalSampleError
 from megatron.energon.flavors.base_dataset import SavableDataset, add_sample_restore_key
 from megatron.energon.state import FlexState
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
 from energon_ext.errors import LEFT_OUT, EnergonExtError, SampleError
-from energon_ext.state.match import check_fingerprint
+from energon_ext.plan.row_source import RowSource, Taken
 from energon_ext.state.schema import BLEND
-
-#: What a state calls these samples.
-KIND = "streamed"
 
 
 def num_tokens_of(sample: Any) -> int:
@@ -26,7 +22,7 @@ def num_tokens_of(sample: Any) -> int:
     return int(getattr(sample, "num_tokens", 1))
 
 
-class StreamedSamples:
+class StreamedSamples(RowSource):
     """What an Energon dataset yields: rows that were packed on the fly, or samples of any kind.
 
     A sample says itself what it holds: ``num_tokens`` and ``documents``, 1 each where it does not.
@@ -44,6 +40,7 @@ class StreamedSamples:
     State: that of the dataset, whether it has ended, and ``documents``.
     """
 
+    kind = "streamed"
     is_finite = True
 
     def __init__(
@@ -53,9 +50,8 @@ class StreamedSamples:
         source: str = "",
         documents: Mapping[str, Any] | None = None,
     ):
+        super().__init__(source, documents or {})
         self.dataset = dataset
-        self.source = source
-        self._documents = dict(documents or {})
         self._max_epochs = max_epochs
         self._iterator: Iterator[Any] | None = None
         self._is_empty = False
@@ -63,7 +59,6 @@ class StreamedSamples:
         self.restart()
 
     def restart(self) -> None:
-        """Begin with the first sample again."""
         self._has_ended = False
 
     def open(self) -> None:
@@ -80,7 +75,6 @@ class StreamedSamples:
         return self._has_ended or self._is_empty
 
     def take(self, count: int) -> "TakenSamples":
-        """Up to ``count`` further samples; fewer at the end."""
         samples: list[Any] = []
         while len(samples) < count and not self.ended:
             if self._iterator is None:
@@ -89,7 +83,7 @@ class StreamedSamples:
             if sample is None:
                 self._has_ended, self._iterator = True, None
             else:
-                samples.append(add_sample_restore_key(sample, self.source, src=BLEND))
+                samples.append(add_sample_restore_key(sample, self.key, src=BLEND))
         return TakenSamples(samples, sum(map(self.size_of, samples)))
 
     def _next(self, samples: Iterator[Any]) -> Any:
@@ -101,7 +95,7 @@ class StreamedSamples:
         except FatalSampleError as error:
             if isinstance(error.__context__, LEFT_OUT):
                 raise SampleError(
-                    f"{self.source}: too many samples in a row cannot be used, the last: "
+                    f"{self.key}: too many samples in a row cannot be used, the last: "
                     f"{error.__context__} Is this the data of another task?"
                 ) from error
             raise
@@ -109,29 +103,21 @@ class StreamedSamples:
         except (OSError, tarfile.TarError, ValueError, AssertionError) as error:
             reason = " ".join(str(error).split())
             raise SampleError(
-                f"{self.source}: cannot be read on ({type(error).__name__}: {reason}); copy its "
+                f"{self.key}: cannot be read on ({type(error).__name__}: {reason}); copy its "
                 f"files again and resume."
             ) from error
 
     def save_state(self) -> FlexState:
         return FlexState(
-            kind=KIND,
-            documents=self._documents,
+            kind=self.kind,
+            documents=self.fingerprint,
             dataset=self.dataset.save_state(),
             ended=self._has_ended,
             max_epochs=self._max_epochs,
         )
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse the state of planned rows, and of other documents."""
-        check_fingerprint(
-            {"kind": state["kind"], **state["documents"]},
-            {"kind": KIND, **self._documents},
-            self.source,
-        )
-
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`save_state`; a raised ``max_epochs`` goes on behind the end."""
+        """As of any source; a raised ``max_epochs`` goes on behind the end."""
         self.check_state(state)
         self.dataset.restore_state(state["dataset"])
         limit, before = self._max_epochs, state["max_epochs"]
@@ -154,7 +140,7 @@ class RepeatUpTo(RepeatDataset[Any]):
         self._repetition = max(read, self._repetition)
 
 
-class TakenSamples:
+class TakenSamples(Taken):
     """Samples that were read when they were drawn."""
 
     def __init__(self, samples: list[Any], size: float):
@@ -164,12 +150,6 @@ class TakenSamples:
 
     def __len__(self) -> int:
         return len(self._samples)
-
-    def pieces(self) -> tuple[np.ndarray, np.ndarray]:
-        raise NotImplementedError("A private plan deals one row at a time.")
-
-    def contents(self, number: int) -> list[tuple[int, int, int]]:
-        raise NotImplementedError("What a stream read is not known without reading it.")
 
     def row(self, number: int) -> Any:
         return self._samples[number]

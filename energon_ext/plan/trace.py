@@ -36,9 +36,6 @@ def rows_of(step: Step, topology: Topology) -> Iterator[TracedRow]:
     for number in range(topology.rows_per_step):
         round_, place = divmod(number, topology.rows_per_round)
         rank = place // topology.batch_rows
-        found = step.taken(number)
-        if found is None:
-            yield TracedRow(number, rank, round_, None, [])
-        else:
-            taken, own, source = found
-            yield TracedRow(number, rank, round_, source, taken.contents(own))
+        taken, own, source = step.taken(number) or (None, 0, None)
+        contents = [] if taken is None else taken.contents(own)
+        yield TracedRow(number, rank, round_, source, contents)

@@ -5,6 +5,7 @@
 import copy
 import logging
 import math
+from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator
 
 from megatron.energon import SavableDataLoader
@@ -26,7 +27,7 @@ from energon_ext.rl.dataset_state import (
     save_group,
     save_prompt,
 )
-from energon_ext.rl.group_rows import WeightedGroup, arrange, write_groups
+from energon_ext.rl.group_rows import WeightedGroup, arrange, row_of
 from energon_ext.rl.rollout_metrics import RolloutMetrics
 from energon_ext.rl.sampler import BatchSampler, Sampler, ScoredGroup, Unanswered
 from energon_ext.state.exhaustion import end_together
@@ -35,7 +36,15 @@ from energon_ext.state.schema import check_seal, sealed
 
 _logger = logging.getLogger(__name__)
 
+#: Arguments that are integers >= 1, and those that a state depends on beside the seed.
+_SIZES = ("seq_len", "rows", "groups_per_batch", "max_attempts", "batches_per_step", "alignment")
+_SAVED_UNDER = (
+    *("groups_per_batch", "max_staleness", "batches_per_step", "alignment"),
+    *("reward_clip", "advantage_clip", "min_reward_std"),
+)
 
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class RLDataset:
     """Yields a :class:`~energon_ext.PackedBatch` of ``rows`` rows from sampled answers.
 
@@ -85,66 +94,43 @@ class RLDataset:
     that resumes may have other ``seq_len``, ``rows``, ``pad_id``, ``max_attempts`` and prompts.
     """
 
-    def __init__(
-        self,
-        prompts: SavableDataLoader,
-        sampler: BatchSampler | Sampler,
-        *,
-        seq_len: int,
-        rows: int,
-        groups_per_batch: int,
-        reward_clip: float | None = None,
-        advantage_clip: float | None = None,
-        min_reward_std: float = 1e-6,
-        max_attempts: int = 1000,
-        max_staleness: int | None = None,
-        batches_per_step: int = 1,
-        sync_weights: Callable[[int], Any] | None = None,
-        pad_id: int = 0,
-        alignment: int = 1,
-        seed: int = 0,
-    ):
-        sizes = {"seq_len": seq_len, "rows": rows, "groups_per_batch": groups_per_batch}
-        more = {"max_attempts": max_attempts, "batches_per_step": batches_per_step}
-        check_integers("RLDataset", **sizes, **more, alignment=alignment)
-        check_integers("RLDataset", least=0, pad_id=pad_id)
-        if max_staleness is not None:
-            check_integers("RLDataset", least=0, max_staleness=max_staleness)
-        check_number("RLDataset.min_reward_std", min_reward_std)
+    prompts: SavableDataLoader = field(kw_only=False)
+    sampler: BatchSampler | Sampler = field(kw_only=False)
+    seq_len: int
+    rows: int
+    groups_per_batch: int
+    reward_clip: float | None = None
+    advantage_clip: float | None = None
+    min_reward_std: float = 1e-6
+    max_attempts: int = 1000
+    max_staleness: int | None = None
+    batches_per_step: int = 1
+    sync_weights: Callable[[int], Any] | None = None
+    pad_id: int = 0
+    alignment: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_integers("RLDataset", **{name: getattr(self, name) for name in _SIZES})
+        check_integers("RLDataset", least=0, pad_id=self.pad_id)
+        if self.max_staleness is not None:
+            check_integers("RLDataset", least=0, max_staleness=self.max_staleness)
+        check_number("RLDataset.min_reward_std", self.min_reward_std)
         methods = ("sample_and_score_batch", "sample_and_score")
-        if not any(callable(getattr(sampler, name, None)) for name in methods):
+        if not any(callable(getattr(self.sampler, name, None)) for name in methods):
             raise ConfigError(
-                f"sampler: a {type(sampler).__name__} found; it needs {' or '.join(methods)}."
+                f"sampler: a {type(self.sampler).__name__} found; it needs {' or '.join(methods)}."
             )
-        group_advantages([0.0, 1.0], reward_clip, advantage_clip)  # refuses bad clips now
-        self.prompts = prompts
-        self.sampler = sampler
-        self.rows = rows
-        self.groups_per_batch = groups_per_batch
-        self.reward_clip = reward_clip
-        self.advantage_clip = advantage_clip
-        self.min_reward_std = min_reward_std
-        self.max_attempts = max_attempts
-        self.max_staleness = max_staleness
-        self.batches_per_step = batches_per_step
-        self.sync_weights = sync_weights
+        group_advantages([0.0, 1.0], self.reward_clip, self.advantage_clip)  # refuses bad clips
         self._synchronized: int | None = None
-        self._assembler = BatchAssembler(seq_len, pad_id=pad_id, alignment=alignment)
-        blend = find_blend(prompts)
+        self._assembler = BatchAssembler(self.seq_len, pad_id=self.pad_id, alignment=self.alignment)
+        blend = find_blend(self.prompts)
         self._sources = blend.keys
         self._epoch_limits = blend.epoch_limits
         self._vocab_size: int = blend.fingerprint.get("vocab_size", 2**31)
-        self._seed = f"{seed}/{prompts.worker_config.rank}"
-        self._fingerprint = {
-            "seed": self._seed,
-            "groups_per_batch": groups_per_batch,
-            "max_staleness": max_staleness,
-            "batches_per_step": batches_per_step,
-            "alignment": alignment,
-            "reward_clip": reward_clip,
-            "advantage_clip": advantage_clip,
-            "min_reward_std": min_reward_std,
-        }
+        self._seed = f"{self.seed}/{self.prompts.worker_config.rank}"
+        self._fingerprint = {name: getattr(self, name) for name in _SAVED_UNDER}
+        self._fingerprint["seed"] = self._seed
         self._iterator: Iterator[list[Prompt]] | None = None
         self._drawn: list[Prompt] = []
         self._groups: list[WeightedGroup] = []
@@ -194,7 +180,7 @@ class RLDataset:
         taken = self._groups[: self.groups_per_batch]
         while (arrangement := self._arrange(taken)) is None:
             taken.pop()
-        batch = write_groups(taken, arrangement, self._assembler, self._sources)
+        batch = self._assembler([row_of(members) for members in arrangement], self._sources)
         del self._groups[: len(taken)]
         self._rollout.end_batch([self.step - weighted.step for weighted in taken])
         return batch
@@ -287,11 +273,11 @@ class RLDataset:
         """Whether a batch of this group alone could be made; it is logged where none can."""
         if self._arrange([weighted]) is not None:
             return True
-        lengths, seq_len = weighted.group.sample_lengths(), self._assembler.seq_len
+        lengths = weighted.group.sample_lengths()
         _logger.warning(
             "The answers to prompt %s are left out: they have %s tokens with the prompt, the "
             "longest %s, and a batch has %s rows of %s.",
-            *(weighted.key, sum(lengths), max(lengths), self.rows, seq_len),
+            *(weighted.key, sum(lengths), max(lengths), self.rows, self.seq_len),
         )
         return False
 
@@ -303,9 +289,8 @@ class RLDataset:
         self._rollout.count("stale_groups", len(self._groups) - len(kept))
         self._groups = kept
 
-    def _arrange(self, groups: list[WeightedGroup]) -> list[list[tuple[int, int]]] | None:
-        assembler = self._assembler
-        return arrange(groups, self.rows, assembler.seq_len, assembler.alignment)
+    def _arrange(self, groups: list[WeightedGroup]) -> list[list[tuple[WeightedGroup, int]]] | None:
+        return arrange(groups, self.rows, self.seq_len, self.alignment)
 
     def _draw(self) -> bool:
         """Draw prompts, unless some wait for a sampler that failed; False where there are none."""

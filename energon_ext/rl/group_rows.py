@@ -9,8 +9,6 @@ from typing import Sequence
 import numpy as np
 import torch
 
-from energon_ext.batch.collate import BatchAssembler
-from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
 from energon_ext.rl.sampler import ScoredGroup
 
@@ -59,11 +57,9 @@ def balance_by_tokens(lengths: Sequence[int], bins: int, capacity: int) -> list[
 
 def arrange(
     groups: Sequence[WeightedGroup], rows: int, seq_len: int, alignment: int = 1
-) -> list[list[tuple[int, int]]] | None:
-    """``(group, sample)`` of each row, or None if they do not fit; samples are aligned."""
-    samples = [
-        (index, sample) for index, g in enumerate(groups) for sample in range(len(g.advantages))
-    ]
+) -> list[list[tuple[WeightedGroup, int]]] | None:
+    """Group and sample of everything in each row, None if they do not fit; samples are aligned."""
+    samples = [(group, sample) for group in groups for sample in range(len(group.advantages))]
     lengths = [n + -n % alignment for g in groups for n in g.group.sample_lengths()]
     bins = balance_by_tokens(lengths, rows, seq_len)
     if bins is None:
@@ -71,19 +67,11 @@ def arrange(
     return [[samples[item] for item in items] for items in bins]
 
 
-def write_groups(
-    groups: Sequence[WeightedGroup],
-    arrangement: Sequence[Sequence[tuple[int, int]]],
-    assembler: BatchAssembler,
-    sources: Sequence[str],
-) -> PackedBatch:
-    """The batch of arranged groups; a row without samples is padding, batches have one shape."""
-    rows = [_row([(groups[group], sample) for group, sample in row]) for row in arrangement]
-    return assembler(rows, sources)
+def row_of(members: Sequence[tuple[WeightedGroup, int]]) -> Row:
+    """Samples as slices; every response token weighs the advantage of its sample.
 
-
-def _row(members: Sequence[tuple[WeightedGroup, int]]) -> Row:
-    """Samples as slices; every response token weighs the advantage of its sample."""
+    A row without samples is padding, so batches have one shape.
+    """
     slices, weights, log_probs, rewards = [], [], [], []
     for weighted, sample in members:
         group = weighted.group

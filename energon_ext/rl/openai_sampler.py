@@ -9,9 +9,10 @@ were sampled, and the log-probabilities belong to those.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, AsyncIterator, Mapping, Sequence
 
-from energon_ext.arguments import check_integers, check_number
+from energon_ext.arguments import check_integer, check_number
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError, SampleError, SamplerError
 from energon_ext.rl.sampler import RewardFunction, ScoredGroup, Unanswered, score
@@ -29,6 +30,7 @@ _REFUSED = (400, 413, 422)
 Answers = tuple[list[list[int]], list[list[float]], list[Any]]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class OpenAISampler:
     """A :class:`~energon_ext.rl.BatchSampler` that asks a server, all prompts of a call at once.
 
@@ -63,53 +65,43 @@ class OpenAISampler:
     :class:`~energon_ext.rl.Unanswered`: the others of the call have their groups.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        reward: RewardFunction,
-        *,
-        group_size: int,
-        max_new_tokens: int,
-        model: str = "",
-        api: str = "vllm",
-        sampling: Mapping[str, Any] | None = None,
-        api_key: str | None = None,
-        timeout_seconds: float = 300.0,
-        call_timeout_seconds: float = 3600.0,
-        max_retries: int = 5,
-        max_concurrent: int = 64,
-    ):
+    base_url: str = field(kw_only=False)
+    reward: RewardFunction = field(kw_only=False)
+    group_size: int
+    max_new_tokens: int
+    model: str = ""
+    api: str = "vllm"
+    sampling: Mapping[str, Any] | None = None
+    api_key: str | None = None
+    timeout_seconds: float = 300.0
+    call_timeout_seconds: float = 3600.0
+    max_retries: int = 5
+    max_concurrent: int = 64
+
+    def __post_init__(self) -> None:
         try:
             import openai
         except ImportError as error:
             raise ConfigError(
                 "OpenAISampler needs the package `openai`: pip install 'energon_ext[openai]'."
             ) from error
-        if api not in _APIS:
-            raise ConfigError(f"api: {api!r} found, {' or '.join(_APIS)} allowed.")
-        check_integers("OpenAISampler", least=2, group_size=group_size)
-        check_integers(
-            "OpenAISampler", max_new_tokens=max_new_tokens, max_concurrent=max_concurrent
-        )
-        check_integers("OpenAISampler", least=0, max_retries=max_retries)
-        check_number("OpenAISampler.timeout_seconds", timeout_seconds, above_zero=True)
-        check_number("OpenAISampler.call_timeout_seconds", call_timeout_seconds, above_zero=True)
+        if self.api not in _APIS:
+            raise ConfigError(f"api: {self.api!r} found, {' or '.join(_APIS)} allowed.")
+        for name, least in {"group_size": 2, "max_new_tokens": 1, "max_concurrent": 1}.items():
+            check_integer(f"OpenAISampler.{name}", getattr(self, name), least)
+        check_integer("OpenAISampler.max_retries", self.max_retries, 0)
+        for name in ("timeout_seconds", "call_timeout_seconds"):
+            check_number(f"OpenAISampler.{name}", getattr(self, name), above_zero=True)
         self._openai = openai
-        self.base_url = base_url.rstrip("/")
-        self.reward = reward
-        self.group_size = group_size
-        self.max_new_tokens = max_new_tokens
-        self.model = model
-        self.sampling = {"temperature": 1.0, "top_p": 1.0, **(sampling or {})}
-        self.max_concurrent = max_concurrent
-        self.call_timeout_seconds = call_timeout_seconds
+        self.base_url = self.base_url.rstrip("/")
+        self.parameters = {"temperature": 1.0, "top_p": 1.0, **(self.sampling or {})}
         self._client_options: dict[str, Any] = {
             "base_url": self.base_url,
-            "api_key": api_key or "none",  # else the client takes one of the environment
-            "timeout": timeout_seconds,
-            "max_retries": max_retries,
+            "api_key": self.api_key or "none",  # else the client takes one of the environment
+            "timeout": self.timeout_seconds,
+            "max_retries": self.max_retries,
         }
-        self._path, self._request, self._answers = _APIS[api]
+        self._path, self._request, self._answers = _APIS[self.api]
 
     def sample_and_score_batch(
         self, prompts: Sequence[Prompt], seed: int
@@ -213,7 +205,7 @@ def _vllm_request(sampler: OpenAISampler, prompt: list[int], seed: int) -> dict[
         "seed": seed,
         "logprobs": 1,
         "return_token_ids": True,
-        **sampler.sampling,
+        **sampler.parameters,
     }
 
 
@@ -233,7 +225,7 @@ def _sglang_request(sampler: OpenAISampler, prompt: list[int], seed: int) -> dic
             "n": sampler.group_size,
             "max_new_tokens": sampler.max_new_tokens,
             "sampling_seed": seed,
-            **sampler.sampling,
+            **sampler.parameters,
         },
         "return_logprob": True,
     }

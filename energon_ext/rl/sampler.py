@@ -176,10 +176,11 @@ def check_group(group: Any, prompt: Prompt, vocab_size: int) -> None:
         )
     if not bool((tokens[:, :length].cpu() == torch.as_tensor(prompt.tokens)).all()):
         raise SampleError("tokens do not begin with the prompt")
-    if tuple(log_probs.shape) != (samples, generated):
-        raise SampleError(f"log_probs must be [{samples}, {generated}], got {_shape(log_probs)}")
-    if tuple(rewards.shape) != (samples,):
-        raise SampleError(f"rewards must be [{samples}], got {_shape(rewards)}")
+    shapes = {"log_probs": [samples, generated], "rewards": [samples], "truncated": [samples]}
+    for field, shape in shapes.items():
+        value = getattr(group, field)
+        if value is not None and list(value.shape) != shape:
+            raise SampleError(f"{field} must be {shape}, got {_shape(value)}")
     if not bool(torch.isfinite(rewards).all()):
         raise SampleError(f"rewards must be finite, got {rewards.tolist()}")
     lengths = group.response_lens
@@ -190,8 +191,6 @@ def check_group(group: Any, prompt: Prompt, vocab_size: int) -> None:
         raise SampleError(
             f"response_lens must be [{samples}] from 1 to {generated}, got {lengths.tolist()}"
         )
-    if group.truncated is not None and tuple(group.truncated.shape) != (samples,):
-        raise SampleError(f"truncated must be [{samples}], got {_shape(group.truncated)}")
     if not bool(torch.isfinite(log_probs).all()):
         raise SampleError("log_probs must be finite")
     for sample, held in enumerate(group.sample_lengths()):

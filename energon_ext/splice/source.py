@@ -11,22 +11,19 @@ import numpy as np
 from energon_ext.batch.rows import Row
 from energon_ext.documents.order import ENDLESS
 from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.row_source import RowSource, Taken
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.index import SpliceIndex
 from energon_ext.splice.pairs import Contents, longest_content
 from energon_ext.splice.validation import GridIndex
-from energon_ext.state.match import check_fingerprint
 
 logger = logging.getLogger(__name__)
-
-#: What a state calls these rows.
-KIND = "spliced"
 
 #: Examples that are found at a time.
 CHUNK = 1024
 
 
-class SpliceSource:
+class SpliceSource(RowSource):
     """Frames of chosen documents, by number.
 
     State: how many examples were shown, one integer. The order depends on the seed, the key of the
@@ -43,6 +40,8 @@ class SpliceSource:
         fingerprint: JSON values that the order depends on; a state saved under others is refused.
     """
 
+    kind = "spliced"
+
     def __init__(
         self,
         examples: SpliceIndex | GridIndex,
@@ -57,11 +56,10 @@ class SpliceSource:
         metadata: Sequence[Mapping[str, Any]] = (),
         key: str = "",
     ):
+        super().__init__(key, fingerprint)
         self.examples = examples
         self.names = list(names)
         self.metadata = list(metadata)
-        self.key = key
-        self.fingerprint = dict(fingerprint)
         self.config = config
         self._documents = documents
         self._seq_len = seq_len
@@ -100,31 +98,26 @@ class SpliceSource:
     # Rows ---------------------------------------------------------------------------------------
 
     def restart(self) -> None:
-        """Begin with the first example again."""
         self._shown = 0
         self._chunk: tuple[int, Contents] | None = None
 
     def read_part(self, worker: int, workers: int) -> None:
-        """Show every ``workers``-th example alone, where many workers show for themselves."""
         self._part = worker, workers
 
     @property
     def is_finite(self) -> bool:
-        """Whether there is a last example."""
         return self._end < ENDLESS
 
     @property
     def ended(self) -> bool:
-        """Whether no example is left."""
         return self._shown >= self._count
 
     @property
     def _count(self) -> int:
         worker, workers = self._part
-        return max(0, -(-(self._end - worker) // workers))
+        return len(range(worker, self._end, workers))
 
     def take(self, count: int) -> "TakenFrames":
-        """Up to ``count`` further frames; fewer at the end of the last epoch."""
         frames: list[Contents] = []
         while len(frames) < count and not self.ended:
             contents, is_last = self._next_contents()
@@ -175,29 +168,17 @@ class SpliceSource:
 
     def row(self, frame: Contents) -> Row:
         """A frame, written."""
-        columns = zip(*(column.tolist() for column in frame))
-        contents = [
-            (document, offset, content_of(self._documents[document], start, length, self._cyclic))
-            for document, start, offset, length in columns
+        documents, starts, offsets, lengths = (column.tolist() for column in frame)
+        names = [self.names[document] for document in documents]
+        slices = [
+            content_of(self._documents[document], start, length, self._cyclic)
+            for document, start, length in zip(documents, starts, lengths)
         ]
         if self.config.pack_contents:
-            names = [self.names[document] for document, _, _ in contents]
-            return Row(
-                [content for _, _, content in contents],
-                slice_sources=names,
-                first_positions=[offset for _, offset, _ in contents],
-            )
-        document, offset, content = contents[0]
+            return Row(slices, slice_sources=names, first_positions=offsets)
         if self.config.attend_prefix:
-            return self._row_with_prefix(content, offset, self.names[document])
-        return Row(
-            [content],
-            source=self.names[document],
-            documents=1,
-            first_positions=(offset,),
-            gaps=(offset,),
-            num_tokens=len(content),
-        )
+            return self._row_with_prefix(slices[0], offsets[0], names[0])
+        return Row(slices, names[0], documents=1, first_positions=offsets, gaps=offsets)
 
     def _row_with_prefix(self, content: np.ndarray, offset: int, name: str) -> Row:
         prefix = np.full(offset, self._fill_id, np.int64)
@@ -215,19 +196,9 @@ class SpliceSource:
     # State --------------------------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """JSON values."""
-        return {"kind": KIND, "documents": self.fingerprint, "shown": self._shown}
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise StateMismatchError for a state of another configuration or other documents."""
-        check_fingerprint(
-            {"kind": state["kind"], **state["documents"]},
-            {"kind": KIND, **self.fingerprint},
-            self.key,
-        )
+        return {"kind": self.kind, "documents": self.fingerprint, "shown": self._shown}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`save_state`, if :meth:`check_state` allows it."""
         self.check_state(state)
         self.restart()
         self._shown = state["shown"]
@@ -239,7 +210,7 @@ def splices_of(dataset_or_loader: Any) -> list[SpliceSource]:
     return [source.rows for source in sources if isinstance(source.rows, SpliceSource)]
 
 
-class TakenFrames:
+class TakenFrames(Taken):
     """Some frames of a source, not yet written."""
 
     def __init__(self, source: SpliceSource, frames: list[Contents]):
@@ -252,7 +223,6 @@ class TakenFrames:
         return len(self._frames)
 
     def pieces(self) -> tuple[np.ndarray, np.ndarray]:
-        """Lengths that attend to themselves in all frames, and where each frame ends."""
         if self._source.config.attend_prefix:
             lengths = [np.array([self._source.tokens_of(frame)]) for frame in self._frames]
         else:
@@ -260,13 +230,11 @@ class TakenFrames:
         return np.concatenate(lengths), np.cumsum([len(each) for each in lengths])
 
     def contents(self, number: int) -> list[tuple[int, int, int]]:
-        """Document, first token and the one behind the last, of every content in a frame."""
         frame = self._frames[number]
         ends = (frame.starts + frame.copy_lens).tolist()
         return list(zip(frame.documents.tolist(), frame.starts.tolist(), ends))
 
     def row(self, number: int) -> Row:
-        """One of them, with its tokens."""
         return self._source.row(self._frames[number])
 
 

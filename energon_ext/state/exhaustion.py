@@ -37,10 +37,11 @@ def end_together(
     Raises:
         DataExhaustedError: on all ranks or on none.
     """
-    if has_batch and (is_shared or not _on_any_rank(False, worker_config)):
+    has_ended = not has_batch
+    if not is_shared:
+        has_ended = _on_any_rank(has_ended, worker_config)
+    if not has_ended:
         return
-    if not has_batch and not is_shared:
-        _on_any_rank(True, worker_config)
     rank = "another" if has_batch else "this"
     listed = ", ".join(f"{key}: {limit}" for key, limit in limits.items())
     raise DataExhaustedError(

@@ -105,19 +105,14 @@ def compare_sources(
     matched = match_sources(sources[0], current)
     changes = []
     for key in current:
-        if key not in matched:
+        saved_key = matched.get(key)
+        if saved_key is None:
             changes.append(SourceChange(key, NEW))
-            continue
-        saved_key = matched[key]
-        moved = saved_key != key
-        changes.append(
-            SourceChange(
-                key,
-                MOVED if moved else KEPT,
-                *_drawn(sources, saved_key),
-                saved_key=saved_key if moved else None,
-            )
-        )
+        elif saved_key == key:
+            changes.append(SourceChange(key, KEPT, *_drawn(sources, key)))
+        else:
+            drawn = _drawn(sources, saved_key)
+            changes.append(SourceChange(key, MOVED, *drawn, saved_key=saved_key))
     for key in sorted(sources[0].keys() - set(matched.values())):
         changes.append(SourceChange(key, RETAINED, *_drawn(sources, key)))
     return changes
