@@ -1,13 +1,13 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
 
-import gc
 import signal
 import warnings
 
 import pytest
 from hypothesis import settings
 
+from tests.garbage import leave_imports_alone
 from tests.megatron.processes import SERVER
 from tests.support import close_loaders
 
@@ -20,11 +20,8 @@ settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _forked_workers_share_what_is_imported():
-    """A collection in a worker would touch, and so copy, every object that it was forked with."""
-    gc.collect()
-    gc.freeze()
-    yield
+def _imports_are_no_garbage():
+    leave_imports_alone()
 
 
 @pytest.fixture(autouse=True)

@@ -88,6 +88,8 @@ def launch_arguments(mix, folder):
         sequence_parallel=False,
         virtual_pipeline_model_parallel_size=None,
         save=None,
+        energon_packing_buffer_docs=24,  # full buffers take the time of a test, and change nothing
+        energon_shuffle_buffer_docs=40,
     )
     return args
 
