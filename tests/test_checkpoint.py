@@ -29,7 +29,7 @@ from megatron.energon.tools.checkpoint import command_redist
 from energon_ext.errors import ConfigError, EnergonExtError, StateFormatError
 from energon_ext.state.checkpoint import CheckpointStore
 from energon_ext.state.manifest import HASHED_BYTES
-from energon_ext.state.serialize import read_state_file
+from energon_ext.state.serialize import read_state_file, write_state_file
 from tests.support import config, loader_for, take, write_dataset
 
 PACKAGE = str(Path(sys.modules[CheckpointStore.__module__].__file__).parent)
@@ -515,6 +515,27 @@ def test_a_file_of_lists_of_one_list_twice_is_refused_before_anybody_counts_them
         StateFormatError, match=r"its [\d,]+ bytes stand for 3,377,\d{3},\d{3},.* values"
     ):
         read_state_file(tmp_path / "a.pt", None)
+
+
+@pytest.mark.parametrize(
+    "name", ["builtins bytearray", "__builtin__ bytearray", "torch FloatTensor", "builtins bytes"]
+)
+def test_a_number_is_not_made_into_so_many_bytes(tmp_path, name):
+    module, name = name.split()
+    number = b"\x8a\x08" + (10**12).to_bytes(8, "little")
+    called = b"\x80\x02c" + f"{module}\n{name}\n".encode() + number + b"\x85R."
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", called)
+        archive.writestr("archive/version", "3\n")
+    with pytest.raises(StateFormatError, match=f"{name} was not an allowed|takes 0 positional"):
+        read_state_file(tmp_path / "a.pt", None)
+    with pytest.raises(ConfigError, match="bytearray was not an allowed"):
+        write_state_file(tmp_path / "b.pt", {"a": bytearray(b"x")})
+
+
+def test_no_bytes_come_back(tmp_path):
+    write_state_file(tmp_path / "a.pt", {"a": b"", "b": b"x"})
+    assert read_state_file(tmp_path / "a.pt", None) == {"a": b"", "b": b"x"}
 
 
 def test_what_is_held_twice_comes_back(tmp_path):

@@ -10,7 +10,7 @@ import megatron.energon
 import numpy as np
 import pytest
 import torch
-from megatron.energon import DefaultTaskEncoder
+from megatron.energon import DefaultTaskEncoder, TextSample
 
 from energon_ext import (
     ConfigError,
@@ -20,6 +20,7 @@ from energon_ext import (
     get_val_datasets,
 )
 from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.errors import SampleError
 from energon_ext.mixture.checks import BlendWarning
 from energon_ext.plan.lookup import find_blend
 from tests.support import (
@@ -377,3 +378,9 @@ def test_a_first_window_is_the_one_worked_out_by_hand(tmp_path):
 def test_a_wrong_encoder_option_is_refused_at_once(options, message):
     with pytest.raises(ConfigError, match=message):
         PackedTaskEncoder(ByteTokenizer(), SEQ_LEN, **options)
+
+
+def test_a_member_that_is_no_text_is_an_error_of_its_sample():
+    sample = TextSample(__key__="7", __restore_key__=(), text=b"bytes")
+    with pytest.raises(SampleError, match="Sample 7: its text is b'bytes'"):
+        PackedTaskEncoder(ByteTokenizer(), 16).encode_document(sample)

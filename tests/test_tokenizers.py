@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -136,6 +137,19 @@ def test_what_is_not_a_tokenizer_is_one_clear_error(tmp_path, tokenizer_file):
         load_tokenizer("bytes", eos_token="x")
     with pytest.raises(ConfigError, match="'<end>' in its vocabulary"):
         load_tokenizer(tokenizer_file, eos_token="<end>")
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]", '{"eos_token": 5}', '{"eos_token": {}}'])
+def test_settings_that_are_none_are_one_clear_error(tmp_path, tokenizer_file, content):
+    pytest.importorskip("transformers")
+    (tmp_path / "tokenizer.json").write_bytes(Path(tokenizer_file).read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(ConfigError, match="transformers cannot load it"):
+        load_tokenizer(tmp_path)
+    try:  # beside a file they name its special tokens, where they can
+        load_tokenizer(tmp_path / "tokenizer.json")
+    except ConfigError as error:
+        assert "no eos token" in str(error)
 
 
 @pytest.mark.parametrize("load", [load_tokenizer, HFChatTemplate])

@@ -28,7 +28,15 @@ from energon_ext.config import yaml_file
 from energon_ext.encoders.text_decoder import TextDecoder
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import printable
-from tests.support import config, loader_for, take, write_dataset, write_mix, write_tokens
+from tests.support import (
+    TEXT_SAMPLE,
+    config,
+    loader_for,
+    take,
+    write_dataset,
+    write_mix,
+    write_tokens,
+)
 
 SCHEDULED = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
 STOCK = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
@@ -124,7 +132,7 @@ def test_a_metadataset_cannot_say_that_it_lies_elsewhere(tmp_path, good, evil):
     refuse(mix, "mix.yaml: no field 'path'; it has __class__, __module__, splits")
 
 
-@pytest.mark.parametrize("field", ["path", "split_part", "split_config", "worker_config"])
+@pytest.mark.parametrize("field", ["decoder", "path", "split_part", "split_config"])
 def test_a_folder_cannot_say_what_its_loader_says(good, field):
     settings = json.loads((good / ".nv-meta" / "dataset.yaml").read_text())
     write(good / ".nv-meta" / "dataset.yaml", {**settings, field: "other"})
@@ -284,6 +292,8 @@ def test_patterns_of_shards_are_read_as_before(good):
         ("? [1]\n: 2\n", "not a YAML file"),
         ("a:\n", "`a` has no value"),
         ("a: \xff", "not a YAML file"),
+        ("{x: !a !b !c !d !e y}", "more than 2 tags"),  # the parser alone ends the process
+        ("&\n!\n!<a b> \n\n  !!map ? \n  [&\n", "more than 2 tags"),
     ],
     ids=lambda text: text[:12],
 )
@@ -324,6 +334,44 @@ def test_a_batch_has_a_row(good, size):
             split_part="train",
             task_encoder=PackedTaskEncoder(ByteTokenizer(), 16),
         )
+
+
+@pytest.mark.parametrize("path", ["links", "links/**/a", "links/**/a/**/b"])
+def test_folders_that_links_make_are_counted(tmp_path, path):
+    (tmp_path / "links").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / "links" / name).symlink_to(".")
+    refuse(write_mix(tmp_path / "mix.yaml", [(path, 1)]), "more than 50,000 folders")
+
+
+def test_names_that_the_system_does_not_take_are_errors(tmp_path):
+    (tmp_path / "circle").symlink_to("circle")
+    for path in ("circle", "a" * 5000):
+        refuse(write_mix(tmp_path / "mix.yaml", [(path, 1)]), "mix.yaml: ")
+
+
+@pytest.mark.parametrize("weights", [(0, 0), (-1, 1), (1e308, 1e308), (10**400, 1)])
+@pytest.mark.parametrize("header", [SCHEDULED, STOCK])
+def test_weights_that_cannot_be_shares_are_one_error(tmp_path, good, header, weights):
+    blend = [{"path": "good", "weight": weight} for weight in weights]
+    refuse(write(tmp_path / "mix.yaml", {**header, "splits": {"train": {"blend": blend}}}), "")
+
+
+def test_what_energon_asserts_of_a_join_is_one_error(tmp_path, good):
+    split = {"join": [{"path": "good"}, {"path": "good"}], "joiner": TEXT_SAMPLE}
+    mix = write(tmp_path / "mix.yaml", {**STOCK, "splits": {"train": split}})
+    refuse(mix, "mix.yaml: Join index", "does not exist")
+
+
+def test_a_field_that_a_format_does_not_take_is_one_error(good):
+    write(good / ".nv-meta" / "dataset.yaml", {**CRUDE, "cookers": []})
+    refuse(good, "cookers")
+
+
+@pytest.mark.parametrize(("count", "message"), [(-1, "good: "), (5, "longer than 5 samples")])
+def test_an_index_holds_as_many_samples_as_are_counted(good, count, message):
+    write(good / ".nv-meta" / ".info.json", {"shard_counts": {"shard_000.tar": count}})
+    refuse(good, message)
 
 
 # Messages -----------------------------------------------------------------------------------

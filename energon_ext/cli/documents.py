@@ -6,6 +6,7 @@ Every input is a :class:`Corpus`, an iterator that reads as it goes, so memory d
 the input. What cannot be read is a ConfigError that names the file and the line.
 """
 
+import functools
 import gzip
 import io
 import json
@@ -21,6 +22,7 @@ from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
 from energon_ext.errors import ConfigError, SampleError
 
 READ_CHARACTERS = 1 << 20
+MOST_LINE_BYTES = 1 << 28  # a small compressed file may be one line of any length
 COMPRESSED = (".gz", ".zst")
 
 
@@ -161,7 +163,8 @@ def jsonl_files(paths: Iterable[Path], read_row: RowReader, unreadable: Unreadab
     def read() -> Iterator[Document]:
         for path in paths:
             with unreadable, _readable(path), _decompressed(path) as file:
-                for number, line in enumerate(file, start=1):
+                lines = iter(functools.partial(file.readline, MOST_LINE_BYTES), b"")
+                for number, line in enumerate(lines, start=1):
                     origin = f"{path}:{number}"
                     with unreadable:
                         if line.strip():
@@ -282,4 +285,5 @@ def _parse(line: bytes, origin: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{origin}: not JSON ({error}).") from error
+        reason = error if len(line) < MOST_LINE_BYTES else f"over {MOST_LINE_BYTES:,} bytes"
+        raise ConfigError(f"{origin}: not JSON ({reason}).") from error

@@ -112,8 +112,8 @@ def _of_text(
 def _json(option: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{option}: {text!r} is not JSON ({error}).") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{option}: {text!r:.200} is not JSON ({error}).") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{option}: {text!r} found, a JSON object is needed.")
     return value

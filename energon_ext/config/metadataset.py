@@ -36,7 +36,7 @@ from megatron.energon.metadataset.metadataset_v2 import (
 from energon_ext.config.left_out import left_out
 from energon_ext.config.references import AnyDatasetReference
 from energon_ext.config.source_key import Origin, left_out_of, set_origin
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, EnergonExtError
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Node, PathWeight, path_of
 from energon_ext.splice.config import splice_from_config
 from energon_ext.weights import WeightSpec, weight_from_config
@@ -50,10 +50,10 @@ def errors_of_energon(where: str) -> Iterator[None]:
     """What Energon only asserts of an entry, said with its place."""
     try:
         yield
-    except ConfigError:
+    except EnergonExtError:
         raise
-    except (AssertionError, KeyError, TypeError, ValueError) as error:
-        said = str(error).strip().rstrip(".") or type(error).__name__
+    except (ArithmeticError, AssertionError, KeyError, TypeError, ValueError) as error:
+        said = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise ConfigError(f"{where}: {said}.") from error
 
 

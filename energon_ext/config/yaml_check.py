@@ -41,7 +41,7 @@ MAX_NESTED = 16
 MAX_SOURCES = 100_000
 
 #: What whoever loads a folder says, and a dataset.yaml would override.
-LOADER_FIELDS = ("path", "split_config", "split_part", "training", "worker_config")
+LOADER_FIELDS = ("decoder", "path", "split_config", "split_part", "training", "worker_config")
 
 #: Fields of a dataset.yaml that Energon reads as ``file.py:function`` or ``module:function``.
 CODE_FIELDS = ("sample_loader", "part_filter")
@@ -69,7 +69,10 @@ class YamlChecker:
             **files: ``dataset_config`` and ``split_config`` of a folder, where they are others.
         """
         root = _resolve(EPath, path, "path")
-        self._check_reference(root, split_part, files, found_in="", above=(), within=None)
+        try:
+            self._check_reference(root, split_part, files, found_in="", above=(), within=None)
+        except RuntimeError as error:  # of EPath, for names that are too long and links in a circle
+            raise ConfigError(f"{path}: {error!s:.500}") from error
 
     def _check_reference(
         self,

@@ -23,8 +23,9 @@ MAX_JSON_BYTES = 32 * 2**20
 MAX_YAML_DEPTH = 32
 MAX_YAML_NODES = 250_000
 MAX_SHARDS = 1_000_000
-MAX_PATTERN_LENGTH, MAX_BRACES = 1000, 64
+MAX_PATTERN_LENGTH, MAX_BRACES, MAX_TAGS = 1000, 64, 2
 
+_TAG = re.compile(rb"(?<![\w!])!")  # several in a row make rapidyaml 0.15 end the process
 _RANGE = re.compile(r"\{(?:(-?\d+)\.\.(-?\d+)|[A-Za-z]\.\.[A-Za-z])(?:\.\.-?\d+)?\}")
 
 
@@ -63,6 +64,8 @@ def read_mapping(path: EPath, *, may_be_json: bool = False) -> dict[str, Any]:
 def _parse(data: bytes, path: EPath) -> Any:
     if not data.strip():
         raise ConfigError(f"{path}: empty.")
+    if len(_TAG.findall(data)) > MAX_TAGS:
+        raise ConfigError(f"{path}: more than {MAX_TAGS} tags (`!`), which nobody reads.")
     with _silent():
         tree = ryml.parse_in_arena(data)
     _check_tree(tree, path)

@@ -86,6 +86,8 @@ def _look(file: StoredFile, number: int, size: int) -> bytes:
         end, last = (struct.unpack("<Q", entry)[0] for entry in ends)
     except struct.error as error:
         raise _broken(file.index_path, f"is too short for {file.samples} samples") from error
+    if os.stat(file.index_path).st_size != 8 * (file.samples + 1):
+        raise _broken(file.index_path, f"is longer than {file.samples} samples")
     if not end <= last <= size:
         raise _broken(file.path, f"has {size} bytes, its index speaks of {max(end, last)}")
     begin = max(0, end - _BYTES)

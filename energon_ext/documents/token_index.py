@@ -186,7 +186,7 @@ def _read_meta(path: str) -> Mapping[str, Any] | None:
         return None
     try:
         return _parse_meta(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not what `energon-ext prepare` writes ({error}).") from error
 
 

@@ -13,6 +13,7 @@ from energon_ext.documents.token_index import WEIGHTS_SUFFIX
 from energon_ext.errors import ConfigError
 
 SUFFIXES = (".bin", ".idx")
+MOST_FOLDERS = 50_000  # that a `**` stands for
 
 #: The pairs that `energon-ext prepare` writes; together they are no source.
 SPLITS = ("train", "val")
@@ -88,10 +89,24 @@ def _below(folder: str) -> str:
 
 def _matching(pattern: str) -> Iterator[str]:
     """Pairs that match a pattern, with or without suffix; hidden files and folders never do."""
-    for index in glob.iglob(_with_suffix(pattern, ".idx"), recursive=True):
+    for index in _glob(_with_suffix(pattern, ".idx")):
         prefix = _without_suffix(index)
         if os.path.isfile(f"{prefix}.bin") or not os.path.exists(prefix):
             yield prefix
+
+
+def _glob(pattern: str) -> Iterator[str]:
+    """What a pattern matches; links may make any number of folders of a few."""
+    above, stars, name = pattern.partition("/**/")
+    roots = glob.iglob(f"{above}/") if stars else ()
+    folders = (each for root in roots for each in os.walk(root, followlinks=True))
+    for number, (folder, below, _) in enumerate(folders):
+        if number == MOST_FOLDERS or "**" in name:
+            raise ConfigError(f"{pattern}: more than {MOST_FOLDERS:,} folders, or than one `**`.")
+        below[:] = [each for each in below if not each.startswith(".")]
+        yield from glob.iglob(os.path.join(glob.escape(folder), name))
+    if not stars:
+        yield from glob.iglob(pattern, recursive=True)
 
 
 def _with_suffix(pattern: str, suffix: str) -> str:
@@ -101,7 +116,7 @@ def _with_suffix(pattern: str, suffix: str) -> str:
 
 def _check_halves(pattern: str, prefixes: list[str]) -> None:
     known = set(prefixes)
-    for path in sorted(glob.iglob(_with_suffix(pattern, ".bin"), recursive=True)):
+    for path in sorted(_glob(_with_suffix(pattern, ".bin"))):
         prefix = _without_suffix(path)
         if prefix not in known and not path.endswith(WEIGHTS_SUFFIX):
             raise ConfigError(

@@ -20,6 +20,7 @@ from megatron.energon.errors import log_exception
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
 
 from energon_ext.arguments import check_integer, choices
+from energon_ext.config.metadataset import errors_of_energon
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.documents.token_paths import is_token_file
 from energon_ext.encoders.mixin import DynamicBlendMixin
@@ -72,7 +73,7 @@ def get_train_dataset(
     checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
     _check(get_train_dataset, path, split_part, checker, options)
     _say_in_one_line(worker_config)
-    with quiet_energon():
+    with quiet_energon(), errors_of_energon(str(path)):
         return megatron.energon.get_train_dataset(
             path,
             worker_config=worker_config,
@@ -104,7 +105,7 @@ def get_val_datasets(
     checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
     _check(get_val_datasets, path, split_part, checker, options)
     _say_in_one_line(worker_config)
-    with quiet_energon():
+    with quiet_energon(), errors_of_energon(str(path)):
         return megatron.energon.get_val_datasets(
             path,
             worker_config=worker_config,

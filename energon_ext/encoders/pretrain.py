@@ -157,6 +157,8 @@ has no transition to train.
     @stateless
     def encode_document(self, sample: TextSample) -> Document:
         """One sample as a document; override to read other samples or to weight labels."""
+        if not isinstance(sample.text, str):
+            raise SampleError(f"Sample {sample.__key__}: its text is {sample.text!r:.40}.")
         return Document.derive_from(sample, tokens=self.tokenizer.encode_array(sample.text))
 
     def state_fingerprint(self) -> dict[str, Any]:

@@ -182,7 +182,7 @@ class HFTokenizer(Tokenizer):
         }
 
     def _special_id(self, role: str, token: str | None, *, needed: bool) -> int | None:
-        found = None if token is None else self._tokenizer.token_to_id(token)
+        found = self._tokenizer.token_to_id(token) if isinstance(token, str) else None
         if found is None and (needed or token is not None):
             raise ConfigError(
                 f"Tokenizer {self.name}: no {role} token"
@@ -241,9 +241,9 @@ def _named_beside(path: Path) -> dict[str, str | None]:
     """The special tokens that transformers writes to a ``tokenizer_config.json`` beside a file."""
     try:
         config = json.loads(path.with_name("tokenizer_config.json").read_bytes())
-    except (OSError, ValueError):
+        tokens = {role: config.get(f"{role}_token") for role in ("bos", "eos", "pad")}
+    except (OSError, ValueError, RecursionError, AttributeError):
         return {}
-    tokens = {role: config.get(f"{role}_token") for role in ("bos", "eos", "pad")}
     texts = {r: t.get("content") if isinstance(t, dict) else t for r, t in tokens.items()}
     return texts if texts["eos"] is not None else {}
 
@@ -266,8 +266,8 @@ def load_with_transformers(name: str, what: str) -> Any:
         ) from error
     try:
         return AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
+    except Exception as error:  # files that are not what it expects end in any type
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
             f"{what}: transformers cannot load it ({first_line}). Check the path or the name."
         ) from error

@@ -44,6 +44,11 @@ from energon_ext.errors import ConfigError, StateFormatError
 #: More than so many are in no state; lists of one list twice, and so on, hold any number.
 MOST_VALUES_A_BYTE = 8
 
+#: What torch calls with any argument: a length makes as many bytes of memory.
+_MADE_OF_A_NUMBER = re.compile(
+    rb"c((?:builtins|__builtin__)\nbytearray|torch[.\w]{,40}\n(?:\w{,40}Tensor|UntypedStorage))\n"
+)
+
 _STATE_CLASSES = (
     SavableDataLoaderState,
     SavableDatasetCheckpoint,
@@ -136,10 +141,11 @@ def write_state_file(path: Path, value: Any) -> dict[str, Any]:
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
+        _check_archive(buffer.getvalue())
         buffer.seek(0)
         with _allow_only(flex_state=dict):
             refused = torch.serialization.get_unsafe_globals_in_checkpoint(buffer)
-    except (pickle.PicklingError, pickle.UnpicklingError, AttributeError, TypeError) as error:
+    except (pickle.PickleError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"{path.name} cannot be saved: {first_line(error)}.") from error
     if refused:
         raise ConfigError(
@@ -191,6 +197,8 @@ def _check_archive(content: bytes) -> None:
         unpacked = sum(entry.file_size for entry in archive.infolist())
     if unpacked > len(content) or not content.startswith(b"PK"):
         raise ValueError(f"{unpacked:,} bytes are packed in {len(content):,}, which no state does")
+    if found := _MADE_OF_A_NUMBER.search(content):
+        raise ValueError(f"GLOBAL {'.'.join(found[1].decode().split())} was not an allowed global")
 
 
 @contextlib.contextmanager
@@ -203,7 +211,7 @@ def _allow_only(flex_state: type) -> Iterator[None]:
             [
                 *_STATE_CLASSES,
                 (flex_state, f"{FlexState.__module__}.{FlexState.__qualname__}"),
-                (bytes, "builtins.bytes"),  # how b"" is pickled
+                (lambda: b"", "builtins.bytes"),  # how b"" is pickled; a number would be a length
                 (_Array, "numpy.ndarray"),
                 (_Array, "numpy.core.multiarray._reconstruct"),  # numpy 1
                 (_Array, "numpy._core.multiarray._reconstruct"),  # numpy 2

@@ -23,6 +23,7 @@ import numpy as np
 
 from energon_ext.errors import ConfigError
 
+MOST_WEIGHT = 1e15  # sums and products of weights stay finite
 KINDS = ("step", "linear", "cosine", "exponential")
 
 
@@ -267,6 +268,7 @@ def _checked_breakpoint(breakpoint: Any, where: str) -> int:
 
 def _checked_value(value: Any, where: str) -> float:
     is_number = isinstance(value, (int, float, np.integer, np.floating))
-    if isinstance(value, bool) or not is_number or not math.isfinite(value) or value < 0:
-        raise ConfigError(f"{where}: {value!r} is not a finite number >= 0.")
+    if isinstance(value, bool) or not is_number or not 0 <= value <= MOST_WEIGHT:
+        most = f"<= {MOST_WEIGHT:g} and " if is_number and value > MOST_WEIGHT else ""
+        raise ConfigError(f"{where}: {value!r:.80} is not a finite number {most}>= 0.")
     return float(value)

@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from energon_ext.cli import token_writer
+from energon_ext.cli import documents, token_writer
 from energon_ext.cli.documents import Corpus, Document
 from energon_ext.cli.encoding import Encoding
 from energon_ext.documents.file_set import open_token_files
@@ -311,3 +311,11 @@ def test_memory_does_not_grow_with_the_input(tmp_path):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 20_000_000  # of 40 MB of text, which are 320 MB of token ids
+
+
+def test_a_line_has_a_bound_of_bytes(tmp_path, monkeypatch):
+    """A compressed file of some kilobytes may be one line of gigabytes."""
+    monkeypatch.setattr(documents, "MOST_LINE_BYTES", 1000)
+    (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(b'{"text": "' + b"0" * 5000))
+    error = error_line(prepare(tmp_path / "out", "--jsonl", str(tmp_path / "bomb.jsonl.gz")))
+    assert "bomb.jsonl.gz:1: not JSON (over 1,000 bytes)" in error

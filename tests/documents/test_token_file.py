@@ -261,9 +261,12 @@ def test_tokens_of_another_tokenizer_are_refused(tmp_path, two):
     TokenFiles(two).check_tokenizer({"kind": "hf"}, 27)
     with pytest.raises(ConfigError, match="b: written with the tokenizer {'kind': 'hf'}"):
         TokenFiles(two).check_tokenizer({"kind": "bytes"}, 27)
-    (tmp_path / "b.meta.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"b.meta.json: not what `energon-ext prepare` writes"):
-        TokenFiles(two)
+    for content in ("[" * 100_000, "{}"):
+        (tmp_path / "b.meta.json").write_text(content)
+        with pytest.raises(
+            ConfigError, match=r"b.meta.json: not what `energon-ext prepare` writes"
+        ):
+            TokenFiles(two)
 
 
 def test_thousands_of_pairs_open_fast_and_keep_no_file_open(tmp_path):

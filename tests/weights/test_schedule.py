@@ -111,6 +111,7 @@ def test_an_error_without_a_place_names_the_weight():
     for make, message in [
         (lambda: ConstantWeight(-1), "weight: -1 is not a finite number >= 0."),
         (lambda: weight_from_config(-1), "weight: -1 is not a finite number >= 0."),
+        (lambda: ConstantWeight(1e308), "weight: 1e+308 is not a finite number <= 1e+15 and >= 0."),
         (lambda: weight_from_config({}), f"weight: [] found, exactly one of {kinds} is allowed."),
         (lambda: ScheduledWeight("x", {0: 1}), f"weight: unknown kind 'x'; known: {kinds}."),
         (
