@@ -294,6 +294,8 @@ def test_patterns_of_shards_are_read_as_before(good):
         ("a: \xff", "not a YAML file"),
         ("{x: !a !b !c !d !e y}", "more than 2 tags"),  # the parser alone ends the process
         ("&\n!\n!<a b> \n\n  !!map ? \n  [&\n", "more than 2 tags"),
+        ("# !a !b !c !d\n{x: !a !b # !c\n  !d y}", "more than 2 tags"),
+        ("# !a !b !c !d\n  # !!! !!! !!!\n[1]", "[1] found, a mapping is needed"),  # comments
     ],
     ids=lambda text: text[:12],
 )
