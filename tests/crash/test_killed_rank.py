@@ -86,7 +86,7 @@ def test_ranks_killed_and_split_in_another_way_every_time_read_the_same_rows(mix
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("tokens", "data.json"), ("tokens", "model/common.pt"), ("text", "data_rank00001.pt")],
+    [("tokens", "data.json"), ("tokens", "model/.metadata"), ("text", "data_rank00001.pt")],
 )
 @pytest.mark.parametrize("damage", ["missing", "cut"])
 def test_a_damaged_checkpoint_is_refused_by_all_ranks_and_nothing_is_skipped(
