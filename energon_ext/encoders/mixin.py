@@ -91,7 +91,7 @@ class DynamicBlendMixin:
         **stages: Any,
     ) -> SavableDataset:
         """Energon's method, with the sources replaced by one blend of ours."""
-        self._check_splices(datasets)
+        self._take_splices(datasets)
         if not repeat:
             check_unlimited(datasets)
         names = ("shuffle_buffer_size", "packing_buffer_size")
@@ -183,7 +183,7 @@ class DynamicBlendMixin:
             ),
         )
 
-    def _check_splices(self, datasets: Sequence[LoadedDataset]) -> None:
+    def _take_splices(self, datasets: Sequence[LoadedDataset]) -> None:
         """Refuse ``splice:`` on an entry of the YAML; an encoder that splices checks it instead."""
         for origin in (get_origin(loaded.dataset) for loaded in datasets):
             if origin.splice is not None:

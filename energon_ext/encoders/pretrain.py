@@ -202,7 +202,7 @@ has no transition to train.
         """Energon's method: every document once, source after source, in order."""
         bound = self._bound_to(datasets, None, packing_buffer_size)
         bound._validating = True
-        bound._check_splices(datasets)
+        bound._take_splices(datasets)
         rows = collapse_sources(
             bound,
             datasets,

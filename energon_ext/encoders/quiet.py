@@ -39,7 +39,7 @@ class _Quiet(ErrorContext):
     def handle_errors(self, sample: Any) -> Iterator[None]:
         try:
             yield
-        except Exception:
+        except Exception:  # whatever an encoder raises of a sample; stock decides what it means
             with quiet_energon(), super().handle_errors(sample):
                 raise
         else:

@@ -99,7 +99,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
     """
 
     cookers = [Cooker(cook_dialogue)]
-    _check_splices = DynamicBlendMixin._check_splices  # a frame has no weights of answers
+    _take_splices = DynamicBlendMixin._take_splices  # a frame has no weights of answers
 
     def __init__(
         self,

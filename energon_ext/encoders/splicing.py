@@ -88,7 +88,7 @@ class SplicingMixin(DynamicBlendMixin):
 
     # For the encoder ------------------------------------------------------------------------
 
-    def _check_splices(self, datasets: Sequence[LoadedDataset]) -> None:
+    def _take_splices(self, datasets: Sequence[LoadedDataset]) -> None:
         """Refuse what rows cannot keep; take the filler that the splices ask for, if one does."""
         keys = source_keys([loaded.dataset for loaded in datasets])
         pads: dict[int, str] = {}
@@ -116,7 +116,7 @@ class SplicingMixin(DynamicBlendMixin):
                 f"pad_token_id: {one} of {key} and {other} of {other_key}; all rows of a batch "
                 f"have one filler. Give all of them the same."
             )
-        for pad_id in pads:
+        for pad_id in pads:  # one at most
             self._assembler = dataclasses.replace(self._assembler, pad_id=pad_id)
 
     def _check_splice(self, splice: SpliceFields, where: str) -> None:

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One rank draws a batch, its group receives it: two messages, whatever the batch holds.
+"""One rank draws a batch, its group receives it: an announcement, and one buffer of bytes.
 
-The first says what the second is, the batch as one buffer of bytes: 8-byte fields first, so every
-field is an aligned view of the buffer and nothing is copied on arrival.
+The announcement is an object that torch pickles; it says how the fields lie in the buffer. Those of
+8 bytes come first, so every field is an aligned view and nothing is copied on arrival.
 """
 
 from typing import Any, Callable
