@@ -3,9 +3,10 @@
 """The files that Energon reads: whether they are there, and by what a change of them is noticed."""
 
 import hashlib
+import inspect
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,14 +37,19 @@ class StoredFile(NamedTuple):
 def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
     """JSON values by which a change of a dataset is noticed, without reading it all.
 
-    Counts, a hash over the sizes of all files in order, and one over some bytes of 64 samples; it
-    takes some 6 ms for 1 000 shards. What the files are called, and where they are, is no part of
-    it. Of files that are not local only the samples are counted. ConfigError where a file or its
-    index is missing or cut; the ends of up to 64 are looked at.
+    Counts, what a `dataset.yaml` fills each field of a sample from, a hash over the sizes of all
+    files in order, and one over some bytes of 64 samples; it takes some 6 ms for 1 000 shards.
+    What the files are called, and where they are, is no part of it, nor is Python code that reads
+    samples. Of files that are not local only the samples are counted. ConfigError where a file or
+    its index is missing or cut; the ends of up to 64 are looked at.
     """
     files = [file for file in _files_of(factory) if file.samples]
+    counted: dict[str, Any] = {"documents": len(factory)}
+    fields = [each for each in map(_fields_of, _parts_of(factory)) if each]
+    if fields:
+        counted["fields"] = fields
     if not files:
-        return {"documents": len(factory)}
+        return counted
     looks = np.arange(_LOOKS)
     chosen = KeyedPermutation(len(files), "fingerprint")(looks % len(files))
     sample = hashlib.sha256()
@@ -57,7 +63,7 @@ def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
         reason = f"cannot be read ({error.strerror})"
         raise _broken(error.filename or files[0].path, reason) from error
     return {
-        "documents": len(factory),
+        **counted,
         "files": len(files),
         "bytes": sum(sizes),
         "index": hashlib.sha256(layout.tobytes()).hexdigest(),
@@ -65,8 +71,28 @@ def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
     }
 
 
+def _parts_of(factory: Any) -> Sequence[Any]:
+    return getattr(factory, "inner_datasets", [factory])  # of joined datasets
+
+
+def _fields_of(part: Any) -> dict[str, str]:
+    """Each field of a sample, and the member it is filled from; nothing where code does that.
+
+    Energon keeps the `field_map` in the closures of its loader alone.
+    """
+    found = getattr(part, "_sample_loader", None)
+    for name in ("inner_sample_loader", "fields"):
+        found = inspect.getclosurevars(found).nonlocals.get(name) if callable(found) else None
+    return {
+        field: ",".join(
+            "".join([member, *(f"[{key}]" for key in keys)]) for member, *keys in options
+        )
+        for field, options in (found or {}).items()
+    }
+
+
 def _files_of(factory: Any) -> Iterator[StoredFile]:
-    for part in getattr(factory, "inner_datasets", [factory]):  # of joined datasets
+    for part in _parts_of(factory):
         shards, suffix = [("", len(factory))], IJSONL_SUFFIX
         if isinstance(part, BaseWebdatasetFactory):
             shards, suffix = [(shard.name, shard.count) for shard in part.shards], ITAR_SUFFIX

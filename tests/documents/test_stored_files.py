@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from megatron.energon.dataset_config import get_dataset_from_config
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.crude import CrudeWebdataset
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
@@ -18,7 +19,7 @@ from energon_ext.documents import stored_files
 from energon_ext.documents.stored_files import fingerprint_files
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import SampleError
-from tests.support import config, loader_for, take, write_dataset, write_mix
+from tests.support import TEXT_SAMPLE, config, loader_for, take, write_dataset, write_mix
 
 TEXTS = [f"document number {number:03d}, and some more text. " for number in range(200)]
 OTHERS = [text.replace("some", "much") for text in TEXTS]
@@ -64,6 +65,11 @@ def swapped_shards(folder):
     (folder / "kept").rename(other)
 
 
+def other_fields(folder):
+    path = folder / "web" / ".nv-meta" / "dataset.yaml"
+    path.write_text(path.read_text().replace('"txt"', '"txt,json[title][0]"'))
+
+
 @pytest.fixture
 def folder(tmp_path):
     write_web(tmp_path / "web", TEXTS)
@@ -79,6 +85,7 @@ def folder(tmp_path):
         (swapped_shards, "web:train", {"sample"}),
         (more_shards, "web:train", {"documents", "files", "bytes", "index", "sample"}),
         (other_shards, "web:train", {"files", "bytes", "index", "sample"}),
+        (other_fields, "web:train", {"fields"}),
         (lambda folder: write_jsonl(folder / "lines.jsonl", OTHERS), "lines.jsonl", {"sample"}),
     ],
 )
@@ -94,6 +101,17 @@ def test_other_documents_are_refused_by_the_name_of_their_source(folder, change,
         with pytest.raises(StateMismatchError) as refused:
             new_loader(folder, num_workers).restore_state_rank(state)
         assert {*refused.value.differences} == {f"{source}: {field}" for field in fields}
+
+
+def test_a_folder_tells_what_its_dataset_yaml_fills_each_field_from(folder):
+    other = {"text": "txt,json[title][0]", "__restore_key__": "json[id]"}
+    content = json.dumps({"sample_type": TEXT_SAMPLE, "field_map": other})
+    (folder / "web" / ".nv-meta" / "other.yaml").write_text(content)
+    for name, fields in (("dataset.yaml", {"text": "txt"}), ("other.yaml", other)):
+        factory = get_dataset_from_config(
+            folder / "web", dataset_config=name, worker_config=config()
+        )
+        assert fingerprint_files(factory)["fields"] == [fields]
 
 
 def test_the_same_documents_prepared_or_moved_again_go_on(folder):
