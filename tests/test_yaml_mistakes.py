@@ -57,6 +57,8 @@ MISTAKES = [
     ("a split that is not", entry("{path: web, split_part: trian}"),
      "web: no split 'trian'; it has train; did you mean train?"),
     ("text for subflavors", entry("{path: web, subflavors: a}"), "'a' found, a mapping is needed."),
+    ("subflavors without end", entry("{path: web, subflavors: {a: " + "b" * 20_000 + "}}"),
+     "web: a name of 20,018 characters, subflavors included; at most 20,000 are allowed."),
     ("a number for a configuration", entry("{path: web, dataset_config: 5}"), "5 found, text is"),
     ("no such configuration", entry("{path: web, split_config: x.yaml}"), "no .nv-meta/split.yaml"),
     ("text for a multiplier", entry("{path: web, shuffle_over_epochs_multiplier: a}"),

@@ -314,6 +314,7 @@ def test_files_have_limits(tmp_path, good, text, message):
         ("{", "not a JSON file"),
         ("[]", "a mapping is needed"),
         ("{}", "no split 'train'; it has none"),
+        ('{"split_parts": {"train": ["a", "{b,a}"]}}', "train: a is listed twice"),
         ('{"split_parts": {"train": 3}}', "split.json: train: 3 found, a list of shards is needed"),
         (" " * (33 * 2**20), "larger than 33,554,432 bytes"),
     ],
@@ -414,6 +415,15 @@ def test_errors_hold_no_password_and_no_escape_sequence(tmp_path, good):
     assert (
         printable("dss://name@version/x 日本\u3000a@b.c") == "dss://name@version/x 日本\u3000a@b.c"
     )
+
+
+def test_a_message_of_a_name_of_megabytes_keeps_both_its_ends(tmp_path):
+    mix = write(tmp_path / "mix.yaml", {**SCHEDULED, "k" * 10**6: 1, "splits": {}})
+    with pytest.raises(ConfigError) as error:
+        load(mix)
+    assert len(str(error.value)) == 20_005
+    for part in ("mix.yaml: no field 'kkk", "kk ... kk", "it has __class__, __module__,"):
+        assert part in str(error.value)
 
 
 def test_commands_print_names_and_no_escape_sequence(capsys):

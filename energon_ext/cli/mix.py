@@ -94,6 +94,8 @@ def _of_text(
     loaded: Tokenizer, seq_length: int, packing: str, splice: str | None, subflavors: str | None
 ) -> PackedTaskEncoder:
     if splice is None:
+        if subflavors is not None:
+            raise ConfigError("--spliced-subflavors: says which sources --splice is for; add that.")
         return PackedTaskEncoder(loaded, seq_length, packing=packing)
     config = splice_from_config(_json("--splice", splice), "--splice")
     many = isinstance(config, MultiSpliceConfig)

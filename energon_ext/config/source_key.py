@@ -27,6 +27,8 @@ from energon_ext.mixture.tree import Tree
 from energon_ext.splice.config import SpliceFields
 from energon_ext.state.match import SourceNames
 
+MAX_KEY = 20_000
+
 #: Where a metadataset leaves its word on a dataset factory, for the TaskEncoder to read.
 _ORIGIN_ATTRIBUTE = "_energon_ext_origin"
 
@@ -177,7 +179,13 @@ def _key_of(factory: BaseCoreDatasetFactory, portable: bool = True) -> SourceKey
     path = "+".join(_portable(path, root) for path in factory.paths)
     # Joined datasets keep no subflavors of their own.
     subflavors = getattr(factory, "subflavors", None) or {}
-    return SourceKey(path, _split_name(factory), _subset_text(factory), subflavors)
+    key = SourceKey(path, _split_name(factory), _subset_text(factory), subflavors)
+    if (length := len(str(key))) > MAX_KEY:
+        raise ConfigError(
+            f"{path}: a name of {length:,} characters, subflavors included; at most {MAX_KEY:,} "
+            f"are allowed."
+        )
+    return key
 
 
 def _portable(path: Any, root: EPath | None) -> str:

@@ -16,6 +16,7 @@ the same parser, follows every reference, and refuses:
 """
 
 import difflib
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Callable, Iterator, Mapping
@@ -258,7 +259,12 @@ def _shards(split: EPath) -> dict[str, list[str]]:
     shards_of(content.get("exclude") or [], f"{split}: exclude")
     parts = content.get("split_parts")
     parts = parts.items() if isinstance(parts, dict) else ()
-    return {name: shards_of(patterns, f"{split}: {name}") for name, patterns in parts}
+    shards = {name: shards_of(patterns, f"{split}: {name}") for name, patterns in parts}
+    for name, listed in shards.items():
+        if len({*listed}) < len(listed):
+            twice = Counter(listed).most_common(1)[0][0]
+            raise ConfigError(f"{split}: {name}: {twice} is listed twice, and would be read twice.")
+    return shards
 
 
 def _mappings(node: Any, place: str = "top level") -> Iterator[tuple[str, dict[str, Any]]]:
