@@ -13,7 +13,9 @@ import dataclasses
 import hashlib
 import json
 import struct
-from typing import Any, Callable, Mapping
+from collections.abc import Callable, Mapping
+from json.encoder import encode_basestring_ascii
+from typing import Any
 
 import numpy as np
 import torch
@@ -152,8 +154,10 @@ def digest_of(value: Any) -> str:
 
 
 def _feed(value: Any, update: Callable[[bytes], None]) -> None:
-    if value is None or isinstance(value, (bool, int, str)):
-        update(json.dumps(value).encode() + b";")
+    if isinstance(value, str):
+        update(encode_basestring_ascii(value).encode() + b";")
+    elif value is None or isinstance(value, (bool, int)):
+        update((str(value) if type(value) is int else json.dumps(value)).encode() + b";")
     elif isinstance(value, float):
         update(b"f" + struct.pack("<d", value))
     elif isinstance(value, Mapping):
@@ -209,8 +213,8 @@ def _check(value: Any, shape: Any, where: str) -> None:
         if set(shape) == {str}:
             _require(all(isinstance(key, str) for key in value), value, "strings as keys", where)
             shape = dict.fromkeys(value, shape[str])
-        names = ", ".join(map(str, shape))
-        _require(set(value) == set(shape), sorted(map(str, value)), names, where)
+        if set(value) != set(shape):
+            _require(False, sorted(map(str, value)), ", ".join(map(str, shape)), where)
         for name, inner in shape.items():
             _check(value[name], inner, f"{where}.{name}")
     elif shape == _COUNT:
