@@ -34,7 +34,6 @@ from megatron.energon import SavableDataLoader
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState
 from megatron.energon.state import FlexState
-from torch.utils.data._utils import signal_handling
 
 from energon_ext.arguments import check_integer
 from energon_ext.errors import ConfigError, EnergonExtError, StateMismatchError, printable
@@ -51,7 +50,7 @@ from energon_ext.loader.regroup import (
     workers_of,
 )
 from energon_ext.loader.seals import check_workers, sealed_workers
-from energon_ext.loader.workers import ExactWorker, WorkersInTurn
+from energon_ext.loader.workers import ExactWorker, WorkersInTurn, full_memory_named
 from energon_ext.plan.lookup import blends_inside, find_blend
 from energon_ext.state.match import ENCODER, SourceChange
 from energon_ext.state.schema import check_seal, sealed
@@ -85,7 +84,8 @@ class ExactDataLoader(SavableDataLoader):
         check_integer("save_every", save_every, 1)
         options.setdefault("checkpoint_every_sec", 0)
         options.setdefault("checkpoint_every_min_n_samples", 1)
-        super().__init__(dataset, **options)
+        with full_memory_named():
+            super().__init__(dataset, **options)
         self.changes: list[SourceChange] = []
         if self.num_workers > 0:
             # Stock builds its wrapper itself, and lets nobody replace it.
@@ -169,7 +169,13 @@ class ExactDataLoader(SavableDataLoader):
     def _worker_command(self, *command: Any) -> list[Any]:
         if command[0] == "get_checkpoint" and self._epoch_iterator is None:  # a pass has ended
             command = ("get_checkpoint", None)
-        return super()._worker_command(*command)
+        for commands in self.cmd_queues:
+            commands.put(command)
+        answers = [self._iterator.answer(queue) for queue in self.result_queues]
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
 
     def save_state_rank(self) -> SavableDataLoaderState | None:
         """The state after the last batch that was drawn, None before there is any."""
@@ -284,14 +290,10 @@ class ExactDataLoader(SavableDataLoader):
         return sealed_workers(state, self.worker_config.world_size)
 
     def close(self) -> None:
-        """End the worker processes now; torch would wait five seconds for each of them."""
+        """End the worker processes."""
         iterator, self._iterator = self._iterator, None
         if iterator is not None:
-            iterator._shutdown = True
-            signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
-            for worker in iterator._workers:
-                worker.kill()
-                worker.join()
+            WorkersInTurn.end(iterator)
         self._has_workers = False
         self._epoch_iterator = None
 

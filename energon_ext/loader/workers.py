@@ -4,13 +4,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import os
+import pickle
+import queue
+import shutil
+import signal
+from errno import ENOSPC
+from multiprocessing import connection
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Iterator
 
 from megatron.energon.savable_loader import SavableDatasetCheckpoint, SavableDatasetWrapper
 from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from energon_ext.errors import EnergonExtError
+from energon_ext.documents.file_set import check_open_files
+from energon_ext.errors import EnergonExtError, WorkerError
+
+
+class _Pickled:
+    """What a worker hands over, pickled where an error of that can still be raised.
+
+    The thread of a queue prints such an error and goes on: the trainer would wait for ever.
+    """
+
+    def __init__(self, content: Any):
+        self._content = bytes(content)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pickle.loads, (self._content,)
 
 
 class ExactWorker(SavableDatasetWrapper):
@@ -21,6 +45,12 @@ class ExactWorker(SavableDatasetWrapper):
     """
 
     save_every: int
+
+    def __iter__(self) -> Iterator[_Pickled]:
+        for batch in super().__iter__():
+            with full_memory_named():
+                pickled = _Pickled(ForkingPickler.dumps(batch))  # moves tensors to shared memory
+            yield pickled
 
     def _store_checkpoint(self, force: bool = False) -> None:
         # Stock forces one at the end of the data, of a worker that stands before its next pass.
@@ -35,20 +65,73 @@ class ExactWorker(SavableDatasetWrapper):
         next_batch = self._sample_index * workers + self._worker_id
         return bool(next_batch // self.save_every > (next_batch - workers) // self.save_every)
 
-    def get_checkpoint(self, last_sample_indexes: list[int] | None) -> SavableDatasetCheckpoint:
+    def get_checkpoint(self, last_sample_indexes: list[int] | None) -> _Pickled:
         """Stock's; None asks after the end of a pass, for the start of the next one."""
         if last_sample_indexes is None:
-            return SavableDatasetCheckpoint(state=self._save_state(), offset=0)
-        return super().get_checkpoint(last_sample_indexes)
+            found = SavableDatasetCheckpoint(state=self._save_state(), offset=0)
+        else:
+            found = super().get_checkpoint(last_sample_indexes)
+        return _Pickled(pickle.dumps(found))  # without shared memory
 
 
 class WorkersInTurn(_MultiProcessingDataLoaderIter):
-    """Begins a pass with the worker whose turn it is; says errors of workers in their own words.
+    """Begins a pass with the worker whose turn it is; says what a worker fails or dies of.
 
     Stock numbers the workers anew instead, and begins every later pass with the same one.
     """
 
     _skipped_turns: int
+    _workers: list[Any] = []  # while there are none yet
+    _worker_pids_set = False
+
+    def __init__(self, loader: Any):
+        try:
+            with full_memory_named():  # the locks of queues lie there too
+                super().__init__(loader)
+        except BaseException:
+            self.end()
+            raise
+        # Else torch raises wherever the trainer is when a worker dies, inside a save for one.
+        signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
+        self._worker_pids_set = False
+
+    def end(self) -> None:
+        """End the workers now; torch would wait five seconds for each of them."""
+        self._shutdown = True
+        if self._worker_pids_set:
+            signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
+        for worker in self._workers:
+            worker.kill()
+            worker.join()
+
+    def answer(self, answers: Any) -> Any:
+        """The next one in a worker's queue of answers; a worker that is dead gives none."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return next(iter(answers.get(timeout=1).values()))
+            self._check_alive()
+
+    def _next_data(self) -> Any:
+        self._check_alive()
+        try:
+            return super()._next_data()
+        except (RuntimeError, OSError, EOFError):  # a connection breaks before its worker is gone
+            self._check_alive(patience=1.0)
+            raise
+
+    def _check_alive(self, patience: float = 0.0) -> None:
+        """Raise what a worker died of; ConfigError where a token file was cut under the run."""
+        connection.wait([worker.sentinel for worker in self._workers], patience)
+        dead = next((worker for worker in self._workers if worker.exitcode), None)
+        if dead is not None:
+            check_open_files()
+            code = dead.exitcode
+            how = (
+                f"is killed by signal: {signal.strsignal(-code)}" if code < 0 else f"ended: {code}"
+            )
+            full = code == -signal.SIGBUS
+            why = _memory() if full else "Memory is short (see `dmesg`), or it was stopped."
+            raise WorkerError(f"A data worker (pid {dead.pid}) {how}. {why}")
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._skipped_turns = loader._next_worker_id
@@ -66,3 +149,22 @@ class WorkersInTurn(_MultiProcessingDataLoaderIter):
             message = data.exc_msg.splitlines()[-1].partition(": ")[2]
             raise data.exc_type(message) from RuntimeError(f"{data.where}:\n{data.exc_msg}")
         return super()._process_data(data, *worker)
+
+
+@contextlib.contextmanager
+def full_memory_named() -> Iterator[None]:
+    """Say of what there is no space left."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch raises the latter
+        if os.strerror(ENOSPC) not in str(error):
+            raise
+        raise WorkerError(_memory()) from error
+
+
+def _memory() -> str:
+    found = shutil.disk_usage("/dev/shm")
+    return (
+        f"Shared memory is full or too small: /dev/shm has {found.free:,} of {found.total:,} bytes "
+        f"left for batches of workers; make it larger (docker: --shm-size=16g), or num_workers=0."
+    )
