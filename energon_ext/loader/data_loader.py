@@ -34,6 +34,7 @@ from megatron.energon import SavableDataLoader
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState
 from megatron.energon.state import FlexState
+from torch.utils.data._utils import signal_handling
 
 from energon_ext.arguments import check_integer
 from energon_ext.errors import ConfigError, EnergonExtError, StateMismatchError, printable
@@ -164,7 +165,8 @@ class ExactDataLoader(SavableDataLoader):
         if self.num_workers == 0:
             return super()._get_iterator()
         self.check_worker_number_rationality()
-        return WorkersInTurn(self)
+        with full_memory_named():
+            return WorkersInTurn(self)
 
     def _worker_command(self, *command: Any) -> list[Any]:
         if command[0] == "get_checkpoint" and self._epoch_iterator is None:  # a pass has ended
@@ -172,9 +174,8 @@ class ExactDataLoader(SavableDataLoader):
         for commands in self.cmd_queues:
             commands.put(command)
         answers = [self._iterator.answer(queue) for queue in self.result_queues]
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
+        for error in (answer for answer in answers if isinstance(answer, Exception)):
+            raise error
         return answers
 
     def save_state_rank(self) -> SavableDataLoaderState | None:
@@ -290,10 +291,15 @@ class ExactDataLoader(SavableDataLoader):
         return sealed_workers(state, self.worker_config.world_size)
 
     def close(self) -> None:
-        """End the worker processes."""
+        """End the worker processes now; torch would wait five seconds for each of them."""
         iterator, self._iterator = self._iterator, None
         if iterator is not None:
-            WorkersInTurn.end(iterator)
+            iterator._shutdown = True
+            if iterator._worker_pids_set:  # by a stock loader
+                signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
+            for worker in iterator._workers:
+                worker.kill()
+                worker.join()
         self._has_workers = False
         self._epoch_iterator = None
 

@@ -5,14 +5,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import queue
-import shutil
-import signal
-from errno import ENOSPC
 from multiprocessing import connection
 from multiprocessing.reduction import ForkingPickler
+from signal import SIGBUS, strsignal
 from typing import Any, Iterator
 
 from megatron.energon.savable_loader import SavableDatasetCheckpoint, SavableDatasetWrapper
@@ -23,18 +20,31 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from energon_ext.documents.file_set import check_open_files
 from energon_ext.errors import EnergonExtError, WorkerError
 
+_FULL = (
+    "Shared memory (/dev/shm) is full, or too small for the batches of workers: see `df /dev/shm`, "
+    "make it larger (docker: --shm-size=16g), or take num_workers=0."
+)
 
-class _Pickled:
-    """What a worker hands over, pickled where an error of that can still be raised.
 
-    The thread of a queue prints such an error and goes on: the trainer would wait for ever.
+@contextlib.contextmanager
+def full_memory_named() -> Iterator[None]:
+    """Say where no space is left: batches are in shared memory, and the locks of queues."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch raises the latter
+        if "No space left" not in str(error):
+            raise
+        raise WorkerError(_FULL) from error
+
+
+class _Pickled(bytes):
+    """What a worker hands over; unpickled it is that.
+
+    The thread of a queue would print an error and go on, and the trainer wait for ever.
     """
 
-    def __init__(self, content: Any):
-        self._content = bytes(content)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return pickle.loads, (self._content,)
+        return pickle.loads, (bytes(self),)
 
 
 class ExactWorker(SavableDatasetWrapper):
@@ -81,28 +91,13 @@ class WorkersInTurn(_MultiProcessingDataLoaderIter):
     """
 
     _skipped_turns: int
-    _workers: list[Any] = []  # while there are none yet
-    _worker_pids_set = False
+    _shutdown = True  # until there is something to shut down
 
     def __init__(self, loader: Any):
-        try:
-            with full_memory_named():  # the locks of queues lie there too
-                super().__init__(loader)
-        except BaseException:
-            self.end()
-            raise
+        super().__init__(loader)
         # Else torch raises wherever the trainer is when a worker dies, inside a save for one.
         signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
         self._worker_pids_set = False
-
-    def end(self) -> None:
-        """End the workers now; torch would wait five seconds for each of them."""
-        self._shutdown = True
-        if self._worker_pids_set:
-            signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
-        for worker in self._workers:
-            worker.kill()
-            worker.join()
 
     def answer(self, answers: Any) -> Any:
         """The next one in a worker's queue of answers; a worker that is dead gives none."""
@@ -121,17 +116,14 @@ class WorkersInTurn(_MultiProcessingDataLoaderIter):
 
     def _check_alive(self, patience: float = 0.0) -> None:
         """Raise what a worker died of; ConfigError where a token file was cut under the run."""
-        connection.wait([worker.sentinel for worker in self._workers], patience)
-        dead = next((worker for worker in self._workers if worker.exitcode), None)
-        if dead is not None:
-            check_open_files()
-            code = dead.exitcode
-            how = (
-                f"is killed by signal: {signal.strsignal(-code)}" if code < 0 else f"ended: {code}"
-            )
-            full = code == -signal.SIGBUS
-            why = _memory() if full else "Memory is short (see `dmesg`), or it was stopped."
-            raise WorkerError(f"A data worker (pid {dead.pid}) {how}. {why}")
+        if patience:
+            connection.wait([worker.sentinel for worker in self._workers], patience)
+        for worker in self._workers:
+            if code := worker.exitcode:
+                check_open_files()
+                how = f"is killed by signal: {strsignal(-code)}" if code < 0 else f"ended: {code}"
+                why = _FULL if code == -SIGBUS else "Perhaps memory is short: see `dmesg`."
+                raise WorkerError(f"A data worker (pid {worker.pid}) {how}. {why}")
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._skipped_turns = loader._next_worker_id
@@ -149,22 +141,3 @@ class WorkersInTurn(_MultiProcessingDataLoaderIter):
             message = data.exc_msg.splitlines()[-1].partition(": ")[2]
             raise data.exc_type(message) from RuntimeError(f"{data.where}:\n{data.exc_msg}")
         return super()._process_data(data, *worker)
-
-
-@contextlib.contextmanager
-def full_memory_named() -> Iterator[None]:
-    """Say of what there is no space left."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:  # torch raises the latter
-        if os.strerror(ENOSPC) not in str(error):
-            raise
-        raise WorkerError(_memory()) from error
-
-
-def _memory() -> str:
-    found = shutil.disk_usage("/dev/shm")
-    return (
-        f"Shared memory is full or too small: /dev/shm has {found.free:,} of {found.total:,} bytes "
-        f"left for batches of workers; make it larger (docker: --shm-size=16g), or num_workers=0."
-    )

@@ -59,12 +59,9 @@ def test_full_shared_memory_is_named_and_a_run_without_workers_needs_none(mix, t
     saved = tmp_path / "state.pt"
     found = outcome(train_without_shared_memory, mix, saved, stderr=tmp_path / "stderr")
     assert found["alone"] == [batch_hash(batch) for batch in take(new_loader(mix, 0), 4)]
-    for what, left in (("too large", r"[\d,]+"), ("full", "0"), ("none starts", "0")):
-        assert re.fullmatch(
-            rf"WorkerError: Shared memory is full or too small: /dev/shm has {left} of 409,600 "
-            r"bytes left .*; make it larger \(docker: --shm-size=16g\), or num_workers=0\.",
-            found[what],
-        )
+    for what in ("too large", "full", "none starts"):
+        assert found[what].startswith("WorkerError: Shared memory (/dev/shm) is full, or too small")
+        assert found[what].endswith("larger (docker: --shm-size=16g), or take num_workers=0.")
     assert not any(map(is_alive, found["pids"]))
     expected = [batch_hash(batch) for batch in take(new_loader(mix, 0, 64), 6)]
     assert found["small"] == expected[:3]
