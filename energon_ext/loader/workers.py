@@ -122,7 +122,9 @@ class WorkersInTurn(_MultiProcessingDataLoaderIter):
             if code := worker.exitcode:
                 check_open_files()
                 how = f"is killed by signal: {strsignal(-code)}" if code < 0 else f"ended: {code}"
-                why = _FULL if code == -SIGBUS else "Perhaps memory is short: see `dmesg`."
+                why = "Perhaps memory is short: see `dmesg`."
+                if code == -SIGBUS:
+                    why = f"A file it read was overwritten in place; or: {_FULL}"
                 raise WorkerError(f"A data worker (pid {worker.pid}) {how}. {why}")
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
