@@ -2,19 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Energon's loader, with the gaps of its state closed.
 
-Stock ``SavableDataLoader`` saves an exact state while a run is under way. Around its start it does
-not, when it has worker processes:
-
-* A worker answers a request for its state from another thread, which may come before the worker has
-  restored, or stored, its first state. The answer is then "from the very beginning", and a resume
-  reads data again or skips a batch. Here such an answer is asked for again.
-* A state may say "and then draw k batches again". Restoring such a state forgets k in the count of
-  what was drawn (Energon 7.4.1, ``savable_loader.py`` line 1028), so that a save soon after a
-  resume is k batches too early. Here the count is complete. By default no state needs to say so:
-  workers store a state after every batch.
-* A worker that has come to its end, while others have batches left, answers that it stands before
-  its next pass. Here that is so once the whole pass was handed out.
-* Every pass after a resume begins with the worker that was next. Here with the first one.
+Stock ``SavableDataLoader`` saves an exact state while a run is under way. With worker processes it
+does not around a start, an end and a resume: ``docs/internals/loader.md`` has each of these gaps,
+and what closes it.
 
 It saves and restores through the same methods, and its states are the stock ones, with a digest in
 each worker's, see :mod:`energon_ext.loader.seals`. Where all sources are planned, ``state_dict``

@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import queue
-from multiprocessing import connection
+import time
+from multiprocessing import connection, parent_process
 from multiprocessing.reduction import ForkingPickler
 from signal import SIGBUS, strsignal
+from threading import Thread
 from typing import Any, Iterator
 
 from megatron.energon.savable_loader import SavableDatasetCheckpoint, SavableDatasetWrapper
@@ -47,6 +50,18 @@ class _Pickled(bytes):
         return pickle.loads, (bytes(self),)
 
 
+def _pickled(batch: Any) -> _Pickled:
+    with full_memory_named():
+        return _Pickled(ForkingPickler.dumps(batch))  # moves tensors to shared memory
+
+
+def _end_with(trainer: Any) -> None:
+    """torch's watch takes the trainer of a worker that starts late for whoever inherited it."""
+    while os.getppid() == trainer.pid:
+        time.sleep(1)
+    os._exit(1)
+
+
 class ExactWorker(SavableDatasetWrapper):
     """The part of the loader that lives in a worker.
 
@@ -57,10 +72,9 @@ class ExactWorker(SavableDatasetWrapper):
     save_every: int
 
     def __iter__(self) -> Iterator[_Pickled]:
-        for batch in super().__iter__():
-            with full_memory_named():
-                pickled = _Pickled(ForkingPickler.dumps(batch))  # moves tensors to shared memory
-            yield pickled
+        if self._cmd_thread is None:  # the first pass
+            Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
+        return map(_pickled, super().__iter__())
 
     def _store_checkpoint(self, force: bool = False) -> None:
         # Stock forces one at the end of the data, of a worker that stands before its next pass.

@@ -5,6 +5,7 @@
 import ctypes
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -30,17 +31,21 @@ def mount_for_itself(*arguments):
         raise NoMounts(getattr(error, "stderr", "") or str(error)) from error
 
 
-def outcome(work, *arguments, stderr):
-    """What ``work(*arguments)`` returned in a process that has ended; skips without mounts."""
+def outcome(work, *arguments, stderr, is_killed=False):
+    """What ``work(*arguments)`` returned in a process that has ended; skips without mounts.
+
+    Args:
+        is_killed: right after that, which leaves it no time to end others.
+    """
     here, there = SERVER.Pipe(duplex=False)
-    process = SERVER.Process(target=_call, args=(work, arguments, there, str(stderr)))
+    process = SERVER.Process(target=_call, args=(work, arguments, there, str(stderr), is_killed))
     process.start()
     there.close()
     try:
         assert here.poll(TIMEOUT_SECONDS), "it hangs"
         found = here.recv()
         process.join(TIMEOUT_SECONDS)
-        assert process.exitcode == 0
+        assert process.exitcode == (-signal.SIGKILL if is_killed else 0)
     except EOFError:
         pytest.fail(Path(stderr).read_text())
     finally:
@@ -57,7 +62,7 @@ def said(call, *arguments):
     return f"{type(raised.value).__name__}: {raised.value}"
 
 
-def _call(work, arguments, pipe, stderr):
+def _call(work, arguments, pipe, stderr, is_killed):
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.stderr = open(stderr, "w", buffering=1)  # noqa: SIM115
     try:
@@ -65,6 +70,8 @@ def _call(work, arguments, pipe, stderr):
     except NoMounts as error:
         found = error
     pipe.send(found)
+    if is_killed:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 _is_alone = False

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import time
 
 import pytest
 
@@ -13,7 +14,7 @@ from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.state.serialize import read_state_file, write_state_file
 from tests.crash.starved import mount_for_itself, outcome, said
-from tests.crash.test_killed_worker import is_alive
+from tests.crash.test_killed_worker import SOON, is_alive
 from tests.support import batch_hash, config, take, write_mix, write_tokens
 
 SEQ_LEN = 8192
@@ -97,3 +98,17 @@ def test_a_killed_worker_is_named_by_whatever_needs_it_and_by_nothing_else(mix, 
             r"WorkerError: A data worker \(pid \d+\) is killed by signal: Killed. .*`dmesg`.*",
             found,
         )
+
+
+def start_workers(mix):
+    os.register_at_fork(after_in_child=lambda: time.sleep(0.5))  # they find their trainer gone
+    start_workers.kept = iterator = new_loader(mix, 2)._get_iterator()
+    return [worker.pid for worker in iterator._workers]
+
+
+def test_workers_whose_trainer_is_killed_before_they_have_begun_end_too(mix, tmp_path):
+    pids = outcome(start_workers, mix, stderr=tmp_path / "stderr", is_killed=True)
+    deadline = time.monotonic() + SOON
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_alive, pids))
