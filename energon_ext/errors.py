@@ -54,6 +54,10 @@ class DataExhaustedError(EnergonExtError):
     """Every source of a run has reached its ``max_epochs``: there is nothing left to train on."""
 
 
+class WorkerError(EnergonExtError, RuntimeError):
+    """A data worker died, or could not start or hand over a batch."""
+
+
 class SamplerError(EnergonExtError, RuntimeError):
     """A sampler of answers failed, or its answers teach nothing.
 

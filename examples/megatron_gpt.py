@@ -57,7 +57,7 @@ def run(work, args):
         start_megatron(args)
         work(args)
         dist.destroy_process_group()
-    except EnergonExtError as error:
+    except (EnergonExtError, OSError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
     except KeyboardInterrupt as stop:
         sys.exit(f"Stopped: {stop or f'the last checkpoint stays in {args.run_dir}'}.")

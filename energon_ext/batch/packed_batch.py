@@ -112,11 +112,7 @@ class PackedBatch:
         }
 
     def grid(
-        self,
-        accumulation: int,
-        rows: int,
-        seq_len: int,
-        dtype: torch.dtype = torch.int64,
+        self, accumulation: int, rows: int, seq_len: int, dtype: torch.dtype = torch.int64
     ) -> dict[str, torch.Tensor]:
         """The batch as ``[A, B, T]`` arrays.
 

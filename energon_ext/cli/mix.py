@@ -102,12 +102,7 @@ def _of_text(
     chosen = _json("--spliced-subflavors", subflavors) if subflavors else None
     encoder_class = MultiSpliceTaskEncoder if many else SpliceTaskEncoder
     return encoder_class(
-        loaded,
-        seq_length,
-        config,
-        packing=packing,
-        spliced_subflavors=chosen,
-        named_documents=True,
+        loaded, seq_length, config, packing=packing, spliced_subflavors=chosen, named_documents=True
     )
 
 

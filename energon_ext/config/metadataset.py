@@ -236,11 +236,7 @@ class ScheduledMetadataset(MetadatasetV2):
     splits: dict[
         str,
         Union[  # noqa: UP007
-            ScheduledBlend,
-            Interleave,
-            UncappedBlendEpochized,
-            MetadatasetJoin,
-            AnyDatasetReference,
+            ScheduledBlend, Interleave, UncappedBlendEpochized, MetadatasetJoin, AnyDatasetReference
         ],
     ]
     skip: Any = None  # ranges of steps that are planned and not read

@@ -6,6 +6,7 @@ import hashlib
 from bisect import bisect_right
 from pathlib import Path
 from typing import Any, Mapping, Sequence
+from weakref import WeakSet
 
 import numpy as np
 
@@ -30,6 +31,8 @@ _CHECKED_FILES = 64
 _FINGERPRINT_DOCUMENTS = 256
 _FINGERPRINT_READ = 64
 _FINGERPRINT_TOKENS = 32
+
+_opened: WeakSet["TokenFiles"] = WeakSet()
 
 
 class TokenFiles(Documents):
@@ -56,6 +59,7 @@ class TokenFiles(Documents):
         self._sequences = np.array([pair.sequences for pair in self._pairs], np.int64)
         self._token_bytes = np.array([pair.dtype.itemsize for pair in self._pairs], np.int64)
         self._place_bounds: list[int] = self._first_tokens[:-1].tolist()
+        _opened.add(self)
 
     def __len__(self) -> int:
         return int(self._first_documents[-1])
@@ -202,6 +206,13 @@ def open_token_files(path: Any) -> TokenFiles:
         ConfigError: there is no pair, or one is not whole.
     """
     return TokenFiles(pair_prefixes(path))
+
+
+def check_open_files() -> None:
+    """Raise ConfigError for a file that was cut since this process, which has it, opened it."""
+    for files in list(_opened):
+        for prefix in files.prefixes:
+            read_pair(prefix)
 
 
 def _starts(counts: list[int]) -> np.ndarray:

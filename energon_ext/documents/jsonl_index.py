@@ -45,5 +45,8 @@ def _make_index(path: EPath, found_in: str) -> None:
     except AssertionError as error:  # what Energon says of lines that are no objects
         raise ConfigError(f"{found_in}{path}: no index can be made ({error!s:.120})") from error
     except OSError as error:
-        raise ConfigError(f"{found_in}{path}: no index can be made ({error.strerror}).") from error
+        raise ConfigError(
+            f"{found_in}{path}: no index can be made beside it ({error.strerror}); run `energon "
+            f"prepare {path}` where its folder can be written."
+        ) from error
     logger.info("%s: an index of its %d lines is written beside it.", path, count)

@@ -14,12 +14,7 @@ from megatron.energon.task_encoder.cooking import basic_sample_keys
 from energon_ext.batch.rows import Row
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.documents.text import Document
-from energon_ext.encoders.chat import (
-    ChatTemplate,
-    check_messages,
-    default_template,
-    split_answers,
-)
+from energon_ext.encoders.chat import ChatTemplate, check_messages, default_template, split_answers
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.tokenizers import Tokenizer

@@ -33,10 +33,7 @@ from energon_ext.state.match import (
 
 
 def check_continues(
-    state: SavableDataLoaderState,
-    dataset: SavableDataset,
-    num_workers: int,
-    batch_size: int | None,
+    state: SavableDataLoaderState, dataset: SavableDataset, num_workers: int, batch_size: int | None
 ) -> list[SourceChange]:
     """Refuse the state of another configuration; say what becomes of each source of this one.
 
@@ -62,10 +59,7 @@ def check_continues(
 
 
 def check_loader(
-    state: SavableDataLoaderState,
-    dataset: SavableDataset,
-    num_workers: int,
-    batch_size: int | None,
+    state: SavableDataLoaderState, dataset: SavableDataset, num_workers: int, batch_size: int | None
 ) -> None:
     """The part of :func:`check_continues` on workers and batches."""
     check_fingerprint(

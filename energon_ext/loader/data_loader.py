@@ -2,19 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Energon's loader, with the gaps of its state closed.
 
-Stock ``SavableDataLoader`` saves an exact state while a run is under way. Around its start it does
-not, when it has worker processes:
-
-* A worker answers a request for its state from another thread, which may come before the worker has
-  restored, or stored, its first state. The answer is then "from the very beginning", and a resume
-  reads data again or skips a batch. Here such an answer is asked for again.
-* A state may say "and then draw k batches again". Restoring such a state forgets k in the count of
-  what was drawn (Energon 7.4.1, ``savable_loader.py`` line 1028), so that a save soon after a
-  resume is k batches too early. Here the count is complete. By default no state needs to say so:
-  workers store a state after every batch.
-* A worker that has come to its end, while others have batches left, answers that it stands before
-  its next pass. Here that is so once the whole pass was handed out.
-* Every pass after a resume begins with the worker that was next. Here with the first one.
+Stock ``SavableDataLoader`` saves an exact state while a run is under way. With worker processes it
+does not around a start, an end and a resume: ``docs/internals/loader.md`` has each of these gaps,
+and what closes it.
 
 It saves and restores through the same methods, and its states are the stock ones, with a digest in
 each worker's, see :mod:`energon_ext.loader.seals`. Where all sources are planned, ``state_dict``
@@ -51,7 +41,7 @@ from energon_ext.loader.regroup import (
     workers_of,
 )
 from energon_ext.loader.seals import check_workers, sealed_workers
-from energon_ext.loader.workers import ExactWorker, WorkersInTurn
+from energon_ext.loader.workers import ExactWorker, WorkersInTurn, full_memory_named
 from energon_ext.plan.lookup import blends_inside, find_blend
 from energon_ext.state.match import ENCODER, SourceChange
 from energon_ext.state.schema import check_seal, sealed
@@ -85,7 +75,8 @@ class ExactDataLoader(SavableDataLoader):
         check_integer("save_every", save_every, 1)
         options.setdefault("checkpoint_every_sec", 0)
         options.setdefault("checkpoint_every_min_n_samples", 1)
-        super().__init__(dataset, **options)
+        with full_memory_named():
+            super().__init__(dataset, **options)
         self.changes: list[SourceChange] = []
         if self.num_workers > 0:
             # Stock builds its wrapper itself, and lets nobody replace it.
@@ -164,12 +155,18 @@ class ExactDataLoader(SavableDataLoader):
         if self.num_workers == 0:
             return super()._get_iterator()
         self.check_worker_number_rationality()
-        return WorkersInTurn(self)
+        with full_memory_named():
+            return WorkersInTurn(self)
 
     def _worker_command(self, *command: Any) -> list[Any]:
         if command[0] == "get_checkpoint" and self._epoch_iterator is None:  # a pass has ended
             command = ("get_checkpoint", None)
-        return super()._worker_command(*command)
+        for commands in self.cmd_queues:
+            commands.put(command)
+        answers = [self._iterator.answer(queue) for queue in self.result_queues]
+        for error in (answer for answer in answers if isinstance(answer, Exception)):
+            raise error
+        return answers
 
     def save_state_rank(self) -> SavableDataLoaderState | None:
         """The state after the last batch that was drawn, None before there is any."""
@@ -288,7 +285,8 @@ class ExactDataLoader(SavableDataLoader):
         iterator, self._iterator = self._iterator, None
         if iterator is not None:
             iterator._shutdown = True
-            signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
+            if iterator._worker_pids_set:  # by a stock loader
+                signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
             for worker in iterator._workers:
                 worker.kill()
                 worker.join()

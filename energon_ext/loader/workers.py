@@ -4,13 +4,62 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import os
+import pickle
+import queue
+import time
+from multiprocessing import connection, parent_process
+from multiprocessing.reduction import ForkingPickler
+from signal import SIGBUS, strsignal
+from threading import Thread
+from typing import Any, Iterator
 
 from megatron.energon.savable_loader import SavableDatasetCheckpoint, SavableDatasetWrapper
 from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from energon_ext.errors import EnergonExtError
+from energon_ext.documents.file_set import check_open_files
+from energon_ext.errors import EnergonExtError, WorkerError
+
+_FULL = (
+    "Shared memory (/dev/shm) is full, or too small for the batches of workers: see `df /dev/shm`, "
+    "make it larger (docker: --shm-size=16g), or take num_workers=0."
+)
+
+
+@contextlib.contextmanager
+def full_memory_named() -> Iterator[None]:
+    """Say where no space is left: batches are in shared memory, and the locks of queues."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch raises the latter
+        if "No space left" not in str(error):
+            raise
+        raise WorkerError(_FULL) from error
+
+
+class _Pickled(bytes):
+    """What a worker hands over; unpickled it is that.
+
+    The thread of a queue would print an error and go on, and the trainer wait for ever.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pickle.loads, (bytes(self),)
+
+
+def _pickled(batch: Any) -> _Pickled:
+    with full_memory_named():
+        return _Pickled(ForkingPickler.dumps(batch))  # moves tensors to shared memory
+
+
+def _end_with(trainer: Any) -> None:
+    """torch's watch takes the trainer of a worker that starts late for whoever inherited it."""
+    while os.getppid() == trainer.pid:
+        time.sleep(1)
+    os._exit(1)
 
 
 class ExactWorker(SavableDatasetWrapper):
@@ -21,6 +70,11 @@ class ExactWorker(SavableDatasetWrapper):
     """
 
     save_every: int
+
+    def __iter__(self) -> Iterator[_Pickled]:
+        if self._cmd_thread is None:  # the first pass
+            Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
+        return map(_pickled, super().__iter__())
 
     def _store_checkpoint(self, force: bool = False) -> None:
         # Stock forces one at the end of the data, of a worker that stands before its next pass.
@@ -35,20 +89,57 @@ class ExactWorker(SavableDatasetWrapper):
         next_batch = self._sample_index * workers + self._worker_id
         return bool(next_batch // self.save_every > (next_batch - workers) // self.save_every)
 
-    def get_checkpoint(self, last_sample_indexes: list[int] | None) -> SavableDatasetCheckpoint:
+    def get_checkpoint(self, last_sample_indexes: list[int] | None) -> _Pickled:
         """Stock's; None asks after the end of a pass, for the start of the next one."""
         if last_sample_indexes is None:
-            return SavableDatasetCheckpoint(state=self._save_state(), offset=0)
-        return super().get_checkpoint(last_sample_indexes)
+            found = SavableDatasetCheckpoint(state=self._save_state(), offset=0)
+        else:
+            found = super().get_checkpoint(last_sample_indexes)
+        return _Pickled(pickle.dumps(found))  # without shared memory
 
 
 class WorkersInTurn(_MultiProcessingDataLoaderIter):
-    """Begins a pass with the worker whose turn it is; says errors of workers in their own words.
+    """Begins a pass with the worker whose turn it is; says what a worker fails or dies of.
 
     Stock numbers the workers anew instead, and begins every later pass with the same one.
     """
 
     _skipped_turns: int
+    _shutdown = True  # until there is something to shut down
+
+    def __init__(self, loader: Any):
+        super().__init__(loader)
+        # Else torch raises wherever the trainer is when a worker dies, inside a save for one.
+        signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
+        self._worker_pids_set = False
+
+    def answer(self, answers: Any) -> Any:
+        """The next one in a worker's queue of answers; a worker that is dead gives none."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return next(iter(answers.get(timeout=1).values()))
+            self._check_alive()
+
+    def _next_data(self) -> Any:
+        self._check_alive()
+        try:
+            return super()._next_data()
+        except (RuntimeError, OSError, EOFError):  # a connection breaks before its worker is gone
+            self._check_alive(patience=1.0)
+            raise
+
+    def _check_alive(self, patience: float = 0.0) -> None:
+        """Raise what a worker died of; ConfigError where a token file was cut under the run."""
+        if patience:
+            connection.wait([worker.sentinel for worker in self._workers], patience)
+        for worker in self._workers:
+            if code := worker.exitcode:
+                check_open_files()
+                how = f"is killed by signal: {strsignal(-code)}" if code < 0 else f"ended: {code}"
+                why = "Perhaps memory is short: see `dmesg`."
+                if code == -SIGBUS:
+                    why = f"A file it read was overwritten in place; or: {_FULL}"
+                raise WorkerError(f"A data worker (pid {worker.pid}) {how}. {why}")
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._skipped_turns = loader._next_worker_id

@@ -8,10 +8,7 @@ from energon_ext.megatron.cpu import enable_cpu
 from energon_ext.megatron.initialize import initialize_weights
 from energon_ext.megatron.loader import MegatronEnergonLoader, data_parallel_worker_config
 from energon_ext.megatron.loss import check_losses, make_loss_func, mean_losses
-from energon_ext.megatron.megatron_lm import (
-    schedule_axis,
-    train_valid_test_dataloaders_provider,
-)
+from energon_ext.megatron.megatron_lm import schedule_axis, train_valid_test_dataloaders_provider
 from energon_ext.megatron.megatron_lm_arguments import add_energon_args
 from energon_ext.megatron.moe import scale_router_losses
 from energon_ext.megatron.mtp import mtp_block_spec

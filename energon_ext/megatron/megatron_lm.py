@@ -14,11 +14,7 @@ from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.megatron.loader import data_parallel_worker_config
-from energon_ext.megatron.megatron_lm_arguments import (
-    check_arguments,
-    check_vocabulary,
-    ramps_up,
-)
+from energon_ext.megatron.megatron_lm_arguments import check_arguments, check_vocabulary, ramps_up
 from energon_ext.megatron.megatron_lm_log import DataLog
 from energon_ext.megatron.megatron_lm_loop import adapt_loop
 from energon_ext.megatron.megatron_lm_state import MegatronLMLoader, restore_together

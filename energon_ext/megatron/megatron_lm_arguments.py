@@ -46,16 +46,14 @@ def add_energon_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser
     """
     group = parser.add_argument_group(title="energon_ext")
     group.add_argument(
-        "--dataloader-save",
-        help="Folder for the data state, saved with every model checkpoint.",
+        "--dataloader-save", help="Folder for the data state, saved with every model checkpoint."
     )
     group.add_argument(
         "--dataloader-load",
         help="Folder to resume the data state from; default: that of --dataloader-save.",
     )
     group.add_argument(
-        "--energon-run-dir",
-        help="Folder for metrics.jsonl, which `energon-ext report` reads.",
+        "--energon-run-dir", help="Folder for metrics.jsonl, which `energon-ext report` reads."
     )
     group.add_argument(
         "--energon-tokenizer",

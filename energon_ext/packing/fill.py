@@ -23,11 +23,7 @@ from energon_ext.errors import ConfigError, SampleError
 
 
 def fill_bins(
-    lengths: np.ndarray,
-    capacity: int,
-    *,
-    keep: int = 0,
-    max_items_per_bin: int | None = None,
+    lengths: np.ndarray, capacity: int, *, keep: int = 0, max_items_per_bin: int | None = None
 ) -> tuple[np.ndarray, list[int]]:
     """Fill bins from a buffer, and leave ``keep`` items for the next one.
 

@@ -105,12 +105,7 @@ class PackPlan:
 
     @classmethod
     def of(
-        cls,
-        pieces: Pieces,
-        ends: np.ndarray,
-        documents: np.ndarray,
-        carried: Pieces,
-        seq_len: int,
+        cls, pieces: Pieces, ends: np.ndarray, documents: np.ndarray, carried: Pieces, seq_len: int
     ) -> "PackPlan":
         """A plan whose ``tokens`` follow from the pieces."""
         begins = np.concatenate(([0], ends[:-1])).astype(np.int64)

@@ -8,13 +8,7 @@ import torch
 
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import SampleError, SamplerError
-from energon_ext.rl.sampler import (
-    BatchSampler,
-    Sampler,
-    ScoredGroup,
-    Unanswered,
-    check_group,
-)
+from energon_ext.rl.sampler import BatchSampler, Sampler, ScoredGroup, Unanswered, check_group
 
 #: What a rank tells the others; 1 that it needs groups, 0 that it has enough.
 _FAILED = 2

@@ -77,13 +77,7 @@ class LossMap:
         log_probabilities: likewise, the logarithm of P(z); 0 for a content that is all prompt.
     """
 
-    def __init__(
-        self,
-        grid: GridIndex,
-        names: Sequence[str],
-        *,
-        prompt_tokens: int = 1,
-    ):
+    def __init__(self, grid: GridIndex, names: Sequence[str], *, prompt_tokens: int = 1):
         check_integers("LossMap", prompt_tokens=prompt_tokens)
         self._prompt_tokens = prompt_tokens
         self.log_probabilities = np.full(grid.size, np.nan)

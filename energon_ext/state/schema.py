@@ -66,12 +66,7 @@ _STATE = {
     "version": _COUNT,
     "fingerprint": {str: object},
     "worker": (None, _COUNT),
-    "plan": {
-        "step": _COUNT,
-        "row": _COUNT,
-        "mixture": {str: _NODE},
-        "sources": {str: _SOURCE},
-    },
+    "plan": {"step": _COUNT, "row": _COUNT, "mixture": {str: _NODE}, "sources": {str: _SOURCE}},
     "done": _COUNT,
     "skipped": [[_COUNT]],
     "inside": (
