@@ -8,7 +8,6 @@ import contextlib
 import os
 import pickle
 import queue
-import time
 from multiprocessing import connection, parent_process
 from multiprocessing.reduction import ForkingPickler
 from signal import SIGBUS, strsignal
@@ -57,8 +56,7 @@ def _pickled(batch: Any) -> _Pickled:
 
 def _end_with(trainer: Any) -> None:
     """torch's watch takes the trainer of a worker that starts late for whoever inherited it."""
-    while os.getppid() == trainer.pid:
-        time.sleep(1)
+    connection.wait([trainer.sentinel])
     os._exit(1)
 
 
