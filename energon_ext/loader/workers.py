@@ -128,9 +128,10 @@ class WorkersInTurn(_MultiProcessingDataLoaderIter):
 
     def _check_alive(self, patience: float = 0.0) -> None:
         """Raise what a worker died of; ConfigError where a token file was cut under the run."""
-        if patience:
-            connection.wait([worker.sentinel for worker in self._workers], patience)
+        dead = connection.wait([worker.sentinel for worker in self._workers], patience)
         for worker in self._workers:
+            if worker.sentinel in dead:
+                worker.join()  # it is waited for a moment after its files are closed
             if code := worker.exitcode:
                 check_open_files()
                 how = f"is killed by signal: {strsignal(-code)}" if code < 0 else f"ended: {code}"

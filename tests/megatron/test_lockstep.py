@@ -56,24 +56,24 @@ def answers_on_a_rank(sizes, config, rows_per_pass):
         return own, answers(prompts, sizes, config, rows_per_pass)
 
 
-@pytest.mark.parametrize(
-    ("world_size", "sizes", "config", "rows_per_pass"),
-    [
-        (2, TENSORS, {}, None),
-        (2, STAGES, {}, None),
-        (4, {**TENSORS, **STAGES, **SEQUENCE}, {}, 2),
-        (3, {"expert_model_parallel_size": 3}, {**MOE, "num_moe_experts": 3}, None),
-        (4, {**TENSORS, **EXPERTS, **SEQUENCE, "expert_tensor_parallel_size": 1}, MOE, None),
-        (4, {**STAGES, **EXPERTS}, MOE, 2),
-    ],
-    ids=["tensors", "stages", "both", "experts", "tensors+experts", "stages+experts"],
-)
-def test_a_split_model_answers_as_the_whole_one(
-    one_rank, world_size, sizes, config, rows_per_pass, tmp_path
-):
+#: Ranks, sizes of model parallelism, configuration of the model, rows of a pass.
+SPLIT = {
+    "tensors": (2, TENSORS, {}, None),
+    "stages": (2, STAGES, {}, None),
+    "both": (4, {**TENSORS, **STAGES, **SEQUENCE}, {}, 2),
+    "experts": (3, {"expert_model_parallel_size": 3}, {**MOE, "num_moe_experts": 3}, None),
+    "tensors+experts": (
+        4, {**TENSORS, **EXPERTS, **SEQUENCE, "expert_tensor_parallel_size": 1}, MOE, None
+    ),
+    "stages+experts": (4, {**STAGES, **EXPERTS}, MOE, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", SPLIT)
+def test_a_split_model_answers_as_the_whole_one(one_rank, ranks, layout):
     """Each data-parallel rank its own prompts, of other lengths and numbers, or none at all."""
-    target = functools.partial(answers_on_a_rank, sizes, config, rows_per_pass)
-    found = run_ranks(world_size, target, tmp_path)
+    _, _, config, rows_per_pass = SPLIT[layout]
+    found = ranks[layout]
     replicas = {own for own, _ in found}
     expected = [answers(prompts, {}, config, rows_per_pass) for prompts in [*PROMPTS, []]]
     lengths = {len(response) for responses, _ in expected for response in responses}
@@ -85,38 +85,46 @@ def test_a_split_model_answers_as_the_whole_one(
     assert replicas == set(range(len(replicas)))
 
 
-REFUSED = [
-    (2, {"context_parallel_size": 2}, "context-parallel size 2 found, 1 is needed"),
-    (
+REFUSED = {
+    "context": (
+        2, {"context_parallel_size": 2}, "context-parallel size 2 found, 1 is needed"
+    ),
+    "experts of other ranks": (
         6,
         {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 3,
          "expert_tensor_parallel_size": 1},
         "tensor-parallel size 2 with experts over 3 ranks found",
     ),
-]  # fmt: skip
+}  # fmt: skip
 
 
-def build_on_a_rank(sizes, message):
-    with model_parallel(**sizes), pytest.raises(ConfigError, match=message):
+def refusal(sizes):
+    with model_parallel(**sizes), pytest.raises(ConfigError) as error:
         MegatronSampler(torch.nn.Linear(1, 1), None, group_size=2, sampling=SAMPLING)
+    return str(error.value)
 
 
-@pytest.mark.parametrize(("world_size", "sizes", "message"), REFUSED, ids=["context", "experts"])
-def test_a_layout_that_does_not_work_is_refused_when_built(world_size, sizes, message, tmp_path):
-    run_ranks(world_size, functools.partial(build_on_a_rank, sizes, message), tmp_path)
+@pytest.mark.parametrize("layout", REFUSED)
+def test_a_layout_that_does_not_work_is_refused_when_built(ranks, layout):
+    world_size, _, message = REFUSED[layout]
+    said = ranks[layout]
+    assert len(said) == world_size
+    assert all(message in each for each in said)
 
 
 def ask_different_prompts():
     with model_parallel(**TENSORS):
         model = small_model(small_config(**TENSORS))
         sampler = MegatronSampler(model, None, group_size=2, sampling=SAMPLING)
-        path = f"p{dist.get_rank()}"
-        with pytest.raises(SamplerError, match="the ranks of a model ask for different prompts"):
-            sampler._lockstep.check_same([path])
+        with pytest.raises(SamplerError) as error:
+            sampler._lockstep.check_same([f"p{dist.get_rank()}"])
+        return str(error.value)
 
 
-def test_ranks_of_a_model_that_ask_for_different_prompts_are_told(tmp_path):
-    run_ranks(2, ask_different_prompts, tmp_path)
+def test_ranks_of_a_model_that_ask_for_different_prompts_are_told(ranks):
+    said = ranks["different prompts"]
+    assert len(said) == 2
+    assert all("the ranks of a model ask for different prompts" in each for each in said)
 
 
 PROMPT = Prompt(
@@ -143,9 +151,9 @@ def judge(prompt, responses, offset):
     return [float(offset + n) for n in range(len(responses))]
 
 
-@pytest.mark.parametrize("sizes", [TENSORS, STAGES], ids=["tensors", "stages"])
-def test_a_reward_is_asked_once_for_a_replica(sizes, tmp_path):
-    one, other = run_ranks(2, functools.partial(sample_with_unlike_rewards, sizes), tmp_path)
+@pytest.mark.parametrize("split", ["tensors", "stages"])
+def test_a_reward_is_asked_once_for_a_replica(ranks, split):
+    one, other = ranks[f"unlike rewards, {split}"]
     assert one == other
     assert one[1] == [0, 1]
 
@@ -163,8 +171,8 @@ def broken_judge(prompt, responses):
     raise KeyError("answer")
 
 
-def test_a_reward_that_fails_says_the_same_on_all_ranks_of_a_replica(tmp_path):
-    one, other = run_ranks(2, fail_to_score, tmp_path)
+def test_a_reward_that_fails_says_the_same_on_all_ranks_of_a_replica(ranks):
+    one, other = ranks["failed reward"]
     assert one == other
     assert one.startswith("Prompt p: the reward raised KeyError: 'answer'")
 
@@ -195,9 +203,9 @@ def fail_on_one_rank(path):
         return str(error.value)
 
 
-def test_a_reward_that_fails_on_one_rank_ends_the_call_on_all(byte_prompts, tmp_path):
+def test_a_reward_that_fails_on_one_rank_ends_the_call_on_all(ranks):
     """The others would wait for it in their next forward pass."""
-    other, failed = run_ranks(2, functools.partial(fail_on_one_rank, byte_prompts), tmp_path)
+    other, failed = ranks["failed reward of one rank"]
     assert "the reward raised KeyError: 'answer'" in failed
     assert "another rank failed to sample; its error says why" in other
 
@@ -207,6 +215,35 @@ def byte_prompts(tmp_path_factory):
     """One prompt of one byte for each number from 0 to 9, and longer ones."""
     records = [{"prompt": chr(n) * (1 + n % 3)} for n in range(40, 60)]
     return write_prompts(tmp_path_factory.mktemp("bytes") / "prompts.jsonl", records)
+
+
+def in_turn(tasks):
+    return {name: task() for name, task in tasks.items()}
+
+
+@pytest.fixture(scope="module")
+def ranks(byte_prompts, tmp_path_factory):
+    """What every rank found, by what was asked; as many ranks start once for all of it."""
+    tasks = {
+        2: {
+            "different prompts": ask_different_prompts,
+            "unlike rewards, tensors": functools.partial(sample_with_unlike_rewards, TENSORS),
+            "unlike rewards, stages": functools.partial(sample_with_unlike_rewards, STAGES),
+            "failed reward": fail_to_score,
+            "failed reward of one rank": functools.partial(fail_on_one_rank, byte_prompts),
+        }
+    }
+    for name, (world_size, sizes, config, rows) in SPLIT.items():
+        task = functools.partial(answers_on_a_rank, sizes, config, rows)
+        tasks.setdefault(world_size, {})[name] = task
+    for name, (world_size, sizes, _) in REFUSED.items():
+        tasks.setdefault(world_size, {})[name] = functools.partial(refusal, sizes)
+    found = {}
+    for world_size, of_these in tasks.items():
+        folder = tmp_path_factory.mktemp(f"ranks{world_size}")
+        by_rank = run_ranks(world_size, functools.partial(in_turn, of_these), folder)
+        found.update({name: [one[name] for one in by_rank] for name in of_these})
+    return found
 
 
 def share_of_large_tokens(prompt, responses):

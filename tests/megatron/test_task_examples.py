@@ -20,7 +20,7 @@ STAGES = "--pipeline-model-parallel-size"
 FEW_STEPS = [
     *("--num-layers", "1", "--hidden-size", "64"),
     *("--warm-up-iters", "80", "--train-iters", "4", "--lr-warmup-iters", "1"),
-    *("--prompts-per-call", "48", "--groups-per-batch", "3", "--save-interval", "2"),
+    *("--prompts-per-call", "48", "--groups-per-batch", "3", "--save-interval", "16"),
     *("--eval-prompts", "16", "--eval-interval", "2"),
 ]
 
@@ -93,8 +93,11 @@ def test_grpo_says_what_was_sampled(grpo_run):
 def test_grpo_stopped_and_resumed_is_the_run_that_was_not(grpo_run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(grpo_run / "warm_up", folder / "warm_up")
-    run("03_grpo.py", folder, *FEW_STEPS, "--resume", "--stop-after", 3)
-    run("03_grpo.py", folder, *FEW_STEPS, "--resume")
+    options = (*FEW_STEPS, "--save-interval", 2, "--resume")
+    run("03_grpo.py", folder, *options, "--stop-after", 3)
+    run("03_grpo.py", folder, *options)
+    saves = [Path(event["path"]).name for event in events(folder / "grpo", "save")]
+    assert saves == ["step_00000002", "step_00000003", "step_00000004"]
     for found in (steps_of, evaluations):
         assert found(folder / "grpo") == found(grpo_run / "grpo")
 
@@ -119,9 +122,8 @@ def test_grpo_of_a_split_model_trains_on_the_same_batches(grpo_run, split, tmp_p
 def test_a_run_that_samples_goes_on_with_as_many_ranks_and_no_others(grpo_run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(grpo_run, folder)
-    (manifest,) = folder.glob("grpo/checkpoints/step_00000002/manifest.json")
+    (manifest,) = folder.glob("grpo/checkpoints/step_00000004/manifest.json")
     content = json.loads(manifest.read_text())
-    shutil.rmtree(folder / "grpo" / "checkpoints" / "step_00000004")
     own = read_manifest(manifest.parent)
     state = (manifest.parent / "data_rank00000.pt").read_bytes()
     (manifest.parent / "data_rank00001.pt").write_bytes(state)

@@ -32,7 +32,7 @@ from tests.support import (
 )
 
 SEQ_LEN = 16
-LENGTHS = [int(n) for n in np.random.default_rng(0).integers(1, 40, 120)]
+LENGTHS = [int(n) for n in np.random.default_rng(0).integers(1, 40, 64)]
 every_packing = pytest.mark.parametrize("packing", ["bin", "sequential"])
 
 
@@ -139,7 +139,7 @@ def test_a_token_file_beside_text_is_read_once_by_all_workers_together(
 @pytest.mark.parametrize(("ranks", "workers"), [(2, 0), (1, 3)])
 def test_every_epoch_of_a_token_file_beside_text_has_every_document(data, packing, ranks, workers):
     run = Run(limited(data, 3), packing=packing)
-    batches = run.go_on(ranks, workers, 800 // ranks)
+    batches = run.go_on(ranks, workers, 520 // ranks)
     assert {"text:train"} == set(batches[-1].tokens_per_source())
     counts, ended = of_web(batches)
     assert counts == dict.fromkeys(TRANSITIONS, 3)
@@ -168,13 +168,13 @@ def test_a_resume_is_exact_at_every_batch_through_the_end_of_a_limit(data, packi
     run = Run(limited(data, 1), packing=packing)
     loader = run.loader()
     iterator, hashes, states, ended = iter(loader), [], [], 0
-    for _ in range(260):
+    for _ in range(140):
         batch = next(iterator)
         hashes.append(batch_hash(batch))
         states.append(loader.save_state_rank())
         ended += batch.documents_per_source().get("web", 0)
     assert ended == len(TOKENS)
-    for position in range(259):
+    for position in range(139):
         resumed = run.loader()
         resumed.restore_state_rank(states[position])
         expected = hashes[position + 1 : position + 9]

@@ -13,9 +13,11 @@ import pytest
 
 from energon_ext import get_train_dataset
 from energon_ext.loader.data_loader import ExactDataLoader
-from tests.plan.test_epochs import A, B, documents, encoder, entry, write
+from tests.plan.test_epochs import documents, encoder, entry, write
 from tests.support import batch_hash, config, take, write_tokens
 
+A = documents(1000, np.random.default_rng(0).integers(1, 40, 200).tolist())
+B = documents(40_000, np.random.default_rng(1).integers(1, 40, 60).tolist())
 C = documents(60_000, [5, 30, 1, 16, 17, 39, 2, 8, 11])
 SOURCES = {"a": A, "b": B, "c": C}
 #: Three sources, at most eight carried-over documents each; counts have more digits later.

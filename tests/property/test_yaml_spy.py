@@ -24,7 +24,9 @@ from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.encoders.text_decoder import TextDecoder
 from tests.support import TEXT_SAMPLE, write_dataset, write_tokens
 
-TREES, TREES_NIGHTLY = 800, 100_000
+TREES, TREES_NIGHTLY = 10_000, 100_000
+#: Trees of one test: a file of many tests is among the first that a process of the suite takes.
+PIECE = 500
 
 #: Modules that Energon may import; all else is a breach.
 HARMLESS = {"megatron.energon", "energon_ext"}
@@ -174,8 +176,20 @@ class Writer:
         return tree / "a.yaml"
 
 
-@pytest.fixture
-def tree(monkeypatch):
+@pytest.fixture(scope="module")
+def monkeypatch_of_module():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield monkeypatch
+
+
+@pytest.fixture(scope="module")
+def spy(monkeypatch_of_module):
+    """One for all trees: what the interpreter tells it of events, it tells it for ever."""
+    return Spy(monkeypatch_of_module)
+
+
+@pytest.fixture(scope="module")
+def tree(monkeypatch_of_module):
     """Folders that are prepared, a pair whose halves are YAML, and an index beside JSON Lines."""
     memory = Path("/dev/shm")  # a tree is written in a tenth of the time
     with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
@@ -187,9 +201,9 @@ def tree(monkeypatch):
         (tree / "sub/web/.nv-meta/dataset.yaml").write_text(json.dumps(hostile))
         write_tokens(tree / "c", [[1, 2, 3]])
         (tree / "b.jsonl.idx").touch()
-        monkeypatch.chdir(tree)
+        monkeypatch_of_module.chdir(tree)
         yield tree
-        monkeypatch.undo()
+        monkeypatch_of_module.undo()
 
 
 def compare(tree, spy, first, count):
@@ -214,13 +228,14 @@ def compare(tree, spy, first, count):
     return found
 
 
-def test_what_is_accepted_runs_nothing(tree, monkeypatch):
-    found = compare(tree, Spy(monkeypatch), 0, TREES)
-    assert min(found["accepted"], found["loaded"], found["refused"]) > TREES // 8, found
-    assert found["would have run something"] > TREES // 100, found
+@pytest.mark.parametrize("first", range(0, TREES, PIECE))
+def test_what_is_accepted_runs_nothing(tree, spy, first):
+    found = compare(tree, spy, first, PIECE)
+    assert min(found["accepted"], found["loaded"], found["refused"]) > PIECE // 8, found
+    assert found["would have run something"] > PIECE // 100, found
 
 
 @pytest.mark.nightly
-def test_what_is_accepted_runs_nothing_in_many_trees(tree, monkeypatch):
-    found = compare(tree, Spy(monkeypatch), TREES, TREES_NIGHTLY)
+def test_what_is_accepted_runs_nothing_in_many_trees(tree, spy):
+    found = compare(tree, spy, TREES, TREES_NIGHTLY)
     assert found["would have run something"] > TREES_NIGHTLY // 100, found
