@@ -107,24 +107,41 @@ class WorkersInTurn(_MultiProcessingDataLoaderIter):
 
     def __init__(self, loader: Any):
         super().__init__(loader)
-        # Else torch raises wherever the trainer is when a worker dies, inside a save for one.
+        self._unwatch()
+        self._worker_pids_set = False  # there is nothing to unwatch at the end
+
+    def _unwatch(self) -> None:
         signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
-        self._worker_pids_set = False
 
-    def answer(self, answers: Any) -> Any:
-        """The next one in a worker's queue of answers; a worker that is dead gives none."""
-        while True:
-            with contextlib.suppress(queue.Empty):
-                return next(iter(answers.get(timeout=1).values()))
-            self._check_alive()
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Raise what a worker dies of while something of it is waited for.
 
-    def _next_data(self) -> Any:
-        self._check_alive()
+        torch raises from a signal, also where half a message was read and no more comes; but at any
+        other time it would raise wherever the trainer is, inside a save for one.
+        """
+        pids = tuple(worker.pid for worker in self._workers)
+        signal_handling._set_worker_pids(id(self), pids)  # type: ignore[attr-defined]
         try:
-            return super()._next_data()
+            self._check_alive()
+            yield
         except (RuntimeError, OSError, EOFError):  # a connection breaks before its worker is gone
             self._check_alive(patience=1.0)
             raise
+        finally:
+            self._unwatch()
+
+    def answer(self, answers: Any) -> Any:
+        """The next one in a worker's queue of answers; a worker that is dead gives none."""
+        with self._watched():
+            while True:
+                with contextlib.suppress(queue.Empty):
+                    return next(iter(answers.get(timeout=1).values()))
+                self._check_alive()
+
+    def _next_data(self) -> Any:
+        with self._watched():
+            return super()._next_data()
 
     def _check_alive(self, patience: float = 0.0) -> None:
         """Raise what a worker died of; ConfigError where a token file was cut under the run."""

@@ -6,7 +6,9 @@ import contextlib
 import os
 import re
 import signal
+import struct
 import time
+from threading import Timer
 
 import pytest
 
@@ -98,6 +100,22 @@ def test_a_killed_worker_is_named_by_whatever_needs_it_and_by_nothing_else(mix, 
             r"WorkerError: A data worker \(pid \d+\) is killed by signal: Killed. .*`dmesg`.*",
             found,
         )
+
+
+def lose_a_worker_inside_a_message(mix):
+    loader = new_loader(mix, 1)
+    take(loader, 2)
+    worker = pids_of(loader)[0]
+    os.kill(worker, signal.SIGSTOP)
+    half = struct.pack("!i", 999) + b"half of it"
+    os.write(loader.result_queues[0]._writer.fileno(), half)
+    Timer(0.5, os.kill, (worker, signal.SIGKILL)).start()
+    return said(loader.save_state_rank)
+
+
+def test_a_worker_that_is_killed_inside_a_message_is_not_waited_for(mix, tmp_path):
+    found = outcome(lose_a_worker_inside_a_message, mix, stderr=tmp_path / "stderr")
+    assert "is killed by signal: Killed" in found and found.startswith("WorkerError: ")
 
 
 def start_workers(mix):
