@@ -121,7 +121,7 @@ class WorkersInTurn(_MultiProcessingDataLoaderIter):
         other time it would raise wherever the trainer is, inside a save for one.
         """
         pids = tuple(worker.pid for worker in self._workers)
-        signal_handling._set_worker_pids(id(self), pids)  # type: ignore[attr-defined]
+        signal_handling._set_worker_pids(id(self), pids)  # type: ignore[attr-defined, arg-type]
         try:
             self._check_alive()
             yield
