@@ -66,13 +66,15 @@ class ExactDataLoader(SavableDataLoader):
         changes: what the last restore did with each source.
 
     Raises:
-        ConfigError: ``save_every`` is no integer >= 1.
+        ConfigError: ``save_every`` is no integer >= 1, or ``dataset`` is none.
     """
 
     _iterator: Any  # torch sets it, once there are workers
 
     def __init__(self, dataset: SavableDataset, *, save_every: int = 1, **options: Any):
         check_integer("save_every", save_every, 1)
+        if not isinstance(dataset, SavableDataset):
+            raise ConfigError(f"{type(dataset).__name__} found, a dataset of Energon is needed.")
         options.setdefault("checkpoint_every_sec", 0)
         options.setdefault("checkpoint_every_min_n_samples", 1)
         with full_memory_named():

@@ -108,10 +108,10 @@ class WorkersInTurn(_MultiProcessingDataLoaderIter):
     def __init__(self, loader: Any):
         super().__init__(loader)
         self._unwatch()
-        self._worker_pids_set = False  # there is nothing to unwatch at the end
 
     def _unwatch(self) -> None:
         signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
+        self._worker_pids_set = False
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -120,16 +120,19 @@ class WorkersInTurn(_MultiProcessingDataLoaderIter):
         torch raises from a signal, also where half a message was read and no more comes; but at any
         other time it would raise wherever the trainer is, inside a save for one.
         """
-        pids = tuple(worker.pid for worker in self._workers)
-        signal_handling._set_worker_pids(id(self), pids)  # type: ignore[attr-defined, arg-type]
+        pids: Any = tuple(worker.pid for worker in self._workers)
         try:
-            self._check_alive()
-            yield
+            try:
+                if not self._worker_pids_set:
+                    self._worker_pids_set = True  # first: torch may raise once it knows them
+                    signal_handling._set_worker_pids(id(self), pids)  # type: ignore[attr-defined]
+                self._check_alive()
+                yield
+            finally:
+                self._unwatch()
         except (RuntimeError, OSError, EOFError):  # a connection breaks before its worker is gone
             self._check_alive(patience=1.0)
             raise
-        finally:
-            self._unwatch()
 
     def answer(self, answers: Any) -> Any:
         """The next one in a worker's queue of answers; a worker that is dead gives none."""

@@ -227,6 +227,11 @@ def test_an_interval_that_is_no_number_of_batches_is_refused(data, save_every):
         new_loader(data["streamed"], save_every=save_every)
 
 
+def test_a_loader_in_the_place_of_its_dataset_is_refused(data):
+    with pytest.raises(ConfigError, match="^ExactDataLoader found, a dataset of Energon is"):
+        ExactDataLoader(new_loader(data["streamed"]))
+
+
 # The end of a pass --------------------------------------------------------------------------------
 
 
