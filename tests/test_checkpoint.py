@@ -201,11 +201,22 @@ def test_numeric_numpy_arrays_come_back_as_they_were(array, tmp_path):
 
 
 def test_what_is_held_twice_comes_back_as_one(tmp_path):
-    array, pair = np.arange(3), (np.arange(2), 5)
-    save(tmp_path, 1, [array, pair, array, pair])
+    array, pair, several = np.arange(3), (np.arange(2), 5), [np.arange(4)]
+    save(tmp_path, 1, [array, pair, array, pair, several, several])
     loaded = CheckpointStore(tmp_path).latest().load("a.pt")
     assert loaded[0] is loaded[2] and loaded[0].tolist() == [0, 1, 2]
     assert loaded[1] is loaded[3] and loaded[1][0].tolist() == [0, 1]
+    assert loaded[4] is loaded[5] and loaded[4][0].tolist() == [0, 1, 2, 3]
+
+
+def test_what_holds_itself_comes_back_so(tmp_path):
+    items, names = [1], {"one": 1}
+    items.append(items)
+    names["self"] = names
+    save(tmp_path, 1, [items, names])
+    items, names = CheckpointStore(tmp_path).latest().load("a.pt")
+    assert len(items) == 2 and items[0] == 1 and items[1] is items
+    assert list(names) == ["one", "self"] and names["self"] is names
 
 
 def test_an_array_saved_under_numpy_1_comes_back(tmp_path):
