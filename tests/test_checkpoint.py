@@ -185,6 +185,7 @@ def test_tensors_containers_and_numbers_come_back_as_they_were(tmp_path):
     [
         np.arange(624, dtype=np.uint32),
         np.array([[1.5, -2.0], [0.0, np.inf]], order="F"),
+        np.array([[1, 2, 3], [4, 5, 6]]),
         np.array([True, False]),
         np.array([1, 2**40], dtype=">i8"),
         np.array(7, dtype=np.int16),
@@ -197,6 +198,25 @@ def test_numeric_numpy_arrays_come_back_as_they_were(array, tmp_path):
     assert loaded.dtype == array.dtype
     np.testing.assert_array_equal(loaded, array, strict=True)
     loaded.fill(0)  # writable, as a state must be that numpy goes on with
+
+
+def test_what_is_held_twice_comes_back_as_one(tmp_path):
+    array, pair, several = np.arange(3), (np.arange(2), 5), [np.arange(4)]
+    save(tmp_path, 1, [array, pair, array, pair, several, several])
+    loaded = CheckpointStore(tmp_path).latest().load("a.pt")
+    assert loaded[0] is loaded[2] and loaded[0].tolist() == [0, 1, 2]
+    assert loaded[1] is loaded[3] and loaded[1][0].tolist() == [0, 1]
+    assert loaded[4] is loaded[5] and loaded[4][0].tolist() == [0, 1, 2, 3]
+
+
+def test_what_holds_itself_comes_back_so(tmp_path):
+    items, names = [1], {"one": 1}
+    items.append(items)
+    names["self"] = names
+    save(tmp_path, 1, [items, names])
+    items, names = CheckpointStore(tmp_path).latest().load("a.pt")
+    assert len(items) == 2 and items[0] == 1 and items[1] is items
+    assert list(names) == ["one", "self"] and names["self"] is names
 
 
 def test_an_array_saved_under_numpy_1_comes_back(tmp_path):
@@ -435,6 +455,7 @@ def test_a_missing_file_is_named(tmp_path):
     ("changes", "message"),
     [
         ({"version": 2}, "version 2"),
+        ({"version": 0}, "version 0"),
         ({"format": "other"}, "format"),
         ({"files": []}, "types"),
         ({"more": 1}, "keys"),

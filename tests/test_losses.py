@@ -68,7 +68,7 @@ def test_importance_weights_by_hand():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ratio_limit": 2.0}, "needs the log-probabilities of a sampler"),
+        ({"ratio_limit": 2.0}, "^ratio_limit needs the log-probabilities of a sampler"),
         ({"ratio_limit": 0.0, "sampler_log_probs": torch.zeros(1)}, "ratio_limit: 0.0 found, a"),
         ({"ratio_limit": math.nan, "sampler_log_probs": torch.zeros(1)}, "ratio_limit: nan found"),
         ({"ratio_limit": "2", "sampler_log_probs": torch.zeros(1)}, "ratio_limit: '2' found"),
@@ -126,7 +126,12 @@ def test_half_precision_logits_give_a_float32_loss():
         (torch.zeros(1, 2, 4), torch.zeros(2).long(), torch.ones(2), r"logits must be \[N, V\]"),
         (torch.zeros(2, 4), torch.zeros(3).long(), torch.ones(2), r"labels must be \[2\]"),
         (torch.zeros(2, 4), torch.zeros(2).long(), torch.ones(2, 1), "token_weights must be"),
-        (torch.zeros(1, 4), torch.zeros(1).long(), torch.tensor([math.nan]), "found NaN"),
+        (
+            torch.zeros(1, 4),
+            torch.zeros(1).long(),
+            torch.tensor([math.nan]),
+            "^token_weights must be finite, found NaN",
+        ),
         (torch.zeros(1, 4), torch.tensor([4]), torch.ones(1), r"\[0, 4\).*found 4..4"),
         (torch.zeros(1, 4), torch.tensor([-1]), torch.ones(1), r"found -1..-1"),
     ],

@@ -250,9 +250,9 @@ def _row_contents(
     tried = [s for s in sources if s.streamed is None][:: -(-len(sources) // _TRIED_SOURCES)]
     contents = {source.key: _tried(source) for source in tried}
     seq_len = blend.clock.row_tokens
-    fill = 1.0
+    usual = float(seq_len)
     if contents and seq_len:
-        fill = float(np.mean([tokens for tokens, _ in contents.values()])) / seq_len
+        usual = float(np.mean([tokens for tokens, _ in contents.values()]))
     for source in sources:
         rows: Any = source.rows
         if source.streamed is not None:
@@ -261,10 +261,10 @@ def _row_contents(
                     f"{source.key}: is streamed, so its lengths are not known; give "
                     f"--tokens-per-doc."
                 )
-            found = fill * seq_len or tokens_per_document
+            found = usual or tokens_per_document
             contents[source.key] = found, found / tokens_per_document
         elif hasattr(rows, "documents"):
-            tokens = contents.get(source.key, (fill * seq_len, 0))[0]
+            tokens = contents.get(source.key, (usual, 0))[0]
             mean = rows.documents.num_tokens / max(1, len(rows.documents))
             contents[source.key] = tokens, tokens / mean
         elif source.key not in contents:

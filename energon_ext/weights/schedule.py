@@ -61,18 +61,15 @@ class Segment(NamedTuple):
 
     Attributes:
         end: first position at which another rule holds.
+        y0: all that a step needs.
     """
 
     kind: str
-    x0: int
-    y0: float
-    x1: int
-    y1: float
     end: float
-
-
-def _flat(value: float, end: float) -> Segment:
-    return Segment("step", 0, value, 1, value, end)
+    y0: float
+    x0: int = 0
+    y1: float = 0.0
+    x1: int = 1
 
 
 class ConstantWeight(WeightSpec):
@@ -90,7 +87,7 @@ class ConstantWeight(WeightSpec):
         return self.value
 
     def segment(self, position: int) -> Segment:
-        return _flat(self.value, math.inf)
+        return Segment("step", math.inf, self.value)
 
     def to_json(self) -> Any:
         return self.value
@@ -153,11 +150,11 @@ class ScheduledWeight(WeightSpec):
         points, values = self._breakpoints, self._values
         index = bisect.bisect_right(points, position) - 1
         if index < 0:
-            return _flat(values[0], points[0])
+            return Segment("step", points[0], values[0])
         if index == len(points) - 1:
-            return _flat(values[-1], math.inf)
+            return Segment("step", math.inf, values[-1])
         right = points[index + 1]
-        return Segment(self.kind, points[index], values[index], right, values[index + 1], right)
+        return Segment(self.kind, right, values[index], points[index], values[index + 1], right)
 
     def breakpoints(self) -> tuple[int, ...]:
         return self._breakpoints
@@ -190,7 +187,7 @@ class Weights:
         if not self._moving:
             return self._values
         values = self._values.copy()
-        for kind, where, (x0, y0, x1, y1) in self._moving:
+        for kind, where, (y0, x0, y1, x1) in self._moving:
             t = (position - x0) / (x1 - x0)
             if kind == "exponential":
                 values[where] = y0 * (y1 / y0) ** t
@@ -208,7 +205,7 @@ class Weights:
         for kind in KINDS[1:]:
             where = [i for i, s in enumerate(segments) if s.kind == kind and s.y0 != s.y1]
             if where:
-                ends = np.array([segments[i][1:5] for i in where]).T
+                ends = np.array([segments[i][2:] for i in where]).T
                 self._moving.append((kind, np.array(where), ends))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from energon_ext.mixture.blend import BlendSampler, InOrderSampler, Uniforms
 from energon_ext.mixture.mixture import Mixture
-from energon_ext.mixture.tree import blend_of
+from energon_ext.mixture.tree import IN_ORDER, blend_of
 from energon_ext.weights import weight_from_config
 
 WEIGHTS = {"a": {"linear": {0: 0, 1000: 10}}, "b": {"step": {0: 4, 500: 0}}, "c": 1}
@@ -142,6 +142,16 @@ def test_what_was_drawn_before_says_nothing():
         assert resumed.draw(np.arange(4 * step, 4 * step + 4)).tolist() == order[step]
 
 
+def test_a_node_in_order_draws_the_first_member_that_is_left():
+    tree = blend_of({key: weight_from_config(1) for key in "abc"}, IN_ORDER)
+    drawing = Mixture(tree, "abc", seed="7")
+    for ended in range(3):
+        assert drawing.open(0)
+        assert drawing.draw(np.arange(5)).tolist() == [ended] * 5
+        drawing.ended[ended] = True
+    assert not drawing.open(0)
+
+
 def test_a_second_attempt_for_a_row_is_a_draw_of_its_own():
     shares = np.array([0.5, 0.5])
     sampler = BlendSampler("key")
@@ -149,6 +159,9 @@ def test_a_second_attempt_for_a_row_is_a_draw_of_its_own():
     second = sampler.pick(np.arange(10_000), shares, 1)
     assert abs(int((first == second).sum()) - 5000) <= 5 * 50
     assert second.tolist() == BlendSampler("key").pick(np.arange(10_000), shares, 1).tolist()
+    drawing = mixture()
+    assert drawing.open(0)
+    assert drawing.draw(np.arange(99)).tolist() == drawing.draw(np.arange(99), attempt=0).tolist()
 
 
 def test_numbers_are_even_over_the_unit_interval_and_do_not_follow_each_other():

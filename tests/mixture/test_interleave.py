@@ -142,6 +142,14 @@ def test_the_largest_credit_would_not_do():
     assert furthest([12, 12, 3, 1, 1], steps=30, rows=1) < 7 / 8
 
 
+def test_where_nobody_has_the_credit_the_member_that_will_have_it_first_is_next():
+    """It takes a quarter of a row: the first has it after 2.5 rows, the second after 3.25 / .9. The
+    second is due earlier, but the rule looks only at those who have the credit."""
+    sampler = InterleaveSampler(["slow", "fast", "away"], row_tokens=10)
+    sampler.credits = np.array([0.0, -30.0, 30.0])
+    assert sampler.pick(np.arange(1), np.array([0.1, 0.9, 0.0]), 0).tolist() == [0]
+
+
 @settings(max_examples=150)
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=20), st.integers(1, 9))
 def test_shares_that_stay_keep_to_the_bound_of_the_chairman_assignment(weights, rows):

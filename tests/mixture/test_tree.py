@@ -89,6 +89,7 @@ def test_nodes_of_ours_inside_a_blend_of_stock_energon():
     assert shares(tree, 50) == pytest.approx({"a": 0.125 / 3, "b": 0.25 / 3, "c": 0.375, "d": 0.5})
     top = tree_of([("x", [0.5, (inner, 0)]), ("y", [0.5, (inner, 1)]), ("z", [1.5])])
     assert shares(top, 0) == pytest.approx({"x": 0.125, "y": 0.125, "z": 0.75})
+    assert [each.rule for each in top.nodes()] == [BLEND, BLEND]
 
 
 def test_a_node_of_ours_beside_a_source_without_a_factor_counts_as_one():

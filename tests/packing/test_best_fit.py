@@ -57,6 +57,12 @@ def test_a_long_document_is_cut_into_pieces_that_share_a_token():
     assert sorted(rows) == [([(0, 0, 4)], 0), ([(0, 3, 7)], 0), ([(0, 6, 10)], 1)]
 
 
+def test_a_part_of_a_document_is_cut_from_where_it_begins():
+    part = Pieces.of_ranges([(0, 13, 22)], np.array([30]))
+    assert part.cut(9).ranges() == [(0, 13, 22)]
+    assert part.cut(4).ranges() == [(0, 13, 17), (0, 16, 20), (0, 19, 22)]
+
+
 @given(lengths=lengths_lists, longest=st.integers(2, 12))
 def test_documents_are_cut_as_one_by_one(lengths, longest):
     expected = [span for n, length in enumerate(lengths) for span in slow.cut(n, length, longest)]

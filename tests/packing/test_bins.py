@@ -49,6 +49,12 @@ def test_an_item_that_fits_no_bin_is_an_error_that_names_it(lengths):
         best_fit_decreasing([1], 0)
 
 
+def test_lengths_beyond_16_bits_are_told_apart():
+    """Cut to 16 bits, 65,537 would be 1."""
+    items, ends = fill_bins(np.array([1, 65_537, 65_537, 1]), capacity=65_538)
+    assert [part.tolist() for part in np.split(items, ends[:-1])] == [[0, 1], [2, 3]]
+
+
 def test_random_lengths_fill_bins_well():
     lengths = np.random.default_rng(0).integers(1, 200, 4000).tolist()
     bins = best_fit_decreasing(lengths, 512)

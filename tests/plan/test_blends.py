@@ -85,6 +85,15 @@ def tokens_of(dataset):
     return {key: tokens for key, (_, tokens) in drawn_of(dataset).items()}
 
 
+def test_energon_is_told_the_class_and_what_is_below_it():
+    assert least_consumed({"a": 2, "b": 1}).config() == {
+        "type": "LeastConsumedDataset",
+        "sources": ["a", "b"],
+        "datasets": [{}, {}],
+        "worker_config": config().config(),
+    }
+
+
 def test_counters_0_and_100_are_read_a_a_a_b_b_b():
     """Conformance: three samples of two tokens each are left of both."""
     first, _ = read(least_consumed({"b": 2}, count=53), 50)

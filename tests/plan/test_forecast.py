@@ -85,6 +85,7 @@ def test_a_planned_forecast_counts_what_the_run_reads(folder, entries):
     found = planned(blend_of(path), 40)
     assert found.is_exact
     assert found.steps == len(read)
+    assert found.positions == len(read) * ROWS * SEQ_LEN
     assert (found.ends == np.arange(1, len(read) + 1)).all()  # here a window is one step
     assert (found.tokens == read).all()
 
@@ -186,6 +187,17 @@ def test_streamed_sources_need_the_length_of_their_documents(tmp_path):
     # 80 rows of 64 positions, four documents in each; 20 documents are an epoch.
     assert guess.tokens.sum() == 80 * 64
     assert guess.epochs[-1].tolist() == [16]
+
+
+def test_rows_of_a_streamed_source_are_taken_to_be_as_full_as_those_that_are_planned(tmp_path):
+    write_dataset(tmp_path / "web", ["x" * 30] * 20)
+    write_tokens(tmp_path / "book", [[1] * 12] * 8)
+    blend = blend_of(mix(tmp_path, [("web", 1), ("book", 1)]))
+    guess = estimated(blend, 10, tokens_per_document=16)
+    # Eight documents of 12 are two rows of 48 tokens on average; of a step four rows are of each.
+    assert guess.keys == ("book", "web:train")
+    assert guess.tokens[0].tolist() == [4 * 48, 4 * 48]
+    assert guess.documents[0].tolist() == [4 * 48 / 12, 4 * 48 / 16]
 
 
 def test_the_json_of_a_forecast_holds_all_of_it():

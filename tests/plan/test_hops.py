@@ -11,7 +11,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from tests.plan.runs import Run, write_numbered
+from tests.plan.runs import Run, tokens_of, write_numbered
+from tests.support import write_tokens
 
 ROWS = 16
 ROUNDING = Fraction(1, 10**9)
@@ -169,3 +170,24 @@ def test_a_blend_inside_an_interleave_reads_what_the_list_model_reads(
     model = NestedListModel(streams)
     for step in range(12):
         assert run.step() == model.step({"a": 1, "inner": 2}), f"step {step}"
+
+
+@pytest.mark.parametrize(("ranks", "workers", "batch"), [(1, 0, 16), (2, 0, 4), (4, 0, 2)])
+def test_a_new_source_is_owed_what_its_weight_gives_at_the_step_of_the_resume(
+    tmp_path, ranks, workers, batch
+):
+    """It has half of the weight until step 15. So after ten steps it is owed half of their tokens,
+    for which it is read alone as long as it is there; then it leaves."""
+    for name, token in {"a": 1, "b": 2}.items():
+        write_tokens(tmp_path / name, [[token] * 20] * 40)
+    run = Run(
+        write(tmp_path, {"a": 1}, "old.yaml"), ranks=ranks, workers=workers, batch=batch, rows=ROWS
+    )
+    run.steps(10)
+    both = write(tmp_path, {"a": 1, "b": {"step": {0: 1, 15: 0}}}, "both.yaml")
+    content = json.loads(both.read_text())
+    content["splits"]["train"]["new_source"] = "zero"
+    both.write_text(json.dumps(content))
+    resumed = Run(both, ranks=ranks, workers=workers, batch=batch, rows=ROWS).resume(run.state())
+    read = [set(tokens_of([step])) & {1, 2} for step in resumed.steps(7)]
+    assert read == [{2}] * 5 + [{1}] * 2

@@ -358,6 +358,14 @@ def test_views_are_of_balanced_contents():
         SpliceIndex([9], 9, SpliceConfig()).views(0)
 
 
+def test_a_document_with_one_pair_has_its_share_of_the_tokens():
+    """Each fills a frame of two tokens: three starts in four tokens, and one in two."""
+    index = SpliceIndex([4, 2], 2, SpliceConfig(content_length=2))
+    assert index.pairs.tolist() == [3, 1]
+    assert index.token_shares().tolist() == [6 / 8, 2 / 8]
+    assert index.coverage().tolist() == [6 / 4, 2 / 2]
+
+
 def test_a_validation_grid_holds_the_corners():
     grid = GridIndex([10, 3, 1], 12, SpliceConfig(content_length=4), starts=3, offsets=2)
     assert triples(grid, np.arange(grid.size)) == [
@@ -370,6 +378,7 @@ def test_a_validation_grid_holds_the_corners():
     assert list(zip(*(column.tolist() for column in columns))) == [
         *[(0, 0, 10), (0, 5, 7), (0, 10, 2), (8, 0, 2), (8, 5, 2), (8, 10, 2)]
     ]
+    assert GridIndex([100], 100, SpliceConfig(content_length=4)).size == 4 * 8
     with pytest.raises(ConfigError, match="GridIndex.starts: 0 found, an integer >= 1"):
         GridIndex([10], 12, SpliceConfig(), starts=0)
 

@@ -178,6 +178,10 @@ def test_a_thousand_million_pairs_are_found_by_number():
         ({"offset_jitter": -1}, "offset_jitter: -1 found"),
         ({"alpha": float("nan")}, "alpha: nan found, a finite number >= 0"),
         ({"restrict_to_training_subset": True}, "give initial_batch_size and max_train_batches"),
+        (
+            {"restrict_to_training_subset": True, "max_train_batches": 2},
+            "give initial_batch_size and max_train_batches",
+        ),
         ({"shuffle_offsets": -2}, "shuffle_offsets: -2 found"),
         ({"attend_prefix": True, "pack_contents": True}, "Use one of them"),
         ({"eos_token_id": 2}, "eos_token_id: 2 found without attend_prefix: true"),

@@ -57,6 +57,17 @@ def small_chunks(monkeypatch):
 
 
 @every_packing
+def test_taken_frames_say_which_tokens_of_which_documents_they_show(pack):
+    """Documents count from 1000 times their number, so the tokens say where they were."""
+    taken = source(pack).take(20)
+    for number in range(len(taken)):
+        shown = [
+            divmod(int(tokens[0]), 1000) + (len(tokens),) for tokens in taken.row(number).slices
+        ]
+        assert taken.contents(number) == [(d, start, start + n) for d, start, n in shown]
+
+
+@every_packing
 def test_every_example_of_every_epoch_is_shown_once(pack):
     rows = source(pack)
     shown = Counter(

@@ -172,8 +172,10 @@ def test_every_mapping_of_fixed_keys_has_all_of_them_and_no_more():
 
 
 def test_another_class_or_version_is_told_before_anything_else():
-    for other in (None, [], {}, {"__class__": "BlendDataset"}):
-        with pytest.raises(StateMismatchError, match="without this package's mixin"):
+    others = {"NoneType": None, "list": [], "None": {}, "Blend": {"__class__": "Blend"}}
+    for found, other in others.items():
+        words = f"dataset: saved '?{found}'?, now .* without this package's mixin"
+        with pytest.raises(StateMismatchError, match=words):
             check_format(other)
     for version in (1, 3, "2", None):
         with pytest.raises(StateFormatError, match=f"version {version!r} was found, 2 is known"):
