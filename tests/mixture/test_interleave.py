@@ -183,11 +183,13 @@ def test_three_members_are_never_a_row_off_also_where_they_leave_and_come_back(m
 @pytest.mark.parametrize("least", [0, 0.001])
 @settings(max_examples=60)
 @given(data=st.data(), rows=st.integers(1, 9))
-def test_many_members_whose_weights_move_keep_to_a_row_or_little_more(least, data, rows):
-    """Found in thousands of such schedules: 1.30; and 1.31 where weights go to 0 and back."""
+def test_many_members_whose_weights_jump_keep_to_what_the_largest_credit_would(least, data, rows):
+    """Not proved of this rule. Random schedules came to 1.6 rows; a hill climb over them to 2.1
+    with 6 members, where this is 2.28, and to 2.4 with 19, where it is 3.5."""
     moving = data.draw(schedules((2, 20), least=least))
     always_there = {"linear": {0: 1, 25: 0.001}}
-    assert furthest([always_there, *moving], steps=30, rows=rows) < 1.5
+    harmonic = sum(1 / k for k in range(1, len(moving) + 1))
+    assert furthest([always_there, *moving], steps=30, rows=rows) < harmonic
 
 
 @given(st.integers(2, 12), st.integers(0, 10**6))
