@@ -60,7 +60,7 @@ def refuse(path, *messages, **options):
     text = str(error.value)
     for message in messages:
         assert message in text, text
-    assert "\n" not in text and len(text) < 2000
+    assert "\n" not in text and "secret" not in text and len(text) < 2000
 
 
 def write(path, content):
@@ -409,6 +409,8 @@ def test_a_misspelt_split_names_those_it_may_have_meant(tmp_path, good):
 def test_errors_hold_no_password_and_no_escape_sequence(tmp_path, good):
     mix = write_mix(tmp_path / "mix.yaml", [("s3://user:secret@bucket/data", 1)])
     refuse(mix, "mix.yaml: splits.train.blend[0]: ", "s3:/***@bucket/data: does not exist")
+    mix = write_mix(tmp_path / "mix.yaml", [("msc://user:secret@bucket/data", 1)])
+    refuse(mix, "blend[0].path: msc://***@bucket/data found, which is no path; name a profile, ")
     mix = write_mix(tmp_path / "mix.yaml", [("good\x1b[31m", 1)])
     refuse(mix, "good\\x1b[31m found, which has control characters in it")
     error = ConfigError("http://me:pw@host:80/x?y=http://a:b@c and\n\x9b31m\u202e")

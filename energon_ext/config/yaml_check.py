@@ -307,6 +307,10 @@ def _resolve(join: Callable[[Any], EPath], path: Any, where: str) -> EPath:
     try:
         return join(path)
     except (AssertionError, ValueError) as error:
+        if "@" in str(path):  # which the library would repeat, password and all
+            raise ConfigError(
+                f"{where}: {path} found, which is no path; name a profile, `msc://PROFILE/path`."
+            ) from None
         raise ConfigError(f"{where}: {path} found, which is no path ({error}).") from error
 
 
