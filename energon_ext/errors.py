@@ -25,10 +25,9 @@ def printable(text: str) -> str:
         >>> printable("s3://me:secret@bucket/\x1b[31mred")
         's3://***@bucket/\\x1b[31mred'
     """
-    if len(text) > MAX_TEXT:
-        text = f"{text[: MAX_TEXT // 2]} ... {text[-MAX_TEXT // 2 :]}"
-    text = _LOGIN.sub(r"\1***@", text)
-    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    text = CONTROL.sub(lambda found: ascii(found[0])[1:-1], _LOGIN.sub(r"\1***@", text))
+    half = MAX_TEXT // 2
+    return text if len(text) <= MAX_TEXT else f"{text[:half]} ... {text[-half:]}"
 
 
 class EnergonExtError(Exception):

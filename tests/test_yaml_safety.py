@@ -410,7 +410,7 @@ def test_errors_hold_no_password_and_no_escape_sequence(tmp_path, good):
     mix = write_mix(tmp_path / "mix.yaml", [("s3://user:secret@bucket/data", 1)])
     refuse(mix, "mix.yaml: splits.train.blend[0]: ", "s3:/***@bucket/data: does not exist")
     mix = write_mix(tmp_path / "mix.yaml", [("msc://user:secret@bucket/data", 1)])
-    refuse(mix, "blend[0].path: msc://***@bucket/data found, which is no path; name a profile, ")
+    refuse(mix, "blend[0].path: msc://***@bucket/data found, which is no path (name a profile, ")
     mix = write_mix(tmp_path / "mix.yaml", [("good\x1b[31m", 1)])
     refuse(mix, "good\\x1b[31m found, which has control characters in it")
     error = ConfigError("http://me:pw@host:80/x?y=http://a:b@c and\n\x9b31m\u202e")
@@ -422,6 +422,7 @@ def test_errors_hold_no_password_and_no_escape_sequence(tmp_path, good):
 
 
 def test_a_message_of_a_name_of_megabytes_keeps_both_its_ends(tmp_path):
+    assert "me" not in printable("x" * 9_990 + "s3://me:me@x" + "x" * 10**5)  # cut inside a login
     mix = write(tmp_path / "mix.yaml", {**SCHEDULED, "k" * 10**6: 1, "splits": {}})
     with pytest.raises(ConfigError) as error:
         load(mix)

@@ -27,7 +27,7 @@ from energon_ext.mixture.tree import Tree
 from energon_ext.splice.config import SpliceFields
 from energon_ext.state.match import SourceNames
 
-MAX_KEY = 20_000
+MAX_KEY = 20_000  # characters; states and messages have it
 
 #: Where a metadataset leaves its word on a dataset factory, for the TaskEncoder to read.
 _ORIGIN_ATTRIBUTE = "_energon_ext_origin"

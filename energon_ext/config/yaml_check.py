@@ -36,7 +36,7 @@ from energon_ext.config.yaml_classes import (
 from energon_ext.config.yaml_file import read_mapping, shards_of
 from energon_ext.documents.jsonl_index import ensure_index
 from energon_ext.documents.token_paths import is_token_file
-from energon_ext.errors import CONTROL, ConfigError
+from energon_ext.errors import CONTROL, ConfigError, printable
 
 MAX_NESTED = 16
 MAX_SOURCES = 100_000
@@ -307,11 +307,10 @@ def _resolve(join: Callable[[Any], EPath], path: Any, where: str) -> EPath:
     try:
         return join(path)
     except (AssertionError, ValueError) as error:
-        if "@" in str(path):  # which the library would repeat, password and all
-            raise ConfigError(
-                f"{where}: {path} found, which is no path; name a profile, `msc://PROFILE/path`."
-            ) from None
-        raise ConfigError(f"{where}: {path} found, which is no path ({error}).") from error
+        has_login = printable(str(path)) != str(path)  # which the library would repeat
+        reason = "name a profile, `msc://PROFILE/path`" if has_login else error
+        cause = None if has_login else error
+        raise ConfigError(f"{where}: {path} found, which is no path ({reason}).") from cause
 
 
 def _why_invalid(path: EPath) -> str:

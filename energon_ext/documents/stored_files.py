@@ -14,6 +14,9 @@ from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 from megatron.energon.flavors.jsonl.ijsonl import IJSONL_SUFFIX
 from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
+from megatron.energon.flavors.webdataset.default_generic_webdataset import (
+    DefaultGenericWebdatasetFactory,
+)
 from megatron.energon.flavors.webdataset.itar import ITAR_SUFFIX
 
 from energon_ext.documents.permutation import KeyedPermutation, keyed_draws
@@ -80,9 +83,10 @@ def _fields_of(part: Any) -> dict[str, str]:
 
     Energon keeps the `field_map` in the closures of its loader alone.
     """
-    found = getattr(part, "_sample_loader", None)
+    found: Any = getattr(part, "_sample_loader", None)
     for name in ("inner_sample_loader", "fields"):
-        found = inspect.getclosurevars(found).nonlocals.get(name) if callable(found) else None
+        is_stock = getattr(found, "__module__", None) == DefaultGenericWebdatasetFactory.__module__
+        found = inspect.getclosurevars(found).nonlocals.get(name) if is_stock else None
     return {
         field: ",".join(
             "".join([member, *(f"[{key}]" for key in keys)]) for member, *keys in options

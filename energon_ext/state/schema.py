@@ -149,7 +149,7 @@ def digest_of(value: Any) -> str:
 
 
 def _feed(value: Any, update: Callable[[bytes], None]) -> None:
-    if isinstance(value, str):
+    if isinstance(value, str):  # as `json.dumps` has it, only sooner; integers as well
         update(encode_basestring_ascii(value).encode() + b";")
     elif value is None or isinstance(value, (bool, int)):
         update((str(value) if type(value) is int else json.dumps(value)).encode() + b";")

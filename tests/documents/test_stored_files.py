@@ -121,6 +121,19 @@ def test_a_folder_tells_what_its_dataset_yaml_fills_each_field_from(folder):
         assert fingerprint_files(factory)["fields"] == [fields]
 
 
+def test_a_folder_whose_samples_code_loads_tells_no_fields(folder):
+    meta = folder / "web" / ".nv-meta"
+    (meta / "code.py").write_text(
+        "import functools\n"
+        "def read(sample, name): return {'text': sample[name]}\n"
+        "load = functools.partial(read, name='txt')\n"
+    )
+    loaders = {"sample_loader": "code.py:load", "part_filter": ["txt"]}
+    (meta / "dataset.yaml").write_text(json.dumps({"sample_type": TEXT_SAMPLE, **loaders}))
+    factory = get_dataset_from_config(folder / "web", worker_config=config())
+    assert "fields" not in fingerprint_files(factory)
+
+
 def test_the_same_documents_prepared_or_moved_again_go_on(folder):
     loader = new_loader(folder)
     take(loader, 3)
