@@ -28,8 +28,9 @@ from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncode
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError, EnergonExtError, StateMismatchError
 from energon_ext.loader.data_loader import ExactDataLoader
-from energon_ext.plan.blends import DynamicBlendDataset, LeastConsumedDataset
-from energon_ext.weights import ScheduleAxis
+from energon_ext.plan.source import Source
+from energon_ext.streamed.blend import DynamicBlendDataset, LeastConsumedDataset
+from energon_ext.weights import ScheduleAxis, WeightSpec
 
 __version__ = "0.1.0"
 
@@ -47,8 +48,10 @@ __all__ = [
     "SFTTaskEncoder",
     "ScheduleAxis",
     "ScheduledMetadataset",
+    "Source",
     "SpliceTaskEncoder",
     "StateMismatchError",
+    "WeightSpec",
     "get_train_dataset",
     "get_val_datasets",
     "load_tokenizer",

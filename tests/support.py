@@ -16,7 +16,8 @@ from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFa
 from webdataset import ShardWriter
 
 from energon_ext.encoders.tokenizers import ByteTokenizer
-from energon_ext.loader.data_loader import ExactDataLoader
+from energon_ext.loader.streamed import open_loader
+from energon_ext.plan.dataset import PlannedDataset
 
 TEXT_SAMPLE = {"__module__": "megatron.energon", "__class__": "TextSample"}
 
@@ -112,9 +113,10 @@ _open_loaders = []
 
 
 def loader_for(dataset, **options):
-    """A loader without watchdog, whose workers end with the test."""
-    defaults = {"watchdog_timeout_seconds": None, "gc_collect_every_n_steps": 0}
-    loader = ExactDataLoader(dataset, **{**defaults, **options})
+    """A loader whose workers end with the test; Energon's has no watchdog."""
+    if not isinstance(dataset, PlannedDataset):
+        options = {"watchdog_timeout_seconds": None, "gc_collect_every_n_steps": 0, **options}
+    loader = open_loader(dataset, **options)
     _open_loaders.append(loader)
     return loader
 

@@ -2,20 +2,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext checkpoint``: what a checkpoint holds, before a run depends on it."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from energon_ext.cli import echo, special_tokens, table
-from energon_ext.cli.resume import NextRun, SavedData, data_states, stores_of
-from energon_ext.errors import ConfigError, EnergonExtError
-from energon_ext.state.checkpoint import DATA
-from energon_ext.state.manifest import MANIFEST, read_manifest
+from energon_ext.cli.saved import SavedCursor, saved_cursors
+from energon_ext.encoders.tokenizers import load_tokenizer
+from energon_ext.errors import EnergonExtError
+from energon_ext.plan.dataset import PlannedDataset
+from energon_ext.plan.rows import PlannedRows
 from energon_ext.state.match import ENCODER, SourceChange
-from energon_ext.state.serialize import read_file
 
 
 @click.group()
@@ -32,7 +31,7 @@ def checkpoint() -> None:
 @click.option("--split", default="train", help="Split of the metadataset.")
 @click.option("--world-size", type=click.IntRange(1), help="Data-parallel ranks of the next run.")
 @click.option("--num-workers", type=click.IntRange(0), help="Workers of a rank in the next run.")
-@click.option("--tokenizer", help="Of the next run; text sources are then restored as well.")
+@click.option("--tokenizer", help="Of the next run; by default that of the saved one.")
 @special_tokens
 @click.option("--seq-length", type=click.IntRange(2), help="Positions of a row in the next run.")
 @click.option("--packing", help="Of the next run.")
@@ -58,40 +57,59 @@ def diff(
 
     Example: energon-ext checkpoint diff runs/a mix.yaml --world-size 64
     """
-    folder, cursor, states = _read(saved)
-    options = {"path": metadataset, "split_part": split, "trusted_modules": trusted_module}
+    cursor = saved_cursors(saved)[-1]
+    data = {"path": metadataset, "split_part": split, "trusted_modules": trusted_module}
+    echo(str(cursor))
     try:
-        data = SavedData(cursor, states)
-        echo(f"{folder}: {data}")
-        run = NextRun(data, options, world_size, num_workers, **encoder)
-        echo(_changes(run.changes()))
-        for line in run.left_out():
-            echo(line)
-        fixed = sorted((name, v) for name, v in data.fingerprint.items() if name != ENCODER)
-        echo("must stay: " + ", ".join(f"{name}={value!r}" for name, value in fixed))
-        echo(run.restore())
+        dataset = cursor.dataset(
+            data, ranks=world_size, workers=num_workers or 0, **_changed(**encoder)
+        )
+        changes = dataset.continue_from(cursor.state)
     except EnergonExtError as error:
         echo(f"refused: {' '.join(str(error).split())}")
         ctx.exit(1)
+    echo(_changes(changes))
+    for line in _left_out(cursor, dataset):
+        echo(line)
+    fixed = sorted((name, v) for name, v in dataset.fingerprint.items() if name != ENCODER)
+    echo("must stay: " + ", ".join(f"{name}={value!r}" for name, value in fixed))
+    if cursor.inside:
+        ranks = cursor.inside["ranks"]
+        echo(f"possible on {ranks} rank(s), as it was saved inside a step")
+    else:
+        echo("possible on any number of ranks and workers")
 
 
-def _read(path: Path) -> tuple[Path, Any, dict[int, Any]]:
-    """The folder of a checkpoint, the cursor in it, and the states of ranks in it."""
-    if not path.is_dir():
-        raise ConfigError(f"{path}: no such folder; name a checkpoint or the folder of a run.")
-    newest = next(filter(None, (store.latest() for store in stores_of(path))), None)
-    iterations = sorted(path.glob("iter_*"))  # of Megatron-LM
-    folder = newest.path if newest is not None else iterations[-1] if iterations else path
-    records = read_manifest(folder)["files"] if (folder / MANIFEST).exists() else {}
-    if DATA in records:
-        return folder, json.loads(read_file(folder / DATA, records[DATA])), {}
-    states = dict(data_states(folder, records))
-    if not states:
-        raise ConfigError(
-            f"{folder}: no {DATA}, data_rank00000.pt or train_dataloader_dprank000.pt found. Name "
-            f"the folder of a run or of one checkpoint."
-        )
-    return folder, None, states
+def _changed(
+    tokenizer: str | None, seq_length: int | None, packing: str | None, **tokens: str | None
+) -> dict[str, Any]:
+    """What the options say of the next run's encoder, where it is not as it was."""
+    changed: dict[str, Any] = {}
+    if tokenizer is not None:
+        changed["tokenizer"] = load_tokenizer(tokenizer, **tokens)
+    if seq_length is not None:
+        changed["seq_len"] = seq_length
+    if packing is not None:
+        changed["packing"] = packing
+    return changed
+
+
+def _left_out(cursor: SavedCursor, dataset: PlannedDataset) -> Iterator[str]:
+    """What was skipped, and what the metadataset leaves out from here on."""
+    done = [tuple(each) for each in cursor.state["skipped"]]
+    ahead = [
+        (max(begin, cursor.step), stop) for begin, stop in dataset.clock.skip if stop > cursor.step
+    ]
+    for what, ranges in (("skipped", done), ("to be skipped", ahead)):
+        if named := ", ".join(f"{begin:,} to {stop - 1:,}" for begin, stop in ranges):
+            yield f"steps {what}: {named}"
+    for key, rows in zip(dataset.keys, dataset.rows):
+        if not isinstance(rows, PlannedRows):
+            continue
+        if count := len(rows.excluded):
+            yield f"{key}: {count:,} documents are excluded"
+        if count := len(set(rows.window.excluded.tolist()) - set(rows.excluded.tolist())):
+            yield f"{key}: {count:,} documents that were excluded come back"
 
 
 def _changes(changes: Sequence[SourceChange]) -> str:

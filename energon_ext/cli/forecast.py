@@ -14,8 +14,9 @@ from energon_ext.cli import table
 from energon_ext.cli.report import import_figures, page, png_of
 from energon_ext.errors import ConfigError
 from energon_ext.plan.cost import AttentionCost
-from energon_ext.plan.dataset import BlendedDataset
+from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.forecast import Forecast, estimated, imbalance, late_breakpoints, planned
+from energon_ext.plan.source import Blend
 
 #: Rows that are planned one by one unless asked for; more are estimated.
 MOST_EXACT_ROWS = 1 << 18
@@ -30,24 +31,22 @@ MOST_SOURCES, MOST_BREAKPOINTS = 60, 5
 GOOD_EPOCHS = 4
 
 
-def made(
-    blend: BlendedDataset, steps: int, tokens_per_document: float | None, exact: bool
-) -> Forecast:
+def made(blend: Blend, steps: int, tokens_per_document: float | None, exact: bool) -> Forecast:
     """The forecast of some steps: planned where that is asked for or quick, else estimated."""
-    if exact and not blend.is_shared:
+    if exact and not blend.is_planned:
         raise ConfigError(
             "--exact: a streamed source makes it impossible; the lengths are not known."
         )
-    if tokens_per_document is not None and blend.is_shared:
+    if tokens_per_document is not None and blend.is_planned:
         raise ConfigError("--tokens-per-doc: is of streamed sources, and there is none.")
     rows = steps * blend.topology.rows_per_step
-    if exact or (blend.is_shared and rows <= MOST_EXACT_ROWS):
+    if isinstance(blend, PlannedDataset) and (exact or rows <= MOST_EXACT_ROWS):
         off = None if steps > 1000 and sys.stderr.isatty() else True
         return planned(blend, steps, lambda each: tqdm(each, "planning", steps, disable=off))
     return estimated(blend, steps, tokens_per_document)
 
 
-def text(found: Forecast, blend: BlendedDataset, steps: int) -> str:
+def text(found: Forecast, blend: Blend, steps: int) -> str:
     """Everything in lines."""
     lines = [_headline(found, blend), table([HEAD, *_rows(found, MOST_SOURCES)])]
     if found.steps < steps:
@@ -62,16 +61,16 @@ def text(found: Forecast, blend: BlendedDataset, steps: int) -> str:
     return "\n".join(lines)
 
 
-def imbalance_of(blend: BlendedDataset) -> dict[str, tuple[float, float]]:
+def imbalance_of(blend: Blend) -> dict[str, tuple[float, float]]:
     """Heaviest over mean of ranks and of micro-batches, in the natural order and dealt."""
-    if not blend.is_shared:
+    if not isinstance(blend, PlannedDataset):
         raise ConfigError("--balance: rows of streamed sources are not known before they are read.")
     some, cost = itertools.islice(blend.planned_steps(), BALANCED_STEPS), AttentionCost()
     rows = blend.topology.rows_per_step
     return imbalance((step.costs(cost, rows) for step in some), blend.topology)
 
 
-def imbalance_table(found: Mapping[str, tuple[float, float]], blend: BlendedDataset) -> str:
+def imbalance_table(found: Mapping[str, tuple[float, float]], blend: Blend) -> str:
     """The same in lines."""
     topology = blend.topology
     cells = [[f"{found[name][place]:.3f}" for name in found] for place in (0, 1)]
@@ -88,7 +87,7 @@ def imbalance_table(found: Mapping[str, tuple[float, float]], blend: BlendedData
 HEAD = ["source", "first", "last", "tokens", "of all", "documents", "epochs", ""]
 
 
-def _headline(found: Forecast, blend: BlendedDataset) -> str:
+def _headline(found: Forecast, blend: Blend) -> str:
     rows, seq_len = blend.topology.rows_per_step, blend.clock.row_tokens
     how = "planned exactly"
     if not found.is_exact:

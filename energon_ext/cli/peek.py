@@ -17,7 +17,7 @@ from energon_ext.encoders.prompts import Prompt
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, printable
-from energon_ext.loader.data_loader import ExactDataLoader
+from energon_ext.loader.streamed import open_loader
 from energon_ext.plan.lookup import find_blend
 
 COLORS = ("blue", "yellow", "green", "magenta", "cyan", "red")
@@ -63,7 +63,7 @@ def peek(metadataset: Path, rows: int, source: str | None, text: bool, **options
         raise ConfigError(f"--source {source}: none of {', '.join(keys)}.")
     colors = list(zip(keys, itertools.cycle(COLORS)))
     shown = 0
-    loader = ExactDataLoader(dataset, watchdog_timeout_seconds=None)
+    loader = open_loader(dataset)
     batches = iter(loader)
     for number in range(MOST_ROWS):
         with quiet_energon():

@@ -14,8 +14,8 @@ import click
 from energon_ext.cli import echo, forecast, table
 from energon_ext.cli.mix import mix_options, open_mix
 from energon_ext.errors import ConfigError
-from energon_ext.plan.dataset import BlendedDataset
 from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.source import Blend
 from energon_ext.splice import SpliceIndex
 from energon_ext.splice.source import SpliceSource, splices_of
 
@@ -96,7 +96,7 @@ def plan(
         echo("\n" + _documents(source))
 
 
-def _shares(blend: BlendedDataset, positions: Sequence[int]) -> str:
+def _shares(blend: Blend, positions: Sequence[int]) -> str:
     columns = [blend.planned_shares(position) for position in positions]
     rows = [
         [blend.names.get(key, key), *(f"{shares[key]:.2%}" for shares in columns)]

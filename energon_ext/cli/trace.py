@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from megatron.energon.state import FlexState
 from tqdm import tqdm
 
 from energon_ext.cli import echo
-from energon_ext.cli.resume import EncoderOfState, SavedData, data_states, stores_of
+from energon_ext.cli.saved import saved_cursors
 from energon_ext.documents.origins import origins_of
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
-from energon_ext.loader.compare import names_of
-from energon_ext.plan.dataset import BlendedDataset
-from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.dataset import PlannedDataset
+from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.step import Step
 from energon_ext.plan.trace import TracedRow, rows_of
 from energon_ext.state.match import KEPT, compare_sources
@@ -96,58 +94,41 @@ def _planned(
     world_size: int,
     micro_batch_size: int,
     global_batch_size: int | None,
-) -> tuple[BlendedDataset, int, Iterator[Step]]:
+) -> tuple[PlannedDataset, int, Iterator[Step]]:
     """The blend, the number of the first step that is planned, and all steps from there on."""
-    cursors = [saved.data() for store in stores_of(run) for saved in store.complete()]
-    states = [SavedData(cursor, {}) for cursor in cursors if cursor is not None]
-    for folder in (*run.glob("iter_*"), *run.glob("data/iter_*")):  # of Megatron-LM
-        if found := next(data_states(folder), None):  # all ranks say the same
-            states.append(SavedData(None, {0: found[1]}))
-    if not states:
-        has = "data.json, and no iter_* of Megatron-LM"
-        raise ConfigError(f"{run}: no checkpoint with a {has}; a planned run has them.")
-    states.sort(key=lambda state: (state.blends[0]["plan"]["step"], state.blends[0]["done"]))
-    before = [state for state in states if state.blends[0]["plan"]["step"] <= step]
-    saved = (before or states)[-1 if before else 0]
-    plan = saved.blends[0]["plan"]
-    rows = global_batch_size or saved.rows_per_step
-    if rows is None and (not plan["step"] or plan["row"] % plan["step"]):
-        raise ConfigError(
-            f"{run}: {plan['row']} rows in {plan['step']} steps do not say how many rows a step "
-            f"has; give --global-batch-size."
-        )
-    rows = rows or plan["row"] // plan["step"]
+    cursors = saved_cursors(run)
+    before = [each for each in cursors if each.step <= step]
+    cursor = before[-1] if before else cursors[0]
     data = {"path": metadataset, "split_part": split, "trusted_modules": trusted_module}
-    encoder = EncoderOfState(saved)
-    blend = find_blend(saved.dataset(encoder, data, 0, world_size, 0, micro_batch_size, rows))
+    blend = cursor.dataset(
+        data, ranks=world_size, batch_size=micro_batch_size, rows_per_step=global_batch_size
+    )
     unknown = [
-        key for key, source in blend.sources.items() if not hasattr(source.rows, "documents")
+        key for key, rows in zip(blend.keys, blend.rows) if not isinstance(rows, PlannedRows)
     ]
     if unknown:
-        raise ConfigError(f"{unknown[0]}: is streamed or spliced; only token files are traced.")
-    for change in compare_sources(saved.blends, names_of(blend)):
+        raise ConfigError(f"{unknown[0]}: is spliced; only documents in rows are traced.")
+    for change in compare_sources([cursor.state["plan"]["sources"]], blend.source_names):
         if change.change != KEPT:
             click.echo(f"{change.key}: {change.change}, beside the saved state.", err=True)
     if not before:
         return blend, 0, blend.planned_steps()
-    # The step that is open is planned from its beginning; which of its rows are out says nothing.
-    state = FlexState({**saved.blends[0], "done": 0, "inside": None})
-    return blend, plan["step"], blend.planned_steps(state)
+    return blend, cursor.step, blend.planned_steps(cursor.state)
 
 
 def _rows(
-    blend: BlendedDataset, start: int, steps: Iterator[Step], first: int, last: int
+    blend: PlannedDataset, start: int, steps: Iterator[Step], first: int, last: int
 ) -> Iterator[tuple[int, TracedRow]]:
     """The rows of the steps from ``first`` to ``last``; planning begins at ``start``."""
     count = last + 1 - start
     planned = tqdm(itertools.islice(steps, count), "planning", count, unit="step")
     for number, step in enumerate(planned, start):
         if number >= first:
-            for row in rows_of(step, blend.topology):
+            for row in rows_of(step, blend.topology, blend.keys):
                 yield number, row
 
 
-def _document(text: str, blend: BlendedDataset) -> tuple[str, int]:
+def _document(text: str, blend: PlannedDataset) -> tuple[str, int]:
     source, _, number = text.rpartition(":")
     if source not in blend.sources or not number.isdecimal():
         known = ", ".join(blend.keys[:4])
@@ -167,7 +148,7 @@ def _where(row: TracedRow) -> str:
 
 
 def _described(
-    row: TracedRow, blend: BlendedDataset, decode: Callable[[list[int]], str] | None
+    row: TracedRow, blend: PlannedDataset, decode: Callable[[list[int]], str] | None
 ) -> list[dict[str, Any]]:
     """Where in which file the contents of a row are, and how they begin."""
     if row.source is None:

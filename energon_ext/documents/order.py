@@ -23,9 +23,6 @@ class EpochOrder:
         shuffled: False reads in order.
 
     Attributes:
-        part: ``(worker, workers)`` where each of many workers reads for itself: every
-            ``workers``-th place of the same order. Who begins with the first one changes from
-            epoch to epoch.
         epoch, position: how many epochs were finished, and places taken of the present one; all
             there is to save. ``epochs`` may be another one after a restore.
 
@@ -43,7 +40,6 @@ class EpochOrder:
     shuffled: bool = True
 
     def __post_init__(self) -> None:
-        self.part = (0, 1)
         self._permutation: tuple[int, KeyedPermutation] | None = None
         self.restart()
 
@@ -60,7 +56,7 @@ class EpochOrder:
     def ended(self) -> bool:
         """Whether nothing is left."""
         while self.epochs is None or self.epoch < self.epochs:
-            if self.position < self._count():
+            if self.position < self.size:
                 return False
             self.epoch, self.position = self.epoch + 1, 0
         return True
@@ -76,17 +72,10 @@ class EpochOrder:
         return taken
 
     def _here(self, count: int) -> np.ndarray:
-        worker, workers = self.part
-        stop = min(self.position + count, self._count())
-        places = (worker + self.epoch) % workers + workers * np.arange(self.position, stop)
+        places = np.arange(self.position, min(self.position + count, self.size))
         if not self.shuffled:
             return places
         if self._permutation is None or self._permutation[0] != self.epoch:
             key = f"{self.key}/{self.epoch}"
             self._permutation = self.epoch, KeyedPermutation(self.size, key)
         return self._permutation[1](places)
-
-    def _count(self) -> int:
-        """Places of this worker in the present epoch."""
-        worker, workers = self.part
-        return len(range((worker + self.epoch) % workers, self.size, workers))

@@ -37,6 +37,10 @@ class ChatTemplate(ABC):
     def fingerprint(self) -> dict[str, Any]:
         """JSON values that change whenever the text of some conversation changes."""
 
+    def options(self) -> str | None:
+        """The name by which :func:`named_template` makes it again; None for the default."""
+        return None
+
 
 class PlainChatTemplate(ChatTemplate):
     """One line a message, ``role: content``. The newline ends an answer.
@@ -55,6 +59,9 @@ class PlainChatTemplate(ChatTemplate):
 
     def fingerprint(self) -> dict[str, Any]:
         return {"kind": "plain"}
+
+    def options(self) -> str | None:
+        return "plain"
 
 
 class HFChatTemplate(ChatTemplate):

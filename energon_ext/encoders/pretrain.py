@@ -7,6 +7,7 @@ step 1500 therefore changes step 1500, a weight is a share of tokens, and every 
 """
 
 import copy
+from collections.abc import Generator
 from typing import Any, Sequence
 
 from megatron.energon import Cooker, TaskEncoder, TextSample, WorkerConfig, stateless
@@ -22,20 +23,20 @@ from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.source_key import get_origin, left_out_of, shuffle_key
 from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.text import Document, PackedRows
-from energon_ext.encoders.sources import collapse_sources, encoded_samples
+from energon_ext.encoders.sources import MixOfSources, encoded_samples, read_sources
 from energon_ext.encoders.splicing import SplicingMixin
 from energon_ext.encoders.text_decoder import TextDecoder
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.mixture.tree import IN_ORDER, Tree
 from energon_ext.packing import BestFitPacker, Packer, SequentialPacker
 from energon_ext.packing.best_fit import DEFAULT_CARRY
+from energon_ext.plan.clock import Clock
 from energon_ext.plan.cost import AttentionCost, Cost
-from energon_ext.plan.dataset import BlendedDataset
+from energon_ext.plan.dataset import BatchOptions, PassOptions, PlannedDataset
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
-from energon_ext.plan.source import Source
+from energon_ext.weights import ScheduleAxis
 
 PACKINGS = ("bin", "sequential")
 
@@ -176,6 +177,25 @@ has no transition to train.
             "shuffle_buffer_docs": self._shuffle_buffer_docs,
         }
 
+    def saved_options(self) -> dict[str, Any]:
+        """Arguments that make the encoder again, as JSON values; states carry them.
+
+        A ``cost`` of the user's own is not among them.
+        """
+        cost = self.cost if isinstance(self.cost, AttentionCost) else None
+        return {
+            "seq_len": self.seq_len,
+            "packing": self.packing,
+            "packing_buffer_docs": self.packing_buffer_docs,
+            "packing_max_docs_per_bin": self.packing_max_docs_per_bin,
+            "packing_carry": self.packing_carry,
+            "alignment": self.alignment,
+            "mask_boundary_loss": self.mask_boundary_loss,
+            "train_on_eos": self.train_on_eos,
+            "balance": None if self.cost is None else "attention",
+            "cost": None if cost is None else vars(cost),
+        }
+
     # Energon's stages -----------------------------------------------------------------------
 
     def build_train_datasets(
@@ -197,24 +217,20 @@ has no transition to train.
         worker_config: WorkerConfig,
         batch_size: int,
         packing_buffer_size: int | None = None,
+        limit: int | None = None,
         **kwargs: Any,
     ) -> SavableDataset:
         """Energon's method: every document once, source after source, in order."""
         bound = self._bound_to(datasets, None, packing_buffer_size)
         bound._validating = True
         bound._take_splices(datasets)
-        rows = collapse_sources(
-            bound,
-            datasets,
-            worker_config=worker_config,
-            repeat=False,
-            rule=IN_ORDER,
-            topology=Topology.of(worker_config, batch_size, None),
-            restarts=True,
+        mix = read_sources(
+            bound, datasets, worker_config=worker_config, repeat=False, in_order=True
         )
-        return super(PackedTaskEncoder, bound).build_val_datasets(
-            datasets=[rows], worker_config=worker_config, batch_size=batch_size, **kwargs
-        )
+        topology = Topology.of(worker_config, batch_size, None)
+        clock = Clock(ScheduleAxis(), topology, self.seq_len)
+        passes = PassOptions(batches=limit or 0, restarts=True)
+        return bound.build_plan(mix, clock, worker_config=worker_config, passes=passes)
 
     def build_source(
         self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
@@ -244,19 +260,35 @@ has no transition to train.
             worker_config=worker_config,
         )
 
-    def build_blend(
-        self, sources: Sequence[Source], tree: Tree, *, worker_config: WorkerConfig, **options: Any
-    ) -> BlendedDataset:
-        """The draw among rows."""
-        self._sources = self.names_in_batches(sources)
-        return super().build_blend(
-            sources,
-            tree,
+    def build_plan(
+        self, mix: MixOfSources, clock: Clock, *, worker_config: WorkerConfig, passes: PassOptions
+    ) -> PlannedDataset:
+        """One plan over all sources."""
+        self._sources = self.names_in_batches(mix.sources)
+        return PlannedDataset(
+            mix.sources,
+            tree=mix.tree,
+            clock=clock,
             worker_config=worker_config,
-            padding=padding_row,
-            cost=self.cost,
-            **options,
+            passes=passes,
+            batches=BatchOptions(
+                assemble=self._assemble,
+                padding=padding_row,
+                fingerprint=self.state_fingerprint(),
+                encoder=saved_encoder(self),
+                cost=self.cost,
+            ),
         )
+
+    def _assemble(self, rows: list[Row]) -> Any:
+        """The batch of some rows, by the methods that a subclass may override."""
+        batch = self.encode_batch(self.batch(rows))
+        if isinstance(batch, Generator):
+            batches = list(batch)
+            if len(batches) != 1:
+                raise SampleError(f"encode_batch: {len(batches)} batches of one; 1 is needed.")
+            batch = batches[0]
+        return batch
 
     @stateless
     def batch(self, rows: list[Row]) -> PackedBatch:
@@ -301,6 +333,20 @@ has no transition to train.
             first=factory.document_range[0],
             excluded=left_out_of([factory]).excluded.get(key) if factory.training else None,
         )
+
+
+def saved_encoder(encoder: PackedTaskEncoder) -> dict[str, Any]:
+    """The class, the tokenizer and the options of an encoder, as JSON values.
+
+    The class is the nearest one of this package: :func:`energon_ext.encoders.saved.load_encoder`
+    makes that one, which plans like a subclass of the user.
+    """
+    own = (c for c in type(encoder).__mro__ if c.__module__.startswith("energon_ext."))
+    return {
+        "class": next(own).__name__,
+        "tokenizer": encoder.tokenizer.options(),
+        "options": encoder.saved_options(),
+    }
 
 
 def planned_buffer_docs(sources: int) -> int:

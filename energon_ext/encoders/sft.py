@@ -139,6 +139,12 @@ class SFTTaskEncoder(PackedTaskEncoder):
             )
         return super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
 
+    def saved_options(self) -> dict[str, Any]:
+        fixed = ("packing", "mask_boundary_loss")
+        own = {k: v for k, v in super().saved_options().items() if k not in fixed}
+        template = self.chat_template.options()
+        return {**own, "chat_template": template, "over_long": self.over_long}
+
     def state_fingerprint(self) -> dict[str, Any]:
         return {
             **super().state_fingerprint(),

@@ -5,6 +5,7 @@
 import copy
 import functools
 import logging
+from dataclasses import dataclass
 from typing import Any, Callable, Sequence
 
 from megatron.energon import WorkerConfig
@@ -29,7 +30,8 @@ from energon_ext.documents.stored_files import fingerprint_files
 from energon_ext.documents.tar_memory import forget_read_members
 from energon_ext.encoders.quiet import quiet_errors
 from energon_ext.errors import ConfigError
-from energon_ext.mixture.tree import BLEND, PathStep, blend_of, path_of, tree_of
+from energon_ext.mixture.tree import IN_ORDER, PathStep, Tree, blend_of, path_of, tree_of
+from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.source import Source
 from energon_ext.weights import ConstantWeight
@@ -37,26 +39,39 @@ from energon_ext.weights import ConstantWeight
 logger = logging.getLogger(__name__)
 
 
-class SourcesFactory(BaseCoreDatasetFactory):
-    """Looks like one dataset of ``documents`` samples to Energon; builds the blend of all."""
+class BlendFactory(BaseCoreDatasetFactory):
+    """A blend as the factory of one dataset, which is what Energon's stages ask for."""
 
     # No sample type: Energon asks only whether samples are crude, which the sources answer.
     __sample_type__ = None
 
-    def __init__(self, documents: int, build: Callable[[], SavableDataset]):
+    def __init__(self, blend: SavableDataset):
         self.paths: list[Any] = []
         self.subflavors: dict[str, Any] = {}
-        self._documents = documents
-        self._build = build
+        self._blend = blend
 
     def __len__(self) -> int:
-        return self._documents
+        return 1
 
     def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
-        return self._build()
+        return self._blend
 
     def as_file_store(self) -> Any:
         raise NotImplementedError("A blend of sources is not a file store.")
+
+
+@dataclass(frozen=True)
+class MixOfSources:
+    """The sources of a metadataset, built, with the tree that draws among them."""
+
+    sources: list[Source]
+    tree: Tree
+    skip: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the rows of all sources are planned."""
+        return all(isinstance(source.rows, RowSource) for source in self.sources)
 
 
 def load_source(
@@ -103,21 +118,23 @@ def encoded_samples(
     return ShuffledDocuments(encoded, shuffle_buffer, seq_len, worker_config=config)
 
 
-def collapse_sources(
+def read_sources(
     task_encoder: Any,
     datasets: Sequence[LoadedDataset],
     *,
     worker_config: WorkerConfig,
     repeat: bool,
-    rule: str = BLEND,
-    **options: Any,
-) -> LoadedDataset:
-    """Many loaded datasets as one, whose factory builds the encoder's blend over all of them.
+    in_order: bool = False,
+) -> MixOfSources:
+    """Build the sources of some loaded datasets, and their tree.
 
     Args:
         repeat: whether a source begins again at its end.
-        rule: BLEND or IN_ORDER.
-        options: of ``task_encoder.build_blend``.
+        in_order: read one after the other, whatever the weights are.
+
+    Raises:
+        ConfigError: no source, one without samples, two of one name, planned and streamed ones in
+            one blend, or exclusions that are not possible.
     """
     if not datasets:
         raise ConfigError("The metadataset names no source; list at least one.")
@@ -134,45 +151,44 @@ def collapse_sources(
     for key, name in zip(keys, shown):
         if name is not None and [*keys, *shown].count(name) > 1 and name != key:
             raise ConfigError(f"name: {name!r} is that of two sources, {key} for one; rename it.")
-
-    left_out = left_out_of(factories)
-
-    def build() -> SavableDataset:
-        sources = [
-            Source(
-                key=key,
-                fingerprint=fingerprint_files(loaded.dataset),
-                rows=task_encoder.build_source(
-                    loaded, key, worker_config=worker_config, repeat=repeat
-                ),
-                documents=len(loaded.dataset),
-                max_epochs=origin.max_epochs,
-                names=own_names,
-                shown_as=origin.name,
-            )
-            for key, own_names, origin, loaded in zip(keys, names, origins, datasets)
-        ]
-        if rule == BLEND:
-            check_left_out(left_out, sources)
-            tree = tree_of([(key, _path(loaded)) for key, loaded in zip(keys, datasets)])
-            name_nodes(tree, factories)
-        else:
-            tree = blend_of({key: ConstantWeight(1.0) for key in keys}, rule)
-        skip = left_out.skip if rule == BLEND else ()
-        return task_encoder.build_blend(
-            sources, tree, worker_config=worker_config, skip=skip, **options
+    sources = [
+        Source(
+            key=key,
+            rows=task_encoder.build_source(loaded, key, worker_config=worker_config, repeat=repeat),
+            documents=len(loaded.dataset),
+            max_epochs=origin.max_epochs,
+            names=own_names,
+            shown_as=origin.name,
+            fingerprint=fingerprint_files(loaded.dataset),
         )
+        for key, own_names, origin, loaded in zip(keys, names, origins, datasets)
+    ]
+    _check_alike(sources)
+    if in_order:
+        return MixOfSources(sources, blend_of({key: ConstantWeight(1.0) for key in keys}, IN_ORDER))
+    left_out = left_out_of(factories)
+    check_left_out(left_out, sources)
+    tree = tree_of([(key, _path(loaded)) for key, loaded in zip(keys, datasets)])
+    name_nodes(tree, factories)
+    return MixOfSources(sources, tree, left_out.skip)
 
-    return LoadedDataset(
-        dataset=SourcesFactory(sum(len(loaded.dataset) for loaded in datasets), build)
-    )
+
+def _check_alike(sources: Sequence[Source]) -> None:
+    """Refuse planned and streamed sources in one blend."""
+    planned = [source.key for source in sources if isinstance(source.rows, RowSource)]
+    streamed = [source.key for source in sources if not isinstance(source.rows, RowSource)]
+    if planned and streamed:
+        raise ConfigError(
+            f"{streamed[0]} is streamed and {planned[0]} is planned; a blend is one or the other. "
+            f"Prepare {streamed[0]} as token files, or take one of them out."
+        )
 
 
 def check_left_out(left_out: LeftOut, sources: Sequence[Source]) -> None:
     """Refuse to leave out what cannot be: of a source that is streamed, or not there."""
     left_out.check_sources([source.key for source in sources])
     for source in sources:
-        if left_out.skip and source.streamed is not None:
+        if left_out.skip and not isinstance(source.rows, RowSource):
             raise ConfigError(
                 f"{left_out.where}: skip: {source.key} is streamed; steps of token files alone are "
                 f"skipped."
@@ -184,15 +200,11 @@ def check_left_out(left_out: LeftOut, sources: Sequence[Source]) -> None:
             )
 
 
-def absent_sources(sources: Sequence[Source], worker_config: WorkerConfig) -> dict[str, list[str]]:
+def absent_sources(mix: MixOfSources, worker_config: WorkerConfig) -> dict[str, list[str]]:
     """For each worker of this rank that has no sample of some streamed source: of which."""
     absent = {}
-    for worker in range(max(1, worker_config.num_workers)):
-        missing = [
-            source.key
-            for source in sources
-            if source.streamed is not None and not source.streamed.dataset.len_worker(worker)
-        ]
+    for worker in range(0 if mix.is_planned else max(1, worker_config.num_workers)):
+        missing = [source.key for source in mix.sources if not source.rows.len_worker(worker)]
         if missing:
             absent[f"worker {worker} of rank {worker_config.rank}"] = missing
     return absent

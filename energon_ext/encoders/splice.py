@@ -2,18 +2,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Encoders with a splice of their own, for every source whose entry has none."""
 
-from typing import Any, ClassVar, Mapping, Sequence
+from typing import Any, ClassVar, Mapping
 
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 
 from energon_ext.arguments import check_integer
 from energon_ext.encoders.pretrain import PackedTaskEncoder
+from energon_ext.encoders.sources import MixOfSources
 from energon_ext.encoders.splicing import is_named
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError
-from energon_ext.mixture.tree import Tree
-from energon_ext.plan.dataset import BlendedDataset
-from energon_ext.plan.source import Source
+from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.source import SpliceSource
@@ -78,6 +77,14 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         self.validation_starts = validation_starts
         self.validation_offsets = validation_offsets
 
+    def saved_options(self) -> dict[str, Any]:
+        return {
+            **super().saved_options(),
+            "splice": self.splice.to_json(),
+            "spliced_subflavors": self.spliced_subflavors,
+            "named_documents": self.named_documents,
+        }
+
     def splice_of(self, loaded: LoadedDataset, key: str) -> SpliceFields | None:
         """What the entry of a source says; else ``splice``, by its subflavors and its name."""
         subflavors = getattr(loaded.dataset, "subflavors", None) or {}
@@ -87,15 +94,15 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         )
         return super().splice_of(loaded, key) or (self.splice if is_chosen else None)
 
-    def build_blend(self, sources: Sequence[Source], tree: Tree, **options: Any) -> BlendedDataset:
-        """The draw among rows, spliced ones and others."""
-        if not any(isinstance(source.rows, SpliceSource) for source in sources):
+    def build_plan(self, mix: MixOfSources, *arguments: Any, **options: Any) -> PlannedDataset:
+        """One plan over all sources, spliced ones and others."""
+        if not any(isinstance(source.rows, SpliceSource) for source in mix.sources):
             raise ConfigError(
-                f"No source to splice among {[source.key for source in sources]}: "
+                f"No source to splice among {[source.key for source in mix.sources]}: "
                 f"spliced_subflavors is {self.spliced_subflavors}, dataset_name "
                 f"{self.splice.dataset_name!r}. Name one of them, or leave both None."
             )
-        return super().build_blend(sources, tree, **options)
+        return super().build_plan(mix, *arguments, **options)
 
 
 class MultiSpliceTaskEncoder(SpliceTaskEncoder):

@@ -1,312 +1,314 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Energon's loader, with the gaps of its state closed.
+"""The loader of a planned dataset: one planner draws, readers read.
 
-Stock ``SavableDataLoader`` saves an exact state while a run is under way. With worker processes it
-does not around a start, an end and a resume: ``docs/internals/loader.md`` has each of these gaps,
-and what closes it.
+::
 
-It saves and restores through the same methods, and its states are the stock ones, with a digest in
-each worker's, see :mod:`energon_ext.loader.seals`. Where all sources are planned, ``state_dict``
-gives one cursor for the whole run, the same on every rank, which continues on any number of ranks
-and workers.
+    planner --> rows of the next batches --> readers --> batches, in order
+       |                                                     |
+       +--> the state behind each step                       +--> trainer; state_dict()
+
+In torch's words the planner is the ``sampler`` of a ``DataLoader`` over the readers, a map-style
+dataset. Without workers all of it happens in place. With workers the planner has a process of its
+own, so that planning does not delay a training step; it is a one-worker ``DataLoader`` itself.
+
+The state is that of the last batch that the trainer took, whatever was read ahead.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import time
-from typing import Any, Mapping, Sequence
+from collections import deque
+from typing import Any, Iterator, Mapping
 
 import torch
-from megatron.energon import SavableDataLoader
-from megatron.energon.flavors.base_dataset import SavableDataset
-from megatron.energon.savable_loader import SavableDataLoaderState
-from megatron.energon.state import FlexState
-from torch.utils.data._utils import signal_handling
+from megatron.energon import WorkerConfig
+from megatron.energon.cache import CachePool, NoCachePool
+from megatron.energon.rng import SystemRng
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from energon_ext.arguments import check_integer
-from energon_ext.errors import ConfigError, EnergonExtError, StateMismatchError, printable
-from energon_ext.loader.compare import check_continues, virtual_epoch_length
-from energon_ext.loader.regroup import (
-    WorkerState,
-    batches_of,
-    blends_in,
-    cursor_of,
-    last_stored,
-    loader_state,
-    regrouped,
-    with_blend,
-    workers_of,
-)
-from energon_ext.loader.seals import check_workers, sealed_workers
-from energon_ext.loader.workers import ExactWorker, WorkersInTurn, full_memory_named
-from energon_ext.plan.lookup import blends_inside, find_blend
+from energon_ext.arguments import check_integer, check_number
+from energon_ext.errors import ConfigError, printable
+from energon_ext.loader.processes import Failure, begin_worker, deaths_named, handed_over
+from energon_ext.plan.dataset import PlannedDataset
+from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round
+from energon_ext.plan.state import cursor_of
 from energon_ext.state.match import ENCODER, SourceChange
 from energon_ext.state.schema import check_seal, sealed
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that workers may take to start before a save gives up.
-WORKER_START_SECONDS = 600.0
+#: Steps that the process of the planner is ahead.
+PLANNED_STEPS = 2
 
 
-class ExactDataLoader(SavableDataLoader):
-    """A :class:`megatron.energon.SavableDataLoader` whose state is exact from the first batch on.
+class ExactDataLoader:
+    """Iterates a planned dataset; its state is one JSON object, the same on every rank.
+
+    A pass is what the dataset says: without an end, a virtual epoch, or once through the data. The
+    next ``iter()`` goes on behind the last batch that was taken.
 
     Args:
-        dataset: an Energon dataset, for example of :func:`energon_ext.get_train_dataset`.
-        save_every: batches of this rank between two saves, counted from the beginning of the run.
-            Workers then store a state where a save will ask for one, and not after every batch. A
-            save in between is exact too; a resume with a streamed source reads some batches again.
-        **options: as for ``megatron.energon.get_savable_loader``.
+        dataset: of :func:`energon_ext.get_train_dataset`, with planned sources.
+        prefetch_factor: batches that each worker reads ahead.
+        timeout: seconds to wait for a batch of the workers.
+        cache_pool: of Energon, for encoders that ask for one.
 
     Attributes:
+        dataset: as given.
         changes: what the last restore did with each source.
 
     Raises:
-        ConfigError: ``save_every`` is no integer >= 1, or ``dataset`` is none.
+        ConfigError: the dataset is streamed, or is wrapped in other datasets.
+
+    Example:
+        >>> loader = ExactDataLoader(dataset)                         # doctest: +SKIP
+        >>> batch = next(iter(loader))                                # doctest: +SKIP
+        >>> json.dump(loader.state_dict(), open("data.json", "w"))    # doctest: +SKIP
     """
 
-    _iterator: Any  # torch sets it, once there are workers
-
-    def __init__(self, dataset: SavableDataset, *, save_every: int = 1, **options: Any):
-        check_integer("save_every", save_every, 1)
-        if not isinstance(dataset, SavableDataset):
-            raise ConfigError(f"{type(dataset).__name__} found, a dataset of Energon is needed.")
-        options.setdefault("checkpoint_every_sec", 0)
-        options.setdefault("checkpoint_every_min_n_samples", 1)
-        with full_memory_named():
-            super().__init__(dataset, **options)
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        prefetch_factor: int = 2,
+        timeout: float = 1800.0,
+        cache_pool: CachePool | None = None,
+    ):
+        check_integer("ExactDataLoader: prefetch_factor", prefetch_factor, 1)
+        check_number("ExactDataLoader: timeout", timeout, above_zero=True)
+        self.dataset: PlannedDataset = _planned(dataset)
         self.changes: list[SourceChange] = []
-        if self.num_workers > 0:
-            # Stock builds its wrapper itself, and lets nobody replace it.
-            self.dataset.__class__ = ExactWorker
-            self.dataset.save_every = save_every
-        # Stock always asks for page-locked memory; torch warns where there is no GPU to copy to.
-        self.pin_memory = torch.cuda.is_available()
+        self._timeout, self._prefetch_factor = timeout, prefetch_factor
+        self._reader = _Reader(self.dataset, cache_pool or NoCachePool())
+        self._batches: Iterator[Any] | None = None
+        self._pending: deque[Round] = deque()  # handed to readers, and not yet to the trainer
+        self._is_closed = False
+
+    @property
+    def worker_config(self) -> WorkerConfig:
+        """Of the dataset."""
+        return self.dataset.worker_config
 
     @property
     def batches_drawn(self) -> int:
         """Batches of this rank since the beginning of the run."""
-        if self.num_workers == 0:
-            return self.dataset._sample_index
-        return sum(last + 1 for last in self._worker_sample_counters)
+        return self.dataset.batches_read
 
-    # One cursor for the run -----------------------------------------------------------------
+    def __iter__(self) -> Iterator[Any]:
+        """One pass."""
+        if self._is_closed:
+            raise ConfigError("This loader was closed; make a new one and load the state.")
+        while (found := self._next()) is not None:
+            batch, is_last = found
+            yield batch
+            if is_last:
+                return
 
-    def state_dict(self) -> dict[str, Any]:
-        """The cursor after the last batch that was drawn: JSON values, the same on every rank.
+    def _next(self) -> tuple[Any, bool] | None:
+        """The next batch, and whether the pass ends with it; None at the end of the plan."""
+        try:
+            with deaths_named(self._timeout):
+                if self._batches is None:
+                    self._batches = self._start()
+                batch = next(self._batches, None)
+            if isinstance(batch, Failure):
+                batch.throw()
+        except BaseException:
+            self.close()  # the plan may be ahead of the batches
+            raise
+        if batch is None:
+            self._batches = None
+            self.dataset.end_pass()
+            return None
+        is_last = self.dataset.hand_out(self._pending.popleft())
+        if is_last and self.dataset.passes.restarts:
+            self._batches = None
+            self._pending.clear()
+            self.dataset.end_pass()
+        return batch, is_last
 
-        Raises:
-            ConfigError: a source is streamed; save with :meth:`save_state_rank`.
+    def _start(self) -> Iterator[Any]:
+        workers = self.worker_config.num_workers
+        return iter(
+            DataLoader(
+                self._reader,
+                sampler=_Rounds(self._rounds),
+                **_options(workers, self._prefetch_factor, self._timeout),
+                worker_init_fn=self._begin_reader,
+                pin_memory=torch.cuda.is_available(),
+            )
+        )
+
+    def _rounds(self) -> Iterator[tuple[int, list[DescribedRow] | Failure]]:
+        """The number and the rows of every batch; the last one may be an error of the planner.
+
+        A generator: torch asks for the iterator of a sampler twice, and readers must be forked
+        before the planner is.
         """
-        blend = self._shared_blend()
-        state = self.stored_state()
-        cursor = blend.save_state() if state is None else _cursor_now(blend, state)
-        return sealed(json.loads(json.dumps({**cursor, "skip": 0})))
+        number = self.batches_drawn
+        failures: list[Failure] = []
+        for round_ in self.dataset.rounds(self._steps(failures)):
+            self._pending.append(round_)
+            yield number, round_.rows
+            number += 1
+        for failure in failures:
+            yield number, failure
+
+    def _steps(self, failures: list[Failure]) -> Iterator[DrawnStep]:
+        if self.worker_config.num_workers == 0:
+            yield from self.dataset.drawn_steps()
+            return
+        planner = DataLoader(
+            _Planner(self.dataset),
+            **_options(1, PLANNED_STEPS, self._timeout),
+            worker_init_fn=begin_worker,
+        )
+        for step in planner:
+            if isinstance(step, Failure):
+                failures.append(step)
+                return
+            yield step
+
+    def _begin_reader(self, worker: int) -> None:
+        begin_worker(worker)
+        SystemRng.seed(self.worker_config.worker_seed(worker))
+
+    # State --------------------------------------------------------------------------------------
+
+    def mark(self) -> Progress:
+        """Remember the last batch that was taken, for a later :meth:`state_dict`; takes no time."""
+        return self.dataset.progress.copy()
+
+    def state_dict(self, mark: Progress | None = None) -> dict[str, Any]:
+        """The cursor after the last batch that was taken, or after that of a mark.
+
+        Returns:
+            JSON values, the same on every rank.
+        """
+        progress = self.dataset.progress if mark is None else mark
+        return sealed(json.loads(json.dumps(cursor_of(self.dataset, progress))))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict` of any rank of a run, on any ranks and workers.
 
-        A state that was saved inside a step continues on the ranks and batch size of then only.
+        A state that was saved inside a step continues with the ranks, batch size and mix of then.
 
         Raises:
             StateFormatError: it is damaged, or something else.
             StateMismatchError: it belongs to another configuration.
-            ConfigError: a source is streamed, or batches were drawn already.
+            ConfigError: batches were drawn already.
         """
-        blend = self._shared_blend()
-        cursor = FlexState(check_seal(state))
-        blend.check_state(cursor)
-        self.restore_state_rank(self._state_at(cursor))
-
-    def _shared_blend(self) -> Any:
-        blend = find_blend(self.dataset)
-        if not blend.is_shared:
-            streamed = [key for key, source in blend.sources.items() if source.streamed]
-            raise ConfigError(
-                f"state_dict: {', '.join(streamed)} is tokenized on the fly, so that every worker "
-                f"has a state of its own. Save with save_state_rank() on every rank, or prepare "
-                f"the text with `energon-ext prepare`."
-            )
-        return blend
-
-    def _state_at(self, cursor: FlexState) -> SavableDataLoaderState:
-        """The stock state of this rank that stands at a cursor."""
-        blend = find_blend(self.dataset)
-        workers = max(1, self.num_workers)
-        batches = (cursor["plan"]["row"] + cursor["done"]) // blend.topology.rows_per_round
-        inner = self.dataset.dataset
-        fresh = inner.save_state()
-        length = virtual_epoch_length(inner)
-        in_epoch = batches % length if length else 0
-        own_length = length // workers or 1
-        states = []
-        for worker in range(workers):
-            own = FlexState({**cursor, "skip": (worker - batches) % workers})
-            begun = len(range(worker, in_epoch, workers)) % own_length
-            made = len(range(worker, batches, workers))
-            states.append(WorkerState(with_blend(fresh, own, begun), made))
-        return self._sealed(loader_state(states, self.num_workers, self._get_batch_size()))
-
-    # The states of ranks --------------------------------------------------------------------
-
-    def _get_iterator(self) -> Any:
-        if self.num_workers == 0:
-            return super()._get_iterator()
-        self.check_worker_number_rationality()
-        with full_memory_named():
-            return WorkersInTurn(self)
-
-    def _worker_command(self, *command: Any) -> list[Any]:
-        if command[0] == "get_checkpoint" and self._epoch_iterator is None:  # a pass has ended
-            command = ("get_checkpoint", None)
-        for commands in self.cmd_queues:
-            commands.put(command)
-        answers = [self._iterator.answer(queue) for queue in self.result_queues]
-        for error in (answer for answer in answers if isinstance(answer, Exception)):
-            raise error
-        return answers
-
-    def save_state_rank(self) -> SavableDataLoaderState | None:
-        """The state after the last batch that was drawn, None before there is any."""
-        return self.exact_state(self.stored_state())
-
-    def exact_state(self, stored: SavableDataLoaderState | None) -> SavableDataLoaderState | None:
-        """What to save, now or later, of what :meth:`stored_state` returned."""
-        if stored is None:
-            return None
-        blends = blends_inside(self.dataset)
-        is_behind = any(getattr(worker, "offset", 0) for worker in stored.worker_states)
-        if is_behind and len(blends) == 1 and blends[0].is_shared:
-            return self._state_at(_cursor_now(blends[0], stored))
-        return self._sealed(stored)
-
-    def stored_state(self) -> SavableDataLoaderState | None:
-        """The state after the last batch as Energon keeps it, quickly: not yet exact or sealed."""
-        # Stock believes in workers as soon as iter() was called; they start with the first batch.
-        self._has_workers = self.num_workers > 0 and self._iterator is not None
-        deadline = time.monotonic() + WORKER_START_SECONDS
-        while True:
-            state = super().save_state_rank()
-            if not self._has_workers or all(worker.state for worker in state.worker_states):
-                return state
-            if time.monotonic() > deadline:
-                raise EnergonExtError(
-                    f"A data worker did not start within {WORKER_START_SECONDS:.0f} s, so its "
-                    f"state cannot be saved; see the log for what it waits for."
-                )
-            time.sleep(0.005)
-
-    def restore_states(self, states: Sequence[SavableDataLoaderState]) -> None:
-        """Continue a run from the states of its ranks, perhaps on other ranks and workers.
-
-        Args:
-            states: of all ranks of the saved run, in their order. Of a shared plan one is enough.
-
-        Raises:
-            StateFormatError: a state is damaged, or something else.
-            StateMismatchError: another configuration, or another number of workers in all with a
-                streamed source, or states of different steps.
-            ConfigError: states are missing; or the dataset was built without this package's mixin;
-                or batches were drawn already.
-        """
-        self.restore_state_rank(self.state_of(states))
-
-    def state_of(self, states: Sequence[SavableDataLoaderState]) -> SavableDataLoaderState:
-        """The state with which this rank continues what the ranks of ``states`` did."""
-        states = list(states) if isinstance(states, (list, tuple)) else [states]
-        missing = sum(state is None for state in states)
-        if not states or missing:
-            raise ConfigError(
-                f"restore_states: {len(states)} states found, {missing} of them None; the states "
-                f"of all ranks of the saved run are needed, after a first batch."
-            )
-        for state in states:
-            check_workers(state)
-        batches = sorted({batches_of(state) for state in states})
-        if len(batches) > 1:
-            raise StateMismatchError({"batches drawn": (batches, "the same on every rank")}, _MIXED)
-        config = self.worker_config
-        blend = find_blend(self.dataset)
-        if blend.is_shared:
-            cursor = cursor_of(states[0])
-            blend.check_state(cursor)
-            _check_equal([cursor, *map(cursor_of, states[1:])])
-            return self._state_at(cursor)
-        if [workers_of(state) for state in states] == [self.num_workers] * config.world_size:
-            return states[config.rank]
-        length = virtual_epoch_length(self.dataset.dataset)
-        return self._sealed(
-            regrouped(states, config.rank, config.world_size, self.num_workers, length)
-        )
-
-    def restore_state_rank(self, state: SavableDataLoaderState | None) -> None:
-        """Continue after the batch that ``state`` was saved after.
-
-        Raises: as of :meth:`restore_states`, before anything has changed.
-        """
-        if state is None:
-            return
-        check_workers(state)
-        self._has_workers = self.num_workers > 0 and self._iterator is not None
-        if self._has_workers:
+        if self._batches is not None or self._is_closed:
             raise ConfigError("Restore a data state before the first batch, in a new loader.")
-        self.changes = check_continues(
-            state, self.dataset.dataset, self.num_workers, self._get_batch_size()
-        )
-        # The same on every rank, so one says it.
-        if self.worker_config.rank == 0 and self.changes:
-            lines = "\n  ".join(printable(str(change)) for change in self.changes)
-            logger.info("Resuming the data of %d sources:\n  %s", len(self.changes), lines)
-            saved = blends_in(state)[0]["fingerprint"].get(ENCODER)
-            now = find_blend(self.dataset).fingerprint.get(ENCODER)
-            if saved != now:
-                logger.warning(
-                    "The TaskEncoder was %s, and is %s; see that it reads alike.", saved, now
-                )
-        try:
-            super().restore_state_rank(state)
-        except BaseException:  # Ctrl-C too: half a state must not be gone on from
-            if self.num_workers == 0:
-                self.dataset.reset_state_deep()
-            raise
-        if self.num_workers > 0:
-            self.dataset._worker_offset = 0  # WorkersInTurn knows whose turn it is
-            self._worker_sample_counters = [
-                worker.state.sample_index + worker.offset - 1 for worker in state.worker_states
-            ]
+        content = check_seal(state)
+        self.changes = self.dataset.continue_from(content)
+        if self.worker_config.rank == 0:
+            _log_resume(content, self.dataset, self.changes)
 
-    def _sealed(self, state: SavableDataLoaderState) -> SavableDataLoaderState:
-        return sealed_workers(state, self.worker_config.world_size)
+    def save_state_rank(self) -> dict[str, Any]:
+        """:meth:`state_dict`, by the name that Energon's loader has for it."""
+        return self.state_dict()
+
+    def restore_state_rank(self, state: Mapping[str, Any] | None) -> None:
+        """:meth:`load_state_dict`, by the name that Energon's loader has for it."""
+        if state is not None:
+            self.load_state_dict(state)
 
     def close(self) -> None:
-        """End the worker processes now; torch would wait five seconds for each of them."""
-        iterator, self._iterator = self._iterator, None
-        if iterator is not None:
-            iterator._shutdown = True
-            if iterator._worker_pids_set:  # by a stock loader
-                signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
-            for worker in iterator._workers:
-                worker.kill()
-                worker.join()
-        self._has_workers = False
-        self._epoch_iterator = None
+        """End the processes. The state can still be saved."""
+        self._is_closed = True
+        self._batches = None
 
 
-#: Advice where states do not belong together.
-_MIXED = "States of different saves are mixed; take those of one save."
+class _Rounds:
+    """An iterable, over the generator that a function makes."""
+
+    def __init__(self, generate: Any):
+        self._generate = generate
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._generate()
 
 
-def _cursor_now(blend: Any, state: SavableDataLoaderState) -> FlexState:
-    """The cursor after the last batch that this run has drawn, planned on where need be."""
-    cursor, rounds = last_stored(state)
-    return blend.state_after(cursor, rounds) if rounds else cursor
+class _Planner(IterableDataset[Any]):
+    """The steps of a plan, drawn in a process of its own."""
+
+    def __init__(self, dataset: PlannedDataset):
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self._dataset.drawn_steps()
+        except Exception as error:  # the trainer raises it in its turn
+            yield Failure.of(error)
 
 
-def _check_equal(cursors: Sequence[FlexState]) -> None:
-    if any({**cursor, "skip": 0} != {**cursors[0], "skip": 0} for cursor in cursors):
-        rows = sorted({cursor["plan"]["row"] + cursor["done"] for cursor in cursors})
-        raise StateMismatchError({"rows drawn": (rows, "the same on every rank")}, _MIXED)
+class _Reader(Dataset[Any]):
+    """Turns the rows of a batch into the batch; it needs no plan and has no state."""
+
+    def __init__(self, dataset: PlannedDataset, cache_pool: CachePool):
+        self._dataset, self._cache_pool = dataset, cache_pool
+
+    def __getitem__(self, item: tuple[int, list[DescribedRow] | Failure]) -> Any:
+        number, rows = item
+        if isinstance(rows, Failure):
+            return rows
+        return handed_over(lambda: self._read(number, rows))
+
+    def _read(self, number: int, rows: list[DescribedRow]) -> Any:
+        """Read a batch as Energon's worker of its turn, which decorators of Energon ask for."""
+        config = self._dataset.worker_config
+        workers = max(1, config.num_workers)
+        info = get_worker_info()
+        if info is not None:
+            WorkerConfig.worker_id_offset = (number - info.id) % workers
+        config.worker_activate(number // workers, cache_pool=self._cache_pool)
+        try:
+            return self._dataset.read(rows)
+        finally:
+            config.worker_deactivate()
+
+
+def _planned(dataset: Any) -> PlannedDataset:
+    if isinstance(dataset, PlannedDataset):
+        return dataset
+    if isinstance(find_blend(dataset), PlannedDataset):
+        raise ConfigError(
+            f"ExactDataLoader: a {type(dataset).__name__} around a planned dataset found; pass the "
+            f"planned dataset itself, and change batches in the TaskEncoder (`encode_batch`)."
+        )
+    raise ConfigError(
+        f"ExactDataLoader: a {type(dataset).__name__} with streamed sources found, whose rows are "
+        f"known only by reading them; use megatron.energon.get_savable_loader(dataset)."
+    )
+
+
+def _options(workers: int, prefetch_factor: int, timeout: float) -> dict[str, Any]:
+    return {
+        "batch_size": None,
+        "num_workers": workers,
+        "collate_fn": _same,
+        "prefetch_factor": prefetch_factor if workers else None,
+        "timeout": timeout if workers else 0,
+        "generator": torch.Generator(),  # torch would draw from that of the model
+    }
+
+
+def _same(item: Any) -> Any:
+    """torch would make tensors of arrays."""
+    return item
+
+
+def _log_resume(
+    state: Mapping[str, Any], dataset: PlannedDataset, changes: list[SourceChange]
+) -> None:
+    lines = "\n  ".join(printable(str(change)) for change in changes)
+    logger.info("Resuming the data of %d sources:\n  %s", len(changes), lines)
+    saved, now = (of.get(ENCODER) for of in (state["fingerprint"], dataset.fingerprint))
+    if saved != now:
+        logger.warning("The TaskEncoder was %s, and is %s; see that it reads alike.", saved, now)
+    if state["axis"] != (axis := dataset.clock.axis.unit):
+        logger.warning("Breakpoints counted %s, and count %s from here on.", state["axis"], axis)

@@ -101,7 +101,6 @@ def _build_loaders(
             shuffle_buffer_size=args.energon_shuffle_buffer_docs,
             **options,
         ),
-        save_every=_batches_per_save(args),
     )
     if args.save and not args.dataloader_save:
         logger.warning(
@@ -153,14 +152,6 @@ def schedule_axis(args: argparse.Namespace) -> ScheduleAxis:
 def _batches_of(args: argparse.Namespace, rows: int) -> int:
     """Micro-batches of a rank in so many rows of all."""
     return int(rows // (args.micro_batch_size * parallel_state.get_data_parallel_world_size()))
-
-
-def _batches_per_save(args: argparse.Namespace) -> int:
-    """Batches of a rank between two saves; 1 where that changes."""
-    if ramps_up(args):
-        return 1
-    steps = getattr(args, "save_interval", None) or 0
-    return max(1, steps * _batches_of(args, args.global_batch_size))
 
 
 def _default_task_encoder(args: argparse.Namespace) -> PackedTaskEncoder:

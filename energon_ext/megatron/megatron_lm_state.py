@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The data state of a Megatron-LM run: one file a data-parallel rank, beside the model's."""
+"""The data state of a Megatron-LM run: one file per data-parallel rank, beside the model's."""
 
 import argparse
 import logging
@@ -10,17 +10,12 @@ from typing import Any
 
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.energon.flavors.base_dataset import SavableDataset
-from megatron.energon.savable_loader import SavableDataLoaderState
 
 from energon_ext.errors import StateFormatError, StateMismatchError
-from energon_ext.loader.compare import names_of
-from energon_ext.loader.regroup import blends_in, cursor_of, workers_of
-from energon_ext.loader.seals import check_workers
 from energon_ext.megatron.rerun import RerunLoader, is_inside_step
+from energon_ext.state.checkpoint_folder import read_megatron_lm_state
 from energon_ext.state.consumption import Consumption
-from energon_ext.state.match import compare_sources
 from energon_ext.state.schema import digest_of
-from energon_ext.state.serialize import read_state_file
 from energon_ext.state.together import on_all_ranks
 
 logger = logging.getLogger(__name__)
@@ -42,7 +37,7 @@ class MegatronLMLoader(RerunLoader):
         self.drawn.add_batch(batch)
         return batch
 
-    def save_state(self) -> SavableDataLoaderState | None:
+    def save_state(self) -> dict[str, Any]:
         """Return the state for Megatron-LM to save, and see to it that it can."""
         # Until megatron-core 0.18 Megatron-LM makes the folder of data-parallel rank 0 alone, while
         # under expert parallelism each rank writes to one of its own.
@@ -55,62 +50,40 @@ class MegatronLMLoader(RerunLoader):
             os.makedirs(os.path.dirname(path), exist_ok=True)
         return super().save_state()
 
-    def find_states(self, args: argparse.Namespace) -> bool:
+    def find_state(self, args: argparse.Namespace) -> bool:
         """Read what Megatron-LM saved with the model it has just loaded; whether there is any.
 
-        A planned run needs the file of any rank; a streamed one its own, or those of all ranks that
-        saved where their number was another one.
+        A planned run needs the file of any rank, a streamed one its own.
 
         Raises:
-            StateFormatError: a file cannot be read, or that of a rank is missing.
+            StateFormatError: a file cannot be read, or that of this rank is missing.
         """
         folder, iteration = args.dataloader_load or args.dataloader_save, args.iteration
-        worker = self.loader.worker_config
-        files = _files(folder, iteration)
+        rank, files = self.loader.worker_config.rank, _files(folder, iteration)
         if not files:
             return False
-        known = worker.rank if worker.rank in files else min(files)
-        self._found = [_read(files[known])]
-        saved = _topology_that_saved(self._found[0])
-        if saved is not None:
-            is_same = saved == (worker.world_size, worker.num_workers)
-            needed = [worker.rank] if is_same else range(saved[0])
-            missing = [rank for rank in needed if rank not in files]
-            if missing:
-                raise StateFormatError(
-                    f"The data state of data-parallel rank {missing[0]} at iteration {iteration} "
-                    f"is missing in {_folder(folder, iteration)}. Copy it from where it was saved."
-                )
-            self._found = [_read(files[rank]) for rank in needed]
+        if rank not in files and not self.blend.is_planned:
+            raise StateFormatError(
+                f"The data state of data-parallel rank {rank} at iteration {iteration} is missing "
+                f"in {_folder(folder, iteration)}. Copy it from where it was saved."
+            )
+        self._found = read_megatron_lm_state(files.get(rank, files[min(files)]))
         return True
 
     def restore_found(self) -> tuple[int, str]:
-        """Continue from what :meth:`find_states` has read.
+        """Continue from what :meth:`find_state` has read.
 
         Returns: how many batches this rank has drawn; a digest of what all ranks share.
 
         Raises:
             StateMismatchError: it belongs to another configuration.
         """
-        if len(self._found) == 1:
-            self.restore_state(self._found[0])
-        else:
-            self.restore_states(self._found)
-        self.drawn = self._drawn_before()
-        shared = cursor_of(self._found[0]) if self.blend.is_shared else None
-        return self.next_batch_index, digest_of(shared)
-
-    def _drawn_before(self) -> Consumption:
-        """What the states say; where all ranks have the same ones, the first counts."""
-        drawn, shared = Consumption(), self.blend.is_shared
-        if self.loader.worker_config.rank > 0 and (shared or len(self._found) > 1):
-            return drawn
-        blends = [cursor_of(self._found[0])]
-        if not shared:
-            blends = [blend for state in self._found for blend in blends_in(state).values()]
-        for change in compare_sources(blends, names_of(self.blend)):
-            drawn.add(change.key, rows=change.documents, tokens=change.tokens)
-        return drawn
+        self.restore_state(self._found)
+        # Where all ranks have the same state, the first counts.
+        if self.loader.worker_config.rank == 0 or not self.blend.is_planned:
+            for change in self.changes:
+                self.drawn.add(change.key, rows=change.documents, tokens=change.tokens)
+        return self.next_batch_index, digest_of(self._found if self.blend.is_planned else None)
 
 
 def restore_together(loader: MegatronLMLoader | None, args: argparse.Namespace) -> None:
@@ -122,7 +95,7 @@ def restore_together(loader: MegatronLMLoader | None, args: argparse.Namespace) 
     Raises:
         StateFormatError, StateMismatchError: on all ranks, where one of them cannot continue.
     """
-    found = on_all_ranks(lambda: None if loader is None else loader.find_states(args))
+    found = on_all_ranks(lambda: None if loader is None else loader.find_state(args))
     loading = [each for each in found if each is not None]
     folder = args.dataloader_load or args.dataloader_save
     path = _folder(folder, args.iteration) if folder else "a folder of --dataloader-save"
@@ -155,15 +128,6 @@ def restore_together(loader: MegatronLMLoader | None, args: argparse.Namespace) 
         )
 
 
-def _topology_that_saved(state: Any) -> tuple[int, int] | None:
-    """Data-parallel ranks and workers of a rank that private plans belong to, else None."""
-    check_workers(state)
-    workers, fingerprint = workers_of(state), blends_in(state)[0]["fingerprint"]
-    if fingerprint.get("plan") == "shared":
-        return None
-    return fingerprint.get("global_workers", 0) // max(1, workers), workers
-
-
 def _files(folder: str | None, iteration: int) -> dict[int, Path]:
     """The data states of an iteration by data-parallel rank."""
     if not folder:
@@ -171,16 +135,6 @@ def _files(folder: str | None, iteration: int) -> dict[int, Path]:
     # Until megatron-core 0.18 the folder of a rank is named after its expert-parallel rank as well.
     found = sorted(_folder(folder, iteration).glob("*/train_dataloader_dprank*.pt"))
     return {int(path.stem.rpartition("dprank")[2]): path for path in reversed(found)}
-
-
-def _read(path: Path) -> Any:
-    saved = read_state_file(path, record=None)  # Megatron-LM keeps no checksums
-    if not isinstance(saved, dict) or "dataloader_state_dict" not in saved:
-        raise StateFormatError(
-            f"{path} holds no dataloader_state_dict, so Megatron-LM did not write it there; set "
-            "--dataloader-load to the folder that --dataloader-save was."
-        )
-    return saved["dataloader_state_dict"]
 
 
 def _folder(folder: str, iteration: int) -> Path:

@@ -6,11 +6,9 @@ Where the result of a step is rejected twice, such a loop saves the model before
 to run the step again in another process. The data has gone on by then.
 """
 
-import copy
 from typing import Any
 
 from megatron.core.rerun_state_machine import RerunMode, RerunState, get_rerun_state_machine
-from megatron.energon.savable_loader import SavableDataLoaderState
 
 from energon_ext.megatron.loader import MegatronEnergonLoader
 
@@ -19,19 +17,19 @@ class RerunLoader(MegatronEnergonLoader):
     """A loader whose state, saved within a step, stands before that step."""
 
     _step = -1
-    _before_step: SavableDataLoaderState | None = None
+    _before_step: Any = None
 
     def __next__(self) -> Any:
         machine = get_rerun_state_machine()
         validates = machine.get_mode() == RerunMode.VALIDATE_RESULTS
         if validates and machine.current_iteration != self._step:
-            self._step, self._before_step = machine.current_iteration, self.loader.stored_state()
+            self._step, self._before_step = machine.current_iteration, self.loader.mark()
         return super().__next__()
 
-    def save_state(self) -> SavableDataLoaderState | None:
-        """Return the state after the last step that was taken."""
-        if is_inside_step():
-            return copy.deepcopy(self.loader.exact_state(self._before_step))
+    def save_state(self) -> dict[str, Any]:
+        """The state after the last step that was taken."""
+        if is_inside_step() and self._before_step is not None:
+            return self.loader.state_dict(self._before_step)
         return super().save_state()
 
 

@@ -19,17 +19,19 @@ credit is next; with equal weights that is the source with the fewest tokens so 
 """
 
 import heapq
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
-
-from energon_ext.documents.permutation import stable_hash
 
 #: Fractions of rows are compared up to this.
 ROUNDING = 1e-9
 
-#: So many rows a plan that begins somewhere draws before its first.
-SETTLING_ROWS = 1 << 12
+
+class Credits(NamedTuple):
+    """What the state of an interleave is made of: float64 [members], and the tokens drawn."""
+
+    credits: np.ndarray
+    tokens: int
 
 
 class InterleaveSampler:
@@ -38,10 +40,8 @@ class InterleaveSampler:
     Args:
         names: of the members.
         row_tokens: tokens that a row is taken to have until it is known; 0 where rows differ.
-        phase: names the point of the order at which it begins, where many workers draw for
-            themselves and should not all draw the same member at once; None to begin at 0.
 
-    State: one number a member, and the tokens drawn.
+    State: one number per member, and the tokens drawn.
 
     Example:
         >>> sampler = InterleaveSampler(["a", "b"], row_tokens=10)
@@ -53,12 +53,11 @@ class InterleaveSampler:
         [0.0, 0.0]
     """
 
-    def __init__(self, names: Sequence[str], row_tokens: int = 0, phase: str | None = None):
+    def __init__(self, names: Sequence[str], row_tokens: int = 0):
         self.names = list(names)
         self.credits = np.zeros(len(names))
         self.tokens = 0
         self._row_tokens = row_tokens
-        self._phase = phase
         self._retained: dict[str, float] = {}
 
     def pick(self, rows: np.ndarray, shares: np.ndarray, attempt: int) -> np.ndarray:
@@ -66,9 +65,6 @@ class InterleaveSampler:
 
         Args, Returns: as of :meth:`~energon_ext.mixture.blend.BlendSampler.pick`.
         """
-        if self._phase is not None:
-            self.credits = max(self._row_tokens, 1) * _credits_somewhere(shares, self._phase)
-            self._phase = None
         if self._row_tokens:
             return _by_deadline(self.credits / self._row_tokens, shares, len(rows))
         credits, picked = np.where(shares > 0, self.credits, -np.inf), np.empty(len(rows), np.int64)
@@ -84,10 +80,14 @@ class InterleaveSampler:
         self.credits = self.credits + shares * total - tokens
         self.tokens += total
 
-    def save_state(self) -> dict[str, Any]:
-        """JSON values; members that are away are among them."""
-        credits = {**self._retained, **dict(zip(self.names, self.credits.tolist()))}
-        return {"credits": dict(sorted(credits.items())), "tokens": self.tokens}
+    def now(self) -> Credits:
+        """The state, which later draws do not change."""
+        return Credits(self.credits, self.tokens)
+
+    def to_json(self, now: Credits) -> dict[str, Any]:
+        """A state as JSON values; members that are away are among them."""
+        credits = {**self._retained, **dict(zip(self.names, now.credits.tolist()))}
+        return {"credits": dict(sorted(credits.items())), "tokens": now.tokens}
 
     def restore_state(
         self, state: Mapping[str, Any], renamed: Mapping[str, str], shares: np.ndarray | None
@@ -95,15 +95,13 @@ class InterleaveSampler:
         """Continue from a state.
 
         Args:
-            state: of :meth:`save_state`.
+            state: of :meth:`to_json`.
             renamed: names of now by names in the state, where they differ.
             shares: of now, where new members begin as if they had been there from the first token
                 and had never been drawn; None where they begin level with the others.
         """
         saved = {renamed.get(name, name): credit for name, credit in state["credits"].items()}
         self.tokens = state["tokens"]
-        if self.tokens:
-            self._phase = None
         self._retained = {name: saved[name] for name in saved if name not in self.names}
         is_known = np.array([name in saved for name in self.names])
         self.credits = np.array([float(saved.get(name, 0.0)) for name in self.names])
@@ -139,14 +137,3 @@ def _by_deadline(credits: np.ndarray, shares: np.ndarray, rows: int) -> np.ndarr
             begin += 1
         picked[row] = heapq.heappop(due)[1]
     return active[picked]
-
-
-def _credits_somewhere(shares: np.ndarray, key: str) -> np.ndarray:
-    """Credits in rows as they are after some large number of rows."""
-    due = shares * (stable_hash(key) % 2**40)
-    drawn = np.floor(due)
-    behind = np.argsort(drawn - due, kind="stable")
-    drawn[behind[: round(float((due - drawn).sum()))]] += 1
-    credits = due - drawn  # of any order that keeps to its shares; the rule has one of its own
-    picked = _by_deadline(credits, shares, SETTLING_ROWS)
-    return credits + shares * SETTLING_ROWS - np.bincount(picked, minlength=len(shares))

@@ -7,7 +7,7 @@ from typing import Any, Callable, Mapping, Sequence
 import numpy as np
 
 from energon_ext.mixture.blend import BlendSampler, InOrderSampler
-from energon_ext.mixture.interleave import InterleaveSampler
+from energon_ext.mixture.interleave import Credits, InterleaveSampler
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Tree
 from energon_ext.weights import Weights
 
@@ -25,7 +25,6 @@ class Mixture:
         keys: of the sources, sorted; draws are indices into them.
         seed: names the random numbers.
         row_tokens: positions of a row; 0 where rows differ.
-        phase: ``(worker, workers)`` where each of many workers draws for itself.
 
     State: the credits of interleaves, and those of nodes that are away.
 
@@ -47,18 +46,15 @@ class Mixture:
         *,
         seed: str,
         row_tokens: int = 0,
-        phase: tuple[int, int] = (0, 1),
     ):
         self.tree = tree
         self.keys = tuple(keys)
         self.ended = np.zeros(len(self.keys), bool)
-        worker, workers = phase
 
         def new_sampler(rule: str, name: str, members: list[str]) -> Sampler:
-            key = f"{seed}/{name}/worker {worker}"
             if rule == INTERLEAVE:
-                return InterleaveSampler(members, row_tokens, key if workers > 1 else None)
-            return BlendSampler(key) if rule == BLEND else InOrderSampler()
+                return InterleaveSampler(members, row_tokens)
+            return BlendSampler(f"{seed}/{name}") if rule == BLEND else InOrderSampler()
 
         numbers = {key: number for number, key in enumerate(self.keys)}
         self._root = _Branch(tree, "", numbers, new_sampler)
@@ -91,14 +87,22 @@ class Mixture:
         """Count the tokens that were read since the last call, int64 [sources]."""
         self._root.settle(tokens)
 
-    def save_state(self) -> dict[str, Any]:
-        """JSON values."""
-        return {**self._retained, **{b.name: b.save_state() for b in self._interleaves()}}
+    def credits(self) -> tuple[Credits, ...]:
+        """The state of every interleave, which later draws do not change."""
+        return tuple(sampler.now() for _, sampler in self._interleaves())
+
+    def credits_to_json(self, credits: Sequence[Credits]) -> dict[str, Any]:
+        """:meth:`credits` as JSON values, with those of nodes that are away."""
+        nodes = {
+            branch.name: {"identity": branch.identity, **sampler.to_json(now)}
+            for (branch, sampler), now in zip(self._interleaves(), credits)
+        }
+        return {**self._retained, **nodes}
 
     def restore_state(
         self, state: Mapping[str, Any], renamed: Mapping[str, str], position: int
     ) -> None:
-        """Continue from :meth:`save_state`, perhaps of another tree.
+        """Continue from :meth:`credits_to_json`, perhaps of another tree.
 
         Args:
             renamed: keys of now by keys in the state, of sources that moved.
@@ -108,21 +112,22 @@ class Mixture:
         names = dict(renamed)
         by_identity = {entry["identity"]: name for name, entry in state.items()}
         found: dict[str, str] = {}
-        claimed = {by_identity.get(branch.identity) for branch in self._interleaves()}
-        for branch in self._interleaves():
+        claimed = {by_identity.get(branch.identity) for branch, _ in self._interleaves()}
+        for branch, _ in self._interleaves():
             saved = by_identity.get(branch.identity)
             if saved is None and branch.name in state.keys() - claimed:
                 saved = branch.name
             if saved is not None and saved not in found.values():
                 found[branch.name] = saved
                 names[saved] = branch.name
-        for branch in self._interleaves():
+        for branch, sampler in self._interleaves():
             if branch.name in found:
-                branch.restore_state(state[found[branch.name]], names)
+                sampler.restore_state(state[found[branch.name]], names, branch.shares_of_new())
         self._retained = {n: state[n] for n in state if n not in set(found.values())}
 
-    def _interleaves(self) -> list["_Branch"]:
-        return [b for b in self._root.branches() if isinstance(b.sampler, InterleaveSampler)]
+    def _interleaves(self) -> list[tuple["_Branch", InterleaveSampler]]:
+        branches = self._root.branches()
+        return [(b, b.sampler) for b in branches if isinstance(b.sampler, InterleaveSampler)]
 
 
 class _Branch:
@@ -193,11 +198,6 @@ class _Branch:
         for index, child in self._children.items():
             child.add_shares(shares, above * float(self._shares[index]))
 
-    def save_state(self) -> dict[str, Any]:
-        assert isinstance(self.sampler, InterleaveSampler)
-        return {"identity": self.identity, **self.sampler.save_state()}
-
-    def restore_state(self, state: Mapping[str, Any], names: Mapping[str, str]) -> None:
-        assert isinstance(self.sampler, InterleaveSampler)
-        from_zero = self._new_source == NEW_SOURCES[1]
-        self.sampler.restore_state(state, names, self._shares if from_zero else None)
+    def shares_of_new(self) -> np.ndarray | None:
+        """The shares of now, where new members of an interleave begin at zero; else None."""
+        return self._shares if self._new_source == NEW_SOURCES[1] else None

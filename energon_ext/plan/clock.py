@@ -1,27 +1,24 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where a run stands on its schedule axis."""
+"""Where a run is on its schedule axis."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron.energon import WorkerConfig
-
-from energon_ext.errors import ConfigError
 from energon_ext.plan.deal import Topology
 from energon_ext.weights import ScheduleAxis
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Positions on an axis, for a plan of all ranks and for one of a worker alone.
+    """Positions on the schedule axis.
 
     Attributes:
         axis: what the breakpoints of the weights count.
         topology: rows of steps and batches.
         row_tokens: positions of a row; 0 where rows differ.
-        skip: steps ``[first, stop)`` of a shared plan that no optimizer step reads.
+        skip: steps ``[first, stop)`` of the plan that no optimizer step reads.
     """
 
     axis: ScheduleAxis
@@ -45,31 +42,3 @@ class Clock:
     def is_skipped(self, step: int) -> bool:
         """Whether a step of the plan is not read."""
         return any(first <= step < stop for first, stop in self.skip)
-
-    def at_own(self, rows: int) -> int:
-        """After so many rows of every worker, where each draws for itself."""
-        rows *= self.topology.workers * self.topology.ranks
-        return self.at(rows // self.topology.rows_per_step, rows)
-
-    def step_now(self) -> int:
-        """The step of the batch that the active worker of Energon is assembling."""
-        return current_batch_index() // self.topology.rounds
-
-    def now(self) -> int:
-        """At the batch that the active worker of Energon is assembling."""
-        return self.at(self.step_now(), current_batch_index() * self.topology.rows_per_round)
-
-
-def current_batch_index() -> int:
-    """The index of the batch that the active worker is assembling, per rank.
-
-    Raises:
-        ConfigError: no loader is iterating, so there is no such index.
-    """
-    active = WorkerConfig.active_worker_config
-    if active is None:
-        raise ConfigError(
-            "A scheduled blend was iterated without a loader, so it has no batch index; wrap the "
-            "dataset with energon_ext.ExactDataLoader(dataset)."
-        )
-    return int(active.active_worker_batch_index)

@@ -1,329 +1,277 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Many sources as one Energon dataset.
+"""A plan of many sources as one Energon dataset, whose samples are batches.
 
-Where the lengths of all documents are known, every worker plans all rows of a step and reads its
-own: the *shared* plan. A step then depends on the configuration alone, and the state is one cursor
-for the run. Where a source is streamed, each worker plans for itself, one row at a time, and its
-state belongs to it: a *private* plan. Both are one loop.
+:class:`~energon_ext.ExactDataLoader` draws the plan in one place and reads its rows anywhere.
+Energon's own loader can iterate the dataset as well: each of its workers then draws the whole plan
+and reads the batches of its turn.
 """
 
 from __future__ import annotations
 
-import copy
+import functools
+import logging
+from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from megatron.energon import WorkerConfig
-from megatron.energon.flavors.base_dataset import add_sample_restore_key
+from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.state import FlexState
-from megatron.energon.wrappers.base import BaseWrapperDataset
 
-from energon_ext.errors import ConfigError, StateMismatchError
+from energon_ext.batch.rows import Row
 from energon_ext.mixture.mixture import Mixture
-from energon_ext.mixture.tree import BLEND as BLEND_RULE
-from energon_ext.mixture.tree import Tree, blend_of
+from energon_ext.mixture.tree import Tree
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.cost import Cost
-from energon_ext.plan.cursor import Cursor
-from energon_ext.plan.deal import ALONE, Topology
-from energon_ext.plan.source import Source
+from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round, rounds_of
+from energon_ext.plan.row_source import RowSource
+from energon_ext.plan.source import Blend, Source
+from energon_ext.plan.state import cursor_of, restore_cursor
 from energon_ext.plan.step import Plan, Step
-from energon_ext.state.match import ENCODER, check_fingerprint
-from energon_ext.state.schema import BLEND, STATE_CLASS, STATE_VERSION, check_format, digest_of
-from energon_ext.weights import ScheduleAxis
+from energon_ext.state.match import SourceChange
+from energon_ext.state.schema import digest_of
+
+logger = logging.getLogger(__name__)
 
 
-class BlendedDataset(BaseWrapperDataset):
-    """Yields rows of several sources in the order that a mixture draws them.
+@dataclass(frozen=True, kw_only=True)
+class PassOptions:
+    """The length of a pass over a plan, and what follows the end of the plan.
 
-    Args:
-        sources: at least one; keys must be distinct. Their order means nothing.
-        tree: the mixture; one node over all sources by their weights where it is None.
-        topology: of a shared plan; one row a batch where it is None.
-        axis, row_tokens: as of :class:`~energon_ext.plan.clock.Clock`.
-        worker_config: Energon's.
-        fingerprint: JSON values that the state depends on; a state saved under others is refused.
-        padding: makes rows that complete the last step of a shared plan; else it stays incomplete.
-        cost: of rows; those of a step of a shared plan are then dealt so that ranks end together.
-        skip: steps ``[first, stop)`` of a shared plan that are drawn and not read.
-        restarts: whether another iteration after the end begins with the first row again.
-        repeats: whether the end is followed by the first row again at once.
-
-    State: of the :class:`~energon_ext.plan.cursor.Cursor`, and of whom it is.
+    Attributes:
+        batches: of a rank in one pass, 0 for all there are.
+        repeats: the end of the plan is followed by its first row at once.
+        restarts: every pass begins with the first row.
     """
 
-    rule = BLEND_RULE  # of the one node, where no tree is given
+    batches: int = 0
+    repeats: bool = False
+    restarts: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """How rows become batches, and what a saved state depends on.
+
+    Attributes:
+        assemble: makes a batch of rows.
+        padding: makes a row without a document; such rows complete the last step.
+        fingerprint: JSON values under which a state is saved; it is refused under others.
+        encoder: JSON values from which the encoder can be made again.
+        cost: of rows; those of a step are then dealt so that ranks end together.
+    """
+
+    assemble: Callable[[list[Row]], Any]
+    padding: Callable[[], Row]
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    encoder: Mapping[str, Any] = field(default_factory=dict)
+    cost: Cost | None = None
+
+
+class PlannedDataset(Blend, SavableDataset):
+    """Yields the batches of one rank.
+
+    Args:
+        sources: their rows are planned; see :class:`~energon_ext.plan.source.Blend`.
+        tree: the mixture, over their keys.
+        clock: with the topology, the schedule axis and the steps that are skipped.
+        worker_config: Energon's.
+        batches: how rows become batches.
+        passes: how long a pass is.
+
+    Attributes:
+        rows: of each source, in the order of the keys.
+        plan: draws steps; up to one step ahead of ``progress``.
+        progress: behind the last batch that was handed out.
+        retained: states of sources that are away, by key.
+
+    State: one cursor for the run, see :mod:`energon_ext.plan.state`.
+    """
+
+    is_planned = True
 
     def __init__(
         self,
         sources: Sequence[Source],
         *,
-        tree: Tree | None = None,
-        topology: Topology | None = None,
-        axis: ScheduleAxis | None = None,
-        row_tokens: int = 0,
+        tree: Tree,
+        clock: Clock,
         worker_config: WorkerConfig,
-        fingerprint: Mapping[str, Any] | None = None,
-        padding: Callable[[], Any] | None = None,
-        cost: Cost | None = None,
-        skip: Sequence[tuple[int, int]] = (),
-        restarts: bool = False,
-        repeats: bool = False,
-        **node_options: Any,
+        batches: BatchOptions,
+        passes: PassOptions | None = None,
     ):
-        ordered = sorted(sources, key=lambda source: source.key)
-        self.sources = {source.key: source for source in ordered}
-        if not ordered or len(self.sources) != len(ordered):
-            keys = [source.key for source in ordered]
-            raise ConfigError(f"A blend needs sources of distinct keys, got {keys}.")
-        self._streamed = [s.streamed for s in ordered if s.streamed is not None]
-        super().__init__([rows.dataset for rows in self._streamed], worker_config=worker_config)
-        weights = {source.key: source.weight for source in ordered}
-        self.tree = tree or blend_of(weights, self.rule, **node_options)
-        self.topology = topology or Topology.of(worker_config, None, None)
-        self.clock = Clock(axis or ScheduleAxis(), self.topology, row_tokens, tuple(skip))
-        self._padding, self._cost = padding, None if self._streamed else cost
-        self._restarts = restarts
-        self._repeats = repeats
-        self.fingerprint = {
-            **(fingerprint or {}),
-            "seed": worker_config.seed_offset,
-            "plan": "shared" if self.is_shared else "private",
-        }
-        if not self.is_shared:
-            self.fingerprint["global_workers"] = self.topology.workers * self.topology.ranks
+        SavableDataset.__init__(self, worker_config=worker_config)
+        Blend.__init__(self, sources, tree, clock)
+        self.batches, self.passes = batches, passes or PassOptions()
+        self.rows: list[RowSource] = [source.rows for source in self.sources.values()]
+        self.fingerprint = {**batches.fingerprint, "seed": worker_config.seed_offset}
         self.reset_state_own()
 
-    # What others may ask ------------------------------------------------------------------------
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether all workers follow one plan."""
-        return not self._streamed
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return tuple(self.sources)
-
-    @property
-    def epoch_limits(self) -> dict[str, int]:
-        """``max_epochs`` of all sources, where they end the whole run; else empty."""
-        limits = {key: source.max_epochs for key, source in self.sources.items()}
-        return {k: n for k, n in limits.items() if n is not None and None not in limits.values()}
-
-    @property
-    def documents(self) -> dict[str, int]:
-        """Documents in one epoch of each source, or part of it."""
-        return {k: n for s in self.sources.values() for k, n in s.part_documents.items()}
-
-    @property
-    def names(self) -> dict[str, str]:
-        """What people call the sources that have a name beside their key."""
-        return {key: each.shown_as for key, each in self.sources.items() if each.shown_as}
-
-    @property
-    def interleaves(self) -> dict[str, int]:
-        """How many interleaves keep the share of a source in the whole run, where no blend does."""
-        return self.tree.interleaves() if self.is_shared else {}
-
-    def position(self, step: int, row: int | None = None) -> int:
-        """Where an optimizer step stands on the schedule axis; ``row`` is its first, if known."""
-        return self.clock.at_step(step, row)
-
-    def planned_shares(self, position: int) -> dict[str, float]:
-        """The share that the weights give each source at a position, as if none had ended.
-
-        A source whose batches name its parts, as spliced documents are, is given as these.
-        """
-        shares = Mixture(self.tree, self.keys, seed="").shares(position).tolist()
-        return {
-            part: share * of_source
-            for source, share in zip(self.sources.values(), shares)
-            for part, of_source in source.part_shares.items()
-        }
-
-    # Iteration ----------------------------------------------------------------------------------
+    # The plan -----------------------------------------------------------------------------------
 
     def reset_state_own(self) -> None:
-        self._cursor: Cursor | None = None  # made in the worker, which knows its number
-        self._skip: int | None = None  # rounds until the next one of this worker
+        self.retained: dict[str, Any] = {}
+        self.progress = Progress.at(self._begin())
+        self._stream: Iterator[Round] | None = None
+
+    def _begin(self) -> Any:
+        """Make the plan anew; its state."""
+        for rows in self.rows:
+            rows.restart()
+        seed, row_tokens = str(self.worker_config.seed_offset), self.clock.row_tokens
+        mixture = Mixture(self.tree, self.keys, seed=seed, row_tokens=row_tokens)
+        self.plan = Plan(self.rows, mixture)
+        return self.plan.whole()
+
+    def planned_steps(self, state: Mapping[str, Any] | None = None) -> Iterator[Step]:
+        """Every step, drawn and not read, from a cursor on where one is given.
+
+        A step that the cursor stands in comes whole.
+        """
+        self.reset_state_own()
+        if state is not None:
+            self.restore_state(FlexState({**state, "done": 0, "inside": None}))
+        return self._steps()
+
+    def _steps(self) -> Iterator[Step]:
+        plan, clock, rows = self.plan, self.clock, self.topology.rows_per_step
+        while (step := plan.next(rows, clock.at(plan.step, plan.row))) is not None:
+            if self.batches.cost is not None:
+                step.balance(self.batches.cost, self.topology)
+            yield step
+
+    def drawn_steps(self) -> Iterator[DrawnStep]:
+        """The steps that come next, as this rank reads them."""
+        while True:
+            for step in self._steps():
+                yield self._drawn(step)
+            if not self.passes.repeats or not self.plan.row:
+                return
+            self._begin()
+
+    def _drawn(self, step: Step) -> DrawnStep:
+        number = self.plan.step - 1
+        is_read = not self.clock.is_skipped(number)
+        rounds = range(self.topology.rounds if is_read else 0)
+        own = map(self.topology.rows_of, rounds)
+        described = [[self._describe(step, row) for row in rows] for rows in own]
+        ended = tuple(self.plan.just_ended())
+        return DrawnStep(number, described, self.plan.advance(), ended)
+
+    @staticmethod
+    def _describe(step: Step, row: int) -> DescribedRow:
+        found = step.taken(row)
+        return None if found is None else (found[2], found[0].description(found[1]))
+
+    @functools.cached_property
+    def draw_options(self) -> dict[str, Any]:
+        """The configuration that the draw of a step depends on, as JSON values."""
+        cost = self.batches.cost
+        options = [[key, rows.options()] for key, rows in zip(self.keys, self.rows)]
+        return {
+            "axis": self.clock.axis.unit,
+            "cost": None if cost is None else getattr(cost, "__qualname__", repr(cost)),
+            "mixture": digest_of(self.tree.to_json()),
+            "sources": digest_of(options),
+        }
+
+    # Batches ------------------------------------------------------------------------------------
+
+    @property
+    def batches_read(self) -> int:
+        """Batches that each rank has handed out since the run began."""
+        return self.progress.read // self.topology.rows_per_round
+
+    def rounds(self, steps: Iterator[DrawnStep]) -> Iterator[Round]:
+        """The rounds that come next, of steps from the one on that is open."""
+        return rounds_of(steps, self.progress.done // self.topology.rows_per_round)
+
+    def hand_out(self, round_: Round) -> bool:
+        """Go on behind a round; whether the pass ends with it."""
+        self.progress.hand_out(round_, self.topology.rows_per_round)
+        if self.worker_config.rank == 0 and self.worker_config.rank_worker_id() == 0:
+            self._log(round_)
+        return bool(self.passes.batches) and self.batches_read % self.passes.batches == 0
+
+    def _log(self, round_: Round) -> None:
+        if round_.skipped:
+            first, last = round_.skipped[0].number, round_.skipped[-1].number
+            logger.info("Steps %d to %d are skipped, as the metadataset says.", first, last)
+        step = round_.completes
+        if step is None:
+            return
+        for key in step.ended:
+            limit = self.sources[key].max_epochs
+            logger.info("%s: read to its end (max_epochs: %s); step %d.", key, limit, step.number)
+
+    def read(self, rows: Sequence[DescribedRow]) -> Any:
+        """The batch of some rows."""
+        padding, sources = self.batches.padding, self.rows
+        read = [padding() if row is None else sources[row[0]].read(row[1]) for row in rows]
+        return self.batches.assemble(read)
+
+    def end_pass(self) -> None:
+        """Begin with the first row again, where every pass does."""
+        if self.passes.restarts:
+            self.reset_state_own()
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of a worker of Energon's own loader in one pass."""
+        worker, workers = self.worker_config.rank_worker_id(), self.topology.workers
+        if self._stream is None:
+            self._stream = self.rounds(self.drawn_steps())
+        for round_ in self._stream:
+            is_own = self.batches_read % workers == worker
+            is_last = self.hand_out(round_)
+            if is_own:
+                yield self.read(round_.rows)
+            if is_last:
+                break
+        else:
+            self._stream = None
+        self.end_pass()
+
+    # What Energon asks of a dataset -------------------------------------------------------------
 
     def len_worker(self, worker_idx: int | None = None) -> int:
-        if not self.is_shared:
-            return sum(dataset.len_worker(worker_idx) for dataset in self.datasets)
         documents = sum(source.documents for source in self.sources.values())
         return -(-documents // (self.topology.ranks * self.topology.workers))
 
     def worker_has_samples(self) -> bool:
-        return self.is_shared or super().worker_has_samples()
+        return True
 
-    def __iter__(self) -> Iterator[Any]:
-        topology = self.topology if self.is_shared else ALONE
-        for rows in self._streamed:
-            rows.open()
-        if self._skip is None:
-            self._skip = self._worker_number() % topology.workers  # 0 where it reads alone
-        for number in self._rounds():
-            if self._skip:
-                self._skip -= 1
-                continue
-            self._skip = topology.workers - 1
-            yield from self._read(topology.rows_of(number))
-        if self._restarts:
-            self.reset_state_own()
+    def can_restore_sample(self) -> bool:
+        return False
 
-    def _rounds(self) -> Iterator[int]:
-        """The number in its step of every round, until the run ends."""
-        yield from self._active().rounds()
-        while self._repeats and self._active().plan.row:
-            self._cursor = None  # a worker's turn goes on from one pass to the next
-            yield from self._active().rounds()
-
-    def state_after(self, state: FlexState, rounds: int) -> FlexState:
-        """The state of a shared plan some rounds later; nothing is read, and nothing begun."""
-        self.restore_state(state)
-        for _, _ in zip(range(rounds), self._rounds()):
-            pass
-        later = self.save_state()
-        self.reset_state_own()
-        return later
-
-    def planned_steps(self, state: FlexState | None = None) -> Iterator[Step]:
-        """Every step of a shared plan, from a state on where one is given; nothing is read."""
-        self.reset_state_own()
-        if state is not None:
-            self.restore_state(state)
-        return self._active().steps()
-
-    @property
-    def plan(self) -> Plan:
-        """What was drawn so far."""
-        return self._active().plan
-
-    def _read(self, numbers: range) -> Iterator[Any]:
-        step = self._active().step
-        assert step is not None
-        for row in map(step.row, numbers):
-            if row is None and self._padding is not None:
-                row = self._padding()
-            if row is not None:
-                yield row
-
-    def _active(self) -> Cursor:
-        if self._cursor is None:
-            self._cursor = Cursor(
-                plan=self._new_plan(),
-                clock=self.clock,
-                is_shared=self.is_shared,
-                cost=self._cost,
-                is_first=self._worker_number() == 0,
-            )
-        return self._cursor
-
-    def _new_plan(self) -> Plan:
-        phase = (0, 1)
-        if not self.is_shared:
-            phase = self._worker_number(), self.topology.workers * self.topology.ranks
-        for source in self.sources.values():
-            if not self.is_shared:
-                source.rows.read_part(*phase)
-            source.rows.restart()
-        mixture = Mixture(
-            self.tree,
-            self.keys,
-            seed=str(self.worker_config.seed_offset),
-            row_tokens=self.clock.row_tokens,
-            phase=phase,
-        )
-        return Plan(self.sources, mixture)
-
-    def _worker_number(self, worker: int | None = None) -> int:
-        """The number of a worker of this rank among those of all ranks."""
-        config = self.worker_config
-        own = config.rank_worker_id() if worker is None else worker
-        return config.rank * self.topology.workers + own
-
-    # State --------------------------------------------------------------------------------------
-
-    def save_state(self) -> FlexState:
-        cursor = self._active().save_state()
-        return FlexState(
-            __class__=STATE_CLASS,
-            version=STATE_VERSION,
-            fingerprint=dict(self.fingerprint),
-            worker=None if self.is_shared else self._worker_number(),
-            **cursor,
-            inside=self._inside() if cursor["done"] else None,
-            skip=self._skip,
-        )
-
-    def _inside(self) -> dict[str, Any]:
-        """What a state that is saved inside a step depends on, since the step is drawn again."""
-        name = getattr(self._cost, "__qualname__", repr(self._cost)) if self._cost else None
-        return {
-            "rows_per_step": self.topology.rows_per_step,
-            "batch_size": self.topology.batch_rows,
-            "ranks": self.topology.ranks,
-            "mixture": digest_of(self.tree.to_json()),
-            "cost": name,
-        }
-
-    def restore_state(self, state: FlexState) -> None:
-        """Continue from :meth:`save_state`; begins nothing with a state that is refused."""
-        self.check_state(state)
-        own = copy.deepcopy(dict(state))  # stock datasets keep references into it
-        self.reset_state_own()
-        try:
-            self._active().restore_state(own)
-        except BaseException:  # Ctrl-C too: half a state must not be gone on from
-            self.reset_state_own()
-            raise
-        self._skip = own["skip"]
-
-    def check_state(self, state: Mapping[str, Any], worker: int | None = None) -> None:
-        """Refuse a state that this dataset cannot continue.
-
-        Args:
-            worker: of this rank, which is to continue it; this one by default.
-
-        Raises:
-            StateFormatError: it is damaged, or of another version.
-            StateMismatchError: it belongs to another configuration; names all that differs.
-        """
-        check_format(state)
-        saved, now = (
-            {name: value for name, value in of.items() if name != ENCODER}
-            for of in (state["fingerprint"], self.fingerprint)
-        )
-        if not self.is_shared:
-            saved["worker"], now["worker"] = state["worker"], self._worker_number(worker)
-        check_fingerprint(saved, now)
-        if state["done"]:
-            check_fingerprint(
-                state["inside"] or {},
-                self._inside(),
-                advice="The state was saved inside a step; save at the end of one to continue "
-                "elsewhere.",
-            )
-
-    # Restoring single samples, for buffers above ------------------------------------------------
+    def assert_can_restore(self) -> None:
+        raise NotImplementedError("A batch of a plan has no restore key.")
 
     def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
-        _, key = restore_key[:2]
-        key = self._active().plan.moved.get(key, key)
-        if key not in self.sources or (streamed := self.sources[key].streamed) is None:
-            raise StateMismatchError(
-                {"buffered sample of source": (key, list(self.keys))},
-                "A source with samples in a shuffle or packing buffer cannot leave; keep it with "
-                "`weight: 0`.",
-            )
-        sample = streamed.dataset.restore_sample(restore_key[2:])
-        return add_sample_restore_key(sample, key, src=BLEND)
+        self.assert_can_restore()
 
     def config(self) -> dict[str, Any]:
         return {
             "type": type(self).__qualname__,
             "sources": list(self.sources),
-            "datasets": [dataset.config() for dataset in self.datasets],
             "worker_config": self.worker_config.config(),
         }
+
+    def save_state(self) -> FlexState:
+        """The cursor after the last batch."""
+        return FlexState(cursor_of(self, self.progress))
+
+    def restore_state(self, state: Any) -> None:
+        """Continue from :meth:`save_state`; begins nothing with a state that is refused.
+
+        Raises: as of :func:`~energon_ext.plan.state.restore_cursor`.
+        """
+        self.continue_from(state)
+
+    def continue_from(self, state: Any) -> list[SourceChange]:
+        """:meth:`restore_state`, with the change of every source."""
+        self.reset_state_own()
+        try:
+            return restore_cursor(self, state)
+        except BaseException:  # Ctrl-C too: half a state must not be continued
+            self.reset_state_own()
+            raise

@@ -19,9 +19,10 @@ import numpy as np
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND
-from energon_ext.plan.dataset import BlendedDataset
+from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.deal import Topology, balanced
-from energon_ext.plan.source import Source
+from energon_ext.plan.row_source import RowSource
+from energon_ext.plan.source import Blend, Source
 
 #: Parts of a run of which each has its own figures.
 WINDOWS = 240
@@ -91,7 +92,7 @@ class Forecast:
         }
 
 
-def planned(blend: BlendedDataset, steps: int, progress: Any = iter) -> Forecast:
+def planned(blend: PlannedDataset, steps: int, progress: Any = iter) -> Forecast:
     """By making the plan of some steps.
 
     Args:
@@ -134,9 +135,7 @@ def planned(blend: BlendedDataset, steps: int, progress: Any = iter) -> Forecast
     )
 
 
-def estimated(
-    blend: BlendedDataset, steps: int, tokens_per_document: float | None = None
-) -> Forecast:
+def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None) -> Forecast:
     """By summing up the shares of the weights.
 
     Rows of all sources are taken as equally full. A source of a blend is read more or less often
@@ -220,7 +219,7 @@ def imbalance(steps: Iterable[np.ndarray], topology: Topology) -> dict[str, tupl
     return {name: (ranks, rounds) for name, (ranks, rounds) in means.items()}
 
 
-def late_breakpoints(blend: BlendedDataset, steps: int) -> list[int]:
+def late_breakpoints(blend: Blend, steps: int) -> list[int]:
     """Breakpoints on the schedule axis that a run of some steps does not reach."""
     end = blend.position(steps)
     return sorted(point for point in blend.tree.breakpoints() if point >= end)
@@ -231,23 +230,22 @@ def _edges(steps: int, further: Iterable[int]) -> list[int]:
     return sorted({*even, *(step for step in further if 0 < step < steps)})
 
 
-def _breakpoint_steps(blend: BlendedDataset, steps: int) -> list[int]:
+def _breakpoint_steps(blend: Blend, steps: int) -> list[int]:
     """The first step at or behind each breakpoint."""
     points = blend.tree.breakpoints()
     return [bisect_left(range(steps), point, key=blend.position) for point in points]
 
 
-def _shares_at(blend: BlendedDataset, steps: Iterable[int]) -> np.ndarray:
+def _shares_at(blend: Blend, steps: Iterable[int]) -> np.ndarray:
     mixture = Mixture(blend.tree, blend.keys, seed="")
     return np.array([mixture.shares(blend.position(step)) for step in steps])
 
 
-def _row_contents(
-    blend: BlendedDataset, tokens_per_document: float | None
-) -> tuple[np.ndarray, np.ndarray]:
+def _row_contents(blend: Blend, tokens_per_document: float | None) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and documents of a row of each source, float64 [sources] both."""
     sources = list(blend.sources.values())
-    tried = [s for s in sources if s.streamed is None][:: -(-len(sources) // _TRIED_SOURCES)]
+    planned_ones = [source for source in sources if isinstance(source.rows, RowSource)]
+    tried = planned_ones[:: -(-len(sources) // _TRIED_SOURCES)]
     contents = {source.key: _tried(source) for source in tried}
     seq_len = blend.clock.row_tokens
     usual = float(seq_len)
@@ -255,7 +253,7 @@ def _row_contents(
         usual = float(np.mean([tokens for tokens, _ in contents.values()]))
     for source in sources:
         rows: Any = source.rows
-        if source.streamed is not None:
+        if not isinstance(rows, RowSource):
             if tokens_per_document is None or not tokens_per_document >= 1:
                 raise ConfigError(
                     f"{source.key}: is streamed, so its lengths are not known; give "

@@ -1,14 +1,21 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the rows of a source must be able to do, wherever they come from."""
+"""The rows of a planned source: taken by number in the plan, read anywhere.
+
+A source takes rows from a *window*, an immutable description of the rows it has at hand (for packed
+documents: which documents were packed together). The window and the number of rows taken from it
+are all the state there is.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, ClassVar, Mapping
 
 import numpy as np
 
+from energon_ext.batch.rows import Row
 from energon_ext.state.match import check_fingerprint
 
 
@@ -27,16 +34,24 @@ class Taken(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def row(self, number: int) -> Any:
-        """One of them, read."""
+    def description(self, number: int) -> Any:
+        """One of them as :meth:`RowSource.read` takes it; small, and picklable."""
 
+    @abstractmethod
     def contents(self, number: int) -> list[tuple[int, int, int]]:
         """Document, first token and the one behind the last, of everything in one of them."""
-        raise NotImplementedError("What a stream read is not known without reading it.")
 
+    @abstractmethod
     def pieces(self) -> tuple[np.ndarray, np.ndarray]:
         """Lengths that attend to themselves in all rows, row after row, and where each row ends."""
-        raise NotImplementedError("A private plan deals one row at a time.")
+
+
+@dataclass(frozen=True)
+class Window:
+    """The rows that a source has at hand. Subclasses say what they are made of."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {}
 
 
 class RowSource(ABC):
@@ -44,10 +59,16 @@ class RowSource(ABC):
 
     Args:
         key: of the source.
-        fingerprint: JSON values by which a change of what is read is noticed.
+        fingerprint: JSON values by which a change of the data is noticed.
+
+    Attributes:
+        window: the rows at hand.
+        next_row: rows of the window that were taken.
     """
 
-    kind: ClassVar[str]  # what a state calls these rows
+    kind: ClassVar[str]  # the name of these rows in a state
+    window: Window
+    next_row: int
 
     def __init__(self, key: str, fingerprint: Mapping[str, Any]):
         self.key = key
@@ -61,26 +82,31 @@ class RowSource(ABC):
     @property
     @abstractmethod
     def ended(self) -> bool:
-        """Whether no row is left, as far as is known."""
+        """Whether no row is left."""
 
     @abstractmethod
     def take(self, count: int) -> Taken:
         """Up to ``count`` further rows; fewer at the end."""
 
     @abstractmethod
+    def read(self, description: Any) -> Row:
+        """A row that :meth:`Taken.description` describes, with its tokens."""
+
+    @abstractmethod
     def restart(self) -> None:
         """Begin with the first row again."""
 
-    @abstractmethod
-    def read_part(self, worker: int, workers: int) -> None:
-        """Read every ``workers``-th document alone, where many workers read for themselves."""
+    def options(self) -> Any:
+        """JSON values, beside the fingerprint, that decide which rows come next."""
+        return None
 
-    @abstractmethod
-    def save_state(self) -> Mapping[str, Any]:
-        """Where it stands, and of which documents."""
+    def state_at(self, window: Window, next_row: int) -> dict[str, Any]:
+        """The state after some rows of a window, as JSON values."""
+        own = {"kind": self.kind, "documents": self.fingerprint, "next_row": next_row}
+        return {**own, **window.to_json()}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise StateMismatchError for what rows of another kind or of other documents saved."""
+        """Raise StateMismatchError for a state of rows of another kind or of other documents."""
         check_fingerprint(
             {"kind": state["kind"], **state["documents"]},
             {"kind": self.kind, **self.fingerprint},
@@ -89,4 +115,4 @@ class RowSource(ABC):
 
     @abstractmethod
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`save_state`, if :meth:`check_state` allows it."""
+        """Continue from :meth:`state_at`, if :meth:`check_state` allows it."""

@@ -1,14 +1,15 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The rows of one planned source: documents in an epoch order, packed by length alone.
+"""The rows of documents: read in an epoch order, packed by length alone.
 
-A pack plan takes some documents that come next, and the pieces that the plan before it carried
-over, and makes rows of them. So all that a state holds is what the present plan began with, and
-how many of its rows were handed out: it is made again on a resume, and no token is read for it.
+A pack plan takes the documents that come next, and the pieces that the plan before it carried over,
+and makes rows of them. A state holds what the present plan was made of and how many of its rows
+were taken. On a resume the plan is made again, and no token is read for it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, Mapping
 
 import numpy as np
@@ -16,13 +17,64 @@ import numpy as np
 from energon_ext.batch.rows import Row
 from energon_ext.documents.base import Documents
 from energon_ext.documents.order import EpochOrder
-from energon_ext.documents.permutation import stable_hash
 from energon_ext.errors import ConfigError, StateFormatError
 from energon_ext.packing import Packer, PackPlan, Pieces
-from energon_ext.plan.row_source import RowSource, Taken
+from energon_ext.plan.row_source import RowSource, Taken, Window
 
-#: A pack plan takes no more than so many rows of tokens, where documents are long.
+#: A pack plan takes at most this many rows of tokens, where documents are long.
 MOST_ROWS = 4096
+
+_NOTHING = np.zeros(0, np.int64)
+
+#: (places, starts, stops) of the pieces of a row, documents that end in it, and its tokens.
+Description = tuple[list[int], list[int], list[int], int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class PackWindow(Window):
+    """The documents of one pack plan.
+
+    Attributes:
+        epoch, position: of the order, at the first document that was taken.
+        documents, starts: of the pieces that were carried over, int64 [n].
+        rows_before: rows of all earlier plans.
+        taken: documents that were taken from the order; None before the first plan.
+        excluded: of these, the numbers of those that are not read, int64 [n].
+        is_last: whether the order ended with them.
+    """
+
+    epoch: int
+    position: int
+    documents: np.ndarray = field(default_factory=lambda: _NOTHING)
+    starts: np.ndarray = field(default_factory=lambda: _NOTHING)
+    rows_before: int = 0
+    taken: int | None = None
+    excluded: np.ndarray = field(default_factory=lambda: _NOTHING)
+    is_last: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "carried": {"documents": self.documents.tolist(), "starts": self.starts.tolist()},
+            "rows_before": self.rows_before,
+            "taken": self.taken,
+            "excluded": self.excluded.tolist(),
+            "last": self.is_last,
+        }
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> "PackWindow":
+        return cls(
+            epoch=state["epoch"],
+            position=state["position"],
+            documents=np.array(state["carried"]["documents"], np.int64),
+            starts=np.array(state["carried"]["starts"], np.int64),
+            rows_before=state["rows_before"],
+            taken=state["taken"],
+            excluded=np.array(state["excluded"], np.int64),
+            is_last=state["last"],
+        )
 
 
 class PlannedRows(RowSource):
@@ -35,17 +87,18 @@ class PlannedRows(RowSource):
         order: of the documents that are read.
         buffer_docs: documents of one pack plan.
         first: number of the document that is 0 in the order.
-        excluded: numbers of documents that no pack plan takes any more, sorted, int64 [n].
+        excluded: numbers of documents that no later pack plan takes, sorted, int64 [n].
 
     Raises:
-        ConfigError: all documents are empty or excluded, or there is no such document.
+        ConfigError: all documents are empty or excluded, or an excluded one does not exist.
 
-    State: epoch, position, the pieces that were carried over (at most 256, or those of one row,
-    two integers each), what was left out of the present plan, and the next row. ``buffer_docs`` and
-    ``excluded`` may be others on a resume: the plan that was begun is finished as it was.
+    State: that of :class:`PackWindow`, two integers for each piece that was carried over.
+    ``buffer_docs``, ``excluded`` and the epochs of ``order`` may change between two steps: the pack
+    plan at hand is finished as it was begun.
     """
 
     kind = "planned"
+    window: PackWindow
 
     def __init__(
         self,
@@ -64,8 +117,7 @@ class PlannedRows(RowSource):
         self._order = order
         self._first = first
         self._buffer_docs = buffer_docs
-        self._turn = stable_hash(order.key)  # who gets the odd document out
-        self.excluded = np.zeros(0, np.int64) if excluded is None else excluded
+        self.excluded = _NOTHING if excluded is None else excluded
         if self.excluded.max(initial=-1) >= len(documents):
             raise ConfigError(
                 f"{source}: document {self.excluded[-1]} is to be excluded, of {len(documents):,}."
@@ -87,13 +139,12 @@ class PlannedRows(RowSource):
         """Which of some documents are, bool [n]."""
         return np.isin(numbers, self.excluded)
 
+    def options(self) -> Any:
+        return [self._order.epochs, self._buffer_docs, self.excluded.tolist()]
+
     def restart(self) -> None:
         self._order.restart()
-        self._plan = PackPlan.none()
-        self._begin_with(Pieces.none(), rows_before=0)
-
-    def read_part(self, worker: int, workers: int) -> None:
-        self._order.part = (worker + self._turn) % workers, workers
+        self.window, self._plan, self.next_row = PackWindow(0, 0), PackPlan.none(), 0
 
     @property
     def is_finite(self) -> bool:
@@ -101,25 +152,22 @@ class PlannedRows(RowSource):
 
     @property
     def ended(self) -> bool:
-        return self._next_row == len(self._plan) and self._is_through
+        return self.next_row == len(self._plan) and self._is_through
 
     def take(self, count: int) -> "TakenRows":
-        taken = TakenRows(self.documents, self.key)
+        taken = TakenRows()
         while count and self._has_next():
-            number = min(count, len(self._plan) - self._next_row)
-            taken.add(self._plan, self._next_row, self._next_row + number)
-            self._next_row += number
+            number = min(count, len(self._plan) - self.next_row)
+            taken.add(self._plan, self.next_row, self.next_row + number)
+            self.next_row += number
             count -= number
         return taken
 
     def _has_next(self) -> bool:
-        while self._next_row == len(self._plan):
+        while self.next_row == len(self._plan):
             if self._is_through:
                 return False
-            done = self._plan
-            carried = done.carried[~self._is_excluded(done.carried.documents)]
-            self._begin_with(carried, self._rows_before + len(done))
-            self._pack(self._next_documents(), last=None)
+            self._pack_next()
         return True
 
     @property
@@ -127,63 +175,61 @@ class PlannedRows(RowSource):
         """Whether no plan follows the present one."""
         return not len(self._plan.carried) and self._order.ended
 
-    def _begin_with(self, carried: Pieces, rows_before: int) -> None:
-        self._carried = carried
-        self._rows_before = rows_before
-        self._next_row = 0
-        self._taken: int | None = None  # documents of the plan, once there is one
-        self._left_out = np.zeros(0, np.int64)  # of these, by number
-        self._last = False
-        self._at = self._order.epoch, self._order.position
-
-    def _next_documents(self) -> Pieces:
-        """Documents that fill the buffer: not too many, and not too long together."""
-        wanted = max(1, self._buffer_docs - len(set(self._carried.documents.tolist())))
+    def _pack_next(self) -> None:
+        """Make the plan that follows the present one."""
+        carried = self._plan.carried
+        carried = carried[~self._is_excluded(carried.documents)]
+        rows_before = self.window.rows_before + len(self._plan)
+        wanted = max(1, self._buffer_docs - len(set(carried.documents.tolist())))
         numbers = self._order.peek(wanted) + self._first
-        self._at = self._order.epoch, self._order.position
+        epoch, position = self._order.epoch, self._order.position
         places, lengths = self.documents.locate(numbers)
         most = MOST_ROWS * self._packer.seq_len
         fitting = int(np.searchsorted(np.cumsum(lengths), most, "right"))
         count = min(len(numbers), max(1, fitting))
         self._order.position += count
-        self._taken = count
         is_excluded = self._is_excluded(numbers[:count])
-        self._left_out = numbers[:count][is_excluded]
-        taken = np.flatnonzero(~is_excluded)
-        return Pieces.whole(numbers[taken], places[taken], lengths[taken])
+        kept = np.flatnonzero(~is_excluded)
+        self.window = PackWindow(
+            epoch=epoch,
+            position=position,
+            documents=carried.documents,
+            starts=carried.starts,
+            rows_before=rows_before,
+            taken=count,
+            excluded=numbers[:count][is_excluded],
+            is_last=self._order.ended,
+        )
+        self._pack(carried, Pieces.whole(numbers[kept], places[kept], lengths[kept]))
 
-    def _pack(self, documents: Pieces, last: bool | None) -> None:
-        """Make rows; ``last`` says again what was so when a state was saved."""
-        self._last = self._order.ended if last is None else last
+    def _pack(self, carried: Pieces, documents: Pieces) -> None:
+        window = self.window
         self._plan = self._packer.plan(
-            self._carried, documents, rows_before=self._rows_before, last=self._last
+            carried, documents, rows_before=window.rows_before, last=window.is_last
+        )
+        self.next_row = 0
+
+    def read(self, description: Description) -> Row:
+        places, starts, stops, documents, tokens = description
+        read, weigh = self.documents.tokens, self.documents.label_weights
+        pieces = list(zip(places, starts, stops))
+        weights = [weigh(*piece) for piece in pieces]
+        return Row(
+            [read(*piece) for piece in pieces],
+            self.key,
+            documents,
+            label_weights=None if all(each is None for each in weights) else weights,
+            num_tokens=tokens,
         )
 
     # State --------------------------------------------------------------------------------------
-
-    def save_state(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "documents": self.fingerprint,
-            "epoch": self._at[0],
-            "position": self._at[1],
-            "carried": {
-                "documents": self._carried.documents.tolist(),
-                "starts": self._carried.starts.tolist(),
-            },
-            "rows_before": self._rows_before,
-            "taken": self._taken,
-            "left_out": self._left_out.tolist(),
-            "next_row": self._next_row,
-            "last": self._last,
-        }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse what these documents cannot continue.
 
         Raises:
             StateMismatchError: the state of other documents.
-            StateFormatError: the state says what no source of these documents can have said.
+            StateFormatError: the state has pieces that these documents do not have.
         """
         super().check_state(state)
         numbers, starts = state["carried"]["documents"], state["carried"]["starts"]
@@ -197,33 +243,27 @@ class PlannedRows(RowSource):
     def restore_state(self, state: Mapping[str, Any]) -> None:
         self.check_state(state)
         self.restart()
-        self._order.epoch, self._order.position = state["epoch"], state["position"]
-        numbers = np.array(state["carried"]["documents"], np.int64)
-        starts = np.array(state["carried"]["starts"], np.int64)
-        places, lengths = self.documents.locate(numbers)
-        carried = self._packer.resumed(Pieces(numbers, places, starts, lengths, lengths))
-        self._begin_with(carried, state["rows_before"])
-        if state["taken"] is None:
-            return
-        taken = self._order.take(state["taken"]) + self._first
-        self._taken = len(taken)
-        self._left_out = np.array(state["left_out"], np.int64)  # then, whatever is excluded now
-        taken = taken[~np.isin(taken, self._left_out)]
-        self._pack(Pieces.whole(taken, *self.documents.locate(taken)), state["last"])
-        if self._taken != state["taken"] or state["next_row"] > len(self._plan):
-            raise StateFormatError(
-                f"{self.key}: {state['taken']} documents and row {state['next_row']} of a plan "
-                f"were saved; {self._taken} documents make {len(self._plan)} rows now."
-            )
-        self._next_row = state["next_row"]
+        window = self.window = PackWindow.from_json(state)
+        self._order.epoch, self._order.position = window.epoch, window.position
+        if window.taken is not None:
+            places, lengths = self.documents.locate(window.documents)
+            carried = Pieces(window.documents, places, window.starts, lengths, lengths)
+            taken = self._order.take(window.taken) + self._first
+            kept = taken[~np.isin(taken, window.excluded)]  # as then, whatever is excluded now
+            new = Pieces.whole(kept, *self.documents.locate(kept))
+            self._pack(self._packer.resumed(carried), new)
+            if len(taken) != window.taken or state["next_row"] > len(self._plan):
+                raise StateFormatError(
+                    f"{self.key}: {window.taken} documents and row {state['next_row']} of a plan "
+                    f"were saved; {len(taken)} documents make {len(self._plan)} rows now."
+                )
+        self.next_row = state["next_row"]
 
 
 class TakenRows(Taken):
-    """Some rows of a source, not yet read."""
+    """Some packed rows, not yet read."""
 
-    def __init__(self, documents: Documents, source: str):
-        self._documents = documents
-        self._source = source
+    def __init__(self) -> None:
         self._parts: list[tuple[int, PackPlan, int]] = []  # first row here, plan, first row there
         self.num_tokens = self.num_documents = 0
         self._count = 0
@@ -256,21 +296,15 @@ class TakenRows(Taken):
         plan, number = self._planned(number)
         return plan.pieces[plan.extent(number)].ranges()
 
-    def row(self, number: int) -> Row:
+    def description(self, number: int) -> Description:
         plan, number = self._planned(number)
         pieces, own = plan.pieces, plan.extent(number)
-        places, starts, stops = (
-            array[own].tolist() for array in (pieces.places, pieces.starts, pieces.stops)
-        )
-        read, weigh = self._documents.tokens, self._documents.label_weights
-        slices = [read(place, a, b) for place, a, b in zip(places, starts, stops)]
-        weights = [weigh(place, a, b) for place, a, b in zip(places, starts, stops)]
-        return Row(
-            slices,
-            self._source,
+        return (
+            pieces.places[own].tolist(),
+            pieces.starts[own].tolist(),
+            pieces.stops[own].tolist(),
             int(plan.documents[number]),
-            label_weights=None if all(each is None for each in weights) else weights,
-            num_tokens=int(plan.tokens[number]),
+            int(plan.tokens[number]),
         )
 
     def _planned(self, number: int) -> tuple[PackPlan, int]:

@@ -1,16 +1,17 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One source of a blend."""
+"""One source of a blend, and what a blend of several is asked for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Mapping
+from typing import Any, Sequence
 
-from megatron.energon.flavors.base_dataset import SavableDataset
-
-from energon_ext.plan.row_source import RowSource
-from energon_ext.plan.streamed import StreamedSamples
+from energon_ext.errors import ConfigError
+from energon_ext.mixture.mixture import Mixture
+from energon_ext.mixture.tree import Tree
+from energon_ext.plan.clock import Clock
+from energon_ext.plan.deal import Topology
 from energon_ext.state.match import SourceNames
 from energon_ext.weights import ConstantWeight, WeightSpec
 
@@ -21,39 +22,107 @@ class Source:
 
     Attributes:
         key: its identity, see :class:`energon_ext.config.source_key.SourceKey`.
-        rows: what it yields: planned rows, or any Energon dataset, whose samples are streamed.
+        rows: its rows: a :class:`~energon_ext.plan.row_source.RowSource` where they are planned,
+            an Energon dataset where its samples are streamed.
         weight: where the blend is given no tree.
         documents: number of documents in one epoch.
         max_epochs: epochs after which ``rows`` end, None where they do not.
         names: by which its state is found where the key has changed.
-        shown_as: its name for people, where it is not the key.
-        fingerprint: of what a streamed one reads; planned rows bring their own.
+        shown_as: its name for people, where that is not the key.
+        fingerprint: JSON values by which a change of the data is noticed; planned rows bring their
+            own.
     """
 
     key: str
-    rows: RowSource | SavableDataset
+    rows: Any
     weight: WeightSpec = field(default_factory=lambda: ConstantWeight(1.0))
     documents: int = 0
     max_epochs: int | None = None
     names: SourceNames = SourceNames()
-    fingerprint: Mapping[str, Any] = field(default_factory=dict)
     shown_as: str | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.rows, SavableDataset):
-            self.rows = StreamedSamples(self.rows, self.max_epochs, self.key, self.fingerprint)
-
-    @property
-    def streamed(self) -> StreamedSamples | None:
-        """``rows``, where they are known only by reading them; None where they are planned."""
-        return self.rows if isinstance(self.rows, StreamedSamples) else None
+    fingerprint: dict[str, Any] = field(default_factory=dict)
 
     @property
     def part_documents(self) -> dict[str, int]:
-        """Documents in one epoch, by what batches call them."""
+        """Documents in one epoch, by their names in batches."""
         return getattr(self.rows, "part_documents", {self.key: self.documents})
 
     @property
     def part_shares(self) -> dict[str, float]:
-        """Shares of the tokens of this source, by what batches call its parts."""
+        """Shares of the tokens of this source, by the names of its parts in batches."""
         return getattr(self.rows, "part_shares", {self.key: 1.0})
+
+
+class Blend:
+    """Several sources, and the shares that a tree of weights gives them.
+
+    Args:
+        sources: at least one, with distinct keys, in any order.
+        tree: over their keys.
+        clock: positions of the run on its schedule axis.
+
+    Attributes:
+        sources: by key, sorted.
+        keys: of the sources.
+
+    Raises:
+        ConfigError: no source, or two of one key.
+    """
+
+    is_planned: bool
+
+    def __init__(self, sources: Sequence[Source], tree: Tree, clock: Clock):
+        ordered = sorted(sources, key=lambda source: source.key)
+        self.sources = {source.key: source for source in ordered}
+        if not ordered or len(self.sources) != len(ordered):
+            keys = [source.key for source in ordered]
+            raise ConfigError(f"A blend needs sources of distinct keys, got {keys}.")
+        self.keys = tuple(self.sources)
+        self.tree, self.clock = tree, clock
+
+    @property
+    def topology(self) -> Topology:
+        """Ranks, workers and rows of a step."""
+        return self.clock.topology
+
+    @property
+    def epoch_limits(self) -> dict[str, int]:
+        """``max_epochs`` of all sources, where they end the whole run; else empty."""
+        limits = {key: source.max_epochs for key, source in self.sources.items()}
+        return {k: n for k, n in limits.items() if n is not None and None not in limits.values()}
+
+    @property
+    def documents(self) -> dict[str, int]:
+        """Documents in one epoch of each source, or part of it."""
+        return {k: n for s in self.sources.values() for k, n in s.part_documents.items()}
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Display names of the sources that have one."""
+        return {key: each.shown_as for key, each in self.sources.items() if each.shown_as}
+
+    @property
+    def source_names(self) -> dict[str, SourceNames]:
+        """The names by which the state of each source is found."""
+        return {key: source.names for key, source in self.sources.items()}
+
+    @property
+    def interleaves(self) -> dict[str, int]:
+        """How many interleaves keep the share of a source in the whole run, where no blend does."""
+        return self.tree.interleaves()
+
+    def position(self, step: int, row: int | None = None) -> int:
+        """Where an optimizer step is on the schedule axis; ``row`` is its first, if known."""
+        return self.clock.at_step(step, row)
+
+    def planned_shares(self, position: int) -> dict[str, float]:
+        """The share that the weights give each source at a position, as if none had ended.
+
+        A source whose batches name its parts, as spliced documents are, is given as these.
+        """
+        shares = Mixture(self.tree, self.keys, seed="").shares(position).tolist()
+        return {
+            part: share * of_source
+            for source, share in zip(self.sources.values(), shares)
+            for part, of_source in source.part_shares.items()
+        }

@@ -2,36 +2,35 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The rows of a step: the mixture says whose, the sources say which.
 
-A plan touches lengths only. What it makes of n rows depends on the configuration and on n, and not
-on who asks, so every rank and worker has the same.
+A plan touches lengths only. Its n-th row depends on the configuration and on n, and not on the rank
+or worker that asks, so all of them have the same.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Mapping
+from dataclasses import dataclass
+from typing import Any, Mapping, Sequence
 
 import numpy as np
-from megatron.energon.state import FlexState
 
 from energon_ext.errors import ConfigError
+from energon_ext.mixture.interleave import Credits
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.plan.cost import Cost
 from energon_ext.plan.deal import Topology, balanced
-from energon_ext.plan.row_source import Taken
-from energon_ext.plan.source import Source
-from energon_ext.state.match import match_sources
+from energon_ext.plan.row_source import RowSource, Taken, Window
 
 
 class Step:
     """Rows that were drawn together."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[np.ndarray, Taken, str]] = []
+        self._parts: list[tuple[np.ndarray, Taken, int]] = []
         self._order: np.ndarray | None = None
 
-    def put(self, where: np.ndarray, taken: Taken, source: str) -> None:
-        """Place rows of a source, int64 [rows taken]."""
+    def put(self, where: np.ndarray, taken: Taken, source: int) -> None:
+        """Place rows of a source, int64 [rows taken]; ``source`` is its number."""
         self._parts.append((where, taken, source))
 
     def balance(self, cost: Cost, topology: Topology) -> None:
@@ -46,17 +45,15 @@ class Step:
             costs[where] = np.diff(np.cumsum(cost(lengths))[ends - 1], prepend=0.0)
         return costs
 
-    def row(self, number: int) -> Any:
-        """A row, read; None where there was none left."""
-        found = self.taken(number)
-        return None if found is None else found[0].row(found[1])
+    def taken(self, number: int) -> tuple[Taken, int, int] | None:
+        """The rows that one was taken with, its place among them, and the number of their source.
 
-    def taken(self, number: int) -> tuple[Taken, int, str] | None:
-        """The rows that one was taken with, its place among them, and the key of their source."""
+        None where no row was left.
+        """
         return self._places.get(number if self._order is None else int(self._order[number]))
 
     @functools.cached_property
-    def _places(self) -> dict[int, tuple[Taken, int, str]]:
+    def _places(self) -> dict[int, tuple[Taken, int, int]]:
         """Which of the rows taken of a source each row is."""
         return {
             place: (taken, own, source)
@@ -65,34 +62,61 @@ class Step:
         }
 
 
+@dataclass(frozen=True, eq=False)
+class Advance:
+    """The state of a plan after a step, but for the windows that the step did not change.
+
+    Attributes:
+        step, row: steps and rows drawn so far.
+        next_rows: of the window of each source, int64 [sources].
+        documents, tokens: drawn of each source so far, int64 [sources].
+        credits: of every interleave.
+        windows: those that are new, by the number of their source.
+    """
+
+    step: int
+    row: int
+    next_rows: np.ndarray
+    documents: np.ndarray
+    tokens: np.ndarray
+    credits: tuple[Credits, ...]
+    windows: Mapping[int, Window]
+
+
 class Plan:
     """Draws rows of many sources.
 
     Args:
-        sources: by key, sorted.
-        mixture: over the same keys.
+        sources: in the order of their keys.
+        mixture: over the same sources.
 
     Attributes:
-        sources, mixture: as given.
         step, row: steps and rows drawn so far.
         documents, tokens: drawn of each source so far, int64 [sources]; documents that ended.
-        moved: key in the restored state -> key of now, of sources that moved.
-
-    State: per source its own state and what was drawn from it, the credits of interleaves, and what
-    is retained of sources that are away; grows with the buffers of the sources, not with what was
-    consumed.
     """
 
-    def __init__(self, sources: Mapping[str, Source], mixture: Mixture):
-        self.mixture = mixture
-        self.sources = dict(sources)
-        self._rows = [source.rows for source in sources.values()]
-        self._finite = [(number, rows) for number, rows in enumerate(self._rows) if rows.is_finite]
-        self._retained: dict[str, Any] = {}
-        self.moved: dict[str, str] = {}
+    def __init__(self, sources: Sequence[RowSource], mixture: Mixture):
+        self.sources, self.mixture = list(sources), mixture
+        self._finite = [(number, rows) for number, rows in enumerate(sources) if rows.is_finite]
+        self._windows: list[Window | None] = [None] * len(self.sources)  # as they were noticed
+        self._changed: dict[int, Window] = {}
+        self._next_rows = np.zeros(len(self.sources), np.int64)
+        self._known_ended = np.zeros(len(self.sources), bool)
         self.step = self.row = 0
-        self.documents = np.zeros(len(sources), np.int64)
-        self.tokens = np.zeros(len(sources), np.int64)
+        self.documents = np.zeros(len(self.sources), np.int64)
+        self.tokens = np.zeros(len(self.sources), np.int64)
+
+    def note_ended(self) -> None:
+        """Let the mixture leave out the sources that have no row left."""
+        for number, rows in self._finite:
+            self.mixture.ended[number] = rows.ended
+
+    def just_ended(self) -> list[str]:
+        """Keys of the sources that ended since the last call."""
+        self.note_ended()
+        new = self.mixture.ended & ~self._known_ended
+        self._known_ended = self.mixture.ended.copy()
+        return [self.mixture.keys[number] for number in np.flatnonzero(new).tolist()]
 
     def next(self, count: int, position: int) -> Step | None:
         """Draw a step of ``count`` rows; None where no source has a row left.
@@ -105,8 +129,7 @@ class Plan:
         """
         step = Step()
         missing = np.arange(count)
-        for number, rows in self._finite:
-            self.mixture.ended[number] = rows.ended
+        self.note_ended()
         attempt = 0
         while len(missing) and self.mixture.open(position):
             missing = self._draw(step, missing, attempt)
@@ -116,7 +139,7 @@ class Plan:
             raise ConfigError(
                 f"Every weight is 0 at position {position} of the schedules "
                 f"among the sources that have rows left: {', '.join(left)}. Give one of them a "
-                f"weight > 0 there, raise a max_epochs, or use fewer workers."
+                f"weight > 0 there, or raise a max_epochs."
             )
         if len(missing) == count:
             return None
@@ -134,10 +157,11 @@ class Plan:
         bounds = [*begins.tolist(), len(drawn)]
         for number, begin, end in zip(numbers.tolist(), bounds, bounds[1:]):
             own = by_source[begin:end]
-            taken = self._rows[number].take(len(own))
+            taken = self.sources[number].take(len(own))
+            self._note(number)
             found = len(taken)
             if found:
-                step.put(missing[own[:found]], taken, self.mixture.keys[number])
+                step.put(missing[own[:found]], taken, number)
                 tokens[number] = taken.num_tokens
                 self.documents[number] += taken.num_documents
             if found < len(own):
@@ -147,42 +171,54 @@ class Plan:
         self.tokens += tokens
         return missing[np.sort(np.concatenate(left_over))] if left_over else missing[:0]
 
-    def save_state(self) -> FlexState:
-        counts = zip(self.documents.tolist(), self.tokens.tolist())
-        sources = {
-            key: FlexState(
-                rows=source.rows.save_state(),
-                documents=documents,
-                tokens=tokens,
-                names=list(source.names),
-            )
-            for (key, source), (documents, tokens) in zip(self.sources.items(), counts)
-        }
-        return FlexState(
+    def advance(self) -> Advance:
+        """The state now, with the windows that changed since the last call."""
+        changed, self._changed = self._changed, {}
+        return Advance(
             step=self.step,
             row=self.row,
-            mixture=self.mixture.save_state(),
-            sources=FlexState({**self._retained, **sources}),
+            next_rows=self._next_rows.copy(),
+            documents=self.documents.copy(),
+            tokens=self.tokens.copy(),
+            credits=self.mixture.credits(),
+            windows=changed,
         )
 
-    def restore_state(self, state: Mapping[str, Any], position: int) -> None:
-        """Continue from :meth:`save_state`, perhaps of other sources.
+    def whole(self) -> Advance:
+        """The state now, with all windows."""
+        self._windows = [None] * len(self.sources)
+        for number in range(len(self.sources)):
+            self._note(number)
+        return self.advance()
+
+    def _note(self, number: int) -> None:
+        """Notice what has become of a source."""
+        rows = self.sources[number]
+        self._next_rows[number] = rows.next_row
+        if rows.window is not self._windows[number]:
+            self._windows[number] = self._changed[number] = rows.window
+
+    def to_json(self, now: Advance, names: Sequence[Sequence[str]]) -> dict[str, Any]:
+        """A whole advance as JSON values, by the keys of sources and the names of interleaves.
 
         Args:
-            position: on the schedule axis, where the run stands.
+            names: by which each source is found when its key has changed.
         """
-        states = dict(state["sources"])
-        matched = match_sources(states, {key: s.names for key, s in self.sources.items()})
-        self.moved = {old: key for key, old in matched.items() if old != key}
-        self.step, self.row = state["step"], state["row"]
-        for number, (key, source) in enumerate(self.sources.items()):
-            if key in matched:
-                own = states.pop(matched[key])
-                source.rows.restore_state(own["rows"])
-                self.documents[number], self.tokens[number] = own["documents"], own["tokens"]
-            elif source.streamed is not None:
-                source.streamed.dataset.reset_state_deep()
-        self._retained = states
-        for number, rows in self._finite:
-            self.mixture.ended[number] = rows.ended
-        self.mixture.restore_state(state["mixture"], self.moved, position)
+        drawn = zip(now.next_rows.tolist(), now.documents.tolist(), now.tokens.tolist())
+        sources = {
+            key: {
+                "rows": rows.state_at(now.windows[number], next_row),
+                "documents": documents,
+                "tokens": tokens,
+                "names": list(names[number]),
+            }
+            for number, (key, rows, (next_row, documents, tokens)) in enumerate(
+                zip(self.mixture.keys, self.sources, drawn)
+            )
+        }
+        return {
+            "step": now.step,
+            "row": now.row,
+            "mixture": self.mixture.credits_to_json(now.credits),
+            "sources": sources,
+        }

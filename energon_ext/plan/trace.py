@@ -3,7 +3,7 @@
 """What the rows of a step hold, and who reads them; no token is read for it."""
 
 from dataclasses import dataclass
-from typing import Any, Iterator
+from typing import Any, Iterator, Sequence
 
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.step import Step
@@ -31,11 +31,14 @@ class TracedRow:
         return dict(vars(self))
 
 
-def rows_of(step: Step, topology: Topology) -> Iterator[TracedRow]:
-    """The rows of a step in the order of their numbers."""
+def rows_of(step: Step, topology: Topology, keys: Sequence[str]) -> Iterator[TracedRow]:
+    """The rows of a step in the order of their numbers; ``keys`` are those of the sources."""
     for number in range(topology.rows_per_step):
         round_, place = divmod(number, topology.rows_per_round)
         rank = place // topology.batch_rows
-        taken, own, source = step.taken(number) or (None, 0, None)
-        contents = [] if taken is None else taken.contents(own)
-        yield TracedRow(number, rank, round_, source, contents)
+        found = step.taken(number)
+        if found is None:
+            yield TracedRow(number, rank, round_, None, [])
+        else:
+            taken, own, source = found
+            yield TracedRow(number, rank, round_, keys[source], taken.contents(own))

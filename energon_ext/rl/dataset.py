@@ -2,13 +2,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Prompts, a sampler and rewards as a stream of packed batches."""
 
-import copy
 import logging
 import math
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator
-
-from megatron.energon import SavableDataLoader
 
 from energon_ext.arguments import check_integers, check_number
 from energon_ext.batch.collate import BatchAssembler
@@ -32,6 +29,7 @@ from energon_ext.rl.rollout_metrics import RolloutMetrics
 from energon_ext.rl.sampler import BatchSampler, Sampler, ScoredGroup, Unanswered
 from energon_ext.state.exhaustion import end_together
 from energon_ext.state.match import check_fingerprint
+from energon_ext.state.plain import from_plain, to_plain
 from energon_ext.state.schema import check_seal, sealed
 
 _logger = logging.getLogger(__name__)
@@ -61,7 +59,8 @@ class RLDataset:
     ``max_staleness``. A group that is unanswered or too long for a batch is logged and left out.
 
     Args:
-        prompts: a savable loader over a dataset of :class:`~energon_ext.PromptTaskEncoder`.
+        prompts: a loader of :func:`~energon_ext.loader.streamed.open_loader` over a dataset of
+            :class:`~energon_ext.PromptTaskEncoder`; any with ``state_dict`` will do.
         sampler: a :class:`~energon_ext.rl.BatchSampler`, or a :class:`~energon_ext.rl.Sampler`,
             which is asked prompt by prompt.
         seq_len: T, positions of a row.
@@ -94,7 +93,7 @@ class RLDataset:
     that resumes may have other ``seq_len``, ``rows``, ``pad_id``, ``max_attempts`` and prompts.
     """
 
-    prompts: SavableDataLoader = field(kw_only=False)
+    prompts: Any = field(kw_only=False)
     sampler: BatchSampler | Sampler = field(kw_only=False)
     seq_len: int
     rows: int
@@ -175,7 +174,7 @@ class RLDataset:
                 self._epoch_limits,
                 self.counts["batches"],
                 self.prompts.worker_config,
-                is_shared=False,
+                is_planned=False,
             )
         taken = self._groups[: self.groups_per_batch]
         while (arrangement := self._arrange(taken)) is None:
@@ -186,17 +185,16 @@ class RLDataset:
         return batch
 
     def save_state(self) -> dict[str, Any]:
-        """The state after the last batch, which a ``CheckpointStore`` takes as it is."""
+        """The state of this rank after the last batch, as JSON values."""
         return sealed(
             {
                 "version": STATE_VERSION,
                 "fingerprint": dict(self._fingerprint),
-                # Energon shares objects between its states and itself.
-                "prompts": copy.deepcopy(self.prompts.save_state_rank()),
-                "drawn": [save_prompt(prompt) for prompt in self._drawn],
-                "groups": [save_group(group) for group in self._groups],
+                "prompts": self.prompts.state_dict(),
+                "drawn": [to_plain(save_prompt(prompt)) for prompt in self._drawn],
+                "groups": [to_plain(save_group(group)) for group in self._groups],
                 "calls": self._calls,
-                "rollout": self._rollout.save_state(),
+                "rollout": to_plain(self._rollout.save_state()),
             }
         )
 
@@ -208,16 +206,16 @@ class RLDataset:
             StateMismatchError: saved under other arguments.
             ConfigError: this dataset has drawn prompts already.
         """
-        check_state(state, self.save_state())
         check_seal(state)
+        check_state(state, self.save_state())
         if self._iterator is not None:
             raise ConfigError("Restore a state before the first batch, in a new RLDataset.")
         check_fingerprint(state["fingerprint"], self._fingerprint)
-        self.prompts.restore_state_rank(copy.deepcopy(state["prompts"]))
+        self.prompts.load_state_dict(state["prompts"])
         self._calls = state["calls"]
-        self._rollout.restore_state(state["rollout"])
-        drawn = [load_prompt(prompt) for prompt in state["drawn"]]
-        groups = [load_group(group) for group in state["groups"]]
+        self._rollout.restore_state(from_plain(state["rollout"]))
+        drawn = [load_prompt(from_plain(prompt)) for prompt in state["drawn"]]
+        groups = [load_group(from_plain(group)) for group in state["groups"]]
         if gone := ({p.source for p in drawn} | {g.source for g in groups}) - {*self._sources}:
             _logger.warning("What waits of prompts that are gone is left out: %s", sorted(gone))
         self._drawn = [prompt for prompt in drawn if prompt.source not in gone]

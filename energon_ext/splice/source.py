@@ -11,7 +11,7 @@ import numpy as np
 from energon_ext.batch.rows import Row
 from energon_ext.documents.order import ENDLESS
 from energon_ext.plan.lookup import find_blend
-from energon_ext.plan.row_source import RowSource, Taken
+from energon_ext.plan.row_source import RowSource, Taken, Window
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.index import SpliceIndex
 from energon_ext.splice.pairs import Contents, longest_content
@@ -26,8 +26,8 @@ CHUNK = 1024
 class SpliceSource(RowSource):
     """Frames of chosen documents, by number.
 
-    State: how many examples were shown, one integer. The order depends on the seed, the key of the
-    source, the configuration and the chosen documents.
+    State: the number of contents that were shown, one integer. The order depends on the seed, the
+    key of the source, the configuration and the chosen documents.
 
     Args:
         examples: where the documents are shown.
@@ -66,7 +66,7 @@ class SpliceSource(RowSource):
         self._fill_id = fill_id
         self._cyclic = config.mode == "splice" and config.content_start_mode == "cyclic_roll"
         self._end = ENDLESS if epochs is None else int(epochs * examples.size)
-        self._part = (0, 1)
+        self.window = Window()
         self.restart()
 
     # What others may ask ------------------------------------------------------------------------
@@ -98,11 +98,11 @@ class SpliceSource(RowSource):
     # Rows ---------------------------------------------------------------------------------------
 
     def restart(self) -> None:
-        self._shown = 0
+        self.next_row = 0  # contents that were shown
         self._chunk: tuple[int, Contents] | None = None
 
-    def read_part(self, worker: int, workers: int) -> None:
-        self._part = worker, workers
+    def options(self) -> int:
+        return self._end
 
     @property
     def is_finite(self) -> bool:
@@ -110,12 +110,7 @@ class SpliceSource(RowSource):
 
     @property
     def ended(self) -> bool:
-        return self._shown >= self._count
-
-    @property
-    def _count(self) -> int:
-        worker, workers = self._part
-        return len(range(worker, self._end, workers))
+        return self.next_row >= self._end
 
     def take(self, count: int) -> "TakenFrames":
         frames: list[Contents] = []
@@ -129,23 +124,22 @@ class SpliceSource(RowSource):
             for end in ends[: count - len(frames)]:
                 frames.append(Contents(*(column[begin:end] for column in contents)))
                 begin = end
-            self._shown += begin
+            self.next_row += begin
         return TakenFrames(self, frames)
 
     def _next_contents(self) -> tuple[Contents, bool]:
         """Some contents that come next, and whether none follows them."""
         first, contents = self._chunk or self._find(CHUNK)
         size = len(contents.starts)
-        if first + size < self._count and self._shown - first > size // 2:
+        if first + size < self._end and self.next_row - first > size // 2:
             first, contents = self._find(CHUNK)
-        left = Contents(*(column[self._shown - first :] for column in contents))
-        return left, first + len(contents.starts) == self._count
+        left = Contents(*(column[self.next_row - first :] for column in contents))
+        return left, first + len(contents.starts) == self._end
 
     def _find(self, count: int) -> tuple[int, Contents]:
         """Look up the contents that come next."""
-        worker, workers = self._part
-        places = np.arange(self._shown, min(self._shown + count, self._count))
-        self._chunk = self._shown, self.examples.locate(worker + workers * places)
+        places = np.arange(self.next_row, min(self.next_row + count, self._end))
+        self._chunk = self.next_row, self.examples.locate(places)
         return self._chunk
 
     def _frame_ends(self, copy_lens: np.ndarray, is_last: bool) -> list[int]:
@@ -166,9 +160,8 @@ class SpliceSource(RowSource):
         prefix = int(frame.offsets[0]) if self.config.attend_prefix else 0
         return prefix + int(frame.copy_lens.sum())
 
-    def row(self, frame: Contents) -> Row:
-        """A frame, written."""
-        documents, starts, offsets, lengths = (column.tolist() for column in frame)
+    def read(self, description: Contents) -> Row:
+        documents, starts, offsets, lengths = (column.tolist() for column in description)
         names = [self.names[document] for document in documents]
         slices = [
             content_of(self._documents[document], start, length, self._cyclic)
@@ -195,13 +188,10 @@ class SpliceSource(RowSource):
 
     # State --------------------------------------------------------------------------------------
 
-    def save_state(self) -> dict[str, Any]:
-        return {"kind": self.kind, "documents": self.fingerprint, "shown": self._shown}
-
     def restore_state(self, state: Mapping[str, Any]) -> None:
         self.check_state(state)
         self.restart()
-        self._shown = state["shown"]
+        self.next_row = state["next_row"]
 
 
 def splices_of(dataset_or_loader: Any) -> list[SpliceSource]:
@@ -234,8 +224,8 @@ class TakenFrames(Taken):
         ends = (frame.starts + frame.copy_lens).tolist()
         return list(zip(frame.documents.tolist(), frame.starts.tolist(), ends))
 
-    def row(self, number: int) -> Row:
-        return self._source.row(self._frames[number])
+    def description(self, number: int) -> Contents:
+        return self._frames[number]
 
 
 def content_of(document: np.ndarray, start: int, length: int, cyclic: bool) -> np.ndarray:

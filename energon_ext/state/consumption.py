@@ -73,7 +73,7 @@ class Consumption:
 
         Args:
             documents: in one epoch of each source, over all ranks; see
-                :attr:`energon_ext.plan.dataset.BlendedDataset.documents`; 0 has no passes.
+                :attr:`energon_ext.plan.source.Blend.documents`; 0 has no passes.
         """
         return {key: self.rows[key] / count if count else 0.0 for key, count in documents.items()}
 

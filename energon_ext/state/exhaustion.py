@@ -20,11 +20,11 @@ def end_together(
     batch_index: int,
     worker_config: WorkerConfig,
     *,
-    is_shared: bool,
+    is_planned: bool,
 ) -> None:
     """Raise on every data-parallel rank where one has no batch left.
 
-    Ranks that follow a shared plan end at the same batch by themselves. Others call this together,
+    Ranks that follow one plan end at the same batch by themselves. Others call this together,
     since a rank that went on alone would wait for the gradients of the others for ever.
 
     Args:
@@ -32,13 +32,13 @@ def end_together(
         limits: ``max_epochs`` of each source, for the message.
         batch_index: of the batch that is not there.
         worker_config: of the dataset; names the ranks.
-        is_shared: whether all follow one plan.
+        is_planned: whether all ranks follow one plan.
 
     Raises:
         DataExhaustedError: on all ranks or on none.
     """
     has_ended = not has_batch
-    if not is_shared:
+    if not is_planned:
         has_ended = _on_any_rank(has_ended, worker_config)
     if not has_ended:
         return

@@ -16,9 +16,14 @@ from energon_ext.errors import StateMismatchError
 
 KEPT, MOVED, NEW, RETAINED = "kept", "moved", "new", "retained"
 
-#: What a fingerprint calls the class that made the samples. Who renames it changes nothing else, so
-#: another name is told and not refused.
+#: The field of a fingerprint for the class that made the samples; a renamed class is logged, not
+#: rejected.
 ENCODER = "task_encoder"
+
+
+def without_encoder(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a fingerprint that are compared."""
+    return {name: value for name, value in fingerprint.items() if name != ENCODER}
 
 
 class SourceNames(NamedTuple):
@@ -92,16 +97,14 @@ def match_sources(
 
 
 def compare_sources(
-    states: Sequence[Mapping[str, Any]], current: Mapping[str, SourceNames]
+    sources: Sequence[Mapping[str, Any]], current: Mapping[str, SourceNames]
 ) -> list[SourceChange]:
     """What a resume does with every source, those of now first.
 
     Args:
-        states: of a :class:`~energon_ext.plan.dataset.BlendedDataset`: one of a shared plan, or
-            those of all workers.
+        sources: those in a state, by key: of a planned run, or of all workers.
         current: key -> names of a source of now.
     """
-    sources = [state["plan"]["sources"] for state in states]
     matched = match_sources(sources[0], current)
     changes = []
     for key in current:

@@ -1,122 +1,119 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a state must look like, checked before anything is taken from it.
+"""The shape of a state, checked before anything is taken from it.
 
-Every state that the loader hands out is *sealed*: it carries a digest of itself, so that a value
-that was changed anywhere is noticed. Its shape is checked as well, since a state may come from a
-loader that does not seal.
+Every state that is saved is *sealed*: it carries a digest of itself, so that a value that was
+changed anywhere is noticed.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-import struct
-from collections.abc import Callable, Mapping
-from json.encoder import encode_basestring_ascii
+import math
+from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
-import torch
 
 from energon_ext.errors import StateFormatError, StateMismatchError
 
-#: Of the state of a :class:`~energon_ext.plan.dataset.BlendedDataset`, whatever its class is: a
-#: source does not care how it is drawn.
-STATE_CLASS = "EnergonExtBlend"
-STATE_VERSION = 2
-
-#: What Energon writes the class name of into the restore keys of samples.
-BLEND = type(STATE_CLASS, (), {})()
+#: The state of a planned run.
+STATE_CLASS = "EnergonExtPlan"
+STATE_VERSION = 3
 
 SEAL = "energon_ext_digest"
 
-_COUNT = "an integer >= 0"
+#: What to do with a state of stock Energon.
+STOCK_RUN = (
+    "Finish that run with stock Energon; or start a new one whose sources begin at given "
+    "documents, `subset: {range: [DOCUMENT, end]}`."
+)
+
+#: The shape of a count.
+COUNT = "an integer >= 0"
 _PLANNED = {
     "kind": str,
     "documents": {str: object},
-    "epoch": _COUNT,
-    "position": _COUNT,
-    "carried": {"documents": [_COUNT], "starts": [_COUNT]},
-    "rows_before": _COUNT,
-    "taken": (None, _COUNT),
-    "left_out": [_COUNT],
-    "next_row": _COUNT,
+    "next_row": COUNT,
+    "epoch": COUNT,
+    "position": COUNT,
+    "carried": {"documents": [COUNT], "starts": [COUNT]},
+    "rows_before": COUNT,
+    "taken": (None, COUNT),
+    "excluded": [COUNT],
     "last": bool,
 }
-_SPLICED = {"kind": str, "documents": {str: object}, "shown": _COUNT}
-_STREAMED = {
-    "kind": str,
-    "documents": {str: object},
-    "dataset": dict,
-    "ended": bool,
-    "max_epochs": (None, _COUNT),
-}
-_ROWS = {"planned": _PLANNED, "spliced": _SPLICED, "streamed": _STREAMED}
-_NODE = {"identity": str, "credits": {str: float}, "tokens": _COUNT}
+_SPLICED = {"kind": str, "documents": {str: object}, "next_row": COUNT}
+_ROWS = {"planned": _PLANNED, "spliced": _SPLICED}
+_NODE = {"identity": str, "credits": {str: float}, "tokens": COUNT}
 _SOURCE = {
-    "rows": lambda value, where: _check(value, _rows_shape(value, where), where),
-    "documents": _COUNT,
-    "tokens": _COUNT,
+    "rows": lambda value, where: check_shape(value, _rows_shape(value, where), where),
+    "documents": COUNT,
+    "tokens": COUNT,
     "names": [str],
 }
 _STATE = {
     "__class__": str,
-    "version": _COUNT,
+    "version": COUNT,
     "fingerprint": {str: object},
-    "worker": (None, _COUNT),
-    "plan": {"step": _COUNT, "row": _COUNT, "mixture": {str: _NODE}, "sources": {str: _SOURCE}},
-    "done": _COUNT,
-    "skipped": [[_COUNT]],
-    "inside": (
-        None,
-        {
-            "rows_per_step": _COUNT,
-            "batch_size": _COUNT,
-            "ranks": _COUNT,
-            "mixture": str,
-            "cost": (None, str),
-        },
-    ),
-    "skip": (None, _COUNT),
+    "encoder": {str: object},
+    "axis": str,
+    "rows_per_step": COUNT,
+    "plan": {"step": COUNT, "row": COUNT, "mixture": {str: _NODE}, "sources": {str: _SOURCE}},
+    "done": COUNT,
+    "read": COUNT,
+    "skipped": [[COUNT]],
+    "inside": (None, {str: object}),
 }
+
+#: The shape of the state of a mixture, for other states that hold one.
+MIXTURE = {str: _NODE}
 
 
 def check_format(state: Any) -> None:
-    """Refuse what is no state of a blend.
+    """Refuse what is not the state of a planned run.
 
     Raises:
-        StateMismatchError: stock Energon saved it.
+        StateMismatchError: a state of another loader.
         StateFormatError: another version, or not of the shape that this version writes.
     """
-    if not isinstance(state, Mapping) or state.get("__class__") != STATE_CLASS:
+    check_class(
+        state,
+        STATE_CLASS,
+        STATE_VERSION,
+        "The state was saved by another loader or TaskEncoder: it knows its sources by their "
+        "places and holds samples drawn by weights of then, so no source can be continued alone. "
+        f"{STOCK_RUN}",
+    )
+    check_shape(state, _STATE, "state")
+
+
+def check_class(state: Any, name: str, version: int, advice: str) -> None:
+    """Refuse a state of another class or version.
+
+    Raises:
+        StateMismatchError: another class; ends with the advice.
+        StateFormatError: another version.
+    """
+    if not isinstance(state, Mapping) or state.get("__class__") != name:
         found = state.get("__class__") if isinstance(state, Mapping) else type(state).__name__
-        raise StateMismatchError(
-            {"dataset": (found, STATE_CLASS)},
-            "The state was saved without this package's mixin. It knows its sources by their "
-            "places in the blend and holds samples drawn by weights of then, so no source can be "
-            "continued alone. Finish that run with stock Energon; or start a new one whose sources "
-            "begin at given rows, `subset: {range: [ROW, end]}`.",
-        )
-    if state.get("version") != STATE_VERSION:
+        raise StateMismatchError({"dataset": (found, name)}, advice)
+    if state.get("version") != version:
         raise StateFormatError(
-            f"A blend state of version {state.get('version')!r} was found, {STATE_VERSION} is "
-            f"known; use the energon_ext that wrote it, or a newer one."
+            f"A data state of version {state.get('version')!r} was found, {version} is known; use "
+            f"the energon_ext that wrote it, or a newer one."
         )
-    _check(state, _STATE, "state")
 
 
 def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state with the digest of itself."""
+    """JSON values, with the digest of them."""
     return {**state, SEAL: digest_of(state)}
 
 
-def check_seal(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What was sealed.
+def check_seal(state: Any) -> dict[str, Any]:
+    """The values that were sealed.
 
     Raises:
-        StateFormatError: it is not what was saved.
+        StateFormatError: they are not as they were saved.
     """
     if not isinstance(state, Mapping):
         raise StateFormatError(f"A {type(state).__name__} is no data state.")
@@ -130,7 +127,10 @@ def check_seal(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def digest_of(value: Any) -> str:
-    """SHA-256 over JSON values, arrays, tensors and the state classes of Energon.
+    """SHA-256 of JSON values.
+
+    Raises:
+        StateFormatError: they are no JSON values.
 
     Example:
         >>> digest_of({"a": 1, "b": [2.0]}) == digest_of({"b": [2.0], "a": 1})
@@ -138,47 +138,11 @@ def digest_of(value: Any) -> str:
         >>> digest_of([1]) == digest_of([1.0])
         False
     """
-    digest = hashlib.sha256()
     try:
-        _feed(value, digest.update)
-    except StateFormatError:
-        raise
-    except (ValueError, RecursionError) as error:  # numbers and nestings without an end
-        raise StateFormatError(f"A data state holds what none has: {error}.") from error
-    return digest.hexdigest()
-
-
-def _feed(value: Any, update: Callable[[bytes], None]) -> None:
-    if isinstance(value, str):  # as `json.dumps` has it, only sooner; integers as well
-        update(encode_basestring_ascii(value).encode() + b";")
-    elif value is None or isinstance(value, (bool, int)):
-        update((str(value) if type(value) is int else json.dumps(value)).encode() + b";")
-    elif isinstance(value, float):
-        update(b"f" + struct.pack("<d", value))
-    elif isinstance(value, Mapping):
-        update(b"{")
-        for key in sorted(value, key=str):
-            _feed(key, update)
-            _feed(value[key], update)
-        update(b"}")
-    elif isinstance(value, (list, tuple)):
-        update(b"[" if isinstance(value, list) else b"(")
-        if set(map(type, value)) == {int}:  # most of a large state
-            update(json.dumps(value).encode())
-        else:
-            for each in value:
-                _feed(each, update)
-        update(b"]")
-    elif dataclasses.is_dataclass(value):
-        update(type(value).__name__.encode())
-        _feed({f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, update)
-    elif isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
-        array = np.asarray(value)
-        update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
-    elif isinstance(value, bytes):
-        update(b"b" + value)
-    else:
-        raise StateFormatError(f"A data state holds a {type(value).__name__}.")
+        text = json.dumps(value, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StateFormatError(f"A data state holds a value that no state has: {error}.") from error
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _rows_shape(value: Any, where: str) -> Any:
@@ -188,36 +152,38 @@ def _rows_shape(value: Any, where: str) -> Any:
     return _ROWS[kind]
 
 
-def _check(value: Any, shape: Any, where: str) -> None:
+def check_shape(value: Any, shape: Any, where: str) -> None:
     """Compare a value with a shape: a type, a list of one shape, a mapping, or alternatives."""
     if isinstance(shape, tuple):
         if value is not None or None not in shape:
-            _check(value, shape[-1], where)
-        return
-    if callable(shape) and not isinstance(shape, type):
+            check_shape(value, shape[-1], where)
+    elif callable(shape) and not isinstance(shape, type):
         shape(value, where)
-        return
-    if isinstance(shape, list):
+    elif isinstance(shape, list):
         _require(isinstance(value, (list, tuple)), value, "a list", where)
-        if shape[0] == _COUNT and set(map(type, value)) == {int} and is_count(min(value)):
+        if shape[0] == COUNT and set(map(type, value)) == {int} and is_count(min(value)):
             value = [max(value)]  # in their stead
         for each in value:
-            _check(each, shape[0], where)
+            check_shape(each, shape[0], where)
     elif isinstance(shape, dict):
-        _require(isinstance(value, Mapping), value, "a mapping", where)
-        if set(shape) == {str}:
-            _require(all(isinstance(key, str) for key in value), value, "strings as keys", where)
-            shape = dict.fromkeys(value, shape[str])
-        if set(value) != set(shape):
-            _require(False, sorted(map(str, value)), ", ".join(map(str, shape)), where)
-        for name, inner in shape.items():
-            _check(value[name], inner, f"{where}.{name}")
-    elif shape == _COUNT:
-        _require(is_count(value), value, _COUNT, where)
+        _check_mapping(value, shape, where)
+    elif shape == COUNT:
+        _require(is_count(value), value, COUNT, where)
     elif shape is float:
-        _require(type(value) is float and np.isfinite(value), value, "a finite number", where)
+        _require(type(value) is float and math.isfinite(value), value, "a finite number", where)
     else:
         _require(isinstance(value, shape), value, shape.__name__, where)
+
+
+def _check_mapping(value: Any, shape: dict[Any, Any], where: str) -> None:
+    _require(isinstance(value, Mapping), value, "a mapping", where)
+    if set(shape) == {str}:
+        _require(all(isinstance(key, str) for key in value), value, "strings as keys", where)
+        shape = dict.fromkeys(value, shape[str])
+    if set(value) != set(shape):
+        _require(False, sorted(map(str, value)), ", ".join(map(str, shape)), where)
+    for name, inner in shape.items():
+        check_shape(value[name], inner, f"{where}.{name}")
 
 
 def is_count(value: Any) -> bool:

@@ -59,7 +59,7 @@ def planned(lengths, *, packing="bin", seq_len=16, epochs=None, buffer_docs=8, *
 def take(rows, count=None):
     """The next ``count`` rows, as the lists of their slices; all that are left by default."""
     taken = rows.take(2**40 if count is None else count)
-    return [content(taken.row(number)) for number in range(len(taken))]
+    return [content(rows.read(taken.description(number))) for number in range(len(taken))]
 
 
 def content(row):

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_ext import ConfigError, DynamicBlendDataset
-from energon_ext.plan.clock import Clock, current_batch_index
+from energon_ext.plan.clock import Clock
+from energon_ext.streamed.blend import current_batch_index
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.source import Source
 from energon_ext.weights import ScheduleAxis

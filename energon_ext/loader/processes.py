@@ -1,0 +1,125 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What crosses from a process of the loader to the trainer: a result, or the error it met.
+
+An error is raised where the result would have been used, in its turn, and with its traceback as the
+cause. A result is pickled by the worker itself, since torch's queue would only print an error of
+pickling, and the trainer would wait for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import traceback
+from dataclasses import dataclass
+from multiprocessing import connection, parent_process
+from multiprocessing.reduction import ForkingPickler
+from threading import Thread
+from typing import Any, Callable, Iterator
+
+from megatron.energon.wrappers.gc_dataset import gc_init_worker
+from torch.utils.data import get_worker_info
+
+from energon_ext.documents.file_set import check_open_files
+from energon_ext.errors import WorkerError
+
+_FULL = (
+    "Shared memory (/dev/shm) is full, or too small for the batches of workers: see `df /dev/shm`, "
+    "make it larger (docker: --shm-size=16g), or take num_workers=0."
+)
+
+
+class Parcel(bytes):
+    """A pickled result; unpickled it is that result."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pickle.loads, (bytes(self),)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error of another process.
+
+    Attributes:
+        error: what it raised, or its description where that cannot be pickled.
+        traceback: as text.
+    """
+
+    error: Exception
+    traceback: str
+
+    @classmethod
+    def of(cls, error: Exception) -> "Failure":
+        text = "".join(traceback.format_exception(error))
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # an exception of user code may fail in any way to be pickled
+            error = WorkerError(f"{type(error).__name__}: {error}")
+        return cls(error, text)
+
+    def throw(self) -> None:
+        raise self.error from WorkerError(f"in a process of the loader:\n{self.traceback}")
+
+
+def handed_over(work: Callable[[], Any]) -> Any:
+    """The result of some work of a worker, or its error, as the trainer can receive it."""
+    try:
+        with full_memory_named():
+            result = work()
+            return result if get_worker_info() is None else Parcel(ForkingPickler.dumps(result))
+    except Exception as error:  # whatever a reader or an encoder raises
+        if get_worker_info() is None:
+            raise
+        return Failure.of(error)
+
+
+@contextlib.contextmanager
+def full_memory_named() -> Iterator[None]:
+    """Name the cause where no space is left: batches are in shared memory."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch raises the latter
+        if "No space left" not in str(error) and "unable to write to file" not in str(error):
+            raise
+        raise WorkerError(_FULL) from error
+
+
+@contextlib.contextmanager
+def deaths_named(timeout: float) -> Iterator[None]:
+    """Say what a process of the loader died of, and what to do.
+
+    Raises:
+        WorkerError: one died, or handed over nothing in time.
+        ConfigError: a token file was cut under the run.
+    """
+    try:
+        with full_memory_named():
+            yield
+    except RuntimeError as error:
+        said = " ".join(str(error).split())
+        if "DataLoader timed out" in said:
+            raise WorkerError(
+                f"No batch within {timeout:.0f} s. Look at what the data workers wait for (py-spy "
+                f"dump), or give ExactDataLoader a longer timeout."
+            ) from error
+        if "DataLoader worker" not in said:
+            raise
+        check_open_files()
+        why = "Perhaps memory is short: see `dmesg`."
+        if "Bus error" in said or "bus error" in said:
+            why = f"A file it read was overwritten in place; or: {_FULL}"
+        raise WorkerError(f"A data worker died: {said.rstrip('.')}. {why}") from error
+
+
+def begin_worker(worker: int) -> None:
+    """Prepare a process of the loader, as Energon does; it ends with its trainer."""
+    gc_init_worker(worker)
+    Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
+
+
+def _end_with(trainer: Any) -> None:
+    """A worker that starts while its trainer is killed would otherwise stay for ever."""
+    connection.wait([trainer.sentinel])
+    os._exit(1)

@@ -1,0 +1,106 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The cursor of a planned run: JSON values, the same on every rank.
+
+Between two steps it continues under another mix, and on any ranks, workers and batch sizes. Inside
+a step it also holds a digest of everything that the step depends on, and continues under the same
+or not at all: the step is drawn again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from energon_ext.errors import ConfigError
+from energon_ext.plan.progress import Progress
+from energon_ext.state.match import (
+    SourceChange,
+    check_fingerprint,
+    compare_sources,
+    match_sources,
+    without_encoder,
+)
+from energon_ext.state.schema import STATE_CLASS, STATE_VERSION, check_format
+
+if TYPE_CHECKING:
+    from energon_ext.plan.dataset import PlannedDataset
+
+
+def cursor_of(dataset: "PlannedDataset", progress: Progress) -> dict[str, Any]:
+    """The state of a dataset at some progress."""
+    names = list(dataset.source_names.values())
+    plan = dataset.plan.to_json(progress.whole(), names)
+    plan["sources"] = {**dataset.retained, **plan["sources"]}
+    return {
+        "__class__": STATE_CLASS,
+        "version": STATE_VERSION,
+        "fingerprint": dict(dataset.fingerprint),
+        "encoder": dict(dataset.batches.encoder),
+        "axis": dataset.clock.axis.unit,
+        "rows_per_step": dataset.topology.rows_per_step,
+        "plan": plan,
+        "done": progress.done,
+        "read": progress.read,
+        "skipped": [list(each) for each in progress.skipped],
+        "inside": _inside(dataset) if progress.done else None,
+    }
+
+
+def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
+    """Put a dataset where a cursor stands.
+
+    Returns:
+        The change of every source.
+
+    Raises:
+        StateFormatError: the state is damaged, or of another version.
+        StateMismatchError: it belongs to another configuration; names all that differs.
+        ConfigError: the step that is open is to be skipped.
+    """
+    check_format(state)
+    check_fingerprint(without_encoder(state["fingerprint"]), without_encoder(dataset.fingerprint))
+    if state["done"]:
+        check_fingerprint(
+            state["inside"] or {},
+            _inside(dataset),
+            advice="The state was saved inside a step, which needs the weights, limits, excluded "
+            "documents and packing buffers it was begun with; save at the end of a step to change "
+            "them.",
+        )
+    saved, clock = state["plan"], dataset.clock
+    if state["done"] and clock.is_skipped(saved["step"]):
+        raise ConfigError(
+            f"skip: step {saved['step']} was partly read when the state was saved; skip from "
+            f"{saved['step'] + 1} on, or resume from a state that was saved between two steps."
+        )
+    matched = match_sources(saved["sources"], dataset.source_names)
+    plan = dataset.plan
+    for number, (key, rows) in enumerate(zip(dataset.keys, dataset.rows)):
+        if key in matched:
+            own = saved["sources"][matched[key]]
+            rows.restore_state(own["rows"])
+            plan.documents[number], plan.tokens[number] = own["documents"], own["tokens"]
+    plan.step, plan.row = saved["step"], saved["row"]
+    plan.just_ended()
+    renamed = {old: key for key, old in matched.items() if old != key}
+    plan.mixture.restore_state(saved["mixture"], renamed, clock.at(plan.step, plan.row))
+    claimed = set(matched.values())
+    dataset.retained = {k: own for k, own in saved["sources"].items() if k not in claimed}
+    dataset.progress = Progress.at(
+        plan.whole(),
+        done=state["done"],
+        read=state["read"],
+        skipped=[list(each) for each in state["skipped"]],
+    )
+    return compare_sources([saved["sources"]], dataset.source_names)
+
+
+def _inside(dataset: "PlannedDataset") -> dict[str, Any]:
+    """Everything that the draw of a step depends on beside the plan."""
+    topology = dataset.topology
+    return {
+        "rows_per_step": topology.rows_per_step,
+        "batch_size": topology.batch_rows,
+        "ranks": topology.ranks,
+        **dataset.draw_options,
+    }

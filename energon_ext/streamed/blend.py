@@ -1,0 +1,315 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Draws samples of any Energon datasets by weights that change over the run.
+
+Each worker of Energon's loader draws for itself, one sample at a time, from its part of every
+source. The weights are those of the batch that it is assembling. A state belongs to its worker; in
+it every source has its own part by key, so that sources may be added, removed, reordered and
+weighted anew between two runs.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+from megatron.energon import WorkerConfig
+from megatron.energon.flavors.base_dataset import add_sample_restore_key
+from megatron.energon.state import FlexState
+from megatron.energon.wrappers.base import BaseWrapperDataset
+
+from energon_ext.documents.permutation import stable_hash
+from energon_ext.errors import ConfigError, StateMismatchError
+from energon_ext.mixture.mixture import Mixture
+from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Tree, blend_of
+from energon_ext.plan.clock import Clock
+from energon_ext.plan.deal import Topology
+from energon_ext.plan.source import Blend, Source
+from energon_ext.state.match import check_fingerprint, match_sources, without_encoder
+from energon_ext.state.schema import COUNT, MIXTURE, check_class, check_shape
+from energon_ext.streamed.samples import StreamedSamples, num_tokens_of
+from energon_ext.weights import ScheduleAxis
+
+#: The class of a state and of restore keys, whatever the blend is called.
+STATE_CLASS, STATE_VERSION = "EnergonExtBlend", 3
+_BLEND = type(STATE_CLASS, (), {})()
+
+_SHAPE = {
+    "__class__": str,
+    "version": COUNT,
+    "fingerprint": {str: object},
+    "worker": COUNT,
+    "drawn": COUNT,
+    "mixture": MIXTURE,
+    "sources": {str: dict},
+}
+
+#: Draws before the first one of a worker, at most: workers should not all draw one member at once.
+_MOST_DRAWS_BEFORE = 4096
+
+
+class StreamedBlend(Blend, BaseWrapperDataset):
+    """Yields samples of several sources in the order that a mixture draws them.
+
+    Args:
+        sources: their ``rows`` are Energon datasets.
+        worker_config: Energon's.
+        tree: the mixture; one node over all sources, by their weights, where it is None.
+        clock: positions on the schedule axis; by default breakpoints count batches of one rank.
+        fingerprint: JSON values under which a state is saved; it is refused under others.
+        size_of: the tokens that a sample counts as; its ``num_tokens``, else 1.
+        repeats: the end of all sources is followed by their beginning at once.
+        restarts: another iteration after the end begins with the first sample again.
+
+    State: of the mixture and of each source; grows with the buffers of the sources.
+    """
+
+    is_planned = False
+    rule = BLEND  # of the one node, where no tree is given
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        *,
+        worker_config: WorkerConfig,
+        tree: Tree | None = None,
+        clock: Clock | None = None,
+        fingerprint: Mapping[str, Any] | None = None,
+        size_of: Callable[[Any], float] = num_tokens_of,
+        repeats: bool = False,
+        restarts: bool = False,
+        **node_options: Any,
+    ):
+        weights = {source.key: source.weight for source in sources}
+        tree = tree or blend_of(dict(sorted(weights.items())), self.rule, **node_options)
+        clock = clock or Clock(ScheduleAxis(), Topology.of(worker_config, None, None))
+        Blend.__init__(self, sources, tree, clock)
+        datasets = [source.rows for source in self.sources.values()]
+        BaseWrapperDataset.__init__(self, datasets, worker_config=worker_config)
+        self._samples = [StreamedSamples(each, size_of) for each in self.sources.values()]
+        self._repeats, self._restarts = repeats, restarts
+        workers = self.topology.workers * self.topology.ranks
+        seed = worker_config.seed_offset
+        self.fingerprint = {**(fingerprint or {}), "seed": seed, "workers of all ranks": workers}
+        self.reset_state_own()
+
+    @property
+    def interleaves(self) -> dict[str, int]:
+        return {}  # kept within each worker, and not over the run
+
+    def reset_state_own(self) -> None:
+        for samples in self._samples:
+            samples.reset()
+        self._mixture: Mixture | None = None  # made in the worker, which has a number
+        self._moved: dict[str, str] = {}
+        self._retained: dict[str, Any] = {}
+        self._drawn = 0
+
+    def len_worker(self, worker_idx: int | None = None) -> int:
+        return sum(dataset.len_worker(worker_idx) for dataset in self.datasets)
+
+    # Drawing ------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        for samples in self._samples:
+            samples.open()
+        yield from self._pass()
+        while self._repeats and self._drawn:
+            self._begin_again()
+            yield from self._pass()
+        if self._restarts:
+            self.reset_state_own()
+
+    def _pass(self) -> Iterator[Any]:
+        while (number := self._draw()) is not None:
+            samples = self._samples[number]
+            if (sample := samples.next()) is not None:
+                self._drawn += 1
+                self._settle(number, samples.size_of(sample))
+                yield add_sample_restore_key(sample, self.keys[number], src=_BLEND)
+
+    def _begin_again(self) -> None:
+        """Begin every source again; the mixture goes on."""
+        for samples in self._samples:
+            documents, tokens = samples.documents, samples.tokens
+            samples.reset()
+            samples.open()
+            samples.documents, samples.tokens = documents, tokens
+
+    def _draw(self) -> int | None:
+        """The number of the next source; None where none is left."""
+        mixture, position = self._active_mixture(), self._position()
+        mixture.ended[:] = [samples.ended for samples in self._samples]
+        if mixture.ended.all():
+            return None
+        if not mixture.open(position):
+            left = [key for key, ended in zip(self.keys, mixture.ended) if not ended]
+            raise ConfigError(
+                f"Every weight is 0 at position {position} of the schedules among the sources that "
+                f"have samples left: {', '.join(left)}. Give one of them a weight > 0 there, raise "
+                f"a max_epochs, or use fewer workers."
+            )
+        return int(mixture.draw(np.array([self._drawn]))[0])
+
+    def _settle(self, number: int, size: float) -> None:
+        tokens = np.zeros(len(self.keys), np.int64)
+        tokens[number] = round(size)
+        self._active_mixture().settle(tokens)
+
+    def _position(self) -> int:
+        """The position of the batch that the active worker of Energon is assembling."""
+        batch, topology = current_batch_index(), self.topology
+        return self.clock.at(batch // topology.rounds, batch * topology.rows_per_round)
+
+    def _active_mixture(self) -> Mixture:
+        if self._mixture is None:
+            key = f"{self.worker_config.seed_offset}/worker {self._worker_number()}"
+            self._mixture = Mixture(self.tree, self.keys, seed=key)
+            if self._worker_number() and self._mixture.open(self.clock.at(0, 0)):
+                rows = np.arange(stable_hash(key) % _MOST_DRAWS_BEFORE)
+                drawn = self._mixture.draw(rows)
+                self._mixture.settle(np.bincount(drawn, minlength=len(self.keys)))
+        return self._mixture
+
+    def _worker_number(self) -> int:
+        """The number of this worker among those of all ranks."""
+        config = self.worker_config
+        return config.rank * self.topology.workers + config.rank_worker_id()
+
+    # State --------------------------------------------------------------------------------------
+
+    def save_state(self) -> FlexState:
+        mixture = self._active_mixture()
+        sources = {s.source.key: FlexState(s.save_state()) for s in self._samples}
+        return FlexState(
+            __class__=STATE_CLASS,
+            version=STATE_VERSION,
+            fingerprint=dict(self.fingerprint),
+            worker=self._worker_number(),
+            drawn=self._drawn,
+            mixture=FlexState(mixture.credits_to_json(mixture.credits())),
+            sources=FlexState({**self._retained, **sources}),
+        )
+
+    def restore_state(self, state: FlexState) -> None:
+        """Continue from :meth:`save_state`; begins nothing with a state that is refused.
+
+        Raises:
+            StateFormatError: it is damaged, or of another version.
+            StateMismatchError: it belongs to another configuration or worker.
+        """
+        self.check_state(state, self._worker_number())
+        own = copy.deepcopy(dict(state))  # stock datasets keep references into it
+        self.reset_state_own()
+        try:
+            self._restore(own)
+        except BaseException:  # Ctrl-C too: half a state must not be continued
+            self.reset_state_deep()
+            raise
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        states = dict(state["sources"])
+        matched = match_sources(states, self.source_names)
+        for samples in self._samples:
+            key = samples.source.key
+            if key in matched:
+                samples.restore_state(states.pop(matched[key]))
+            else:
+                samples.dataset.reset_state_deep()
+        self._retained, self._drawn = states, state["drawn"]
+        renamed = {old: key for key, old in matched.items() if old != key}
+        self._moved = renamed
+        mixture = self._active_mixture()
+        mixture.ended[:] = [samples.ended for samples in self._samples]
+        rows = state["drawn"] * self.topology.workers * self.topology.ranks
+        position = self.clock.at(rows // self.topology.rows_per_step, rows)
+        mixture.restore_state(state["mixture"], renamed, position)
+
+    def check_state(self, state: Any, worker: int) -> None:
+        """Refuse the state of another configuration, or of another worker of all ranks.
+
+        Raises: as of :meth:`restore_state`.
+        """
+        check_class(
+            state,
+            STATE_CLASS,
+            STATE_VERSION,
+            "The state was saved without this package's mixin, or with planned sources: finish "
+            "that run as it was begun, or start a new one.",
+        )
+        check_shape(state, _SHAPE, "state")
+        check_fingerprint(
+            {**without_encoder(state["fingerprint"]), "worker": state["worker"]},
+            {**without_encoder(self.fingerprint), "worker": worker},
+            advice="A streamed blend continues on the ranks x workers that saved it; planned "
+            "sources continue on any.",
+        )
+
+    # Restoring single samples, for buffers above ------------------------------------------------
+
+    def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
+        _, key = restore_key[:2]
+        key = self._moved.get(key, key)
+        if key not in self.sources:
+            raise StateMismatchError(
+                {"buffered sample of source": (key, list(self.keys))},
+                "A source with samples in a shuffle or packing buffer cannot leave; keep it with "
+                "`weight: 0`.",
+            )
+        sample = self.sources[key].rows.restore_sample(restore_key[2:])
+        return add_sample_restore_key(sample, key, src=_BLEND)
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "type": type(self).__qualname__,
+            "sources": list(self.sources),
+            "datasets": [dataset.config() for dataset in self.datasets],
+            "worker_config": self.worker_config.config(),
+        }
+
+
+class DynamicBlendDataset(StreamedBlend):
+    """Draws each sample from a random source, by the weights of the moment.
+
+    Args: as of :class:`StreamedBlend`; each source has a weight, which may be a schedule.
+    """
+
+
+class LeastConsumedDataset(StreamedBlend):
+    """Draws each sample from the source that is furthest behind its share of tokens.
+
+    Within a worker the tokens of each source follow the weights to within about one sample; see
+    :class:`~energon_ext.mixture.interleave.InterleaveSampler`.
+
+    Args:
+        sources: as of :class:`StreamedBlend`; weights are target shares.
+        new_source: ``baseline`` or ``zero``, where a source starts that a resumed state lacks.
+        **options: as of :class:`StreamedBlend`.
+    """
+
+    rule = INTERLEAVE
+
+    def __init__(
+        self, sources: Sequence[Source], *, new_source: str = NEW_SOURCES[0], **options: Any
+    ):
+        if new_source not in NEW_SOURCES:
+            raise ConfigError(f"new_source: {new_source!r} found, {' or '.join(NEW_SOURCES)}.")
+        if options.get("tree") is None:
+            options["new_source"] = new_source
+        super().__init__(sources, **options)
+
+
+def current_batch_index() -> int:
+    """The index of the batch that the active worker is assembling, per rank.
+
+    Raises:
+        ConfigError: no loader is iterating, so there is no such index.
+    """
+    active = WorkerConfig.active_worker_config
+    if active is None:
+        raise ConfigError(
+            "A scheduled blend was iterated without a loader, so it has no batch index; wrap the "
+            "dataset with megatron.energon.get_savable_loader(dataset)."
+        )
+    return int(active.active_worker_batch_index)

@@ -1,0 +1,130 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The samples of one streamed source."""
+
+from __future__ import annotations
+
+import tarfile
+from typing import Any, Callable, Iterator, Mapping
+
+from megatron.energon.errors import FatalSampleError
+from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.wrappers.repeat_dataset import RepeatDataset
+
+from energon_ext.errors import LEFT_OUT, EnergonExtError, SampleError
+from energon_ext.plan.source import Source
+from energon_ext.state.match import check_fingerprint
+
+
+def num_tokens_of(sample: Any) -> int:
+    """The ``num_tokens`` of a sample, 1 where it has none."""
+    return int(getattr(sample, "num_tokens", 1))
+
+
+class StreamedSamples:
+    """What a worker reads of a source.
+
+    Args:
+        source: its ``rows`` are an Energon dataset.
+        size_of: the tokens that a sample counts as.
+
+    Attributes:
+        documents, tokens: read so far.
+
+    State: that of the dataset, whether it has ended, and the counts.
+    """
+
+    def __init__(self, source: Source, size_of: Callable[[Any], float] = num_tokens_of):
+        self.source, self.size_of = source, size_of
+        self.dataset: SavableDataset = source.rows
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin with the first sample again."""
+        self._has_ended = self._is_empty = False
+        self.documents = self.tokens = 0
+        self._iterator: Iterator[Any] | None = None
+
+    def open(self) -> None:
+        """Iterate anew from where the dataset stands; a worker calls it when it begins."""
+        self._iterator = None
+        self._is_empty = not self.dataset.worker_has_samples()
+
+    @property
+    def ended(self) -> bool:
+        """Whether no sample is left, or none is for this worker."""
+        return self._has_ended or self._is_empty
+
+    def next(self) -> Any:
+        """The next sample; None at the end."""
+        if self._iterator is None:
+            self._iterator = iter(self.dataset)
+        sample = self._read(self._iterator)
+        if sample is None:
+            self._has_ended, self._iterator = True, None
+        else:
+            self.documents += getattr(sample, "documents", 1)
+            self.tokens += round(self.size_of(sample))
+        return sample
+
+    def _read(self, samples: Iterator[Any]) -> Any:
+        """The next sample, None at the end; where a file cannot be read, the source is named."""
+        key = self.source.key
+        try:
+            return next(samples, None)
+        except EnergonExtError:
+            raise
+        except FatalSampleError as error:
+            if isinstance(error.__context__, LEFT_OUT):
+                raise SampleError(
+                    f"{key}: too many samples in a row cannot be used, the last: "
+                    f"{error.__context__} Is this the data of another task?"
+                ) from error
+            raise
+        # Energon asserts what an index says.
+        except (OSError, tarfile.TarError, ValueError, AssertionError) as error:
+            reason = " ".join(str(error).split())
+            raise SampleError(
+                f"{key}: cannot be read on ({type(error).__name__}: {reason}); copy its files "
+                f"again and resume."
+            ) from error
+
+    def save_state(self) -> dict[str, Any]:
+        return {
+            "files": self.source.fingerprint,
+            "dataset": self.dataset.save_state(),
+            "ended": self._has_ended,
+            "max_epochs": self.source.max_epochs,
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "names": list(self.source.names),
+        }
+
+    def restore_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`save_state`; a raised ``max_epochs`` goes on behind the end.
+
+        Raises:
+            StateMismatchError: the state of other files.
+        """
+        check_fingerprint(state["files"], self.source.fingerprint, self.source.key)
+        self.reset()
+        self.dataset.restore_state(state["dataset"])
+        self.documents, self.tokens = state["documents"], state["tokens"]
+        limit, before = self.source.max_epochs, state["max_epochs"]
+        is_raised = before is not None and (limit is None or limit > before)
+        self._has_ended = state["ended"] and not is_raised
+
+
+class RepeatUpTo(RepeatDataset[Any]):
+    """A dataset that is read a number of times, and stays at its end, also over a save.
+
+    The limit may be lower than what was read, and be raised again: the epochs that were read stay
+    counted, where stock forgets those above the limit.
+    """
+
+    _repetition: int
+
+    def __iter__(self) -> Iterator[Any]:
+        read = self._repetition
+        yield from super().__iter__()
+        self._repetition = max(read, self._repetition)
