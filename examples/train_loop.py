@@ -162,6 +162,8 @@ def validation(args, task_encoder, model):
             return {}
         batches = [next(loader) if loader else None for _ in range(args.eval_iters)]
         losses = forward(args, model, batches)
+        if not losses:  # on all pipeline stages but the last
+            return {}
         by_source = {
             f"val/loss/{key}": loss for key, loss in sorted(losses["loss_by_source"].items())
         }
