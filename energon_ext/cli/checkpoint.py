@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext checkpoint``: what a checkpoint holds, before a run depends on it."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,10 @@ from typing import Any
 import click
 
 from energon_ext.cli import echo, special_tokens, table
-from energon_ext.cli.resume import NextRun, SavedData, data_states, stores_of
+from energon_ext.cli.resume import NextRun, SavedData, data_states
 from energon_ext.errors import ConfigError, EnergonExtError
-from energon_ext.state.checkpoint import DATA
-from energon_ext.state.manifest import MANIFEST, read_manifest
+from energon_ext.state.checkpoint_folder import CURSOR, newest_checkpoint
 from energon_ext.state.match import ENCODER, SourceChange
-from energon_ext.state.serialize import read_file
 
 
 @click.group()
@@ -79,19 +76,15 @@ def _read(path: Path) -> tuple[Path, Any, dict[int, Any]]:
     """The folder of a checkpoint, the cursor in it, and the states of ranks in it."""
     if not path.is_dir():
         raise ConfigError(f"{path}: no such folder; name a checkpoint or the folder of a run.")
-    newest = next(filter(None, (store.latest() for store in stores_of(path))), None)
-    iterations = sorted(path.glob("iter_*"))  # of Megatron-LM
-    folder = newest.path if newest is not None else iterations[-1] if iterations else path
-    records = read_manifest(folder)["files"] if (folder / MANIFEST).exists() else {}
-    if DATA in records:
-        return folder, json.loads(read_file(folder / DATA, records[DATA])), {}
-    states = dict(data_states(folder, records))
-    if not states:
+    folder = newest_checkpoint(path)
+    states = data_states(folder) if folder is not None else {}
+    if folder is None or not states:
         raise ConfigError(
-            f"{folder}: no {DATA}, data_rank00000.pt or train_dataloader_dprank000.pt found. Name "
-            f"the folder of a run or of one checkpoint."
+            f"{path}: no {CURSOR}, data_rank00000.json or train_dataloader_dprank000.pt found. "
+            f"Name the folder of a run or of one checkpoint."
         )
-    return folder, None, states
+    cursor = states.pop(None, None)
+    return folder, cursor, {rank: state for rank, state in states.items() if rank is not None}
 
 
 def _changes(changes: Sequence[SourceChange]) -> str:

@@ -7,7 +7,6 @@ and which documents were spliced: without a tokenizer, text sources are compared
 and spliced sources never are.
 """
 
-import re
 from pathlib import Path
 from typing import Any, Iterator, Mapping
 
@@ -31,33 +30,22 @@ from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.row_source import RowSource, Taken
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.splice.source import SpliceSource
-from energon_ext.state.checkpoint import CheckpointStore
+from energon_ext.state.checkpoint_folder import cursors_in
 from energon_ext.state.match import ENCODER, SourceChange, compare_sources
 from energon_ext.state.schema import check_format, check_seal
-from energon_ext.state.serialize import read_state_file
 
 #: What the blend adds to the fingerprint of an encoder.
 _OF_BLEND = ("seed", "plan", "global_workers")
 _OF_PACKING = ("packing", "packing_max_docs_per_bin", "packing_carry", "mask_boundary_loss")
 
 
-#: Of a data state: one of this package's store, one of Megatron-LM's.
-_DATA_FILE = re.compile(r"(data_rank|train_dataloader_dprank)(\d+)\.pt")
-
-
-def stores_of(path: Path) -> list[CheckpointStore]:
-    """Of a folder of checkpoints, or of a run."""
-    return [CheckpointStore(path), CheckpointStore(path / "checkpoints")]
-
-
-def data_states(folder: Path, records: Mapping[str, Any] = {}) -> Iterator[tuple[int, Any]]:
-    """Rank and data state of every file of one in a folder; ``records`` are of its manifest."""
-    for file in sorted(folder.rglob("*.pt")):
-        if match := _DATA_FILE.fullmatch(file.name):
-            content = read_state_file(file, records.get(file.name))
-            for key in ("dataloader_state_dict", "prompts"):  # of Megatron-LM, of an RLDataset
-                content = content.get(key, content) if isinstance(content, dict) else content
-            yield int(match[2]), content
+def data_states(folder: Path) -> dict[int | None, Any]:
+    """The data state of every rank in the folder of a save; under None the cursor of all ranks."""
+    return {
+        # That of an RLDataset has the state of its prompts.
+        rank: state.get("prompts", state) if isinstance(state, dict) else state
+        for rank, state in cursors_in(folder)
+    }
 
 
 class SavedData:

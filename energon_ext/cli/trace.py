@@ -15,7 +15,7 @@ from megatron.energon.state import FlexState
 from tqdm import tqdm
 
 from energon_ext.cli import echo
-from energon_ext.cli.resume import EncoderOfState, SavedData, data_states, stores_of
+from energon_ext.cli.resume import EncoderOfState, SavedData
 from energon_ext.documents.origins import origins_of
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
@@ -24,6 +24,7 @@ from energon_ext.plan.dataset import BlendedDataset
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.step import Step
 from energon_ext.plan.trace import TracedRow, rows_of
+from energon_ext.state.checkpoint_folder import checkpoints_in, cursors_in
 from energon_ext.state.match import KEPT, compare_sources
 
 
@@ -98,11 +99,10 @@ def _planned(
     global_batch_size: int | None,
 ) -> tuple[BlendedDataset, int, Iterator[Step]]:
     """The blend, the number of the first step that is planned, and all steps from there on."""
-    cursors = [saved.data() for store in stores_of(run) for saved in store.complete()]
-    states = [SavedData(cursor, {}) for cursor in cursors if cursor is not None]
-    for folder in (*run.glob("iter_*"), *run.glob("data/iter_*")):  # of Megatron-LM
-        if found := next(data_states(folder), None):  # all ranks say the same
-            states.append(SavedData(None, {0: found[1]}))
+    states = []
+    for folder in checkpoints_in(run):
+        rank, state = next(cursors_in(folder))  # the cursor, or that of any rank: all have the same
+        states.append(SavedData(state, {}) if rank is None else SavedData(None, {0: state}))
     if not states:
         has = "data.json, and no iter_* of Megatron-LM"
         raise ConfigError(f"{run}: no checkpoint with a {has}; a planned run has them.")

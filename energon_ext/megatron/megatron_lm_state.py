@@ -10,17 +10,17 @@ from typing import Any
 
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.energon.flavors.base_dataset import SavableDataset
-from megatron.energon.savable_loader import SavableDataLoaderState
 
 from energon_ext.errors import StateFormatError, StateMismatchError
 from energon_ext.loader.compare import names_of
 from energon_ext.loader.regroup import blends_in, cursor_of, workers_of
 from energon_ext.loader.seals import check_workers
 from energon_ext.megatron.rerun import RerunLoader, is_inside_step
+from energon_ext.state.checkpoint_folder import read_megatron_lm_state
 from energon_ext.state.consumption import Consumption
 from energon_ext.state.match import compare_sources
+from energon_ext.state.plain import to_plain
 from energon_ext.state.schema import digest_of
-from energon_ext.state.serialize import read_state_file
 from energon_ext.state.together import on_all_ranks
 
 logger = logging.getLogger(__name__)
@@ -42,8 +42,8 @@ class MegatronLMLoader(RerunLoader):
         self.drawn.add_batch(batch)
         return batch
 
-    def save_state(self) -> SavableDataLoaderState | None:
-        """Return the state for Megatron-LM to save, and see to it that it can."""
+    def save_state(self) -> Any:
+        """Return the state as plain containers for Megatron-LM to save, and make its folder."""
         # Until megatron-core 0.18 Megatron-LM makes the folder of data-parallel rank 0 alone, while
         # under expert parallelism each rank writes to one of its own.
         from megatron.training import get_args
@@ -53,7 +53,7 @@ class MegatronLMLoader(RerunLoader):
             iteration = get_rerun_state_machine().current_iteration - is_inside_step()
             path = _path(folder, iteration, self.loader.worker_config.rank)
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        return super().save_state()
+        return to_plain(super().save_state())
 
     def find_states(self, args: argparse.Namespace) -> bool:
         """Read what Megatron-LM saved with the model it has just loaded; whether there is any.
@@ -70,7 +70,7 @@ class MegatronLMLoader(RerunLoader):
         if not files:
             return False
         known = worker.rank if worker.rank in files else min(files)
-        self._found = [_read(files[known])]
+        self._found = [read_megatron_lm_state(files[known])]
         saved = _topology_that_saved(self._found[0])
         if saved is not None:
             is_same = saved == (worker.world_size, worker.num_workers)
@@ -81,7 +81,7 @@ class MegatronLMLoader(RerunLoader):
                     f"The data state of data-parallel rank {missing[0]} at iteration {iteration} "
                     f"is missing in {_folder(folder, iteration)}. Copy it from where it was saved."
                 )
-            self._found = [_read(files[rank]) for rank in needed]
+            self._found = [read_megatron_lm_state(files[rank]) for rank in needed]
         return True
 
     def restore_found(self) -> tuple[int, str]:
@@ -171,16 +171,6 @@ def _files(folder: str | None, iteration: int) -> dict[int, Path]:
     # Until megatron-core 0.18 the folder of a rank is named after its expert-parallel rank as well.
     found = sorted(_folder(folder, iteration).glob("*/train_dataloader_dprank*.pt"))
     return {int(path.stem.rpartition("dprank")[2]): path for path in reversed(found)}
-
-
-def _read(path: Path) -> Any:
-    saved = read_state_file(path, record=None)  # Megatron-LM keeps no checksums
-    if not isinstance(saved, dict) or "dataloader_state_dict" not in saved:
-        raise StateFormatError(
-            f"{path} holds no dataloader_state_dict, so Megatron-LM did not write it there; set "
-            "--dataloader-load to the folder that --dataloader-save was."
-        )
-    return saved["dataloader_state_dict"]
 
 
 def _folder(folder: str, iteration: int) -> Path:

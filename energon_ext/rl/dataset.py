@@ -186,7 +186,7 @@ class RLDataset:
         return batch
 
     def save_state(self) -> dict[str, Any]:
-        """The state after the last batch, which a ``CheckpointStore`` takes as it is."""
+        """Return the state after the last batch, for ``energon_ext.state.plain.to_plain``."""
         return sealed(
             {
                 "version": STATE_VERSION,

@@ -32,6 +32,11 @@ BLEND = type(STATE_CLASS, (), {})()
 
 SEAL = "energon_ext_digest"
 
+STOCK_RUN = (
+    "Finish that run with stock Energon; or start a new one whose sources begin at given rows, "
+    "`subset: {range: [ROW, end]}`."
+)
+
 _COUNT = "an integer >= 0"
 _PLANNED = {
     "kind": str,
@@ -96,8 +101,7 @@ def check_format(state: Any) -> None:
             {"dataset": (found, STATE_CLASS)},
             "The state was saved without this package's mixin. It knows its sources by their "
             "places in the blend and holds samples drawn by weights of then, so no source can be "
-            "continued alone. Finish that run with stock Energon; or start a new one whose sources "
-            "begin at given rows, `subset: {range: [ROW, end]}`.",
+            f"continued alone. {STOCK_RUN}",
         )
     if state.get("version") != STATE_VERSION:
         raise StateFormatError(
