@@ -128,13 +128,13 @@ class RunLog(contextlib.ExitStack):
             if self._plain:
                 self.say(text)
 
-    def write_end(self, step, reason, checkpoint):
-        """Append how the run ended, and say the result in one line."""
+    def write_end(self, step, reason, saved):
+        """Append how the run ended, and print the result in one line with the folder saved in."""
         self.write("end", step, reason=reason)
         if self.enabled:
             was = "" if self._first_loss is None else f"; loss was {self._first_loss:.3f}"
             now = "" if self._last_line is None else f"; now {self._last_line}"
-            saved = "" if checkpoint is None else f"; saved in {checkpoint.path}"
+            saved = "" if saved is None else f"; saved in {saved}"
             self._bar.close()
             self.say(f"{reason} at step {step:,}{was}{now}{saved}")
 

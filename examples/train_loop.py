@@ -6,8 +6,8 @@ What a batch is for stands in its token_weights, so nothing here asks which task
 an endless iterator over PackedBatch; the ranks of tensor-parallel rank 0 have one, others None.
 
 A checkpoint holds the model and the optimizer as Megatron's distributed checkpoint, and the data
-beside them: of a planned run one cursor, so that it goes on with another split of the model, on
-other ranks and workers and with other micro-batches; of a streamed one the state of every data-
+in the same folder: of a planned run one cursor, so that it goes on with another split of the model,
+on other ranks and workers and with other micro-batches; of a streamed one the state of every data-
 parallel rank, which goes on with as many workers in all.
 """
 
@@ -18,6 +18,7 @@ import time
 from functools import partial
 
 import torch.distributed as dist
+from checkpoints import Checkpoints
 from megatron.core import parallel_state
 from megatron_gpt import (
     build_optimizer,
@@ -35,7 +36,6 @@ from energon_ext.errors import DataExhaustedError
 from energon_ext.megatron import MegatronEnergonLoader, data_parallel_worker_config
 from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.plan.lookup import find_blend
-from energon_ext.state.checkpoint import CheckpointStore
 from energon_ext.state.consumption import Consumption
 from energon_ext.state.match import check_fingerprint
 from energon_ext.state.together import on_all_ranks
@@ -93,8 +93,8 @@ def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False
         signals = stack.enter_context(stop_signals())
         if hasattr(source, "close"):
             stack.callback(source.close)
-        store = stack.enter_context(CheckpointStore(folder / "checkpoints"))
-        step = saved_step = run.restore(store, may_begin)
+        checkpoints = Checkpoints(folder / "checkpoints")
+        step = saved_step = run.restore(checkpoints, may_begin)
         log = stack.enter_context(run.start_log(folder, step))
         last_step = min(args.train_iters, args.stop_after or args.train_iters)
         log.now("sampling the first answers" if run.samples else "reading the first rows")
@@ -111,12 +111,13 @@ def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False
                 log.write_boards(step, run.counts())
             log.write_evaluation(step, evaluate(step))
             if step % args.save_interval == 0:
-                saved_step = run.save(store, step, log)
+                saved_step = run.save(checkpoints, step, log)
             asked_to_stop = set().union(*on_all_ranks(lambda: [*signals]))
         if step != saved_step:
-            run.save(store, step, log)
+            saved_step = run.save(checkpoints, step, log)
         reason = "finished" if step >= args.train_iters else "stopped"
-        log.write_end(step, "exhausted" if run.data_ended else reason, store.latest())
+        saved = checkpoints.folder_of(step) if saved_step else None
+        log.write_end(step, "exhausted" if run.data_ended else reason, saved)
         if signal.SIGINT in asked_to_stop:
             raise KeyboardInterrupt(f"saved step {step} in {folder}; go on with --resume")
 
@@ -162,6 +163,8 @@ def validation(args, task_encoder, model):
             return {}
         batches = [next(loader) if loader else None for _ in range(args.eval_iters)]
         losses = forward(args, model, batches)
+        if not losses:  # on all pipeline stages but the last
+            return {}
         by_source = {
             f"val/loss/{key}": loss for key, loss in sorted(losses["loss_by_source"].items())
         }
@@ -251,23 +254,24 @@ class Run:
             )
         return log
 
-    def save(self, store, step, log):
+    def save(self, checkpoints, step, log):
         """Save the model and, beside it, what the data needs to go on; return the step."""
-        files, cursor, metadata = {}, None, {}
+        run, cursor, states = {}, None, []
         if self.source is not None:
-            documents = self.blend.documents
-            consumed = self.consumed.to_json(list(documents))
-            metadata = {"arguments": fixed_arguments(self.args), "consumed": consumed}
-            metadata["resumed"] = [c.to_json() for c in getattr(self.source, "changes", ())]
+            consumed = self.consumed.to_json(list(self.blend.documents))
+            run = {"arguments": fixed_arguments(self.args), "consumed": consumed}
+            run["resumed"] = [change.to_json() for change in getattr(self.source, "changes", ())]
             if self.blend.is_shared and not self.samples:
                 cursor = self.source.state_dict()
             elif dist.get_rank() == parallel_state.get_model_parallel_src_rank():
                 # all stages and tensor-parallel ranks hold the same
                 rank = parallel_state.get_data_parallel_rank()
-                files = {f"data_rank{rank:05d}.pt": self.source.save_state()}
+                states = [(rank, self.source.save_state())]
             log.write("consumption", step, **consumed, **self.counts())
         write_model = partial(save_model, self.model, self.optimizer)
-        path = store.save(step, files, write_model=write_model, data=cursor, metadata=metadata)
+        path = checkpoints.save(
+            step, write_model=write_model, run=run, cursor=cursor, states=states
+        )
         log.write("save", step, path=str(path))
         return step
 
@@ -282,36 +286,39 @@ class Run:
             "epochs_left": {k: n - epochs.get(k, 0) for k, n in limits.items() if n is not None},
         }
 
-    def restore(self, store, may_begin):
+    def restore(self, checkpoints, may_begin):
         """Continue from the last checkpoint; return its step, 0 where there is none."""
-        checkpoint = store.latest()
-        if checkpoint is None:
+        step = checkpoints.newest()
+        if step is None:
             if self.args.resume and not may_begin:
-                raise ConfigError(f"{store.root} holds no checkpoint to --resume; begin without.")
+                raise ConfigError(
+                    f"{checkpoints.folder} holds no checkpoint to --resume; begin without."
+                )
             return 0
         if not self.args.resume:
-            raise ConfigError(f"{store.root} holds checkpoints: --resume, or take another folder.")
-        check_fingerprint(checkpoint.metadata["arguments"], fixed_arguments(self.args))
-        on_all_ranks(lambda: self.restore_source(checkpoint))
-        load_model(self.model, self.optimizer, checkpoint.model())
+            raise ConfigError(
+                f"{checkpoints.folder} holds checkpoints: --resume, or take another folder."
+            )
+        run = checkpoints.run_of(step)
+        check_fingerprint(run["arguments"], fixed_arguments(self.args))
+        on_all_ranks(lambda: self.restore_source(checkpoints.data_of(step)))
+        load_model(self.model, self.optimizer, checkpoints.folder_of(step))
         changes = getattr(self.source, "changes", ())
-        self.consumed = Consumption.from_json(checkpoint.metadata["consumed"], changes)
-        return checkpoint.step
+        self.consumed = Consumption.from_json(run["consumed"], changes)
+        return step
 
-    def restore_source(self, checkpoint):
+    def restore_source(self, states):
         if self.source is None:
             return
-        names = sorted(name for name in checkpoint.files if name.startswith("data_rank"))
         ranks = parallel_state.get_data_parallel_world_size()
-        if (cursor := checkpoint.data()) is not None:
-            self.source.load_state_dict(cursor)
+        if None in states:
+            self.source.load_state_dict(states[None])
         elif not self.samples:
-            self.source.restore_states([checkpoint.load(name) for name in names])
-        elif len(names) == ranks:
-            own = names[parallel_state.get_data_parallel_rank()]
-            self.source.restore_state(checkpoint.load(own))
+            self.source.restore_states([*states.values()])
+        elif sorted(states) == [*range(ranks)]:
+            self.source.restore_state(states[parallel_state.get_data_parallel_rank()])
         else:
-            raise ConfigError(f"{len(names)} data-parallel ranks sampled; {ranks} cannot go on.")
+            raise ConfigError(f"{len(states)} data-parallel ranks sampled; {ranks} cannot go on.")
 
 
 def fixed_arguments(args):

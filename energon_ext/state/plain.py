@@ -34,7 +34,7 @@ from megatron.energon.state import FlexState
 from energon_ext.errors import StateFormatError
 
 TAG = "__type__"
-MOST_DEPTH = 100
+MOST_DEPTH = 200  # levels of JSON
 MOST_VALUES = 2**26
 
 
@@ -95,7 +95,7 @@ def from_plain(value: Any, most_values: int = MOST_VALUES) -> Any:
         return put_together(read(value["value"], depth - 1))
 
     try:
-        return read(value, 2 * MOST_DEPTH)  # a tag is a level of its own
+        return read(value, MOST_DEPTH + 1)
     except (ValueError, TypeError, KeyError, RuntimeError) as error:
         raise StateFormatError(f"The data state is damaged: {error!r:.200}.") from error
 
@@ -114,7 +114,8 @@ def _array_from_list(content: list[Any]) -> np.ndarray:
     dtype, shape, text = content
     if not re.fullmatch(r"[<>|][biufc]\d{1,2}", dtype):
         raise ValueError(f"an array of {dtype}")
-    return np.ndarray(shape, dtype, bytearray(base64.b64decode(text)))  # writable
+    data = bytearray(base64.b64decode(text))  # writable
+    return np.frombuffer(data, dtype).reshape(shape)
 
 
 def _tensor_to_array(tensor: torch.Tensor) -> np.ndarray:

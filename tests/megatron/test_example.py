@@ -293,16 +293,34 @@ def test_a_resumed_run_may_be_given_a_later_last_step(mixes, tmp_path):
     assert [*steps_of(run_dir)] == [1, 2, 3]
 
 
+def with_validation(mix, path):
+    """The metadataset whose split val has the sources of its split train."""
+    content = json.loads(mix.read_text())
+    entries = content["splits"]["train"]["blend"]
+    for entry in entries:
+        entry["path"] = str(mix.parent / entry["path"])
+    content["splits"]["val"] = {"blend": [{"path": entry["path"]} for entry in entries]}
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("split", [STAGES, TENSORS])
+def test_a_split_model_evaluates_as_one_that_is_not(mixes, split, tmp_path):
+    mix = with_validation(mixes["tokens"], tmp_path / "mix.yaml")
+    options = ("--train-iters", "1", "--eval-interval", "1", "--eval-iters", "1")
+    evaluations = {}
+    for ranks, parts in ((1, ()), (2, split)):
+        run(mix, tmp_path / f"of_{ranks}", *options, *parts, ranks=ranks)
+        evaluations[ranks] = events(tmp_path / f"of_{ranks}", "evaluation")
+    assert [event["step"] for event in evaluations[2]] == [0, 1]
+    for one, two in zip(evaluations[1], evaluations[2]):
+        assert two == pytest.approx(one, abs=1e-5)
+
+
 def test_off_a_terminal_a_run_says_every_few_steps_how_it_stands_and_its_result_last(
     mixes, tmp_path
 ):
-    mix = tmp_path / "mix.yaml"
-    content = json.loads(mixes["tokens"].read_text())
-    entries = content["splits"]["train"]["blend"]
-    for entry in entries:
-        entry["path"] = str(mixes["tokens"].parent / entry["path"])
-    content["splits"]["val"] = {"blend": [{"path": entry["path"]} for entry in entries]}
-    mix.write_text(json.dumps(content))
+    mix = with_validation(mixes["tokens"], tmp_path / "mix.yaml")
     options = ("--log-interval", "4", "--eval-interval", "3", "--eval-iters", "2")
     said = run(mix, tmp_path / "run", *options).splitlines()
     said = [line for line in said if "deprecated" not in line.lower()]  # as Megatron says

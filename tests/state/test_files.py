@@ -1,0 +1,110 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Small files: written whole or not at all, read with a limit."""
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from energon_ext.errors import StateFormatError
+from energon_ext.state.files import first_line, read_json, read_small_file, write_file
+
+
+def test_bytes_are_on_disk_before_they_get_their_name_and_the_name_after_it(tmp_path, monkeypatch):
+    events = []
+    fsync, replace = os.fsync, os.replace
+
+    def recorded_fsync(descriptor):
+        events.append(("fsync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+        fsync(descriptor)
+
+    def recorded_replace(source, target):
+        events.append(("rename", Path(target).name))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", recorded_replace)
+    write_file(tmp_path / "a", b"new")
+    assert events == [("fsync", "a.tmp"), ("rename", "a"), ("fsync", tmp_path.name)]
+    assert (tmp_path / "a").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("name", ["a", "a.tmp"])
+def test_a_link_is_replaced_and_not_followed(name, tmp_path):
+    (tmp_path / "elsewhere").write_bytes(b"precious")
+    (tmp_path / name).symlink_to("elsewhere")
+    write_file(tmp_path / "a", b"new")
+    assert (tmp_path / "elsewhere").read_bytes() == b"precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "elsewhere"]
+    assert not (tmp_path / "a").is_symlink() and (tmp_path / "a").read_bytes() == b"new"
+
+
+def test_what_a_killed_process_left_aside_is_written_over(tmp_path):
+    (tmp_path / "a.tmp").write_bytes(b"half of a longer text")
+    write_file(tmp_path / "a", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_full_disk_leaves_what_was_there_and_nothing_beside_it(tmp_path):
+    write_file(tmp_path / "a", b"old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_file(tmp_path / "a", bytes(1 << 16))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"old"
+
+
+def missing(path):
+    return r"cannot be read \(No such file or directory\)"
+
+
+def folder(path):
+    path.mkdir()
+    return r"cannot be read \(Is a directory\)"
+
+
+def pipe(path):
+    os.mkfifo(path)  # nobody writes to it
+    return "is no regular file"
+
+
+def device(path):
+    path.symlink_to("/dev/zero")
+    return "is no regular file"
+
+
+def large(path):
+    path.write_bytes(b"12345")
+    return "has more than 4 bytes"
+
+
+@pytest.mark.parametrize("make", [missing, folder, pipe, device, large])
+def test_what_is_no_small_file_is_refused_in_one_line_that_names_it(make, tmp_path):
+    message = make(tmp_path / "a")
+    with pytest.raises(StateFormatError, match=f"^{tmp_path}/a {message}") as caught:
+        read_small_file(tmp_path / "a", most_bytes=4)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_just_the_limit_is_read(tmp_path):
+    (tmp_path / "a").write_bytes(b"1234")
+    assert read_small_file(tmp_path / "a", most_bytes=4) == b"1234"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000, b"9" * 5000])
+def test_what_is_no_json_is_refused_in_one_line_that_names_it(content, tmp_path):
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(StateFormatError, match=f"^{tmp_path}/a is damaged") as caught:
+        read_json(tmp_path / "a", most_bytes=1 << 20)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_first_line_of_an_error_has_no_full_stop_and_is_never_empty():
+    assert first_line(ValueError("one.\ntwo")) == "one"
+    assert first_line(KeyboardInterrupt()) == "KeyboardInterrupt"

@@ -1,0 +1,258 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""States of Energon as JSON values and back, exactly, and nothing else."""
+
+import copy
+import enum
+import json
+import random
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from megatron.energon import DefaultTaskEncoder, get_train_dataset
+from megatron.energon.flavors.webdataset.sample_loader import SliceState
+from megatron.energon.rng import SystemRngState
+from megatron.energon.savable_loader import (
+    SavableDataLoaderState,
+    SavableDatasetCheckpoint,
+    SavableDatasetState,
+)
+from megatron.energon.state import FlexState
+
+from energon_ext.errors import StateFormatError
+from energon_ext.state.plain import MOST_DEPTH, from_plain, to_plain
+from tests.state.mutations import mutations
+from tests.support import config, loader_for, take, write_dataset
+
+
+def through_json(value):
+    return from_plain(json.loads(json.dumps(to_plain(value), allow_nan=False)))
+
+
+def assert_same(found, expected):
+    """Equal values of equal types, all the way down."""
+    assert type(found) is type(expected)
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for key, value in expected.items():
+            assert_same(found[key], value)
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected):
+            assert_same(one, other)
+    elif isinstance(expected, (np.ndarray, np.generic)):
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected, strict=True)
+    elif isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+    elif hasattr(expected, "__dataclass_fields__"):
+        for name in expected.__dataclass_fields__:
+            assert_same(getattr(found, name), getattr(expected, name))
+    else:
+        assert repr(found) == repr(expected)
+
+
+ATOMS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+KEYS = st.text() | st.integers() | st.tuples(st.integers(), st.text()) | st.just("__type__")
+
+
+@given(
+    st.recursive(
+        ATOMS,
+        lambda inner: st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(KEYS, inner)
+        | st.dictionaries(KEYS, inner).map(FlexState)
+        | st.builds(SliceState, index=inner, current=inner),
+    )
+)
+def test_containers_come_back_as_they_were_with_their_types(value):
+    assert_same(through_json(value), value)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(624, dtype=np.uint32),
+        np.array([[1.5, -2.0], [0.0, np.inf]], order="F"),
+        np.array([True, False]),
+        np.array([1, 2**40], dtype=">i8"),
+        np.array(7, dtype=np.int16),
+        np.zeros((0, 3), dtype=np.float32),
+        np.float64(0.1),
+        np.bool_(True),
+        np.uint8(255),
+        torch.arange(6).view(2, 3).t(),
+        torch.tensor(2.5),
+        torch.zeros(0, 3, dtype=torch.bool),
+        torch.arange(5, dtype=torch.uint8),
+    ],
+)
+def test_arrays_scalars_and_tensors_come_back_as_they_were(array):
+    found = through_json([array])[0]
+    assert_same(found, array)
+    if not isinstance(array, np.generic):
+        found[...] = 0  # writable, as a state must be that numpy or torch goes on with
+
+
+def test_the_random_states_of_a_process_come_back_as_they_were():
+    state = SystemRngState(
+        torch=torch.get_rng_state(), numpy=np.random.get_state(), random=random.getstate()
+    )
+    found = through_json(state)
+    assert_same(found, state)
+    random.setstate(found.random)
+    np.random.set_state(found.numpy)
+    torch.set_rng_state(found.torch)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stock_loader_goes_on_from_its_state_that_was_json(workers, tmp_path):
+    write_dataset(tmp_path / "set", [f"document {index}" for index in range(120)])
+
+    def new_loader():
+        dataset = get_train_dataset(
+            tmp_path / "set",
+            worker_config=config(num_workers=workers),
+            batch_size=2,
+            shuffle_buffer_size=20,
+            max_samples_per_sequence=10,
+            task_encoder=DefaultTaskEncoder(),
+        )
+        return loader_for(dataset)
+
+    loader = new_loader()
+    take(loader, 7)
+    state = copy.deepcopy(loader.save_state_rank())
+    expected = [batch.text for batch in take(loader, 40)]
+    found = through_json(state)
+    assert_same(found, state)
+    resumed = new_loader()
+    resumed.restore_state_rank(found)
+    assert [batch.text for batch in take(resumed, 40)] == expected
+
+
+class Color(enum.IntEnum):
+    RED = 1
+
+
+class Words(list):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (object(), "builtins.object"),
+        (Path("/data"), "PosixPath"),
+        (Color.RED, "Color"),
+        (Words(), "Words"),
+        (OrderedDict(), "collections.OrderedDict"),
+        ({1, 2}, "builtins.set"),
+        (bytearray(b"x"), "builtins.bytearray"),
+        (np.array([object()]), "an array of object"),
+        (np.array(["text"]), "an array of <U4"),
+        (np.str_("text"), "an array of <U4"),
+        (torch.ones(2, dtype=torch.bfloat16), "bfloat16"),
+        (torch.nn.Parameter(torch.ones(2)), "torch.nn.parameter.Parameter"),
+        (lambda: 0, "builtins.function"),
+    ],
+)
+def test_anything_else_is_refused_by_its_name(value, name):
+    with pytest.raises(StateFormatError, match=f"A data state holds .*{name}"):
+        to_plain({"deep": [(value,)]})
+
+
+def test_what_holds_itself_is_refused():
+    value = []
+    value.append(value)
+    with pytest.raises(StateFormatError, match=f"nested more than {MOST_DEPTH} deep"):
+        to_plain(value)
+
+
+def test_what_is_as_deep_as_may_be_is_read_back():
+    value = 1
+    for _ in range(MOST_DEPTH // 2):  # a tuple is a mapping and a list
+        value = (value,)
+    assert through_json(value) == value
+    with pytest.raises(StateFormatError, match="deep"):
+        to_plain((value,))
+
+
+def tagged(name, value):
+    return {"__type__": name, "value": value}
+
+
+def nested(levels):
+    value = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        tagged("object", 1),
+        tagged(["tuple"], 1),
+        tagged("bytes", "not base 64!"),
+        tagged("tuple", 7),
+        tagged("dict", [[[1], 2]]),  # no key of a mapping
+        tagged("SliceState", {"index": 1}),
+        tagged("SliceState", {"index": 1, "current": 2, "more": 3}),
+        tagged("SliceState", 1),
+        tagged("ndarray", ["O", [1], "QUFBQUFBQUE="]),  # an address
+        tagged("ndarray", ["<U1", [1], "QUFBQQ=="]),
+        tagged("ndarray", ["<f8", [2**40], "AAAAAAAA+D8="]),
+        tagged("ndarray", ["<f8", [0], "AAAAAAAA+D8="]),
+        tagged("ndarray", ["i4,i4", [1], "AAAAAAAA+D8="]),
+        tagged("Tensor", [1, 2]),
+        tagged("generic", 5),
+        {"__type__": "tuple"},
+        {1: 2},
+        OrderedDict(),
+        Path("/data"),
+        nested(1000),
+    ],
+)
+def test_what_no_state_becomes_is_refused_in_one_line(value):
+    with pytest.raises(StateFormatError, match="damaged") as caught:
+        from_plain([value])
+    assert "\n" not in str(caught.value)
+
+
+def test_lists_of_one_list_twice_are_refused_before_anybody_counts_them():
+    """Two to the power of fifty values, as a pickle of some hundred bytes has them."""
+    value = [0]
+    for _ in range(50):
+        value = [value, value]
+    with pytest.raises(StateFormatError, match="larger or deeper than any state"):
+        from_plain(value, most_values=1000)
+    assert from_plain([1, 2], most_values=3) == [1, 2]
+
+
+def test_a_mutated_state_is_read_or_refused_and_nothing_else():
+    slices = [SliceState(index=1, current=2)]
+    inner = SavableDatasetState(
+        rng=SystemRngState(torch=torch.arange(3), numpy=("MT", np.arange(4)), random=(3, (1,))),
+        dataset_state=FlexState(slices=slices, key=("a", 1), raw=b"x"),
+        sample_index=3,
+    )
+    state = SavableDataLoaderState(
+        worker_states=[SavableDatasetCheckpoint(state=inner, offset=0)],
+        next_worker_id=0,
+        micro_batch_size=2,
+    )
+    refused = 0
+    for _, mutated in mutations(to_plain(state), 400, seed=0):
+        try:
+            from_plain(mutated)
+        except StateFormatError:
+            refused += 1
+    assert refused > 50
