@@ -13,8 +13,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-
 from energon_ext.state.checkpoint import CheckpointStore
+
 from tests.megatron import processes
 from tests.megatron.pretraining import SCRIPT, SMALL, events, run, start, steps_of, write_mixes
 
