@@ -16,8 +16,10 @@ from energon_ext.encoders.splice import MultiSpliceTaskEncoder
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import EnergonExtError
 from energon_ext.splice import MultiSpliceConfig
-from energon_ext.state.checkpoint import CheckpointStore
+from energon_ext.state.checkpoint_folder import write_state
+from energon_ext.state.plain import to_plain
 from tests.rl.prompts import prompt_loader, write_sums
+from tests.saves import newest_cursor, save_cursor, save_states
 from tests.support import (
     close_loaders,
     config,
@@ -61,8 +63,7 @@ def planned_run(data, batches=6, entries=(("book", 1), ("math", 1)), **options):
     """A run folder with the cursor of a planned run, two rows a step."""
     loader = new_loader(write_mix(data / "mix.yaml", entries), rows_per_step=2, **options)
     take(loader, batches)
-    with CheckpointStore(data / "run") as store:
-        store.save(batches, data=loader.state_dict())
+    save_cursor(data / "run", batches, loader.state_dict())
     return data / "run"
 
 
@@ -75,10 +76,13 @@ def streamed_run(data, batches=6, entries=(("web", 1), ("book", 1)), ranks=1, **
         take(loader, batches)
         states.append(loader.save_state_rank())
     close_loaders()
-    files = {f"data_rank{rank:05d}.pt": state for rank, state in enumerate(states)}
-    with CheckpointStore(data / "run") as store:
-        store.save(batches, files)
+    save_states(data / "run", batches, *states)
     return data / "run", states
+
+
+def save_as_megatron_lm(state, folder, rank=0):
+    saved = {"dataloader_state_dict": to_plain(state)}
+    torch.save(saved, folder / f"train_dataloader_dprank{rank:03d}.pt")
 
 
 def diff(*arguments):
@@ -114,8 +118,8 @@ def test_every_source_is_kept_new_moved_or_retained(data):
     result = diff(saved, mix)
     assert result.exit_code == 0, result.output
     found = lines(result)
-    assert found[0].endswith("step_00000006: planned, after 6 rows")
-    cursor = CheckpointStore(saved).latest().data()
+    assert found[0].endswith("iter_0000006: planned, after 6 rows")
+    cursor = newest_cursor(saved)
     drawn = {k: s["tokens"] for k, s in cursor["plan"]["sources"].items()}
     documents = {k: s["documents"] for k, s in cursor["plan"]["sources"].items()}
     assert sum(drawn.values()) > 100
@@ -135,7 +139,7 @@ def test_every_source_is_kept_new_moved_or_retained(data):
 def test_a_resume_says_the_same_and_a_moved_source_goes_on_where_it_was(data, caplog):
     saved = planned_run(data)
     (data / "later").mkdir()
-    cursor = CheckpointStore(saved).latest().data()
+    cursor = newest_cursor(saved)
     moved = new_loader(write_mix(data / "later" / "mix.yaml", [("../book", 1)]), rows_per_step=2)
     with caplog.at_level(logging.INFO, "energon_ext"):
         moved.load_state_dict(cursor)
@@ -164,7 +168,7 @@ def test_a_resume_says_the_same_and_a_moved_source_goes_on_where_it_was(data, ca
 )
 def test_a_planned_run_is_possible_where_its_resume_is(data, batches, options, possible):
     saved = planned_run(data, batches)
-    cursor = CheckpointStore(saved).latest().data()
+    cursor = newest_cursor(saved)
     names = {"ranks": "world-size", "workers": "num-workers", "seq_len": "seq-length"}
     arguments = [x for k, v in options.items() for x in (f"--{names.get(k, k)}", v)]
     result = diff(saved, data / "mix.yaml", *arguments)
@@ -177,9 +181,8 @@ def test_a_balanced_run_is_possible_inside_a_step_too(data):
     mix = write_mix(data / "mix.yaml", [("book", 1), ("math", 1)])
     loader = new_loader(mix, encoder=encoder, rows_per_step=2)
     take(loader, 5)
-    with CheckpointStore(data / "run") as store:
-        store.save(5, data=loader.state_dict())
-    cursor = CheckpointStore(data / "run").latest().data()
+    cursor = loader.state_dict()
+    save_cursor(data / "run", 5, cursor)
     resumed = new_loader(mix, encoder=encoder, rows_per_step=2)
     assert check_agrees(diff(data / "run", mix), lambda: resumed.load_state_dict(cursor)) is True
 
@@ -203,7 +206,7 @@ def drop_a_source(data):
 def test_what_has_changed_under_a_planned_run_is_seen(data, change, possible):
     saved = planned_run(data)
     mix = change(data)
-    cursor = CheckpointStore(saved).latest().data()
+    cursor = newest_cursor(saved)
     next_run = new_loader(mix, rows_per_step=2)
     result = diff(saved, mix)
     assert check_agrees(result, lambda: next_run.load_state_dict(cursor)) is possible
@@ -250,8 +253,7 @@ def test_the_files_of_megatron_lm_are_read(data, ranks):
     for rank in ranks:
         loader = new_loader(mix, rank=rank, ranks=2, rows_per_step=2)
         take(loader, 3)
-        state = {"dataloader_state_dict": loader.save_state_rank()}
-        torch.save(state, folder / f"train_dataloader_dprank{rank:03d}.pt")
+        save_as_megatron_lm(loader.save_state_rank(), folder, rank)
     result = diff(data / "data", mix, "--world-size", 4, "--num-workers", 2)
     assert result.exit_code == 0, result.output
     assert lines(result)[0].endswith("planned, after 6 rows")
@@ -260,13 +262,12 @@ def test_the_files_of_megatron_lm_are_read(data, ranks):
 
 def test_the_newest_checkpoint_in_the_folder_of_a_run_is_the_one_that_is_looked_at(data):
     loader = new_loader(write_mix(data / "mix.yaml", [("book", 1)]), rows_per_step=2)
-    with CheckpointStore(data / "run" / "checkpoints") as store:
-        for step in (1, 2):  # of a batch each, one row of one rank
-            take(loader, 2)
-            store.save(step, data=loader.state_dict())
+    for step in (1, 2):  # of a batch each, one row of one rank
+        take(loader, 2)
+        save_cursor(data / "run" / "checkpoints", step, loader.state_dict())
     result = diff(data / "run", data / "mix.yaml")
     assert result.exit_code == 0, result.output
-    assert lines(result)[0].endswith("checkpoints/step_00000002: planned, after 4 rows")
+    assert lines(result)[0].endswith("checkpoints/iter_0000002: planned, after 4 rows")
 
 
 def test_the_newest_iteration_of_megatron_lm_is_the_one_that_is_looked_at(data):
@@ -275,7 +276,7 @@ def test_the_newest_iteration_of_megatron_lm_is_the_one_that_is_looked_at(data):
         folder = data / "saved" / f"iter_{iteration:07d}"
         folder.mkdir(parents=True)
         take(loader, 2)
-        torch.save(loader.save_state_rank(), folder / "train_dataloader_dprank000.pt")
+        save_as_megatron_lm(loader.save_state_rank(), folder)
     result = diff(data / "saved", data / "mix.yaml")
     assert lines(result)[0].endswith("iter_0000002: planned, after 4 rows")
 
@@ -288,7 +289,7 @@ def test_files_of_different_steps_are_refused(data):
         loader = new_loader(mix, rank=rank, ranks=2, rows_per_step=2)
         take(loader, batches)
         states.append(loader.save_state_rank())
-        torch.save(states[-1], data / "data" / f"data_rank{rank:05d}.pt")
+        write_state(data / "data" / f"data_rank{rank:05d}.json", states[-1])
     next_run = new_loader(mix, rank=0, ranks=2, rows_per_step=2)
     assert not check_agrees(diff(data / "data", mix), lambda: next_run.restore_states(states))
 
@@ -362,14 +363,13 @@ def test_with_a_tokenizer_text_is_restored_as_well(data):
 
 
 def test_what_was_read_is_summed_over_ranks_and_workers(data):
-    read, states = 0, {}
+    read, states = 0, []
     mix = write_mix(data / "mix.yaml", [("book", 1), ("web", 1)])
     for rank in (0, 1):
         loader = new_loader(mix, workers=2, rank=rank, ranks=2)
         read += sum(batch.tokens_per_source().get("book", 0) for batch in take(loader, 5))
-        states[f"data_rank{rank:05d}.pt"] = loader.save_state_rank()
-    with CheckpointStore(data / "run") as store:
-        store.save(5, states)
+        states.append(loader.save_state_rank())
+    save_states(data / "run", 5, *states)
     result = diff(data / "run", mix)
     assert lines(result)[0].endswith("2 rank(s) with 2 worker(s)")
     assert lines(result)[2].split()[:2] == ["book", "kept"]
@@ -378,7 +378,7 @@ def test_what_was_read_is_summed_over_ranks_and_workers(data):
 
 def test_the_state_of_a_rank_that_is_missing_is_named(data):
     saved, _ = streamed_run(data, 4, ranks=2)
-    (CheckpointStore(saved).latest().path / "data_rank00000.pt").unlink()
+    (saved / "iter_0000004" / "data_rank00000.json").unlink()
     result = diff(saved, data / "mix.yaml")
     assert result.exit_code == 1
     assert lines(result)[-1] == "refused: The states of all ranks are needed, [1] found."
@@ -388,8 +388,7 @@ def test_prompts_of_reinforcement_learning_are_looked_at(data):
     mix = write_sums(data)
     loader = prompt_loader(mix)
     take(loader, 2)
-    with CheckpointStore(data / "run") as store:
-        store.save(2, {"data_rank00000.pt": {"prompts": loader.save_state_rank(), "calls": 2}})
+    save_states(data / "run", 2, {"prompts": loader.save_state_rank(), "calls": 2})
     result = diff(data / "run", mix)
     assert result.exit_code == 0, result.output
     assert [line.split()[:2] for line in lines(result)[2:4]] == [
@@ -413,7 +412,7 @@ def test_a_stock_checkpoint_is_refused_with_the_way_over(data):
     loader = loader_for(dataset)
     take(loader, 3)
     (data / "stock").mkdir()
-    torch.save(loader.save_state_rank(), data / "stock" / "data_rank00000.pt")
+    save_as_megatron_lm(loader.save_state_rank(), data / "stock")
     mix = write_mix(data / "mix.yaml", [("web", 1)])
     result = diff(data / "stock", mix)
     assert result.exit_code == 1
@@ -430,8 +429,7 @@ def test_a_source_with_samples_behind_the_draw_cannot_leave(data):
     loader = plain([("web", 1), ("code", 1)])
     take(loader, 3)
     state = loader.save_state_rank()
-    (data / "plain_run").mkdir()
-    torch.save(state, data / "plain_run" / "data_rank00000.pt")
+    save_states(data / "plain_run", 3, state)
     without = plain([("web", 1)])
     result = diff(data / "plain_run", data / "plain.yaml")
     assert "samples of code:train in buffers" in result.output
@@ -447,16 +445,15 @@ def test_a_source_with_samples_behind_the_draw_cannot_leave(data):
 @pytest.mark.parametrize("content", [{"row": 3}, [1, 2], "text", 7])
 def test_a_file_that_holds_no_cursor_is_refused(data, content):
     mix = write_mix(data / "mix.yaml", [("book", 1)])
-    with CheckpointStore(data / "run") as store:
-        store.save(3, data=content)
+    save_cursor(data / "run", 3, content)
     result = diff(data / "run", mix)
-    assert result.exit_code == 1
-    assert "refused: " in result.output and "data state" in result.output
+    assert result.exit_code == 2
+    assert "data.json: " in result.output and "data state" in result.output
 
 
 def test_a_damaged_file_is_named(data):
     saved = planned_run(data)
-    file = CheckpointStore(saved).latest().path / "data.json"
+    file = saved / "iter_0000006" / "data.json"
     file.write_bytes(file.read_bytes()[:-10])
     result = diff(saved, data / "mix.yaml")
     assert result.exit_code == 2 and "data.json is damaged" in result.output
@@ -464,7 +461,7 @@ def test_a_damaged_file_is_named(data):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("nowhere", "no such folder"), ("web", "no data.json, data_rank00000.pt or train_data")],
+    [("nowhere", "no such folder"), ("web", "no data.json, data_rank00000.json or train_data")],
 )
 def test_a_folder_without_data_states_is_named(data, name, message):
     mix = write_mix(data / "mix.yaml", [("web", 1)])

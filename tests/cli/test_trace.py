@@ -15,9 +15,10 @@ from energon_ext.cli.main import main
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.trace import rows_of as rows_of_step
-from energon_ext.state.checkpoint import CheckpointStore
+from energon_ext.state.plain import to_plain
 from energon_ext.state.schema import check_seal
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, write_numbered
+from tests.saves import save_cursor
 from tests.support import close_loaders, config, loader_for, write_dataset, write_mix
 
 RANKS, BATCH, ROWS = 2, 2, 8
@@ -38,17 +39,16 @@ def data(tmp_path_factory):
         write_mix(folder / "second.yaml", [("a", 2), ("c", 1)]),
     ]
     steps, state = [], None
-    with CheckpointStore(folder / "run", keep=9) as store:
-        while len(steps) < STEPS:
-            run = Run(mixes[len(steps) >= MOVED_AT], ranks=RANKS, batch=BATCH, rows=ROWS)
-            if state is not None:
-                run.resume(state)
-            iterators = [iter(loader) for loader in run.loaders]
-            for _ in range(4):
-                steps.append([[next(each) for _ in range(run.rounds)] for each in iterators])
-            state = run.state()
-            store.save(len(steps), data=json.loads(state))
-            close_loaders()
+    while len(steps) < STEPS:
+        run = Run(mixes[len(steps) >= MOVED_AT], ranks=RANKS, batch=BATCH, rows=ROWS)
+        if state is not None:
+            run.resume(state)
+        iterators = [iter(loader) for loader in run.loaders]
+        for _ in range(4):
+            steps.append([[next(each) for _ in range(run.rounds)] for each in iterators])
+        state = run.state()
+        save_cursor(folder / "run", len(steps), json.loads(state))
+        close_loaders()
     return folder, mixes, steps
 
 
@@ -83,7 +83,7 @@ def test_the_data_states_of_megatron_lm_are_as_good(data, tmp_path, folder_of_st
             name = f"iter_{iteration:07d}/mp_rank_00/train_dataloader_dprank{rank:03d}.pt"
             path = tmp_path / folder_of_states / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save({"dataloader_state_dict": loader.save_state_rank()}, path)
+            torch.save({"dataloader_state_dict": to_plain(loader.save_state_rank())}, path)
     options = (mixes[0], "--step", 5, "--json", *TOPOLOGY)
     assert rows_of(call(tmp_path, *options)) == rows_of(call(folder / "run", *options))
 
@@ -191,8 +191,7 @@ def test_documents_come_with_the_line_that_they_were_prepared_from(tmp_path):
     )
     loader = loader_for(dataset)
     next(iter(loader))
-    with CheckpointStore(tmp_path / "run") as store:
-        store.save(1, data=loader.state_dict())
+    save_cursor(tmp_path / "run", 1, loader.state_dict())
     arguments = ["--step", 3, "--micro-batch-size", 2, "--json", "--tokenizer", "bytes"]
     rows = rows_of(call(tmp_path / "run", mix, *arguments))
     found = [each for row in rows for each in row["files"]]
