@@ -121,6 +121,10 @@ def test_a_resume_says_what_may_not_change_and_a_new_run_spares_an_old_one(mixes
     stderr = run(mixes["tokens"], run_dir, "--resume", "--lr", "0.5", succeeds=False)
     assert "StateMismatchError" in stderr
     assert "lr: saved 0.004, now 0.5" in stderr
+    cursor = run_dir / "checkpoints" / "iter_0000002" / "data.json"
+    cursor.rename(run_dir / "elsewhere")
+    line = run(mixes["tokens"], run_dir, "--resume", succeeds=False).splitlines()[-1]
+    assert line.startswith(f"StateFormatError: {cursor.parent} has lost its data.json. Copy it")
     stderr = run(mixes["tokens"], run_dir, succeeds=False)
     assert "Traceback" not in stderr
     assert stderr.splitlines()[-1] == (
