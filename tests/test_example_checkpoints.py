@@ -63,7 +63,9 @@ def test_a_save_that_was_killed_counts_as_none_and_goes(tmp_path):
         save(tmp_path, step)
     (tmp_path / "iter_0000025").mkdir()
     (tmp_path / "iter_0000025" / "common.pt").touch()
+    (tmp_path / "iter_0000035_of_mine").mkdir()
     save(tmp_path, 40)
+    (tmp_path / "iter_0000035_of_mine").rmdir()
     assert names(tmp_path) == [20, 30, 40]
 
 
@@ -111,7 +113,7 @@ def lose_the_folder(folder):
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
-    return "names iter_0000020, which is not there"
+    return r"iter_0000020/run.json cannot be read \(No such file"
 
 
 def lose_run(folder):
