@@ -117,8 +117,11 @@ class PlannedRows(RowSource):
             if self._is_through:
                 return False
             done = self._plan
-            carried = done.carried[~self._is_excluded(done.carried.documents)]
-            self._begin_with(carried, self._rows_before + len(done))
+            is_excluded = self._is_excluded(done.carried.documents)
+            # Its first token is no label of a row before, and is counted.
+            is_new_stream = self._last or bool(is_excluded[:1].any())
+            rows_before = 0 if is_new_stream else self._rows_before + len(done)
+            self._begin_with(done.carried[~is_excluded], rows_before)
             self._pack(self._next_documents(), last=None)
         return True
 
