@@ -28,7 +28,7 @@ from energon_ext.encoders.text_decoder import TextDecoder
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.mixture.tree import IN_ORDER, Tree
-from energon_ext.packing import SequentialPacker, make_packer
+from energon_ext.packing import PACKERS, SequentialPacker, make_packer
 from energon_ext.plan.cost import AttentionCost, Cost
 from energon_ext.plan.dataset import BlendedDataset
 from energon_ext.plan.deal import Topology
@@ -150,13 +150,14 @@ has no transition to train.
         return Document.derive_from(sample, tokens=self.tokenizer.encode_array(sample.text))
 
     def state_fingerprint(self) -> dict[str, Any]:
-        packing = self._packer.to_json()
+        every_option = {name for packer in PACKERS.values() for name in packer.option_names()}
+        packing = {**dict.fromkeys(every_option), **self._packer.to_json()}
         return {
             **super().state_fingerprint(),
             "tokenizer": self.tokenizer.fingerprint(),
             "seq_len": self.seq_len,
             "packing": packing.pop("name"),
-            "alignment": packing.pop("alignment", 1),
+            "alignment": packing.pop("alignment") or 1,
             **{f"packing_{option}": value for option, value in packing.items()},
             "mask_boundary_loss": self.mask_boundary_loss,
             "train_on_eos": self.train_on_eos,

@@ -349,9 +349,7 @@ def test_a_document_of_one_token_is_counted_if_the_one_before_is_excluded_in_the
     lengths = [4, 9, 1, 1, 1]
     rows = planned(lengths, shuffled=False, **options)
     assert documents_in(take(rows, 3)) == 2  # windows 0..4, 4..8, 8..12 of the tokens of 0 and 1
-    rows = resumed(
-        rows.save_state(), lengths, shuffled=False, excluded=np.array([1]), **options
-    )
+    rows = resumed(rows.save_state(), lengths, shuffled=False, excluded=np.array([1]), **options)
     assert documents_in(take(rows)) == 3
 
 
