@@ -27,7 +27,7 @@ from corpora import (
 )
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-from megatron.energon import WorkerConfig, get_savable_loader
+from megatron.energon import WorkerConfig
 from stock import stock_loader
 from timing import draw, markdown
 from torch.utils.data import default_collate
@@ -111,11 +111,7 @@ def end():
 
 
 def token_files(folder):
-    return get_savable_loader(our_dataset(folder))
-
-
-def without_watchdog(folder):
-    return get_savable_loader(our_dataset(folder), watchdog_timeout_seconds=None)
+    return ExactDataLoader(our_dataset(folder))
 
 
 def one_worker(folder):
@@ -182,7 +178,6 @@ class MegatronTokenizer:
 #: What makes the batches, and how many a round has.
 CONTENDERS = {
     OURS: (token_files, 240),
-    "token files, no worker, watchdog off": (without_watchdog, 240),
     "token files, 1 worker": (one_worker, 240),
     "token files, 2 workers": (two_workers, 240),
     "stock Energon, its documentation's packing": (stock, 60),

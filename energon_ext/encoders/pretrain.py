@@ -35,6 +35,7 @@ from energon_ext.plan.dataset import BatchOptions, PassOptions, PlannedDataset
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
+from energon_ext.streamed.blend import StreamedBlend
 from energon_ext.weights import ScheduleAxis
 
 #: Attributes of a tokenizer that a state describes it by.
@@ -271,6 +272,11 @@ has no transition to train.
                 cost=self.cost,
             ),
         )
+
+    def build_blend(self, mix: MixOfSources, clock: Clock, **options: Any) -> StreamedBlend:
+        """The draw among rows that are packed on the fly."""
+        self._sources = self.names_in_batches(mix.sources)
+        return super().build_blend(mix, clock, **options)
 
     def _assemble(self, rows: list[Row]) -> Any:
         """The batch of some rows, by the methods that a subclass may override."""
