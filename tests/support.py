@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-from megatron.energon import TextSample, WorkerConfig
+from megatron.energon import SavableDataLoader, TextSample, WorkerConfig
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
 from webdataset import ShardWriter
@@ -119,6 +119,18 @@ def loader_for(dataset, **options):
     loader = open_loader(dataset, **options)
     _open_loaders.append(loader)
     return loader
+
+
+def stock_loader_for(dataset, **options):
+    """Energon's own loader, which stores a state after every batch."""
+    return SavableDataLoader(
+        dataset,
+        checkpoint_every_sec=0,
+        checkpoint_every_min_n_samples=1,
+        watchdog_timeout_seconds=None,
+        gc_collect_every_n_steps=0,  # a wrapper, and as such in the state
+        **options,
+    )
 
 
 def close_loaders():
