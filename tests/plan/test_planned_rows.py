@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
 from energon_ext.plan import rows as plan_rows
-from tests.plan.memory_documents import documents_in, pairs, planned, read_of, state_of, take, trained
+from tests.plan.memory_documents import (
+    documents_in,
+    pairs,
+    planned,
+    read_of,
+    state_of,
+    take,
+    trained,
+)
 
 LENGTHS = np.random.default_rng(0).integers(1, 40, 60).tolist()
 PACKINGS = ("bin", "sequential")

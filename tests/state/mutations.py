@@ -26,7 +26,10 @@ def mutations(state, count, seed):
         change(parent, key, before, chance)
         if json.dumps(mutated, sort_keys=True) != text:
             count -= 1
-            yield f"{'.'.join(map(str, (*path, key)))}: {change.__name__} of {before!r:.60}", mutated
+            yield (
+                f"{'.'.join(map(str, (*path, key)))}: {change.__name__} of {before!r:.60}",
+                mutated,
+            )
 
 
 def change_value(parent, key, before, chance):
