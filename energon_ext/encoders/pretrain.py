@@ -40,6 +40,9 @@ from energon_ext.weights import ScheduleAxis
 
 PACKINGS = ("bin", "sequential")
 
+#: Attributes of a tokenizer that a state describes it by.
+_OF_TOKENIZER = ("vocab_size", "bos_id", "eos_id", "pad_id", "add_bos", "add_eos")
+
 #: Documents of a planned source that are packed together, unless ``packing_buffer_docs`` is more:
 #: so many in all, and at least and at most so many of one source.
 PLANNED_BUFFERS_DOCS, LEAST_PLANNED_BUFFER_DOCS, MOST_PLANNED_BUFFER_DOCS = 2**20, 1024, 4096
@@ -344,7 +347,10 @@ def saved_encoder(encoder: PackedTaskEncoder) -> dict[str, Any]:
     own = (c for c in type(encoder).__mro__ if c.__module__.startswith("energon_ext."))
     return {
         "class": next(own).__name__,
-        "tokenizer": encoder.tokenizer.options(),
+        "tokenizer": {
+            "fingerprint": encoder.tokenizer.fingerprint(),
+            "attributes": {name: getattr(encoder.tokenizer, name) for name in _OF_TOKENIZER},
+        },
         "options": encoder.saved_options(),
     }
 
