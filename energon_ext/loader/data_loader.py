@@ -98,9 +98,16 @@ class ExactDataLoader:
         return self.dataset.batches_read
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass."""
+        """One pass.
+
+        Raises:
+            ConfigError: the loader was closed.
+        """
         if self._is_closed:
             raise ConfigError("This loader was closed; make a new one and load the state.")
+        return self._one_pass()
+
+    def _one_pass(self) -> Iterator[Any]:
         while (found := self._next()) is not None:
             batch, is_last = found
             yield batch
@@ -132,6 +139,7 @@ class ExactDataLoader:
 
     def _start(self) -> Iterator[Any]:
         workers = self.worker_config.num_workers
+        self.dataset.begin()
         return iter(
             DataLoader(
                 self._reader,

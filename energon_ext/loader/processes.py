@@ -31,6 +31,10 @@ _FULL = (
 )
 
 
+class RemoteTraceback(Exception):
+    """The traceback of an error in another process; the cause of that error here."""
+
+
 class Parcel(bytes):
     """A pickled result; unpickled it is that result."""
 
@@ -60,19 +64,31 @@ class Failure:
         return cls(error, text)
 
     def throw(self) -> None:
-        raise self.error from WorkerError(f"in a process of the loader:\n{self.traceback}")
+        raise self.error from RemoteTraceback(f"in a process of the loader\n\n{self.traceback}")
 
 
 def handed_over(work: Callable[[], Any]) -> Any:
     """The result of some work of a worker, or its error, as the trainer can receive it."""
     try:
-        with full_memory_named():
-            result = work()
-            return result if get_worker_info() is None else Parcel(ForkingPickler.dumps(result))
+        result = work()
+        return result if get_worker_info() is None else _packed(result)
     except Exception as error:  # whatever a reader or an encoder raises
         if get_worker_info() is None:
             raise
         return Failure.of(error)
+
+
+def _packed(result: Any) -> Parcel:
+    try:
+        with full_memory_named():
+            return Parcel(ForkingPickler.dumps(result))
+    except WorkerError:
+        raise
+    except Exception as error:  # whatever the objects of a batch raise
+        raise WorkerError(
+            f"A worker cannot hand over its batch ({type(error).__name__}: {error}). Leave out of "
+            f"the batch what cannot be pickled, or take num_workers=0."
+        ) from error
 
 
 @contextlib.contextmanager
