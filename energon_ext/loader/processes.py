@@ -29,6 +29,7 @@ _FULL = (
     "Shared memory (/dev/shm) is full, or too small for the batches of workers: see `df /dev/shm`, "
     "make it larger (docker: --shm-size=16g), or take num_workers=0."
 )
+_PERHAPS = "Perhaps memory is short: see `dmesg`."
 
 
 class RemoteTraceback(Exception):
@@ -113,6 +114,8 @@ def deaths_named(timeout: float) -> Iterator[None]:
     try:
         with full_memory_named():
             yield
+    except (ConnectionError, EOFError) as error:  # while it handed over a tensor
+        raise WorkerError(f"A data worker died: {error!r}. {_PERHAPS}") from error
     except RuntimeError as error:
         said = " ".join(str(error).split())
         if "DataLoader timed out" in said:
@@ -123,7 +126,7 @@ def deaths_named(timeout: float) -> Iterator[None]:
         if "DataLoader worker" not in said:
             raise
         check_open_files()
-        why = "Perhaps memory is short: see `dmesg`."
+        why = _PERHAPS
         if "Bus error" in said or "bus error" in said:
             why = f"A file it read was overwritten in place; or: {_FULL}"
         raise WorkerError(f"A data worker died: {said.rstrip('.')}. {why}") from error
