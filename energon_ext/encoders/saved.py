@@ -67,7 +67,8 @@ def load_encoder(
         raise StateFormatError("The data state does not say how its rows were encoded.")
     options = {**saved["options"], **changed}
     if options.get("packing") != saved["options"].get("packing"):
-        options["mask_boundary_loss"] = None  # follows the packing
+        of_packing = ("packing_max_docs_per_bin", "packing_carry", "mask_boundary_loss")
+        options.update(dict.fromkeys(of_packing))
     if "chat_template" in options:
         options["chat_template"] = named_template(options["chat_template"])
     if options.get("splice") is not None:

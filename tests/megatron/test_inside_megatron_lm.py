@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from energon_ext.loader.regroup import blends_in
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from energon_ext.cli.main import main
 from energon_ext.cli.metrics import Run
 from energon_ext.cli.report import write_report
-from energon_ext.loader.regroup import blends_in
 from energon_ext.state.checkpoint_folder import read_megatron_lm_state
 from tests import support
 from tests.megatron import processes

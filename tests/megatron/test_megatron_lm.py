@@ -662,7 +662,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_has_embeddings_is_refused(laun
     ("options", "found"),
     [
         ("", (True, True, None, 0.3, True, True)),
-        ("--energon-packing sequential", (True, True, None, 0.3, False, True)),
+        ("--energon-packing sequential", (True, True, None, None, False, True)),
         (
             "--no-energon-add-bos --energon-packing-max-docs-per-bin 3 --energon-packing-carry 0 "
             "--no-energon-mask-boundary-loss --no-energon-train-on-eos",
@@ -674,11 +674,12 @@ def test_the_encoder_is_as_the_options_say(launch, options, found):
     given = add_energon_args(argparse.ArgumentParser()).parse_args(options.split())
     vars(launch).update(vars(given))
     encoder = megatron_lm._default_task_encoder(launch)
+    fingerprint = encoder.state_fingerprint()
     assert found == (
         encoder.tokenizer.add_bos,
         encoder.tokenizer.add_eos,
-        encoder.packing_max_docs_per_bin,
-        encoder.packing_carry,
+        fingerprint.get("packing_max_docs_per_bin"),
+        fingerprint.get("packing_carry"),
         encoder.mask_boundary_loss,
         encoder.train_on_eos,
     )
