@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Energon's own loader over a planned dataset: each worker plans, and reads the batches it is due."""
+"""Energon's own loader over a planned dataset: each worker plans, and reads what it is due."""
 
 import json
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Positions on the schedule axis, counted one by one."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_ext.mixture.tree import blend_of
@@ -31,7 +31,6 @@ def counted(clock, steps, batches, rows):
     return of[clock.axis.unit] + clock.axis.lookahead
 
 
-@settings(max_examples=200)
 @given(clocks(), st.integers(0, 20), st.integers(0, 50))
 def test_an_optimizer_step_stands_behind_the_steps_before_it_and_those_it_skips(clock, step, more):
     topology = clock.topology

@@ -2,9 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """An epoch is every document once: in every pass, from every save, whatever a resume changes."""
 
-import itertools
 import json
-import random
 from collections import Counter
 
 import numpy as np
@@ -42,6 +40,8 @@ def transitions(tokens, times=1):
 A = documents(1000, np.random.default_rng(0).integers(1, 40, 100).tolist())
 B = documents(40_000, np.random.default_rng(1).integers(1, 40, 40).tolist())
 C = documents(60_000, np.random.default_rng(2).integers(1, 40, 25).tolist())
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("epochs")
@@ -244,70 +244,3 @@ def test_a_limit_that_is_lowered_and_raised_again_loses_and_repeats_nothing(
             assert trained_transitions(found) == transitions(C, 4) + transitions(B, 9), done
             assert ended(found) == {"c": 100, "b": 360}
         close_loaders()
-
-
-# Chains -------------------------------------------------------------------------------------------
-
-
-def check_chain(data, packing, seed, workers, hops=10):
-    """Hops over ranks, workers and batch sizes, then to the end."""
-    rng = random.Random(seed)
-    entries = [entry("a", 2, weight=3), entry("b", 2), entry("c", 5)]
-    path = write(data / f"chain{seed}.yaml", {rng.choice(["blend", "interleave"]): entries})
-    state, batches, sizes = None, [], []
-    for hop in range(hops + 1):
-        ranks, batch_size = rng.choice([1, 2, 3, 4]), rng.choice([1, 2, 3])
-        rows_per_step = ranks * batch_size * rng.choice([1, 2, 3])
-        steps = rng.randint(1, 6)
-        states = []
-        for rank in range(ranks):
-            loader = load(
-                path,
-                packing,
-                workers=rng.choice(workers),
-                rank=rank,
-                ranks=ranks,
-                batch_size=batch_size,
-                rows_per_step=rows_per_step,
-                buffer_docs=8,
-            )
-            if state is not None:
-                loader.load_state_dict(json.loads(state))
-            if hop == hops:
-                batches += list(loader)
-            else:
-                rounds = steps * rows_per_step // (ranks * batch_size)
-                batches += itertools.islice(loader, rounds)  # the run may end on the way
-                states.append(json.dumps(loader.state_dict()))
-            loader.close()
-        if hop < hops:
-            assert len(set(states)) == 1, "every rank has the same state"
-            state = states[0]
-            sizes.append(len(state))
-    expected = transitions(A, 2) + transitions(B, 2) + transitions(C, 5)
-    assert trained_transitions(batches) == expected
-    assert ended(batches) == {"a": 200, "b": 80, "c": 125}
-    # Three sources with at most eight documents carried over, whatever went before.
-    assert max(sizes) < 2800
-
-
-@every_packing
-@pytest.mark.parametrize("seed", range(4))
-def test_ten_hops_over_topologies_read_every_document_as_often_as_it_may(
-    data, packing, seed, small_buffers
-):
-    check_chain(data, packing, seed, workers=[0])
-
-
-@pytest.mark.parametrize("packing", ["sequential", pytest.param("bin", marks=pytest.mark.nightly)])
-def test_hops_over_topologies_with_workers(data, packing, small_buffers):
-    check_chain(data, packing, seed=101, workers=[0, 0, 1, 3], hops=3)
-
-
-@pytest.mark.nightly
-@every_packing
-@pytest.mark.parametrize("seed", range(200, 230))
-def test_many_chains_of_hops_read_every_document_as_often_as_it_may(
-    data, packing, seed, small_buffers
-):
-    check_chain(data, packing, seed, workers=[0, 0, 1, 2, 3])

@@ -121,7 +121,9 @@ def test_an_estimate_knows_how_full_the_rows_of_each_source_are(tmp_path):
     """Rows of 64: documents of 64 fill them, and of 40 there is one in each."""
     write_tokens(tmp_path / "full", [[100] * 64] * 300, np.int32)
     write_tokens(tmp_path / "part", [[100] * 40] * 300, np.int32)
-    guess = estimated(planned_blend(mix(tmp_path, [("full", 1), ("part", 1)]), rows=1, batch=1), 100)
+    guess = estimated(
+        planned_blend(mix(tmp_path, [("full", 1), ("part", 1)]), rows=1, batch=1), 100
+    )
     assert guess.tokens.sum(0) == pytest.approx([50 * 64, 50 * 40])
     assert guess.documents.sum(0) == pytest.approx([50, 50])
 
