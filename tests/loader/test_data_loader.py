@@ -15,6 +15,7 @@ from energon_ext import (
     PackedTaskEncoder,
     get_train_dataset,
 )
+from energon_ext.encoders import pretrain
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from tests.support import batch_hash, config, loader_for, take, write_dataset, write_mix
 from tests.support import write_tokens as write
@@ -175,18 +176,23 @@ def test_one_pass_follows_the_other_without_repeat(folder, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epochized_blend_goes_on_at_every_batch_of_its_second_pass(folder, workers):
+def test_an_epochized_blend_goes_on_at_every_batch_of_its_second_pass(
+    folder, workers, monkeypatch
+):
     """Its windows are those of the second pass, also of a source that was not yet drawn there."""
+    monkeypatch.setattr(pretrain, "MOST_PLANNED_BUFFER_DOCS", 1)  # many plans in a pass
+    write(folder / "few", [[7] * (9 + n % 20) for n in range(12)])
     path = write_mix(folder / "epochized.yaml", [])
-    entries = [{"path": "a", "repetitions": 1}, {"path": "b", "repetitions": 1}]
+    entries = [{"path": "a", "repetitions": 1}, {"path": "few", "repetitions": 1}]
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "splits": {"train": {"blend_epochized": entries}}}))
-    whole = len(list(new_loader(path, repeat=False)))
-    expected = history(new_loader(path), whole + 12)
+    options = {"rows_per_step": BATCH}
+    whole = len(list(new_loader(path, repeat=False, **options)))
+    expected = history(new_loader(path, **options), whole + 12)
     assert [batch for batch, _ in expected[whole:]] == [batch for batch, _ in expected[:12]]
-    for done in range(whole - 2, whole + 3):
-        again = resumed(path, expected[done - 1][1], workers)
-        assert history(again, 6) == expected[done : done + 6], done
+    for done in range(whole - 1, whole + 4):
+        again = resumed(path, expected[done - 1][1], workers, **options)
+        assert history(again, 8) == expected[done : done + 8], done
         again.close()
 
 

@@ -23,7 +23,7 @@ from energon_ext.encoders import pretrain
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, rows_of
 from tests.support import LargeTokenizer, write_tokens
 
-SEGMENTS, MOST_EPOCHS, MOST_PROCESSES = 4, 3, 6
+SEGMENTS, MOST_EPOCHS, MOST_PROCESSES = 6, 3, 6
 ROUNDING = Fraction(1, 10**9)
 
 
@@ -105,7 +105,7 @@ class ListRun:
             picked = pick(shares, [self.row + place for place in missing], attempt, len(weights))
             read, again = dict.fromkeys(shares, 0), []
             for place, name in zip(missing, picked):
-                options = limits[name], mix["buffer"], mix["excluded"]
+                options = limits[name], mix["buffer"], mix["excluded"][name]
                 row = self.sources[name].take(*options) if name in left else None
                 if row is None:
                     left.discard(name)
@@ -175,7 +175,7 @@ class Chain:
         self.names = [f"source{n}" for n in range(self.rng.randint(1, 4))]
         self.documents = {}
         for n, name in enumerate(self.names):
-            count, longest = self.rng.randint(2, 30), self.rng.choice([4, 30, 60, 200])
+            count, longest = self.rng.randint(2, 24), self.rng.choice([4, 30, 60, 150])
             self.documents[name] = numbered_documents(count, 100 + 15_000 * n, seed, longest)
             write_tokens(folder / name, self.documents[name], np.int32)
 
@@ -185,16 +185,18 @@ class Chain:
         if not is_last:
             names = sorted(self.rng.sample(names, self.rng.randint(1, len(names))))
         mix = {
-            "rule": self.rng.choice(["blend", "interleave"]),
+            "rule": self.rng.choice(["blend", *["interleave"] * 2]),
             "weights": {name: self.weight(step) for name in names},
             "limits": {n: MOST_EPOCHS if is_last else self.rng.randint(1, 3) for n in names},
             "buffer": self.rng.choice([1, 3, 20]),
-            "excluded": [],
+            "excluded": {name: [] for name in names},
             "skip": [],
         }
         if not is_last and self.rng.random() < 0.4:
-            mix["excluded"] = sorted(self.rng.sample(range(2), 1))
-        if not is_last and self.rng.random() < 0.3:
+            for name in names:
+                numbers = range(len(self.documents[name]))
+                mix["excluded"][name] = sorted(self.rng.sample(numbers, len(numbers) // 2))
+        if not is_last and self.rng.random() < 0.2:
             first = step + self.rng.randint(0, 2)
             mix["skip"] = [[first, first + self.rng.randint(1, 2)]]
         return mix
@@ -214,7 +216,7 @@ class Chain:
         if mix["skip"]:
             content["skip"] = mix["skip"]
         (self.folder / "mix.yaml").write_text(json.dumps(content))
-        lines = [f"{name}:{n}\n" for name in mix["weights"] for n in mix["excluded"]]
+        lines = [f"{name}:{n}\n" for name, numbers in mix["excluded"].items() for n in numbers]
         (self.folder / "excluded.txt").write_text("".join(lines))
 
     def topology(self, rows):
@@ -281,7 +283,7 @@ def check_chain(folder, seed):
         rows = chain.rng.randint(1, 8) * chain.rng.randint(1, 3) * chain.rng.randint(1, 2)
         reference = chain.run(mix, state, rows)
         iterator, expected, states = iter(reference.loaders[0]), [], []
-        for _ in itertools.count() if is_last else range(chain.rng.randint(1, 4)):
+        for _ in itertools.count() if is_last else range(chain.rng.randint(1, 3)):
             batches = list(itertools.islice(iterator, rows))
             if not batches:
                 break
@@ -290,16 +292,12 @@ def check_chain(folder, seed):
             if chain.packing == "sequential":
                 assert expected[-1] == model.step(mix, rows), (segment, len(expected))
         trained.update(pair for step in expected for _, pairs in step for pair in pairs)
-        ever_excluded |= {d for name in mix["weights"] for d in chosen(chain, name, mix)}
+        for name, numbers in mix["excluded"].items():
+            ever_excluded |= {chain.documents[name][number][0] for number in numbers}
         state = stopped_anywhere(chain, mix, rows, state, expected, states)
         number = json.loads(state)["plan"]["step"] if state else 0
         assert states == [] or state == states[-1]
     check_totals(chain, trained, ever_excluded, json.loads(state)["skipped"])
-
-
-def chosen(chain, name, mix):
-    """First tokens of the documents that are excluded."""
-    return [chain.documents[name][n][0] for n in mix["excluded"]]
 
 
 def check_totals(chain, trained, ever_excluded, skipped):
