@@ -172,10 +172,11 @@ class Chain:
         self.folder, self.rng = folder, random.Random(seed)
         self.packing = "sequential" if seed % 3 else "bin"
         self.has_workers = seed % 2 == 1
-        self.names = [f"source{n}" for n in range(self.rng.randint(1, 4))]
+        self.rule = "blend" if seed % 4 > 2 else "interleave"
+        self.names = [f"source{n}" for n in range(self.rng.choice([1, 3, 4, 5]))]
         self.documents = {}
         for n, name in enumerate(self.names):
-            count, longest = self.rng.randint(2, 24), self.rng.choice([4, 30, 60, 150])
+            count, longest = self.rng.randint(2, 24), self.rng.choice([4, 60, 60, 150])
             self.documents[name] = numbered_documents(count, 100 + 15_000 * n, seed, longest)
             write_tokens(folder / name, self.documents[name], np.int32)
 
@@ -183,11 +184,12 @@ class Chain:
         """Another mix, from a step of the plan on; the last one ends with all that there is."""
         names = self.names
         if not is_last:
-            names = sorted(self.rng.sample(names, self.rng.randint(1, len(names))))
+            fewest = max(1, len(names) - 2)
+            names = sorted(self.rng.sample(names, self.rng.randint(fewest, len(names))))
         mix = {
-            "rule": self.rng.choice(["blend", *["interleave"] * 2]),
+            "rule": self.rule if self.rng.random() < 0.8 else "blend",
             "weights": {name: self.weight(step) for name in names},
-            "limits": {n: MOST_EPOCHS if is_last else self.rng.randint(1, 3) for n in names},
+            "limits": {n: MOST_EPOCHS if is_last else self.rng.choice([1, 3, 3]) for n in names},
             "buffer": self.rng.choice([1, 3, 20]),
             "excluded": {name: [] for name in names},
             "skip": [],
