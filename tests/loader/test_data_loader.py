@@ -179,11 +179,12 @@ def test_one_pass_follows_the_other_without_repeat(folder, workers):
 def test_an_epochized_blend_goes_on_at_every_batch_of_its_second_pass(
     folder, workers, monkeypatch
 ):
-    """Its windows are those of the second pass, also of a source that was not yet drawn there."""
+    """Also after its first batch, of two rows, in which not all of three sources were drawn."""
     monkeypatch.setattr(pretrain, "MOST_PLANNED_BUFFER_DOCS", 1)  # many plans in a pass
-    write(folder / "few", [[7] * (9 + n % 20) for n in range(12)])
+    for name in ("c", "d"):
+        write(folder / name, [[7 + n] * (9 + n % 20) for n in range(12)])
     path = write_mix(folder / "epochized.yaml", [])
-    entries = [{"path": "a", "repetitions": 1}, {"path": "few", "repetitions": 1}]
+    entries = [{"path": name, "repetitions": 1} for name in "acd"]
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "splits": {"train": {"blend_epochized": entries}}}))
     options = {"rows_per_step": BATCH}
