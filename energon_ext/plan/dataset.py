@@ -197,10 +197,10 @@ class PlannedDataset(Blend, SavableDataset):
         """Put the plan where the progress stands; it may be ahead, or drawn by another process."""
         if self._has_begun:
             self.continue_from(cursor_of(self, self.progress))
-        self._has_begun = True
 
     def rounds(self, steps: Iterator[DrawnStep]) -> Iterator[Round]:
         """The rounds that come next, of steps from the one on that is open."""
+        self._has_begun = True
         return rounds_of(steps, self.progress.done // self.topology.rows_per_round)
 
     def hand_out(self, round_: Round) -> bool:
@@ -236,6 +236,7 @@ class PlannedDataset(Blend, SavableDataset):
         """The batches of a worker of Energon's own loader in one pass."""
         worker, workers = self.worker_config.rank_worker_id(), self.topology.workers
         if self._stream is None:
+            self.begin()
             self._stream = self.rounds(self.drawn_steps())
         for round_ in self._stream:
             is_own = self.batches_read % workers == worker

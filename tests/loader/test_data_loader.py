@@ -17,7 +17,15 @@ from energon_ext import (
 )
 from energon_ext.encoders import pretrain
 from energon_ext.encoders.tokenizers import ByteTokenizer
-from tests.support import batch_hash, config, loader_for, take, write_dataset, write_mix
+from tests.support import (
+    batch_hash,
+    config,
+    loader_for,
+    stock_loader_for,
+    take,
+    write_dataset,
+    write_mix,
+)
 from tests.support import write_tokens as write
 
 SKIP = [[2, 4], [7, 8]]
@@ -214,12 +222,16 @@ def test_virtual_epochs_with_skipped_steps_end_where_they_did_after_a_resume(fol
         loader.close()
 
 
-def test_two_loaders_over_one_dataset_go_on_from_each_other(folder):
+@pytest.mark.parametrize("others", [loader_for, stock_loader_for])
+def test_two_loaders_over_one_dataset_go_on_from_each_other(folder, others):
     """A plan is a step ahead of the batches, or was drawn in another process."""
     path = mix(folder)
     expected = hashes(take(new_loader(path), 9))
     dataset = new_dataset(path)
-    found = [batch_hash(batch) for _ in range(9) for batch in take(loader_for(dataset), 1)]
+    found = []
+    for number in range(9):
+        loader = (loader_for, others)[number % 2](dataset)
+        found += hashes(take(loader, 1))
     assert found == expected
 
 
