@@ -94,7 +94,9 @@ def test_a_cursor_that_was_changed_and_sealed_again_is_refused_or_is_a_cursor(da
         except (StateFormatError, StateMismatchError):
             refused += 1
             assert loader.state_dict() == at_start
-    assert refused > 250
+        else:
+            loader = new_loader(data)
+    assert refused > 200
 
 
 def test_a_cursor_cut_anywhere_is_refused(data, cursors):
