@@ -15,8 +15,13 @@ warnings.filterwarnings("ignore", message=".*pin_memory.*|.*worker processes in 
 
 
 # How long an example takes says nothing about whether it is right.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+settings.register_profile("suite", deadline=None, max_examples=40)
+settings.register_profile("nightly", deadline=None, max_examples=400)
+
+
+def pytest_configure(config):
+    is_suite = "not nightly" in config.option.markexpr
+    settings.load_profile("suite" if is_suite else "nightly")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-from megatron.energon import TextSample, WorkerConfig
+from megatron.energon import SavableDataLoader, TextSample, WorkerConfig
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
+from torch.utils.data._utils import signal_handling
 from webdataset import ShardWriter
 
 from energon_ext.encoders.tokenizers import ByteTokenizer
@@ -109,7 +110,7 @@ def trained_transitions(batches):
     return counts
 
 
-_open_loaders = []
+_open_loaders, _stock_loaders = [], []
 
 
 def loader_for(dataset, **options):
@@ -121,9 +122,35 @@ def loader_for(dataset, **options):
     return loader
 
 
+def stock_loader_for(dataset, **options):
+    """Energon's own loader, which stores a state after every batch; it ends with the test."""
+    loader = SavableDataLoader(
+        dataset,
+        checkpoint_every_sec=0,
+        checkpoint_every_min_n_samples=1,
+        watchdog_timeout_seconds=None,
+        gc_collect_every_n_steps=0,  # a wrapper, and as such in the state
+        **options,
+    )
+    _stock_loaders.append(loader)
+    return loader
+
+
 def close_loaders():
     while _open_loaders:
         _open_loaders.pop().close()
+    while _stock_loaders:
+        _end_workers(_stock_loaders.pop()._iterator)
+
+
+def _end_workers(iterator):
+    """torch would wait five seconds for each of them."""
+    if hasattr(iterator, "_workers"):
+        iterator._shutdown = True
+        signal_handling._remove_worker_pids(id(iterator))
+        for worker in iterator._workers:
+            worker.kill()
+            worker.join()
 
 
 def take(loader, count):

@@ -17,6 +17,7 @@ The state is that of the last batch that the trainer took, whatever was read ahe
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections import deque
@@ -98,9 +99,16 @@ class ExactDataLoader:
         return self.dataset.batches_read
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass."""
+        """One pass.
+
+        Raises:
+            ConfigError: the loader was closed.
+        """
         if self._is_closed:
             raise ConfigError("This loader was closed; make a new one and load the state.")
+        return self._one_pass()
+
+    def _one_pass(self) -> Iterator[Any]:
         while (found := self._next()) is not None:
             batch, is_last = found
             yield batch
@@ -109,8 +117,9 @@ class ExactDataLoader:
 
     def _next(self) -> tuple[Any, bool] | None:
         """The next batch, and whether the pass ends with it; None at the end of the plan."""
+        workers = self.worker_config.num_workers
         try:
-            with deaths_named(self._timeout):
+            with deaths_named(self._timeout) if workers else contextlib.nullcontext():
                 if self._batches is None:
                     self._batches = self._start()
                 batch = next(self._batches, None)
@@ -132,6 +141,7 @@ class ExactDataLoader:
 
     def _start(self) -> Iterator[Any]:
         workers = self.worker_config.num_workers
+        self.dataset.begin()
         return iter(
             DataLoader(
                 self._reader,
@@ -290,6 +300,7 @@ def _options(workers: int, prefetch_factor: int, timeout: float) -> dict[str, An
     return {
         "batch_size": None,
         "num_workers": workers,
+        "multiprocessing_context": "fork" if workers else None,  # as Energon
         "collate_fn": _same,
         "prefetch_factor": prefetch_factor if workers else None,
         "timeout": timeout if workers else 0,

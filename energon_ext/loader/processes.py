@@ -29,6 +29,11 @@ _FULL = (
     "Shared memory (/dev/shm) is full, or too small for the batches of workers: see `df /dev/shm`, "
     "make it larger (docker: --shm-size=16g), or take num_workers=0."
 )
+_PERHAPS = "Perhaps memory is short: see `dmesg`."
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an error in another process; the cause of that error here."""
 
 
 class Parcel(bytes):
@@ -60,19 +65,31 @@ class Failure:
         return cls(error, text)
 
     def throw(self) -> None:
-        raise self.error from WorkerError(f"in a process of the loader:\n{self.traceback}")
+        raise self.error from RemoteTraceback(f"in a process of the loader\n\n{self.traceback}")
 
 
 def handed_over(work: Callable[[], Any]) -> Any:
     """The result of some work of a worker, or its error, as the trainer can receive it."""
     try:
-        with full_memory_named():
-            result = work()
-            return result if get_worker_info() is None else Parcel(ForkingPickler.dumps(result))
+        result = work()
+        return result if get_worker_info() is None else _packed(result)
     except Exception as error:  # whatever a reader or an encoder raises
         if get_worker_info() is None:
             raise
         return Failure.of(error)
+
+
+def _packed(result: Any) -> Parcel:
+    try:
+        with full_memory_named():
+            return Parcel(ForkingPickler.dumps(result))
+    except WorkerError:
+        raise
+    except Exception as error:  # whatever the objects of a batch raise
+        raise WorkerError(
+            f"A worker cannot hand over its batch ({type(error).__name__}: {error}). Leave out of "
+            f"the batch what cannot be pickled, or take num_workers=0."
+        ) from error
 
 
 @contextlib.contextmanager
@@ -97,6 +114,8 @@ def deaths_named(timeout: float) -> Iterator[None]:
     try:
         with full_memory_named():
             yield
+    except (ConnectionError, EOFError) as error:  # while it handed over a tensor
+        raise WorkerError(f"A data worker died: {error!r}. {_PERHAPS}") from error
     except RuntimeError as error:
         said = " ".join(str(error).split())
         if "DataLoader timed out" in said:
@@ -107,7 +126,7 @@ def deaths_named(timeout: float) -> Iterator[None]:
         if "DataLoader worker" not in said:
             raise
         check_open_files()
-        why = "Perhaps memory is short: see `dmesg`."
+        why = _PERHAPS
         if "Bus error" in said or "bus error" in said:
             why = f"A file it read was overwritten in place; or: {_FULL}"
         raise WorkerError(f"A data worker died: {said.rstrip('.')}. {why}") from error

@@ -141,9 +141,10 @@ class Tree:
         return {key: count + kept for each in below for key, count in each.items()}
 
     def to_json(self) -> Any:
-        """Rules, weights and sources as JSON values; another draw has others."""
+        """Names, rules, weights and sources as JSON values; another draw has others."""
         members = [m.to_json() if isinstance(m, Tree) else m for m in self.members]
-        return [self.node.rule, [weight.to_json() for weight in self.node.weights], members]
+        weights = [weight.to_json() for weight in self.node.weights]
+        return [self.node.name, self.node.rule, self.node.new_source, weights, members]
 
     def breakpoints(self) -> set[int]:
         """Every position at which some weight changes its rule."""

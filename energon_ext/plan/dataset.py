@@ -111,17 +111,18 @@ class PlannedDataset(Blend, SavableDataset):
 
     def reset_state_own(self) -> None:
         self.retained: dict[str, Any] = {}
-        self.progress = Progress.at(self._begin())
+        self._begin()
+        self.progress = Progress.at(self.plan.whole())
         self._stream: Iterator[Round] | None = None
+        self._has_begun = False
 
-    def _begin(self) -> Any:
-        """Make the plan anew; its state."""
+    def _begin(self) -> None:
+        """Make the plan anew."""
         for rows in self.rows:
             rows.restart()
         seed, row_tokens = str(self.worker_config.seed_offset), self.clock.row_tokens
         mixture = Mixture(self.tree, self.keys, seed=seed, row_tokens=row_tokens)
         self.plan = Plan(self.rows, mixture)
-        return self.plan.whole()
 
     def planned_steps(self, state: Mapping[str, Any] | None = None) -> Iterator[Step]:
         """Every step, drawn and not read, from a cursor on where one is given.
@@ -148,6 +149,7 @@ class PlannedDataset(Blend, SavableDataset):
             if not self.passes.repeats or not self.plan.row:
                 return
             self._begin()
+            self.plan.note_all()
 
     def _drawn(self, step: Step) -> DrawnStep:
         number = self.plan.step - 1
@@ -165,14 +167,23 @@ class PlannedDataset(Blend, SavableDataset):
 
     @functools.cached_property
     def draw_options(self) -> dict[str, Any]:
-        """The configuration that the draw of a step depends on, as JSON values."""
-        cost = self.batches.cost
-        options = [[key, rows.options()] for key, rows in zip(self.keys, self.rows)]
+        """The configuration that the draw of a step depends on, as JSON values.
+
+        What may be long is a digest, under the name of its option.
+        """
+        cost, axis = self.batches.cost, self.clock.axis
+        of_sources = {key: rows.options() for key, rows in zip(self.keys, self.rows)}
+        names = {name for options in of_sources.values() for name in options}
+        by_name = {
+            name: [[key, own[name]] for key, own in of_sources.items() if name in own]
+            for name in sorted(names)
+        }
         return {
-            "axis": self.clock.axis.unit,
+            "axis": axis.unit,
+            "lookahead": axis.lookahead,
             "cost": None if cost is None else getattr(cost, "__qualname__", repr(cost)),
-            "mixture": digest_of(self.tree.to_json()),
-            "sources": digest_of(options),
+            "mixture": digest_of(self.tree.to_json())[:16],
+            **{name: digest_of(values)[:16] for name, values in by_name.items()},
         }
 
     # Batches ------------------------------------------------------------------------------------
@@ -182,8 +193,14 @@ class PlannedDataset(Blend, SavableDataset):
         """Batches that each rank has handed out since the run began."""
         return self.progress.read // self.topology.rows_per_round
 
+    def begin(self) -> None:
+        """Put the plan where the progress stands; it may be ahead, or drawn by another process."""
+        if self._has_begun:
+            self.continue_from(cursor_of(self, self.progress))
+
     def rounds(self, steps: Iterator[DrawnStep]) -> Iterator[Round]:
         """The rounds that come next, of steps from the one on that is open."""
+        self._has_begun = True
         return rounds_of(steps, self.progress.done // self.topology.rows_per_round)
 
     def hand_out(self, round_: Round) -> bool:
@@ -219,6 +236,7 @@ class PlannedDataset(Blend, SavableDataset):
         """The batches of a worker of Energon's own loader in one pass."""
         worker, workers = self.worker_config.rank_worker_id(), self.topology.workers
         if self._stream is None:
+            self.begin()
             self._stream = self.rounds(self.drawn_steps())
         for round_ in self._stream:
             is_own = self.batches_read % workers == worker

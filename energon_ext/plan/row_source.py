@@ -96,9 +96,12 @@ class RowSource(ABC):
     def restart(self) -> None:
         """Begin with the first row again."""
 
-    def options(self) -> Any:
-        """JSON values, beside the fingerprint, that decide which rows come next."""
-        return None
+    def options(self) -> dict[str, Any]:
+        """What decides, beside the fingerprint, which rows come next: JSON values by their names.
+
+        They may change between two steps.
+        """
+        return {}
 
     def state_at(self, window: Window, next_row: int) -> dict[str, Any]:
         """The state after some rows of a window, as JSON values."""

@@ -139,8 +139,12 @@ class PlannedRows(RowSource):
         """Which of some documents are, bool [n]."""
         return np.isin(numbers, self.excluded)
 
-    def options(self) -> Any:
-        return [self._order.epochs, self._buffer_docs, self.excluded.tolist()]
+    def options(self) -> dict[str, Any]:
+        return {
+            "max_epochs": self._order.epochs,
+            "packing_buffer_docs": self._buffer_docs,
+            "exclude": self.excluded.tolist(),
+        }
 
     def restart(self) -> None:
         self._order.restart()

@@ -186,10 +186,14 @@ class Plan:
 
     def whole(self) -> Advance:
         """The state now, with all windows."""
+        self.note_all()
+        return self.advance()
+
+    def note_all(self) -> None:
+        """Let the next advance have all windows."""
         self._windows = [None] * len(self.sources)
         for number in range(len(self.sources)):
             self._note(number)
-        return self.advance()
 
     def _note(self, number: int) -> None:
         """Notice what has become of a source."""

@@ -101,8 +101,8 @@ class SpliceSource(RowSource):
         self.next_row = 0  # contents that were shown
         self._chunk: tuple[int, Contents] | None = None
 
-    def options(self) -> int:
-        return self._end
+    def options(self) -> dict[str, Any]:
+        return {"max_epochs": self._end}
 
     @property
     def is_finite(self) -> bool:

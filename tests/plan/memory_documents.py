@@ -59,7 +59,17 @@ def planned(lengths, *, packing="bin", seq_len=16, epochs=None, buffer_docs=8, *
 def take(rows, count=None):
     """The next ``count`` rows, as the lists of their slices; all that are left by default."""
     taken = rows.take(2**40 if count is None else count)
-    return [content(rows.read(taken.description(number))) for number in range(len(taken))]
+    return [content(read_of(rows, taken, number)) for number in range(len(taken))]
+
+
+def read_of(rows, taken, number):
+    """One of some rows that were taken, with its tokens."""
+    return rows.read(taken.description(number))
+
+
+def state_of(rows):
+    """The state of a source of rows where it stands."""
+    return rows.state_at(rows.window, rows.next_row)
 
 
 def content(row):

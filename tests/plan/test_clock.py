@@ -2,18 +2,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Positions on the schedule axis, counted one by one."""
 
-import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_ext import ConfigError, DynamicBlendDataset
+from energon_ext.mixture.tree import blend_of
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.deal import Topology
-from energon_ext.plan.source import Source
-from energon_ext.streamed.blend import current_batch_index
-from energon_ext.weights import ScheduleAxis
+from energon_ext.plan.source import Blend, Source
+from energon_ext.weights import ConstantWeight, ScheduleAxis
 from tests.plan.memory_documents import planned
-from tests.support import config
 
 UNITS = ("steps", "tokens", "batches")
 
@@ -34,7 +31,6 @@ def counted(clock, steps, batches, rows):
     return of[clock.axis.unit] + clock.axis.lookahead
 
 
-@settings(max_examples=200)
 @given(clocks(), st.integers(0, 20), st.integers(0, 50))
 def test_an_optimizer_step_stands_behind_the_steps_before_it_and_those_it_skips(clock, step, more):
     topology = clock.topology
@@ -50,44 +46,9 @@ def test_an_optimizer_step_stands_behind_the_steps_before_it_and_those_it_skips(
     assert clock.at_step(step, first) == counted(clock, planned, batches, rows)
 
 
-@settings(max_examples=100)
-@given(clocks(), st.integers(0, 300))
-def test_a_worker_stands_where_its_rows_times_all_workers_have_brought_the_run(clock, rows):
-    topology = clock.topology
-    rows *= topology.ranks * topology.workers
-    steps, batches = rows // topology.rows_per_step, rows // topology.rows_per_round
-    own = rows // (topology.ranks * topology.workers)
-    assert clock.at_own(own) == counted(clock, steps, batches, rows)
-
-
-@settings(max_examples=100)
-@given(clocks(), st.integers(0, 300))
-def test_now_is_the_batch_that_is_assembled(clock, batch):
-    active = config()
-    active.worker_activate(batch)
-    try:
-        step = batch // clock.topology.rounds
-        rows = batch * clock.topology.batch_rows * clock.topology.ranks
-        assert clock.now() == counted(clock, step, batch, rows)
-        assert (clock.step_now(), current_batch_index()) == (step, batch)
-    finally:
-        active.worker_deactivate()
-
-
 def test_a_blend_says_where_a_step_stands_by_its_number_or_by_its_first_row():
-    blend = DynamicBlendDataset(
-        [Source("a", planned([5] * 3))],
-        topology=Topology(8),
-        axis=ScheduleAxis("tokens"),
-        row_tokens=16,
-        skip=[(2, 4)],
-        worker_config=config(),
-    )
+    clock = Clock(ScheduleAxis("tokens"), Topology(8), row_tokens=16, skip=((2, 4),))
+    blend = Blend([Source("a", planned([5] * 3))], blend_of({"a": ConstantWeight(1)}), clock)
     # Two steps are skipped; the run had 7 rows a step before, and so begins step 3 with row 21.
     assert [blend.position(1), blend.position(3)] == [8 * 16, 5 * 8 * 16]
     assert blend.position(3, 21) == (21 + 2 * 8) * 16
-
-
-def test_without_a_loader_there_is_no_now():
-    with pytest.raises(ConfigError, match="without a loader"):
-        current_batch_index()

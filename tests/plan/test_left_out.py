@@ -6,14 +6,16 @@ import json
 
 import numpy as np
 import pytest
+from megatron.energon import DefaultTaskEncoder
 from megatron.energon.epathlib import EPath
 
-from energon_ext import ConfigError
+from energon_ext import ConfigError, DynamicBlendMixin, PackedTaskEncoder
 from energon_ext.cli import forecast
 from energon_ext.config.left_out import left_out
+from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
 from tests.cli.command import energon_ext
-from tests.plan.runs import Run, numbered_documents, tokens_of
+from tests.plan.runs import SEQ_LEN, Run, numbered_documents, tokens_of
 from tests.saves import save_cursor
 from tests.support import write_dataset, write_mix, write_tokens
 
@@ -214,6 +216,10 @@ def test_a_source_of_which_nothing_is_left_is_refused(folder):
         Run(mix(folder, **exclude(folder, *lines)), rows=ROWS)
 
 
+class Plain(DynamicBlendMixin, DefaultTaskEncoder):
+    """Samples as they are."""
+
+
 @pytest.mark.parametrize("fields", [{"skip": [[1, 2]]}, {"exclude": "excluded.txt"}])
 def test_streamed_sources_leave_nothing_out(folder, fields):
     write_dataset(folder / "web", ["x" * 30] * 20)
@@ -221,7 +227,7 @@ def test_streamed_sources_leave_nothing_out(folder, fields):
     exclude(folder, "web:train:3")
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
     with pytest.raises(ConfigError, match="streamed"):
-        Run(path, rows=ROWS)
+        Run(path, rows=ROWS, encoder=Plain())
 
 
 def test_one_metadataset_says_what_is_left_out(folder):
@@ -239,8 +245,10 @@ def test_one_metadataset_says_what_is_left_out(folder):
 
 
 def test_diff_and_trace_name_what_is_left_out(folder):
+    for name in SIZES:  # the command makes the encoder again, with bytes as tokens
+        write_tokens(folder / name, [[65 + n % 26] * (3 + n % 40) for n in range(150)])
     path = mix(folder, skip=[[1, 3], [7, 8]], **exclude(folder, *LINES))
-    run = Run(path, rows=ROWS)
+    run = Run(path, rows=ROWS, encoder=PackedTaskEncoder(ByteTokenizer(), SEQ_LEN))
     run.steps(3)
     save_cursor(folder / "run", 3, json.loads(run.state()))
     lines = energon_ext("checkpoint", "diff", folder / "run", path).stdout.splitlines()

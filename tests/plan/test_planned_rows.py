@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
 from energon_ext.plan import rows as plan_rows
 from tests.packing import slow
-from tests.plan.memory_documents import documents_in, pairs, planned, take, trained
+from tests.plan.memory_documents import (
+    documents_in,
+    pairs,
+    planned,
+    read_of,
+    state_of,
+    take,
+    trained,
+)
 
 LENGTHS = np.random.default_rng(0).integers(1, 40, 60).tolist()
 PACKINGS = ("bin", "sequential")
@@ -50,7 +58,7 @@ def test_what_is_said_of_rows_before_they_are_read_is_what_they_hold(packing):
     rows = planned(LENGTHS, packing=packing, epochs=2)
     while not rows.ended:
         taken = rows.take(7)
-        read = [taken.row(number) for number in range(len(taken))]
+        read = [read_of(rows, taken, number) for number in range(len(taken))]
         assert taken.num_tokens == sum(row.num_tokens for row in read)
         assert taken.num_documents == sum(row.documents for row in read)
         for row in read:
@@ -61,8 +69,8 @@ def test_what_is_said_of_rows_before_they_are_read_is_what_they_hold(packing):
 def test_rows_may_be_read_in_any_order_and_after_later_ones_were_planned(packing):
     rows, expected = planned(LENGTHS, packing=packing), take(planned(LENGTHS, packing=packing), 60)
     early, later = rows.take(30), rows.take(30)
-    found = [later.row(number) for number in reversed(range(30))]
-    found += [early.row(number) for number in reversed(range(30))]
+    found = [read_of(rows, later, number) for number in reversed(range(30))]
+    found += [read_of(rows, early, number) for number in reversed(range(30))]
     assert [[each.tolist() for each in row.slices] for row in found[::-1]] == [
         slices for slices, *_ in expected
     ]
@@ -97,7 +105,7 @@ def test_a_part_of_the_documents_continues_at_every_row_with_its_own(packing):
     options = {"packing": packing, "epochs": 2, "first": 20, "buffer_docs": 6}
     rows, expected = planned(LENGTHS, **options), take(planned(LENGTHS, **options))
     for done in range(len(expected)):
-        assert take(resumed(rows.save_state(), **options), 8) == expected[done : done + 8]
+        assert take(resumed(state_of(rows), **options), 8) == expected[done : done + 8]
         rows.take(1)
 
 
@@ -126,7 +134,7 @@ def test_rows_of_web_documents_are_full_and_a_state_holds_256_pieces_at_most(buf
     tokens, carried = 0, set()
     for _ in range(40):
         tokens += rows.take(50).num_tokens
-        state = rows.save_state()
+        state = state_of(rows)
         carried.add(len(state["carried"]["starts"]))
         assert len(json.dumps(state)) < 6000
     assert tokens / (2000 * seq_len) >= least
@@ -138,7 +146,7 @@ def test_a_stream_of_web_documents_carries_less_than_a_row_over():
     rows = planned(web_lengths(5000), packing="sequential", seq_len=4096, buffer_docs=512)
     for _ in range(60):
         assert rows.take(30).num_tokens == 30 * 4096
-        carried = rows.save_state()["carried"]
+        carried = state_of(rows)["carried"]
         lengths = rows.documents.locate(np.array(carried["documents"], np.int64))[1]
         assert (lengths - np.array(carried["starts"], np.int64)).sum() <= 4096
 
@@ -151,7 +159,7 @@ def test_a_plan_of_long_documents_ends_with_so_many_rows_of_tokens(packing, monk
     while not rows.ended:
         found += take(rows, 1)
         # 161 tokens each, so four fit into 50 rows of 16, and a fifth does not.
-        assert rows.save_state()["taken"] <= 4
+        assert state_of(rows)["taken"] <= 4
     assert trained(found) == pairs([161] * 40, 2)
 
 
@@ -163,7 +171,7 @@ def test_a_document_longer_than_a_plan_may_be_is_a_plan_of_its_own(packing, monk
     found = []
     while not rows.ended:
         found += take(rows, 1)
-        assert rows.save_state()["taken"] >= 1 or rows.save_state()["last"]
+        assert state_of(rows)["taken"] >= 1 or state_of(rows)["last"]
     assert trained(found) == pairs(lengths)
 
 
@@ -172,7 +180,7 @@ def test_a_plan_takes_so_many_documents_less_those_carried_over():
     taken = []
     while len(taken) < 5:
         rows.take(1)
-        state = rows.save_state()
+        state = state_of(rows)
         taken += (
             [(len(state["carried"]["starts"]), state["taken"])] if state["next_row"] == 1 else []
         )
@@ -192,11 +200,11 @@ def test_a_state_continues_at_every_row_and_may_be_restored_twice(packing, epoch
     expected = take(planned(LENGTHS, packing=packing, epochs=epochs), count)
     rows = planned(LENGTHS, packing=packing, epochs=epochs)
     for done in range(len(expected) + 1):
-        state = rows.save_state()
+        state = state_of(rows)
         left = None if epochs else len(expected) - done
         for _ in range(2):
             other = resumed(state, packing=packing, epochs=epochs)
-            assert other.save_state() == state
+            assert state_of(other) == state
             assert take(other, left) == expected[done:]
         assert done == len(expected) or take(rows, 1) == expected[done : done + 1]
 
@@ -204,11 +212,11 @@ def test_a_state_continues_at_every_row_and_may_be_restored_twice(packing, epoch
 @every_packing
 def test_a_state_does_not_grow_over_hops_and_a_chain_of_hops_is_one_run(packing):
     expected = take(planned(LENGTHS, packing=packing), 400)
-    state, found, sizes = planned(LENGTHS, packing=packing).save_state(), [], []
+    state, found, sizes = state_of(planned(LENGTHS, packing=packing)), [], []
     for hop in range(100):
         rows = resumed(state, packing=packing)
         found += take(rows, 1 + hop % 7)
-        state = rows.save_state()
+        state = state_of(rows)
         sizes.append(len(json.dumps(state)))
     assert found == expected[: len(found)]
     assert max(sizes) <= 320
@@ -222,8 +230,8 @@ def test_with_another_buffer_the_plan_that_was_begun_is_finished_as_it_was(packi
     expected = take(planned(LENGTHS, packing=packing, buffer_docs=before, epochs=3))
     rows = planned(LENGTHS, packing=packing, buffer_docs=before, epochs=3)
     found = take(rows, done)
-    begun = len(rows._plan) - rows.save_state()["next_row"]
-    rows = resumed(rows.save_state(), packing=packing, buffer_docs=after, epochs=3)
+    begun = len(rows._plan) - state_of(rows)["next_row"]
+    rows = resumed(state_of(rows), packing=packing, buffer_docs=after, epochs=3)
     found += take(rows, begun)
     assert found == expected[: len(found)]
     found += take(rows)
@@ -249,9 +257,9 @@ def test_a_limit_that_is_lowered_and_raised_again_loses_and_repeats_nothing(pack
         for between in (0, 2, None):
             rows = planned(LENGTHS, packing=packing, epochs=4)
             found = take(rows, done)
-            rows = resumed(rows.save_state(), packing=packing, epochs=1)
+            rows = resumed(state_of(rows), packing=packing, epochs=1)
             found += take(rows, between)
-            rows = resumed(rows.save_state(), packing=packing, epochs=4)
+            rows = resumed(state_of(rows), packing=packing, epochs=4)
             found += take(rows)
             assert trained(found) == pairs(LENGTHS, 4)
             assert documents_in(found) == 4 * len(LENGTHS)
@@ -263,9 +271,10 @@ def test_a_raised_limit_adds_its_epochs_at_every_row(packing):
     for done in range(whole + 1):
         rows = planned(LENGTHS, packing=packing, epochs=1)
         found = take(rows, done)
-        rows = resumed(rows.save_state(), packing=packing, epochs=2)
+        rows = resumed(state_of(rows), packing=packing, epochs=2)
         found += take(rows)
         assert trained(found) == pairs(LENGTHS, 2)
+        assert documents_in(found) == 2 * len(LENGTHS), done
 
 
 def test_documents_of_one_token_are_counted_after_a_raised_limit_by_hand():
@@ -275,7 +284,7 @@ def test_documents_of_one_token_are_counted_after_a_raised_limit_by_hand():
     assert [documents for _, _, documents, _ in whole] == [3, 2, 1]  # abc, cab, bc
     rows = planned([1, 1, 1], epochs=1, **options)
     assert [documents for _, _, documents, _ in take(rows)] == [3]
-    rows = resumed(rows.save_state(), [1, 1, 1], epochs=2, **options)
+    rows = resumed(state_of(rows), [1, 1, 1], epochs=2, **options)
     assert [documents for _, _, documents, _ in take(rows)] == [3]
 
 
@@ -310,7 +319,7 @@ def test_each_raised_limit_is_a_stream_of_its_own_with_its_counts(
             if state is not None:
                 rows.restore_state(state)
             found += take(rows, count)
-            state = json.loads(json.dumps(rows.save_state()))
+            state = json.loads(json.dumps(state_of(rows)))
         expected = slow.sequential(lengths * (limit - epochs_before), seq_len)
         assert [documents for _, _, documents, _ in found] == [count for _, count in expected]
         assert [slices for slices, *_ in found] == [
@@ -337,7 +346,7 @@ def test_documents_of_one_token_are_counted_once_an_epoch_when_a_limit_is_raised
     options = {"packing": "sequential", "seq_len": seq_len, "buffer_docs": buffer_docs}
     rows, counted = planned(lengths, epochs=limits[0], **options), 0
     for limit, count in zip(limits, begun):
-        rows = resumed(rows.save_state(), lengths, epochs=limit, **options)
+        rows = resumed(state_of(rows), lengths, epochs=limit, **options)
         counted += documents_in(take(rows, count))
     counted += documents_in(take(rows))
     assert counted == limits[-1] * sum(length > 0 for length in lengths)
@@ -349,7 +358,7 @@ def test_a_document_of_one_token_is_counted_if_the_one_before_is_excluded_in_the
     lengths = [4, 9, 1, 1, 1]
     rows = planned(lengths, shuffled=False, **options)
     assert documents_in(take(rows, 3)) == 2  # windows 0..4, 4..8, 8..12 of the tokens of 0 and 1
-    rows = resumed(rows.save_state(), lengths, shuffled=False, excluded=np.array([1]), **options)
+    rows = resumed(state_of(rows), lengths, shuffled=False, excluded=np.array([1]), **options)
     assert documents_in(take(rows)) == 3
 
 
@@ -357,38 +366,14 @@ def test_a_document_of_one_token_is_counted_if_the_one_before_is_excluded_in_the
 def test_a_limit_below_what_was_read_ends_with_what_was_begun(packing):
     rows = planned(LENGTHS, packing=packing)
     found = take(rows, 200)
-    epoch = rows.save_state()["epoch"]
+    epoch = state_of(rows)["epoch"]
     assert epoch >= 2
-    rows = resumed(rows.save_state(), packing=packing, epochs=1)
+    rows = resumed(state_of(rows), packing=packing, epochs=1)
     found += take(rows)
     assert rows.ended
     # What was taken from the order is read to its end; nothing more is begun.
     counts = trained(found)
     assert epoch <= min(counts.values()) and max(counts.values()) <= epoch + 1
-
-
-@every_packing
-@pytest.mark.parametrize("workers", [2, 3, 7])
-def test_workers_that_read_for_themselves_share_every_epoch(packing, workers):
-    found = []
-    for worker in range(workers):
-        rows = planned(LENGTHS, packing=packing, epochs=2)
-        rows.read_part(worker, workers)
-        found += take(rows)
-    assert trained(found) == pairs(LENGTHS, 2)
-
-
-def test_workers_without_a_document_end_and_turn_with_the_epochs():
-    """Two documents for three workers: who goes without changes from epoch to epoch."""
-    counts = []
-    for worker in range(3):
-        rows = planned([9, 9], epochs=1)
-        rows.read_part(worker, 3)
-        counts.append(documents_in(take(rows)))
-        endless = planned([9, 9])
-        endless.read_part(worker, 3)
-        assert len(endless.take(4)) == 4
-    assert sorted(counts) == [0, 1, 1]
 
 
 @every_packing
@@ -402,7 +387,7 @@ def test_empty_documents_make_no_row_and_stop_nothing(packing):
 
 def test_the_state_of_rows_that_were_not_begun_is_that_of_nothing():
     rows = planned(LENGTHS)
-    assert rows.save_state() == {
+    assert state_of(rows) == {
         "kind": "planned",
         "documents": rows.documents.fingerprint(),
         "epoch": 0,
@@ -410,7 +395,7 @@ def test_the_state_of_rows_that_were_not_begun_is_that_of_nothing():
         "carried": {"documents": [], "starts": []},
         "rows_before": 0,
         "taken": None,
-        "left_out": [],
+        "excluded": [],
         "next_row": 0,
         "last": False,
     }
@@ -422,7 +407,7 @@ def test_the_state_of_rows_that_were_not_begun_is_that_of_nothing():
 def damaged(**changes):
     rows = planned(LENGTHS, seq_len=16)
     rows.take(40)
-    return {**rows.save_state(), **changes}
+    return {**state_of(rows), **changes}
 
 
 def carrying(documents, starts):
@@ -455,8 +440,8 @@ def test_the_state_of_other_documents_is_refused_with_what_differs():
         "web: tokens": (sum(LENGTHS), sum(LENGTHS) + 5),
     }
     with pytest.raises(StateMismatchError) as refused:
-        resumed({"kind": "streamed", "documents": {}, "dataset": {}, "ended": False})
-    assert refused.value.differences["web: kind"] == ("streamed", "planned")
+        resumed({"kind": "spliced", "documents": {}, "next_row": 0})
+    assert refused.value.differences["web: kind"] == ("spliced", "planned")
 
 
 def test_documents_that_are_all_empty_are_refused():

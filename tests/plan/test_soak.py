@@ -37,7 +37,7 @@ def load(path, packing):
     dataset = get_train_dataset(
         path, worker_config=config(), batch_size=1, task_encoder=encoder(packing, buffer_docs=8)
     )
-    return ExactDataLoader(dataset, watchdog_timeout_seconds=None, gc_collect_every_n_steps=0)
+    return ExactDataLoader(dataset)
 
 
 def resident_bytes():

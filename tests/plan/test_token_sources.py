@@ -141,19 +141,6 @@ def test_a_resume_is_exact_at_every_batch_and_over_hops(mix, num_workers, packin
         close_loaders()
 
 
-def test_text_and_token_files_mix_in_one_blend_by_their_weights(tmp_path, pair):
-    write_dataset(tmp_path / "text", [f"document {number} " * 5 for number in range(30)])
-    mix = write_mix(
-        tmp_path / "mix.yaml",
-        [("web_text_document", {"step": {0: 1, 20: 0}}), ("text", {"step": {0: 0, 20: 1}})],
-    )
-    dataset = dataset_of(mix)
-    assert find_blend(dataset).documents == {"text:train": 30, "web_text_document": 60}
-    batches = take(loader_for(dataset), 30)
-    sources = [set(batch.tokens_per_source()) for batch in batches]
-    assert sources == [{"web_text_document"}] * 20 + [{"text:train"}] * 10
-
-
 def test_a_subset_reads_its_documents_only_and_validation_reads_in_order(tmp_path, pair):
     reference = {"path": "web_text_document", "subset": {"range": ["50%", "100%"]}}
     head = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
@@ -191,19 +178,6 @@ def test_documents_of_several_sequences_and_empty_ones_are_read_whole(tmp_path):
     assert batch.validate().tokens.max() == 70001
 
 
-def test_a_state_keeps_to_numbers_however_much_was_read(mix):
-    import pickle
-
-    loader = loader_for(dataset_of(mix))
-    sizes = []
-    iterator = iter(loader)
-    for number in range(200):
-        next(iterator)
-        if number % 50 == 0:
-            sizes.append(len(pickle.dumps(loader.save_state_rank())))
-    assert max(sizes) - min(sizes) < 1000
-
-
 def test_documents_of_many_rows_are_mixed_with_each_other(tmp_path, monkeypatch):
     monkeypatch.setattr(pretrain, "MOST_PLANNED_BUFFER_DOCS", 8)
     write_tokens(tmp_path / "long", [[FIRST + d] * (10 * SEQ_LEN + 1) for d in range(40)])
@@ -233,13 +207,11 @@ def test_a_file_that_grew_is_another_file(tmp_path, pair, mix):
 def test_a_file_of_other_documents_as_long_is_another_file(pair, mix):
     loader = loader_for(dataset_of(mix))
     take(loader, 3)
-    cursor, state = loader.state_dict(), loader.save_state_rank()
+    cursor = loader.state_dict()
     write_tokens(pair, [[token + 1 for token in document] for document in documents(LENGTHS)])
     message = r"\(web_text_document: sample: saved '\w+', now '\w+'\)"
     with pytest.raises(StateMismatchError, match=message):
         loader_for(dataset_of(mix)).load_state_dict(cursor)
-    with pytest.raises(StateMismatchError, match=message):
-        loader_for(dataset_of(mix, num_workers=1)).restore_states([state])
 
 
 @pytest.mark.parametrize(
@@ -301,7 +273,7 @@ def test_a_token_file_leaves_at_its_cap_and_comes_back_when_the_cap_is_raised(tm
         entries = [{"path": "web_text_document", "max_epochs": cap}, {"path": "other"}]
         write_mix(tmp_path / "capped.yaml", [])
         content = json.loads((tmp_path / "capped.yaml").read_text())
-        content["splits"]["train"]["blend"] = entries
+        content["splits"]["train"] = {"interleave": entries}
         (tmp_path / "capped.yaml").write_text(json.dumps(content))
         return loader_for(dataset_of(tmp_path / "capped.yaml"))
 

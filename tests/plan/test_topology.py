@@ -11,7 +11,6 @@ from energon_ext import (
     ConfigError,
     PackedTaskEncoder,
     SFTTaskEncoder,
-    StateMismatchError,
     get_train_dataset,
     get_val_datasets,
 )
@@ -194,22 +193,6 @@ def test_a_state_of_any_step_continues_on_any_other_topology(data, mix):
         assert run.state() == state, "a restored state is the state"
         assert run.steps(10 - number) == steps[number:]
         run.close()
-
-
-def test_inside_a_step_a_state_continues_on_its_own_topology_only(data):
-    path = interleave(data)
-    run = Run(path, ranks=2, batch=2, rows=ROWS)
-    run.step()
-    iterators = run._iterators
-    for iterator in iterators:
-        next(iterator)
-    state = run.state()
-    rest = [next(iterator).tokens.tolist() for _ in range(3) for iterator in iterators]
-    again = Run(path, ranks=2, batch=2, rows=ROWS).resume(state)
-    iterators = [iter(loader) for loader in again.loaders]
-    assert [next(i).tokens.tolist() for _ in range(3) for i in iterators] == rest
-    with pytest.raises(StateMismatchError, match="inside a step"):
-        Run(path, ranks=1, batch=4, rows=ROWS).resume(state)
 
 
 def test_another_global_batch_goes_on_from_the_row_the_run_stands_at(data):

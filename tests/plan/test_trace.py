@@ -12,12 +12,13 @@ from tests.plan.memory_documents import planned
 
 #: Two ranks of two micro-batches of two rows.
 TOPOLOGY = Topology(rows_per_step=8, batch_rows=2, ranks=2)
+KEYS = ("a", "b")
 
 
 def step_without_two_rows():
     """Documents of 8 tokens, one a row; of two sources, and none at the places 3 and 6."""
     step = Step()
-    for places, source in (([0, 4, 5], "a"), ([1, 2, 7], "b")):
+    for source, places in enumerate(([0, 4, 5], [1, 2, 7])):
         rows = planned([8] * 5, packing="sequential", seq_len=8, epochs=1)
         step.put(np.array(places), rows.take(3), source)
     return step
@@ -25,7 +26,7 @@ def step_without_two_rows():
 
 def test_every_row_has_its_rank_its_micro_batch_and_its_contents_or_none():
     step = step_without_two_rows()
-    found = [each.to_json() for each in rows_of(step, TOPOLOGY)]
+    found = [each.to_json() for each in rows_of(step, TOPOLOGY, KEYS)]
     assert [each["row"] for each in found] == list(range(8))
     assert [each["rank"] for each in found] == [0, 0, 1, 1, 0, 0, 1, 1]
     assert [each["micro_batch"] for each in found] == [0, 0, 0, 0, 1, 1, 1, 1]
@@ -35,7 +36,7 @@ def test_every_row_has_its_rank_its_micro_batch_and_its_contents_or_none():
         if own is not None:
             taken, number, _ = step.taken(each["row"])
             assert number == own and each["contents"] == taken.contents(own) != []
-    assert [step.row(number) is None for number in range(8)] == [
+    assert [step.taken(number) is None for number in range(8)] == [
         each["source"] is None for each in found
     ]
 
@@ -45,5 +46,5 @@ def test_rows_that_are_dealt_by_cost_are_traced_to_whom_they_are_dealt():
     costs = step.costs(AttentionCost(linear=1, quadratic=0), 8)
     assert costs.tolist() == [9, 9, 9, 0, 9, 9, 0, 9]  # and the label of the last
     step.balance(AttentionCost(linear=1, quadratic=0), TOPOLOGY)
-    lacking = [each.rank for each in rows_of(step, TOPOLOGY) if each.source is None]
+    lacking = [each.rank for each in rows_of(step, TOPOLOGY, KEYS) if each.source is None]
     assert sorted(lacking) == [0, 1]  # where 3 and 6 were both of rank 1

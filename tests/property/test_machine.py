@@ -139,7 +139,7 @@ def run_machine(mix, steps, examples, length):
 
 
 def test_any_order_of_draws_saves_restores_and_damage_reads_the_list(mix, steps):
-    run_machine(mix, steps, examples=50, length=30)
+    run_machine(mix, steps, examples=15, length=20)
 
 
 @pytest.mark.nightly

@@ -16,9 +16,9 @@ from energon_ext.state.match import (
 
 
 def state_of(**sources):
-    """Of one worker: documents, tokens and names of each source."""
+    """Of one run or worker: documents, tokens and names of each source."""
     fields = ("documents", "tokens", "names")
-    return {"plan": {"sources": {key: dict(zip(fields, own)) for key, own in sources.items()}}}
+    return {key: dict(zip(fields, own)) for key, own in sources.items()}
 
 
 WORKERS = [
@@ -51,7 +51,7 @@ def test_sources_are_kept_moved_new_or_retained_and_counted_over_the_workers():
 
 
 def test_a_state_is_taken_by_its_key_first_and_then_by_all_its_names_and_once():
-    saved = WORKERS[0]["plan"]["sources"]
+    saved = WORKERS[0]
     # The key of one, the names of another: the key counts.
     assert match_sources(saved, {"old": SourceNames("/d/web", "web")}) == {"old": "old"}
     # Another order of reading, no names, or a state that is taken already.

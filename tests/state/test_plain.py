@@ -27,7 +27,7 @@ from megatron.energon.state import FlexState
 from energon_ext.errors import StateFormatError
 from energon_ext.state.plain import MOST_DEPTH, from_plain, to_plain
 from tests.state.mutations import mutations
-from tests.support import config, loader_for, take, write_dataset
+from tests.support import config, stock_loader_for, take, write_dataset
 
 
 def through_json(value):
@@ -127,7 +127,7 @@ def test_a_stock_loader_goes_on_from_its_state_that_was_json(workers, tmp_path):
             max_samples_per_sequence=10,
             task_encoder=DefaultTaskEncoder(),
         )
-        return loader_for(dataset)
+        return stock_loader_for(dataset)
 
     loader = new_loader()
     take(loader, 7)

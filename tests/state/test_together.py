@@ -44,10 +44,10 @@ def be_a_rank(rank, folder, pipe):
         data_parallel_group=group,
     )
 
-    def ends(lacks, is_shared=False):
+    def ends(lacks, is_planned=False):
         return outcome(
             lambda: end_together(
-                rank not in lacks, {"a": 2, "b": 1}, 7, config, is_shared=is_shared
+                rank not in lacks, {"a": 2, "b": 1}, 7, config, is_planned=is_planned
             )
         )
 
@@ -65,7 +65,7 @@ def be_a_rank(rank, folder, pipe):
         "none ends": ends([]),
         "one ends": ends([2]),
         "both end": ends([0, 2]),
-        "a shared plan goes on": ends([1], is_shared=True),
+        "a plan goes on": ends([1], is_planned=True),
     }
     pipe.send(found)
     dist.destroy_process_group()
@@ -140,5 +140,5 @@ def test_a_group_ends_where_one_of_it_has_no_batch(found):
     assert each(found, "none ends") == [None] * 3
     assert each(found, "one ends") == [another, None, this]
     assert each(found, "both end") == [this, None, this]
-    assert each(found, "a shared plan goes on") == [None, this, None]
+    assert each(found, "a plan goes on") == [None, this, None]
     assert issubclass(DataExhaustedError, EnergonExtError)

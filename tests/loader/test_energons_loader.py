@@ -1,0 +1,133 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Energon's own loader over a planned dataset: each worker plans, and reads what it is due."""
+
+import json
+
+import numpy as np
+import pytest
+
+from energon_ext import MultiSpliceTaskEncoder, PackedTaskEncoder, get_train_dataset
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.splice import MultiSpliceConfig
+from tests.support import (
+    batch_hash,
+    config,
+    loader_for,
+    stock_loader_for,
+    take,
+    write_mix,
+    write_tokens,
+)
+
+every_number_of_workers = pytest.mark.parametrize("workers", [0, 1, 3])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    for source in "xy":
+        lengths = np.random.default_rng(ord(source)).integers(1, 60, 200)
+        write_tokens(folder / source, [[ord(source) + n % 50] * n for n in lengths.tolist()])
+    return folder
+
+
+def packed(packing="bin"):
+    return PackedTaskEncoder(ByteTokenizer(), 24, packing=packing, packing_buffer_docs=6)
+
+
+def spliced():
+    splice = MultiSpliceConfig(num_docs=5, content_length=7, pack_contents=True)
+    subflavors = {"splice": True}
+    return MultiSpliceTaskEncoder(ByteTokenizer(), 24, splice, spliced_subflavors=subflavors)
+
+
+#: Rule and encoder.
+MIXES = {
+    "blend": ("blend", packed),
+    "sequential": ("interleave", lambda: packed("sequential")),
+    "spliced": ("interleave", spliced),
+}
+
+
+def new_dataset(folder, name="blend", workers=0, rank=1, ranks=2, **options):
+    rule, encoder = MIXES[name]
+    path = write_mix(folder / f"{name}.yaml", [("x", 1), ("y", {"linear": {0: 1, 20: 5}})])
+    content = json.loads(path.read_text())
+    entries = content["splits"]["train"].pop("blend")
+    entries[0]["max_epochs"] = 1
+    entries[1]["subflavors"] = {"splice": True}
+    content["splits"]["train"][rule] = entries
+    path.write_text(json.dumps({**content, "skip": [[3, 5]]}))
+    return get_train_dataset(
+        path,
+        worker_config=config(workers, rank, ranks),
+        batch_size=2,
+        rows_per_step=8,
+        task_encoder=encoder(),
+        **options,
+    )
+
+
+def hashes(loader, count):
+    return [batch_hash(batch) for batch in take(loader, count)]
+
+
+def check_resumes(folder, name, workers, saves, count=30):
+    expected = hashes(loader_for(new_dataset(folder, name, workers)), count)
+    loader = stock_loader_for(new_dataset(folder, name, workers))
+    iterator, found = iter(loader), []
+    for number in range(1, count + 1):
+        found.append(batch_hash(next(iterator)))
+        if number in saves:
+            resumed = stock_loader_for(new_dataset(folder, name, workers))
+            resumed.restore_state_rank(loader.save_state_rank())
+            assert hashes(resumed, 4) == expected[number : number + 4], number
+            again = stock_loader_for(new_dataset(folder, name, workers))
+            again.restore_state_rank(resumed.save_state_rank())
+            assert hashes(again, 2) == expected[number + 4 : number + 6], number
+    assert found == expected
+
+
+@every_number_of_workers
+@pytest.mark.parametrize("name", MIXES)
+def test_batches_are_those_of_the_exact_loader_and_so_are_those_after_two_resumes(
+    folder, name, workers
+):
+    check_resumes(folder, name, workers, saves=[7, 14])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("workers", range(5))
+@pytest.mark.parametrize("name", MIXES)
+def test_a_resume_is_exact_at_every_batch_once_each_worker_has_yielded(folder, name, workers):
+    check_resumes(folder, name, workers, saves=range(max(1, workers), 25))
+
+
+@every_number_of_workers
+def test_virtual_epochs_are_those_of_the_exact_loader(folder, workers):
+    exact = loader_for(new_dataset(folder, workers=workers, virtual_epoch_length=6))
+    stock = stock_loader_for(new_dataset(folder, workers=workers, virtual_epoch_length=6))
+    expected = [[batch_hash(batch) for batch in exact] for _ in range(5)]
+    assert [[batch_hash(batch) for batch in stock] for _ in range(3)] == expected[:3]
+    resumed = stock_loader_for(new_dataset(folder, workers=workers, virtual_epoch_length=6))
+    resumed.restore_state_rank(stock.save_state_rank())
+    assert [[batch_hash(batch) for batch in resumed] for _ in range(2)] == expected[3:]
+
+
+@every_number_of_workers
+def test_a_pass_ends_for_all_workers_and_the_next_one_begins_with_its_first_batch(folder, workers):
+    def new_pass():
+        path = write_mix(folder / "once.yaml", [("x", 1), ("y", 1)])
+        return get_train_dataset(
+            path,
+            worker_config=config(workers),
+            batch_size=2,
+            task_encoder=packed(),
+            repeat=False,
+        )
+
+    expected = [batch_hash(batch) for batch in loader_for(new_pass())]
+    loader = stock_loader_for(new_pass())
+    for _ in range(2):
+        assert [batch_hash(batch) for batch in loader] == expected

@@ -1,0 +1,134 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""An error of a reader or of the planner: at its batch, in one line, with its traceback."""
+
+import json
+
+import pytest
+from megatron.energon import WorkerConfig
+
+from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.errors import SampleError, WorkerError
+from tests.support import batch_hash, config, loader_for, write_mix, write_tokens
+
+every_number_of_workers = pytest.mark.parametrize("workers", [0, 1, 3])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    for name in "ab":
+        write_tokens(folder / name, [[n % 200] * (5 + n % 40) for n in range(60)])
+    write_mix(folder / "mix.yaml", [("a", 1), ("b", 1)])
+    return folder
+
+
+class Strange(Exception):
+    """Cannot be made again from its pickle."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+class Failing(PackedTaskEncoder):
+    """Makes no whole batch number 7."""
+
+    error: Exception | None = ValueError("no such batch")
+
+    def batch(self, rows):
+        made = super().batch(rows)
+        if WorkerConfig.active_worker_config.active_worker_batch_index == 7:
+            if self.error is not None:
+                raise self.error
+            return made, lambda: "no module has it"
+        return made
+
+
+def new_loader(path, workers, encoder=PackedTaskEncoder, error=None):
+    task_encoder = encoder(ByteTokenizer(), 32, packing_buffer_docs=6)
+    if encoder is Failing:
+        task_encoder.error = error
+    dataset = get_train_dataset(
+        path,
+        worker_config=config(workers),
+        batch_size=2,
+        rows_per_step=6,
+        task_encoder=task_encoder,
+    )
+    return loader_for(dataset)
+
+
+def drawn_before(loader, error):
+    """Hashes of the batches before an error, and the error."""
+    found = []
+    with pytest.raises(error) as raised:
+        for batch, _ in zip(loader, range(500)):
+            found.append(batch_hash(batch))
+    return found, raised.value
+
+
+def check_the_run_goes_on(loader, path, drawn):
+    """The loader is closed, its state is that of the last batch, and another one goes on."""
+    with pytest.raises(ConfigError, match="This loader was closed"):
+        iter(loader)
+    expected = iter(new_loader(path, 0))
+    assert [batch_hash(next(expected)) for _ in drawn] == drawn
+    resumed = new_loader(path, 0)
+    resumed.load_state_dict(loader.state_dict())
+    assert batch_hash(next(iter(resumed))) == batch_hash(next(expected))
+
+
+@every_number_of_workers
+@pytest.mark.parametrize(
+    "error", [ValueError("no such batch"), SampleError("No text."), KeyError(3)]
+)
+def test_an_error_of_the_encoder_comes_at_its_batch_as_it_is(folder, workers, error):
+    loader = new_loader(folder / "mix.yaml", workers, Failing, error)
+    found, raised = drawn_before(loader, type(error))
+    assert len(found) == 7 and raised.args == error.args
+    if workers:
+        lines = str(raised.__cause__).splitlines()
+        assert lines[0] == "in a process of the loader"
+        assert any("in batch" in line for line in lines) and "raise self.error" in lines[-2]
+    check_the_run_goes_on(loader, folder / "mix.yaml", found)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (Strange(1, 2), "^Strange: 1 and 2$"),
+        (
+            None,
+            r"^A worker cannot hand over its batch \(\w+: Can't pickle local object .*\). "
+            "Leave out of the batch what cannot be pickled, or take num_workers=0.$",
+        ),
+    ],
+)
+def test_what_cannot_leave_a_worker_is_an_error_at_its_batch(folder, workers, error, words):
+    loader = new_loader(folder / "mix.yaml", workers, Failing, error)
+    found, raised = drawn_before(loader, WorkerError)
+    assert len(found) == 7
+    with pytest.raises(WorkerError, match=words):
+        raise raised
+    check_the_run_goes_on(loader, folder / "mix.yaml", found)
+
+
+@every_number_of_workers
+def test_an_error_of_the_planner_comes_behind_all_batches_of_the_steps_before(folder, workers):
+    """From step 3 on b alone has a weight, until it has ended; a has rows left, and no weight."""
+    path = write_mix(folder / "ending.yaml", [("a", {"step": {0: 1, 3: 0}}), ("b", 1)])
+    content = json.loads(path.read_text())
+    content["splits"]["train"]["blend"][1]["max_epochs"] = 1
+    path.write_text(json.dumps(content))
+    with pytest.warns(match="weight"):
+        loader = new_loader(path, workers)
+    found, raised = drawn_before(loader, ConfigError)
+    assert len(found) % 3 == 0 and len(found) > 9
+    step = len(found) // 3
+    assert str(raised).startswith(f"Every weight is 0 at position {step} of the schedules among ")
+    assert "rows left: a. " in str(raised)
+    if workers:
+        assert "drawn_steps" in str(raised.__cause__)
+    assert loader.state_dict()["plan"]["step"] == step

@@ -1,0 +1,119 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A state from inside a step goes on as that step was begun, or is refused with the field."""
+
+import json
+
+import pytest
+
+from energon_ext import PackedTaskEncoder, ScheduleAxis, StateMismatchError
+from energon_ext.encoders import pretrain
+from energon_ext.plan.cost import AttentionCost
+from tests.plan.runs import SEQ_LEN, Run, write_numbered
+from tests.support import LargeTokenizer
+
+ROWS = 16
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    # Else a buffer of few documents is raised to one of many.
+    monkeypatch.setattr(pretrain, "MOST_PLANNED_BUFFER_DOCS", 1)
+    for number, name in enumerate("abc"):
+        write_numbered(tmp_path / name, 150, 100 + 10_000 * number, seed=number)
+    return tmp_path
+
+
+def write(folder, name, node, **fields):
+    head = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
+    (folder / name).write_text(json.dumps({**head, "splits": {"train": node}, **fields}))
+    return folder / name
+
+
+def new_run(
+    folder,
+    *,
+    weight=2,
+    limit=2,
+    inner="inner.yaml",
+    new_source="baseline",
+    exclude=(),
+    axis=None,
+    packing_buffer_docs=8,
+    balance=None,
+    cost=None,
+    **topology,
+):
+    write(folder, inner, {"blend": [{"path": "b"}, {"path": "c"}]})
+    entries = [{"path": "a", "weight": weight, "max_epochs": limit}, {"path": inner}]
+    (folder / "excluded.txt").write_text("".join(f"{line}\n" for line in exclude))
+    mix = write(
+        folder,
+        "mix.yaml",
+        {"interleave": entries, "new_source": new_source},
+        exclude="excluded.txt",
+    )
+    encoder = PackedTaskEncoder(
+        LargeTokenizer(),
+        SEQ_LEN,
+        packing_buffer_docs=packing_buffer_docs,
+        balance=balance,
+        cost=cost,
+    )
+    encoder.schedule_axis = axis or ScheduleAxis()
+    return Run(mix, **{"ranks": 2, "batch": 2, "rows": ROWS, **topology}, encoder=encoder)
+
+
+def inside(run, batches=6):
+    """The state of a run that has drawn a step and a half, and the tokens of its next batches."""
+    iterators = [iter(loader) for loader in run.loaders]
+
+    def draw(count):
+        return [next(i).tokens.tolist() for _ in range(count) for i in iterators]
+
+    draw(batches)
+    return run.state(), draw(6)
+
+
+CHANGES = {
+    "weight": ({"weight": 3}, "mixture"),
+    "max_epochs": ({"limit": 3}, "max_epochs"),
+    "name of a nested node": ({"inner": "other.yaml"}, "mixture"),
+    "new_source": ({"new_source": "zero"}, "mixture"),
+    "exclude": ({"exclude": ["a:5"]}, "exclude"),
+    "axis": ({"axis": ScheduleAxis("tokens")}, "axis: saved 'steps', now 'tokens'"),
+    "lookahead": ({"axis": ScheduleAxis(lookahead=1)}, "lookahead: saved 0, now 1"),
+    "packing_buffer_docs": ({"packing_buffer_docs": 20}, "packing_buffer_docs"),
+    "balance": ({"balance": "attention"}, "cost: saved None, now 'AttentionCost"),
+    "ranks": ({"ranks": 1}, "ranks: saved 2, now 1"),
+    "batch_size": ({"batch": 4}, "batch_size: saved 2, now 4"),
+    "rows_per_step": ({"rows": 32}, "rows_per_step: saved 16, now 32"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_inside_a_step_what_it_was_drawn_with_may_not_change(folder, name):
+    changes, field = CHANGES[name]
+    state, _ = inside(new_run(folder))
+    with pytest.raises(StateMismatchError, match=f"{field}.*saved inside a step"):
+        new_run(folder, **changes).resume(state)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_between_two_steps_it_may(folder, name):
+    state, _ = inside(new_run(folder), batches=8)
+    assert new_run(folder, **CHANGES[name][0]).resume(state).step() is not None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("cost", [None, AttentionCost(linear=0, quadratic=1)])
+def test_inside_a_step_its_rest_comes_on_any_workers(folder, cost, workers):
+    options = {"balance": None if cost is None else "attention", "cost": cost}
+    state, expected = inside(new_run(folder, **options))
+    again = new_run(folder, **options, workers=workers).resume(state)
+    assert again.state() == state
+    iterators = [iter(loader) for loader in again.loaders]
+    assert [next(i).tokens.tolist() for _ in range(6) for i in iterators] == expected
+    if cost is not None:
+        with pytest.raises(StateMismatchError, match="cost: .*saved inside a step"):
+            new_run(folder, balance="attention", cost=AttentionCost(1, 1)).resume(state)

@@ -1,0 +1,332 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Chains of runs: the mix changes between steps; ranks, workers and batches at any batch.
+
+A list model says which rows each step has. It shares no code with the plan, and packs in a stream.
+Best-fit packing is compared with the run that was not stopped, and by what was read in the end.
+"""
+
+import hashlib
+import itertools
+import json
+import math
+import random
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from energon_ext import PackedTaskEncoder
+from energon_ext.documents.permutation import KeyedPermutation
+from energon_ext.encoders import pretrain
+from tests.plan.runs import SEQ_LEN, Run, numbered_documents, rows_of
+from tests.support import LargeTokenizer, write_tokens
+
+SEGMENTS, MOST_EPOCHS, MOST_PROCESSES = 6, 3, 6
+ROUNDING = Fraction(1, 10**9)
+
+
+# The list model -----------------------------------------------------------------------------------
+
+
+class ListSource:
+    """The rows of one source: a stream of its documents, in plans of some documents each."""
+
+    def __init__(self, name, documents):
+        self.name, self.documents = name, documents
+        self.rows, self.carried = [], []  # pieces are (document, tokens)
+        self.epoch = self.place = 0
+        self.first_was_label = False
+
+    def has_read(self, limit):
+        while self.epoch < limit and self.place == len(self.documents):
+            self.epoch, self.place = self.epoch + 1, 0
+        return self.epoch >= limit
+
+    def ended(self, limit):
+        return not self.rows and not self.carried and self.has_read(limit)
+
+    def take(self, limit, buffer_docs, excluded):
+        while not self.rows:
+            if self.ended(limit):
+                return None
+            self.plan(limit, buffer_docs, excluded)
+        return self.rows.pop(0)
+
+    def plan(self, limit, buffer_docs, excluded):
+        if self.carried and self.carried[0][0] in excluded:
+            self.first_was_label = False
+        pieces = [piece for piece in self.carried if piece[0] not in excluded]
+        wanted = max(1, buffer_docs - len({document for document, _ in pieces}))
+        if not self.has_read(limit):
+            size = len(self.documents)
+            order = KeyedPermutation(size, f"0/{self.name}/{self.epoch}")(np.arange(size)).tolist()
+            new = order[self.place : self.place + wanted]
+            self.place += len(new)
+            pieces += [(d, self.documents[d]) for d in new if d not in excluded]
+        stream = [(document, token) for document, tokens in pieces for token in tokens]
+        while len(stream) > SEQ_LEN:
+            self.rows.append([token for _, token in stream[: SEQ_LEN + 1]])
+            stream, self.first_was_label = stream[SEQ_LEN:], True
+        if self.has_read(limit):
+            if len(stream) > self.first_was_label:
+                self.rows.append([token for _, token in stream])
+            stream, self.first_was_label = [], False
+        groups = itertools.groupby(stream, lambda each: each[0])
+        self.carried = [(document, [token for _, token in group]) for document, group in groups]
+
+
+class ListRun:
+    """Steps of rows, row by row."""
+
+    def __init__(self, sources):
+        self.sources = sources
+        self.owed = dict.fromkeys(sources, 0.0)
+        self.number = self.row = 0  # steps, and rows of them
+
+    def step(self, mix, rows):
+        """The next step that is not skipped, sorted; None where all sources have ended."""
+        while True:
+            drawn = self.draw(mix, rows)
+            is_skipped = any(first <= self.number - 1 < stop for first, stop in mix["skip"])
+            if drawn is None or not is_skipped:
+                return drawn
+
+    def draw(self, mix, rows):
+        weights = {name: weight_at(own, self.number) for name, own in mix["weights"].items()}
+        limits = mix["limits"]
+        left = {name for name in weights if not self.sources[name].ended(limits[name])}
+        missing, found, attempt = list(range(rows)), [], 0
+        while missing and left:
+            total = sum(Fraction(weights[name]) for name in left)
+            shares = {name: Fraction(weights[name]) / total for name in sorted(left)}
+            pick = self.owing if mix["rule"] == "interleave" else self.by_chance
+            picked = pick(shares, [self.row + place for place in missing], attempt, len(weights))
+            read, again = dict.fromkeys(shares, 0), []
+            for place, name in zip(missing, picked):
+                options = limits[name], mix["buffer"], mix["excluded"][name]
+                row = self.sources[name].take(*options) if name in left else None
+                if row is None:
+                    left.discard(name)
+                    again.append(place)
+                else:
+                    found.append((tuple(row[:SEQ_LEN]), tuple(itertools.pairwise(row))))
+                    read[name] += min(len(row), SEQ_LEN)
+            if mix["rule"] == "interleave":
+                for name, share in shares.items():
+                    self.owed[name] += float(share) * sum(read.values()) - read[name]
+            missing, attempt = again, attempt + 1
+        if not found:
+            return None
+        self.number, self.row = self.number + 1, self.row + rows
+        return sorted(found)
+
+    def owing(self, shares, numbers, attempt, members):
+        """By credits, as :class:`tests.plan.test_hops.ListModel`."""
+        least = Fraction(1, max(2 * members - 2, 2))
+        credit = {name: Fraction(self.owed[name]) / SEQ_LEN for name in shares}
+        for _ in numbers:
+            for name in shares:
+                credit[name] += shares[name]
+            due = [name for name in shares if credit[name] >= least - ROUNDING]
+            turns = {
+                name: math.floor((1 - least - credit[name]) / shares[name] + ROUNDING)
+                if due
+                else math.ceil((least - credit[name]) / shares[name] - ROUNDING)
+                for name in due or shares
+            }
+            best = min(turns, key=lambda name: turns[name])  # the first of equals
+            credit[best] -= 1
+            yield best
+
+    def by_chance(self, shares, numbers, attempt, members):
+        names, ends = list(shares), list(itertools.accumulate(shares.values()))
+        for number in numbers:
+            chance = uniform("0/" if attempt == 0 else f"0//attempt {attempt}", number)
+            yield next(name for name, end in zip(names, ends) if chance < end)
+
+
+def uniform(key, number):
+    """The number-th random number of a node of a mixture."""
+    words = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=16).digest(), "little")
+    block, place = divmod(number, 4096)
+    raw = np.random.Philox(key=words, counter=block << 64).random_raw(place + 1)[-1]
+    return (int(raw) >> 11) / 2**53
+
+
+def weight_at(weight, step):
+    if not isinstance(weight, dict):
+        return weight
+    (first, low), (last, high) = weight["linear"].items()
+    return low + min(max(step - first, 0) / (last - first), 1) * (high - low)
+
+
+# The chain ----------------------------------------------------------------------------------------
+
+
+class Chain:
+    """Everything that a seed decides."""
+
+    def __init__(self, folder, seed):
+        self.folder, self.rng = folder, random.Random(seed)
+        self.packing = "sequential" if seed % 3 else "bin"
+        self.has_workers = seed % 2 == 1
+        self.rule = "blend" if seed % 4 > 2 else "interleave"
+        self.names = [f"source{n}" for n in range(self.rng.choice([1, 3, 4, 5]))]
+        self.documents = {}
+        for n, name in enumerate(self.names):
+            count, longest = self.rng.randint(2, 24), self.rng.choice([4, 60, 60, 150])
+            self.documents[name] = numbered_documents(count, 100 + 15_000 * n, seed, longest)
+            write_tokens(folder / name, self.documents[name], np.int32)
+
+    def mix(self, step, is_last):
+        """Another mix, from a step of the plan on; the last one ends with all that there is."""
+        names = self.names
+        if not is_last:
+            fewest = max(1, len(names) - 2)
+            names = sorted(self.rng.sample(names, self.rng.randint(fewest, len(names))))
+        mix = {
+            "rule": self.rule if self.rng.random() < 0.8 else "blend",
+            "weights": {name: self.weight(step) for name in names},
+            "limits": {n: MOST_EPOCHS if is_last else self.rng.choice([1, 3, 3]) for n in names},
+            "buffer": self.rng.choice([1, 3, 20]),
+            "excluded": {name: [] for name in names},
+            "skip": [],
+        }
+        if not is_last and self.rng.random() < 0.4:
+            for name in names:
+                numbers = range(len(self.documents[name]))
+                mix["excluded"][name] = sorted(self.rng.sample(numbers, len(numbers) // 2))
+        if not is_last and self.rng.random() < 0.2:
+            first = step + self.rng.randint(0, 2)
+            mix["skip"] = [[first, first + self.rng.randint(1, 2)]]
+        return mix
+
+    def weight(self, step):
+        if self.rng.random() < 0.6:
+            return self.rng.choice([0.25, 1, 2, 3])
+        return {"linear": {step: self.rng.choice([0.5, 2]), step + 5: self.rng.choice([0.25, 4])}}
+
+    def write(self, mix):
+        entries = [
+            {"path": name, "weight": weight, "max_epochs": mix["limits"][name]}
+            for name, weight in mix["weights"].items()
+        ]
+        head = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
+        content = {**head, "splits": {"train": {mix["rule"]: entries}}, "exclude": "excluded.txt"}
+        if mix["skip"]:
+            content["skip"] = mix["skip"]
+        (self.folder / "mix.yaml").write_text(json.dumps(content))
+        lines = [f"{name}:{n}\n" for name, numbers in mix["excluded"].items() for n in numbers]
+        (self.folder / "excluded.txt").write_text("".join(lines))
+
+    def topology(self, rows):
+        """Ranks, workers and rows of a batch that divide a step."""
+        ranks = self.rng.choice([r for r in range(1, 9) if rows % r == 0])
+        batch = self.rng.choice([b for b in (1, 2, 3) if rows // ranks % b == 0])
+        most = min(3, MOST_PROCESSES // ranks - 1) if self.has_workers else 0
+        return ranks, self.rng.randint(0, max(most, 0)), batch
+
+    def run(self, mix, state, rows, ranks=1, workers=0, batch=1):
+        encoder = PackedTaskEncoder(
+            LargeTokenizer(), SEQ_LEN, packing=self.packing, packing_buffer_docs=mix["buffer"]
+        )
+        options = {"ranks": ranks, "workers": workers, "batch": batch, "rows": rows}
+        run = Run(self.folder / "mix.yaml", encoder=encoder, **options)
+        return run if state is None else run.resume(state)
+
+
+def contents(batches):
+    """The tokens of each row that has some, and the transitions that it trains; sorted."""
+    return sorted(
+        (
+            tuple(token for token in tokens if token),
+            tuple((a, b) for a, b, weight in zip(tokens, labels, weights) if weight > 0),
+        )
+        for batch in batches
+        for tokens, labels, weights, _ in rows_of(batch)
+        if any(tokens)
+    )
+
+
+def stopped_anywhere(chain, mix, rows, state, expected, states):
+    """Read the steps of a segment in hops over topologies; the state in the end."""
+    step, batches, topology = 0, [], None
+    while step < len(expected):
+        is_changed = topology is None  # the mix, with this resume
+        if not batches:
+            topology = chain.topology(rows)
+        run = chain.run(mix, state, rows, *topology)
+        assert is_changed or run.state() == state
+        iterators = [iter(loader) for loader in run.loaders]
+        most = run.rounds * max(2, len(expected) // 3) + 1
+        for _ in range(chain.rng.randint(1, most)):
+            batches += [next(iterator) for iterator in iterators]
+            if len(batches) == run.rounds * len(iterators):
+                assert contents(batches) == expected[step], topology
+                assert run.state() == states[step], topology
+                step, batches = step + 1, []
+            if step == len(expected):
+                break
+        state = run.state()
+        run.close()
+    return state
+
+
+def check_chain(folder, seed):
+    chain = Chain(folder, seed)
+    model = ListRun({name: ListSource(name, own) for name, own in chain.documents.items()})
+    state, trained, ever_excluded, number = None, Counter(), set(), 0
+    for segment in range(SEGMENTS):
+        is_last = segment == SEGMENTS - 1
+        mix = chain.mix(number, is_last)
+        chain.write(mix)
+        rows = chain.rng.randint(1, 8) * chain.rng.randint(1, 3) * chain.rng.randint(1, 2)
+        reference = chain.run(mix, state, rows)
+        iterator, expected, states = iter(reference.loaders[0]), [], []
+        for _ in itertools.count() if is_last else range(chain.rng.randint(1, 3)):
+            batches = list(itertools.islice(iterator, rows))
+            if not batches:
+                break
+            expected.append(contents(batches))
+            states.append(reference.state())
+            if chain.packing == "sequential":
+                assert expected[-1] == model.step(mix, rows), (segment, len(expected))
+        trained.update(pair for step in expected for _, pairs in step for pair in pairs)
+        for name, numbers in mix["excluded"].items():
+            ever_excluded |= {chain.documents[name][number][0] for number in numbers}
+        state = stopped_anywhere(chain, mix, rows, state, expected, states)
+        number = json.loads(state)["plan"]["step"] if state else 0
+        assert states == [] or state == states[-1]
+    check_totals(chain, trained, ever_excluded, json.loads(state)["skipped"])
+
+
+def check_totals(chain, trained, ever_excluded, skipped):
+    """Every transition inside a document was trained as often as the last limit allows."""
+    for document in itertools.chain(*chain.documents.values()):
+        counts = {trained[pair] for pair in itertools.pairwise(document)}
+        if document[0] in ever_excluded or skipped:
+            assert max(counts, default=0) <= MOST_EPOCHS
+        else:
+            assert counts <= {MOST_EPOCHS}, document[0]
+
+
+@pytest.fixture(autouse=True)
+def _small_buffers(monkeypatch):
+    monkeypatch.setattr(pretrain, "MOST_PLANNED_BUFFER_DOCS", 1)
+
+
+@pytest.mark.filterwarnings("ignore::energon_ext.mixture.checks.BlendWarning")
+@pytest.mark.parametrize("seed", range(40))
+def test_a_chain_of_changes_and_stops_reads_what_the_list_model_reads(tmp_path, seed):
+    check_chain(tmp_path, seed)
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore::energon_ext.mixture.checks.BlendWarning")
+@pytest.mark.parametrize("first", range(1000, 2000, 10))
+def test_a_thousand_chains_read_what_the_list_model_reads(tmp_path, first):
+    for seed in range(first, first + 10):
+        (tmp_path / str(seed)).mkdir()
+        check_chain(tmp_path / str(seed), seed)
