@@ -15,8 +15,13 @@ from megatron.energon import (
     stateless,
 )
 
-from energon_ext import ConfigError, DynamicBlendMixin, StateMismatchError, get_train_dataset
-from energon_ext.plan.blends import DynamicBlendDataset
+from energon_ext import (
+    ConfigError,
+    DynamicBlendDataset,
+    DynamicBlendMixin,
+    StateMismatchError,
+    get_train_dataset,
+)
 from energon_ext.plan.lookup import find_blend
 from energon_ext.weights import ScheduleAxis
 from tests.support import close_loaders, config, loader_for, take, write_dataset, write_mix

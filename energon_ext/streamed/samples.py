@@ -14,6 +14,18 @@ from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 from energon_ext.errors import LEFT_OUT, EnergonExtError, SampleError
 from energon_ext.plan.source import Source
 from energon_ext.state.match import check_fingerprint
+from energon_ext.state.schema import COUNT
+
+#: The shape of :meth:`StreamedSamples.save_state`.
+SAMPLES = {
+    "files": {str: object},
+    "dataset": {str: object},
+    "ended": bool,
+    "max_epochs": (None, COUNT),
+    "documents": COUNT,
+    "tokens": COUNT,
+    "names": [str],
+}
 
 
 def num_tokens_of(sample: Any) -> int:

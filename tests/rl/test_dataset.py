@@ -17,7 +17,6 @@ from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import DataExhaustedError, SamplerError, StateFormatError
 from energon_ext.rl import RLDataset, ScoredGroup, Unanswered
 from energon_ext.rl.group_rows import balance_by_tokens
-from energon_ext.state.checkpoint import CheckpointStore
 from tests.rl.prompts import Dice, Fixed, prompt_loader, write_prompts, write_sums
 from tests.state.mutations import mutations
 from tests.support import batch_hash, close_loaders, take, write_mix
