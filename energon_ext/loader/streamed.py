@@ -180,15 +180,12 @@ class StreamedLoader:
         blends = [stages[-1] for stages in workers]
         for number, blend in enumerate(blends):
             self.blend.check_state(blend, self.worker_config.rank * len(blends) + number)
-        self.changes = compare_sources(
-            [blend["sources"] for blend in blends], self.blend.source_names
-        )
-        _check_buffers(workers, self.changes)
+        changes = compare_sources([blend["sources"] for blend in blends], self.blend.source_names)
+        _check_buffers(workers, changes)
+        self.changes = changes
         if self.worker_config.rank == 0:
-            saved, now = (
-                of.get(ENCODER) for of in (blends[0]["fingerprint"], self.blend.fingerprint)
-            )
-            log_resume(self.changes, saved, now)
+            saved, now = blends[0]["fingerprint"], self.blend.fingerprint
+            log_resume(changes, saved.get(ENCODER), now.get(ENCODER))
 
     def save_state_rank(self) -> dict[str, Any]:
         """:meth:`state_dict`, by the name that Energon's loader has for it."""

@@ -257,6 +257,9 @@ class StreamedBlend(Blend, BaseWrapperDataset):
             advice="A streamed blend continues on the ranks x workers that saved it; planned "
             "sources continue on any.",
         )
+        for key, saved in match_sources(state["sources"], self.source_names).items():
+            files = state["sources"][saved]["files"]
+            check_fingerprint(files, self.sources[key].fingerprint, key)
 
     # Restoring single samples, for buffers above ------------------------------------------------
 
