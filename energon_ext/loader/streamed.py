@@ -56,9 +56,9 @@ def open_loader(dataset: SavableDataset, **options: Any) -> Any:
 class StreamedLoader:
     """Iterates a streamed dataset.
 
-    A resume is exact at every batch, but for what Energon's loader leaves out: without workers its
-    state has no random numbers of torch, numpy and random, which an encoder may draw; and a virtual
-    epoch that is saved where only some of its workers have ended it becomes a longer one.
+    A resume is exact at every batch, but for what Energon's loader leaves out: without workers it
+    saves no random numbers of torch, numpy and random, which an encoder may draw; with several, a
+    virtual epoch is exact only where it is saved after a multiple of ``num_workers`` batches.
 
     Args:
         dataset: of :func:`energon_ext.get_train_dataset`, with streamed sources.
