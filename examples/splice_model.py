@@ -18,7 +18,6 @@ from energon_ext.splice import LossMap
 from energon_ext.splice.source import splices_of
 
 ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
-LOADER = {"watchdog_timeout_seconds": None, "gc_collect_every_n_steps": 0}
 
 
 def start_megatron():
@@ -60,7 +59,7 @@ def train(model, data, encoder, steps, batch_size=1, lr=2e-3, decay=False):
     dataset = get_train_dataset(
         data, worker_config=ALONE, batch_size=batch_size, task_encoder=encoder
     )
-    batches = iter(ExactDataLoader(dataset, **LOADER))
+    batches = iter(ExactDataLoader(dataset))
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
     for step in range(1, steps + 1):
         output, loss_func = forward_step(batches, model)
@@ -85,7 +84,7 @@ def measure(model, data, encoder, *, prompt_tokens=1, batch_size=4):
     )
     (splice,) = splices_of(dataset)
     losses = LossMap(splice.examples, splice.names, prompt_tokens=prompt_tokens)
-    for batch in ExactDataLoader(dataset, **LOADER):
+    for batch in ExactDataLoader(dataset):
         output, _ = forward_step(iter([batch]), model)
         losses.add_batch(batch, output.view(-1).numpy())
     return losses

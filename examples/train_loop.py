@@ -70,7 +70,6 @@ def build_source(args, task_encoder):
         worker_config=data_parallel_worker_config(args.num_workers, seed=args.seed),
         batch_size=args.micro_batch_rows,
         rows_per_step=args.global_batch_rows,
-        batch_drop_last=True,  # pipeline stages expect one shape
         task_encoder=task_encoder,
         shuffle_buffer_size=100,
     )
@@ -156,7 +155,7 @@ def validation(args, task_encoder, model):
             batch_size=args.micro_batch_rows,
             task_encoder=task_encoder,
         )
-        loader = ValidationLoader(datasets, args.eval_iters, watchdog_timeout_seconds=None)
+        loader = ValidationLoader(datasets, args.eval_iters)
 
     def evaluate(step):
         if step % args.eval_interval and step != args.train_iters:
@@ -261,7 +260,7 @@ class Run:
             consumed = self.consumed.to_json(list(self.blend.documents))
             run = {"arguments": fixed_arguments(self.args), "consumed": consumed}
             run["resumed"] = [change.to_json() for change in getattr(self.source, "changes", ())]
-            if self.blend.is_shared and not self.samples:
+            if self.blend.is_planned and not self.samples:
                 cursor = self.source.state_dict()
             elif dist.get_rank() == parallel_state.get_model_parallel_src_rank():
                 # all stages and tensor-parallel ranks hold the same
@@ -313,12 +312,10 @@ class Run:
         ranks = parallel_state.get_data_parallel_world_size()
         if None in states:
             self.source.load_state_dict(states[None])
-        elif not self.samples:
-            self.source.restore_states([*states.values()])
         elif sorted(states) == [*range(ranks)]:
             self.source.restore_state(states[parallel_state.get_data_parallel_rank()])
         else:
-            raise ConfigError(f"{len(states)} data-parallel ranks sampled; {ranks} cannot go on.")
+            raise ConfigError(f"{len(states)} data-parallel ranks saved; {ranks} cannot go on.")
 
 
 def fixed_arguments(args):

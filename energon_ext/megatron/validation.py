@@ -25,7 +25,7 @@ class ValidationLoader:
     Args:
         datasets: of :func:`energon_ext.get_val_datasets`, one for each source.
         batches_per_evaluation: micro-batches that a rank draws in one evaluation.
-        **loader_options: as for ``megatron.energon.get_savable_loader``.
+        **loader_options: as for :class:`~energon_ext.ExactDataLoader`.
 
     Raises:
         ConfigError: fewer than one batch per evaluation.
@@ -50,11 +50,7 @@ class ValidationLoader:
         return self
 
     def __next__(self) -> PackedBatch:
-        """Return the next batch of this evaluation, or the first of the next one.
-
-        Raises:
-            ConfigError: no source has a document for this rank.
-        """
+        """Return the next batch of this evaluation, or the first of the next one."""
         return next(self._batches)
 
     def close(self) -> None:
@@ -72,22 +68,10 @@ class ValidationLoader:
         yield from itertools.cycle(batches)
 
     def _draw(self) -> Iterator[PackedBatch]:
-        iterators = {index: iter(loader) for index, loader in enumerate(self._loaders)}
-        while iterators:
-            for index in list(iterators):
-                batch = next(iterators[index], None)
-                if batch is None:
-                    iterators[index] = iter(self._loaders[index])
-                    batch = next(iterators[index], None)
-                if batch is None:  # fewer documents than ranks and workers
-                    del iterators[index]
-                else:
-                    yield self._of_source(batch, index)
-        worker = self._loaders[0].worker_config
-        raise ConfigError(
-            f"No validation source has a document for data-parallel rank {worker.rank} of "
-            f"{worker.world_size}: use fewer ranks or workers, more documents, or --eval-iters 0."
-        )
+        """One batch of each source in turn; a source that has ended begins again."""
+        endless = [itertools.chain.from_iterable(itertools.repeat(each)) for each in self._loaders]
+        for index in itertools.cycle(range(len(endless))):
+            yield self._of_source(next(endless[index]), index)
 
     def _of_source(self, batch: PackedBatch, index: int) -> PackedBatch:
         """The batch among all sources: Megatron-LM wants the same losses of every micro-batch."""
