@@ -24,6 +24,7 @@ from energon_ext import (
 )
 from energon_ext.plan.lookup import find_blend
 from energon_ext.weights import ScheduleAxis
+from tests.plan.memory_documents import planned
 from tests.support import close_loaders, config, loader_for, take, write_dataset, write_mix
 
 
@@ -168,6 +169,21 @@ def test_a_scheduled_weight_without_the_mixin_fails_loudly(data):
         build(data / "mix.yaml", Plain())
 
 
+class HalfPlanned(UpperCase):
+    """Plans the rows of one source of a metadataset."""
+
+    def build_source(self, loaded, key, **options):
+        if key == "b:train":
+            return planned([16] * 9)
+        return super().build_source(loaded, key, **options)
+
+
+def test_a_blend_of_planned_and_streamed_sources_is_refused_with_both(data):
+    message = "a:train is streamed and b:train is planned; .*token files of a:train .`energon-ext"
+    with pytest.raises(ConfigError, match=message):
+        build(data / "constant.yaml", HalfPlanned())
+
+
 def test_a_step_without_buffers_moves_the_very_next_batch(data):
     path = write_mix(
         data / "step.yaml", [("a", {"step": {0: 1, 6: 0}}), ("b", {"step": {0: 0, 6: 1}})]
@@ -194,6 +210,22 @@ def test_lookahead_makes_up_for_the_samples_in_a_packing_buffer(data, num_worker
     assert abs(first_batch_of_b(encoder) - (40 + 4 * workers)) <= workers
     encoder.schedule_axis = ScheduleAxis("batches", lookahead=4 * workers)
     assert abs(first_batch_of_b(encoder) - 40) <= workers
+
+
+def test_one_state_in_memory_is_continued_any_number_of_times(data):
+    """Stock readers keep references into a state that they restore, and write there."""
+
+    def loader():
+        return stock_loader(build(data / "mix.yaml", shuffle_buffer_size=None))
+
+    first = loader()
+    take(first, 6)
+    state = first.save_state_rank()
+    expected = texts(take(first, 9))
+    for _ in range(2):
+        resumed = loader()
+        resumed.restore_state_rank(state)
+        assert texts(take(resumed, 9)) == expected
 
 
 def test_sources_may_be_reordered_and_reweighted_between_runs(data):

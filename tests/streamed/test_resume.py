@@ -197,6 +197,16 @@ def test_energons_own_loader_resumes_from_one_state_any_number_of_times():
         assert told(take(other, 9)) == expected
 
 
+def test_a_restore_in_a_run_that_has_begun_begins_what_is_new_at_its_beginning():
+    loader = stock_loader(batched(keys="ab"))
+    take(loader, 7)
+    other = stock_loader(batched())
+    assert any(source == "c" for batch in told(take(other, 7)) for source, _ in batch)
+    other.restore_state_rank(loader.save_state_rank())
+    later = [sample for batch in told(take(other, 40)) for sample in batch if sample[0] == "c"]
+    assert [number for _, number in later] == [n % 40 + 1 for n in range(len(later))]
+
+
 def test_a_sample_in_a_buffer_is_read_again_from_its_source_under_the_key_of_now():
     def dataset(key):
         sources = [source(key, names=("/d/web", "web")), source("b")]

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One streamed source: its end, its limit, its state, and what cannot be read."""
 
-import itertools
 import json
 import tarfile
 
@@ -34,9 +33,12 @@ def samples_of(count=4, epochs=None, endless=True, **options):
 
 
 def numbers(samples, count=None):
-    """The next numbers, up to the end by default."""
-    found = itertools.islice(iter(samples.next, None), count)
-    return [sample.number for sample in found]
+    """The next numbers, up to the end by default, as a blend asks for them."""
+    found = []
+    while not samples.ended and len(found) != count:
+        if (sample := samples.next()) is not None:
+            found.append(sample.number)
+    return found
 
 
 def test_samples_come_up_to_the_end_and_are_counted():
