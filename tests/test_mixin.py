@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Any user's TaskEncoder with the mixin in front: Energon's own order, our blend and state."""
 
+import json
 import math
 from collections import Counter
 
@@ -266,6 +267,20 @@ def test_a_source_with_buffered_samples_cannot_leave(data, encoder):
 
 class Renamed(UpperCase):
     """The same encoder under another name."""
+
+
+def test_a_resume_is_exact_at_every_batch_with_packed_and_shuffled_samples_that_wait(data):
+    options = {"packing_buffer_size": 10, "shuffle_buffer_size": 5}
+    path = data / "mix.yaml"
+    loader = loader_for(build(path, Packing(), **options))
+    iterator, expected, states = iter(loader), [], []
+    for _ in range(16):
+        expected.append(next(iterator).text)
+        states.append(json.dumps(loader.state_dict()))
+    for position, state in enumerate(states, 1):
+        resumed = loader_for(build(path, Packing(), **options))
+        resumed.load_state_dict(json.loads(state))
+        assert [batch.text for batch in take(resumed, 16 - position)] == expected[position:]
 
 
 def test_a_renamed_encoder_continues_and_is_told(data, caplog):

@@ -221,7 +221,7 @@ def _workers_in(state: Any) -> list[list[Mapping[str, Any]]]:
     found = []
     for worker in workers:
         inner = getattr(getattr(worker, "state", None), "dataset_state", None)
-        stages = [worker["datasets"][0] if isinstance(worker, dict) else inner]
+        stages: list[Any] = [worker["datasets"][0] if isinstance(worker, dict) else inner]
         while isinstance(stages[-1], dict) and stages[-1].get("__class__") != STATE_CLASS:
             inside = stages[-1].get("datasets")
             stages.append(inside[0] if isinstance(inside, list) and len(inside) == 1 else None)

@@ -45,6 +45,7 @@ _SHAPE = {
     "worker": COUNT,
     "drawn": COUNT,
     "batch": COUNT,
+    "moved": {str: str},
     "mixture": MIXTURE,
     "sources": {str: SAMPLES},
 }
@@ -201,6 +202,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
             worker=self._worker_number(),
             drawn=self._drawn,
             batch=self._batch,
+            moved=dict(self._moved),
             mixture=FlexState(mixture.credits_to_json(mixture.credits())),
             sources=FlexState({**self._retained, **sources}),
         )
@@ -233,22 +235,17 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         self._retained = states
         self._drawn, self._batch = state["drawn"], state["batch"]
         renamed = {old: key for key, old in matched.items() if old != key}
-        self._moved = renamed
+        before = {old: renamed.get(key, key) for old, key in state["moved"].items()}
+        self._moved = {**before, **renamed}  # samples in buffers keep the keys they were drawn by
         mixture = self._active_mixture()
         mixture.ended[:] = [samples.ended for samples in self._samples]
         mixture.restore_state(state["mixture"], renamed, self._position())
 
     def check_state(self, state: Any, worker: int) -> None:
-        """Refuse the state of another configuration, or of another worker of all ranks.
-
-        Raises: as of :meth:`restore_state`.
-        """
+        """Raise as :meth:`restore_state` for a state of another one of the workers of all ranks."""
+        advice = "It was saved without this package's mixin, or with planned sources: finish that "
         check_class(
-            state,
-            STATE_CLASS,
-            STATE_VERSION,
-            "The state was saved without this package's mixin, or with planned sources: finish "
-            "that run as it was begun, or start a new one.",
+            state, STATE_CLASS, STATE_VERSION, f"{advice}run as it was begun, or start a new one."
         )
         check_shape(state, _SHAPE, "state")
         check_fingerprint(

@@ -294,7 +294,7 @@ def test_metrics_of_answers_by_hand(sums):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_resume_continues_exactly_at_every_batch_from_json(sums, num_workers):
+def test_a_resume_continues_exactly_at_every_batch(sums, num_workers):
     def fresh():
         loader = {"num_workers": num_workers, "prompts_per_call": 3}
         return build(sums, Dice(), loader=loader, groups_per_batch=2)
