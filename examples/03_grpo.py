@@ -30,7 +30,6 @@ from train_loop import build_source, train
 
 from energon_ext import PromptTaskEncoder, SFTTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import Tokenizer
-from energon_ext.loader.streamed import open_loader
 from energon_ext.megatron import MegatronSampler, Sampling, data_parallel_worker_config, generate
 from energon_ext.rl import RLDataset
 
@@ -129,15 +128,12 @@ def warm_up(args, tokenizer, model):
 
 def grpo(args, tokenizer, model, held_out):
     sampling = Sampling(max_new_tokens=5, stop_id=tokenizer.eos_id, vocab_size=tokenizer.vocab_size)
-    prompts = open_loader(
-        get_train_dataset(
-            args.run_dir / "data" / "prompts.yaml",
-            worker_config=data_parallel_worker_config(num_workers=0, seed=args.seed),
-            batch_size=args.prompts_per_call,
-            task_encoder=PromptTaskEncoder(tokenizer),
-            shuffle_buffer_size=1000,
-        ),
-        watchdog_timeout_seconds=None,
+    prompts = get_train_dataset(
+        args.run_dir / "data" / "prompts.yaml",
+        worker_config=data_parallel_worker_config(num_workers=0, seed=args.seed),
+        batch_size=args.prompts_per_call,
+        task_encoder=PromptTaskEncoder(tokenizer),
+        shuffle_buffer_size=1000,
     )
     reward = shuffled_reward if args.shuffle_rewards else exact_match
     sampler = MegatronSampler(model, reward, group_size=GROUP_SIZE, sampling=sampling)

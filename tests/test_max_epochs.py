@@ -87,8 +87,7 @@ def test_the_source_that_has_ended_says_so_in_one_line(data, caplog):
     path = write(data / "limited.yaml", {"interleave": [entry("web", 2), entry("code")]})
     take(loader_for(load(path)), 100)
     lines = [record.message for record in caplog.records if "to its end" in record.message]
-    # 24 rows of web and as many of code, two in a step; the next to try the web finds its end.
-    assert lines == ["web:train: read to its end (max_epochs: 2); step 24."]
+    assert lines == ["web:train: read to its end (max_epochs: 2)."]
 
 
 @pytest.mark.parametrize("packing", ["bin", "sequential"])
@@ -361,6 +360,6 @@ def test_a_gap_behind_a_source_that_has_ended_is_an_error_that_names_it(data):
         warnings.simplefilter("ignore")
         loader = loader_for(load(path))
     take(loader, 12)
-    expected = r"0 at position 12 of the schedules .* rows left: code:train\. Give one"
+    expected = r"0 at position 12 of the schedules .* samples left: code:train\. Give one"
     with pytest.raises(ConfigError, match=expected):
         take(loader, 1)

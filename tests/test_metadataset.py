@@ -6,7 +6,14 @@ import json
 from dataclasses import dataclass, field
 
 import pytest
-from megatron.energon import Cooker, DefaultTaskEncoder, TextSample, basic_sample_keys, stateless
+from megatron.energon import (
+    Cooker,
+    DefaultTaskEncoder,
+    TextSample,
+    basic_sample_keys,
+    get_loader,
+    stateless,
+)
 from megatron.energon.epathlib import EPath
 from megatron.energon.metadataset import load_dataset, loader
 from megatron.energon.metadataset.loader import prepare_metadataset
@@ -141,7 +148,7 @@ def test_subsets_and_splits_select_what_they_say(data):
     validation = get_val_datasets(
         path, worker_config=config(), batch_size=1, task_encoder=Encoder()
     )
-    texts = [[batch.text[0] for batch in loader_for(dataset)] for dataset, _ in validation]
+    texts = [[batch.text[0] for batch in get_loader(dataset)] for dataset, _ in validation]
     assert texts == [[f"{s}{number:03d}" for number in range(50, 60)] for s in "bc"]
 
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Any user's TaskEncoder with the mixin in front: Energon's own order, our blend and state."""
 
+import json
 import math
 from collections import Counter
 
@@ -15,10 +16,16 @@ from megatron.energon import (
     stateless,
 )
 
-from energon_ext import ConfigError, DynamicBlendMixin, StateMismatchError, get_train_dataset
-from energon_ext.plan.blends import DynamicBlendDataset
+from energon_ext import (
+    ConfigError,
+    DynamicBlendDataset,
+    DynamicBlendMixin,
+    StateMismatchError,
+    get_train_dataset,
+)
 from energon_ext.plan.lookup import find_blend
 from energon_ext.weights import ScheduleAxis
+from tests.plan.memory_documents import planned
 from tests.support import close_loaders, config, loader_for, take, write_dataset, write_mix
 
 
@@ -66,6 +73,10 @@ def build(path, encoder=None, *, num_workers=0, rank=0, world_size=1, **options)
         task_encoder=encoder or UpperCase(),
         **{**defaults, **options},
     )
+
+
+def stock_loader(dataset):
+    return get_savable_loader(dataset, watchdog_timeout_seconds=None, gc_collect_every_n_steps=0)
 
 
 def texts(batches):
@@ -147,9 +158,8 @@ def test_breakpoints_count_what_the_axis_says(
 
 def test_constant_weights_give_the_shares_that_stock_energon_gives(data):
     for encoder in (UpperCase(), Plain()):
-        drawn = Counter(
-            text[0] for text in texts(take(loader_for(build(data / "constant.yaml", encoder)), 600))
-        )
+        loader = stock_loader(build(data / "constant.yaml", encoder))
+        drawn = Counter(text[0] for text in texts(take(loader, 600)))
         for source, share in (("a", 3 / 6), ("b", 2 / 6), ("c", 1 / 6)):
             sigma = math.sqrt(2400 * share * (1 - share))
             assert abs(drawn[source] - 2400 * share) <= 5 * sigma
@@ -158,6 +168,21 @@ def test_constant_weights_give_the_shares_that_stock_energon_gives(data):
 def test_a_scheduled_weight_without_the_mixin_fails_loudly(data):
     with pytest.raises(ConfigError, match="DynamicBlendMixin"):
         build(data / "mix.yaml", Plain())
+
+
+class HalfPlanned(UpperCase):
+    """Plans the rows of one source of a metadataset."""
+
+    def build_source(self, loaded, key, **options):
+        if key == "b:train":
+            return planned([16] * 9)
+        return super().build_source(loaded, key, **options)
+
+
+def test_a_blend_of_planned_and_streamed_sources_is_refused_with_both(data):
+    message = "a:train is streamed and b:train is planned; .*token files of a:train .`energon-ext"
+    with pytest.raises(ConfigError, match=message):
+        build(data / "constant.yaml", HalfPlanned())
 
 
 def test_a_step_without_buffers_moves_the_very_next_batch(data):
@@ -171,7 +196,8 @@ def test_a_step_without_buffers_moves_the_very_next_batch(data):
 
 
 @pytest.mark.parametrize("num_workers", [0, 3])
-def test_lookahead_makes_up_for_the_packing_buffer_by_the_lag_that_is_reported(data, num_workers):
+def test_lookahead_makes_up_for_the_samples_in_a_packing_buffer(data, num_workers):
+    """Of 48 samples that wait in each worker, 12 leave with each of its batches."""
     path = write_mix(
         data / "late.yaml", [("a", {"step": {0: 1, 40: 0}}), ("b", {"step": {0: 0, 40: 1}})]
     )
@@ -181,23 +207,26 @@ def test_lookahead_makes_up_for_the_packing_buffer_by_the_lag_that_is_reported(d
         batches = take(loader_for(build(path, encoder, num_workers=num_workers, **options)), 70)
         return next(index for index, batch in enumerate(batches) if "b" in "".join(texts([batch])))
 
-    encoder = Packing()
-    lag = encoder.schedule_lag(**options, num_workers=num_workers, samples_per_pack=3)
-    # 48 samples wait, 12 leave with each batch of each worker.
-    assert lag.packing_batches == 4 * max(1, num_workers)
-    slack = max(1, num_workers)
-    assert abs(first_batch_of_b(encoder) - (40 + lag.packing_batches)) <= slack
-    encoder.schedule_axis = ScheduleAxis("batches", lookahead=lag.packing_batches)
-    assert abs(first_batch_of_b(encoder) - 40) <= slack
+    encoder, workers = Packing(), max(1, num_workers)
+    assert abs(first_batch_of_b(encoder) - (40 + 4 * workers)) <= workers
+    encoder.schedule_axis = ScheduleAxis("batches", lookahead=4 * workers)
+    assert abs(first_batch_of_b(encoder) - 40) <= workers
 
 
-def test_the_lag_is_told_when_a_schedule_meets_buffers(data, caplog):
-    with caplog.at_level("INFO", logger="energon_ext"):
-        build(data / "constant.yaml")
-        assert not caplog.messages
-        build(data / "mix.yaml", shuffle_buffer_size=100)
-    # ln(100) * 100 draws, 4 a batch.
-    assert "gone after 116 more" in caplog.messages[0]
+def test_one_state_in_memory_is_continued_any_number_of_times(data):
+    """Stock readers keep references into a state that they restore, and write there."""
+
+    def loader():
+        return stock_loader(build(data / "mix.yaml", shuffle_buffer_size=None))
+
+    first = loader()
+    take(first, 6)
+    state = first.save_state_rank()
+    expected = texts(take(first, 9))
+    for _ in range(2):
+        resumed = loader()
+        resumed.restore_state_rank(state)
+        assert texts(take(resumed, 9)) == expected
 
 
 def test_sources_may_be_reordered_and_reweighted_between_runs(data):
@@ -214,42 +243,44 @@ def test_sources_may_be_reordered_and_reweighted_between_runs(data):
     assert set(seen.values()) == {1}
 
 
-def test_a_source_with_buffered_samples_cannot_leave(data):
-    loader = loader_for(build(data / "constant.yaml"))
-    take(loader, 2)
-    path = write_mix(data / "without_a.yaml", [("b", 1), ("c", 1)])
-    other = loader_for(build(path))
-    with pytest.raises(StateMismatchError, match="samples of a:train in buffers.*weight: 0"):
-        other.restore_state_rank(loader.save_state_rank())
-    options = {"watchdog_timeout_seconds": None, "gc_collect_every_n_steps": 0}
-    stock = get_savable_loader(build(path), **options)
-    stock.restore_state_rank(loader.save_state_rank())
-    with pytest.raises(StateMismatchError, match="weight: 0"):
-        take(stock, 1)
-
-
 class OwnBlend(DynamicBlendDataset):
     """Drawn as the one it inherits from."""
 
 
 class OwnBlends(UpperCase):
-    def build_blend(self, sources, tree, **options):
-        blend = super().build_blend(sources, tree, **options)
+    def build_blend(self, mix, clock, **options):
+        blend = super().build_blend(mix, clock, **options)
         blend.__class__ = OwnBlend
         return blend
 
 
-def test_a_source_with_buffered_samples_cannot_leave_a_blend_of_a_class_of_ones_own(data):
-    loader = loader_for(build(data / "constant.yaml", OwnBlends()))
+@pytest.mark.parametrize("encoder", [UpperCase, OwnBlends])
+def test_a_source_with_buffered_samples_cannot_leave(data, encoder):
+    """Also where the blend is of a class of one's own."""
+    loader = loader_for(build(data / "constant.yaml", encoder()))
     take(loader, 2)
-    path = write_mix(data / "own_without_a.yaml", [("b", 1), ("c", 1)])
-    other = loader_for(build(path, OwnBlends()))
-    with pytest.raises(StateMismatchError, match="samples of a:train in buffers.*weight: 0"):
+    path = write_mix(data / "without_a.yaml", [("b", 1), ("c", 1)])
+    other = loader_for(build(path, encoder()))
+    with pytest.raises(StateMismatchError, match="samples of a:train.*weight: 0"):
         other.restore_state_rank(loader.save_state_rank())
 
 
 class Renamed(UpperCase):
     """The same encoder under another name."""
+
+
+def test_a_resume_is_exact_at_every_batch_with_packed_and_shuffled_samples_that_wait(data):
+    options = {"packing_buffer_size": 10, "shuffle_buffer_size": 5}
+    path = data / "mix.yaml"
+    loader = loader_for(build(path, Packing(), **options))
+    iterator, expected, states = iter(loader), [], []
+    for _ in range(16):
+        expected.append(next(iterator).text)
+        states.append(json.dumps(loader.state_dict()))
+    for position, state in enumerate(states, 1):
+        resumed = loader_for(build(path, Packing(), **options))
+        resumed.load_state_dict(json.loads(state))
+        assert [batch.text for batch in take(resumed, 16 - position)] == expected[position:]
 
 
 def test_a_renamed_encoder_continues_and_is_told(data, caplog):

@@ -47,8 +47,8 @@ class DynamicBlendMixin:
     batch. With a shuffle or packing buffer, samples drawn under old weights are still in it when a
     weight changes; :class:`~energon_ext.PackedTaskEncoder` plans, and has no such lag.
 
-    An encoder that has a ``blend_sample_size(sample)`` says with it what an ``interleave`` of its
-    samples counts; else each counts as 1, or as its ``num_tokens``.
+    An ``interleave`` counts each sample as its ``num_tokens``, or as 1 where it has none; where an
+    encoder has a method ``blend_sample_size(sample)``, as what that returns.
 
     Attributes:
         schedule_axis: what the breakpoints of the schedules count; steps by default.
@@ -144,7 +144,10 @@ class DynamicBlendMixin:
         self, mix: MixOfSources, clock: Clock, *, worker_config: WorkerConfig, passes: PassOptions
     ) -> PlannedDataset:
         """One plan over planned sources."""
-        raise ConfigError(f"{type(self).__name__}: makes no batches of planned rows.")
+        raise ConfigError(
+            f"{type(self).__name__}: {mix.sources[0].key} is planned, and this TaskEncoder makes "
+            f"no batches of planned rows; use an energon_ext.PackedTaskEncoder."
+        )
 
     def build_blend(
         self, mix: MixOfSources, clock: Clock, *, worker_config: WorkerConfig, **options: Any

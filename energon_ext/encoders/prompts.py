@@ -11,6 +11,7 @@ from megatron.energon.edataclass import edataclass
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.task_encoder.cooking import basic_sample_keys
+from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
 from energon_ext.arguments import check_integer
 from energon_ext.encoders.chat import ChatTemplate, default_template
@@ -139,8 +140,11 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
     ) -> SavableDataset[Prompt]:
         """Load, repeat, encode and shuffle one source."""
         texts: Any = super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
-        buffer = self._shuffle_buffer_prompts
-        return encoded_samples(self, texts, self.encode_prompt, shuffle_buffer=buffer, source=key)
+        prompts = encoded_samples(self, texts, self.encode_prompt, source=key)
+        size = self._shuffle_buffer_prompts
+        if size <= 1:
+            return prompts
+        return ShuffleBufferDataset(prompts, size, worker_config=prompts.worker_config)
 
     @stateless
     def batch(self, prompts: list[Prompt]) -> list[Prompt]:

@@ -180,7 +180,7 @@ def _check_alike(sources: Sequence[Source]) -> None:
     if planned and streamed:
         raise ConfigError(
             f"{streamed[0]} is streamed and {planned[0]} is planned; a blend is one or the other. "
-            f"Prepare {streamed[0]} as token files, or take one of them out."
+            f"Make token files of {streamed[0]} (`energon-ext prepare`), or take one of them out."
         )
 
 

@@ -216,7 +216,14 @@ class ExactDataLoader:
         content = check_seal(state)
         self.changes = self.dataset.continue_from(content)
         if self.worker_config.rank == 0:
-            _log_resume(content, self.dataset, self.changes)
+            saved, now = (
+                of.get(ENCODER) for of in (content["fingerprint"], self.dataset.fingerprint)
+            )
+            log_resume(self.changes, saved, now)
+            if content["axis"] != (axis := self.dataset.clock.axis.unit):
+                logger.warning(
+                    "Breakpoints counted %s, and count %s from here on.", content["axis"], axis
+                )
 
     def save_state_rank(self) -> dict[str, Any]:
         """:meth:`state_dict`, by the name that Energon's loader has for it."""
@@ -313,13 +320,11 @@ def _same(item: Any) -> Any:
     return item
 
 
-def _log_resume(
-    state: Mapping[str, Any], dataset: PlannedDataset, changes: list[SourceChange]
-) -> None:
+def log_resume(changes: list[SourceChange], saved_encoder: Any, encoder: Any) -> None:
+    """Say what a resume does with each source, and whether the encoder has another name."""
     lines = "\n  ".join(printable(str(change)) for change in changes)
     logger.info("Resuming the data of %d sources:\n  %s", len(changes), lines)
-    saved, now = (of.get(ENCODER) for of in (state["fingerprint"], dataset.fingerprint))
-    if saved != now:
-        logger.warning("The TaskEncoder was %s, and is %s; see that it reads alike.", saved, now)
-    if state["axis"] != (axis := dataset.clock.axis.unit):
-        logger.warning("Breakpoints counted %s, and count %s from here on.", state["axis"], axis)
+    if saved_encoder != encoder:
+        logger.warning(
+            "The TaskEncoder was %s, and is %s; see that it reads alike.", saved_encoder, encoder
+        )

@@ -87,6 +87,12 @@ class Mixture:
         """Count the tokens that were read since the last call, int64 [sources]."""
         self._root.settle(tokens)
 
+    def begin_here(self, row_tokens: float = 1.0) -> None:
+        """Take the credits so far as those of rows of some tokens, and count tokens from here."""
+        for _, sampler in self._interleaves():
+            sampler.credits = sampler.credits * row_tokens
+            sampler.tokens = 0
+
     def credits(self) -> tuple[Credits, ...]:
         """The state of every interleave, which later draws do not change."""
         return tuple(sampler.now() for _, sampler in self._interleaves())

@@ -7,12 +7,15 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator
 
+from megatron.energon.flavors.base_dataset import SavableDataset
+
 from energon_ext.arguments import check_integers, check_number
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError, SamplerError
+from energon_ext.loader.streamed import open_loader
 from energon_ext.losses import group_advantages
 from energon_ext.plan.lookup import find_blend
 from energon_ext.rl.ask import ask_sampler, sample_in_step
@@ -59,8 +62,8 @@ class RLDataset:
     ``max_staleness``. A group that is unanswered or too long for a batch is logged and left out.
 
     Args:
-        prompts: a loader of :func:`~energon_ext.loader.streamed.open_loader` over a dataset of
-            :class:`~energon_ext.PromptTaskEncoder`; any with ``state_dict`` will do.
+        prompts: a dataset of :class:`~energon_ext.PromptTaskEncoder`, or a loader over one: any
+            with ``state_dict`` and ``load_state_dict``.
         sampler: a :class:`~energon_ext.rl.BatchSampler`, or a :class:`~energon_ext.rl.Sampler`,
             which is asked prompt by prompt.
         seq_len: T, positions of a row.
@@ -121,6 +124,8 @@ class RLDataset:
                 f"sampler: a {type(self.sampler).__name__} found; it needs {' or '.join(methods)}."
             )
         group_advantages([0.0, 1.0], self.reward_clip, self.advantage_clip)  # refuses bad clips
+        if isinstance(self.prompts, SavableDataset):
+            self.prompts = open_loader(self.prompts)
         self._synchronized: int | None = None
         self._assembler = BatchAssembler(self.seq_len, pad_id=self.pad_id, alignment=self.alignment)
         blend = find_blend(self.prompts)

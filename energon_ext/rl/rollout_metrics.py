@@ -58,7 +58,7 @@ class RolloutMetrics:
         self.counts = dict.fromkeys(_COUNTS, 0)
         self.failures_in_a_row: dict[str, int] = {}
         self.since_batch = dict.fromkeys(_OF_BATCH, 0)
-        self.sampled: dict[str, list[float]] = {}
+        self.sampled = self._sums({})
         self.of_last_batch: dict[str, list[float]] = {}
 
     def add(self, source: str, group: ScoredGroup | None, dropped: str | None) -> None:

@@ -11,6 +11,7 @@ weighted anew between two runs.
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -28,8 +29,10 @@ from energon_ext.plan.deal import Topology
 from energon_ext.plan.source import Blend, Source
 from energon_ext.state.match import check_fingerprint, match_sources, without_encoder
 from energon_ext.state.schema import COUNT, MIXTURE, check_class, check_shape
-from energon_ext.streamed.samples import StreamedSamples, num_tokens_of
+from energon_ext.streamed.samples import SAMPLES, StreamedSamples, num_tokens_of
 from energon_ext.weights import ScheduleAxis
+
+logger = logging.getLogger(__name__)
 
 #: The class of a state and of restore keys, whatever the blend is called.
 STATE_CLASS, STATE_VERSION = "EnergonExtBlend", 3
@@ -41,11 +44,14 @@ _SHAPE = {
     "fingerprint": {str: object},
     "worker": COUNT,
     "drawn": COUNT,
+    "batch": COUNT,
+    "moved": {str: str},
     "mixture": MIXTURE,
-    "sources": {str: dict},
+    "sources": {str: SAMPLES},
 }
 
-#: Draws before the first one of a worker, at most: workers should not all draw one member at once.
+#: An interleave of a worker begins as if it had made up to this many draws; if all workers began
+#: with the first, they would all draw the same member at once.
 _MOST_DRAWS_BEFORE = 4096
 
 
@@ -104,7 +110,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         self._mixture: Mixture | None = None  # made in the worker, which has a number
         self._moved: dict[str, str] = {}
         self._retained: dict[str, Any] = {}
-        self._drawn = 0
+        self._drawn = self._batch = 0  # samples; the index of the batch of the last one
 
     def len_worker(self, worker_idx: int | None = None) -> int:
         return sum(dataset.len_worker(worker_idx) for dataset in self.datasets)
@@ -124,10 +130,13 @@ class StreamedBlend(Blend, BaseWrapperDataset):
     def _pass(self) -> Iterator[Any]:
         while (number := self._draw()) is not None:
             samples = self._samples[number]
-            if (sample := samples.next()) is not None:
-                self._drawn += 1
-                self._settle(number, samples.size_of(sample))
-                yield add_sample_restore_key(sample, self.keys[number], src=_BLEND)
+            if (sample := samples.next()) is None:
+                limit = samples.source.max_epochs
+                logger.info("%s: read to its end (max_epochs: %s).", samples.source.key, limit)
+                continue
+            self._settle(number, samples.size_of(sample))
+            self._drawn += 1
+            yield add_sample_restore_key(sample, self.keys[number], src=_BLEND)
 
     def _begin_again(self) -> None:
         """Begin every source again; the mixture goes on."""
@@ -139,6 +148,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
 
     def _draw(self) -> int | None:
         """The number of the next source; None where none is left."""
+        self._batch = current_batch_index()
         mixture, position = self._active_mixture(), self._position()
         mixture.ended[:] = [samples.ended for samples in self._samples]
         if mixture.ended.all():
@@ -153,23 +163,26 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         return int(mixture.draw(np.array([self._drawn]))[0])
 
     def _settle(self, number: int, size: float) -> None:
-        tokens = np.zeros(len(self.keys), np.int64)
+        mixture, tokens = self._active_mixture(), np.zeros(len(self.keys), np.int64)
         tokens[number] = round(size)
-        self._active_mixture().settle(tokens)
+        if not self._drawn:
+            mixture.begin_here(size)
+        mixture.settle(tokens)
 
     def _position(self) -> int:
-        """The position of the batch that the active worker of Energon is assembling."""
-        batch, topology = current_batch_index(), self.topology
-        return self.clock.at(batch // topology.rounds, batch * topology.rows_per_round)
+        """The position of the last batch for which samples were drawn."""
+        topology = self.topology
+        return self.clock.at(self._batch // topology.rounds, self._batch * topology.rows_per_round)
 
     def _active_mixture(self) -> Mixture:
+        """The mixture of this worker; its interleaves begin anywhere, see ``begin_here``."""
         if self._mixture is None:
             key = f"{self.worker_config.seed_offset}/worker {self._worker_number()}"
-            self._mixture = Mixture(self.tree, self.keys, seed=key)
-            if self._worker_number() and self._mixture.open(self.clock.at(0, 0)):
-                rows = np.arange(stable_hash(key) % _MOST_DRAWS_BEFORE)
-                drawn = self._mixture.draw(rows)
-                self._mixture.settle(np.bincount(drawn, minlength=len(self.keys)))
+            mixture = self._mixture = Mixture(self.tree, self.keys, seed=key)
+            if self._worker_number() and mixture.credits() and mixture.open(self.clock.at(0, 0)):
+                drawn = mixture.draw(np.arange(1 + stable_hash(key) % _MOST_DRAWS_BEFORE))
+                mixture.settle(np.bincount(drawn, minlength=len(self.keys)))
+                mixture.begin_here()
         return self._mixture
 
     def _worker_number(self) -> int:
@@ -188,6 +201,8 @@ class StreamedBlend(Blend, BaseWrapperDataset):
             fingerprint=dict(self.fingerprint),
             worker=self._worker_number(),
             drawn=self._drawn,
+            batch=self._batch,
+            moved=dict(self._moved),
             mixture=FlexState(mixture.credits_to_json(mixture.credits())),
             sources=FlexState({**self._retained, **sources}),
         )
@@ -217,26 +232,20 @@ class StreamedBlend(Blend, BaseWrapperDataset):
                 samples.restore_state(states.pop(matched[key]))
             else:
                 samples.dataset.reset_state_deep()
-        self._retained, self._drawn = states, state["drawn"]
+        self._retained = states
+        self._drawn, self._batch = state["drawn"], state["batch"]
         renamed = {old: key for key, old in matched.items() if old != key}
-        self._moved = renamed
+        before = {old: renamed.get(key, key) for old, key in state["moved"].items()}
+        self._moved = {**before, **renamed}  # samples in buffers keep the keys they were drawn by
         mixture = self._active_mixture()
         mixture.ended[:] = [samples.ended for samples in self._samples]
-        rows = state["drawn"] * self.topology.workers * self.topology.ranks
-        position = self.clock.at(rows // self.topology.rows_per_step, rows)
-        mixture.restore_state(state["mixture"], renamed, position)
+        mixture.restore_state(state["mixture"], renamed, self._position())
 
     def check_state(self, state: Any, worker: int) -> None:
-        """Refuse the state of another configuration, or of another worker of all ranks.
-
-        Raises: as of :meth:`restore_state`.
-        """
+        """Raise as :meth:`restore_state` for a state of another one of the workers of all ranks."""
+        advice = "It was saved without this package's mixin, or with planned sources: finish that "
         check_class(
-            state,
-            STATE_CLASS,
-            STATE_VERSION,
-            "The state was saved without this package's mixin, or with planned sources: finish "
-            "that run as it was begun, or start a new one.",
+            state, STATE_CLASS, STATE_VERSION, f"{advice}run as it was begun, or start a new one."
         )
         check_shape(state, _SHAPE, "state")
         check_fingerprint(
@@ -245,6 +254,9 @@ class StreamedBlend(Blend, BaseWrapperDataset):
             advice="A streamed blend continues on the ranks x workers that saved it; planned "
             "sources continue on any.",
         )
+        for key, saved in match_sources(state["sources"], self.source_names).items():
+            files = state["sources"][saved]["files"]
+            check_fingerprint(files, self.sources[key].fingerprint, key)
 
     # Restoring single samples, for buffers above ------------------------------------------------
 

@@ -13,7 +13,18 @@ from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
 from energon_ext.errors import LEFT_OUT, EnergonExtError, SampleError
 from energon_ext.plan.source import Source
-from energon_ext.state.match import check_fingerprint
+from energon_ext.state.schema import COUNT
+
+#: The shape of :meth:`StreamedSamples.save_state`.
+SAMPLES = {
+    "files": {str: object},
+    "dataset": {str: object},
+    "ended": bool,
+    "max_epochs": (None, COUNT),
+    "documents": COUNT,
+    "tokens": COUNT,
+    "names": [str],
+}
 
 
 def num_tokens_of(sample: Any) -> int:
@@ -101,12 +112,7 @@ class StreamedSamples:
         }
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`save_state`; a raised ``max_epochs`` goes on behind the end.
-
-        Raises:
-            StateMismatchError: the state of other files.
-        """
-        check_fingerprint(state["files"], self.source.fingerprint, self.source.key)
+        """Continue from :meth:`save_state`; a raised ``max_epochs`` goes on behind the end."""
         self.reset()
         self.dataset.restore_state(state["dataset"])
         self.documents, self.tokens = state["documents"], state["tokens"]

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Interleaves as sums in plain Python: what each member should have got, row after row."""
 
+import json
+
 import numpy as np
 
 from energon_ext.mixture.mixture import Mixture
@@ -14,6 +16,13 @@ def interleave(configs, row_tokens=1, **options):
     specs = {f"s{n:03d}": weight_from_config(config) for n, config in enumerate(configs)}
     tree = blend_of(specs, INTERLEAVE, **options)
     return Mixture(tree, list(specs), seed="0", row_tokens=row_tokens), list(specs.values())
+
+
+def saved(drawing):
+    """The state of a mixture, or of one interleave, through JSON."""
+    if isinstance(drawing, Mixture):
+        return json.loads(json.dumps(drawing.credits_to_json(drawing.credits())))
+    return json.loads(json.dumps(drawing.to_json(drawing.now())))
 
 
 def deviations(configs, *, steps, rows, length=None):

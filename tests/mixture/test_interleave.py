@@ -11,7 +11,6 @@ show what the rule keeps to.
 
 import json
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from energon_ext.mixture.interleave import InterleaveSampler
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import INTERLEAVE, blend_of
 from energon_ext.weights import ConstantWeight
-from tests.mixture.slow import deviations, interleave
+from tests.mixture.slow import deviations, interleave, saved
 
 ROUNDING = 1e-6
 
@@ -281,7 +280,7 @@ def test_one_draw_at_a_time_is_as_many_at_once(row_tokens):
         alone.settle(shares, row_tokens * (np.arange(3) == member))
         assert member == expected[row]
     together.settle(shares, row_tokens * np.bincount(expected))
-    assert together.save_state() == alone.save_state()
+    assert saved(together) == saved(alone)
 
 
 @pytest.mark.parametrize("row_tokens", [0, 3])
@@ -294,17 +293,17 @@ def test_a_state_continues_at_every_step_through_json(row_tokens):
             order.append(drawn.tolist())
             tokens = np.bincount(drawn, weights=1 + (drawn + step) % 5, minlength=3)
             mixture.settle(tokens.astype(np.int64))
-            states.append(json.dumps(mixture.save_state()))
+            states.append(json.dumps(saved(mixture)))
         return order
 
     states = []
     expected = read(interleave(MOVING, row_tokens)[0], 0)
-    saved = list(states)
+    kept = list(states)
     for step in range(1, 100, 7):
         resumed, _ = interleave(MOVING, row_tokens)
-        resumed.restore_state(json.loads(saved[step - 1]), {}, step)
+        resumed.restore_state(json.loads(kept[step - 1]), {}, step)
         assert read(resumed, step) == expected[step:]
-    assert len(saved[-1]) <= len(saved[0]) + 80  # one number a member, longer or shorter
+    assert len(kept[-1]) <= len(kept[0]) + 80  # one number a member, longer or shorter
 
 
 # New, absent and renamed members ------------------------------------------------------------------
@@ -367,68 +366,31 @@ def test_a_member_that_leaves_keeps_its_credit_until_it_comes_back():
     without_b = InterleaveSampler(["a", "c"])
     without_b.restore_state(state, {}, None)
     order_of(without_b, HALVES, [10, 10], 4)
-    between = json.loads(json.dumps(without_b.save_state()))
+    between = saved(without_b)
     assert between == {"credits": {"a": 10.0, "b": -20.0, "c": 10.0}, "tokens": 540}
     back = InterleaveSampler(["a", "b", "c"])
     back.restore_state(between, {}, None)
     assert back.credits.tolist() == [10, -20, 10]
-    assert back.save_state() == between
+    assert saved(back) == between
 
 
 def test_a_renamed_member_keeps_its_credit():
     renamed = {"data/a": "../data/a"}
     sampler = sampler_with({"data/a": 7.0, "b": -7.0}, 90, ["../data/a", "b"], renamed)
-    assert sampler.save_state() == {"credits": {"../data/a": 7.0, "b": -7.0}, "tokens": 90}
+    assert saved(sampler) == {"credits": {"../data/a": 7.0, "b": -7.0}, "tokens": 90}
 
 
-# Many workers, each for itself --------------------------------------------------------------------
-
-
-def drawn_by_workers(weights, *, workers, steps):
-    """int64 [steps, members]: of one row a step of each worker, how many are whose."""
-    tree = blend_of({f"s{n}": ConstantWeight(w) for n, w in enumerate(weights)}, INTERLEAVE)
-    counts = np.zeros((steps, len(weights)), np.int64)
-    for worker in range(workers):
-        keys = list(tree.keys())
-        mixture = Mixture(tree, keys, seed="0", row_tokens=64, phase=(worker, workers))
-        mixture.open(0)
-        counts[np.arange(steps), mixture.draw(np.arange(steps))] += 1
-    return counts
-
-
-def test_private_plans_do_not_march_in_phase():
-    """Regression: workers that all began at the same place drew the rarest in 4 % of the steps.
-
-    The bounds are those of 256 independent draws a step: the rarest has 2.56 of them, none in
-    exp(-2.56) = 7.7 % of the steps, 31 +- 5.3 of 400, and more than 14 in one of 10^7. Over a run
-    each worker is off by less than one row either way, so by one in standard deviation at most,
-    and all of them together by sqrt(256) = 16.
-    """
-    workers, steps = 256, 400
-    weights = np.array([1, 2, 4, 6, 8, 10, 13, 16, 18, 22])
-    counts = drawn_by_workers(weights, workers=workers, steps=steps)
-    rarest = counts[:, 0]
-    assert (rarest == 0).sum() <= 31 + 5 * 5.3
-    assert rarest.max() <= 14
-    due = np.arange(1, steps + 1)[:, None] * workers * weights / 100
-    assert np.abs(np.cumsum(counts, axis=0) - due).max() <= 5 * 16
-    spread = np.sqrt(workers * weights / 100 * (1 - weights / 100))
-    assert (np.abs(counts - workers * weights / 100) <= 5 * spread).all()
-
-
-def test_private_plans_of_two_members_do_not_march_in_phase():
-    """A quarter of 256 independent draws is 64 +- 6.9."""
-    counts = drawn_by_workers([3, 1], workers=256, steps=200)
-    assert np.abs(counts[:, 1] - 64).max() <= 5 * 6.93
-
-
-def test_a_private_plan_draws_the_same_again_and_another_worker_another_row():
-    one, again = (drawn_by_workers([5, 3, 2], workers=3, steps=50) for _ in range(2))
-    assert (one == again).all()
-    first = Counter()
-    for worker in range(64):
-        tree = blend_of({key: ConstantWeight(1) for key in "abcd"}, INTERLEAVE)
-        mixture = Mixture(tree, list("abcd"), seed="0", row_tokens=64, phase=(worker, 64))
-        mixture.open(0)
-        first.update(mixture.draw(np.arange(1)).tolist())
-    assert sorted(first) == [0, 1, 2, 3]
+def test_what_was_drawn_for_a_start_is_scaled_and_not_counted():
+    """13 rows of a and b, 1 : 3, in the order b a b b: credits are those after one row."""
+    mixture, _ = interleave([1, 3], row_tokens=0)
+    mixture.open(0)
+    drawn = mixture.draw(np.arange(13))
+    assert drawn.tolist() == [1, 0, 1, 1] * 3 + [1]
+    mixture.settle(np.bincount(drawn, minlength=2))
+    mixture.begin_here()
+    assert saved(mixture)[""] == {
+        "identity": "", "credits": {"s000": 0.25, "s001": -0.25}, "tokens": 0
+    }  # fmt: skip
+    mixture.begin_here(200)
+    assert saved(mixture)[""]["credits"] == {"s000": 50, "s001": -50}
+    assert mixture.draw(np.arange(1)).tolist() == [0]

@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Blends and interleaves inside each other."""
 
-import json
-
 import numpy as np
 import pytest
 
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, Node, Tree
 from energon_ext.weights import weight_from_config
+from tests.mixture.slow import saved
 
 GONE_AT_40 = {"step": {0: 1, 40: 0}}
 BACK_AT_60 = {"step": {0: 1, 40: 0, 60: 1}}
@@ -156,10 +155,6 @@ def test_nothing_to_draw_is_said_and_not_drawn():
 # State --------------------------------------------------------------------------------------------
 
 
-def saved(drawing):
-    return json.loads(json.dumps(drawing.save_state()))
-
-
 def nested(new_source="baseline", **names):
     names = {"a": "a", "b": "b", "c": "c", "inner": "inner", **names}
     inner = tree(
@@ -193,7 +188,7 @@ def restored(root, state, position, renamed=None):
 
 
 def credits_of(drawing, name):
-    return drawing.save_state()[name]["credits"]
+    return saved(drawing)[name]["credits"]
 
 
 def begun():
@@ -216,7 +211,7 @@ def test_credits_follow_sources_and_nodes_whose_names_changed():
     }
     outer = state[""]["credits"]
     assert credits_of(drawing, "") == {"../c": outer["c"], "../inner": outer["inner"]}
-    assert set(drawing.save_state()) == {"", "../inner"}
+    assert set(saved(drawing)) == {"", "../inner"}
 
 
 def test_credits_stay_where_all_data_moves_together():
@@ -262,7 +257,7 @@ def test_a_new_source_of_a_nested_interleave_is_owed_what_its_node_has_read():
     before = tree(INTERLEAVE, [("b", 3)], "inner", "/x/inner.yaml")
     drawing = mixture(tree(INTERLEAVE, [(before, 3), ("c", 1)], "", "/x/outer.yaml"))
     draw(drawing, [0], 12, tokens=100)
-    assert drawing.save_state()["inner"]["tokens"] == 900
+    assert saved(drawing)["inner"]["tokens"] == 900
     for new_source, owed in (("baseline", 0), ("zero", 225)):
         resumed = restored(nested(new_source), saved(drawing), 1)
         assert credits_of(resumed, "inner")["a"] == owed

@@ -29,15 +29,18 @@ def write_sums(folder):
     return write_mix(folder / "mix.yaml", entries)
 
 
-def prompt_loader(path, *, prompts_per_call=2, num_workers=0, rank=0, world_size=1, **options):
-    dataset = get_train_dataset(
+def prompt_loader(path, **options):
+    return loader_for(prompt_dataset(path, **options))
+
+
+def prompt_dataset(path, *, prompts_per_call=2, num_workers=0, rank=0, world_size=1, **options):
+    return get_train_dataset(
         path,
         worker_config=config(num_workers, rank, world_size),
         batch_size=prompts_per_call,
         shuffle_buffer_size=4,
         task_encoder=PromptTaskEncoder(ByteTokenizer(add_eos=False), **options),
     )
-    return loader_for(dataset)
 
 
 class Dice:

@@ -1,0 +1,235 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Which source is drawn: schedules by the batch they name, tokens by least consumption."""
+
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from megatron.energon.wrappers.batch_dataset import BatchDataset
+
+from energon_ext import ConfigError, LeastConsumedDataset, ScheduleAxis
+from energon_ext.plan.clock import Clock
+from energon_ext.plan.deal import Topology
+from energon_ext.weights import weight_from_config
+from tests.streamed.numbers import Numbers, blend, drawn_of, order_of, resumed, source
+from tests.support import close_loaders, config, loader_for, take
+
+# Schedules ----------------------------------------------------------------------------------------
+
+SCHEDULES = {
+    "a": {"step": {0: 1, 20: 0, 30: 2}},
+    "b": {"linear": {0: 0, 20: 3, 40: 0}},
+    "c": {"step": {0: 0, 35: 1}},
+}
+
+
+def batches_of(rule, *, rank=0, ranks=1, workers=0, batch=4, count=60, axis=None, rows=None):
+    """The sources of each of the next batches of a rank."""
+    of = config(workers, rank, ranks)
+    clock = Clock(axis or ScheduleAxis(), Topology.of(of, batch, rows))
+    sources = [source(key, weight=weight, of=of) for key, weight in SCHEDULES.items()]
+    drawn = BatchDataset(blend(sources, rule, of, clock=clock), batch, order_of, worker_config=of)
+    return take(loader_for(drawn), count)
+
+
+@pytest.mark.parametrize("rule", ["blend", "interleave"])
+@pytest.mark.parametrize(("rank", "ranks", "workers"), [(0, 1, 0), (1, 3, 0), (2, 3, 0), (1, 2, 2)])
+def test_a_source_is_drawn_where_its_weight_is_above_zero_and_nowhere_else(
+    rule, rank, ranks, workers
+):
+    specs = {key: weight_from_config(weight) for key, weight in SCHEDULES.items()}
+    for step, batch in enumerate(batches_of(rule, rank=rank, ranks=ranks, workers=workers)):
+        assert {key for key in batch if specs[key].evaluate(step) == 0} == set(), step
+    drawn = Counter("".join(batches_of(rule, rank=rank, ranks=ranks, workers=workers)))
+    due = Counter()
+    for step in range(60):
+        values = {key: spec.evaluate(step) for key, spec in specs.items()}
+        due.update({key: 4 * value / sum(values.values()) for key, value in values.items()})
+    for key, share in due.items():
+        slack = 5 * math.sqrt(share) if rule == "blend" else 3 * max(1, workers)
+        assert abs(drawn[key] - share) <= slack
+
+
+@pytest.mark.parametrize(
+    ("axis", "rows", "first"),
+    [
+        (None, 4 * 2, 35),  # a batch of each of two ranks is a step
+        (None, 4 * 2 * 3, 105),  # three batches of each
+        (ScheduleAxis("batches"), 4 * 2 * 3, 35),
+        (ScheduleAxis(lookahead=5), 4 * 2 * 3, 90),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_takes_a_weight_at_the_same_batch(axis, rows, first, rank):
+    """``c`` comes at 35 with a weight of 1 among 3.75 or less: soon after, and never before."""
+    batches = batches_of("interleave", rank=rank, ranks=2, count=130, axis=axis, rows=rows)
+    assert first <= next(n for n, batch in enumerate(batches) if "c" in batch) <= first + 2
+
+
+def test_where_every_weight_is_zero_the_message_has_the_position_and_the_sources():
+    weights = {"a": {"step": {0: 1, 7: 0}}, "b": 0}
+    loader = loader_for(blend([source(key, weight=weight) for key, weight in weights.items()]))
+    assert order_of(take(loader, 7)) == "a" * 7
+    with pytest.raises(ConfigError, match="^Every weight is 0 at position 7 .* left: a, b. Give"):
+        take(loader, 1)
+
+
+def test_a_blend_that_no_loader_iterates_has_no_batch_index():
+    with pytest.raises(ConfigError, match="without a loader.*get_savable_loader"):
+        next(iter(blend([source("a")])))
+
+
+@pytest.mark.parametrize("rule", ["blend", "interleave"])
+def test_sources_in_any_order_are_drawn_in_one(rule):
+    orders = set()
+    for keys in itertools.permutations("abcd"):
+        orders.add(order_of(take(loader_for(blend([source(key) for key in keys], rule)), 200)))
+        close_loaders()
+    assert len(orders) == 1
+
+
+def test_energon_is_told_the_class_and_what_is_below_it():
+    rows = {"a": Numbers("a", 9), "b": Numbers("b", 9)}
+    dataset = blend([source(key, 9, endless=False) for key in rows], "interleave")
+    assert dataset.config() == {
+        "type": "LeastConsumedDataset",
+        "sources": ["a", "b"],
+        "datasets": [{"source": "a"}, {"source": "b"}],
+        "worker_config": config().config(),
+    }
+
+
+def test_sources_need_keys_of_their_own_and_a_start_that_is_known():
+    for sources in ([], [source("a"), source("a")]):
+        with pytest.raises(ConfigError, match="distinct keys"):
+            blend(sources)
+    with pytest.raises(ConfigError, match="new_source: 'later' found, baseline or zero"):
+        blend([source("a")], "interleave", new_source="later")
+
+
+# Least consumed -----------------------------------------------------------------------------------
+
+
+def test_counters_0_and_100_are_read_a_a_a_b_b_b():
+    """Conformance: three samples of two tokens each are left of both."""
+    first = loader_for(blend([source("b", 53, tokens=2, endless=False)], "interleave"))
+    take(first, 50)
+    assert drawn_of(first) == {"b": (50, 100)}
+    both = [source("a", 3, tokens=2, endless=False), source("b", 53, tokens=2, endless=False)]
+    loader = resumed(blend(both, "interleave", new_source="zero"), first)
+    assert order_of(loader) == "aaabbb"
+    assert drawn_of(loader) == {"a": (3, 6), "b": (53, 106)}
+
+
+def least_consumed(lengths, weights, count):
+    """What the requirement says, with fractions of the tokens so far: who is furthest behind."""
+    read = dict.fromkeys(lengths, 0)
+    total = sum(weights.values())
+    for _ in range(count):
+        tokens = sum(read.values())
+        # The draw itself counts as one token to come.
+        behind = {key: (tokens + 1) * weights[key] - total * read[key] for key in sorted(lengths)}
+        key = max(behind, key=behind.get)
+        read[key] += lengths[key]
+        yield key
+
+
+@pytest.mark.parametrize(
+    ("lengths", "weights"),
+    [
+        ({"a": 2, "b": 2}, {"a": 1, "b": 1}),
+        ({"o": 1, "t": 3, "x": 10}, {"o": 1, "t": 1, "x": 1}),
+        ({"a": 30, "b": 2}, {"a": 1, "b": 3}),
+        ({"a": 64, "b": 64, "c": 64}, {"a": 1, "b": 2, "c": 5}),
+    ],
+)
+def test_the_source_that_is_furthest_behind_its_share_is_next(lengths, weights):
+    sources = [source(key, tokens=n, weight=weights[key]) for key, n in lengths.items()]
+    expected = "".join(least_consumed(lengths, weights, 1200))
+    assert order_of(take(loader_for(blend(sources, "interleave")), 1200)) == expected
+
+
+def test_sources_of_1_3_and_10_tokens_a_sample_differ_by_one_sample_at_most():
+    """Conformance: after about 2500 tokens."""
+    lengths = {"o": 1, "t": 3, "x": 10}
+    loader = loader_for(blend([source(k, tokens=n) for k, n in lengths.items()], "interleave"))
+    counts = dict.fromkeys(lengths, 0)
+    for sample in take(loader, 1200):
+        counts[sample.source] += sample.num_tokens
+        assert max(counts.values()) - min(counts.values()) <= 10
+    assert sum(counts.values()) > 2450
+
+
+@pytest.mark.parametrize(
+    ("new_source", "order"), [("baseline", "nonononono"), ("zero", "n" * 60 + "nonono")]
+)
+def test_a_new_source_begins_level_or_at_zero(new_source, order):
+    """Conformance: ``{old: 120}``. From zero, 120 tokens are owed: 60 samples of two."""
+    first = loader_for(blend([source("o", tokens=2)], "interleave"))
+    take(first, 60)
+    assert drawn_of(first) == {"o": (60, 120)}
+    both = [source("n", tokens=2), source("o", tokens=2)]
+    loader = resumed(blend(both, "interleave", new_source=new_source), first)
+    assert order_of(take(loader, len(order))) == order
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+def test_what_a_new_source_is_owed_counts_what_was_read_and_not_where_a_worker_began(rank):
+    """120 tokens of two sources, and half of all for the new one: about 60 samples of two."""
+    of = config(rank=rank, world_size=4)
+    first = loader_for(blend([source(k, tokens=2, of=of) for k in "ab"], "interleave", of))
+    take(first, 60)
+    three = [source(k, tokens=2, weight=w, of=of) for k, w in (("a", 1), ("b", 1), ("n", 2))]
+    loader = resumed(blend(three, "interleave", of, new_source="zero"), first)
+    order = order_of(take(loader, 90))
+    assert 57 <= min(order.index("a"), order.index("b")) <= 63
+
+
+def test_what_a_new_source_is_owed_follows_the_weights_of_the_batch_of_the_resume():
+    """Batches of 5 samples: after 10 of them the weight is 1, and 0 from 30 on."""
+
+    def loader(*sources):
+        dataset = blend(sources, "interleave", new_source="zero")
+        return BatchDataset(dataset, 5, order_of, worker_config=config())
+
+    first = loader_for(loader(source("o")))
+    take(first, 10)
+    new = source("n", weight={"step": {0: 1, 30: 0}})
+    assert take(resumed(loader(source("o"), new), first), 9) == ["nnnnn"] * 9
+
+
+# Workers that draw for themselves -----------------------------------------------------------------
+
+
+def drawn_by_ranks(weights, *, ranks, batches, tokens):
+    """int64 [batches, sources]: of one sample of each rank, how many are whose."""
+    counts = np.zeros((batches, len(weights)), np.int64)
+    for rank in range(ranks):
+        of = config(rank=rank, world_size=ranks)
+        sources = [source(f"{n}", weight=w, tokens=tokens, of=of) for n, w in enumerate(weights)]
+        samples = take(loader_for(LeastConsumedDataset(sources, worker_config=of)), batches)
+        counts[np.arange(batches), [int(sample.source) for sample in samples]] += 1
+    return counts
+
+
+@pytest.mark.parametrize("tokens", [1, 700])
+def test_workers_do_not_march_in_phase(tokens):
+    """The bounds are those of 64 independent draws a batch, in five standard deviations.
+
+    Over a run each worker is off by less than a sample either way.
+    """
+    weights, ranks, batches = np.array([1, 3, 6]), 64, 120
+    counts = drawn_by_ranks(weights, ranks=ranks, batches=batches, tokens=tokens)
+    due = ranks * weights / 10
+    assert (np.abs(counts - due) <= 5 * np.sqrt(due * (1 - weights / 10))).all()
+    assert (np.abs(counts.sum(0) - batches * due) <= ranks).all()
+
+
+def test_a_worker_draws_the_same_again_and_another_one_another_order():
+    """At the start of 64 workers each of four equal sources is first somewhere."""
+    one, again = (drawn_by_ranks([1] * 4, ranks=16, batches=9, tokens=3) for _ in range(2))
+    assert (one == again).all()
+    assert (one[0] > 0).all()

@@ -1,0 +1,136 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""One streamed source: its end, its limit, its state, and what cannot be read."""
+
+import json
+import tarfile
+
+import pytest
+from megatron.energon.errors import FatalSampleError
+
+from energon_ext import ConfigError
+from energon_ext.errors import SampleError
+from energon_ext.state.schema import check_shape
+from energon_ext.streamed.samples import SAMPLES, StreamedSamples, num_tokens_of
+from tests.streamed.numbers import Numbers, source
+
+
+class Broken(Numbers):
+    """The third sample cannot be read where there is an error."""
+
+    error = None
+
+    def restore_sample(self, restore_key):
+        if self.error is not None and restore_key == (3,):
+            raise self.error
+        return super().restore_sample(restore_key)
+
+
+def samples_of(count=4, epochs=None, endless=True, **options):
+    samples = StreamedSamples(source("web", count, tokens=5, epochs=epochs, endless=endless))
+    samples.open()
+    return samples
+
+
+def numbers(samples, count=None):
+    """The next numbers, up to the end by default, as a blend asks for them."""
+    found = []
+    while not samples.ended and len(found) != count:
+        if (sample := samples.next()) is not None:
+            found.append(sample.number)
+    return found
+
+
+def test_samples_come_up_to_the_end_and_are_counted():
+    samples = samples_of(endless=False)
+    assert numbers(samples, 3) == [1, 2, 3]
+    assert (samples.documents, samples.tokens, samples.ended) == (3, 15, False)
+    assert numbers(samples) == [4]
+    assert (samples.documents, samples.tokens, samples.ended) == (4, 20, True)
+
+
+def test_a_sample_counts_as_its_tokens_and_documents_and_as_one_where_it_has_none():
+    class Row:
+        num_tokens, documents = 12, 3
+
+    assert (num_tokens_of(Row()), num_tokens_of(object())) == (12, 1)
+    rows = Numbers("web", 2)
+    rows.restore_sample = lambda key: Row() if key == (1,) else object()
+    own = source("web", 2, endless=False)
+    own.rows = rows
+    samples = StreamedSamples(own, lambda sample: 1.75 * getattr(sample, "num_tokens", 2))
+    samples.open()
+    assert samples.next() and samples.next()
+    assert (samples.documents, samples.tokens) == (3 + 1, 21 + 4)  # 3.5 is rounded to 4
+
+
+def test_a_source_without_a_sample_for_this_worker_has_ended():
+    assert samples_of(0, endless=False).ended
+    assert not samples_of(1, endless=False).ended
+
+
+@pytest.mark.parametrize("read", range(14))
+@pytest.mark.parametrize("first", [None, 1, 2, 3])
+@pytest.mark.parametrize(
+    "later", [(None,), (1,), (3,), (1, 3), (1, None), (3, 1, 2), (2, None, 1, 3)]
+)
+def test_over_every_change_of_the_limit_each_epoch_is_read_once(read, first, later):
+    """Four numbers; saved anywhere, between the last number and its end too, and after the end.
+
+    Under a limit of n epochs a source goes on while fewer than 4 n numbers were read in all.
+    """
+    samples, total = samples_of(epochs=first), 0
+    for step, limit in enumerate((first, *later)):
+        if step:
+            state = json.loads(json.dumps(samples.save_state()))
+            check_shape(state, SAMPLES, "state")
+            samples = samples_of(epochs=limit)
+            samples.restore_state(state)
+            samples.open()
+        left = 10**6 if limit is None else max(0, 4 * limit - total)
+        found = numbers(samples, read if step == 0 else 3)
+        assert found == [(total + n) % 4 + 1 for n in range(min(left, read if step == 0 else 3))]
+        total += len(found)
+        assert samples.documents == total
+
+
+# What cannot be read ------------------------------------------------------------------------------
+
+
+def broken(error):
+    samples = samples_of()
+    rows = Broken("web", 4)
+    rows.error = error
+    samples.dataset = rows
+    return samples
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("gone\naway"), tarfile.ReadError("cut"), ValueError("x"), AssertionError()]
+)
+def test_a_file_that_cannot_be_read_is_an_error_that_names_the_source(error):
+    reason = " ".join(str(error).split())
+    with pytest.raises(SampleError) as found:
+        numbers(broken(error))
+    expected = f"web: cannot be read on ({type(error).__name__}: {reason}); copy its files again"
+    assert str(found.value) == f"{expected} and resume."
+
+
+def fatal(reason):
+    """As Energon raises it when it gives up."""
+    try:
+        try:
+            raise reason
+        except type(reason):
+            raise FatalSampleError("given up")  # noqa: B904
+    except FatalSampleError as error:
+        return error
+
+
+def test_samples_that_cannot_be_used_are_told_from_mistakes_of_a_program():
+    with pytest.raises(SampleError, match="^web: too many samples in a row .* the last: No text. "):
+        numbers(broken(fatal(SampleError("No text."))))
+    for error, kind in ((fatal(KeyError("k")), FatalSampleError), (ConfigError("c"), ConfigError)):
+        with pytest.raises(kind) as found:
+            numbers(broken(error))
+        assert found.value is error
