@@ -36,7 +36,7 @@ from tests.support import (
 SEQ_LEN = 32
 LENGTHS = [5 + number * 7 % 30 for number in range(40)]
 SHORT = MultiSpliceConfig(
-    num_docs=3, max_doc_length=12, content_start_mode="slide_within", balance_mode="by_coverage"
+    num_docs=3, max_doc_length=12, content_start_mode="slide_within", balance_mode="every_pair"
 )
 
 
@@ -320,7 +320,7 @@ def test_a_spliced_source_ends_at_its_limit_and_a_raised_limit_adds_its_epochs(
     """A content of 8 of 12, 12 and 11 tokens: 5 + 5 + 4 examples in an epoch, each once."""
     splice = MultiSpliceConfig(
         num_docs=3, max_doc_length=12, content_length=8, epoch_length=None, pack_contents=pack,
-        balance_mode="by_coverage",
+        balance_mode="every_pair",
     )  # fmt: skip
 
     def fresh(limit):

@@ -42,7 +42,7 @@ def frame_of(doc, t, s, seq_len, content_length=None, pad_id=0, *, cyclic=False,
     left = len(doc) if cyclic else len(doc) - t
     copy_len = min(content_length or seq_len, left, seq_len - s)
     contents = Contents(*(np.array([n]) for n in (0, t, s, copy_len)))
-    return BatchAssembler(seq_len, pad_id=pad_id)([source.row(contents)], sources=["doc"])
+    return BatchAssembler(seq_len, pad_id=pad_id)([source.read(contents)], sources=["doc"])
 
 
 @pytest.mark.parametrize(
