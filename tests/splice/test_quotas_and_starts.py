@@ -145,7 +145,8 @@ def test_picks_of_the_largest_counts_are_exact(total, quota, number, phase):
 
 def test_the_weights_of_ten_tokens_and_contents_of_four():
     weights = EdgeWeights(content_length=4, content_stride=1, alpha=1.0)
-    # d = 1 2 3 4 3 2 1, so K/d = 4 2 4/3 1 4/3 2 4, together 47/3.
+    assert (4 / weights.of(6)).round(9).tolist() == [1, 2, 3, 4, 3, 2, 1]  # d
+    # So K/d = 4 2 4/3 1 4/3 2 4, together 47/3.
     bounds = np.cumsum([4, 2, 4 / 3, 1, 4 / 3, 2, 4]) / (47 / 3)
     for start, bound in enumerate(bounds[:-1]):
         at = np.array([bound - 1e-9, bound + 1e-9])
