@@ -371,7 +371,8 @@ def test_examples_lie_where_saved_states_have_left_them(config, expected):
 
 def test_a_document_weight_of_zero_leaves_it_out_and_a_wrong_number_of_them_is_refused():
     weights = {"content_length": 4, "doc_weights": [1, 0], "balance_mode": "by_document"}
-    assert SpliceIndex([9, 9], 8, MultiSpliceConfig(**weights)).quotas.tolist() == [12, 0]
+    quotas = SpliceIndex([9, 9], 8, MultiSpliceConfig(**weights)).quotas
+    assert quotas.tolist() == [12, 0] and quotas.dtype == np.int64  # no turns
     with pytest.raises(ConfigError, match="doc_weights: 2 found for 3 documents"):
         SpliceIndex([9, 9, 9], 8, MultiSpliceConfig(**weights))
 

@@ -34,6 +34,8 @@ def test_quotas_by_length_by_document_and_between():
 def test_equal_remainders_go_to_the_lower_index():
     assert document_quotas([5, 5, 5], 2).tolist() == [1, 1, 0]
     assert document_quotas([1, 1, 1, 1], 6, "by_document").tolist() == [2, 2, 1, 1]
+    # Parts 4/3, 1/3, 4/3: equal remainders, though not those of the floats.
+    assert document_quotas([4, 1, 4], 3).tolist() == [2, 0, 1]
 
 
 def test_document_weights_multiply():
@@ -86,6 +88,13 @@ def test_marks_on_a_line_give_each_document_the_whole_examples_between_its_ends(
     assert turning_quotas(parts, 0.0).tolist() == [1, 1, 0, 2]
     assert turning_quotas(parts, 0.25).tolist() == [1, 1, 0, 2]
     assert turning_quotas(parts, 0.75).tolist() == [2, 0, 0, 2]
+
+
+def test_the_error_of_floats_neither_adds_an_example_nor_gives_one_to_a_part_of_zero():
+    assert turning_quotas(np.array([2.5, 1.5]), 1 - 2**-53).tolist() == [3, 1]
+    tenths = np.array([0.1] * 10 + [0.0])
+    assert tenths.cumsum()[-1] < 1
+    assert turning_quotas(tenths, 0.0).tolist() == [*[0] * 9, 1, 0]
 
 
 @settings(max_examples=200, deadline=None)
