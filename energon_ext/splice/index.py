@@ -143,7 +143,7 @@ class SpliceIndex:
         return changes.cumsum()[:-1] * (self.quotas[document] / max(1, weights.sum()))
 
     def describe(self, document: int) -> str:
-        """What an epoch shows of a document, for the log."""
+        """Describe the examples of a document in an epoch, for the log."""
         offsets = self._table.row_counts(document)
         text = (
             f"{self.doc_lengths[document]} tokens, {len(offsets)} starts, up to "

@@ -11,7 +11,7 @@ from energon_ext.splice.config import SpliceFields
 
 
 class Contents(NamedTuple):
-    """What examples hold and where; int64 [n] each.
+    """Stretches of documents, and their places in the frame; int64 [n] each.
 
     Attributes:
         documents: which of the documents.
@@ -121,12 +121,12 @@ class PairTable:
             raise ConfigError("doc_lengths: every document needs at least one token.")
 
     def _offsets(self, copy_lens: np.ndarray) -> np.ndarray:
-        """Offsets of contents of so many tokens, the longest if the frame may cut them."""
+        """The number of offsets of contents, by their tokens where the frame does not cut them."""
         least = self._config.min_copy_len if self._config.cut_at_frame_end else copy_lens
         return (self._seq_len - np.minimum(least, copy_lens)) // self._config.offset_stride + 1
 
     def _row_tokens(self, copy_lens: np.ndarray) -> np.ndarray:
-        """Tokens that all offsets of a start copy, with so many there."""
+        """Tokens that all offsets of a start copy, by the tokens of a content there."""
         stride, offsets = self._config.offset_stride, self._offsets(copy_lens)
         whole = np.minimum((self._seq_len - copy_lens) // stride + 1, offsets)
         # Behind the whole ones: S - s, for s = stride * whole .. stride * (offsets - 1).
@@ -134,11 +134,11 @@ class PairTable:
         return whole * copy_lens + cut * self._seq_len - stride * steps
 
     def _build_tail(self, content: int) -> None:
-        """Pairs, and tokens, from a row with so many tokens left to the last row; [content]."""
+        """Pairs, and tokens, of a row and all that follow, by the tokens left there; [content]."""
         stride = self._tail_stride = min(self._config.content_stride, content)
         left = np.arange(-(-content // stride) * stride, dtype=np.int64)
         counts = np.stack([self._offsets(left), self._row_tokens(left)])
-        counts[:, left < self._config.min_copy_len] = 0
+        counts[:, (left < self._config.min_copy_len) | (left >= content)] = 0
         sums = counts.reshape(2, -1, stride).cumsum(axis=1)
         self._tail_pairs, self._tail_tokens = sums.reshape(2, -1)
         # Rows that follow one another have the same remainder of ``left``. For a search among
@@ -147,9 +147,13 @@ class PairTable:
         self._searched = (sums[0].T + self._above * np.arange(stride)[:, None]).reshape(-1)
 
     def _left_in_tail(self, first: np.ndarray, remaining: np.ndarray) -> np.ndarray:
-        """Tokens left at the row of a pair with so many remaining, in tails that begin with first.
+        """Tokens left at the rows of some pairs in the tail.
 
-        It is the shortest rest with ``remaining`` pairs or more.
+        That is the smallest number of tokens that has at least the remaining pairs.
+
+        Args:
+            first: tokens left where the tail begins.
+            remaining: pairs from this one to the last.
         """
         remainder = first % self._tail_stride
         found = np.searchsorted(self._searched, remaining + self._above * remainder)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which starts a document gets for its quota: evenly, or more often at its edges."""
+"""The starts in a document that its quota shows: evenly, or more often at its edges."""
 
 import numpy as np
 

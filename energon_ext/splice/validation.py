@@ -20,7 +20,7 @@ class GridIndex:
         doc_lengths: tokens of each document.
         seq_len: S, positions of a frame.
         config: which contents there are.
-        starts: at most so many different ones; the first and the last are among them.
+        starts: the most different ones; the first and the last are among them.
         offsets: likewise, at each start; those that training uses or not.
 
     Attributes:

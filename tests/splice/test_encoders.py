@@ -532,7 +532,7 @@ def test_validation_shows_a_fixed_grid_and_a_map_tells_the_points_apart(data):
 
 
 def test_a_map_refuses_contents_of_one_rank_of_several(data):
-    """Which would be counted as others of the grid."""
+    """They would be counted as others of the grid."""
     ((dataset, _),) = get_val_datasets(
         write_mix(data / "ranks.yaml", [("book", 1)]),
         worker_config=config(rank=0, world_size=2),

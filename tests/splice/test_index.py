@@ -278,7 +278,7 @@ def test_jitter_spreads_over_the_last_places(jitter_mode):
 
 @pytest.mark.parametrize("content_length", [None, 12, 4096])
 def test_contents_as_long_as_the_frame_leave_room_for_their_jitter(content_length):
-    """S = 12 and a jitter of 2: K = 10, at s = 2, 1 and 0, as S - K - j says."""
+    """S = 12 and a jitter of 2: K = 10, at s = 2, 1 and 0, by S - K - j."""
     config = MultiSpliceConfig(
         content_length=content_length, balance_mode="every_pair", offset_jitter=2
     )
@@ -362,7 +362,7 @@ LASTING = [
 
 @pytest.mark.parametrize(("config", "expected"), LASTING)
 def test_examples_lie_where_saved_states_have_left_them(config, expected):
-    """A state is one number. Whoever must change what stands here gives ORDER another name."""
+    """A state is one number. If these values must change, ORDER gets another name."""
     lengths = [700] if isinstance(config, SpliceConfig) else [700, 90, 41, 3]
     index = SpliceIndex(lengths, 64, config, key="books")
     found = zip(*index.locate(np.array([0, 1, 2, 77, 1000, 123_456])))
@@ -460,7 +460,7 @@ def test_the_probability_of_a_content_is_the_product_of_those_of_its_tokens(pref
     for row, offset in enumerate([0, 4] * 3):
         losses[8 * row + offset : 8 * row + offset + 3] = np.log([2, 3, 5])
         if row == 0:
-            losses[0] = 0.0  # the first content knows its second token
+            losses[0] = 0.0  # the second token of the first content is certain
     for prompt, first, others in ((1, 1 / 15, 1 / 30), (2, 1 / 15, 1 / 15), (3, 1 / 5, 1 / 5)):
         found = LossMap(grid, names, prompt_tokens=prompt)
         found.add_batch(batch, losses)

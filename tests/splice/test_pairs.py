@@ -53,6 +53,12 @@ def test_strides_of_two():
     assert pairs == [(0, 0), (0, 2), (2, 0), (2, 2), (4, 0), (4, 2), (4, 4)]
 
 
+def test_a_stride_just_below_the_content_leaves_a_short_tail():
+    """L = 16, K = S = 7: whole contents at 0 and 6, and the last four tokens at 12."""
+    pairs = listed(16, 7, content_stride=6)
+    assert pairs == [(0, 0), (6, 0), (12, 0), (12, 1), (12, 2), (12, 3)]
+
+
 def test_without_a_content_length_as_much_as_fits_is_copied():
     assert len(listed(3, 5)) == 7
 
@@ -72,7 +78,7 @@ def test_cyclic_roll_has_a_full_content_at_every_start():
     assert pairs == [(t, s) for t in (0, 1, 2) for s in (0, 1)]
 
 
-def test_coverage_balanced_stands_at_the_end_of_the_frame():
+def test_coverage_balanced_is_at_the_end_of_the_frame():
     assert listed(7, 8, 4, content_start_mode="coverage_balanced") == [(t, 4) for t in range(4)]
     short = {"content_start_mode": "coverage_balanced"}
     assert listed(3, 8, 4, **short) == [(0, 5)]

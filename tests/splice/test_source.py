@@ -105,7 +105,7 @@ def test_rows_do_not_depend_on_how_many_are_taken_at_a_time(pack):
 
 @every_packing
 def test_a_state_continues_at_every_row_like_the_source_itself(pack):
-    """Which has found some contents already, where the other one has not."""
+    """The source itself has looked up some contents already; the resumed one has not."""
     expected = take(source(pack, epochs=1))
     rows = source(pack, epochs=1)
     for done in range(len(expected) + 1):
