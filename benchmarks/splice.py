@@ -85,7 +85,8 @@ def contenders(documents, index, config):
 
     def next_batch():
         taken = source.take(ROWS)
-        return assemble([taken.row(number) for number in range(ROWS)], ("doc",))
+        rows = [source.read(taken.description(number)) for number in range(ROWS)]
+        return assemble(rows, ("doc",))
 
     # Other bytes each time, as in a run: neither side finds its own in the processor's cache.
     buffers = [as_buffer(next_batch()).numpy().copy() for _ in range(COPIED)]

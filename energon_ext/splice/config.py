@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is spliced, where to, and how often: the fields of a splice, checked."""
+"""The fields of a splice: which documents, at which positions, how often."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Mapping, Sequence
 from energon_ext.arguments import check_integer, check_kind, check_number, choices
 from energon_ext.errors import ConfigError
 
-#: What may stand in fields of few values.
+#: Allowed values of fields that have few.
 CHOICES = {
     "mode": ("splice", "slide"),
     "content_start_mode": ("anchor_start", "slide_within", "cyclic_roll", "coverage_balanced"),
     "doc_select_mode": ("longest", "shortest", "first", "random"),
     "jitter_mode": ("uniform", "low_discrepancy"),
-    "balance_mode": ("by_coverage", "by_document", "by_temperature"),
+    "balance_mode": ("by_coverage", "by_document", "by_temperature", "every_pair"),
 }
 
 #: The least value of integer fields where it is not 1.
@@ -29,7 +29,7 @@ _KINDS = {"bool": bool, "str": str}
 
 @dataclass(frozen=True, kw_only=True)
 class SpliceFields:
-    """What one document and many have in common.
+    """The fields that a splice of one document and one of many have in common.
 
     Attributes:
         dataset_name: take documents from this source only, by its key or the name of its folder;
@@ -41,7 +41,7 @@ class SpliceFields:
         initial_batch_size, max_train_batches: see there.
         mode: ``splice`` places contents at offsets; ``slide`` cuts windows of a whole frame out of
             documents that are at least as long.
-        content_start_mode: which starts t in the document and offsets s in the frame there are.
+        content_start_mode: starts t in the document and offsets s in the frame.
             ``anchor_start``: t = 0. ``slide_within``: every t. ``cyclic_roll``: every t, and the
             document goes on at its beginning. ``coverage_balanced``: every t with a whole content
             after it, at the end of the frame.
@@ -56,10 +56,11 @@ class SpliceFields:
         alpha: in ``coverage_balanced``, how much more often starts near an edge come; 0 for all
             alike. The first token of a long document is seen ``K^(alpha - 1)`` times as often as
             one in its middle: at 1 as often, and those around token K then far more often.
-        offset_jitter: in ``coverage_balanced``, so many more places to the left of the last one.
-            Contents have at most ``S - offset_jitter`` tokens, so that there is room for it.
-        jitter_mode: ``uniform`` (seeded) or ``low_discrepancy`` (golden ratio).
-        pad_token_id: what fills a frame; None for the tokenizer's.
+        offset_jitter: in ``coverage_balanced``, the number of places to the left of the last one
+            that count as well. Contents have at most ``S - offset_jitter`` tokens, to leave room.
+        jitter_mode: ``uniform`` (drawn) or ``low_discrepancy``: even over the examples of an
+            epoch, and the next place in the next epoch.
+        pad_token_id: fills a frame; None for the tokenizer's.
         eos_token_id: put before the content; with ``attend_prefix`` only, or nothing sees it.
         attend_prefix: the content attends to the filler before it.
         pack_contents: several contents in a frame where they fit, each with the position ids of
@@ -105,6 +106,11 @@ class SpliceFields:
         check_number("alpha", self.alpha)
         self._check_together()
 
+    @property
+    def placement(self) -> str:
+        """The ``content_start_mode``, or ``slide``, which has none."""
+        return self.content_start_mode if self.mode == "splice" else self.mode
+
     def _check_together(self) -> None:
         """Values that are fine one by one and not together."""
         if self.max_doc_length and (self.min_doc_length or 0) > self.max_doc_length:
@@ -117,25 +123,6 @@ class SpliceFields:
                 f"content_length: {self.content_length} found, below min_copy_len: "
                 f"{self.min_copy_len}; every content would be left out."
             )
-        for field in ("content_length", "cut_at_frame_end", "attend_prefix", "pack_contents"):
-            if self.mode == "slide" and getattr(self, field):
-                raise ConfigError(
-                    f"{field}: {getattr(self, field)} found with mode: slide, whose windows fill "
-                    f"whole frames; leave it out."
-                )
-        balanced = self.mode == "splice" and self.content_start_mode == "coverage_balanced"
-        for field in ("alpha", "offset_jitter"):
-            if getattr(self, field) and not balanced:
-                raise ConfigError(
-                    f"{field}: {getattr(self, field)} found with mode: {self.mode}, "
-                    f"content_start_mode: {self.content_start_mode}; it belongs to "
-                    f"coverage_balanced, set it to 0 here."
-                )
-        if self.cut_at_frame_end and balanced:
-            raise ConfigError(
-                "cut_at_frame_end: True found with content_start_mode: coverage_balanced, whose "
-                "contents end with the frame; use another mode, or offset_jitter."
-            )
         if self.restrict_to_training_subset and not (
             self.initial_batch_size and self.max_train_batches
         ):
@@ -143,16 +130,27 @@ class SpliceFields:
                 "restrict_to_training_subset: true found, but the subset is unknown; give "
                 "initial_batch_size and max_train_batches as well."
             )
-        if self.eos_token_id is not None and not self.attend_prefix:
-            raise ConfigError(
-                f"eos_token_id: {self.eos_token_id} found without attend_prefix: true; it stands "
-                f"before the content, which sees nothing there. Set attend_prefix, or leave it out."
-            )
-        if self.attend_prefix and self.pack_contents:
-            raise ConfigError(
-                "attend_prefix and pack_contents: both true; a packed content has no prefix of "
-                "its own. Use one of them."
-            )
+        if self.mode == "slide":
+            filled = ("content_length", "cut_at_frame_end", "attend_prefix", "pack_contents")
+            self._refuse("mode: slide, whose windows fill whole frames", *filled)
+        if self.placement == "coverage_balanced":
+            where = "content_start_mode: coverage_balanced, whose contents end with the frame"
+            self._refuse(where, "cut_at_frame_end")
+        else:
+            where = f"{self.placement}; it belongs to content_start_mode: coverage_balanced"
+            self._refuse(where, "alpha", "offset_jitter")
+        if self.pack_contents:
+            where = "pack_contents: true; a packed content has no prefix of its own"
+            self._refuse(where, "attend_prefix")
+        if not self.attend_prefix:
+            self._refuse("attend_prefix: false, where no content sees it", "eos_token_id")
+
+    def _refuse(self, where: str, *names: str) -> None:
+        """Refuse fields that are set and mean nothing beside another."""
+        for name in names:
+            value = getattr(self, name)
+            if value != getattr(type(self), name):  # the default
+                raise ConfigError(f"{name}: {value!r} found with {where}; leave it out.")
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values, for the fingerprint of a state."""
@@ -205,13 +203,14 @@ class MultiSpliceConfig(SpliceFields):
 
     Attributes:
         num_docs: how many to choose; fewer where fewer meet the limits.
-        balance_mode: examples of a document in an epoch: ``by_coverage`` like its length,
-            ``by_document`` equally many, ``by_temperature`` like its length to the power of
-            ``balance_tau``.
+        balance_mode: examples of a document in an epoch. ``by_coverage``: in proportion to its
+            length. ``by_document``: equally many. ``by_temperature``: in proportion to its length
+            to the power of ``balance_tau``. ``every_pair``: each of its pairs (t, s) once.
         balance_tau: 0 .. 1.
         doc_weights: factors on that, one per chosen document in the order of choice.
-        epoch_length: examples in an epoch; None for as many as there are pairs, in
-            ``by_document`` for as many from every document as the one with most has.
+        epoch_length: examples in an epoch. None for one for every ``content_stride`` tokens of the
+            chosen documents that have a pair; in ``by_document`` for as many from each of them as
+            the one with most pairs has.
         shuffle_per_epoch: a new random order in every epoch; False to enumerate.
         seed: of the orders, the jitter and the random choice of documents.
 
@@ -235,6 +234,9 @@ class MultiSpliceConfig(SpliceFields):
     def _check_together(self) -> None:
         super()._check_together()
         check_number("balance_tau", self.balance_tau, most=1.0)
+        if self.balance_mode == "every_pair":
+            where = "balance_mode: every_pair, whose epoch has each pair once"
+            self._refuse(where, "alpha", "doc_weights", "epoch_length")
         if self.doc_weights is None:
             return
         if not isinstance(self.doc_weights, Sequence) or isinstance(self.doc_weights, str):
@@ -264,19 +266,18 @@ is needed.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: {value!r:.80} found, a mapping as {{num_docs: 3}} is needed.")
-    kind = MultiSpliceConfig if "num_docs" in value else SpliceConfig
-    names = {each: [f.name for f in fields(each)] for each in (SpliceConfig, MultiSpliceConfig)}
+    one, many = ([field.name for field in fields(k)] for k in (SpliceConfig, MultiSpliceConfig))
+    is_many = "num_docs" in value
+    allowed, of_other = (many, one) if is_many else (one, many)
     for name in value:
-        if name not in names[kind]:
-            many = "many documents" if kind is MultiSpliceConfig else "one document"
-            is_of_other = any(name in of_kind for of_kind in names.values())
-            with_or_without = "without" if kind is MultiSpliceConfig else "with"
-            hint = f"one {with_or_without} num_docs has it."
-            raise ConfigError(
-                f"{where}: no field {name!r} in a splice of {many}; "
-                f"{hint if is_of_other else 'it has ' + choices(name, names[kind], most=40)}"
-            )
+        if name in allowed:
+            continue
+        hint = f"it has {choices(name, allowed, most=40)}"
+        if name in of_other:
+            hint = f"one {'without' if is_many else 'with'} num_docs has it."
+        documents = "many documents" if is_many else "one document"
+        raise ConfigError(f"{where}: no field {name!r} in a splice of {documents}; {hint}")
     try:
-        return kind(**value)
+        return MultiSpliceConfig(**value) if is_many else SpliceConfig(**value)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error

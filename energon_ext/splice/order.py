@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""In which order the examples of an epoch come."""
+"""The order of the examples of an epoch."""
 
 from typing import Callable
 
@@ -15,26 +15,25 @@ Order = Callable[[np.ndarray], np.ndarray]
 
 
 def epoch_order(config: SpliceFields, size: int, key: str, epoch: int, table: PairTable) -> Order:
-    """The order of an epoch of ``size`` examples; of a source and a seed, which the key names."""
+    """The order of an epoch of ``size`` examples; the key names the source and the run's seed."""
     if isinstance(config, MultiSpliceConfig):
-        if not config.shuffle_per_epoch:
-            return _as_they_are
-        return KeyedPermutation(size, f"{key}/{config.seed}/{epoch}")
+        shuffled = config.shuffle_per_epoch
+        return KeyedPermutation(size, f"{key}/{config.seed}/{epoch}") if shuffled else _in_order
     assert isinstance(config, SpliceConfig)
     content = _axis_key(config.shuffle_content, config.content_seed, epoch)
     offsets = _axis_key(config.shuffle_offsets, config.offset_seed, epoch)
-    if content is None and offsets is None:
-        return _as_they_are
-    if content is not None and offsets is not None:
+    if content and offsets:
         return KeyedPermutation(size, f"{key}/{content}/{offsets}")
+    if not content and not offsets:
+        return _in_order
     return AxisOrder(
         table.row_counts(0),
-        None if content is None else f"{key}/content/{content}",
-        None if offsets is None else f"{key}/offsets/{offsets}",
+        f"{key}/content/{content}" if content else None,
+        f"{key}/offsets/{offsets}" if offsets else None,
     )
 
 
-def _as_they_are(places: np.ndarray) -> np.ndarray:
+def _in_order(places: np.ndarray) -> np.ndarray:
     return places
 
 
@@ -45,19 +44,18 @@ def _axis_key(shuffle: bool | int, seed: int, epoch: int) -> str | None:
 class AxisOrder:
     """Rows of different lengths, one after another, with the rows or the places in them shuffled.
 
-    Unlike a permutation of everything this holds two numbers per row. A key of None leaves the
-    order of the rows, or that in each row, as it is.
+    A key of None leaves the order of the rows, or that in each row, as it is.
     """
 
     def __init__(self, row_counts: np.ndarray, row_key: str | None, column_key: str | None):
         self._counts = row_counts
         self._first = np.cumsum(row_counts) - row_counts
-        rows = np.arange(len(row_counts))
-        self._rows = rows if row_key is None else KeyedPermutation(len(rows), row_key)(rows)
+        self._rows = np.arange(len(row_counts))
+        if row_key is not None:
+            self._rows = KeyedPermutation(len(row_counts), row_key)(self._rows)
         self._ends = np.cumsum(row_counts[self._rows])
-        self._columns = (
-            None if column_key is None else KeyedPermutation(int(row_counts.max()), column_key)
-        )
+        longest = int(row_counts.max())
+        self._columns = None if column_key is None else KeyedPermutation(longest, column_key)
 
     def __call__(self, places: np.ndarray) -> np.ndarray:
         slots = np.searchsorted(self._ends, places, side="right")

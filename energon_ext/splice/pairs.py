@@ -11,7 +11,7 @@ from energon_ext.splice.config import SpliceFields
 
 
 class Contents(NamedTuple):
-    """What examples hold and where; int64 [n] each.
+    """Stretches of documents, and their places in the frame; int64 [n] each.
 
     Attributes:
         documents: which of the documents.
@@ -42,65 +42,51 @@ class PairTable:
 
     def __init__(self, doc_lengths: np.ndarray, seq_len: int, config: SpliceFields):
         lengths = np.asarray(doc_lengths, np.int64)
-        if seq_len < config.min_copy_len:
-            raise ConfigError(
-                f"seq_len: {seq_len} found, below min_copy_len: {config.min_copy_len}; no content "
-                f"fits."
-            )
-        if lengths.size and int(lengths.min()) < 1:
-            raise ConfigError("doc_lengths: every document needs at least one token.")
-        if seq_len - config.offset_jitter < config.min_copy_len:
-            raise ConfigError(
-                f"offset_jitter: {config.offset_jitter} found; it leaves a content "
-                f"{seq_len - config.offset_jitter} of seq_len {seq_len} positions, and "
-                f"min_copy_len is {config.min_copy_len}."
-            )
-        self._seq_len, self._longest = seq_len, int(lengths.max(initial=0))
-        self._config = config
-        stride = config.content_stride
-        content = longest_content(seq_len, config)
-        self.copy_lens = self._copy_lens(lengths, content)
-        if self._is("cyclic_roll"):
+        self._seq_len, self._config = seq_len, config
+        self._longest = int(lengths.max(initial=0))
+        self._check(lengths)
+        content, stride = longest_content(seq_len, config), config.content_stride
+        placement, least = config.placement, config.min_copy_len
+        is_whole = placement == "slide" or (
+            placement == "coverage_balanced" and config.content_length and not config.adaptive_k
+        )
+        self.copy_lens = np.full_like(lengths, content) if is_whole else lengths.clip(max=content)
+        self.rows = (lengths - self.copy_lens) // stride + 1
+        if placement == "cyclic_roll":
             self.rows = -(-lengths // stride)
-        elif self._is("anchor_start"):
+        elif placement == "anchor_start":
             self.rows = np.ones_like(lengths)
-        else:
-            self.rows = np.where(
-                lengths >= self.copy_lens, (lengths - self.copy_lens) // stride + 1, 0
-            )
-        self.rows = np.where(self.copy_lens >= config.min_copy_len, self.rows, 0)
-        one_offset = config.mode == "slide" or self._is("coverage_balanced")
-        self._per_row = np.ones_like(lengths) if one_offset else self._offsets(self.copy_lens)
-        self._tail_pairs, self._tail_tokens = self._tail_table(content)
-        has_tail = self.rows if self._is("slide_within") else lengths
-        self._tail_lens = np.maximum(lengths - has_tail * stride, 0)
+        self.rows[(self.copy_lens < least) | (self.copy_lens > lengths)] = 0
+        has_one_offset = placement in ("slide", "coverage_balanced")
+        self._per_row = self._offsets(self.copy_lens)
+        per_row_tokens = self._row_tokens(self.copy_lens)
+        if has_one_offset:
+            self._per_row, per_row_tokens = np.ones_like(lengths), self.copy_lens
+        self._tail_lens = np.zeros_like(lengths)
+        if placement == "slide_within":
+            self._tail_lens = (lengths - self.rows * stride).clip(min=0)
+        self._build_tail(content)
         self.totals = self.rows * self._per_row + self._tail_pairs[self._tail_lens]
-        of_rows = self.copy_lens if one_offset else self._row_tokens(self.copy_lens)
-        self.tokens = self.rows * of_rows + self._tail_tokens[self._tail_lens]
+        self.tokens = self.rows * per_row_tokens + self._tail_tokens[self._tail_lens]
 
     def locate(self, documents: np.ndarray, numbers: np.ndarray) -> Contents:
         """The pairs of some numbers, each in ``[0, totals[document])``."""
-        stride, offset_stride = self._config.content_stride, self._config.offset_stride
-        per_row, rows = self._per_row[documents], self.rows[documents]
-        row = numbers // per_row
-        copy_lens = self.copy_lens[documents]
-        columns = numbers - row * per_row
-        in_tail = np.flatnonzero(row >= rows)
-        if in_tail.size:
-            first = self._tail_lens[documents[in_tail]]
-            after = numbers[in_tail] - (rows * per_row)[in_tail]
+        row, column = np.divmod(numbers, self._per_row[documents])
+        copy_lens, rows = self.copy_lens[documents], self.rows[documents]
+        tail = np.flatnonzero(row >= rows)
+        if tail.size:
+            first = self._tail_lens[documents[tail]]
             # Pairs from this one to the last, this one included.
-            remaining = self._tail_pairs[first] - after
-            skipped = self._tail_rows_before(first, remaining)
-            lens = first - skipped * stride
-            row[in_tail] = rows[in_tail] + skipped
-            columns[in_tail] = self._tail_pairs[lens] - remaining
-            copy_lens[in_tail] = lens
-        offsets = columns * offset_stride
-        if self._config.mode == "splice" and self._is("coverage_balanced"):
+            remaining = self.totals[documents[tail]] - numbers[tail]
+            left = self._left_in_tail(first, remaining)
+            row[tail] = rows[tail] + (first - left) // self._config.content_stride
+            column[tail] = self._tail_pairs[left] - remaining
+            copy_lens[tail] = left
+        offsets = column * self._config.offset_stride
+        if self._config.placement == "coverage_balanced":
             offsets = self._seq_len - copy_lens
         copy_lens = np.minimum(copy_lens, self._seq_len - offsets)
-        return Contents(documents, row * stride, offsets, copy_lens)
+        return Contents(documents, row * self._config.content_stride, offsets, copy_lens)
 
     def require_pairs(self) -> None:
         """Refuse documents of which none is long enough."""
@@ -120,51 +106,59 @@ class PairTable:
             [np.full(self.rows[document], self._per_row[document]), self._offsets(lens)]
         )
 
-    def _is(self, content_start_mode: str) -> bool:
-        return (
-            self._config.mode == "splice" and self._config.content_start_mode == content_start_mode
-        )
-
-    def _copy_lens(self, lengths: np.ndarray, content: int) -> np.ndarray:
-        if self._config.mode == "slide":
-            return np.full_like(lengths, self._seq_len)
-        shortened = self._config.adaptive_k or self._config.content_length is None
-        if self._is("coverage_balanced") and not shortened:
-            return np.full_like(lengths, content)
-        return np.minimum(lengths, content)
+    def _check(self, lengths: np.ndarray) -> None:
+        least, jitter = self._config.min_copy_len, self._config.offset_jitter
+        if self._seq_len < least:
+            raise ConfigError(
+                f"seq_len: {self._seq_len} found, below min_copy_len: {least}; no content fits."
+            )
+        if self._seq_len - jitter < least:
+            raise ConfigError(
+                f"offset_jitter: {jitter} found; it leaves a content {self._seq_len - jitter} of "
+                f"seq_len {self._seq_len} positions, and min_copy_len is {least}."
+            )
+        if lengths.size and int(lengths.min()) < 1:
+            raise ConfigError("doc_lengths: every document needs at least one token.")
 
     def _offsets(self, copy_lens: np.ndarray) -> np.ndarray:
-        """Offsets of contents of so many tokens, the longest if the frame may cut them."""
+        """The number of offsets of contents, by their tokens where the frame does not cut them."""
         least = self._config.min_copy_len if self._config.cut_at_frame_end else copy_lens
         return (self._seq_len - np.minimum(least, copy_lens)) // self._config.offset_stride + 1
 
     def _row_tokens(self, copy_lens: np.ndarray) -> np.ndarray:
-        """Tokens that all offsets of a start copy, with so many there."""
+        """Tokens that all offsets of a start copy, by the tokens of a content there."""
         stride, offsets = self._config.offset_stride, self._offsets(copy_lens)
         whole = np.minimum((self._seq_len - copy_lens) // stride + 1, offsets)
         # Behind the whole ones: S - s, for s = stride * whole .. stride * (offsets - 1).
         cut, steps = offsets - whole, (whole + offsets - 1) * (offsets - whole) // 2
         return whole * copy_lens + cut * self._seq_len - stride * steps
 
-    def _tail_table(self, content: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs, and tokens, from a row with so many tokens left to the last row; [content]."""
-        stride = min(self._config.content_stride, content)  # less than a content is left
+    def _build_tail(self, content: int) -> None:
+        """Pairs, and tokens, of a row and all that follow, by the tokens left there; [content]."""
+        stride = self._tail_stride = min(self._config.content_stride, content)
         left = np.arange(-(-content // stride) * stride, dtype=np.int64)
         counts = np.stack([self._offsets(left), self._row_tokens(left)])
-        both = np.where(left >= self._config.min_copy_len, counts, 0).reshape(2, -1, stride)
-        pairs_left, tokens_left = both.cumsum(axis=1).reshape(2, -1)
-        return pairs_left, tokens_left
+        counts[:, (left < self._config.min_copy_len) | (left >= content)] = 0
+        sums = counts.reshape(2, -1, stride).cumsum(axis=1)
+        self._tail_pairs, self._tail_tokens = sums.reshape(2, -1)
+        # Rows that follow one another have the same remainder of ``left``. For a search among
+        # those with one remainder, the sums of each remainder lie above those of the one before.
+        self._above = int(self._tail_pairs.max()) + 1
+        self._searched = (sums[0].T + self._above * np.arange(stride)[:, None]).reshape(-1)
 
-    def _tail_rows_before(self, first: np.ndarray, remaining: np.ndarray) -> np.ndarray:
-        """By bisection, how many rows of the tail end before ``remaining`` pairs are left."""
-        stride = self._config.content_stride
-        low, high = np.zeros_like(first), first // stride
-        while bool((low < high).any()):
-            middle = (low + high + 1) // 2
-            reached = self._tail_pairs[first - middle * stride] >= remaining
-            low = np.where(reached, middle, low)
-            high = np.where(reached, high, middle - 1)
-        return low
+    def _left_in_tail(self, first: np.ndarray, remaining: np.ndarray) -> np.ndarray:
+        """Tokens left at the rows of some pairs in the tail.
+
+        That is the smallest number of tokens that has at least the remaining pairs.
+
+        Args:
+            first: tokens left where the tail begins.
+            remaining: pairs from this one to the last.
+        """
+        remainder = first % self._tail_stride
+        found = np.searchsorted(self._searched, remaining + self._above * remainder)
+        steps = found - remainder * (len(self._searched) // self._tail_stride)
+        return remainder + steps * self._tail_stride
 
 
 def longest_content(seq_len: int, config: SpliceFields) -> int:

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which documents, by their lengths and keys alone."""
+"""The choice of documents, by their lengths and keys alone."""
 
 import fnmatch
 import logging

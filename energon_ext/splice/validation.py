@@ -20,7 +20,7 @@ class GridIndex:
         doc_lengths: tokens of each document.
         seq_len: S, positions of a frame.
         config: which contents there are.
-        starts: at most so many different ones; the first and the last are among them.
+        starts: the most different ones; the first and the last are among them.
         offsets: likewise, at each start; those that training uses or not.
 
     Attributes:
@@ -47,12 +47,15 @@ class GridIndex:
         self.doc_lengths = np.asarray(doc_lengths, np.int64)
         table = PairTable(self.doc_lengths, seq_len, config)
         table.require_pairs()
-        points = [
-            (document, start, offset, min(copy_len, seq_len - offset))
-            for document in np.flatnonzero(table.totals).tolist()
-            for start, copy_len in _spread_starts(table, document, starts)
-            for offset in _spread(_last_offset(config, seq_len, copy_len), offsets)
-        ]
+        points: list[tuple[int, int, int, int]] = []
+        for document in np.flatnonzero(table.totals).tolist():
+            counts = table.row_counts(document)
+            firsts = (counts.cumsum() - counts)[_spread(len(counts) - 1, starts)]
+            places = table.locate(np.full_like(firsts, document), firsts)
+            for start, copy_len in zip(places.starts.tolist(), places.copy_lens.tolist()):
+                last = seq_len - (config.min_copy_len if config.cut_at_frame_end else copy_len)
+                for offset in _spread(last, offsets):
+                    points.append((document, start, offset, min(copy_len, seq_len - offset)))
         self._points = np.array(points, np.int64).reshape(-1, 4)
         self.size = len(points)
 
@@ -146,19 +149,6 @@ class LossMap:
         losses = np.full((len(starts), len(offsets)), np.nan)
         losses[rows, columns] = self.losses[own]
         return starts.tolist(), offsets.tolist(), losses
-
-
-def _spread_starts(table: PairTable, document: int, count: int) -> list[tuple[int, int]]:
-    """Starts of a document, evenly, each with the tokens of a content there."""
-    counts = table.row_counts(document)
-    first_pairs = np.cumsum(counts) - counts
-    numbers = first_pairs[_spread(len(counts) - 1, count)]
-    places = table.locate(np.full_like(numbers, document), numbers)
-    return list(zip(places.starts.tolist(), places.copy_lens.tolist()))
-
-
-def _last_offset(config: SpliceFields, seq_len: int, copy_len: int) -> int:
-    return seq_len - (config.min_copy_len if config.cut_at_frame_end else copy_len)
 
 
 def _spread(last: int, count: int) -> list[int]:

@@ -73,7 +73,7 @@ def shown(batches):
     return found
 
 
-SHORT = {"splice": {"num_docs": 2, "content_length": 3, "balance_mode": "by_coverage"}}
+SHORT = {"splice": {"num_docs": 2, "content_length": 3, "balance_mode": "every_pair"}}
 LONG = {"splice": {"doc_index": 1, "content_start_mode": "anchor_start", "offset_stride": 3}}
 
 
@@ -221,7 +221,10 @@ def test_the_filler_is_that_of_the_entry_and_of_one_run_alone(data):
         ({"content_length": 1}, "splice: content_length: 1 found, an integer >= 2 is needed"),
         ([3], r"splice: \[3\] found, a mapping as \{num_docs: 3\} is needed"),
         (True, r"splice: True found, a mapping"),
-        ({"pack_contents": True, "attend_prefix": True}, "Use one of them"),
+        (
+            {"pack_contents": True, "attend_prefix": True},
+            "attend_prefix: True found with pack_cont",
+        ),
     ],
 )
 def test_what_is_wrong_on_an_entry_is_one_line_with_its_place(data, splice, message):

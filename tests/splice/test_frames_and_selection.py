@@ -42,7 +42,7 @@ def frame_of(doc, t, s, seq_len, content_length=None, pad_id=0, *, cyclic=False,
     left = len(doc) if cyclic else len(doc) - t
     copy_len = min(content_length or seq_len, left, seq_len - s)
     contents = Contents(*(np.array([n]) for n in (0, t, s, copy_len)))
-    return BatchAssembler(seq_len, pad_id=pad_id)([source.row(contents)], sources=["doc"])
+    return BatchAssembler(seq_len, pad_id=pad_id)([source.read(contents)], sources=["doc"])
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,37 @@ def test_a_small_document_at_three_offsets():
     ):
         frame = frame_of([1, 2, 3], 0, s, 5)
         assert (frame.tokens.tolist(), frame.token_weights.tolist()) == (tokens, weights)
+
+
+def test_the_worked_example_of_three_documents_shown_equally_often():
+    """A .. G, H .. L and X, Y, Z; S = 8, K = 4: four frames of the first two, none of the third."""
+    config = MultiSpliceConfig(
+        num_docs=3,
+        content_length=4,
+        balance_mode="by_document",
+        adaptive_k=False,
+        shuffle_per_epoch=False,
+    )
+    source = SpliceSource(
+        SpliceIndex([7, 5, 3], 8, config),
+        [np.array([ord(letter) for letter in text]) for text in ("ABCDEFG", "HIJKL", "XYZ")],
+        ["0", "1", "2"],
+        config=config,
+        seq_len=8,
+        fill_id=0,
+        epochs=1,
+        fingerprint={},
+    )
+    taken = source.take(100)
+    rows = [source.read(taken.description(number)) for number in range(len(taken))]
+    assert ["".join(map(chr, row.slices[0])) for row in rows] == [
+        *["ABCD", "BCDE", "CDEF", "DEFG"],
+        *["HIJK", "HIJK", "IJKL", "IJKL"],
+    ]
+    frame = BatchAssembler(8, pad_id=0)([rows[4]], sources=["0", "1", "2"])
+    assert frame.tokens.tolist() == [0, 0, 0, 0, *map(ord, "HIJK")]
+    assert frame.token_weights.tolist() == [0, 0, 0, 0, 1, 1, 1, 0]
+    assert frame.cu_seqlens.tolist() == [0, 4, 8] and frame.source_ids.tolist() == [-1, 1]
 
 
 def test_an_eos_stands_before_the_content_and_not_at_the_beginning():

@@ -53,6 +53,12 @@ def test_strides_of_two():
     assert pairs == [(0, 0), (0, 2), (2, 0), (2, 2), (4, 0), (4, 2), (4, 4)]
 
 
+def test_a_stride_just_below_the_content_leaves_a_short_tail():
+    """L = 16, K = S = 7: whole contents at 0 and 6, and the last four tokens at 12."""
+    pairs = listed(16, 7, content_stride=6)
+    assert pairs == [(0, 0), (6, 0), (12, 0), (12, 1), (12, 2), (12, 3)]
+
+
 def test_without_a_content_length_as_much_as_fits_is_copied():
     assert len(listed(3, 5)) == 7
 
@@ -72,7 +78,7 @@ def test_cyclic_roll_has_a_full_content_at_every_start():
     assert pairs == [(t, s) for t in (0, 1, 2) for s in (0, 1)]
 
 
-def test_coverage_balanced_stands_at_the_end_of_the_frame():
+def test_coverage_balanced_is_at_the_end_of_the_frame():
     assert listed(7, 8, 4, content_start_mode="coverage_balanced") == [(t, 4) for t in range(4)]
     short = {"content_start_mode": "coverage_balanced"}
     assert listed(3, 8, 4, **short) == [(0, 5)]
@@ -173,8 +179,8 @@ def test_a_thousand_million_pairs_are_found_by_number():
         ({"doc_select_mode": "best"}, "one of longest, shortest, first, random"),
         ({"min_doc_length": 9, "max_doc_length": 8}, "above max_doc_length: 8"),
         ({"doc_index": -1}, "doc_index: -1 found, an integer >= 0"),
-        ({"alpha": 0.5}, "it belongs to coverage_balanced"),
-        ({"offset_jitter": 2}, "it belongs to coverage_balanced"),
+        ({"alpha": 0.5}, "it belongs to content_start_mode: coverage_balanced"),
+        ({"offset_jitter": 2}, "it belongs to content_start_mode: coverage_balanced"),
         ({"offset_jitter": -1}, "offset_jitter: -1 found"),
         ({"alpha": float("nan")}, "alpha: nan found, a finite number >= 0"),
         ({"restrict_to_training_subset": True}, "give initial_batch_size and max_train_batches"),
@@ -183,8 +189,9 @@ def test_a_thousand_million_pairs_are_found_by_number():
             "give initial_batch_size and max_train_batches",
         ),
         ({"shuffle_offsets": -2}, "shuffle_offsets: -2 found"),
-        ({"attend_prefix": True, "pack_contents": True}, "Use one of them"),
-        ({"eos_token_id": 2}, "eos_token_id: 2 found without attend_prefix: true"),
+        ({"attend_prefix": True, "pack_contents": True}, "has no prefix of its own; leave it out"),
+        ({"eos_token_id": 2}, "eos_token_id: 2 found with attend_prefix: false"),
+        ({"eos_token_id": 0}, "eos_token_id: 0 found with attend_prefix: false"),
         ({"attend_prefix": "false"}, "attend_prefix: 'false' found, true or false is needed"),
         ({"adaptive_k": 1}, "adaptive_k: 1 found, true or false"),
         ({"dataset_name": 5}, "dataset_name: 5 found, text is needed"),
@@ -209,7 +216,10 @@ def test_a_field_out_of_range_is_refused_by_name(fields, message):
     ("fields", "message"),
     [
         ({"num_docs": 0}, "num_docs: 0 found, an integer >= 1"),
-        ({"balance_mode": "even"}, "one of by_coverage, by_document, by_temperature"),
+        ({"balance_mode": "even"}, "one of by_coverage, by_document, by_temperature, every_"),
+        ({"balance_mode": "every_pair", "epoch_length": 9}, "epoch_length: 9 found with balance_m"),
+        ({"balance_mode": "every_pair", "alpha": 1.0}, "alpha: 1.0 found with balance_mode: every"),
+        ({"balance_mode": "every_pair", "doc_weights": [1.0]}, "whose epoch has each pair once"),
         ({"balance_tau": 1.5}, "balance_tau: 1.5 found, a number >= 0 and <= 1"),
         ({"epoch_length": 0}, "epoch_length: 0 found"),
         ({"doc_weights": [1.0, -1.0]}, r"doc_weights\[1\]: -1.0 found"),

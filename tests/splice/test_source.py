@@ -21,7 +21,7 @@ every_packing = pytest.mark.parametrize("pack", [False, True])
 
 def source(pack=False, epochs=2, **changes):
     fields = {"content_start_mode": "slide_within", "content_length": 8, "pack_contents": pack}
-    config = MultiSpliceConfig(**{**fields, "balance_mode": "by_coverage", **changes})
+    config = MultiSpliceConfig(**{**fields, "balance_mode": "every_pair", **changes})
     return SpliceSource(
         SpliceIndex(LENGTHS, SEQ_LEN, config, key="book"),
         [np.arange(1000 * number, 1000 * number + length) for number, length in enumerate(LENGTHS)],
@@ -37,7 +37,15 @@ def source(pack=False, epochs=2, **changes):
 
 def take(rows, count=2**40):
     taken = rows.take(count)
-    return [content(taken.row(number)) for number in range(len(taken))]
+    return [content(row) for row in read(rows, taken)]
+
+
+def read(rows, taken):
+    return [rows.read(taken.description(number)) for number in range(len(taken))]
+
+
+def state_of(rows):
+    return rows.state_at(rows.window, rows.next_row)
 
 
 def content(row):
@@ -59,11 +67,10 @@ def small_chunks(monkeypatch):
 @every_packing
 def test_taken_frames_say_which_tokens_of_which_documents_they_show(pack):
     """Documents count from 1000 times their number, so the tokens say where they were."""
-    taken = source(pack).take(20)
-    for number in range(len(taken)):
-        shown = [
-            divmod(int(tokens[0]), 1000) + (len(tokens),) for tokens in taken.row(number).slices
-        ]
+    rows = source(pack)
+    taken = rows.take(20)
+    for number, row in enumerate(read(rows, taken)):
+        shown = [divmod(int(tokens[0]), 1000) + (len(tokens),) for tokens in row.slices]
         assert taken.contents(number) == [(d, start, start + n) for d, start, n in shown]
 
 
@@ -98,12 +105,12 @@ def test_rows_do_not_depend_on_how_many_are_taken_at_a_time(pack):
 
 @every_packing
 def test_a_state_continues_at_every_row_like_the_source_itself(pack):
-    """Which has found some contents already, where the other one has not."""
+    """The source itself has looked up some contents already; the resumed one has not."""
     expected = take(source(pack, epochs=1))
     rows = source(pack, epochs=1)
     for done in range(len(expected) + 1):
-        state = rows.save_state()
-        assert set(state) == {"kind", "documents", "shown"}
+        state = state_of(rows)
+        assert set(state) == {"kind", "documents", "next_row"}
         for some in (3, 30):
             assert take(resumed(state, pack, epochs=1), some) == expected[done : done + some]
             assert take(copy.copy(rows), some) == expected[done : done + some]
@@ -133,32 +140,14 @@ def test_what_is_said_of_frames_before_they_are_written_is_what_they_hold(pack):
     rows = source(pack)
     while not rows.ended:
         taken = rows.take(5)
-        read = [taken.row(number) for number in range(len(taken))]
-        assert taken.num_tokens == sum(sum(map(len, row.slices)) for row in read)
-        assert taken.num_documents == sum(len(row.slices) for row in read)
+        found = read(rows, taken)
+        assert taken.num_tokens == sum(sum(map(len, row.slices)) for row in found)
+        assert taken.num_documents == sum(len(row.slices) for row in found)
         # Where every slice names its source, each counts as a document.
-        counted = [row.documents or len(row.slice_sources) for row in read]
+        counted = [row.documents or len(row.slice_sources) for row in found]
         assert sum(counted) == taken.num_documents
-    prefixed = source(attend_prefix=True).take(3)
-    assert [prefixed.row(number).documents for number in range(3)] == [1, 1, 1]
-
-
-@every_packing
-@pytest.mark.parametrize("workers", [2, 3, 300])
-def test_workers_that_show_for_themselves_share_nothing_and_cover_all(pack, workers):
-    def shown(parts):
-        return Counter(
-            (tuple(tokens), position)
-            for slices, positions, *_ in parts
-            for tokens, position in zip(slices, positions)
-        )
-
-    parts = []
-    for worker in range(workers):
-        rows = source(pack)
-        rows.read_part(worker, workers)
-        parts += take(rows)
-    assert shown(parts) == shown(take(source(pack)))
+    prefixed = source(attend_prefix=True)
+    assert [row.documents for row in read(prefixed, prefixed.take(3))] == [1, 1, 1]
 
 
 @every_packing
@@ -166,17 +155,17 @@ def test_a_raised_limit_adds_its_epochs_and_a_lowered_one_ends_at_once(pack):
     size = source(pack).examples.size
     rows = source(pack, epochs=1)
     before = take(rows)
-    more = take(resumed(rows.save_state(), pack, epochs=3))
+    more = take(resumed(state_of(rows), pack, epochs=3))
     assert sum(len(slices) for slices, *_ in before + more) == 3 * size
     rows = source(pack, epochs=None)
     take(rows, size + 5)
-    lowered = resumed(rows.save_state(), pack, epochs=1)
+    lowered = resumed(state_of(rows), pack, epochs=1)
     assert lowered.ended and take(lowered) == []
-    again = resumed(lowered.save_state(), pack, epochs=None)
+    again = resumed(state_of(lowered), pack, epochs=None)
     assert take(again, 20) == take(rows, 20)
 
 
 def test_the_state_of_another_configuration_is_refused_with_the_field():
     with pytest.raises(StateMismatchError) as refused:
-        resumed(source().save_state(), content_length=7)
+        resumed(state_of(source()), content_length=7)
     assert refused.value.differences == {"book: content_length": (8, 7)}

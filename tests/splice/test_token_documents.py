@@ -32,7 +32,7 @@ from tests.support import (
 SEQ_LEN = 16
 TEXTS = ["".join(chr(97 + (n * 7 + k * k) % 26) for k in range(3 + n * 5 % 11)) for n in range(20)]
 TOKENS = [ByteTokenizer().encode(text) for text in TEXTS]
-SPLICE = MultiSpliceConfig(num_docs=4, content_length=6, balance_mode="by_coverage")
+SPLICE = MultiSpliceConfig(num_docs=4, content_length=6, balance_mode="every_pair")
 
 
 @pytest.fixture(scope="module")
