@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Any user's TaskEncoder with the mixin in front: Energon's own order, our blend and state."""
 
+import json
 import math
 from collections import Counter
 
@@ -18,7 +19,6 @@ from megatron.energon import (
 from energon_ext import ConfigError, DynamicBlendMixin, StateMismatchError, get_train_dataset
 from energon_ext.plan.blends import DynamicBlendDataset
 from energon_ext.plan.lookup import find_blend
-from energon_ext.weights import ScheduleAxis
 from tests.support import close_loaders, config, loader_for, take, write_dataset, write_mix
 
 
@@ -125,20 +125,21 @@ def test_a_run_continues_sample_by_sample(data, num_workers, encoder):
 @pytest.mark.parametrize(
     ("axis", "tokens_per_sample", "first_of_b"),
     [
-        (ScheduleAxis(), 0, 18),  # step 6 of three batches
-        (ScheduleAxis("batches"), 0, 6),
-        (ScheduleAxis("tokens"), 2, 1),  # batch 1 begins at token 8
-        (ScheduleAxis(lookahead=4), 0, 6),  # step 2 looks at 6
+        ("steps", 0, 18),  # step 6 of three batches
+        ("batches", 0, 6),
+        ("samples", 0, 2),  # batch 2 begins at sample 8
+        ("tokens", 2, 1),  # batch 1 begins at token 8
     ],
 )
-def test_breakpoints_count_what_the_axis_says(
+def test_breakpoints_count_what_the_metadataset_says(
     data, num_workers, axis, tokens_per_sample, first_of_b
 ):
     path = write_mix(
         data / "axis.yaml", [("a", {"step": {0: 1, 6: 0}}), ("b", {"step": {0: 0, 6: 1}})]
     )
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schedule_axis": axis}))
     encoder = UpperCase()
-    encoder.schedule_axis, encoder.tokens_per_sample = axis, tokens_per_sample
+    encoder.tokens_per_sample = tokens_per_sample
     options = {"num_workers": num_workers, "shuffle_buffer_size": None, "rows_per_step": 12}
     batches = take(loader_for(build(path, encoder, **options)), 21)
     sources = "".join({text[0].lower() for text in batch.text}.pop() for batch in batches)
@@ -168,27 +169,6 @@ def test_a_step_without_buffers_moves_the_very_next_batch(data):
     assert [{text[0].lower() for text in batch.text} for batch in batches] == [{"a"}] * 6 + [
         {"b"}
     ] * 6
-
-
-@pytest.mark.parametrize("num_workers", [0, 3])
-def test_lookahead_makes_up_for_the_packing_buffer_by_the_lag_that_is_reported(data, num_workers):
-    path = write_mix(
-        data / "late.yaml", [("a", {"step": {0: 1, 40: 0}}), ("b", {"step": {0: 0, 40: 1}})]
-    )
-    options = {"batch_size": 4, "packing_buffer_size": 48, "shuffle_buffer_size": None}
-
-    def first_batch_of_b(encoder):
-        batches = take(loader_for(build(path, encoder, num_workers=num_workers, **options)), 70)
-        return next(index for index, batch in enumerate(batches) if "b" in "".join(texts([batch])))
-
-    encoder = Packing()
-    lag = encoder.schedule_lag(**options, num_workers=num_workers, samples_per_pack=3)
-    # 48 samples wait, 12 leave with each batch of each worker.
-    assert lag.packing_batches == 4 * max(1, num_workers)
-    slack = max(1, num_workers)
-    assert abs(first_batch_of_b(encoder) - (40 + lag.packing_batches)) <= slack
-    encoder.schedule_axis = ScheduleAxis("batches", lookahead=lag.packing_batches)
-    assert abs(first_batch_of_b(encoder) - 40) <= slack
 
 
 def test_the_lag_is_told_when_a_schedule_meets_buffers(data, caplog):

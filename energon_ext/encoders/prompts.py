@@ -9,10 +9,10 @@ import numpy as np
 from megatron.energon import Cooker, Sample, TaskEncoder, WorkerConfig, stateless
 from megatron.energon.edataclass import edataclass
 from megatron.energon.flavors.base_dataset import SavableDataset
-from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.task_encoder.cooking import basic_sample_keys
 
 from energon_ext.arguments import check_integer
+from energon_ext.config.mix import Entry
 from energon_ext.encoders.chat import ChatTemplate, default_template
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sft import encode_bare
@@ -135,12 +135,14 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         return super(PromptTaskEncoder, bound).build_train_datasets(**kwargs)
 
     def build_source(
-        self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
+        self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool
     ) -> SavableDataset[Prompt]:
         """Load, repeat, encode and shuffle one source."""
-        texts: Any = super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
+        texts: Any = super().build_source(entry, worker_config=worker_config, repeat=repeat)
         buffer = self._shuffle_buffer_prompts
-        return encoded_samples(self, texts, self.encode_prompt, shuffle_buffer=buffer, source=key)
+        return encoded_samples(
+            self, texts, self.encode_prompt, shuffle_buffer=buffer, source=entry.key
+        )
 
     @stateless
     def batch(self, prompts: list[Prompt]) -> list[Prompt]:
