@@ -2,52 +2,23 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The tree of a metadataset, carried through Energon's list of loaded datasets.
 
-A metadataset may return a list of ``LoadedDataset``s with a float each, and nothing else. So the
-float of every source carries the whole tree and its own leaf. Stock metadatasets around one of ours
-multiply and divide it, which changes a constant factor. Nothing else reads these weights:
-:func:`parts_of` has the trees back.
+A metadataset returns datasets with a float each. So this float carries the whole tree and the leaf
+of its source. Stock metadatasets around one of ours multiply and divide it, which changes a constant
+factor. :func:`parts_of` has the trees back; nothing else reads these weights.
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 
 from energon_ext.config.leaf import Leaf
-from energon_ext.config.run_fields import RunFields
+from energon_ext.config.whole import Whole
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import BLEND, Node, Tree
 from energon_ext.weights import ConstantWeight
-
-
-@dataclass(frozen=True, eq=False)
-class Whole:
-    """A tree over leaves, or one leaf, and what its metadatasets say for the whole run."""
-
-    tree: Tree | Leaf
-    run: Sequence[RunFields] = ()
-
-    def leaves(self) -> list[Leaf]:
-        """In the order of the YAML."""
-        return [self.tree] if isinstance(self.tree, Leaf) else list(self.tree.keys())
-
-    @functools.cached_property
-    def shares(self) -> dict[int, float]:
-        """The share of each leaf at position 0, by its ``id``."""
-        return dict(_shares(self.tree, 1.0))
-
-    @functools.cached_property
-    def not_constant(self) -> str | None:
-        """The place of a weight by which stock Energon cannot draw, None where there is none."""
-        for node in () if isinstance(self.tree, Leaf) else self.tree.nodes():
-            for weight, where in zip(node.weights, node.wheres or [""] * len(node.weights)):
-                is_constant = isinstance(weight, ConstantWeight) and weight.value > 0
-                if not is_constant or node.rule != BLEND:
-                    return where
-        return None
 
 
 class CarriedWeight(float):
@@ -57,9 +28,8 @@ class CarriedWeight(float):
     leaf: Leaf
     factor: float | None  # of stock metadatasets around ours, None where there is none
 
-    def __new__(cls, whole: Whole, leaf: Leaf, factor: float | None = None) -> CarriedWeight:
-        share = whole.shares[id(leaf)]
-        self = super().__new__(cls, share if factor is None else share * factor)
+    def __new__(cls, whole: Whole, leaf: Leaf, factor: float | None) -> CarriedWeight:
+        self = super().__new__(cls, whole.shares[id(leaf)] * (1.0 if factor is None else factor))
         self.whole, self.leaf, self.factor = whole, leaf, factor
         return self
 
@@ -70,7 +40,8 @@ class CarriedWeight(float):
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: Any) -> CarriedWeight:
-        return self * (1.0 / float(divisor))
+        before = 1.0 if self.factor is None else self.factor
+        return CarriedWeight(self.whole, self.leaf, before / float(divisor))
 
     def __float__(self) -> float:
         if self.whole.not_constant is not None:
@@ -102,17 +73,15 @@ def carry(
     whole: Whole, datasets: Sequence[LoadedDataset], factor: float | None, *, weighted: bool
 ) -> list[LoadedDataset]:
     """The datasets of all leaves of a tree, in the same order, with what they carry."""
-    pairs = list(zip(whole.leaves(), datasets, strict=True))
-    if not weighted:
-        return [
-            UnweightedDataset(
-                dataset=each.dataset, repetitions=each.repetitions, aux=each.aux, whole=whole
-            )
-            for _, each in pairs
-        ]
-    for leaf, each in pairs:
-        each.weight = CarriedWeight(whole, leaf, factor)
-    return list(datasets)
+    carried = []
+    for leaf, each in zip(whole.leaves(), datasets, strict=True):
+        if weighted:
+            each.weight = CarriedWeight(whole, leaf, factor)
+        else:
+            fields = {"repetitions": each.repetitions, "aux": each.aux}
+            each = UnweightedDataset(dataset=each.dataset, whole=whole, **fields)
+        carried.append(each)
+    return carried
 
 
 def parts_of(datasets: Sequence[LoadedDataset]) -> list[Part]:
@@ -123,8 +92,7 @@ def parts_of(datasets: Sequence[LoadedDataset]) -> list[Part]:
         if isinstance(weight, CarriedWeight):
             whole, leaf, factor = weight.whole, weight.leaf, weight.factor
         else:
-            own = each.whole if isinstance(each, UnweightedDataset) else None
-            whole = own or Whole(Leaf(dataset=each.dataset))
+            whole = getattr(each, "whole", None) or Whole(Leaf(dataset=each.dataset))
             leaf, factor = whole.leaves()[0], None if weight is None else float(weight)
         if each.repetitions is not None:
             factor = float(len(each.dataset) * each.repetitions)
@@ -141,11 +109,3 @@ def tree_of(parts: Sequence[Part]) -> Tree | Leaf:
         return trees[0]
     factors = [ConstantWeight(1.0 if part.factor is None else part.factor) for part in parts]
     return Tree(Node(BLEND, factors), trees)
-
-
-def _shares(member: Tree | Leaf, above: float) -> Iterator[tuple[int, float]]:
-    if isinstance(member, Leaf):
-        yield id(member), above
-        return
-    for each, share in zip(member.members, member.node.shares_at_start):
-        yield from _shares(each, above * share)

@@ -5,12 +5,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Callable
+from typing import Any
 
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory
 
-from energon_ext.mixture.tree import Tree
 from energon_ext.splice.config import SpliceFields
 
 
@@ -65,12 +64,3 @@ class Leaf(EntryFields):
     def subflavors(self) -> dict[str, Any]:
         """Of the reference; joined datasets keep none of their own."""
         return getattr(self.dataset, "subflavors", None) or {}
-
-
-def map_leaves(tree: Tree | Leaf, change: Callable[[Leaf], Leaf]) -> Tree | Leaf:
-    """A tree, or a leaf alone, with every leaf changed."""
-    if isinstance(tree, Leaf):
-        return change(tree)
-    changed = tree.map(change)
-    assert changed is not None, "a tree of a metadataset has leaves"
-    return changed

@@ -33,10 +33,11 @@ from megatron.energon.metadataset.metadataset_v2 import (
     MetadatasetV2,
 )
 
-from energon_ext.config.carried_weight import Part, Whole, carry, parts_of, tree_of
-from energon_ext.config.leaf import EntryFields, Leaf, map_leaves
+from energon_ext.config.carried_weight import Part, carry, parts_of, tree_of
+from energon_ext.config.leaf import EntryFields, Leaf
 from energon_ext.config.references import AnyDatasetReference
 from energon_ext.config.run_fields import RunFields, run_fields
+from energon_ext.config.whole import Whole, map_leaves
 from energon_ext.errors import ConfigError, EnergonExtError
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Node, Tree
 from energon_ext.splice.config import splice_from_config
@@ -271,7 +272,8 @@ class ScheduledMetadataset(MetadatasetV2):
         with errors_of_energon(where):
             loaded = super().get_datasets(split_part=split_part, **kwargs)
         parts = parts_of(loaded.datasets)
-        run = self._run.around(each for part in parts for each in part.whole.run)
+        inner = [each for part in parts for each in part.whole.run]
+        run = self._run.merged(inner, inside=True)
         weighted = loaded.blend_mode is DatasetBlendMode.DATASET_WEIGHT
         datasets: list[LoadedDataset] = []
         for part in parts:

@@ -9,10 +9,10 @@ From a YAML file to draws:
    the entries and keeps their fields.
 3. ``ScheduledBlend.get_datasets`` makes one ``Tree``: a ``Node`` for each ``blend`` and
    ``interleave`` as written, and a ``Leaf`` for each dataset that Energon loads.
-4. ``carried_weight.carry`` puts the whole tree and its leaf into the weight of each dataset, since
-   Energon hands on nothing else. Stock metadatasets around ours multiply a factor.
-5. :func:`mix_of` has the trees back from the list that a TaskEncoder gets, puts them together, and
-   gives every source its key: a :class:`Mix`.
+4. ``carried_weight.carry`` puts the whole tree into the weight of each dataset, since Energon hands
+   on nothing else. Stock metadatasets around ours multiply a factor.
+5. :func:`mix_of` has the trees back from the datasets that a TaskEncoder gets, puts them together,
+   and gives every source its key: a :class:`Mix`.
 6. ``encoders.sources.read_sources`` opens the sources of the mix.
 7. ``mixture.Mixture`` draws from the tree, at the positions that the schedule axis of the mix
    counts.
@@ -21,7 +21,7 @@ From a YAML file to draws:
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Sequence
 
 import numpy as np
@@ -30,7 +30,7 @@ from megatron.energon.metadataset.loader_interface import LoadedDataset
 
 from energon_ext.config.carried_weight import parts_of, tree_of
 from energon_ext.config.leaf import Leaf
-from energon_ext.config.run_fields import Exclusions, of_siblings
+from energon_ext.config.run_fields import RunFields
 from energon_ext.config.source_key import portable_path, source_keys, source_names
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import BLEND, Node, Tree, check_nested_schedules
@@ -55,27 +55,24 @@ class Entry(Leaf):
     excluded: np.ndarray | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Mix:
     """The sources of a run and how they are mixed.
 
     Attributes:
         entries: the sources, in the order of the YAML.
         tree: over their keys.
-        axis: what breakpoints count.
-        axis_where: the metadataset that decides it; empty where none of ours is there.
-        skipped_steps: steps ``[first, stop)`` of the plan, rising, apart from each other.
-        skip_where: the metadataset that skips them.
-        exclusions: documents that are not read.
+        run: what breakpoints count, steps that are skipped, documents that are excluded.
     """
 
     entries: tuple[Entry, ...]
     tree: Tree
-    axis: ScheduleAxis
-    axis_where: str = ""
-    skipped_steps: tuple[tuple[int, int], ...] = ()
-    skip_where: str = ""
-    exclusions: Exclusions = field(default_factory=Exclusions)
+    run: RunFields
+
+    @property
+    def axis(self) -> ScheduleAxis:
+        """What breakpoints count."""
+        return ScheduleAxis(self.run.axis)
 
     def axis_with(self, given: ScheduleAxis | None) -> ScheduleAxis:
         """The axis with the end of the run, which a launch script gives.
@@ -85,13 +82,13 @@ class Mix:
         """
         if given is None:
             return self.axis
-        if given.unit not in (None, self.axis.unit):
+        if given.unit not in (None, self.run.axis):
             raise ConfigError(
                 f"schedule_axis: {given.unit} found in the launch script, and "
-                f"{self.axis_where or 'the metadataset'} counts {self.axis.unit}; write "
+                f"{self.run.where or 'the metadataset'} counts {self.run.axis}; write "
                 f"`schedule_axis: {given.unit}` into the file, which every command reads."
             )
-        return replace(given, unit=self.axis.unit)
+        return replace(given, unit=self.run.axis)
 
 
 def mix_of(datasets: Sequence[LoadedDataset]) -> Mix:
@@ -106,10 +103,11 @@ def mix_of(datasets: Sequence[LoadedDataset]) -> Mix:
     if not datasets:
         raise ConfigError("The metadataset names no source; list at least one.")
     parts = parts_of(datasets)
-    run = of_siblings([fields for part in parts for fields in part.whole.run])
+    each_run = [fields for part in parts for fields in part.whole.run] or [RunFields()]
+    run = each_run[0].merged(each_run[1:], inside=False)
     leaves = [leaf for part in parts for leaf in part.leaves]
     loaded = [each for part in parts for each in part.datasets]
-    excluded = run.exclusions.documents
+    excluded = run.exclude.documents
     entries = tuple(
         Entry(**vars(leaf), key=key, names=names, loaded=each, excluded=excluded.get(key))
         for leaf, key, names, each in zip(leaves, source_keys(leaves), source_names(leaves), loaded)
@@ -121,15 +119,7 @@ def mix_of(datasets: Sequence[LoadedDataset]) -> Mix:
         tree = Tree(Node(BLEND, [ConstantWeight(1.0)]), [tree])
     tree = tree.map(lambda leaf: keys.get(id(leaf)))
     check_nested_schedules(tree)
-    return Mix(
-        entries=entries,
-        tree=_named(tree.sorted(), entries[0].root),
-        axis=ScheduleAxis(run.axis),
-        axis_where=run.axis_where,
-        skipped_steps=run.skipped_steps,
-        skip_where=run.skip_where,
-        exclusions=run.exclusions,
-    )
+    return Mix(entries, _named(tree.sorted(), entries[0].root), run)
 
 
 def _check_entries(entries: Sequence[Entry]) -> None:

@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Fields of a metadataset that hold for the whole run."""
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Iterable, Mapping, NamedTuple
 
 import numpy as np
 from megatron.energon.epathlib import EPath
 
-from energon_ext.arguments import choices
 from energon_ext.errors import ConfigError
 from energon_ext.weights.axis import STEPS, UNITS
 
@@ -16,25 +15,18 @@ from energon_ext.weights.axis import STEPS, UNITS
 MOST_EXCLUDED, LONGEST_LINE = 10_000_000, 4096
 
 
-@dataclass(frozen=True)
-class Exclusions:
-    """Documents that are not read.
+class SkippedSteps(NamedTuple):
+    """Steps ``[first, stop)`` that are not read, rising, apart; and the file that has them."""
 
-    Attributes:
-        documents: source -> numbers of its documents, sorted, int64 [n].
-        where: the metadataset that names their file.
-    """
-
-    documents: Mapping[str, np.ndarray] = field(default_factory=dict)
+    ranges: tuple[tuple[int, int], ...] = ()
     where: str = ""
 
-    def check_sources(self, keys: Sequence[str]) -> None:
-        """Refuse excluded documents of a source that is not there."""
-        for key in self.documents:
-            if key not in keys:
-                raise ConfigError(
-                    f"{self.where}: exclude: no source {key!r}; there is {choices(key, keys)}"
-                )
+
+class Exclusions(NamedTuple):
+    """Numbers of documents that are not read, int64 [n], by source; and the file that has them."""
+
+    documents: Mapping[str, np.ndarray] = {}
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,36 +35,39 @@ class RunFields:
 
     Attributes:
         axis: what breakpoints count.
-        axis_is_given: whether the file has the field.
-        axis_where: the file that decides it; empty where no file is one of ours.
-        skipped_steps: steps ``[first, stop)`` of the plan, rising, apart from each other.
-        skip_where: the metadataset that skips them.
-        exclusions: documents that are not read.
+        axis_is_given: whether the file has that field.
+        where: the file; empty where none is one of ours.
     """
 
     axis: str = STEPS
     axis_is_given: bool = False
-    axis_where: str = ""
-    skipped_steps: tuple[tuple[int, int], ...] = ()
-    skip_where: str = ""
-    exclusions: Exclusions = Exclusions()
+    where: str = ""
+    skip: SkippedSteps = SkippedSteps()
+    exclude: Exclusions = Exclusions()
 
-    def around(self, inner: Iterable["RunFields"]) -> "RunFields":
-        """The fields of a metadataset with those of the metadatasets inside it.
+    def merged(self, others: Iterable["RunFields"], *, inside: bool) -> "RunFields":
+        """The fields together with those of other metadatasets of the run.
+
+        Args:
+            inside: they are nested in this one, and follow its axis where they have none.
 
         Raises:
-            ConfigError: two of them skip or exclude, or an inner one has another axis.
+            ConfigError: two of them skip or exclude, or have another axis.
         """
-        merged = self
-        for each in inner:
-            if each.axis_is_given and each.axis != self.axis:
+        together = self
+        for each in others:
+            if each.axis != self.axis and (each.axis_is_given or not inside):
                 raise ConfigError(
-                    f"{each.axis_where}: schedule_axis: {each.axis} found inside "
-                    f"{self.axis_where}, where breakpoints count {self.axis}; the outermost file "
-                    f"decides, so write `schedule_axis: {each.axis}` there."
+                    f"{self.where} counts {self.axis}, and {each.where} {each.axis}; give both the "
+                    f"same `schedule_axis`."
                 )
-            merged = _with_omissions(merged, each)
-        return merged
+            for name in ("skip", "exclude"):
+                own, other = getattr(together, name), getattr(each, name)
+                if own.where and other.where and own.where != other.where:
+                    both = " and ".join(sorted((own.where, other.where)))
+                    raise ConfigError(f"{both}: `{name}` in both; only one of them may have it.")
+                together = replace(together, **{name: other if other.where else own})
+        return together
 
 
 def run_fields(axis: Any, skip: Any, exclude: Any, path: EPath) -> RunFields:
@@ -88,45 +83,12 @@ def run_fields(axis: Any, skip: Any, exclude: Any, path: EPath) -> RunFields:
     fields = RunFields(axis or STEPS, axis is not None, where)
     if skip is not None:
         ranges = _ranges(skip, f"{where}: skip")
-        fields = replace(fields, skipped_steps=ranges, skip_where=where)
+        fields = replace(fields, skip=SkippedSteps(ranges, where))
     if exclude is not None:
         if not isinstance(exclude, str):
             raise ConfigError(f"{where}: exclude: {exclude!r:.80} found, a path is needed.")
-        documents = _read(path.parent / exclude)
-        fields = replace(fields, exclusions=Exclusions(documents, where))
+        fields = replace(fields, exclude=Exclusions(_read(path.parent / exclude), where))
     return fields
-
-
-def of_siblings(fields: Sequence[RunFields]) -> RunFields:
-    """The fields of metadatasets side by side in a stock one, or of none.
-
-    Raises:
-        ConfigError: two of them skip or exclude, or have another axis.
-    """
-    merged = fields[0] if fields else RunFields()
-    for each in fields[1:]:
-        if each.axis != merged.axis:
-            raise ConfigError(
-                f"{merged.axis_where} counts {merged.axis} and {each.axis_where} {each.axis}; give "
-                f"both the same `schedule_axis`."
-            )
-        merged = _with_omissions(merged, each)
-    return merged
-
-
-def _with_omissions(merged: RunFields, other: RunFields) -> RunFields:
-    """With the skipped steps and the exclusions of another metadataset."""
-    excluded_in = merged.exclusions.where, other.exclusions.where
-    for name, wheres in (
-        ("skip", (merged.skip_where, other.skip_where)),
-        ("exclude", excluded_in),
-    ):
-        if all(wheres) and wheres[0] != wheres[1]:
-            both = " and ".join(sorted(wheres))
-            raise ConfigError(f"{both}: `{name}` in both; only one of them may have it.")
-    if other.skip_where:
-        merged = replace(merged, skipped_steps=other.skipped_steps, skip_where=other.skip_where)
-    return replace(merged, exclusions=other.exclusions) if excluded_in[1] else merged
 
 
 def _ranges(value: Any, where: str) -> tuple[tuple[int, int], ...]:

@@ -13,7 +13,7 @@ from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, Savabl
 from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
 from megatron.energon.wrappers.map_dataset import MapDataset
 
-from energon_ext.arguments import check_integer
+from energon_ext.arguments import check_integer, choices
 from energon_ext.config.mix import Entry, Mix
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.documents.shuffle import ShuffledDocuments
@@ -141,7 +141,7 @@ def read_sources(
         keys = [source.key for source in sources]
         return MixOfSources(sources, blend_of({key: ConstantWeight(1.0) for key in keys}, IN_ORDER))
     check_omissions(mix, sources)
-    return MixOfSources(sources, mix.tree, mix.skipped_steps)
+    return MixOfSources(sources, mix.tree, mix.run.skip.ranges)
 
 
 def _check_alike(sources: Sequence[Source]) -> None:
@@ -157,17 +157,23 @@ def _check_alike(sources: Sequence[Source]) -> None:
 
 def check_omissions(mix: Mix, sources: Sequence[Source]) -> None:
     """Refuse to skip or exclude what cannot be: of a source that is streamed, or not there."""
-    mix.exclusions.check_sources([source.key for source in sources])
-    for source in sources:
-        if mix.skipped_steps and not isinstance(source.rows, RowSource):
+    skip, exclude = mix.run.skip, mix.run.exclude
+    keys = [source.key for source in sources]
+    for key in exclude.documents:
+        if key not in keys:
             raise ConfigError(
-                f"{mix.skip_where}: skip: {source.key} is streamed; steps of token files alone are "
+                f"{exclude.where}: exclude: no source {key!r}; there is {choices(key, keys)}"
+            )
+    for source in sources:
+        if skip.ranges and not isinstance(source.rows, RowSource):
+            raise ConfigError(
+                f"{skip.where}: skip: {source.key} is streamed; steps of token files alone are "
                 f"skipped."
             )
-        if source.key in mix.exclusions.documents and not isinstance(source.rows, PlannedRows):
+        if source.key in exclude.documents and not isinstance(source.rows, PlannedRows):
             raise ConfigError(
-                f"{mix.exclusions.where}: exclude: {source.key} is streamed or spliced; documents "
-                f"of token files alone are excluded."
+                f"{exclude.where}: exclude: {source.key} is streamed or spliced; documents of "
+                f"token files alone are excluded."
             )
 
 

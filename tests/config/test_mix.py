@@ -131,7 +131,7 @@ def test_a_split_without_weights_has_its_folder_and_fields_too(data, split):
     path.write_text(json.dumps(content))
     mix = mix_of(loaded(path))
     assert list(mix.tree.keys()) == ["a"]
-    assert (mix.skipped_steps, mix.axis.unit) == (((1, 2),), "tokens")
+    assert (mix.run.skip.ranges, mix.axis.unit) == (((1, 2),), "tokens")
     assert mix.entries[0].where == f"{path}: train"
 
 
@@ -242,8 +242,7 @@ def test_breakpoints_count_what_the_outermost_file_says(data):
     )
     for fields, unit in (({}, "steps"), ({"schedule_axis": "samples"}, "samples")):
         with pytest.raises(
-            ConfigError,
-            match=rf"tokens\.yaml: schedule_axis: tokens found inside .*mix\.yaml.*{unit}",
+            ConfigError, match=rf"mix\.yaml counts {unit}, and .*tokens\.yaml tokens"
         ):
             loaded(ours(data / "mix.yaml", both, **fields))
 
@@ -252,7 +251,7 @@ def test_files_side_by_side_count_the_same(data):
     steps = ours(data / "steps.yaml", [("a", FALLING)])
     tokens = ours(data / "tokens.yaml", [("b", FALLING)], schedule_axis="tokens")
     with pytest.raises(
-        ConfigError, match=r"steps\.yaml counts steps and .*tokens\.yaml tokens; give"
+        ConfigError, match=r"steps\.yaml counts steps, and .*tokens\.yaml tokens; give"
     ):
         mix_of(loaded(stock(data / "top.yaml", (steps, 1), (tokens, 1))))
     path = stock(data / "top.yaml", (tokens, 1), ("web", 1))

@@ -89,7 +89,7 @@ def test_schedules_of_optimizer_steps_know_what_was_skipped(folder):
 
 def test_ranges_that_touch_or_overlap_are_one():
     found = run_fields(None, [[10, 12], [9, 10], [1, 6], [2, 3]], None, EPath("mix.yaml"))
-    assert found.skipped_steps == ((1, 6), (9, 12))
+    assert found.skip.ranges == ((1, 6), (9, 12))
 
 
 def test_a_run_that_skips_its_last_steps_ends(folder):
