@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The tree of a metadataset, carried through Energon's list of loaded datasets.
 
-A metadataset returns datasets with a float each. So this float carries the whole tree and the leaf
-of its source. Stock metadatasets around one of ours multiply and divide it, which changes a constant
-factor. :func:`parts_of` has the trees back; nothing else reads these weights.
+A metadataset returns datasets with a float each. So this float carries the whole tree, and the leaf
+of its source. Stock metadatasets around one of ours multiply and divide it, which changes a factor.
+:func:`parts_of` has the trees back; nothing else reads these weights.
 """
 
 from __future__ import annotations
