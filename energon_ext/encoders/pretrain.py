@@ -35,7 +35,6 @@ from energon_ext.plan.dataset import BatchOptions, PassOptions, PlannedDataset
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
-from energon_ext.weights import ScheduleAxis
 
 #: Attributes of a tokenizer that a state describes it by.
 _OF_TOKENIZER = ("vocab_size", "bos_id", "eos_id", "pad_id", "add_bos", "add_eos")
@@ -219,7 +218,7 @@ has no transition to train.
         bound._take_splices(whole.entries)
         mix = read_sources(bound, whole, worker_config=worker_config, repeat=False, in_order=True)
         topology = Topology.of(worker_config, batch_size, None)
-        clock = Clock(ScheduleAxis(), topology, self.seq_len)
+        clock = Clock(whole.axis, topology, self.seq_len)
         passes = PassOptions(batches=limit or 0, restarts=True)
         return bound.build_plan(mix, clock, worker_config=worker_config, passes=passes)
 

@@ -135,6 +135,18 @@ def test_a_split_without_weights_has_its_folder_and_fields_too(data, split):
     assert mix.entries[0].where == f"{path}: train"
 
 
+def test_schedules_on_one_path_are_refused_with_both_places(data):
+    inner = ours(data / "inner.yaml", [("a", FALLING), ("b", 1)])
+    path = ours(data / "mix.yaml", [(inner, FALLING), ("c", 1)])
+    places = r"mix\.yaml: blend\[0\] .*\.weight and .*inner\.yaml: blend\[0\] .*\.weight"
+    with pytest.raises(ConfigError, match=f"A schedule inside a schedule: .*{places}"):
+        mix_of(loaded(path))
+    content = json.loads(path.read_text())
+    content["splits"]["train"]["allow_nested_schedules"] = True
+    path.write_text(json.dumps(content))
+    assert shares(mix_of(loaded(path)), 0)["c"] == round(1 / 11, 12)
+
+
 # Stock metadatasets around ours -------------------------------------------------------------------
 
 
@@ -165,7 +177,20 @@ def test_what_stock_metadatasets_blend_is_a_constant_factor_around_a_whole_tree(
     assert shares(mix, 0) == {"a": 0.0625, "b": 0.0625, "web:train": 0.375, "d": 0.5}
 
 
-def test_our_file_of_one_dataset_stands_in_any_stock_metadataset(data):
+def test_a_node_below_a_stock_metadataset_keeps_the_name_of_its_own_file(data):
+    inner = ours(data / "inner.yaml", [("a", 1), ("b", 1)])
+    between = stock(data / "between.yaml", (inner, 1))
+    path = ours(data / "mix.yaml", [])
+    content = json.loads(path.read_text())
+    names = []
+    for reference in (between, inner):
+        content["splits"]["train"] = {"path": str(reference)}
+        path.write_text(json.dumps(content))
+        names.append([node.identity for node in mix_of(loaded(path)).tree.nodes()])
+    assert names == [["", f"{inner}:train"], [f"{path}:train"]]
+
+
+def test_our_file_of_one_dataset_is_allowed_in_any_stock_metadataset(data):
     one = ours(data / "one.yaml", [])
     content = json.loads(one.read_text())
     content["splits"]["train"] = {"path": "a"}
@@ -250,10 +275,10 @@ def test_breakpoints_count_what_the_outermost_file_says(data):
 def test_files_side_by_side_count_the_same(data):
     steps = ours(data / "steps.yaml", [("a", FALLING)])
     tokens = ours(data / "tokens.yaml", [("b", FALLING)], schedule_axis="tokens")
-    with pytest.raises(
-        ConfigError, match=r"steps\.yaml counts steps, and .*tokens\.yaml tokens; give"
-    ):
-        mix_of(loaded(stock(data / "top.yaml", (steps, 1), (tokens, 1))))
+    for first, second in ((steps, tokens), (tokens, steps)):
+        words = f"{first.name} counts {first.stem}, and .*{second.name} {second.stem}; give both"
+        with pytest.raises(ConfigError, match=words):
+            mix_of(loaded(stock(data / "top.yaml", (first, 1), (second, 1))))
     path = stock(data / "top.yaml", (tokens, 1), ("web", 1))
     assert mix_of(loaded(path)).axis.unit == "tokens"
 
@@ -277,8 +302,7 @@ def test_a_launch_script_gives_the_end_and_no_other_unit(data):
         mix.axis_with(ScheduleAxis("steps"))
 
 
-def test_a_tree_of_a_thousand_sources_is_handed_over_in_no_time_that_grows_with_its_square(data):
-    """Each weight has the one tree; its share was computed once for all."""
+def test_a_thousand_weights_carry_one_tree(data):
     datasets = loaded(ours(data / "mix.yaml", [("a", n + 1) for n in range(1000)]))
     assert len({id(dataset.weight.whole) for dataset in datasets}) == 1
     assert sum(map(float, [dataset.weight for dataset in datasets])) == pytest.approx(1)
