@@ -95,7 +95,7 @@ MISTAKES = [
     ("an empty schedule", weight("{}"), "[] found, exactly one of step, linear"),
     ("no breakpoints", weight("{linear: {}}"), "linear: no breakpoints; give one or more"),
     ("numbers for breakpoints", weight("{linear: [1, 2]}"), "[1, 2] found, {breakpoint: value}"),
-    ("a breakpoint below 0", weight("{linear: {-1: 1}}"), "breakpoint '-1' is not an integer from 0"),
+    ("a breakpoint below 0", weight("{linear: {-1: 1}}"), "breakpoint '-1' is not an integer"),
     ("a breakpoint in words", weight("{linear: {start: 1}}"), "breakpoint 'start' is not an int"),
     ("part of a token", weight("{linear: {1.0005k: 1}}"), "breakpoint '1.0005k' is not an integer"),
     ("half a breakpoint", weight("{linear: {0.5: 1}}"), "breakpoint '0.5' is not an integer"),
