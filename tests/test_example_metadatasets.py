@@ -15,13 +15,14 @@ from tests.support import config, loader_for, take, write_texts
 
 FOLDER = Path(__file__).parents[1] / "metadatasets"
 
-#: Planned shares at a step, worked out by hand from the files.
+#: Planned shares at a step, or at a token, worked out by hand from the files.
 EXPECTED = {
     "constant": {0: {"prose": 3 / 6, "code": 2 / 6, "docs": 1 / 6}},
     "step": {99: {"prose": 1}, 100: {"code": 1}, 200: {"code": 0.5, "docs": 0.5}},
     "linear": {0: {"prose": 1}, 75: {"prose": 0.75, "code": 0.25}, 300: {"code": 1}},
     "cosine": {0: {"prose": 10 / 11, "code": 1 / 11}, 150: {"prose": 0.5, "code": 0.5}},
     "exponential": {0: {"prose": 0.8, "code": 0.2}, 100: {"prose": 0.5, "code": 0.5}},
+    "tokens": {0: {"prose": 1}, 500_000: {"prose": 0.5, "code": 0.5}, 10**6: {"code": 1}},
     "pairs": {100: {"prose": 5 / 7, "code": 2 / 7}, 300: {"code": 1}},
     "nested": {100: {"prose": 1 / 4, "code": 1 / 6, "docs": 1 / 12 + 1 / 2}},
     "schedule_in_schedule": {

@@ -24,7 +24,6 @@ from energon_ext import (
     get_train_dataset,
 )
 from energon_ext.plan.lookup import find_blend
-from energon_ext.weights import ScheduleAxis
 from tests.plan.memory_documents import planned
 from tests.support import close_loaders, config, loader_for, take, write_dataset, write_mix
 
@@ -136,20 +135,21 @@ def test_a_run_continues_sample_by_sample(data, num_workers, encoder):
 @pytest.mark.parametrize(
     ("axis", "tokens_per_sample", "first_of_b"),
     [
-        (ScheduleAxis(), 0, 18),  # step 6 of three batches
-        (ScheduleAxis("batches"), 0, 6),
-        (ScheduleAxis("tokens"), 2, 1),  # batch 1 begins at token 8
-        (ScheduleAxis(lookahead=4), 0, 6),  # step 2 looks at 6
+        ("steps", 0, 18),  # step 6 of three batches
+        ("batches", 0, 6),
+        ("samples", 0, 2),  # batch 2 begins at sample 8
+        ("tokens", 2, 1),  # batch 1 begins at token 8
     ],
 )
-def test_breakpoints_count_what_the_axis_says(
+def test_breakpoints_count_what_the_metadataset_says(
     data, num_workers, axis, tokens_per_sample, first_of_b
 ):
     path = write_mix(
         data / "axis.yaml", [("a", {"step": {0: 1, 6: 0}}), ("b", {"step": {0: 0, 6: 1}})]
     )
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schedule_axis": axis}))
     encoder = UpperCase()
-    encoder.schedule_axis, encoder.tokens_per_sample = axis, tokens_per_sample
+    encoder.tokens_per_sample = tokens_per_sample
     options = {"num_workers": num_workers, "shuffle_buffer_size": None, "rows_per_step": 12}
     batches = take(loader_for(build(path, encoder, **options)), 21)
     sources = "".join({text[0].lower() for text in batch.text}.pop() for batch in batches)
@@ -193,24 +193,6 @@ def test_a_step_without_buffers_moves_the_very_next_batch(data):
     assert [{text[0].lower() for text in batch.text} for batch in batches] == [{"a"}] * 6 + [
         {"b"}
     ] * 6
-
-
-@pytest.mark.parametrize("num_workers", [0, 3])
-def test_lookahead_makes_up_for_the_samples_in_a_packing_buffer(data, num_workers):
-    """Of 48 samples that wait in each worker, 12 leave with each of its batches."""
-    path = write_mix(
-        data / "late.yaml", [("a", {"step": {0: 1, 40: 0}}), ("b", {"step": {0: 0, 40: 1}})]
-    )
-    options = {"batch_size": 4, "packing_buffer_size": 48, "shuffle_buffer_size": None}
-
-    def first_batch_of_b(encoder):
-        batches = take(loader_for(build(path, encoder, num_workers=num_workers, **options)), 70)
-        return next(index for index, batch in enumerate(batches) if "b" in "".join(texts([batch])))
-
-    encoder, workers = Packing(), max(1, num_workers)
-    assert abs(first_batch_of_b(encoder) - (40 + 4 * workers)) <= workers
-    encoder.schedule_axis = ScheduleAxis("batches", lookahead=4 * workers)
-    assert abs(first_batch_of_b(encoder) - 40) <= workers
 
 
 def test_one_state_in_memory_is_continued_any_number_of_times(data):

@@ -3,9 +3,15 @@
 """What people get wrong in a metadataset, and the one line that each of them reads."""
 
 import json
+import os
+import sys
+import threading
 
 import pytest
+from megatron.energon.epathlib import EPath
 
+from energon_ext import ConfigError
+from energon_ext.config.yaml_file import read_mapping
 from tests.cli.command import energon_ext, error_line
 from tests.support import write_dataset, write_texts, write_tokens
 
@@ -89,9 +95,10 @@ MISTAKES = [
     ("an empty schedule", weight("{}"), "[] found, exactly one of step, linear"),
     ("no breakpoints", weight("{linear: {}}"), "linear: no breakpoints; give one or more"),
     ("numbers for breakpoints", weight("{linear: [1, 2]}"), "[1, 2] found, {breakpoint: value}"),
-    ("a breakpoint below 0", weight("{linear: {-1: 1}}"), "breakpoint -1 is not an integer >= 0."),
+    ("a breakpoint below 0", weight("{linear: {-1: 1}}"), "breakpoint '-1' is not an integer"),
     ("a breakpoint in words", weight("{linear: {start: 1}}"), "breakpoint 'start' is not an int"),
-    ("half a breakpoint", weight("{linear: {0.5: 1}}"), "breakpoint '0.5' is not an integer >= 0."),
+    ("part of a token", weight("{linear: {1.0005k: 1}}"), "breakpoint '1.0005k' is not an integer"),
+    ("half a breakpoint", weight("{linear: {0.5: 1}}"), "breakpoint '0.5' is not an integer"),
     ("a value below 0", weight("{linear: {0: -2}}"), "linear[0]: -2 is not a finite number >= 0."),
     ("a ratio to 0", weight("{exponential: {0: 1, 9: 0}}"), "[9]: 0 cannot be reached by a ratio"),
     ("a schedule in a schedule", entry("{path: inner.yaml, weight: {linear: {0: 1, 9: 2}}}"),
@@ -211,3 +218,44 @@ def test_a_mistake_is_one_line_that_says_where_and_what(folder, capfd, content, 
         assert message.replace("@", "mix.yaml") in line
     assert len(line) <= MOST_CHARACTERS
     assert capfd.readouterr().err == ""  # nor does a parser in C++ say anything
+
+
+def read_bad_file(path):
+    with pytest.raises(ConfigError, match="not a YAML file"):
+        read_mapping(path)
+
+
+@pytest.fixture
+def bad_file(tmp_path):
+    (tmp_path / "bad.yaml").write_text("a: [1, 2\nb: {")
+    return EPath(tmp_path / "bad.yaml")
+
+
+def test_standard_error_works_after_files_were_read_in_threads(bad_file, capfd):
+    every = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # as often as threads can change places
+    threads = [
+        threading.Thread(target=lambda: [read_bad_file(bad_file) for _ in range(100)])
+        for _ in range(8)
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(every)
+    os.write(2, b"still here")
+    assert capfd.readouterr().err == "still here"
+
+
+def test_files_are_read_where_there_is_no_standard_error(bad_file, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    read_bad_file(bad_file)
+    kept = os.dup(2)
+    os.close(2)
+    try:
+        read_bad_file(bad_file)
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

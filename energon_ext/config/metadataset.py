@@ -3,8 +3,8 @@
 """A metadataset whose blend weights may be schedules.
 
 Everything but the weights is Energon's: references, nesting, joins, splits, subsets and preparation
-are inherited. Every source carries its path through the tree in a
-:class:`~energon_ext.mixture.tree.PathWeight`, which any TaskEncoder with
+are inherited. Every source carries the whole tree in a
+:class:`~energon_ext.config.carried_weight.CarriedWeight`, which any TaskEncoder with
 :class:`~energon_ext.encoders.mixin.DynamicBlendMixin` understands. Any other takes it for the float
 that stock Energon makes of constant weights, and refuses schedules and interleaves.
 """
@@ -33,11 +33,13 @@ from megatron.energon.metadataset.metadataset_v2 import (
     MetadatasetV2,
 )
 
-from energon_ext.config.left_out import left_out
+from energon_ext.config.carried_weight import Part, carry, parts_of, tree_of
+from energon_ext.config.leaf import EntryFields, Leaf
 from energon_ext.config.references import AnyDatasetReference
-from energon_ext.config.source_key import Origin, left_out_of, set_origin
+from energon_ext.config.run_fields import RunFields, run_fields
+from energon_ext.config.whole import Whole, map_leaves
 from energon_ext.errors import ConfigError, EnergonExtError
-from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Node, PathWeight, path_of
+from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Node, Tree
 from energon_ext.splice.config import splice_from_config
 from energon_ext.weights import WeightSpec, weight_from_config
 
@@ -90,7 +92,7 @@ class ScheduledBlend(MetadatasetBlend):
 
     _name = "blend"
     _specs: list[WeightSpec] = field(default_factory=list, init=False)
-    _origins: list[Origin] = field(default_factory=list, init=False)
+    _entries: list[EntryFields] = field(default_factory=list, init=False)
     _where: str = field(default="", init=False)
 
     def post_initialize(self, mds_path: EPath | None = None) -> None:
@@ -126,9 +128,14 @@ class ScheduledBlend(MetadatasetBlend):
             with errors_of_energon(where):
                 entry.post_initialize(mds_path)
             where = self._entry_name(index)  # its path is absolute from here on
-            place = f"{where}.splice"
-            self._origins.append(
-                Origin(mds_path.parent, where, limit, name, splice=splice, splice_where=place)
+            self._entries.append(
+                EntryFields(
+                    where=where,
+                    max_epochs=limit,
+                    name=name,
+                    splice=splice,
+                    splice_where=f"{where}.splice",
+                )
             )
 
     def get_datasets(
@@ -136,30 +143,36 @@ class ScheduledBlend(MetadatasetBlend):
     ) -> LoadedDatasetList:
         with errors_of_energon(f"{self._where}: {self._name}.subset"):
             subset = self._get_subset(subset)
-        node = self._node()
+        members: list[Tree | Leaf] = []
+        kept: list[int] = []
+        run: list[RunFields] = []
         datasets: list[LoadedDataset] = []
-        for index, (entry, origin) in enumerate(zip(self.blend, self._origins)):
-            with errors_of_energon(origin.where):
+        for index, (entry, fields) in enumerate(zip(self.blend, self._entries)):
+            with errors_of_energon(fields.where):
                 inner = entry.get_datasets(subset=subset, **kwargs)
             if inner.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS:
                 raise ConfigError(
-                    f"{origin.where}: a `blend_epochized` cannot be an entry of a "
+                    f"{fields.where}: a `blend_epochized` cannot be an entry of a "
                     f"`{self._name}`; use `blend_epochized` on both levels, or on none."
                 )
             if entry.name is not None and len(inner.datasets) != 1:
                 count = len(inner.datasets)
-                raise ConfigError(f"{origin.where}.name: {entry.name!r} for {count} sources.")
-            for loaded in inner.datasets:
-                loaded.weight = PathWeight([(node, index), *path_of(loaded.weight)])
-                set_origin(loaded.dataset, origin)
-                datasets.append(loaded)
+                raise ConfigError(f"{fields.where}.name: {entry.name!r} for {count} sources.")
+            if inner.datasets:
+                parts = parts_of(inner.datasets)
+                members.append(map_leaves(tree_of(parts), fields.around))
+                kept.append(index)
+                run += [each for part in parts for each in part.whole.run]
+                datasets += inner.datasets
+        whole = Whole(Tree(self._node().of_members(kept), members), run)
+        datasets = carry(whole, datasets, None, weighted=True)
         return LoadedDatasetList(blend_mode=DatasetBlendMode.DATASET_WEIGHT, datasets=datasets)
 
     def _node(self) -> Node:
         return Node(
             BLEND,
             self._specs,
-            [f"{origin.where}.weight" for origin in self._origins],
+            [f"{fields.where}.weight" for fields in self._entries],
             allow_nested_schedules=self.allow_nested_schedules,
         )
 
@@ -239,32 +252,44 @@ class ScheduledMetadataset(MetadatasetV2):
             ScheduledBlend, Interleave, UncappedBlendEpochized, MetadatasetJoin, AnyDatasetReference
         ],
     ]
+    schedule_axis: Any = None  # what breakpoints count; in the outermost metadataset
     skip: Any = None  # ranges of steps that are planned and not read
     exclude: Any = None  # a file of documents that are not read
 
-    _left_out = None
+    _run: RunFields = field(default_factory=RunFields, init=False)
 
     def post_initialize(self, mds_path: EPath | None = None) -> None:
-        self._left_out = left_out(self.skip, self.exclude, self.path)
+        self._run = run_fields(self.schedule_axis, self.skip, self.exclude, self.path)
         with errors_of_energon(str(self.path)):
             super().post_initialize(mds_path)
 
     def get_datasets(self, *, split_part: str, **kwargs: Any) -> LoadedDatasetList:
+        where = f"{self.path}: {split_part}"
         if split_part not in self.splits:
             raise ConfigError(
                 f"{self.path}: no split {split_part!r}; it has {', '.join(self.splits)}."
             )
-        with errors_of_energon(f"{self.path}: {split_part}"):
+        with errors_of_energon(where):
             loaded = super().get_datasets(split_part=split_part, **kwargs)
-        where = f"{self.path}: {split_part}"
-        if self._left_out is not None:
-            inner = left_out_of([dataset.dataset for dataset in loaded.datasets])
-            if inner.where:
-                raise ConfigError(f"{inner.where}: `skip` or `exclude` again inside {self.path}.")
-        for dataset in loaded.datasets:
-            origin = Origin(self.path.parent, where, left_out=self._left_out)
-            set_origin(dataset.dataset, origin)
-            outermost = path_of(dataset.weight)[:1]
-            if outermost and isinstance(outermost[0], tuple):
-                outermost[0][0].location = f"{self.path}:{split_part}"
-        return loaded
+        parts = parts_of(loaded.datasets)
+        inner = [each for part in parts for each in part.whole.run]
+        run = self._run.merged(inner, inside=True)
+        weighted = loaded.blend_mode is DatasetBlendMode.DATASET_WEIGHT
+        datasets: list[LoadedDataset] = []
+        for part in parts:
+            whole = Whole(self._placed(part, split_part), [run])
+            datasets += carry(whole, part.datasets, part.factor, weighted=weighted)
+        return LoadedDatasetList(blend_mode=loaded.blend_mode, datasets=datasets)
+
+    def _placed(self, part: Part, split_part: str) -> Tree | Leaf:
+        """A tree with its place: of its outermost node, and of leaves that have none."""
+        fields = EntryFields(where=f"{self.path}: {split_part}")
+
+        def place(leaf: Leaf) -> Leaf:
+            return dataclasses.replace(fields.around(leaf), root=self.path.parent)
+
+        tree = map_leaves(part.whole.tree, place)
+        if isinstance(tree, Leaf) or part.factor is not None:  # the outermost node is a stock one
+            return tree
+        node = dataclasses.replace(tree.node, location=f"{self.path}:{split_part}")
+        return dataclasses.replace(tree, node=node)

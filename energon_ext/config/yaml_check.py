@@ -138,7 +138,7 @@ class YamlChecker:
         known = METADATASETS.get(found)
         allowed = {"__module__", "__class__", "splits"}
         if found[0] == "energon_ext":
-            allowed |= {"skip", "exclude"}
+            allowed |= {"schedule_axis", "skip", "exclude"}
         for name in content:
             if name == "path" or (known and name not in allowed):
                 raise ConfigError(f"{path}: no field {name!r}; it has {choices(name, allowed)}")

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import re
-import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +25,7 @@ MAX_YAML_NODES = 250_000
 MAX_SHARDS = 1_000_000
 MAX_PATTERN_LENGTH, MAX_BRACES, MAX_TAGS = 1000, 64, 2
 
+_SILENT = threading.Lock()
 _COMMENT_LINE = re.compile(rb"(?m)^[ \t]*#[^\r\n]*$")
 _TAG = re.compile(rb"(?<![\w!])!")  # three on one value make rapidyaml 0.15 end the process
 _RANGE = re.compile(r"\{(?:(-?\d+)\.\.(-?\d+)|[A-Za-z]\.\.[A-Za-z])(?:\.\.-?\d+)?\}")
@@ -75,16 +76,21 @@ def _parse(data: bytes, path: EPath) -> Any:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Without what the parser itself, in C++, writes to standard error before it raises."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
+    """Without the parser's own message, which its C++ writes to file descriptor 2.
+
+    One thread at a time: a second one would take /dev/null for what has to be put back.
+    """
+    with _SILENT, contextlib.ExitStack() as stack:
+        try:
+            kept = os.dup(2)
+        except OSError:  # closed, so there is nothing to keep silent
+            yield
+            return
+        stack.callback(os.close, kept)
+        stack.callback(os.dup2, kept, 2)
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), 2)
         yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def _check_tree(tree: ryml.Tree, path: EPath) -> None:

@@ -16,7 +16,7 @@ from megatron.energon.metadataset.loader_interface import DatasetBlendMode, Load
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
 from energon_ext.arguments import check_integer
-from energon_ext.config.source_key import get_origin
+from energon_ext.config.mix import Entry, mix_of
 from energon_ext.encoders.sources import (
     BlendFactory,
     MixOfSources,
@@ -51,17 +51,17 @@ class DynamicBlendMixin:
     encoder has a method ``blend_sample_size(sample)``, as what that returns.
 
     Attributes:
-        schedule_axis: what the breakpoints of the schedules count; steps by default.
+        schedule_axis: where the run ends; its unit is the field of the metadataset.
 
     Example:
         >>> from megatron.energon import DefaultTaskEncoder
         >>> class MyEncoder(DynamicBlendMixin, DefaultTaskEncoder):
         ...     pass
         >>> encoder = MyEncoder()
-        >>> encoder.schedule_axis = ScheduleAxis("batches")
+        >>> encoder.schedule_axis = ScheduleAxis(end=5000)  # optimizer steps
     """
 
-    schedule_axis: ScheduleAxis = ScheduleAxis()
+    schedule_axis: ScheduleAxis | None = None
 
     #: Positions of a row that the blend hands out, where all have as many; else 0.
     tokens_per_sample: int = 0
@@ -81,19 +81,20 @@ class DynamicBlendMixin:
         **stages: Any,
     ) -> SavableDataset:
         """Energon's method: a planned dataset, or Energon's own stages over one streamed blend."""
-        self._take_splices(datasets)
+        whole = mix_of(datasets)
+        self._take_splices(whole.entries)
         if not repeat:
-            check_unlimited(datasets)
+            check_unlimited(whole.entries)
         for name in ("shuffle_buffer_size", "packing_buffer_size"):
             if (size := stages.get(name)) is not None:
                 check_integer(name, size, 0)
         epochized = blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
         # Sources of a plain blend repeat one by one; an epochized blend as a whole.
         mix = read_sources(
-            self, datasets, worker_config=worker_config, repeat=repeat and not epochized
+            self, whole, worker_config=worker_config, repeat=repeat and not epochized
         )
         clock = Clock(
-            self.schedule_axis,
+            whole.axis_with(self.schedule_axis),
             Topology.of(worker_config, batch_size, self.rows_per_step),
             self.tokens_per_sample,
             mix.skip,
@@ -121,24 +122,24 @@ class DynamicBlendMixin:
         )
 
     def build_source(
-        self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
+        self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool
     ) -> SavableDataset | RowSource:
         """The samples of one source, before the draw. Override to add stages per source."""
-        dataset = load_source(self, loaded, key, worker_config)
-        if not repeat and (loaded.repetitions or 1) == 1:
+        dataset = load_source(self, entry, worker_config)
+        repetitions = entry.loaded.repetitions or 1
+        if not repeat and repetitions == 1:
             return dataset
-        limit = get_origin(loaded.dataset).max_epochs
-        own_config = dataset.worker_config
+        limit, own_config = entry.max_epochs, dataset.worker_config
         if repeat:
             return RepeatUpTo(dataset, repeats=limit, restart=False, worker_config=own_config)
-        return RepeatDataset(dataset, repeats=loaded.repetitions, worker_config=own_config)
+        return RepeatDataset(dataset, repeats=repetitions, worker_config=own_config)
 
     def check_mix(self, mix: MixOfSources, clock: Clock, worker_config: WorkerConfig) -> None:
         """Refuse a mixture that cannot be drawn from; warn of one that looks wrong."""
         max_epochs = {source.key: source.max_epochs for source in mix.sources}
         absent = absent_sources(mix, worker_config)
         splices = {s.key: s.rows.config for s in mix.sources if isinstance(s.rows, SpliceSource)}
-        check_mixture(mix.tree, clock.axis, max_epochs, absent, splices)
+        check_mixture(mix.tree, clock.axis, max_epochs, absent, splices, clock.end)
 
     def build_plan(
         self, mix: MixOfSources, clock: Clock, *, worker_config: WorkerConfig, passes: PassOptions
@@ -171,11 +172,11 @@ class DynamicBlendMixin:
         """JSON values that a saved state depends on; extend it with what changes your samples."""
         return {ENCODER: type(self).__qualname__}
 
-    def _take_splices(self, datasets: Sequence[LoadedDataset]) -> None:
+    def _take_splices(self, entries: Sequence[Entry]) -> None:
         """Refuse ``splice:`` on an entry of the YAML; an encoder that splices checks it instead."""
-        for origin in (get_origin(loaded.dataset) for loaded in datasets):
-            if origin.splice is not None:
+        for entry in entries:
+            if entry.splice is not None:
                 raise ConfigError(
-                    f"{origin.splice_where}: a {type(self).__name__} splices nothing; use an "
+                    f"{entry.splice_where}: a {type(self).__name__} splices nothing; use an "
                     f"energon_ext.PackedTaskEncoder, or leave it out."
                 )

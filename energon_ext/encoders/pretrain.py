@@ -19,8 +19,8 @@ from energon_ext.arguments import check_integer
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
+from energon_ext.config.mix import Entry, mix_of
 from energon_ext.config.references import TokenFileFactory
-from energon_ext.config.source_key import get_origin, left_out_of, shuffle_key
 from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.text import Document, PackedRows
 from energon_ext.encoders.sources import MixOfSources, encoded_samples, read_sources
@@ -36,7 +36,6 @@ from energon_ext.plan.deal import Topology
 from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.streamed.blend import StreamedBlend
-from energon_ext.weights import ScheduleAxis
 
 #: Attributes of a tokenizer that a state describes it by.
 _OF_TOKENIZER = ("vocab_size", "bos_id", "eos_id", "pad_id", "add_bos", "add_eos")
@@ -216,28 +215,27 @@ has no transition to train.
         """Energon's method: every document once, source after source, in order."""
         bound = self._bound_to(datasets, None, packing_buffer_size)
         bound._validating = True
-        bound._take_splices(datasets)
-        mix = read_sources(
-            bound, datasets, worker_config=worker_config, repeat=False, in_order=True
-        )
+        whole = mix_of(datasets)
+        bound._take_splices(whole.entries)
+        mix = read_sources(bound, whole, worker_config=worker_config, repeat=False, in_order=True)
         topology = Topology.of(worker_config, batch_size, None)
-        clock = Clock(ScheduleAxis(), topology, self.seq_len)
+        clock = Clock(whole.axis, topology, self.seq_len)
         passes = PassOptions(batches=limit or 0, restarts=True)
         return bound.build_plan(mix, clock, worker_config=worker_config, passes=passes)
 
     def build_source(
-        self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
+        self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool
     ) -> SavableDataset[Row] | RowSource:
         """Token files: plan rows; text: load, repeat, encode, shuffle and pack one source.
 
         A source that is spliced is one of frames, whatever it is read from.
         """
-        splice = self.splice_of(loaded, key)
+        splice = self.splice_of(entry)
         if splice is not None:
-            return self._spliced(splice, loaded, key, worker_config, repeat)
-        if isinstance(loaded.dataset, TokenFileFactory):
-            return self._planned_rows(loaded, key, worker_config, repeat)
-        texts: Any = super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
+            return self._spliced(splice, entry, worker_config, repeat)
+        if isinstance(entry.dataset, TokenFileFactory):
+            return self._planned_rows(entry, worker_config, repeat)
+        texts: Any = super().build_source(entry, worker_config=worker_config, repeat=repeat)
         return PackedRows(
             encoded_samples(
                 self,
@@ -246,10 +244,10 @@ has no transition to train.
                 shuffle_buffer=self._shuffle_buffer_docs,
                 seq_len=self.seq_len,
             ),
-            source=key,
+            source=entry.key,
             packer=self._packer,
             buffer_docs=self.packing_buffer_docs,
-            may_go_on=repeat and get_origin(loaded.dataset).max_epochs is not None,
+            may_go_on=repeat and entry.max_epochs is not None,
             worker_config=worker_config,
         )
 
@@ -309,27 +307,27 @@ has no transition to train.
         bound._planned_buffer_docs = max(bound.packing_buffer_docs, least)
         return bound
 
-    def _planned_rows(
-        self, loaded: LoadedDataset, key: str, worker_config: WorkerConfig, repeat: bool
-    ) -> PlannedRows:
-        factory = loaded.dataset
-        epochs = get_origin(factory).max_epochs if repeat else (loaded.repetitions or 1)
+    def _planned_rows(self, entry: Entry, worker_config: WorkerConfig, repeat: bool) -> PlannedRows:
+        factory = entry.dataset
+        epochs = entry.max_epochs if repeat else (entry.loaded.repetitions or 1)
         if epochs is not None and epochs != int(epochs):
-            raise ConfigError(f"{key}: {epochs} repetitions; a token file is read in whole epochs.")
+            raise ConfigError(
+                f"{entry.key}: {epochs} repetitions; a token file is read in whole epochs."
+            )
         factory.files.check_tokenizer(self.tokenizer.fingerprint(), self.tokenizer.vocab_size)
         return PlannedRows(
             factory.files,
-            source=key,
+            source=entry.key,
             packer=self._packer,
             order=EpochOrder(
                 len(factory),
-                f"{worker_config.seed_offset}/{shuffle_key(key, factory)}",
+                f"{worker_config.seed_offset}/{entry.names.shuffle_key}",
                 epochs=None if epochs is None else int(epochs),
                 shuffled=factory.training,
             ),
             buffer_docs=self._planned_buffer_docs,
             first=factory.document_range[0],
-            excluded=left_out_of([factory]).excluded.get(key) if factory.training else None,
+            excluded=entry.excluded if factory.training else None,
         )
 
 

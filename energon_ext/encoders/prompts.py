@@ -9,11 +9,11 @@ import numpy as np
 from megatron.energon import Cooker, Sample, TaskEncoder, WorkerConfig, stateless
 from megatron.energon.edataclass import edataclass
 from megatron.energon.flavors.base_dataset import SavableDataset
-from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.task_encoder.cooking import basic_sample_keys
 from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
 from energon_ext.arguments import check_integer
+from energon_ext.config.mix import Entry
 from energon_ext.encoders.chat import ChatTemplate, default_template
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sft import encode_bare
@@ -136,11 +136,11 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         return super(PromptTaskEncoder, bound).build_train_datasets(**kwargs)
 
     def build_source(
-        self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
+        self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool
     ) -> SavableDataset[Prompt]:
         """Load, repeat, encode and shuffle one source."""
-        texts: Any = super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
-        prompts = encoded_samples(self, texts, self.encode_prompt, source=key)
+        texts: Any = super().build_source(entry, worker_config=worker_config, repeat=repeat)
+        prompts = encoded_samples(self, texts, self.encode_prompt, source=entry.key)
         size = self._shuffle_buffer_prompts
         if size <= 1:
             return prompts

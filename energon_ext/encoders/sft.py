@@ -8,10 +8,10 @@ import numpy as np
 from megatron.energon import Cooker, Sample, WorkerConfig, stateless
 from megatron.energon.edataclass import edataclass
 from megatron.energon.flavors.base_dataset import SavableDataset
-from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.task_encoder.cooking import basic_sample_keys
 
 from energon_ext.batch.rows import Row
+from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.documents.text import Document
 from energon_ext.encoders.chat import ChatTemplate, check_messages, default_template, split_answers
@@ -122,22 +122,23 @@ class SFTTaskEncoder(PackedTaskEncoder):
         return Document.derive_from(sample, tokens=tokens, label_weights=weights)
 
     def build_source(
-        self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
+        self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool
     ) -> SavableDataset[Row] | RowSource:
         """As of PackedTaskEncoder; token files must say what their answers are.
 
         Raises:
             ConfigError: they do not, or were written with another chat template.
         """
-        factory = loaded.dataset
+        factory = entry.dataset
         if isinstance(factory, TokenFileFactory):
             factory.files.check_chat_template(self.chat_template.fingerprint())
         if isinstance(factory, TokenFileFactory) and (prefix := factory.files.unweighted):
             raise ConfigError(
-                f"{key}: {prefix} has no label weights, so questions would be trained on like "
-                f"answers; write it with `energon-ext prepare --chat`, or use a PackedTaskEncoder."
+                f"{entry.key}: {prefix} has no label weights, so questions would be trained on "
+                f"like answers; write it with `energon-ext prepare --chat`, or use a "
+                f"PackedTaskEncoder."
             )
-        return super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
+        return super().build_source(entry, worker_config=worker_config, repeat=repeat)
 
     def saved_options(self) -> dict[str, Any]:
         fixed = ("packing", "mask_boundary_loss")

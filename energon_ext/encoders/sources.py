@@ -10,27 +10,18 @@ from typing import Any, Callable, Sequence
 
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
-from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
 from megatron.energon.wrappers.map_dataset import MapDataset
 
-from energon_ext.arguments import check_integer
-from energon_ext.config.left_out import LeftOut
-from energon_ext.config.source_key import (
-    get_origin,
-    left_out_of,
-    name_nodes,
-    shuffle_key,
-    source_keys,
-    source_names,
-)
+from energon_ext.arguments import check_integer, choices
+from energon_ext.config.mix import Entry, Mix
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.documents.shuffle import ShuffledDocuments
 from energon_ext.documents.stored_files import fingerprint_files
 from energon_ext.documents.tar_memory import forget_read_members
 from energon_ext.encoders.quiet import quiet_errors
 from energon_ext.errors import ConfigError
-from energon_ext.mixture.tree import IN_ORDER, PathStep, Tree, blend_of, path_of, tree_of
+from energon_ext.mixture.tree import IN_ORDER, Tree, blend_of
 from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.source import Source
@@ -74,21 +65,19 @@ class MixOfSources:
         return all(isinstance(source.rows, RowSource) for source in self.sources)
 
 
-def load_source(
-    task_encoder: Any, loaded: LoadedDataset, key: str, worker_config: WorkerConfig
-) -> SavableDataset:
+def load_source(task_encoder: Any, entry: Entry, worker_config: WorkerConfig) -> SavableDataset:
     """The raw (or cooked) samples of one source, in an order of its own.
 
-    The order, and which worker gets the odd sample out, depend on the seed and its name, neither on
+    The order, and which worker gets the remainder, depend on the seed and its name, neither on
     its neighbours nor on their number; a dataset listed twice is read in two orders.
     """
-    number = stable_hash(shuffle_key(key, loaded.dataset))
+    number = stable_hash(entry.names.shuffle_key)
     own_config = copy.copy(worker_config)
     own_config.seed_offset += number
     # Energon built the factory for all sources alike; random numbers come from its configuration.
-    loaded.dataset.worker_config = own_config
+    entry.dataset.worker_config = own_config
     rotation = number % (max(1, worker_config.num_workers) * worker_config.world_size)
-    dataset = task_encoder._load_dataset(loaded, rotation, worker_config=own_config)
+    dataset = task_encoder._load_dataset(entry.loaded, rotation, worker_config=own_config)
     forget_read_members(dataset)
     quiet_errors(dataset)
     return dataset
@@ -120,57 +109,39 @@ def encoded_samples(
 
 def read_sources(
     task_encoder: Any,
-    datasets: Sequence[LoadedDataset],
+    mix: Mix,
     *,
     worker_config: WorkerConfig,
     repeat: bool,
     in_order: bool = False,
 ) -> MixOfSources:
-    """Build the sources of some loaded datasets, and their tree.
+    """Build the sources of a mix.
 
     Args:
         repeat: whether a source begins again at its end.
         in_order: read one after the other, whatever the weights are.
 
     Raises:
-        ConfigError: no source, one without samples, two of one name, planned and streamed ones in
-            one blend, or exclusions that are not possible.
+        ConfigError: planned and streamed sources in one blend, or omissions that are not possible.
     """
-    if not datasets:
-        raise ConfigError("The metadataset names no source; list at least one.")
-    factories = [loaded.dataset for loaded in datasets]
-    keys, names = source_keys(factories), source_names(factories)
-    origins = [get_origin(factory) for factory in factories]
-    for key, factory, origin in zip(keys, factories, origins):
-        if len(factory) == 0:
-            place = f" ({origin.where})" if origin.where else ""
-            raise ConfigError(
-                f"Source {key}{place} has no samples; prepare it again or leave it out."
-            )
-    shown = [origin.name for origin in origins]
-    for key, name in zip(keys, shown):
-        if name is not None and [*keys, *shown].count(name) > 1 and name != key:
-            raise ConfigError(f"name: {name!r} is that of two sources, {key} for one; rename it.")
     sources = [
         Source(
-            key=key,
-            rows=task_encoder.build_source(loaded, key, worker_config=worker_config, repeat=repeat),
-            documents=len(loaded.dataset),
-            max_epochs=origin.max_epochs,
-            names=own_names,
-            shown_as=origin.name,
-            fingerprint=fingerprint_files(loaded.dataset),
+            key=entry.key,
+            rows=task_encoder.build_source(entry, worker_config=worker_config, repeat=repeat),
+            documents=len(entry.dataset),
+            max_epochs=entry.max_epochs,
+            names=entry.names,
+            shown_as=entry.name,
+            fingerprint=fingerprint_files(entry.dataset),
         )
-        for key, own_names, origin, loaded in zip(keys, names, origins, datasets)
+        for entry in mix.entries
     ]
     _check_alike(sources)
     if in_order:
+        keys = [source.key for source in sources]
         return MixOfSources(sources, blend_of({key: ConstantWeight(1.0) for key in keys}, IN_ORDER))
-    left_out = left_out_of(factories)
-    check_left_out(left_out, sources)
-    tree = tree_of([(key, _path(loaded)) for key, loaded in zip(keys, datasets)])
-    name_nodes(tree, factories)
-    return MixOfSources(sources, tree, left_out.skip)
+    check_omissions(mix, sources)
+    return MixOfSources(sources, mix.tree, mix.run.skip.ranges)
 
 
 def _check_alike(sources: Sequence[Source]) -> None:
@@ -184,18 +155,24 @@ def _check_alike(sources: Sequence[Source]) -> None:
         )
 
 
-def check_left_out(left_out: LeftOut, sources: Sequence[Source]) -> None:
-    """Refuse to leave out what cannot be: of a source that is streamed, or not there."""
-    left_out.check_sources([source.key for source in sources])
-    for source in sources:
-        if left_out.skip and not isinstance(source.rows, RowSource):
+def check_omissions(mix: Mix, sources: Sequence[Source]) -> None:
+    """Refuse to skip or exclude what cannot be: of a source that is streamed, or not there."""
+    skip, exclude = mix.run.skip, mix.run.exclude
+    keys = [source.key for source in sources]
+    for key in exclude.documents:
+        if key not in keys:
             raise ConfigError(
-                f"{left_out.where}: skip: {source.key} is streamed; steps of token files alone are "
+                f"{exclude.where}: exclude: no source {key!r}; there is {choices(key, keys)}"
+            )
+    for source in sources:
+        if skip.ranges and not isinstance(source.rows, RowSource):
+            raise ConfigError(
+                f"{skip.where}: skip: {source.key} is streamed; steps of token files alone are "
                 f"skipped."
             )
-        if source.key in left_out.excluded and not isinstance(source.rows, PlannedRows):
+        if source.key in exclude.documents and not isinstance(source.rows, PlannedRows):
             raise ConfigError(
-                f"{left_out.where}: exclude: {source.key} is streamed or spliced; documents of "
+                f"{exclude.where}: exclude: {source.key} is streamed or spliced; documents of "
                 f"token files alone are excluded."
             )
 
@@ -210,13 +187,12 @@ def absent_sources(mix: MixOfSources, worker_config: WorkerConfig) -> dict[str, 
     return absent
 
 
-def check_unlimited(datasets: Sequence[LoadedDataset]) -> None:
+def check_unlimited(entries: Sequence[Entry]) -> None:
     """Refuse a limit on the epochs of a source where every source is read once anyway."""
-    for loaded in datasets:
-        origin = get_origin(loaded.dataset)
-        if origin.max_epochs is not None:
+    for entry in entries:
+        if entry.max_epochs is not None:
             raise ConfigError(
-                f"{origin.where}.max_epochs: {origin.max_epochs} with repeat=False, which reads "
+                f"{entry.where}.max_epochs: {entry.max_epochs} with repeat=False, which reads "
                 f"every source once; leave out one of the two."
             )
 
@@ -232,9 +208,3 @@ def even_virtual_epoch(length: int, worker_config: WorkerConfig) -> int:
     if even != length and worker_config.rank == 0:
         logger.info("virtual_epoch_length: %d, from %d, for %d workers", even, length, workers)
     return even
-
-
-def _path(loaded: LoadedDataset) -> Sequence[PathStep]:
-    if loaded.repetitions is not None:
-        return (float(len(loaded.dataset) * loaded.repetitions),)
-    return path_of(loaded.weight)

@@ -4,9 +4,8 @@
 
 from typing import Any, ClassVar, Mapping
 
-from megatron.energon.metadataset.loader_interface import LoadedDataset
-
 from energon_ext.arguments import check_integer
+from energon_ext.config.mix import Entry
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sources import MixOfSources
 from energon_ext.encoders.splicing import is_named
@@ -85,14 +84,13 @@ class SpliceTaskEncoder(PackedTaskEncoder):
             "named_documents": self.named_documents,
         }
 
-    def splice_of(self, loaded: LoadedDataset, key: str) -> SpliceFields | None:
+    def splice_of(self, entry: Entry) -> SpliceFields | None:
         """What the entry of a source says; else ``splice``, by its subflavors and its name."""
-        subflavors = getattr(loaded.dataset, "subflavors", None) or {}
         wanted = (self.spliced_subflavors or {}).items()
-        is_chosen = is_named(key, self.splice.dataset_name) and all(
-            subflavors.get(field) == value for field, value in wanted
+        is_chosen = is_named(entry.key, self.splice.dataset_name) and all(
+            entry.subflavors.get(field) == value for field, value in wanted
         )
-        return super().splice_of(loaded, key) or (self.splice if is_chosen else None)
+        return super().splice_of(entry) or (self.splice if is_chosen else None)
 
     def build_plan(self, mix: MixOfSources, *arguments: Any, **options: Any) -> PlannedDataset:
         """One plan over all sources, spliced ones and others."""

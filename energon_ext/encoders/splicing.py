@@ -12,11 +12,10 @@ from typing import Any, Sequence
 
 import numpy as np
 from megatron.energon import WorkerConfig
-from megatron.energon.metadataset.loader_interface import LoadedDataset
 
 from energon_ext.batch.collate import BatchAssembler
+from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
-from energon_ext.config.source_key import get_origin, shuffle_key, source_keys
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sources import encoded_samples, load_source
 from energon_ext.encoders.splice_documents import (
@@ -58,23 +57,21 @@ class SplicingMixin(DynamicBlendMixin):
 
     # What a subclass may change -------------------------------------------------------------
 
-    def splice_of(self, loaded: LoadedDataset, key: str) -> SpliceFields | None:
+    def splice_of(self, entry: Entry) -> SpliceFields | None:
         """What is spliced of a source: what its entry says; None to pack it as ever."""
-        splice = get_origin(loaded.dataset).splice
-        return splice if splice is not None and is_named(key, splice.dataset_name) else None
+        splice = entry.splice
+        return splice if splice is not None and is_named(entry.key, splice.dataset_name) else None
 
-    def open_documents(
-        self, loaded: LoadedDataset, key: str, worker_config: WorkerConfig
-    ) -> DocumentStore:
+    def open_documents(self, entry: Entry, worker_config: WorkerConfig) -> DocumentStore:
         """The documents of a source, all of them on every rank."""
-        if isinstance(loaded.dataset, TokenFileFactory):
-            files = loaded.dataset.files
+        if isinstance(entry.dataset, TokenFileFactory):
+            files = entry.dataset.files
             files.check_tokenizer(self.tokenizer.fingerprint(), self.tokenizer.vocab_size)
-            return TokenFileDocuments(loaded.dataset)
+            return TokenFileDocuments(entry.dataset)
         alone = WorkerConfig(
             rank=0, world_size=1, num_workers=0, seed_offset=worker_config.seed_offset
         )
-        samples = load_source(self, loaded, key, alone)
+        samples = load_source(self, entry, alone)
         return EnergonDocuments(encoded_samples(self, samples, self.encode_document))
 
     def document_metadata(self, store: DocumentStore, number: int) -> dict[str, Any]:
@@ -88,24 +85,23 @@ class SplicingMixin(DynamicBlendMixin):
 
     # For the encoder ------------------------------------------------------------------------
 
-    def _take_splices(self, datasets: Sequence[LoadedDataset]) -> None:
+    def _take_splices(self, entries: Sequence[Entry]) -> None:
         """Refuse what rows cannot keep; take the filler that the splices ask for, if one does."""
-        keys = source_keys([loaded.dataset for loaded in datasets])
         pads: dict[int, str] = {}
-        entries: dict[tuple[str, str], list[str]] = {}
-        for loaded, key in zip(datasets, keys):
-            origin, where = get_origin(loaded.dataset), ""
-            if origin.splice is not None:
-                where = f"{origin.splice_where}: "
-                name = origin.splice.dataset_name
+        named: dict[tuple[str, str], list[str]] = {}
+        for entry in entries:
+            where = ""
+            if entry.splice is not None:
+                where = f"{entry.splice_where}: "
+                name = entry.splice.dataset_name
                 if name is not None:
-                    entries.setdefault((where, name), []).append(key)
-            splice = self.splice_of(loaded, key)
+                    named.setdefault((where, name), []).append(entry.key)
+            splice = self.splice_of(entry)
             if splice is not None:
                 self._check_splice(splice, where)
                 if splice.pad_token_id is not None:
-                    pads[splice.pad_token_id] = key
-        for (where, name), own in entries.items():
+                    pads[splice.pad_token_id] = entry.key
+        for (where, name), own in named.items():
             if not any(is_named(key, name) for key in own):
                 raise ConfigError(
                     f"{where}dataset_name: {name!r} found, the sources there are {', '.join(own)}."
@@ -141,19 +137,19 @@ class SplicingMixin(DynamicBlendMixin):
     def _spliced(
         self,
         splice: SpliceFields,
-        loaded: LoadedDataset,
-        key: str,
+        entry: Entry,
         worker_config: WorkerConfig,
         repeat: bool,
     ) -> SpliceSource:
         """The frames of one source."""
-        store = self.open_documents(loaded, key, worker_config)
+        key, shuffle_key = entry.key, entry.names.shuffle_key
+        store = self.open_documents(entry, worker_config)
         numbers = select_documents(
             store.lengths,
             splice,
             seq_len=self.seq_len,
             keys=store.keys,
-            source=shuffle_key(key, loaded.dataset),
+            source=shuffle_key,
         )
         documents = [store.tokens(number) for number in numbers.tolist()]
         # A view stays a view; ids are below 2^31, and int32 halves what the workers share.
@@ -167,12 +163,12 @@ class SplicingMixin(DynamicBlendMixin):
                 shown = {"starts": self.validation_starts, "offsets": self.validation_offsets}
                 examples = GridIndex(lengths, self.seq_len, splice, **shown)
             else:
-                order = f"{shuffle_key(key, loaded.dataset)}/{worker_config.seed_offset}"
+                order = f"{shuffle_key}/{worker_config.seed_offset}"
                 examples = SpliceIndex(lengths, self.seq_len, splice, key=order)
                 log_plan(examples, numbers, key)
         except ConfigError as error:
             raise ConfigError(f"Source {key}: {error}") from error
-        training, origin = repeat and not self._validating, get_origin(loaded.dataset)
+        training = repeat and not self._validating
         return SpliceSource(
             examples,
             documents,
@@ -181,7 +177,7 @@ class SplicingMixin(DynamicBlendMixin):
             config=splice,
             seq_len=self.seq_len,
             fill_id=self._assembler.pad_id if splice.pad_token_id is None else splice.pad_token_id,
-            epochs=origin.max_epochs if training else loaded.repetitions or 1,
+            epochs=entry.max_epochs if training else entry.loaded.repetitions or 1,
             fingerprint={
                 **splice.to_json(),
                 "documents": _digest(store, numbers, documents),

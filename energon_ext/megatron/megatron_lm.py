@@ -20,8 +20,10 @@ from energon_ext.megatron.megatron_lm_loop import adapt_loop
 from energon_ext.megatron.megatron_lm_state import MegatronLMLoader, restore_together
 from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.plan.cost import AttentionCost
+from energon_ext.plan.lookup import find_blend
 from energon_ext.state.together import on_all_ranks
 from energon_ext.weights import ScheduleAxis
+from energon_ext.weights.axis import STEPS
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +88,7 @@ def _build_loaders(
     args: argparse.Namespace, task_encoder: TaskEncoder
 ) -> tuple[MegatronLMLoader, ValidationLoader | None]:
     check_vocabulary(args, task_encoder)
-    if getattr(task_encoder, "schedule_axis", None) == ScheduleAxis():  # not set by the user
+    if getattr(task_encoder, "schedule_axis", ScheduleAxis()) is None:
         task_encoder.schedule_axis = schedule_axis(args)
     options = {
         "worker_config": data_parallel_worker_config(args.num_workers, seed=args.seed),
@@ -102,6 +104,8 @@ def _build_loaders(
             **options,
         ),
     )
+    if ramps_up(args):
+        _check_ramp(training)
     if args.save and not args.dataloader_save:
         logger.warning(
             "--save without --dataloader-save: checkpoints will hold the model and not where its "
@@ -126,27 +130,25 @@ train_valid_test_dataloaders_provider.is_distributed = True  # type: ignore[attr
 
 
 def schedule_axis(args: argparse.Namespace) -> ScheduleAxis:
-    """Return what the breakpoints of a Megatron-LM run count, from its arguments.
+    """Return the schedule axis of a Megatron-LM run, from its arguments.
 
-    The end of the run is known from ``--train-iters``; breakpoints after it are reported.
-
-    Raises:
-        ConfigError: optimizer steps are to be counted while the global batch grows.
+    The run ends after ``--train-iters`` steps; breakpoints behind them are reported. While the
+    global batch grows nobody can tell. What breakpoints count is a field of the metadataset;
+    ``--energon-schedule-axis`` may only repeat it.
     """
-    unit = args.energon_schedule_axis
-    if ramps_up(args):
-        if unit == "steps":
-            raise ConfigError(
-                "--energon-schedule-axis steps: with --rampup-batch-size or --step-batch-size-"
-                "schedule an optimizer step has no fixed number of rows; count tokens."
-            )
-        return ScheduleAxis(unit)
-    units = {
-        "steps": 1,
-        "tokens": args.global_batch_size * args.seq_length,
-        "batches": _batches_of(args, args.global_batch_size),
-    }
-    return ScheduleAxis(unit, end=(args.train_iters or 0) * units[unit] or None)
+    end = None if ramps_up(args) else args.train_iters
+    return ScheduleAxis(args.energon_schedule_axis, end=end or None)
+
+
+def _check_ramp(training: MegatronLMLoader) -> None:
+    """Refuse breakpoints in optimizer steps while the global batch grows."""
+    blend = find_blend(training.loader)
+    if blend.clock.axis.counted == STEPS and blend.tree.breakpoints():
+        raise ConfigError(
+            "schedule_axis: steps, with --rampup-batch-size or --step-batch-size-schedule: an "
+            "optimizer step has no fixed number of rows; write `schedule_axis: tokens` into the "
+            "metadataset, and its breakpoints in tokens."
+        )
 
 
 def _batches_of(args: argparse.Namespace, rows: int) -> int:

@@ -72,9 +72,8 @@ def add_energon_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser
     group.add_argument(
         "--energon-schedule-axis",
         choices=UNITS,
-        default="steps",
-        help="What the breakpoints of weight schedules count: optimizer steps, tokens of all "
-        "ranks, or micro-batches of a data-parallel rank.",
+        help="What breakpoints count. It is the field schedule_axis of the metadataset; this may "
+        "only repeat it.",
     )
     group.add_argument("--energon-packing", choices=list(PACKERS), default="bin")
     group.add_argument("--energon-packing-buffer-docs", type=_count, default=512)

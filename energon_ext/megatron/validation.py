@@ -10,9 +10,10 @@ import torch
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
 
 from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.config.source_key import source_keys
+from energon_ext.config.source_key import numbered
 from energon_ext.errors import ConfigError
 from energon_ext.loader.data_loader import ExactDataLoader
+from energon_ext.plan.lookup import find_blend
 
 
 class ValidationLoader:
@@ -42,7 +43,8 @@ class ValidationLoader:
                 f"batches_per_evaluation={batches_per_evaluation}: an evaluation needs at least "
                 "one micro-batch on each rank."
             )
-        self.sources = tuple(source_keys([factory for _, factory in datasets]))
+        keys = (find_blend(dataset).keys[0] for dataset, _ in datasets)
+        self.sources = tuple(numbered(keys))
         self._loaders = [ExactDataLoader(dataset, **loader_options) for dataset, _ in datasets]
         self._batches = self._evaluations(batches_per_evaluation)
 

@@ -21,7 +21,7 @@ from energon_ext.weights import ScheduleAxis
 #: probably written on another scale than the schedule.
 DROWNED_SHARE = 1e-3
 
-#: So many sources of one warning are named, and the others counted.
+#: Sources of one warning that are named; the others are counted.
 MOST_NAMED = 3
 
 
@@ -35,15 +35,17 @@ def check_mixture(
     max_epochs: Mapping[str, int | None],
     absent: Mapping[str, Collection[str]],
     splices: Mapping[str, Any],
+    end: int | None = None,
 ) -> None:
     """Refuse a mixture that cannot be drawn from, and warn of one that looks wrong.
 
     Args:
         tree: of the whole metadataset.
-        axis: what the breakpoints in the YAML count, and where the run ends.
+        axis: what the breakpoints in the YAML count.
         max_epochs: limit of each source, None where it has none.
         absent: worker -> sources of which it has no sample, where there is such a worker.
         splices: of sources that are spliced; one dataset with two is no mistake.
+        end: position at which the run ends, None where nobody can tell.
 
     Raises:
         ConfigError: all weights are 0 somewhere; names the position, the worker, the weights.
@@ -52,7 +54,7 @@ def check_mixture(
     shown = {key: (re.sub(r"#\d+$", "", key), splices.get(key)) for key in keys}
     _check_never_all_zero(tree, keys, axis, absent)
     messages = [
-        *_never_reached(tree, axis),
+        *_never_reached(tree, axis, end),
         *_drowned(tree, keys),
         *(
             f"{key}: the same source is listed more than once; each reads all of it, in an order "
@@ -89,16 +91,16 @@ def _first_empty(tree: Tree, keys: list[str], missing: Collection[str]) -> int |
     return next((p for p in _decisive_positions(tree) if not mixture.open(p)), None)
 
 
-def _never_reached(tree: Tree, axis: ScheduleAxis) -> Iterator[str]:
-    if axis.end is None:
+def _never_reached(tree: Tree, axis: ScheduleAxis, end: int | None) -> Iterator[str]:
+    if end is None:
         return
     for node in tree.nodes():
         for weight, where in zip(node.weights, node.wheres):
-            late = [point for point in weight.breakpoints() if point >= axis.end + axis.lookahead]
+            late = [point for point in weight.breakpoints() if point >= end]
             if late:
                 yield (
-                    f"{where}: the schedule {weight!r} goes on to {axis.unit} {late[-1]}, but the "
-                    f"run ends at {axis.end}."
+                    f"{where}: the schedule {weight!r} goes on to {axis.counted} {late[-1]}, but "
+                    f"the run ends at {end}."
                 )
 
 
@@ -150,7 +152,7 @@ def _nothing_after_limits(
 
 
 def _decisive_positions(tree: Tree) -> list[int]:
-    """Between two breakpoints a weight is 0 everywhere or nowhere and monotone, so the breakpoints
-    and the positions after them stand for all."""
+    """Where a weight can become 0 or be smallest: between two breakpoints it is monotone, and 0
+    everywhere or nowhere, by the rule of :data:`energon_ext.weights.schedule.KINDS`."""
     points = {0, *tree.breakpoints()}
     return sorted(points | {point + 1 for point in points})

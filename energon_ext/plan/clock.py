@@ -39,6 +39,11 @@ class Clock:
         rows = self.topology.rows_per_step
         return self.at(step + skipped, (step * rows if row is None else row) + skipped * rows)
 
+    @property
+    def end(self) -> int | None:
+        """The position at which the run ends, where a launch script gives its steps."""
+        return None if self.axis.end is None else self.at_step(self.axis.end)
+
     def is_skipped(self, step: int) -> bool:
         """Whether a step of the plan is not read."""
         return any(first <= step < stop for first, stop in self.skip)

@@ -180,7 +180,6 @@ class PlannedDataset(Blend, SavableDataset):
         }
         return {
             "axis": axis.unit,
-            "lookahead": axis.lookahead,
             "cost": None if cost is None else getattr(cost, "__qualname__", repr(cost)),
             "mixture": digest_of(self.tree.to_json())[:16],
             **{name: digest_of(values)[:16] for name, values in by_name.items()},

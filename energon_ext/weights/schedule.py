@@ -17,14 +17,40 @@ exponential y0 (y1 / y0)^t                                      > 0
 import bisect
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from energon_ext.errors import ConfigError
+from energon_ext.weights.breakpoints import as_pairs, checked_breakpoint
 
 MOST_WEIGHT = 1e15  # sums and products of weights stay finite
-KINDS = ("step", "linear", "cosine", "exponential")
+
+#: A warp at the last position before a breakpoint, where rounding makes 1 of it.
+_BELOW_ONE = np.nextafter(1.0, 0.0)
+
+
+class Kind(NamedTuple):
+    """How a weight goes from one breakpoint to the next.
+
+    Attributes:
+        warp: part of the way that is done at t, float64 [n] in [0, 1) to float64 [n].
+        is_ratio: the way is a ratio, and not a difference; no value is 0 then.
+    """
+
+    warp: Callable[[np.ndarray], np.ndarray]
+    is_ratio: bool = False
+
+
+#: A new kind is one line here. Its warp never falls, is 0 at t = 0, and is 0 at every t > 0 or at
+#: none. So between two breakpoints a weight is monotone, and is 0 at every position or at none:
+#: ``mixture/checks.py`` looks at the breakpoints and the positions after them alone.
+KINDS = {
+    "step": Kind(np.zeros_like),
+    "linear": Kind(lambda t: t),
+    "cosine": Kind(lambda t: np.sin(0.5 * np.pi * t) ** 2),  # 1 - cos would be 0 at a small t
+    "exponential": Kind(lambda t: t, is_ratio=True),
+}
 
 
 class WeightSpec(ABC):
@@ -105,7 +131,7 @@ class ScheduledWeight(WeightSpec):
         where: what an error names as the place.
 
     Raises:
-        ConfigError: unknown kind, no points, a breakpoint that is not an integer >= 0 or stands
+        ConfigError: unknown kind, no points, a breakpoint that is not an integer >= 0 or is given
             twice, a value that is not finite and >= 0 (> 0 for ``exponential``).
 
     Example:
@@ -127,12 +153,12 @@ class ScheduledWeight(WeightSpec):
         if kind not in KINDS:
             raise ConfigError(f"{where}: unknown kind {kind!r}; known: {', '.join(KINDS)}.")
         pairs: dict[int, float] = {}
-        for breakpoint, value in _as_pairs(points, f"{where}.{kind}"):
-            index = _checked_breakpoint(breakpoint, f"{where}.{kind}")
+        for breakpoint, value in as_pairs(points, f"{where}.{kind}"):
+            index = checked_breakpoint(breakpoint, f"{where}.{kind}")
             if index in pairs:
-                raise ConfigError(f"{where}.{kind}: breakpoint {index} stands twice; keep one.")
+                raise ConfigError(f"{where}.{kind}: breakpoint {index} is given twice; keep one.")
             pairs[index] = _checked_value(value, f"{where}.{kind}[{index}]")
-            if kind == "exponential" and pairs[index] == 0:
+            if KINDS[kind].is_ratio and pairs[index] == 0:
                 raise ConfigError(
                     f"{where}.{kind}[{index}]: 0 cannot be reached by a ratio; use a value > 0, "
                     f"or `linear`, or a later `step` to 0."
@@ -187,13 +213,8 @@ class Weights:
         if not self._moving:
             return self._values
         values = self._values.copy()
-        for kind, where, (y0, x0, y1, x1) in self._moving:
-            t = (position - x0) / (x1 - x0)
-            if kind == "exponential":
-                values[where] = y0 * (y1 / y0) ** t
-            else:
-                t = 0.5 * (1.0 - np.cos(np.pi * t)) if kind == "cosine" else t
-                values[where] = y0 + t * (y1 - y0)
+        for kind, where, ways in self._moving:
+            values[where] = ways.at(kind, position)
         return values
 
     def _open(self, position: int) -> None:
@@ -201,12 +222,37 @@ class Weights:
         self._first = float(position)
         self._end = min((segment.end for segment in segments), default=math.inf)
         self._values = np.array([segment.y0 for segment in segments])
-        self._moving: list[tuple[str, np.ndarray, np.ndarray]] = []
-        for kind in KINDS[1:]:
-            where = [i for i, s in enumerate(segments) if s.kind == kind and s.y0 != s.y1]
+        self._moving: list[tuple[Kind, np.ndarray, _Ways]] = []
+        for name, kind in KINDS.items():
+            where = [i for i, s in enumerate(segments) if s.kind == name != "step" and s.y0 != s.y1]
             if where:
-                ends = np.array([segments[i][2:] for i in where]).T
-                self._moving.append((kind, np.array(where), ends))
+                ways = _Ways([segments[i] for i in where])
+                self._moving.append((kind, np.array(where), ways))
+
+
+class _Ways:
+    """From the left ends of some segments of one kind to the right ones.
+
+    Positions are exact integers up to the last segment that began; only what is left of them is
+    rounded, so that schedules over 10^30 tokens are followed to the token.
+    """
+
+    def __init__(self, segments: Sequence[Segment]):
+        self._origin = max(segment.x0 for segment in segments)
+        self._before = np.array([float(self._origin - segment.x0) for segment in segments])
+        self._widths = np.array([float(segment.x1 - segment.x0) for segment in segments])
+        self._y0 = np.array([segment.y0 for segment in segments])
+        self._y1 = np.array([segment.y1 for segment in segments])
+
+    def at(self, kind: Kind, position: int) -> np.ndarray:
+        """The value of each at a position, float64 [n]."""
+        t = (float(position - self._origin) + self._before) / self._widths
+        warp = np.minimum(kind.warp(t), _BELOW_ONE)
+        if not kind.is_ratio:
+            return self._y0 + warp * (self._y1 - self._y0)
+        # In two halves, since the ratio itself may be larger than every float.
+        half = np.exp(0.5 * warp * (np.log(self._y1) - np.log(self._y0)))
+        return self._y0 * half * half
 
 
 def eval_weight(weight: Any, position: int) -> float:
@@ -240,27 +286,6 @@ def weight_from_config(value: Any, where: str = "weight") -> WeightSpec:
         )
     ((kind, points),) = value.items()
     return ScheduledWeight(kind, points, where)
-
-
-def _as_pairs(points: Any, where: str) -> list[tuple[Any, Any]]:
-    if isinstance(points, Mapping):
-        return list(points.items())
-    if isinstance(points, Iterable) and not isinstance(points, (str, bytes)):
-        pairs = list(points)
-        if all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
-            return [tuple(pair) for pair in pairs]
-    raise ConfigError(
-        f"{where}: {points!r} found, {{breakpoint: value}} or [[breakpoint, value]] is allowed."
-    )
-
-
-def _checked_breakpoint(breakpoint: Any, where: str) -> int:
-    # Energon's YAML loader hands mapping keys over as strings.
-    if isinstance(breakpoint, str) and breakpoint.strip().lstrip("+-").isdigit():
-        breakpoint = int(breakpoint)
-    if isinstance(breakpoint, bool) or not isinstance(breakpoint, int) or breakpoint < 0:
-        raise ConfigError(f"{where}: breakpoint {breakpoint!r} is not an integer >= 0.")
-    return breakpoint
 
 
 def _checked_value(value: Any, where: str) -> float:

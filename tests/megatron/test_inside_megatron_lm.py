@@ -210,7 +210,7 @@ def test_a_step_that_is_run_again_in_another_process_sees_the_same_data(layout, 
         ("--eod-mask-loss", "--eod-mask-loss must be left out"),
         ("--global-batch-size 2", "1 micro-batches, too few for 2 validation sources"),
         (
-            "--train-samples 16 --rampup-batch-size 2 2 8 --energon-schedule-axis tokens",
+            "--train-samples 16 --rampup-batch-size 2 2 8",
             "--rampup-batch-size must be left out",
         ),
         (
@@ -310,7 +310,7 @@ def test_a_planned_run_goes_on_with_other_ranks_and_another_global_batch(planned
 
 def test_a_run_whose_global_batch_grows_goes_on_as_if_it_had_not_been_stopped(planned, tmp_path):
     """Two rows a step until 8 are consumed, then four. Where that changes it is saved as well."""
-    options = f"--energon-schedule-axis batches --eval-iters 0 {LAYOUTS['expert parallel']}"
+    options = f"--eval-iters 0 {LAYOUTS['expert parallel']}"
     grows = "--global-batch-size 4 --rampup-batch-size 2 2 8"
     if version("megatron-core") >= "0.18":
         grows = f"--step-batch-size-schedule 0:2,{8 * 64}:4"

@@ -155,26 +155,31 @@ def test_the_provider_builds_an_endless_loader_of_one_row(launch):
     assert loader.loader.worker_config.seed_offset == 7
 
 
-def test_breakpoints_count_steps_unless_told_otherwise():
-    parse = add_energon_args(argparse.ArgumentParser()).parse_args
-    assert parse([]).energon_schedule_axis == "steps"
-    assert parse(["--energon-schedule-axis", "tokens"]).energon_schedule_axis == "tokens"
+def scheduled(folder, breakpoint, **fields):
+    """A mix whose first source ends at a breakpoint."""
+    weights = [("./a", {"step": {0: 1, breakpoint: 0}}), ("./b", 1)]
+    path = support.write_mix(folder / "scheduled.yaml", weights)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    return [str(path)]
 
 
 @pytest.mark.parametrize(
     ("counted", "breakpoint", "first_step", "end"),
-    [("steps", 5, 5, 100), ("batches", 40, 5, 800), ("tokens", 1000, 4, 100 * 8 * 32)],
+    [
+        ("steps", 5, 5, 100),
+        ("batches", 40, 5, 800),
+        ("samples", 40, 5, 800),
+        ("tokens", 1000, 4, 100 * 8 * 32),
+    ],
 )
-def test_breakpoints_count_what_the_launch_script_says(
+def test_breakpoints_count_what_the_metadataset_says(
     launch, planned, counted, breakpoint, first_step, end
 ):
     """8 micro-batches of 32 tokens make a step; token 1000 lies in step 3, so 4 is the first."""
-    weights = [("./a", {"step": {0: 1, breakpoint: 0}}), ("./b", 1)]
-    launch.data_path = [str(support.write_mix(planned.parent / f"{counted}.yaml", weights))]
-    launch.energon_schedule_axis = counted
-    assert megatron_lm.schedule_axis(launch).end == end
+    launch.data_path = scheduled(planned.parent, breakpoint, schedule_axis=counted)
     loader = provide()
     blend = find_blend(loader.loader)
+    assert blend.clock.end == end
     a = blend.keys[0]
     steps = (first_step - 1, first_step)
     assert [blend.planned_shares(blend.position(step))[a] for step in steps] == [0.5, 0]
@@ -186,11 +191,23 @@ def test_breakpoints_count_what_the_launch_script_says(
 @pytest.mark.parametrize(
     ("option", "value"), [("rampup_batch_size", [8, 8, 100]), ("step_batch_size_schedule", "0:8")]
 )
-def test_steps_are_not_counted_while_the_batch_size_ramps_up(launch, option, value):
-    launch.energon_schedule_axis = "steps"
+def test_steps_are_not_counted_while_the_batch_size_ramps_up(launch, planned, option, value):
     setattr(launch, option, value)
-    with pytest.raises(ConfigError, match="rampup"):
+    launch.data_path = [str(planned)]
+    assert provide()  # constants count nothing
+    launch.data_path = scheduled(planned.parent, 50)
+    with pytest.raises(ConfigError, match="schedule_axis: steps, with --rampup-batch-size"):
         provide()
+    launch.data_path = scheduled(planned.parent, 5000, schedule_axis="tokens")
+    assert provide()
+
+
+def test_a_flag_may_only_repeat_what_the_metadataset_counts(launch, planned):
+    launch.energon_schedule_axis = "tokens"
+    with pytest.raises(ConfigError, match=r"tokens found in the launch script, and .*counts steps"):
+        provide()
+    launch.data_path = scheduled(planned.parent, 5000, schedule_axis="tokens")
+    assert provide()
 
 
 def test_other_tensor_parallel_ranks_load_nothing(launch, monkeypatch):
@@ -611,9 +628,9 @@ def test_launch_arguments_that_cannot_work_are_refused_on_every_rank(
         provide()
 
 
-def test_a_ramp_that_megatron_lm_would_ignore_is_refused(launch):
+def test_a_ramp_that_megatron_lm_would_ignore_is_refused(launch, planned):
     """Since megatron-core 0.18, which has another schedule."""
-    launch.rampup_batch_size, launch.energon_schedule_axis = [8, 8, 100], "tokens"
+    launch.rampup_batch_size, launch.data_path = [8, 8, 100], [str(planned)]
     assert provide()
     launch.step_batch_size_schedule = None
     with pytest.raises(ConfigError, match="--rampup-batch-size must be left out .*use --step"):

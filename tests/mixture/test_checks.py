@@ -27,15 +27,16 @@ def data(tmp_path_factory):
     return root
 
 
-def load(data, entries, *, rule="blend", axis=None, num_workers=0):
+def load(data, entries, *, rule="blend", axis=None, num_workers=0, **fields):
     """``entries``: ``(path, weight)``, or ``(path, weight, max_epochs)``."""
     path = write_mix(data / "mix.yaml", [])
     content = json.loads(path.read_text())
     names = ("path", "weight", "max_epochs")
+    content.update(fields)
     content["splits"]["train"] = {rule: [dict(zip(names, entry)) for entry in entries]}
     path.write_text(json.dumps(content))
     encoder = PackedTaskEncoder(ByteTokenizer(), 16, packing_buffer_docs=4)
-    encoder.schedule_axis = axis or ScheduleAxis()
+    encoder.schedule_axis = axis
     return get_train_dataset(
         path, worker_config=config(num_workers), batch_size=2, task_encoder=encoder
     )
@@ -165,10 +166,10 @@ def test_a_breakpoint_after_the_end_of_the_run_is_reported_in_the_units_of_the_r
     assert "mix.yaml: blend[0] (" in message
     assert "web).weight: the schedule linear{0: 3, 100: 1}" in message
     assert "goes on to steps 100, but the run ends at 100." in message
-    (message,) = warnings_of(data, entries, axis=ScheduleAxis("tokens", end=64))
+    # Two steps of two rows of 16 tokens.
+    (message,) = warnings_of(data, entries, axis=ScheduleAxis(end=2), schedule_axis="tokens")
     assert "goes on to tokens 100, but the run ends at 64." in message
-    # The last breakpoint is met by a look so far ahead.
-    assert warnings_of(data, entries, axis=ScheduleAxis(lookahead=1, end=100)) == []
+    assert warnings_of(data, entries, axis=ScheduleAxis(end=4), schedule_axis="tokens") == []
 
 
 def test_a_constant_that_drowns_beside_a_schedule_is_reported(data):

@@ -273,10 +273,10 @@ def test_the_spread_of_an_estimate_is_two_standard_deviations_or_a_row():
 
 
 def test_an_estimate_changes_at_a_breakpoint_of_whatever_the_axis_counts():
-    """At 1600 tokens: behind 100 rows of 16, on an axis that looks 16 tokens ahead one before."""
+    """At 1600 tokens, which are 100 rows of 16, or at 1600 rows."""
     weights = [ScheduledWeight("step", points) for points in ({0: 1, 1600: 0}, {0: 0, 1600: 1})]
-    for lookahead, step in ((0, 100), (16, 99), (1, 100)):
-        axis = ScheduleAxis("tokens", lookahead)
+    for unit, step in (("tokens", 100), ("samples", 1600)):
+        axis = ScheduleAxis(unit)
         guess = estimated(spliced_blend(BLEND, weights, axis=axis), 10_000)
         assert guess.tokens.sum(0) == pytest.approx([step * 8, (10_000 - step) * 8])
         assert step in guess.ends

@@ -82,7 +82,6 @@ CHANGES = {
     "new_source": ({"new_source": "zero"}, "mixture"),
     "exclude": ({"exclude": ["a:5"]}, "exclude"),
     "axis": ({"axis": ScheduleAxis("tokens")}, "axis: saved 'steps', now 'tokens'"),
-    "lookahead": ({"axis": ScheduleAxis(lookahead=1)}, "lookahead: saved 0, now 1"),
     "packing_buffer_docs": ({"packing_buffer_docs": 20}, "packing_buffer_docs"),
     "balance": ({"balance": "attention"}, "cost: saved None, now 'AttentionCost"),
     "ranks": ({"ranks": 1}, "ranks: saved 2, now 1"),

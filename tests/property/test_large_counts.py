@@ -64,7 +64,7 @@ def test_weights_of_random_schedules_are_those_of_the_formulas(count):
     for _ in range(count // 100):
         parts = [
             (kind, {rng.randrange(10**6): rng.uniform(0.01, 9) for _ in range(rng.randint(1, 6))})
-            for kind in rng.choices(KINDS, k=10)
+            for kind in rng.choices(list(KINDS), k=10)
         ]
         weights = Weights([weight_from_config({kind: points}) for kind, points in parts])
         for position in (rng.randrange(10**6) for _ in range(10)):

@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from energon_ext import PackedTaskEncoder, ScheduleAxis
+from energon_ext import PackedTaskEncoder
 from tests.plan.runs import SEQ_LEN, Run, write_numbered
 from tests.support import LargeTokenizer, close_loaders
 
@@ -39,11 +39,9 @@ class Configuration:
         if self.rng.random() < 0.3:
             first = self.rng.randint(0, 8)
             content["skip"] = [[first, first + self.rng.randint(1, 4)]]
+        content["schedule_axis"] = self.rng.choice(["steps", "tokens", "samples"])
         self.mix = folder / "mix.yaml"
         self.mix.write_text(json.dumps(content))
-        self.axis = self.rng.choice(
-            [ScheduleAxis(), ScheduleAxis("tokens"), ScheduleAxis(lookahead=3)]
-        )
         packing = self.rng.choice(["bin", "sequential"])
         self.options = {
             "packing": packing,
@@ -92,7 +90,6 @@ class Configuration:
 
     def run(self, ranks=1, workers=0, batch=1):
         encoder = PackedTaskEncoder(LargeTokenizer(), SEQ_LEN, **self.options)
-        encoder.schedule_axis = self.axis
         return Run(self.mix, ranks=ranks, workers=workers, batch=batch, rows=ROWS, encoder=encoder)
 
 

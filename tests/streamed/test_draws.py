@@ -59,7 +59,6 @@ def test_a_source_is_drawn_where_its_weight_is_above_zero_and_nowhere_else(
         (None, 4 * 2, 35),  # a batch of each of two ranks is a step
         (None, 4 * 2 * 3, 105),  # three batches of each
         (ScheduleAxis("batches"), 4 * 2 * 3, 35),
-        (ScheduleAxis(lookahead=5), 4 * 2 * 3, 90),
     ],
 )
 @pytest.mark.parametrize("rank", [0, 1])

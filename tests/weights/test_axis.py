@@ -5,7 +5,7 @@ import pytest
 
 from energon_ext.errors import ConfigError
 from energon_ext.plan.deal import Topology
-from energon_ext.weights import ScheduleAxis, weight_from_config
+from energon_ext.weights import ScheduleAxis
 
 
 def positions(axis, *, rows_per_step=8, batch_rows=2, ranks=1, row_tokens=100, steps=4):
@@ -21,8 +21,9 @@ def test_breakpoints_count_steps_unless_told_otherwise():
     assert positions(ScheduleAxis()) == positions(ScheduleAxis("steps")) == [0, 1, 2, 3]
 
 
-def test_breakpoints_may_count_tokens_of_all_ranks_or_batches_of_one():
+def test_breakpoints_may_count_tokens_or_rows_of_all_ranks_or_batches_of_one():
     assert positions(ScheduleAxis("tokens")) == [0, 800, 1600, 2400]
+    assert positions(ScheduleAxis("samples"), ranks=2) == [0, 8, 16, 24]
     # Eight rows are four batches of two on one rank, two on each of two ranks.
     assert positions(ScheduleAxis("batches")) == [0, 4, 8, 12]
     assert positions(ScheduleAxis("batches"), ranks=2) == [0, 2, 4, 6]
@@ -35,22 +36,14 @@ def test_two_workers_third_batch_of_the_second_is_position_five():
     assert axis.position(step=99, row=99, batch=third_of_worker_one) == 5
 
 
-def test_lookahead_counts_in_the_unit_of_the_axis():
-    switch = weight_from_config({"step": {0: 1, 1000: 0}})
-    ahead = ScheduleAxis("tokens", lookahead=250)
-    assert positions(ahead) == [250, 1050, 1850, 2650]
-    assert [switch.evaluate(position) for position in positions(ahead)] == [1, 0, 0, 0]
-    assert positions(ScheduleAxis(lookahead=12)) == [12, 13, 14, 15]
-
-
 def test_a_run_may_end_where_it_begins():
     assert ScheduleAxis(end=0).end == 0
 
 
 def test_tokens_cannot_be_counted_where_rows_have_no_fixed_length():
     message = (
-        "ScheduleAxis: tokens cannot be counted where rows have no fixed length; count steps, "
-        "or set `tokens_per_sample` on the TaskEncoder."
+        "schedule_axis: tokens cannot be counted where rows have no fixed length; count steps "
+        "or samples, or set `tokens_per_sample` on the TaskEncoder."
     )
     with pytest.raises(ConfigError) as error:
         ScheduleAxis("tokens").position(step=1, row=8, batch=1)
@@ -60,9 +53,7 @@ def test_tokens_cannot_be_counted_where_rows_have_no_fixed_length():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"unit": "epochs"}, "ScheduleAxis.unit: 'epochs' found, steps, tokens, batches"),
-        ({"lookahead": -1}, "ScheduleAxis.lookahead: -1"),
-        ({"lookahead": 1.5}, "ScheduleAxis.lookahead: 1.5"),
+        ({"unit": "epochs"}, "ScheduleAxis.unit: 'epochs' found, steps, tokens, samples, b"),
         ({"end": -1}, "ScheduleAxis.end: -1"),
         ({"end": True}, "ScheduleAxis.end: True"),
     ],

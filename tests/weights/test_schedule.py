@@ -7,7 +7,9 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from megatron.energon.epathlib import EPath
 
+from energon_ext.config.yaml_file import read_mapping
 from energon_ext.errors import ConfigError
 from energon_ext.weights import (
     ConstantWeight,
@@ -61,8 +63,19 @@ def test_a_weight_has_the_values_worked_out_by_hand(config, expected):
         ({"step": {-1: 1}}, "-1"),
         ({"step": {"a": 1}}, "'a'"),
         ({"step": {1.5: 1}}, "1.5"),
-        ({"linear": [[0, 1], [0, 2]]}, "breakpoint 0 stands twice"),
-        ({"linear": {"0": 1, "00": 2}}, "breakpoint 0 stands twice"),
+        ({"step": {"1.0005k": 1}}, "'1.0005k'"),
+        ({"step": {"1__0": 1}}, "'1__0'"),
+        ({"step": {"10 k": 1}}, "'10 k'"),
+        ({"step": {"10K": 1}}, "'10K'"),
+        ({"step": {"1e-3": 1}}, "'1e-3'"),
+        ({"step": {"1e400": 1}}, "'1e400'"),
+        ({"step": {"\N{SUPERSCRIPT TWO}": 1}}, "an integer from 0 to 1e+36, as"),
+        ({"step": {"9" * 5000: 1}}, "an integer from 0 to 1e+36, as"),
+        ({"step": [[math.inf, 1]]}, "inf"),
+        ({"linear": {0: float("1e400")}}, "inf is not a finite number"),
+        ({"linear": [[0, 1], [0, 2]]}, "breakpoint 0 is given twice"),
+        ({"linear": {"0": 1, "00": 2}}, "breakpoint 0 is given twice"),
+        ({"linear": {"1000": 1, "1k": 2}}, "breakpoint 1000 is given twice"),
         ({"linear": [[0, 1, 2]]}, "[[0, 1, 2]]"),
         ({"linear": {0: -3}}, "-3"),
         ({"linear": {0: True}}, "True"),
@@ -116,7 +129,8 @@ def test_an_error_without_a_place_names_the_weight():
         (lambda: ScheduledWeight("x", {0: 1}), f"weight: unknown kind 'x'; known: {kinds}."),
         (
             lambda: ScheduledWeight("step", {"-3": 1}),
-            "weight.step: breakpoint -3 is not an integer >= 0.",
+            "weight.step: breakpoint '-3' is not an integer from 0 to 1e+36, as 1000, 1_000, 10k, "
+            "2.5M, 40B, 1T or 1e9.",
         ),
     ]:
         with pytest.raises(ConfigError) as error:
@@ -127,6 +141,69 @@ def test_an_error_without_a_place_names_the_weight():
 def test_a_breakpoint_may_be_a_text_with_a_sign():
     weight = ScheduledWeight("step", {"0": 1, " +10 ": 5})
     assert [weight.evaluate(position) for position in (9, 10)] == [1, 5]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("40B", 40_000_000_000),
+        ("2.5M", 2_500_000),
+        ("10k", 10_000),
+        ("0.001k", 1),
+        ("15T", 15 * 10**12),
+        ("1e9", 10**9),
+        ("1.5e3", 1500),
+        ("1_000", 1000),
+        (1e9, 10**9),
+        ("1.000000000000000000000000000001e30", 10**30 + 1),  # no float in between
+    ],
+)
+def test_a_breakpoint_may_be_written_as_people_write_large_numbers(text, count):
+    assert ScheduledWeight("step", [[text, 1]]).breakpoints() == (count,)
+
+
+def test_breakpoints_with_units_are_read_from_a_yaml_file(tmp_path):
+    (tmp_path / "w.yaml").write_text("a: {linear: {0: 1, 2.5M: 3, 1_0M: 5}}\nb: {step: [[1e3, 2]]}")
+    read = read_mapping(EPath(tmp_path / "w.yaml"))
+    weights = [weight_from_config(read[name]) for name in "ab"]
+    assert [weight.breakpoints() for weight in weights] == [(0, 2_500_000, 10_000_000), (1000,)]
+
+
+def test_an_exponential_of_three_hundred_decades_has_a_value_everywhere():
+    """Halfway between 1e-300 and 1e14 in logarithms is 1e-143."""
+    for low, high in ((1e-300, 1e14), (1e14, 1e-300)):
+        weight = ScheduledWeight("exponential", {0: low, 1000: high})
+        values = [weight.evaluate(position) for position in range(1001)]
+        assert values[0] == low and values[-1] == high
+        assert values[500] == pytest.approx(1e-143, rel=1e-10)
+        assert values == sorted(values, reverse=low > high)
+
+
+def test_a_cosine_over_ten_to_the_thirty_positions_is_followed_to_the_position():
+    """sin^2(x) is x^2 for a small x."""
+    end = 10**30
+    weight = ScheduledWeight("cosine", {0: 0, end: 1, 2 * end: 1, 2 * end + 1000: 0})
+    assert weight.evaluate(1) == pytest.approx((math.pi / 2 / 1e30) ** 2)
+    assert weight.evaluate(10**28) == pytest.approx(math.sin(math.pi / 200) ** 2)
+    assert weight.evaluate(2 * end + 500) == pytest.approx(0.5)
+    assert weight.evaluate(2 * end + 250) == pytest.approx(0.8535533905932737)
+
+
+@given(
+    st.sampled_from(list(KINDS)),
+    st.tuples(st.integers(0, 99), st.integers(0, 30)).map(lambda at: (at[0], 2 + 10 ** at[1])),
+    st.sampled_from([(0.0, 1.0), (1.0, 0.0), (0.0, 1e15), (3.7, 0.0), (1e15, 2.0), (1e-9, 1e15)]),
+)
+def test_a_weight_is_monotone_and_zero_nowhere_or_everywhere_between_breakpoints(kind, at, values):
+    """The rule that the checks of a mixture rely on, at both ends and between them."""
+    left, width = at
+    low, high = (max(value, 1e-12) if KINDS[kind].is_ratio else value for value in values)
+    weight = ScheduledWeight(kind, {left: low, left + width: high})
+    inside = {left + 1, left + 1 + width // 3, left + width // 2, left + width - 1}
+    found = [weight.evaluate(position) for position in (left, *sorted(inside), left + width)]
+    assert found == sorted(found, reverse=low > high)
+    assert len({value == 0 for value in found[1:-1]}) == 1
+    assert (found[0], found[-1]) == (low, high)
 
 
 def test_no_weights_have_no_values_at_every_position():
@@ -146,7 +223,7 @@ def test_a_weight_survives_a_pickle():
 points = st.dictionaries(st.integers(0, 60), st.floats(0.125, 8), min_size=1, max_size=6)
 
 
-@given(st.lists(st.tuples(st.sampled_from(KINDS), points), min_size=1, max_size=5), st.data())
+@given(st.lists(st.tuples(st.sampled_from(list(KINDS)), points), min_size=1, max_size=5), st.data())
 def test_many_weights_at_once_are_what_each_is_alone_in_whatever_order_positions_come(parts, data):
     """What is kept from the position before must not show: a run goes on, resumes, looks back."""
     specs = [ScheduledWeight(kind, points) for kind, points in parts]
@@ -156,7 +233,7 @@ def test_many_weights_at_once_are_what_each_is_alone_in_whatever_order_positions
         assert together.at(position).tolist() == [spec.evaluate(position) for spec in specs]
 
 
-@given(st.sampled_from(KINDS), points)
+@given(st.sampled_from(list(KINDS)), points)
 def test_a_weight_is_what_the_formula_of_its_kind_says(kind, points):
     """An independent reading of the table in the module: plain Python, one position at a time."""
     weight = ScheduledWeight(kind, points)
@@ -176,7 +253,7 @@ def test_a_weight_is_what_the_formula_of_its_kind_says(kind, points):
     assert weight.evaluate(breakpoints[-1]) == points[breakpoints[-1]]
 
 
-@given(st.sampled_from(KINDS), points)
+@given(st.sampled_from(list(KINDS)), points)
 def test_a_weight_stays_between_the_values_around_it(kind, points):
     weight = ScheduledWeight(kind, points)
     breakpoints = sorted(points)

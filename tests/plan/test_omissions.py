@@ -11,7 +11,7 @@ from megatron.energon.epathlib import EPath
 
 from energon_ext import ConfigError, DynamicBlendMixin, PackedTaskEncoder
 from energon_ext.cli import forecast
-from energon_ext.config.left_out import left_out
+from energon_ext.config.run_fields import run_fields
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
 from tests.cli.command import energon_ext
@@ -90,8 +90,8 @@ def test_schedules_of_optimizer_steps_know_what_was_skipped(folder):
 
 
 def test_ranges_that_touch_or_overlap_are_one():
-    found = left_out([[10, 12], [9, 10], [1, 6], [2, 3]], None, EPath("mix.yaml"))
-    assert found.skip == ((1, 6), (9, 12))
+    found = run_fields(None, [[10, 12], [9, 10], [1, 6], [2, 3]], None, EPath("mix.yaml"))
+    assert found.skip.ranges == ((1, 6), (9, 12))
 
 
 def test_a_run_that_skips_its_last_steps_ends(folder):
@@ -237,7 +237,7 @@ def test_one_metadataset_says_what_is_left_out(folder):
     mix(folder, "inner", skip=[[1, 2]])
     assert Run(outer, rows=ROWS).steps(2) == [all_steps[0], all_steps[2]]
     outer.write_text(json.dumps({**json.loads(outer.read_text()), "skip": [[5, 6]]}))
-    with pytest.raises(ConfigError, match="inner.yaml: `skip` or `exclude` again inside .*outer"):
+    with pytest.raises(ConfigError, match="inner.yaml and .*outer.yaml: `skip` in both; only one"):
         Run(outer, rows=ROWS)
 
 

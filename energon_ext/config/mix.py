@@ -1,0 +1,159 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The mix of a run: its sources by key, and the tree of weights over them.
+
+From a YAML file to draws:
+
+1. ``yaml_check.YamlChecker`` looks at the file and at all it names, before anything is run.
+2. Energon's parser makes the classes of ``metadataset.py`` of it, whose ``post_initialize`` checks
+   the entries and keeps their fields.
+3. ``ScheduledBlend.get_datasets`` makes one ``Tree``: a ``Node`` for each ``blend`` and
+   ``interleave`` as written, and a ``Leaf`` for each dataset that Energon loads.
+4. ``carried_weight.carry`` puts the whole tree into the weight of each dataset, since Energon hands
+   on nothing else. Stock metadatasets around ours multiply a factor.
+5. :func:`mix_of` has the trees back from the datasets that a TaskEncoder gets, puts them together,
+   and gives every source its key: a :class:`Mix`.
+6. ``encoders.sources.read_sources`` opens the sources of the mix.
+7. ``mixture.Mixture`` draws from the tree, at the positions that the schedule axis of the mix
+   counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any, Sequence
+
+import numpy as np
+from megatron.energon.epathlib import EPath
+from megatron.energon.metadataset.loader_interface import LoadedDataset
+
+from energon_ext.config.carried_weight import parts_of, tree_of
+from energon_ext.config.leaf import Leaf
+from energon_ext.config.run_fields import RunFields
+from energon_ext.config.source_key import portable_path, source_keys, source_names
+from energon_ext.errors import ConfigError
+from energon_ext.mixture.tree import BLEND, Node, Tree, check_nested_schedules
+from energon_ext.state.match import SourceNames
+from energon_ext.weights import ConstantWeight, ScheduleAxis
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Entry(Leaf):
+    """A source of a run.
+
+    Attributes:
+        key: its identity, see :class:`~energon_ext.config.source_key.SourceKey`.
+        names: by which its state is found where the key has changed.
+        loaded: Energon's dataset with its repetitions and auxiliary data.
+        excluded: numbers of documents that are not read, sorted, int64 [n]; None for none.
+    """
+
+    key: str
+    names: SourceNames
+    loaded: LoadedDataset
+    excluded: np.ndarray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Mix:
+    """The sources of a run and how they are mixed.
+
+    Attributes:
+        entries: the sources, in the order of the YAML.
+        tree: over their keys.
+        run: what breakpoints count, steps that are skipped, documents that are excluded.
+    """
+
+    entries: tuple[Entry, ...]
+    tree: Tree
+    run: RunFields
+
+    @property
+    def axis(self) -> ScheduleAxis:
+        """What breakpoints count."""
+        return ScheduleAxis(self.run.axis)
+
+    def axis_with(self, given: ScheduleAxis | None) -> ScheduleAxis:
+        """The axis with the end of the run, which a launch script gives.
+
+        Raises:
+            ConfigError: the script gives another unit than the metadataset.
+        """
+        if given is None:
+            return self.axis
+        if given.unit not in (None, self.run.axis):
+            raise ConfigError(
+                f"schedule_axis: {given.unit} found in the launch script, and "
+                f"{self.run.where or 'the metadataset'} counts {self.run.axis}; write "
+                f"`schedule_axis: {given.unit}` into the file, which every command reads."
+            )
+        return replace(given, unit=self.run.axis)
+
+
+def mix_of(datasets: Sequence[LoadedDataset]) -> Mix:
+    """The mix of the datasets that Energon gives a TaskEncoder.
+
+    For validation that is one dataset of the tree; the mix has this one alone.
+
+    Raises:
+        ConfigError: no dataset, one without samples, two sources of one name, a schedule inside a
+            schedule, or metadatasets that contradict each other.
+    """
+    if not datasets:
+        raise ConfigError("The metadataset names no source; list at least one.")
+    parts = parts_of(datasets)
+    each_run = [fields for part in parts for fields in part.whole.run] or [RunFields()]
+    run = each_run[0].merged(each_run[1:], inside=False)
+    leaves = [leaf for part in parts for leaf in part.leaves]
+    loaded = [each for part in parts for each in part.datasets]
+    excluded = run.exclude.documents
+    entries = tuple(
+        Entry(**vars(leaf), key=key, names=names, loaded=each, excluded=excluded.get(key))
+        for leaf, key, names, each in zip(leaves, source_keys(leaves), source_names(leaves), loaded)
+    )
+    _check_entries(entries)
+    keys = {id(leaf): entry.key for leaf, entry in zip(leaves, entries)}
+    tree: Any = tree_of(parts)
+    if isinstance(tree, Leaf):
+        tree = Tree(Node(BLEND, [ConstantWeight(1.0)]), [tree])
+    tree = tree.map(lambda leaf: keys.get(id(leaf)))
+    check_nested_schedules(tree)
+    return Mix(entries, _named(tree.sorted(), entries[0].root), run)
+
+
+def _check_entries(entries: Sequence[Entry]) -> None:
+    shown = Counter(entry.key for entry in entries)
+    shown.update(entry.name for entry in entries if entry.name is not None)
+    for entry in entries:
+        if len(entry.dataset) == 0:
+            place = f" ({entry.where})" if entry.where else ""
+            raise ConfigError(
+                f"Source {entry.key}{place} has no samples; prepare it again or leave it out."
+            )
+        if entry.name not in (None, entry.key) and shown[entry.name] > 1:
+            raise ConfigError(
+                f"name: {entry.name!r} is that of two sources, {entry.key} for one; rename it."
+            )
+
+
+def _named(tree: Tree, root: EPath | None) -> Tree:
+    """Name the nodes of a tree by the metadatasets that have them, as sources are named.
+
+    The outermost node has no name: it is the same one wherever its file lies.
+    """
+    seen: Counter[str] = Counter()
+
+    def name(tree: Tree, is_outermost: bool) -> Tree:
+        node, location = tree.node, tree.node.location
+        if is_outermost or not location:
+            node = replace(node, identity=location)
+        else:
+            seen[location] += 1
+            number = f"#{seen[location]}" if seen[location] > 1 else ""
+            path, _, split = location.rpartition(":")
+            own_name = f"{portable_path(path, root)}:{split}{number}"
+            node = replace(node, name=own_name, identity=f"{location}{number}")
+        return Tree(node, [name(m, False) if isinstance(m, Tree) else m for m in tree.members])
+
+    return name(tree, True)

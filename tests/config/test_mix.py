@@ -1,0 +1,310 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""From YAML files to the mix that a TaskEncoder gets, through Energon's own metadatasets."""
+
+import json
+
+import pytest
+from megatron.energon import DefaultTaskEncoder, get_train_dataset
+from megatron.energon.metadataset import load_dataset
+
+from energon_ext import ConfigError, ScheduleAxis
+from energon_ext.config.mix import mix_of
+from energon_ext.mixture.mixture import Mixture
+from energon_ext.mixture.tree import BLEND, INTERLEAVE, Tree
+from tests.support import config, write_dataset, write_mix, write_tokens
+
+FALLING = {"linear": {0: 10, 5: 0}}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    for name in "abcd":
+        write_tokens(root / name, [[5, 6, 7]] * 4)
+    write_dataset(root / "web", ["x"] * 3)  # stock metadatasets name no token files
+    return root
+
+
+def ours(path, entries, **fields):
+    """A metadataset of ours; further fields stand beside its splits."""
+    content = json.loads(write_mix(path, entries).read_text())
+    path.write_text(json.dumps({**content, **fields}))
+    return path
+
+
+def stock(path, *entries, version="MetadatasetV2"):
+    blend = [{"path": str(entry), "weight": weight} for entry, weight in entries]
+    name = "blend" if version == "MetadatasetV2" else "datasets"
+    content = {"__module__": "megatron.energon", "__class__": version}
+    path.write_text(json.dumps({**content, "splits": {"train": {name: blend}}}))
+    return path
+
+
+def loaded(path):
+    kwargs = {"training": True, "split_part": "train", "worker_config": config()}
+    return load_dataset(path).get_datasets(**kwargs).datasets
+
+
+def shares(mix, position):
+    keys = sorted(mix.tree.keys())
+    found = Mixture(mix.tree, keys, seed="").shares(position)
+    return {key: round(share, 12) for key, share in zip(keys, found)}
+
+
+# The tree ----------------------------------------------------------------------------------------
+
+
+def test_a_mix_has_the_entries_in_the_order_of_the_yaml_and_the_tree_in_that_of_the_keys(data):
+    inner = ours(data / "inner.yaml", [("c", 1), ("a", 3)])
+    path = write_mix(data / "mix.yaml", [])
+    content = json.loads(path.read_text())
+    entries = [
+        {"path": "d", "weight": 2, "name": "last", "max_epochs": 3},
+        {"path": str(inner), "weight": {"step": {0: 2, 9: 0}}, "max_epochs": 2},
+    ]
+    content["splits"]["train"] = {"interleave": entries}
+    path.write_text(json.dumps(content))
+    mix = mix_of(loaded(path))
+    assert [entry.key for entry in mix.entries] == ["d", "c", "a"]
+    assert [entry.max_epochs for entry in mix.entries] == [3, 2, 2]
+    assert [entry.name for entry in mix.entries] == ["last", None, None]
+    assert mix.entries[1].where == f"{inner}: blend[0] ({data / 'c'})"
+    assert mix.entries[0].where == f"{path}: interleave[0] ({data / 'd'})"
+    assert mix.tree.to_json() == [
+        INTERLEAVE,
+        [{"step": [[0, 2.0], [9, 0.0]]}, 2.0],
+        [[BLEND, [3.0, 1.0], ["a", "c"]], "d"],
+    ]
+    outer, below = mix.tree.nodes()
+    assert (outer.name, outer.identity) == ("", f"{path}:train")
+    assert (below.name, below.identity) == ("inner.yaml:train", f"{inner}:train")
+
+
+def test_each_copy_of_a_file_is_a_node_of_its_own(data):
+    inner = ours(data / "inner.yaml", [("a", 1), ("b", 3)])
+    mix = mix_of(loaded(ours(data / "mix.yaml", [(inner, 1), (inner, 2)])))
+    assert [entry.key for entry in mix.entries] == ["a", "b", "a#2", "b#2"]
+    assert [node.name for node in mix.tree.nodes()] == [
+        "",
+        "inner.yaml:train",
+        "inner.yaml:train#2",
+    ]
+
+
+def test_the_smallest_limit_and_the_words_next_to_the_source_hold(data):
+    path = ours(data / "inner.yaml", [])
+    content = json.loads(path.read_text())
+    entries = [{"path": "a", "max_epochs": 2, "name": "near"}, {"path": "b", "max_epochs": 9}]
+    content["splits"]["train"] = {"blend": entries[:1]}
+    path.write_text(json.dumps(content))
+    content["splits"]["train"] = {"blend": [{"path": str(path), "max_epochs": 5, "name": "far"}]}
+    (data / "mix.yaml").write_text(json.dumps(content))
+    (entry,) = mix_of(loaded(data / "mix.yaml")).entries
+    assert (entry.max_epochs, entry.name) == (2, "near")
+    assert entry.where.startswith(str(path))
+
+
+def test_one_dataset_of_a_tree_is_a_mix_of_its_own(data):
+    """Energon builds a validation dataset of each source, with nothing but its own dataset."""
+    inner = ours(data / "inner.yaml", [("a", FALLING), ("b", 0)])
+    datasets = loaded(ours(data / "mix.yaml", [(inner, 1), ("c", 0), (inner, 1)]))
+    for dataset, key in zip(datasets, ["a", "b", "c", "a", "b"], strict=True):
+        mix = mix_of([dataset])
+        assert [entry.key for entry in mix.entries] == list(mix.tree.keys()) == [key]
+        assert mix.entries[0].loaded is dataset
+
+
+def test_a_dataset_without_a_metadataset_is_a_mix_of_one(data, tmp_path):
+    folder = write_dataset(tmp_path / "web", ["x"] * 3)
+    mix = mix_of(loaded(folder))
+    assert [entry.key for entry in mix.entries] == [f"{folder}:train"]
+    assert shares(mix, 0) == {f"{folder}:train": 1}
+    assert mix.axis == ScheduleAxis("steps")
+
+
+@pytest.mark.parametrize("split", [{"path": "a"}, {"blend_epochized": [{"path": "a"}]}])
+def test_a_split_without_weights_has_its_folder_and_fields_too(data, split):
+    path = ours(data / "mix.yaml", [], skip=[[1, 2]], schedule_axis="tokens")
+    content = json.loads(path.read_text())
+    content["splits"]["train"] = split
+    path.write_text(json.dumps(content))
+    mix = mix_of(loaded(path))
+    assert list(mix.tree.keys()) == ["a"]
+    assert (mix.run.skip.ranges, mix.axis.unit) == (((1, 2),), "tokens")
+    assert mix.entries[0].where == f"{path}: train"
+
+
+def test_schedules_on_one_path_are_refused_with_both_places(data):
+    inner = ours(data / "inner.yaml", [("a", FALLING), ("b", 1)])
+    path = ours(data / "mix.yaml", [(inner, FALLING), ("c", 1)])
+    places = r"mix\.yaml: blend\[0\] .*\.weight and .*inner\.yaml: blend\[0\] .*\.weight"
+    with pytest.raises(ConfigError, match=f"A schedule inside a schedule: .*{places}"):
+        mix_of(loaded(path))
+    content = json.loads(path.read_text())
+    content["splits"]["train"]["allow_nested_schedules"] = True
+    path.write_text(json.dumps(content))
+    assert shares(mix_of(loaded(path)), 0)["c"] == round(1 / 11, 12)
+
+
+# Stock metadatasets around ours -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["MetadatasetV2", "Metadataset"])
+def test_half_of_a_falling_schedule_falls_with_it(data, version):
+    """Conformance: {0: 10, 5: 0} x 0.5 is 5 at 0, and 0 at 5; beside a constant of 5."""
+    inner = ours(data / "inner.yaml", [("a", FALLING), ("b", 10)])
+    mix = mix_of(loaded(stock(data / "top.yaml", (inner, 1), (inner, 1), version=version)))
+    node = mix.tree.node
+    assert [0.5 * weight.evaluate(0) for weight in mix.tree.members[0].node.weights] == [5, 5]
+    assert [weight.evaluate(0) for weight in node.weights] == [0.5, 0.5]
+    assert shares(mix, 0) == {"a": 0.25, "a#2": 0.25, "b": 0.25, "b#2": 0.25}
+    assert shares(mix, 5) == {"a": 0, "a#2": 0, "b": 0.5, "b#2": 0.5}
+
+
+def test_what_stock_metadatasets_blend_is_a_constant_factor_around_a_whole_tree(data):
+    """Of ours in stock in ours in stock, each level is a node."""
+    deep = ours(data / "deep.yaml", [("a", FALLING), ("b", 10)])
+    between = stock(data / "between.yaml", (deep, 1), ("web", 3))
+    outer = ours(data / "outer.yaml", [(between, 1), ("d", 1)])
+    mix = mix_of(loaded(stock(data / "top.yaml", (outer, 1))))
+    falling = {"linear": [[0, 10.0], [5, 0.0]]}
+    in_deep = [BLEND, [falling, 10.0], ["a", "b"]]
+    in_between = [BLEND, [0.25, 0.75], [in_deep, "web:train"]]
+    assert mix.tree.to_json() == [BLEND, [1.0], [[BLEND, [1.0, 1.0], [in_between, "d"]]]]
+    names = [node.name for node in mix.tree.nodes()]
+    assert names == ["", "outer.yaml:train", "", "deep.yaml:train"]
+    assert shares(mix, 0) == {"a": 0.0625, "b": 0.0625, "web:train": 0.375, "d": 0.5}
+
+
+def test_a_node_below_a_stock_metadataset_keeps_the_name_of_its_own_file(data):
+    inner = ours(data / "inner.yaml", [("a", 1), ("b", 1)])
+    between = stock(data / "between.yaml", (inner, 1))
+    path = ours(data / "mix.yaml", [])
+    content = json.loads(path.read_text())
+    names = []
+    for reference in (between, inner):
+        content["splits"]["train"] = {"path": str(reference)}
+        path.write_text(json.dumps(content))
+        names.append([node.identity for node in mix_of(loaded(path)).tree.nodes()])
+    assert names == [["", f"{inner}:train"], [f"{path}:train"]]
+
+
+def test_our_file_of_one_dataset_is_allowed_in_any_stock_metadataset(data):
+    one = ours(data / "one.yaml", [])
+    content = json.loads(one.read_text())
+    content["splits"]["train"] = {"path": "a"}
+    one.write_text(json.dumps(content))
+    for version in ("MetadatasetV2", "Metadataset"):
+        path = stock(data / "top.yaml", (one, 1), (one, 3), version=version)
+        assert shares(mix_of(loaded(path)), 0) == {"a": 0.25, "a#2": 0.75}
+    epochized = {"blend_epochized": [{"path": str(one), "repetitions": 2}, {"path": str(one)}]}
+    for module, name in (
+        ("megatron.energon", "MetadatasetV2"),
+        ("energon_ext", "ScheduledMetadataset"),
+    ):
+        content = {"__module__": module, "__class__": name, "splits": {"train": epochized}}
+        (data / "top.yaml").write_text(json.dumps(content))
+        mix = mix_of(loaded(data / "top.yaml"))
+        assert mix.tree.to_json() == [BLEND, [8.0, 4.0], ["a", "a#2"]]
+
+
+# Encoders without the mixin -----------------------------------------------------------------------
+
+
+def train(path):
+    return get_train_dataset(
+        path,
+        worker_config=config(),
+        batch_size=1,
+        task_encoder=DefaultTaskEncoder(),
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+    )
+
+
+def test_constant_blends_are_the_floats_that_stock_energon_makes(data):
+    inner = ours(data / "inner.yaml", [("a", 1), ("b", 3)])
+    path = stock(
+        data / "top.yaml", (ours(data / "mix.yaml", [("c", 2), (inner, 6)]), 1), ("web", 3)
+    )
+    weights = [dataset.weight for dataset in loaded(path)]
+    assert all(isinstance(weight, float) for weight in weights)
+    assert [float(weight) for weight in weights] == weights == [0.0625, 0.046875, 0.140625, 0.75]
+
+
+@pytest.mark.parametrize(
+    ("rule", "weight"), [("blend", {"step": {0: 1, 9: 2}}), ("blend", 0), ("interleave", 1)]
+)
+def test_an_encoder_without_the_mixin_is_an_error_and_no_run_at_the_first_weights(
+    tmp_path, rule, weight
+):
+    for name in "ab":
+        write_dataset(tmp_path / name, ["x"] * 3)
+    path = write_mix(tmp_path / "inner.yaml", [])
+    content = json.loads(path.read_text())
+    entries = [{"path": "a", "weight": weight}, {"path": "b", "weight": 1}]
+    content["splits"]["train"] = {rule: entries}
+    path.write_text(json.dumps(content))
+    for outer in (path, write_mix(tmp_path / "mix.yaml", [("a", 1), (path, 1)])):
+        with pytest.raises(
+            ConfigError, match=r"inner\.yaml: .*\[0\] .*\.weight: .*DynamicBlendMixin"
+        ):
+            train(outer)
+
+
+# Fields for the whole run -------------------------------------------------------------------------
+
+
+def test_breakpoints_count_what_the_outermost_file_says(data):
+    constant = ours(data / "constant.yaml", [("a", 1)])
+    tokens = ours(data / "tokens.yaml", [("b", FALLING)], schedule_axis="tokens")
+    assert mix_of(loaded(constant)).axis.unit == "steps"
+    assert mix_of(loaded(tokens)).axis.unit == "tokens"
+    both = [(constant, 1), (tokens, 1)]
+    assert (
+        mix_of(loaded(ours(data / "mix.yaml", both, schedule_axis="tokens"))).axis.unit == "tokens"
+    )
+    for fields, unit in (({}, "steps"), ({"schedule_axis": "samples"}, "samples")):
+        with pytest.raises(
+            ConfigError, match=rf"mix\.yaml counts {unit}, and .*tokens\.yaml tokens"
+        ):
+            loaded(ours(data / "mix.yaml", both, **fields))
+
+
+def test_files_side_by_side_count_the_same(data):
+    steps = ours(data / "steps.yaml", [("a", FALLING)])
+    tokens = ours(data / "tokens.yaml", [("b", FALLING)], schedule_axis="tokens")
+    for first, second in ((steps, tokens), (tokens, steps)):
+        words = f"{first.name} counts {first.stem}, and .*{second.name} {second.stem}; give both"
+        with pytest.raises(ConfigError, match=words):
+            mix_of(loaded(stock(data / "top.yaml", (first, 1), (second, 1))))
+    path = stock(data / "top.yaml", (tokens, 1), ("web", 1))
+    assert mix_of(loaded(path)).axis.unit == "tokens"
+
+
+@pytest.mark.parametrize("unit", ["epochs", 5, "", ["steps"]])
+def test_an_unknown_unit_is_refused_with_the_file(data, unit):
+    with pytest.raises(
+        ConfigError, match=r"mix\.yaml: schedule_axis: .* found, steps, tokens, sam"
+    ):
+        loaded(ours(data / "mix.yaml", [("a", 1)], schedule_axis=unit))
+
+
+def test_a_launch_script_gives_the_end_and_no_other_unit(data):
+    mix = mix_of(loaded(ours(data / "mix.yaml", [("a", 1)], schedule_axis="samples")))
+    assert mix.axis_with(None) == mix.axis == ScheduleAxis("samples")
+    for given in (ScheduleAxis(end=7), ScheduleAxis("samples", end=7)):
+        assert mix.axis_with(given) == ScheduleAxis("samples", end=7)
+    with pytest.raises(
+        ConfigError, match=r"schedule_axis: steps found in the launch script, and .*mix"
+    ):
+        mix.axis_with(ScheduleAxis("steps"))
+
+
+def test_a_thousand_weights_carry_one_tree(data):
+    datasets = loaded(ours(data / "mix.yaml", [("a", n + 1) for n in range(1000)]))
+    assert len({id(dataset.weight.whole) for dataset in datasets}) == 1
+    assert sum(map(float, [dataset.weight for dataset in datasets])) == pytest.approx(1)
+    mix = mix_of(datasets)
+    assert isinstance(mix.tree, Tree) and len(mix.entries) == 1000
