@@ -21,6 +21,8 @@ from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.source_key import get_origin, left_out_of, shuffle_key
+from energon_ext.documents.base import Documents
+from energon_ext.documents.file_set import TokenFiles
 from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.text import Document, PackedRows
 from energon_ext.encoders.sources import MixOfSources, encoded_samples, read_sources
@@ -162,6 +164,19 @@ has no transition to train.
             raise SampleError(f"Sample {sample.__key__}: its text is {sample.text!r:.40}.")
         return Document.derive_from(sample, tokens=self.tokenizer.encode_array(sample.text))
 
+    @stateless
+    def _streamed_document(self, sample: Any) -> Document:
+        return self.encode_document(sample)
+
+    def documents_of(self, files: TokenFiles, key: str) -> Documents:
+        """The documents of token files as rows are made of them."""
+        return files
+
+    def token_file_meta(self) -> dict[str, Any]:
+        """What the ``.meta.json`` beside token files says of how they were written."""
+        tokenizer = self.tokenizer
+        return {"tokenizer": tokenizer.fingerprint(), "vocab_size": tokenizer.vocab_size}
+
     def state_fingerprint(self) -> dict[str, Any]:
         is_bin = self.packing == "bin"
         return {
@@ -249,7 +264,7 @@ has no transition to train.
             encoded_samples(
                 self,
                 texts,
-                self.encode_document,
+                self._streamed_document,
                 shuffle_buffer=self._shuffle_buffer_docs,
                 seq_len=self.seq_len,
             ),
@@ -320,7 +335,7 @@ has no transition to train.
             raise ConfigError(f"{key}: {epochs} repetitions; a token file is read in whole epochs.")
         factory.files.check_tokenizer(self.tokenizer.fingerprint(), self.tokenizer.vocab_size)
         return PlannedRows(
-            factory.files,
+            self.documents_of(factory.files, key),
             source=key,
             packer=self._packer,
             order=EpochOrder(

@@ -13,6 +13,9 @@ from megatron.energon.task_encoder.cooking import basic_sample_keys
 
 from energon_ext.batch.rows import Row
 from energon_ext.config.references import TokenFileFactory
+from energon_ext.documents.base import Documents
+from energon_ext.documents.cut import CutDocuments
+from energon_ext.documents.file_set import TokenFiles
 from energon_ext.documents.text import Document
 from energon_ext.encoders.chat import ChatTemplate, check_messages, default_template, split_answers
 from energon_ext.encoders.mixin import DynamicBlendMixin
@@ -114,9 +117,11 @@ class SFTTaskEncoder(PackedTaskEncoder):
 
     @stateless
     def encode_document(self, sample: PromptResponse | Dialogue) -> Document:
-        """A conversation as a document with weight 1 on its answers and 0 on all else."""
+        """A whole conversation as a document with weight 1 on its answers and 0 on all else."""
         try:
-            tokens, weights = self._fit(*self._encode(sample))
+            tokens, weights = self._encode(sample)
+            if not weights[1:].any():  # nothing predicts the first token of a document
+                raise SampleError("no token of an answer, so there is nothing to train on")
         except SampleError as error:
             raise SampleError(f"Sample {sample.__key__}: {error}.") from error
         return Document.derive_from(sample, tokens=tokens, label_weights=weights)
@@ -138,6 +143,24 @@ class SFTTaskEncoder(PackedTaskEncoder):
                 f"answers; write it with `energon-ext prepare --chat`, or use a PackedTaskEncoder."
             )
         return super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
+
+    @stateless
+    def _streamed_document(self, sample: PromptResponse | Dialogue) -> Document:
+        document = self.encode_document(sample)
+        tokens, weights = self._fit(document.tokens, document.label_weights)
+        return Document.derive_from(sample, tokens=tokens, label_weights=weights)
+
+    def documents_of(self, files: TokenFiles, key: str) -> Documents:
+        return CutDocuments(
+            files,
+            source=key,
+            most_tokens=self.seq_len + 1,
+            over_long=self.over_long,
+            untrained=None if self.train_on_eos else self.tokenizer.eos_id,
+        )
+
+    def token_file_meta(self) -> dict[str, Any]:
+        return {**super().token_file_meta(), "chat_template": self.chat_template.fingerprint()}
 
     def saved_options(self) -> dict[str, Any]:
         fixed = ("packing", "mask_boundary_loss")
