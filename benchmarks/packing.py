@@ -13,17 +13,23 @@ from timing import markdown, microseconds
 
 from energon_ext.packing import BestFitPacker, Pieces, best_fit_decreasing
 
-CAPACITIES = (4096, 8192)  # tokens of a bin
+CASES = (  # lengths, tokens of a bin
+    ("web", 8192),
+    ("web", 4096),
+    ("web", 2048),
+    ("books", 8192),
+    ("SFT", 4096),
+    ("longer than T/8", 4096),
+)
 BUFFERS = (512, 1024, 4096)
 DOCUMENTS = 16_384
 
 
 def run():
     rows = []
-    for kind in ("web", "SFT", "longer than T/8"):
-        for capacity in CAPACITIES:
-            pieces = documents(kind, capacity)
-            rows += [measure(kind, pieces, capacity, buffer) for buffer in BUFFERS]
+    for kind, capacity in CASES:
+        found = documents(kind, capacity)
+        rows += [measure(kind, found, capacity, buffer) for buffer in BUFFERS]
     return markdown(
         f"Bin packing, {DOCUMENTS:,} documents",
         (
@@ -37,11 +43,11 @@ def run():
     )
 
 
-def measure(kind, pieces, capacity, buffer_docs):
+def measure(kind, found, capacity, buffer_docs):
     packers = {"ours": planned, "decreasing": decreasing}
     times = microseconds(
         {
-            name: lambda _, pack=pack: pack(pieces, capacity, buffer_docs)
+            name: lambda _, pack=pack: pack(found, capacity, buffer_docs)
             for name, pack in packers.items()
         },
         calls=1,
@@ -50,9 +56,9 @@ def measure(kind, pieces, capacity, buffer_docs):
     )
     cells = [f"{kind}, {capacity}, {buffer_docs}"]
     for name, pack in packers.items():
-        tokens, bins = np.sum(pack(pieces, capacity, buffer_docs), axis=0)
+        tokens, bins = np.sum(pack(found, capacity, buffer_docs), axis=0)
         cells.append(f"{100 * tokens / (bins * capacity):.3f} %")
-        cells.append(f"{times[name] / len(pieces):.2f}")
+        cells.append(f"{times[name] / len(found):.2f}")
     return cells
 
 
@@ -62,27 +68,32 @@ def documents(kind, capacity):
         lengths = random.lognormal(5.8, 0.9, DOCUMENTS)
     elif kind == "web":
         lengths = random.lognormal(6.2, 1.15, DOCUMENTS)
+    elif kind == "books":
+        lengths = random.lognormal(11.0, 1.0, DOCUMENTS)
     else:
         lengths = random.lognormal(6.2, 1.15, 40 * DOCUMENTS).clip(max=capacity - 1)
         lengths = lengths[lengths > capacity / 8][:DOCUMENTS]
     lengths = lengths.astype(np.int64) + 1
     numbers = np.arange(len(lengths))
-    return Pieces.whole(numbers, numbers, lengths).cut(capacity)
+    return Pieces.whole(numbers, numbers, lengths)
 
 
-def planned(pieces, capacity, buffer_docs):
+def planned(found, capacity, buffer_docs):
     """``(tokens, bins)`` of one buffer after another."""
-    packer, found = BestFitPacker(capacity - 1), []
-    rest, start = Pieces.none(), 0
-    while start < len(pieces):
-        stop = start + buffer_docs - len(rest)
-        plan = packer.plan(rest, pieces[start:stop], rows_before=len(found))
-        rest, start = plan.carried, stop
-        found.append((int((plan.pieces.stops - plan.pieces.starts).sum()), len(plan.ends)))
-    return found
+    packer, sizes = BestFitPacker(capacity - 1), []
+    rest, start, rows_before = Pieces.none(), 0, 0
+    while start < len(found):
+        stop = start + max(1, buffer_docs - len(np.unique(rest.documents)))
+        plan = packer.plan(rest, found[start:stop], rows_before=rows_before)
+        rest, start, rows_before = plan.carried, stop, rows_before + len(plan)
+        sizes.append((int((plan.pieces.stops - plan.pieces.starts).sum()), len(plan)))
+    return sizes
 
 
-def decreasing(pieces, capacity, buffer_docs):
-    lengths = (pieces.stops - pieces.starts).tolist()
-    buffers = (lengths[at : at + buffer_docs] for at in range(0, len(lengths), buffer_docs))
-    return [(sum(buffer), len(best_fit_decreasing(buffer, capacity))) for buffer in buffers]
+def decreasing(found, capacity, buffer_docs):
+    sizes = []
+    for start in range(0, len(found), buffer_docs):
+        pieces = found[start : start + buffer_docs].cut(capacity)
+        lengths = (pieces.stops - pieces.starts).tolist()
+        sizes.append((sum(lengths), len(best_fit_decreasing(lengths, capacity))))
+    return sizes

@@ -1,20 +1,19 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a Megatron run reads, when, and how much of it: one plan, any topology.
+"""Decides what a Megatron run reads, when, and how much of it: one plan, any topology.
 
 ::
 
-                 YAML --> mixture tree + sources                         config/ weights/ mixture/
- planned source: token files, splice         lengths -> packing -> rows  documents/ packing/ splice/
- streamed source: Energon text dataset       samples -> encode -> packing -> rows       encoders/
-                                   |
- step k: the mixture says whose row is next -> rows -> dealt to ranks and micro-batches     plan/
-                                   | own rows only
- batch:  tokens of own rows -> PackedBatch: flat, [A, B, T], Megatron dict                 batch/
- rl:     prompts -> Sampler -> ScoredGroup -> PackedBatch                                     rl/
-                                   |
- step:   get_batch -> GPTModel -> loss                                      megatron/ losses.py
- state:  cursor of the plan; retained states of sources that are away             loader/ state/
+ YAML --> tree of weights                                          config/ weights/ mixture/
+ sources: things with a number, a length and a cost                documents/ splice/
+ plan     step k: whose row is next -> which numbers make it       packing/ plan/
+            -> which rank and micro-batch                          one planner per rank
+ read     numbers -> tokens -> row -> batch                        loader/ batch/
+ step     get_batch -> GPTModel -> loss                            megatron/ losses.py
+ state    the cursor after the last batch that was handed out      state/ loader/
+
+ streamed: any Energon dataset under scheduled weights             streamed/
+ rl:       prompts -> Sampler -> ScoredGroup -> PackedBatch        rl/
 """
 
 from energon_ext.batch.packed_batch import PackedBatch

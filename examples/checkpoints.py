@@ -52,13 +52,7 @@ class Checkpoints:
 
     def newest(self):
         """The step of the newest complete checkpoint; None where there is none."""
-        step = tracked_iteration(self.folder)
-        if step is not None and not self.folder_of(step).is_dir():
-            raise StateFormatError(
-                f"{self.folder / TRACKER} names {self.folder_of(step).name}, which is not there. "
-                f"Copy it from where it is, or write the step of another checkpoint into the file."
-            )
-        return step
+        return tracked_iteration(self.folder)
 
     def save(self, step, *, write_model, run, cursor=None, states=()):
         """Save one step; all ranks call this together, and if one fails, all raise.
@@ -78,7 +72,8 @@ class Checkpoints:
         def publish():
             if cursor is not None:
                 write_file(folder / CURSOR, json.dumps(cursor).encode())
-            write_sealed(folder / RUN, run)
+            written = sorted(path.name for path in folder.glob("data*.json"))
+            write_sealed(folder / RUN, {**run, "data": written})
             write_file(self.folder / TRACKER, str(step).encode())
             self._remove_old(step)
 
@@ -100,13 +95,14 @@ class Checkpoints:
 
     def data_of(self, step):
         """The data states by data-parallel rank; the cursor of a planned run under None."""
-        states = dict(cursors_in(self.folder_of(step)))
-        if not states:
-            raise StateFormatError(
-                f"{self.folder_of(step)} has lost its {CURSOR}. Copy it again from where it came, "
-                f"or write the step of another checkpoint into {self.folder / TRACKER}."
-            )
-        return states
+        folder = self.folder_of(step)
+        for name in self.run_of(step)["data"]:
+            if not (folder / name).exists():
+                raise StateFormatError(
+                    f"{folder} has lost its {name}. Copy it again from where it came, or write "
+                    f"the step of another checkpoint into {self.folder / TRACKER}."
+                )
+        return dict(cursors_in(folder))
 
     def _begin(self, step):
         folder = self.folder_of(step)
@@ -118,9 +114,10 @@ class Checkpoints:
         fsync(self.folder)
 
     def _remove_old(self, step):
-        """All older ones but the newest complete, which have a run.json."""
-        saved = sorted((int(path.name[5:]), path) for path in self.folder.glob("iter_*"))
-        older = [path for number, path in reversed(saved) if number < step]
+        """Remove all older ones but the newest that are complete, which have a run.json."""
+        numbers = [path.name[5:] for path in self.folder.glob("iter_*")]
+        saved = sorted((int(each) for each in numbers if each.isdecimal()), reverse=True)
+        older = [self.folder_of(each) for each in saved if each < step]
         complete = [path for path in older if (path / RUN).exists()]
         for path in older:
             if path not in complete[: self.keep - 1]:

@@ -33,6 +33,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import unwrap_model
+from torch.distributed.checkpoint.api import CheckpointException
 
 from energon_ext import ConfigError, EnergonExtError
 from energon_ext.megatron import (
@@ -191,7 +192,15 @@ def save_model(model, optimizer, folder):
 
 
 def load_model(model, optimizer, folder):
-    state = dist_checkpointing.load(_sharded_state(model, optimizer, is_loading=True), str(folder))
+    state = _sharded_state(model, optimizer, is_loading=True)
+    try:
+        state = dist_checkpointing.load(state, str(folder))
+    except (Exception, CheckpointException) as error:  # their readers raise anything
+        *_, reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise EnergonExtError(
+            f"{folder}: the model cannot be loaded ({reason}). Copy the folder again from where "
+            f"it came, or resume from another checkpoint."
+        ) from error
     unwrap_model(model).load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
 

@@ -4,13 +4,24 @@
 
 import json
 
-from energon_ext.state.checkpoint_folder import CURSOR, TRACKER, write_state
+from energon_ext.state.checkpoint_folder import (
+    CURSOR,
+    TRACKER,
+    cursors_in,
+    newest_checkpoint,
+    write_state,
+)
 from energon_ext.state.files import write_file
 
 
 def save_cursor(folder, step, cursor):
     """Save the cursor of a planned run; return the folder of the save."""
     return _save(folder, step, lambda save: write_file(save / CURSOR, json.dumps(cursor).encode()))
+
+
+def newest_cursor(folder):
+    """Read the cursor of the newest save."""
+    return dict(cursors_in(newest_checkpoint(folder)))[None]
 
 
 def save_states(folder, step, *states):

@@ -373,6 +373,10 @@ def test_a_first_window_is_the_one_worked_out_by_hand(tmp_path):
         ({"packing": "first-come"}, "'first-come' found"),
         ({"packing_buffer_docs": 0}, "packing_buffer_docs"),
         ({"packing_max_docs_per_bin": 0}, "packing_max_docs_per_bin"),
+        ({"packing": "sequential", "packing_carry": 0.3}, "'sequential' has no option 'carry'"),
+        ({"packing": "sequential", "packing_max_docs_per_bin": 2}, "no option 'max_docs_per_bin'"),
+        ({"packing": "sequential", "alignment": 2}, "alignment needs packing='bin': in a stream"),
+        ({"alignment": 0}, "alignment: 0 found"),
     ],
 )
 def test_a_wrong_encoder_option_is_refused_at_once(options, message):

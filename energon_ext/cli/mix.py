@@ -13,12 +13,13 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from energon_ext.cli import special_tokens
 from energon_ext.encoders.chat import named_template
 from energon_ext.encoders.load import get_train_dataset
-from energon_ext.encoders.pretrain import PACKINGS, PackedTaskEncoder
+from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.prompts import PromptTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
 from energon_ext.encoders.tokenizers import Tokenizer, load_tokenizer
 from energon_ext.errors import ConfigError
+from energon_ext.packing import PACKERS
 from energon_ext.splice.config import MultiSpliceConfig, splice_from_config
 
 _OPTIONS = (
@@ -27,7 +28,7 @@ _OPTIONS = (
     click.option(
         "--seq-length", type=click.IntRange(2, 2**24), default=256, help="Positions of a row."
     ),
-    click.option("--packing", type=click.Choice(PACKINGS), default="bin"),
+    click.option("--packing", type=click.Choice(list(PACKERS)), default="bin"),
     click.option(
         "--tokenizer", default="bytes", help="bytes, a tokenizer.json, a folder or a name."
     ),

@@ -30,8 +30,7 @@ from energon_ext.encoders.splicing import SplicingMixin
 from energon_ext.encoders.text_decoder import TextDecoder
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.packing import BestFitPacker, Packer, SequentialPacker
-from energon_ext.packing.best_fit import DEFAULT_CARRY
+from energon_ext.packing import PACKERS, SequentialPacker, make_packer
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.cost import AttentionCost, Cost
 from energon_ext.plan.dataset import BatchOptions, PassOptions, PlannedDataset
@@ -40,7 +39,8 @@ from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.weights import ScheduleAxis
 
-PACKINGS = ("bin", "sequential")
+#: Attributes of a tokenizer that a state describes it by.
+_OF_TOKENIZER = ("vocab_size", "bos_id", "eos_id", "pad_id", "add_bos", "add_eos")
 
 #: Documents of a planned source that are packed together, unless ``packing_buffer_docs`` is more:
 #: so many in all, and at least and at most so many of one source.
@@ -68,7 +68,8 @@ class PackedTaskEncoder(SplicingMixin, TaskEncoder):
         packing: ``bin`` (whole documents in full rows) or ``sequential`` (one stream, cut at T).
         packing_buffer_docs: documents that ``bin`` looks at together.
         packing_max_docs_per_bin: most documents in a row, None for no limit.
-        packing_carry: share of that buffer that is left for the next rows, for fuller rows.
+        packing_carry: share of the rows that is carried over to the next buffer, for fuller rows;
+            None for the packer's default.
         alignment: every document begins at a multiple of so many positions; context parallelism
             needs ``2 * context_parallel_size``. The sequence length must be a multiple of it.
         mask_boundary_loss: weight 0 where input and label are of different documents; by default
@@ -83,8 +84,8 @@ class PackedTaskEncoder(SplicingMixin, TaskEncoder):
     of ``packing_buffer_docs``) keep their meaning.
 
     Raises:
-        ConfigError: a sequence length below 2, an unknown packing, a buffer without documents, an
-            alignment with ``sequential`` or of which ``seq_len`` is no multiple,
+        ConfigError: a sequence length below 2, an unknown packing, an option that this packing does
+            not have, a buffer without documents, an alignment of which ``seq_len`` is no multiple,
             ``train_on_eos=False`` with a tokenizer that has no such token.
 
     Example:
@@ -106,47 +107,37 @@ has no transition to train.
         packing: str = "bin",
         packing_buffer_docs: int = 512,
         packing_max_docs_per_bin: int | None = None,
-        packing_carry: float = DEFAULT_CARRY,
+        packing_carry: float | None = None,
         alignment: int = 1,
         mask_boundary_loss: bool | None = None,
         train_on_eos: bool = True,
         balance: str | None = None,
         cost: Cost | None = None,
     ):
-        if packing not in PACKINGS:
-            raise ConfigError(f"packing: {packing!r} found, {' or '.join(PACKINGS)} is allowed.")
         check_integer("packing_buffer_docs", packing_buffer_docs, 1)
         if balance not in (None, "attention"):
             raise ConfigError(f"balance: {balance!r} found, 'attention' or None is allowed.")
-        if alignment > 1 and packing == "sequential":
+        if alignment > 1 and packing == SequentialPacker.name:
             raise ConfigError("alignment needs packing='bin': in a stream documents meet anywhere.")
         if not train_on_eos and tokenizer.eos_id is None:
             raise ConfigError("train_on_eos=False, but the tokenizer has no EOS; leave it True.")
         self.tokenizer = tokenizer
         self.seq_len = self.tokens_per_sample = seq_len
-        self.packing = packing
         self.packing_buffer_docs = packing_buffer_docs
-        self.packing_max_docs_per_bin = packing_max_docs_per_bin
-        self.packing_carry = packing_carry
         self.alignment = alignment
+        options = {"max_docs_per_bin": packing_max_docs_per_bin, "carry": packing_carry}
+        given = {name: value for name, value in options.items() if value is not None}
+        if alignment != 1:
+            given["alignment"] = alignment
+        self._packer = make_packer(packing, seq_len, **given)
         self.mask_boundary_loss = (
-            packing == "bin" if mask_boundary_loss is None else mask_boundary_loss
+            not self._packer.cuts_documents if mask_boundary_loss is None else mask_boundary_loss
         )
         self.train_on_eos = train_on_eos
         self.cost = (cost or AttentionCost()) if balance else None
         self._shuffle_buffer_docs = 0
         self._sources: tuple[str, ...] = ()
         self._planned_buffer_docs = MOST_PLANNED_BUFFER_DOCS
-        self._packer: Packer
-        if packing == "sequential":
-            self._packer = SequentialPacker(seq_len)
-        else:
-            self._packer = BestFitPacker(
-                seq_len,
-                max_docs_per_bin=packing_max_docs_per_bin,
-                carry=packing_carry,
-                alignment=alignment,
-            )
         self._assembler = BatchAssembler(
             seq_len,
             pad_id=tokenizer.pad_id,
@@ -178,15 +169,15 @@ has no transition to train.
         return {"tokenizer": tokenizer.fingerprint(), "vocab_size": tokenizer.vocab_size}
 
     def state_fingerprint(self) -> dict[str, Any]:
-        is_bin = self.packing == "bin"
+        every_option = {name for packer in PACKERS.values() for name in packer.option_names()}
+        packing = {**dict.fromkeys(every_option), **self._packer.to_json()}
         return {
             **super().state_fingerprint(),
             "tokenizer": self.tokenizer.fingerprint(),
             "seq_len": self.seq_len,
-            "packing": self.packing,
-            "packing_max_docs_per_bin": self.packing_max_docs_per_bin if is_bin else None,
-            "packing_carry": self.packing_carry if is_bin else None,
-            "alignment": self.alignment,
+            "packing": packing.pop("name"),
+            "alignment": packing.pop("alignment") or 1,
+            **{f"packing_{option}": value for option, value in packing.items()},
             "mask_boundary_loss": self.mask_boundary_loss,
             "train_on_eos": self.train_on_eos,
             "shuffle_buffer_docs": self._shuffle_buffer_docs,
@@ -198,12 +189,13 @@ has no transition to train.
         A ``cost`` of the user's own is not among them.
         """
         cost = self.cost if isinstance(self.cost, AttentionCost) else None
+        packing = self._packer.to_json()
         return {
             "seq_len": self.seq_len,
-            "packing": self.packing,
+            "packing": packing["name"],
             "packing_buffer_docs": self.packing_buffer_docs,
-            "packing_max_docs_per_bin": self.packing_max_docs_per_bin,
-            "packing_carry": self.packing_carry,
+            "packing_max_docs_per_bin": packing.get("max_docs_per_bin"),
+            "packing_carry": packing.get("carry"),
             "alignment": self.alignment,
             "mask_boundary_loss": self.mask_boundary_loss,
             "train_on_eos": self.train_on_eos,
@@ -359,7 +351,10 @@ def saved_encoder(encoder: PackedTaskEncoder) -> dict[str, Any]:
     own = (c for c in type(encoder).__mro__ if c.__module__.startswith("energon_ext."))
     return {
         "class": next(own).__name__,
-        "tokenizer": encoder.tokenizer.options(),
+        "tokenizer": {
+            "fingerprint": encoder.tokenizer.fingerprint(),
+            "attributes": {name: getattr(encoder.tokenizer, name) for name in _OF_TOKENIZER},
+        },
         "options": encoder.saved_options(),
     }
 

@@ -1,17 +1,23 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The encoder of a saved run, made again from its state."""
+"""The encoder of a saved run, described in its state and made again from there.
+
+Rows are planned from token files, so the encoder that is made again needs no tokenizer to plan what
+the run has read, and none has to be installed where its state is looked at.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from energon_ext.encoders.chat import named_template
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
-from energon_ext.encoders.tokenizers import Tokenizer, load_tokenizer
+from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, StateFormatError
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.splice.config import splice_from_config
@@ -22,6 +28,28 @@ _CLASSES = {
 }
 
 
+class SavedTokenizer(Tokenizer):
+    """The ids and the fingerprint of a tokenizer, without its vocabulary.
+
+    Args:
+        saved: of :func:`energon_ext.encoders.pretrain.saved_encoder`.
+    """
+
+    def __init__(self, saved: Mapping[str, Any]):
+        self._fingerprint = dict(saved["fingerprint"])
+        for name, value in saved["attributes"].items():
+            setattr(self, name, value)
+
+    def encode_array(self, text: str) -> np.ndarray:
+        raise ConfigError("The state of a run holds no tokenizer; give --tokenizer.")
+
+    def decode(self, tokens: Any) -> str:
+        raise ConfigError("The state of a run holds no tokenizer; give --tokenizer.")
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self._fingerprint
+
+
 def load_encoder(
     saved: Mapping[str, Any], tokenizer: Tokenizer | None = None, **changed: Any
 ) -> PackedTaskEncoder:
@@ -29,16 +57,18 @@ def load_encoder(
 
     Args:
         saved: of :func:`energon_ext.encoders.pretrain.saved_encoder`.
-        tokenizer: instead of the saved one.
-        changed: options of the encoder that are to be others.
+        tokenizer: to use instead of the saved one.
+        changed: options of the encoder that differ from the saved ones.
 
     Raises:
-        ConfigError: the saved tokenizer cannot be loaded here.
         StateFormatError: the state describes no encoder.
     """
     if saved.get("class") not in _CLASSES or not isinstance(saved.get("options"), Mapping):
         raise StateFormatError("The data state does not say how its rows were encoded.")
     options = {**saved["options"], **changed}
+    if options.get("packing") != saved["options"].get("packing"):
+        of_packing = ("packing_max_docs_per_bin", "packing_carry", "mask_boundary_loss")
+        options.update(dict.fromkeys(of_packing))
     if "chat_template" in options:
         options["chat_template"] = named_template(options["chat_template"])
     if options.get("splice") is not None:
@@ -46,15 +76,5 @@ def load_encoder(
     if options.get("cost") is not None:
         options["cost"] = AttentionCost(**options["cost"])
     encoder_class: Any = _CLASSES[saved["class"]]
-    return encoder_class(tokenizer or _saved_tokenizer(saved), options.pop("seq_len"), **options)
-
-
-def _saved_tokenizer(saved: Mapping[str, Any]) -> Tokenizer:
-    options = dict(saved.get("tokenizer") or {})
-    name = options.pop("name_or_path", None)
-    if name is None:
-        raise ConfigError("The state does not name its tokenizer; give --tokenizer.")
-    try:
-        return load_tokenizer(name, **options)
-    except ConfigError as error:
-        raise ConfigError(f"{error} Or give --tokenizer.") from error
+    seq_len = options.pop("seq_len")
+    return encoder_class(tokenizer or SavedTokenizer(saved["tokenizer"]), seq_len, **options)

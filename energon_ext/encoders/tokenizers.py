@@ -73,10 +73,6 @@ class Tokenizer(ABC):
     def fingerprint(self) -> dict[str, Any]:
         """JSON values that change whenever the ids of some text change."""
 
-    def options(self) -> dict[str, Any]:
-        """Arguments of :func:`load_tokenizer` that make it again, as JSON values; empty if none."""
-        return {}
-
     def padded_vocab_size(self, multiple: int = 128) -> int:
         """The vocabulary rounded up, as tensor-parallel embeddings want it.
 
@@ -120,9 +116,6 @@ class ByteTokenizer(Tokenizer):
         data = (ids[ids >= self.OFFSET] - self.OFFSET).astype(np.uint8).tobytes()
         return data.decode("utf-8", errors="replace")
 
-    def options(self) -> dict[str, Any]:
-        return {"name_or_path": "bytes", "add_bos": self.add_bos, "add_eos": self.add_eos}
-
     def fingerprint(self) -> dict[str, Any]:
         return {"kind": "bytes", "add_bos": self.add_bos, "add_eos": self.add_eos}
 
@@ -153,7 +146,6 @@ class HFTokenizer(Tokenizer):
         pad_token: str | None = None,
     ):
         self.name = str(name_or_path)
-        self._tokens = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": pad_token}
         self.add_bos = add_bos
         self.add_eos = add_eos
         self._tokenizer, defaults = _load_hf(self.name, finds_eos=add_eos and eos_token is None)
@@ -177,10 +169,6 @@ class HFTokenizer(Tokenizer):
 
     def decode(self, tokens: Any) -> str:
         return self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=True)
-
-    def options(self) -> dict[str, Any]:
-        own = {"name_or_path": self.name, "add_bos": self.add_bos, "add_eos": self.add_eos}
-        return {**own, **{name: token for name, token in self._tokens.items() if token}}
 
     def fingerprint(self) -> dict[str, Any]:
         content = hashlib.sha256(self._tokenizer.to_str().encode("utf-8")).hexdigest()

@@ -7,9 +7,8 @@ from typing import Any, Iterator
 
 from megatron.core import parallel_state
 
-from energon_ext.encoders.pretrain import PACKINGS
 from energon_ext.errors import ConfigError
-from energon_ext.packing.best_fit import DEFAULT_CARRY
+from energon_ext.packing import PACKERS
 from energon_ext.weights.axis import UNITS
 
 #: Options of Megatron-LM that would fail later, or be passed over in silence; and why.
@@ -77,10 +76,10 @@ def add_energon_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser
         help="What the breakpoints of weight schedules count: optimizer steps, tokens of all "
         "ranks, or micro-batches of a data-parallel rank.",
     )
-    group.add_argument("--energon-packing", choices=PACKINGS, default="bin")
+    group.add_argument("--energon-packing", choices=list(PACKERS), default="bin")
     group.add_argument("--energon-packing-buffer-docs", type=_count, default=512)
     group.add_argument("--energon-packing-max-docs-per-bin", type=_count)
-    group.add_argument("--energon-packing-carry", type=float, default=DEFAULT_CARRY)
+    group.add_argument("--energon-packing-carry", type=float)
     group.add_argument("--energon-shuffle-buffer-docs", type=_count, default=1000)
     group.add_argument(
         "--energon-mask-boundary-loss",

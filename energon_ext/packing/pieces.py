@@ -8,8 +8,6 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from energon_ext.errors import ConfigError
-
 
 @dataclass(frozen=True)
 class Pieces:
@@ -135,12 +133,3 @@ class PackPlan:
     def __len__(self) -> int:
         """Number of rows."""
         return len(self.ends)
-
-
-def check_seq_len(seq_len: Any) -> None:
-    """Raise ConfigError for a sequence length that no row can have."""
-    if isinstance(seq_len, bool) or not isinstance(seq_len, int) or seq_len < 2:
-        raise ConfigError(
-            f"seq_len: {seq_len!r} found, an integer >= 2 is needed; a shorter row has no "
-            f"transition to train."
-        )

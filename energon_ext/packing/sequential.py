@@ -2,16 +2,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One stream of documents, cut into windows."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from energon_ext.packing.pieces import PackPlan, Pieces, check_seq_len
+from energon_ext.packing.packer import Packer
+from energon_ext.packing.pieces import PackPlan, Pieces
 
 
-class SequentialPacker:
+@dataclass(frozen=True)
+class SequentialPacker(Packer):
     """Windows of T + 1 tokens at stride T.
 
-    Args:
-        seq_len: T, positions of a row.
+    A document is counted with the window in which its last token is a label; where a stream begins
+    with a document of one token, with the first window.
 
     Example:
         >>> packer = SequentialPacker(seq_len=4)
@@ -24,22 +28,19 @@ class SequentialPacker:
         ([1, 3, 5], [3])
     """
 
-    def __init__(self, seq_len: int):
-        check_seq_len(seq_len)
-        self.seq_len = seq_len
+    name = "sequential"
+    cuts_documents = True
 
     def is_enough(self, documents: int, tokens: int, buffer_docs: int) -> bool:
         """Whether a buffer holds enough to pack: more than one window."""
         return tokens > self.seq_len
 
     def resumed(self, carried: Pieces) -> Pieces:
-        """Carried pieces of which only the starts were saved: they reach to the end."""
-        return carried
+        return carried  # they reach to the end of their documents
 
     def plan(
         self, carried: Pieces, new: Pieces, *, rows_before: int = 0, last: bool = False
     ) -> PackPlan:
-        """Pack a buffer; see :meth:`~energon_ext.packing.BestFitPacker.plan`."""
         pieces = carried + new
         if not len(pieces):
             return PackPlan.none()

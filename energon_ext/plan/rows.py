@@ -178,8 +178,11 @@ class PlannedRows(RowSource):
     def _pack_next(self) -> None:
         """Make the plan that follows the present one."""
         carried = self._plan.carried
-        carried = carried[~self._is_excluded(carried.documents)]
-        rows_before = self.window.rows_before + len(self._plan)
+        is_excluded = self._is_excluded(carried.documents)
+        # The first token of a new stream is no label of a row before.
+        is_new_stream = self.window.is_last or bool(is_excluded[:1].any())
+        rows_before = 0 if is_new_stream else self.window.rows_before + len(self._plan)
+        carried = carried[~is_excluded]
         wanted = max(1, self._buffer_docs - len(set(carried.documents.tolist())))
         numbers = self._order.peek(wanted) + self._first
         epoch, position = self._order.epoch, self._order.position

@@ -128,7 +128,9 @@ def read_megatron_lm_state(path: Path) -> Any:
         saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         if not isinstance(saved, dict) or "dataloader_state_dict" not in saved:
             raise ValueError("it has no dataloader_state_dict, so Megatron-LM did not write it")
-        return from_plain(saved["dataloader_state_dict"], most_values=len(content))
+        state = saved["dataloader_state_dict"]
+        from_plain(state, most_values=len(content))  # refuses what is larger than its file
+        return state
     except Exception as error:  # a malformed pickle can raise anything
         # torch wraps its reason in many lines of advice on how to switch the check off
         reason = first_line(error.__context__ or error).split(" by default")[0]

@@ -8,17 +8,16 @@ import shutil
 import pytest
 import torch
 from click.testing import CliRunner
-from megatron.energon.state import FlexState
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.cli.main import main
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.trace import rows_of as rows_of_step
-from energon_ext.state.checkpoint import CheckpointStore
 from energon_ext.state.schema import check_seal
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, write_numbered
-from tests.support import close_loaders, config, loader_for, write_dataset, write_mix
+from tests.saves import save_cursor
+from tests.support import close_loaders, config, loader_for, write_mix
 
 RANKS, BATCH, ROWS = 2, 2, 8
 STEPS, MOVED_AT = 12, 8
@@ -38,17 +37,16 @@ def data(tmp_path_factory):
         write_mix(folder / "second.yaml", [("a", 2), ("c", 1)]),
     ]
     steps, state = [], None
-    with CheckpointStore(folder / "run", keep=9) as store:
-        while len(steps) < STEPS:
-            run = Run(mixes[len(steps) >= MOVED_AT], ranks=RANKS, batch=BATCH, rows=ROWS)
-            if state is not None:
-                run.resume(state)
-            iterators = [iter(loader) for loader in run.loaders]
-            for _ in range(4):
-                steps.append([[next(each) for _ in range(run.rounds)] for each in iterators])
-            state = run.state()
-            store.save(len(steps), data=json.loads(state))
-            close_loaders()
+    while len(steps) < STEPS:
+        run = Run(mixes[len(steps) >= MOVED_AT], ranks=RANKS, batch=BATCH, rows=ROWS)
+        if state is not None:
+            run.resume(state)
+        iterators = [iter(loader) for loader in run.loaders]
+        for _ in range(4):
+            steps.append([[next(each) for _ in range(run.rounds)] for each in iterators])
+        state = run.state()
+        save_cursor(folder / "run", len(steps), json.loads(state))
+        close_loaders()
     return folder, mixes, steps
 
 
@@ -159,16 +157,19 @@ def test_what_cannot_be_traced_is_one_line(data, arguments, message):
 def test_a_folder_without_a_cursor_is_named(data, tmp_path):
     result = call(tmp_path, data[1][0], "--step", 1)
     assert result.exit_code == 2
-    assert "no checkpoint with a data.json" in result.stderr
+    assert "no data.json of a planned run" in result.stderr
 
 
-def test_what_is_not_a_token_file_is_refused_by_name(data, tmp_path):
+def test_spliced_sources_are_refused_by_name(data):
     folder = data[0]
-    write_dataset(folder / "texts", [f"text {number}" for number in range(40)])
-    mix = write_mix(folder / "third.yaml", [("a", 1), ("texts", 1)])
+    mix = folder / "third.yaml"
+    entries = [{"path": "a"}, {"path": "b", "splice": {"num_docs": 2, "content_length": 8}}]
+    content = {"splits": {"train": {"blend": entries}}}
+    head = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
+    mix.write_text(json.dumps({**head, **content}))
     result = call(folder / "run", mix, "--step", 3)
     assert result.exit_code == 2
-    assert "texts:train: is streamed or spliced; only token files are traced." in result.stderr
+    assert "b: is spliced; only documents in rows are traced." in result.stderr
 
 
 def test_documents_come_with_the_line_that_they_were_prepared_from(tmp_path):
@@ -191,8 +192,7 @@ def test_documents_come_with_the_line_that_they_were_prepared_from(tmp_path):
     )
     loader = loader_for(dataset)
     next(iter(loader))
-    with CheckpointStore(tmp_path / "run") as store:
-        store.save(1, data=loader.state_dict())
+    save_cursor(tmp_path / "run", 1, loader.state_dict())
     arguments = ["--step", 3, "--micro-batch-size", 2, "--json", "--tokenizer", "bytes"]
     rows = rows_of(call(tmp_path / "run", mix, *arguments))
     found = [each for row in rows for each in row["files"]]
@@ -219,10 +219,10 @@ def test_ten_thousand_rows_are_what_a_run_read_over_mixes_and_resumes(tmp_path):
         planner = find_blend(Run(mixes[leg % 2], **options).loaders[0])
         if state is not None:
             run.resume(state)
-        blend_state = None if state is None else FlexState(check_seal(json.loads(state)))
+        blend_state = None if state is None else check_seal(json.loads(state))
         iterators = [iter(loader) for loader in run.loaders]
         for step, _ in zip(planner.planned_steps(blend_state), range(125)):
-            rows = list(rows_of_step(step, planner.topology))
+            rows = list(rows_of_step(step, planner.topology, planner.keys))
             for number in range(run.rounds):
                 for rank, iterator in enumerate(iterators):
                     own = [r for r in rows if (r.rank, r.micro_batch) == (rank, number)]

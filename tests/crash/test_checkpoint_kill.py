@@ -26,7 +26,11 @@ def save(checkpoints, step, kind):
             (folder / name).write_bytes(f"{step}".encode() * 20_000)
 
     content = {"step": step, "rows": list(range(200))}
-    data = {"cursor": sealed(content)} if kind == "cursor" else {"states": [(0, content), (1, content)]}
+    data = (
+        {"cursor": sealed(content)}
+        if kind == "cursor"
+        else {"states": [(0, content), (1, content)]}
+    )
     checkpoints.save(step, write_model=write_model, run={"step": step}, **data)
 
 

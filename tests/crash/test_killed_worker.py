@@ -11,7 +11,7 @@ import pytest
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
-from energon_ext.state.serialize import read_state_file
+from energon_ext.state.checkpoint_folder import read_state
 from tests.support import (
     batch_hash,
     config,
@@ -58,13 +58,13 @@ def is_alive(pid):
 KILLER = """
 import os, signal, sys, time
 from pathlib import Path
-from energon_ext.state.serialize import write_state_file
+from energon_ext.state.checkpoint_folder import write_state
 from tests.crash.test_killed_worker import is_alive, new_loader
 loader = new_loader(Path(sys.argv[1]))
 iterator = iter(loader)
 for _ in range(5):
     next(iterator)
-write_state_file(Path(sys.argv[2]), loader.save_state_rank())
+write_state(Path(sys.argv[2]), loader.save_state_rank())
 workers = [worker.pid for worker in loader._iterator._workers]
 begin = time.monotonic()
 try:
@@ -104,11 +104,11 @@ def start(script, *arguments):
 @pytest.mark.parametrize("kind", ["planned", "streamed"])
 def test_a_killed_worker_is_an_error_soon_and_the_run_goes_on_from_its_state(mixes, kind, tmp_path):
     expected = [batch_hash(batch) for batch in take(new_loader(mixes[kind]), 12)]
-    said = start(KILLER, mixes[kind], tmp_path / "state.pt").communicate(timeout=60)[0]
+    said = start(KILLER, mixes[kind], tmp_path / "state.json").communicate(timeout=60)[0]
     assert "is killed by signal: Killed." in said
     assert said.endswith("alive: 0\n")
     resumed = new_loader(mixes[kind])
-    resumed.restore_state_rank(read_state_file(tmp_path / "state.pt", None))
+    resumed.restore_state_rank(read_state(tmp_path / "state.json"))
     assert [batch_hash(batch) for batch in take(resumed, 7)] == expected[5:]
 
 

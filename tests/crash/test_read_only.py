@@ -6,19 +6,19 @@ import shutil
 
 import pytest
 
-from energon_ext.state.checkpoint import CheckpointStore
 from tests.cli.command import energon_ext, error_line
 from tests.cli.runs import write_run
 from tests.crash.starved import mount_for_itself, outcome, said
 from tests.crash.test_starved_workers import new_loader
+from tests.example_checkpoints import Checkpoints
+from tests.saves import newest_cursor, save_cursor
 from tests.support import batch_hash, take, write_dataset, write_mix, write_tokens
 
 SEQ_LEN = 64
 
 
 def save(folder):
-    with CheckpointStore(folder) as store:
-        store.save(7, {"a.pt": {"rank": 0}}, data={"row": 1})
+    Checkpoints(folder).save(7, write_model=lambda folder: None, run={}, cursor={"row": 1})
 
 
 def hashes(loader, count):
@@ -40,8 +40,7 @@ def folder(tmp_path):
     new_loader(folder / "mix.yaml", 0, SEQ_LEN)  # makes the index of lines.jsonl
     loader = new_loader(folder / "planned.yaml", 0, SEQ_LEN)
     take(loader, 3)
-    with CheckpointStore(folder / "run") as store:
-        store.save(3, data=loader.state_dict())
+    save_cursor(folder / "run", 3, loader.state_dict())
     return folder
 
 
@@ -49,7 +48,7 @@ def use(folder):
     mount_for_itself("--bind", folder, folder)
     mount_for_itself("-o", "remount,ro,bind", folder)
     resumed = new_loader(folder / "planned.yaml", 0, SEQ_LEN)
-    resumed.load_state_dict(CheckpointStore(folder / "run").latest().data())
+    resumed.load_state_dict(newest_cursor(folder / "run"))
     text, bytes_ = ("--jsonl", folder / "bare.jsonl"), ("--tokenizer", "bytes")
     planned = folder / "planned.yaml"
     return {
@@ -80,7 +79,9 @@ def test_what_is_there_is_read_and_what_cannot_be_written_is_said(folder, tmp_pa
     assert found["read"] == hashes(new_loader(folder / "mix.yaml", 0, SEQ_LEN), 6)
     assert found["resumed"] == hashes(new_loader(folder / "planned.yaml", 0, SEQ_LEN), 6)[3:]
     assert found["trace"] == 0
-    assert found["saving"].startswith(f"ConfigError: {folder}/run cannot be written: [Errno 30] ")
+    assert found["saving"].startswith(
+        f"EnergonExtError: {folder}/run/iter_0000007: the save failed ([Errno 30] "
+    )
     assert found["no index"] == (
         f"ConfigError: {folder}/bare.yaml: splits.train.blend[0]: {folder}/bare.jsonl: no index "
         f"can be made beside it (Read-only file system); run `energon prepare {folder}/bare.jsonl` "

@@ -14,7 +14,7 @@ import pytest
 
 from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
-from energon_ext.state.serialize import read_state_file, write_state_file
+from energon_ext.state.checkpoint_folder import read_state, write_state
 from tests.crash.starved import mount_for_itself, outcome, said
 from tests.crash.test_killed_worker import SOON, is_alive
 from tests.support import batch_hash, config, take, write_mix, write_tokens
@@ -51,7 +51,7 @@ def train_without_shared_memory(mix, saved):
     with open("/dev/shm/full", "wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
-    write_state_file(saved, filled.save_state_rank())
+    write_state(saved, filled.save_state_rank())
     found["full"] = said(take, filled, 9)
     found["none starts"] = said(new_loader, mix, 1)
     found["pids"] += pids_of(filled)
@@ -59,7 +59,7 @@ def train_without_shared_memory(mix, saved):
 
 
 def test_full_shared_memory_is_named_and_a_run_without_workers_needs_none(mix, tmp_path):
-    saved = tmp_path / "state.pt"
+    saved = tmp_path / "state.json"
     found = outcome(train_without_shared_memory, mix, saved, stderr=tmp_path / "stderr")
     assert found["alone"] == [batch_hash(batch) for batch in take(new_loader(mix, 0), 4)]
     for what in ("too large", "full", "none starts"):
@@ -69,7 +69,7 @@ def test_full_shared_memory_is_named_and_a_run_without_workers_needs_none(mix, t
     expected = [batch_hash(batch) for batch in take(new_loader(mix, 0, 64), 6)]
     assert found["small"] == expected[:3]
     resumed = new_loader(mix, 0, 64)
-    resumed.restore_states([read_state_file(saved, None)])
+    resumed.restore_states([read_state(saved)])
     assert [batch_hash(batch) for batch in take(resumed, 3)] == expected[3:]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from energon_ext.state.checkpoint import CheckpointStore
+from tests.example_checkpoints import Checkpoints
 from tests.megatron import processes
 from tests.megatron.pretraining import SCRIPT, SMALL, events, run, start, steps_of, write_mixes
 
@@ -42,7 +42,7 @@ def references(mixes, tmp_path_factory):
 
 
 def checkpoints(run_dir):
-    return CheckpointStore(run_dir / "checkpoints")
+    return Checkpoints(run_dir / "checkpoints")
 
 
 def test_a_run_says_what_it_does(references):
@@ -63,7 +63,7 @@ def test_a_run_says_what_it_does(references):
         assert 0 < step["trained_tokens"] <= sum(step["tokens"].values())
         assert set(step["loss_by_source"]) == set(step["tokens"])
     saves = [Path(save["path"]).name for save in events(reference, "save")]
-    assert saves == ["step_00000002", "step_00000004", "step_00000006"]
+    assert saves == ["iter_0000002", "iter_0000004", "iter_0000006"]
     assert events(reference, "end") == [{"event": "end", "step": 6, "reason": "finished"}]
 
 
@@ -90,15 +90,15 @@ def test_what_was_trained_on_is_an_independent_recount_of_the_steps(references, 
         assert event["epochs"] == {
             entry["spec"]: entry["row_offset"] / 40 for entry in event["datasets"]
         }
-    saved = checkpoints(references / kind).latest().metadata["consumed"]
+    saved = checkpoints(references / kind).run_of(6)["consumed"]
     assert offsets(saved, "token_offset") == tokens
 
 
 def test_the_cursor_of_a_planned_run_has_the_same_counts(references):
     for step in (2, 4, 6):
-        checkpoint = checkpoints(references / "tokens").open(step)
-        sources = checkpoint.data()["plan"]["sources"]
-        consumed = checkpoint.metadata["consumed"]
+        saved = checkpoints(references / "tokens")
+        sources = saved.data_of(step)[None]["plan"]["sources"]
+        consumed = saved.run_of(step)["consumed"]
         for field, counted in (("token_offset", "tokens"), ("row_offset", "documents")):
             drawn = {key: source[counted] for key, source in sources.items()}
             assert +Counter(drawn) == offsets(consumed, field)
@@ -121,6 +121,10 @@ def test_a_resume_says_what_may_not_change_and_a_new_run_spares_an_old_one(mixes
     stderr = run(mixes["tokens"], run_dir, "--resume", "--lr", "0.5", succeeds=False)
     assert "StateMismatchError" in stderr
     assert "lr: saved 0.004, now 0.5" in stderr
+    cursor = run_dir / "checkpoints" / "iter_0000002" / "data.json"
+    cursor.rename(run_dir / "elsewhere")
+    line = run(mixes["tokens"], run_dir, "--resume", succeeds=False).splitlines()[-1]
+    assert line.startswith(f"StateFormatError: {cursor.parent} has lost its data.json. Copy it")
     stderr = run(mixes["tokens"], run_dir, succeeds=False)
     assert "Traceback" not in stderr
     assert stderr.splitlines()[-1] == (
@@ -172,8 +176,7 @@ def test_a_streamed_run_goes_on_with_as_many_workers_in_all_and_no_others(mixes,
     assert "workers of all ranks: saved 2, now 1" in stderr.splitlines()[-1]
     run(mixes["text"], parts, *rows, "--resume", "--num-workers", "2")
     assert_same_rows_and_losses(steps_of(parts), steps_of(whole))
-    files = checkpoints(parts).open(4).files
-    assert {"data_rank00000.pt", "data_rank00001.pt"} <= files.keys()
+    assert list(checkpoints(parts).data_of(4)) == [0, 1]
 
 
 @pytest.mark.nightly
@@ -202,12 +205,12 @@ def test_where_all_sources_end_the_run_ends_well_and_so_does_its_resume(mixes, k
     assert "Traceback" not in stderr
     end = events(run_dir, "end")[-1]
     assert end["reason"] == "exhausted"
-    assert checkpoints(run_dir).latest().step == end["step"]
+    assert checkpoints(run_dir).newest() == end["step"]
     documents = recount(events(run_dir, "step"), "documents")
     assert set(documents.values()) == {40}
     run(capped, run_dir, *options, "--resume", ranks=2)
     assert events(run_dir, "end")[-1] == end
-    assert checkpoints(run_dir).latest().save_index == 1
+    assert len(events(run_dir, "save")) == 1
 
 
 def test_resuming_what_does_not_exist_is_one_line(mixes, tmp_path):
@@ -227,7 +230,7 @@ def test_a_loss_that_is_no_number_is_one_line_and_in_no_checkpoint(mixes, tmp_pa
         line,
     )
     failed = int(line.split()[2][:-1])
-    assert checkpoints(tmp_path / "run").latest().step == failed - 1
+    assert checkpoints(tmp_path / "run").newest() == failed - 1
     assert [step["step"] for step in events(tmp_path / "run", "step")] == [*range(1, failed)]
 
 
@@ -245,7 +248,7 @@ def test_a_run_that_is_asked_to_stop_saves_the_step_it_is_at(mixes, number, rank
     os.kill(first.pid, number)  # the other rank hears of it from this one
     assert processes.finish([first, *others]) == [code] * ranks
     step = events(run_dir, "step")[-1]["step"]
-    assert checkpoints(run_dir).latest().step == step
+    assert checkpoints(run_dir).newest() == step
     assert events(run_dir, "end") == [{"event": "end", "step": step, "reason": "stopped"}]
     assert "Traceback" not in stderr.read_text()
     last = stderr.read_text().splitlines()[-1]
@@ -253,7 +256,7 @@ def test_a_run_that_is_asked_to_stop_saves_the_step_it_is_at(mixes, number, rank
         assert last == f"Stopped: saved step {step} in {run_dir}; go on with --resume."
     else:
         assert last.startswith(f"stopped at step {step}; ")
-        assert last.endswith(f"; saved in {checkpoints(run_dir).latest().path}")
+        assert last.endswith(f"; saved in {checkpoints(run_dir).folder_of(step)}")
 
 
 @pytest.mark.nightly
@@ -279,7 +282,7 @@ def test_under_torchrun_a_signal_to_all_processes_ends_both_ranks_after_one_step
         os.killpg(torchrun.pid, number)
         torchrun.wait(processes.TIMEOUT_SECONDS)
     step = events(run_dir, "step")[-1]["step"]
-    assert checkpoints(run_dir).latest().step == step
+    assert checkpoints(run_dir).newest() == step
     assert events(run_dir, "end") == [{"event": "end", "step": step, "reason": "stopped"}]
     run(mixes["tokens"], run_dir, "--train-iters", str(step + 1), "--resume")
     assert events(run_dir, "end")[-1]["reason"] == "finished"
@@ -340,7 +343,7 @@ def test_off_a_terminal_a_run_says_every_few_steps_how_it_stands_and_its_result_
         f"step 4 of 6: {losses[4]}{rest}",
         f"step 6 of 6: {losses[6]}{rest}",
         f"step 6: {val}",
-        f"finished at step 6; loss was {number}; now {losses[6]}{rest}; saved in .*step_00000006",
+        f"finished at step 6; loss was {number}; now {losses[6]}{rest}; saved in .*iter_0000006",
     ]
     assert len(said) == len(expected), said
     for line, pattern in zip(said, expected):

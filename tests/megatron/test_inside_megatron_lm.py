@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
+from energon_ext.loader.regroup import blends_in
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from energon_ext.cli.main import main
 from energon_ext.cli.metrics import Run
 from energon_ext.cli.report import write_report
-from energon_ext.loader.regroup import blends_in
+from energon_ext.state.checkpoint_folder import read_megatron_lm_state
 from tests import support
 from tests.megatron import processes
 
@@ -380,8 +380,7 @@ def counts_in_states(folder):
     """Documents and tokens of each source in the data states of an iteration."""
     found = defaultdict(lambda: np.zeros(2, int))
     for path in sorted(folder.rglob("*.pt")):
-        state = torch.load(path, weights_only=False)["dataloader_state_dict"]
-        (blend,) = blends_in(state).values()
+        (blend,) = blends_in(read_megatron_lm_state(path)).values()
         for key, own in blend["plan"]["sources"].items():
             counts = np.array([own["documents"], own["tokens"]])
             found[key] = counts if blend["worker"] is None else found[key] + counts

@@ -4,7 +4,7 @@
 
 import pytest
 
-from energon_ext import ConfigError, PackedTaskEncoder, StateMismatchError, get_train_dataset
+from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import StateFormatError
 from energon_ext.megatron import MegatronEnergonLoader
@@ -16,8 +16,9 @@ TEXTS = ["one fish two fish", "red fish", "blue fish, black fish, old fish", "ne
 @pytest.fixture(scope="module")
 def mix(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mix")
-    support.write_dataset(folder / "a", TEXTS)
-    support.write_dataset(folder / "b", [text.upper() for text in TEXTS])
+    for name, change in (("a", str.lower), ("b", str.upper)):
+        documents = [ByteTokenizer().encode(change(text)) for text in TEXTS]
+        support.write_tokens(folder / name, documents)
     schedule = {"step": {0: 3, 5: 1}}
     return support.write_mix(folder / "mix.yaml", [("./a", schedule), ("./b", 1)])
 
@@ -28,11 +29,9 @@ def make_loader(mix, num_workers=0, **options):
         worker_config=support.config(num_workers),
         batch_size=2,
         task_encoder=PackedTaskEncoder(ByteTokenizer(), 32, packing_buffer_docs=8),
-        shuffle_buffer_size=4,
-        max_samples_per_sequence=None,
         **options,
     )
-    loader = MegatronEnergonLoader(dataset, watchdog_timeout_seconds=None)
+    loader = MegatronEnergonLoader(dataset)
     support._open_loaders.append(loader)
     return loader
 
@@ -90,15 +89,16 @@ class FakeLoader(list):
 
 
 def test_what_is_no_state_is_refused(mix):
-    with pytest.raises(StateFormatError, match="is a dict, not what save_state"):
+    with pytest.raises(StateFormatError, match="not what was saved"):
         make_loader(mix).restore_state({"step": 3})
 
 
-def test_another_number_of_workers_is_refused(mix):
+def test_a_state_continues_on_another_number_of_workers(mix):
     loader = make_loader(mix)
     next(loader)
-    with pytest.raises(StateMismatchError, match="num_workers: saved 0, now 2"):
-        make_loader(mix, num_workers=2).restore_state(loader.save_state())
+    moved = make_loader(mix, num_workers=2)
+    moved.restore_state(loader.save_state())
+    assert hashes(moved, 3) == hashes(loader, 3)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

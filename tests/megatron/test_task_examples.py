@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Fine-tuning and reinforcement learning as people run them: stopped, resumed, and learning."""
 
-import json
 import runpy
 import shutil
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from energon_ext.state.manifest import read_manifest, write_manifest
 from tests.megatron import processes
 from tests.megatron.pretraining import events, steps_of
 from tests.rl.prompts import write_prompts
@@ -97,7 +95,7 @@ def test_grpo_stopped_and_resumed_is_the_run_that_was_not(grpo_run, tmp_path):
     run("03_grpo.py", folder, *options, "--stop-after", 3)
     run("03_grpo.py", folder, *options)
     saves = [Path(event["path"]).name for event in events(folder / "grpo", "save")]
-    assert saves == ["step_00000002", "step_00000003", "step_00000004"]
+    assert saves == ["iter_0000002", "iter_0000003", "iter_0000004"]
     for found in (steps_of, evaluations):
         assert found(folder / "grpo") == found(grpo_run / "grpo")
 
@@ -122,14 +120,8 @@ def test_grpo_of_a_split_model_trains_on_the_same_batches(grpo_run, split, tmp_p
 def test_a_run_that_samples_goes_on_with_as_many_ranks_and_no_others(grpo_run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(grpo_run, folder)
-    (manifest,) = folder.glob("grpo/checkpoints/step_00000004/manifest.json")
-    content = json.loads(manifest.read_text())
-    own = read_manifest(manifest.parent)
-    state = (manifest.parent / "data_rank00000.pt").read_bytes()
-    (manifest.parent / "data_rank00001.pt").write_bytes(state)
-    files = {**own["files"], "data_rank00001.pt": own["files"]["data_rank00000.pt"]}
-    kept = {key: content[key] for key in ("step", "save_index", "metadata")}
-    write_manifest(manifest.parent, **kept, files=files)
+    (state,) = folder.glob("grpo/checkpoints/iter_0000004/data_rank00000.json")
+    shutil.copy(state, state.with_name("data_rank00001.json"))
     stderr = run("03_grpo.py", folder, *FEW_STEPS, "--resume", succeeds=False)
     assert "ConfigError: 2 data-parallel ranks sampled; 1 cannot go on." in stderr
 

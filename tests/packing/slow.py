@@ -67,10 +67,10 @@ def sequential(lengths, seq_len):
     return list(packer.flush())
 
 
-def decreasing(lengths, capacity, prefer, most=None):
+def decreasing(lengths, capacity, prefer, most=None, num_first=0):
     """Longest first, each into the bin ranked first of those with room, in O(items x bins)."""
     bins, spaces = [], []
-    for item in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+    for item in sorted(range(len(lengths)), key=lambda i: (i >= num_first, -lengths[i], i)):
         fitting = [
             index
             for index, space in enumerate(spaces)
@@ -87,9 +87,9 @@ def decreasing(lengths, capacity, prefer, most=None):
     return bins
 
 
-def best_fit_decreasing(lengths, capacity, most=None):
+def best_fit_decreasing(lengths, capacity, most=None, num_first=0):
     """Into the fullest bin, of equals into the first."""
-    return decreasing(lengths, capacity, lambda space, index: (space, index), most)
+    return decreasing(lengths, capacity, lambda space, index: (space, index), most, num_first)
 
 
 def first_fit_decreasing(lengths, capacity):
@@ -97,59 +97,42 @@ def first_fit_decreasing(lengths, capacity):
     return decreasing(lengths, capacity, lambda space, index: index)
 
 
-def fill(lengths, capacity, keep=0, most=None):
-    """Bins that begin with the oldest item and end, where they can, with a pair that fills them."""
-    left, bins = list(range(len(lengths))), []
-    while len(left) > keep:
-        chosen = [left.pop(0)]
-        while True:
-            space = capacity - sum(lengths[item] for item in chosen)
-            fitting = [item for item in left if lengths[item] <= space]
-            if not fitting or len(chosen) == most:
-                break
-            longest = max(fitting, key=lambda item: (lengths[item], -item))
-            after = space - lengths[longest]
-            ends_here = after < min(lengths[item] for item in left)
-            room_for_two = most is None or most - len(chosen) > 1
-            pair = exact_pair(left, lengths, space) if ends_here and after and room_for_two else []
-            for item in pair or [longest]:
-                chosen.append(item)
-                left.remove(item)
-        bins.append(chosen)
-    return bins
-
-
-def exact_pair(left, lengths, space):
-    """Two items that fill a space, one as long as possible and each the oldest of its length."""
-    pairs = [
-        (first, second)
-        for first in left
-        for second in left
-        if first != second
-        and lengths[first] + lengths[second] == space
-        and lengths[first] >= lengths[second]
+def carried_over(bins, lengths, capacity, carry, num_due, most_carried):
+    """The emptiest bins that are not full and hold no due item, while they hold few items."""
+    filled = [sum(lengths[item] for item in items) for items in bins]
+    may_stay = [
+        index
+        for index, items in enumerate(bins)
+        if filled[index] < capacity and min(items) >= num_due
     ]
-    return list(min(pairs, key=lambda pair: (-lengths[pair[0]], *pair))) if pairs else []
+    may_stay.sort(key=lambda index: (filled[index], index))
+    staying, count = [], 0
+    for index in may_stay[: int(carry * len(bins))]:
+        count += len(bins[index])
+        if count > most_carried:
+            break
+        staying.append(index)
+    return staying
 
 
 def best_fit(lengths, seq_len, buffer_docs, carry=0.3, most=None, most_carried=256):
     """For each buffer of ``buffer_docs`` documents, with those carried over: its rows, sorted."""
-    buffer, arrived = [], 0
+    buffer, arrived, capacity = [], 0, seq_len + 1
     while arrived < len(lengths) or buffer:
+        num_due = (len(buffer) + 15) // 16
         new = max(1, buffer_docs - len({span[0] for span in buffer}))
         for document in range(arrived, min(len(lengths), arrived + new)):
-            buffer += cut(document, lengths[document], seq_len + 1)
+            buffer += cut(document, lengths[document], capacity)
         arrived = min(len(lengths), arrived + new)
         sizes = [stop - start for _, start, stop in buffer]
-        if arrived == len(lengths):
-            bins = best_fit_decreasing(sizes, seq_len + 1, most)
-        else:
-            keep = min(int(carry * len(buffer)), most_carried)
-            bins = fill(sizes, seq_len + 1, keep, most)
+        bins = best_fit_decreasing(sizes, capacity, most, num_due)
+        staying = []
+        if arrived < len(lengths):
+            staying = carried_over(bins, sizes, capacity, carry, num_due, most_carried)
         rows = []
-        for items in bins:
+        for items in (items for index, items in enumerate(bins) if index not in staying):
             spans = [buffer[item] for item in items]
             rows.append((spans, sum(stop == lengths[document] for document, _, stop in spans)))
         yield sorted(rows)
-        placed = {item for items in bins for item in items}
-        buffer = [span for index, span in enumerate(buffer) if index not in placed]
+        left = sorted(item for index in staying for item in bins[index])
+        buffer = [buffer[item] for item in left]

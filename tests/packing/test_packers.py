@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One suite that every packer passes."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_ext.errors import ConfigError
-from energon_ext.packing import BestFitPacker, Pieces, SequentialPacker
+from energon_ext.packing import PACKERS as REGISTRY
+from energon_ext.packing import BestFitPacker, Pieces, SequentialPacker, make_packer
 from tests.packing.buffers import documents, pack_all, plans_of, rows_of, transitions
 
 PACKERS = {
@@ -20,6 +22,7 @@ PACKERS = {
     "best fit, nothing is carried": lambda seq_len: BestFitPacker(seq_len, carry=0),
     "best fit, most is carried": lambda seq_len: BestFitPacker(seq_len, carry=0.9),
     "best fit, aligned": lambda seq_len: BestFitPacker(2 * seq_len, alignment=2),
+    "best fit, nothing is cut": lambda seq_len: BestFitPacker(28 + seq_len, divisible=False),
 }
 every_packer = pytest.mark.parametrize("make", PACKERS.values(), ids=PACKERS)
 lengths_lists = st.lists(st.integers(0, 30), min_size=1, max_size=25)
@@ -57,7 +60,7 @@ def test_pieces_keep_the_place_and_the_length_of_their_document(
     make, lengths, seq_len, buffer_docs
 ):
     for plan in plans_of(make(seq_len), lengths, buffer_docs):
-        for pieces in plan.parts():
+        for pieces in (plan.pieces, plan.carried):
             assert pieces.places.tolist() == (7 * pieces.documents).tolist()
             assert pieces.lengths.tolist() == [lengths[n] for n in pieces.documents.tolist()]
 
@@ -129,3 +132,50 @@ def test_the_last_plan_carries_nothing_and_a_plan_of_nothing_is_empty(make):
 def test_a_row_without_a_transition_is_refused(make, seq_len):
     with pytest.raises(ConfigError, match="seq_len: .* an integer >= 2 is needed"):
         make(seq_len)
+
+
+# The registry -------------------------------------------------------------------------------------
+
+
+def test_a_packer_is_made_by_its_name_with_its_options():
+    assert make_packer("sequential", 8) == SequentialPacker(8)
+    assert make_packer("bin", 8) == BestFitPacker(8)
+    options = {"max_docs_per_bin": 3, "carry": 0.5, "alignment": 2, "divisible": False}
+    assert make_packer("bin", 8, **options) == BestFitPacker(8, **options)
+    assert {name: packer.cuts_documents for name, packer in REGISTRY.items()} == {
+        "bin": False,
+        "sequential": True,
+    }
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_packer_is_made_again_from_its_json(name):
+    packer = make_packer(name, 8)
+    saved = json.loads(json.dumps(packer.to_json()))
+    assert saved["name"] == name
+    assert make_packer(saved.pop("name"), 8, **saved) == packer
+    options = {"carry": 0.25, "max_docs_per_bin": 4} if name == "bin" else {}
+    other = make_packer(name, 8, **options)
+    assert other.to_json() == {**packer.to_json(), **options}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("bim", {}, "packing: 'bim' found, choose from bin, sequential; did you mean bin?"),
+        (["bin"], {}, r"packing: \['bin'\] found, choose from bin, sequential."),
+        ("sequential", {"carry": 0.1}, "packing='sequential' has no option 'carry'; it has none."),
+        ("bin", {"cary": 0.1}, "packing='bin' has no option 'cary'; .*; did you mean carry?"),
+        ("bin", {"divisible": 1}, "divisible: 1 found, true or false is needed."),
+        ("bin", {"alignment": 0}, "alignment: 0 found, an integer >= 1 is needed."),
+    ],
+)
+def test_a_name_or_an_option_that_no_packer_has_is_refused(name, options, words):
+    with pytest.raises(ConfigError, match=words.replace("?", "[?]")):
+        make_packer(name, 8, **options)
+
+
+def test_a_packer_cannot_be_changed():
+    packer = BestFitPacker(8)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        packer.carry = 0.5

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from energon_ext import ConfigError, DynamicBlendDataset
 from energon_ext.plan.clock import Clock
-from energon_ext.streamed.blend import current_batch_index
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.source import Source
+from energon_ext.streamed.blend import current_batch_index
 from energon_ext.weights import ScheduleAxis
 from tests.plan.memory_documents import planned
 from tests.support import config

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
 from energon_ext.plan import rows as plan_rows
+from tests.packing import slow
 from tests.plan.memory_documents import documents_in, pairs, planned, take, trained
 
 LENGTHS = np.random.default_rng(0).integers(1, 40, 60).tolist()
@@ -265,6 +266,91 @@ def test_a_raised_limit_adds_its_epochs_at_every_row(packing):
         rows = resumed(rows.save_state(), packing=packing, epochs=2)
         found += take(rows)
         assert trained(found) == pairs(LENGTHS, 2)
+
+
+def test_documents_of_one_token_are_counted_after_a_raised_limit_by_hand():
+    """Tokens a, b, c in windows of two transitions: one stream of two epochs, or one of each."""
+    options = {"packing": "sequential", "seq_len": 2, "buffer_docs": 1, "shuffled": False}
+    whole = take(planned([1, 1, 1], epochs=2, **options))
+    assert [documents for _, _, documents, _ in whole] == [3, 2, 1]  # abc, cab, bc
+    rows = planned([1, 1, 1], epochs=1, **options)
+    assert [documents for _, _, documents, _ in take(rows)] == [3]
+    rows = resumed(rows.save_state(), [1, 1, 1], epochs=2, **options)
+    assert [documents for _, _, documents, _ in take(rows)] == [3]
+
+
+short_documents = st.lists(st.sampled_from([0, 1, 1, 1, 2, 9]), min_size=1, max_size=12)
+rising_limits = st.lists(st.integers(1, 4), min_size=2, max_size=4, unique=True).map(sorted)
+
+
+@settings(max_examples=60)
+@given(
+    lengths=short_documents.filter(any),
+    seq_len=st.integers(2, 6),
+    buffers=st.lists(st.integers(1, 15), min_size=6, max_size=6),
+    begun=st.lists(st.integers(0, 9), min_size=3, max_size=3),
+    limits=rising_limits,
+)
+def test_each_raised_limit_is_a_stream_of_its_own_with_its_counts(
+    lengths, seq_len, buffers, begun, limits
+):
+    """In plans of other sizes before and after a resume inside it."""
+    state, epochs_before = None, 0
+    for limit in limits:
+        found = []
+        for count in (begun.pop() if begun else 0, None):
+            rows = planned(
+                lengths,
+                packing="sequential",
+                seq_len=seq_len,
+                epochs=limit,
+                buffer_docs=buffers[(limit + bool(found)) % 6],
+                shuffled=False,
+            )
+            if state is not None:
+                rows.restore_state(state)
+            found += take(rows, count)
+            state = json.loads(json.dumps(rows.save_state()))
+        expected = slow.sequential(lengths * (limit - epochs_before), seq_len)
+        assert [documents for _, _, documents, _ in found] == [count for _, count in expected]
+        assert [slices for slices, *_ in found] == [
+            [
+                [1000 * (number % len(lengths)) + position for position in range(start, stop)]
+                for number, start, stop in spans
+            ]
+            for spans, _ in expected
+        ]
+        epochs_before = limit
+
+
+@settings(max_examples=60)
+@given(
+    lengths=short_documents.filter(any),
+    seq_len=st.integers(2, 6),
+    buffer_docs=st.integers(1, 5),
+    begun=st.lists(st.integers(0, 20), min_size=4, max_size=4),
+    limits=rising_limits,
+)
+def test_documents_of_one_token_are_counted_once_an_epoch_when_a_limit_is_raised_anywhere(
+    lengths, seq_len, buffer_docs, begun, limits
+):
+    options = {"packing": "sequential", "seq_len": seq_len, "buffer_docs": buffer_docs}
+    rows, counted = planned(lengths, epochs=limits[0], **options), 0
+    for limit, count in zip(limits, begun):
+        rows = resumed(rows.save_state(), lengths, epochs=limit, **options)
+        counted += documents_in(take(rows, count))
+    counted += documents_in(take(rows))
+    assert counted == limits[-1] * sum(length > 0 for length in lengths)
+
+
+def test_a_document_of_one_token_is_counted_if_the_one_before_is_excluded_in_the_middle():
+    """The last token of document 1 waits to be an input; without it document 2 is a beginning."""
+    options = {"packing": "sequential", "seq_len": 4, "epochs": 1, "buffer_docs": 2}
+    lengths = [4, 9, 1, 1, 1]
+    rows = planned(lengths, shuffled=False, **options)
+    assert documents_in(take(rows, 3)) == 2  # windows 0..4, 4..8, 8..12 of the tokens of 0 and 1
+    rows = resumed(rows.save_state(), lengths, shuffled=False, excluded=np.array([1]), **options)
+    assert documents_in(take(rows)) == 3
 
 
 @every_packing

@@ -17,7 +17,7 @@ from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import DataExhaustedError, SamplerError, StateFormatError
 from energon_ext.rl import RLDataset, ScoredGroup, Unanswered
 from energon_ext.rl.group_rows import balance_by_tokens
-from energon_ext.state.checkpoint import CheckpointStore
+from energon_ext.state.checkpoint_folder import read_state, write_state
 from tests.rl.prompts import Dice, Fixed, prompt_loader, write_prompts, write_sums
 from tests.state.mutations import mutations
 from tests.support import batch_hash, close_loaders, take, write_mix
@@ -304,10 +304,9 @@ def test_a_resume_continues_exactly_at_every_batch(sums, num_workers, tmp_path):
     for stop in (0, 1, 3, 4) if num_workers == 0 else (3,):
         first = fresh()
         take(first, stop)
-        with CheckpointStore(tmp_path / f"at{stop}") as store:
-            store.save(stop, {"data.pt": first.save_state()}, metadata={})
+        write_state(tmp_path / f"at{stop}.json", first.save_state())
         resumed = fresh()
-        resumed.restore_state(CheckpointStore(tmp_path / f"at{stop}").latest().load("data.pt"))
+        resumed.restore_state(read_state(tmp_path / f"at{stop}.json"))
         found = [(batch_hash(next(resumed)), resumed.metrics) for _ in range(8 - stop)]
         assert found == expected[stop:]
         assert resumed.counts == reference.counts
@@ -475,11 +474,10 @@ def test_after_a_failure_the_same_prompts_are_asked_again(sums, tmp_path):
     dataset = build(sums, sampler)
     with pytest.raises(SamplerError, match="and 1 more in the same call.: .*OSError: server gone"):
         next(dataset)
-    with CheckpointStore(tmp_path) as store:
-        store.save(0, {"data.pt": dataset.save_state()}, metadata={})
+    write_state(tmp_path / "state.json", dataset.save_state())
     sampler.fails = False
     assert [batch_hash(batch) for batch in take(dataset, 4)] == expected
-    state = CheckpointStore(tmp_path).latest().load("data.pt")
+    state = read_state(tmp_path / "state.json")
     for _ in range(2):  # a state may be restored again
         resumed = build(sums, Dice())
         resumed.restore_state(state)

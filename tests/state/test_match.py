@@ -5,6 +5,7 @@
 import pytest
 
 from energon_ext.errors import StateMismatchError
+from energon_ext.state.files import first_line
 from energon_ext.state.match import (
     SourceChange,
     SourceNames,
@@ -12,7 +13,6 @@ from energon_ext.state.match import (
     compare_sources,
     match_sources,
 )
-from energon_ext.state.serialize import first_line
 
 
 def state_of(**sources):

@@ -65,11 +65,13 @@ KEYS = st.text() | st.integers() | st.tuples(st.integers(), st.text()) | st.just
 @given(
     st.recursive(
         ATOMS,
-        lambda inner: st.lists(inner)
-        | st.lists(inner).map(tuple)
-        | st.dictionaries(KEYS, inner)
-        | st.dictionaries(KEYS, inner).map(FlexState)
-        | st.builds(SliceState, index=inner, current=inner),
+        lambda inner: (
+            st.lists(inner)
+            | st.lists(inner).map(tuple)
+            | st.dictionaries(KEYS, inner)
+            | st.dictionaries(KEYS, inner).map(FlexState)
+            | st.builds(SliceState, index=inner, current=inner)
+        ),
     )
 )
 def test_containers_come_back_as_they_were_with_their_types(value):
