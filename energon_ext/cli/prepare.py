@@ -148,11 +148,16 @@ def prepare(
             units,
             output,
             claim=claim,
-            jobs=jobs or min(8, os.cpu_count() or 1),
+            jobs=jobs or default_jobs(),
             force=force,
             splits=SPLITS if options["val"] > 0 or _keeps_splits(kind, options) else SPLITS[:1],
         )
     echo("\n".join([*remarks, _summary(output, prepared)]))
+
+
+def default_jobs() -> int:
+    """Processes where nobody says how many."""
+    return min(8, len(os.sched_getaffinity(0)))
 
 
 def _kind(files: Sequence[Path], options: dict[str, Any]) -> str:

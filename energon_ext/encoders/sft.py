@@ -7,19 +7,17 @@ from typing import Any
 import numpy as np
 from megatron.energon import Cooker, Sample, WorkerConfig, stateless
 from megatron.energon.edataclass import edataclass
-from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.task_encoder.cooking import basic_sample_keys
 
-from energon_ext.batch.rows import Row
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.documents.base import Documents
 from energon_ext.documents.cut import CutDocuments
 from energon_ext.documents.file_set import TokenFiles
-from energon_ext.documents.text import Document
 from energon_ext.encoders.chat import ChatTemplate, check_messages, default_template, split_answers
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.pretrain import PackedTaskEncoder
+from energon_ext.encoders.text import Document
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.plan.row_source import RowSource
@@ -66,9 +64,10 @@ class SFTTaskEncoder(PackedTaskEncoder):
     sample belongs to the last of them. Prompts and answers are tokenized one by one, as they are at
     inference, and packed in whole.
 
-    No sample without a trained label reaches a batch: one that has none, or has none left after
-    cutting, is a :class:`~energon_ext.SampleError` that names it. Energon logs such a sample, goes
-    on with the next one, and gives up after 100 in a row.
+    No sample without a trained label reaches a batch. One that has none is a
+    :class:`~energon_ext.SampleError` that names it: it is counted when the text is tokenized, and
+    100 in a row are an error. One that has none left after cutting is left out and counted when the
+    dataset is built.
 
     Args:
         tokenizer: text to token ids.
@@ -76,8 +75,8 @@ class SFTTaskEncoder(PackedTaskEncoder):
         chat_template: writes ``messages`` as text; by default that of the folder or name
             which a :class:`~energon_ext.encoders.tokenizers.HFTokenizer` was made from, if any,
             else :class:`~energon_ext.encoders.chat.PlainChatTemplate`.
-        over_long: a sample of more than T + 1 tokens keeps its first T + 1 (``cut``) or is a
-            SampleError (``error``).
+        over_long: a sample of more than T + 1 tokens keeps its first T + 1 (``cut``) or is an
+            error that names it (``error``).
         **options: ``packing_buffer_docs``, ``packing_max_docs_per_bin`` and ``train_on_eos``, as
             for :class:`~energon_ext.PackedTaskEncoder`.
 
@@ -128,7 +127,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
 
     def build_source(
         self, loaded: LoadedDataset, key: str, *, worker_config: WorkerConfig, repeat: bool
-    ) -> SavableDataset[Row] | RowSource:
+    ) -> RowSource:
         """As of PackedTaskEncoder; token files must say what their answers are.
 
         Raises:
@@ -136,19 +135,14 @@ class SFTTaskEncoder(PackedTaskEncoder):
         """
         factory = loaded.dataset
         if isinstance(factory, TokenFileFactory):
-            factory.files.check_chat_template(self.chat_template.fingerprint())
+            written = self.saved_encoding or self.token_file_meta()
+            factory.files.check_chat_template(written["chat_template"])
         if isinstance(factory, TokenFileFactory) and (prefix := factory.files.unweighted):
             raise ConfigError(
                 f"{key}: {prefix} has no label weights, so questions would be trained on like "
                 f"answers; write it with `energon-ext prepare --chat`, or use a PackedTaskEncoder."
             )
         return super().build_source(loaded, key, worker_config=worker_config, repeat=repeat)
-
-    @stateless
-    def _streamed_document(self, sample: PromptResponse | Dialogue) -> Document:
-        document = self.encode_document(sample)
-        tokens, weights = self._fit(document.tokens, document.label_weights)
-        return Document.derive_from(sample, tokens=tokens, label_weights=weights)
 
     def documents_of(self, files: TokenFiles, key: str) -> Documents:
         return CutDocuments(
@@ -192,20 +186,6 @@ class SFTTaskEncoder(PackedTaskEncoder):
                 tokens.append((np.array([tokenizer.eos_id]), True))
         weights = [np.full(len(ids), answer, np.float32) for ids, answer in tokens]
         return np.concatenate([ids for ids, _ in tokens]), np.concatenate(weights)
-
-    def _fit(self, tokens: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        limit = self.seq_len + 1
-        if len(tokens) > limit and self.over_long == "error":
-            raise SampleError(f"{len(tokens)} tokens, and a row has room for {limit}")
-        kept, kept_weights = tokens[:limit], weights[:limit]
-        trained = kept_weights > 0
-        if not self.train_on_eos:
-            trained &= kept != self.tokenizer.eos_id
-        # Nothing predicts the first token of a document.
-        if not trained[1:].any():
-            cut = f" in its first {limit} of {len(tokens)} tokens" if len(tokens) > limit else ""
-            raise SampleError(f"no token of an answer{cut}, so there is nothing to train on")
-        return kept, kept_weights
 
 
 def encode_bare(tokenizer: Tokenizer, text: str) -> np.ndarray:

@@ -3,6 +3,9 @@
 """The text of Energon datasets: which samples there are, and their tokens."""
 
 import copy
+import hashlib
+import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +17,27 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader import load_dataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 
+from energon_ext.config.references import TokenFileFactory
+from energon_ext.config.source_key import get_origin
 from energon_ext.config.yaml_check import YamlChecker
+from energon_ext.documents.file_set import TokenFiles
 from energon_ext.documents.stored_files import fingerprint_files, times_of_files
 from energon_ext.encoders.quiet import quiet_energon
-from energon_ext.errors import LEFT_OUT, SampleError
+from energon_ext.errors import LEFT_OUT, ConfigError, SampleError
+from energon_ext.prepare.cache import (
+    CACHE_VARIABLE,
+    SPLIT,
+    CachedText,
+    cache_folder,
+    cache_root,
+    ensure_made,
+)
 from energon_ext.prepare.documents import InputDocument
-from energon_ext.prepare.job import Encoded
+from energon_ext.prepare.job import Encoded, Job
 from energon_ext.prepare.samples import SampleSource
+
+#: Whose samples may be tokenized many at a time.
+_OF_TEXT = "energon_ext.encoders.pretrain.PackedTaskEncoder.encode_document"
 
 
 def load_split(
@@ -69,7 +86,12 @@ def encode_texts(encoder: Any, documents: Sequence[InputDocument]) -> list[Encod
 
 def encode_samples(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded]:
     """The samples of some documents as tokens and weights; of each that is refused, the reason."""
-    return [_encoded(encoder, document.sample) for document in documents]
+    samples = [document.sample for document in documents]
+    if place_of(type(encoder).encode_document) == _OF_TEXT:
+        texts = [getattr(sample, "text", None) for sample in samples]
+        if all(isinstance(text, str) and _is_whole(text) for text in texts):
+            return [(tokens, None) for tokens in encoder.tokenizer.encode_batch(texts)]
+    return [_encoded(encoder, sample) for sample in samples]
 
 
 def _encoded(encoder: Any, sample: Any) -> Encoded:
@@ -96,3 +118,127 @@ def _is_whole(text: Any) -> bool:
 
 def _alone() -> WorkerConfig:
     return WorkerConfig(rank=0, world_size=1, num_workers=0)
+
+
+# The cache of text ------------------------------------------------------------------------------
+
+
+def ensure_tokenized(encoder: Any, datasets: Sequence[LoadedDataset]) -> dict[int, TokenFiles]:
+    """The token files of all sources that are text, by the ``id`` of their factories.
+
+    Raises:
+        ConfigError: they are not there, and making them takes longer than a minute.
+    """
+    texts = [each for each in datasets if not isinstance(each.dataset, TokenFileFactory)]
+    cached = [cached_text(encoder, each) for each in texts]
+    different = {each.folder: each for each in cached}
+    ensure_made(list(different.values()), lambda: _command(encoder, texts[0]))
+    return {id(each.dataset): found.open() for each, found in zip(texts, cached)}
+
+
+def cached_text(encoder: Any, loaded: LoadedDataset) -> CachedText:
+    """The token files of a source that is text, as an encoder makes them; they may not be there.
+
+    Raises:
+        ConfigError: the encoder has code of its own and does not say how a change of it is noticed.
+    """
+    factory = loaded.dataset
+    encoding = encoder.saved_encoding or encoding_of(encoder)
+    root = get_origin(factory).root or factory.paths[0].parent
+    if not root.is_local() and CACHE_VARIABLE not in os.environ:
+        raise ConfigError(f"{root}: is not local; set {CACHE_VARIABLE} to a folder for its tokens.")
+
+    def document(sample: Any, key: str) -> InputDocument:
+        return InputDocument("", key, source.sample_bytes, sample, SPLIT)
+
+    source = sample_source(encoder, loaded, document, keeps_damaged=True)
+    parts = getattr(factory, "inner_datasets", [factory])
+    depends_on = {
+        "encoding": encoding,
+        "files": dict(source.version),
+        "split": [getattr(part, "split_part_files", None) for part in parts],
+        "excluded": [sorted(getattr(part, "sample_excludes", ())) for part in parts],
+        "subflavors": getattr(factory, "subflavors", None),
+        "aux": sorted(str(store.get_path()) for store in (loaded.aux or {}).values()),
+    }
+    text = json.dumps(depends_on, sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return CachedText(
+        name=source.path,
+        folder=cache_folder(cache_root(Path(str(root))), Path(source.path).name, digest),
+        source=source,
+        job=Job(
+            encode=lambda documents: _encode_for_cache(encoder, documents),
+            vocab_size=encoder.tokenizer.vocab_size,
+            meta=encoder.token_file_meta(),
+            options=json.loads(text),
+            weights_dtype="float32" if _own_code(encoder) else "uint8",
+            keeps_all=True,
+        ),
+        num_bytes=source.version.get("bytes"),
+    )
+
+
+def _encode_for_cache(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded]:
+    if encoder.saved_encoding is not None:
+        raise ConfigError(
+            "The text of this run is not tokenized here, and its state does not hold the encoder; "
+            "run `energon-ext tokenize` on the metadataset first."
+        )
+    return encode_samples(encoder, documents)
+
+
+def encoding_of(encoder: Any) -> dict[str, Any]:
+    """JSON values that change whenever the tokens of some sample change.
+
+    Raises:
+        ConfigError: the encoder has an ``encode_document`` or cookers of its own and no
+            ``encoding_fingerprint``.
+    """
+    own = encoder.encoding_fingerprint
+    foreign = _own_code(encoder)
+    if foreign and own is None:
+        raise ConfigError(
+            f"{type(encoder).__name__}: {foreign[0]} is code of your own; give the class an "
+            f"encoding_fingerprint, JSON values such as {{'version': 1}}, and change it whenever "
+            f"the tokens of a sample change. They are kept, and found by it."
+        )
+    return {
+        **encoder.token_file_meta(),
+        "encode_document": place_of(type(encoder).encode_document),
+        "cookers": [place_of(cooker.cook) for cooker in encoder.cookers],
+        "decoder": type(encoder.decoder).__qualname__,
+        "own": own,
+    }
+
+
+def place_of(function: Any) -> str:
+    """Module and name of a function."""
+    function = getattr(function, "func", function)
+    return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__name__)}"
+
+
+def _own_code(encoder: Any) -> list[str]:
+    """What of an encoder's encoding is not of this package."""
+    functions = [type(encoder).encode_document, *(cooker.cook for cooker in encoder.cookers)]
+    places = [place_of(function) for function in functions]
+    return [place for place in places if not place.startswith("energon_ext.")]
+
+
+def _command(encoder: Any, loaded: LoadedDataset) -> str:
+    """How text is tokenized before a run."""
+    origin = get_origin(loaded.dataset)
+    path = origin.where.partition(": ")[0] or str(loaded.dataset.paths[0])
+    words = ["energon-ext", "tokenize", path]
+    if _own_code(encoder):
+        return " ".join([*words, "--encoder", "MODULE:FUNCTION"])
+    made = encoder.tokenizer.options()
+    words += ["--tokenizer", str(made.get("name_or_path", "NAME"))]
+    for name in ("bos_token", "eos_token"):
+        if made.get(name):
+            words += [f"--{name.replace('_', '-')}", f"'{made[name]}'"]
+    if hasattr(encoder, "chat_template"):
+        words += ["--task", "chat"]
+        named = encoder.chat_template.options()
+        words += ["--chat-template", named] if named else []
+    return " ".join(words)

@@ -199,6 +199,8 @@ def _encoded(
     """The documents of a batch with their splits; those that are refused are counted."""
     refused = counts.refused
     for document, encoded in zip(batch, job.encode(batch), strict=True):
+        if job.keeps_all and not isinstance(encoded, SampleError) and not len(encoded[0]):
+            encoded = SampleError(f"Sample {document.origin}: no token.")
         if isinstance(encoded, SampleError):
             refused.add(encoded)
             if refused.in_a_row == MOST_REFUSED_IN_A_ROW:
