@@ -97,8 +97,8 @@ def encode_samples(encoder: Any, documents: Sequence[InputDocument]) -> list[Enc
 def _encoded(encoder: Any, sample: Any) -> Encoded:
     if sample is None:
         return np.zeros(0, np.int64), None
-    if isinstance(sample, Exception):
-        return sample if isinstance(sample, SampleError) else SampleError(str(sample))
+    if isinstance(sample, SampleError):
+        return sample
     if not _is_whole(getattr(sample, "text", None)):
         return SampleError(f"Sample {sample.__key__}: its text holds half a character.")
     try:

@@ -102,7 +102,7 @@ def write_unit(
         try:
             documents = _wanted(unit.read(unreadable), job, counts, unreadable)
             for batch in _batches(documents, advance):
-                for document, split, tokens, weights in _encoded(batch, job, counts):
+                for document, split, tokens, weights in _encoded(batch, job, counts, unit):
                     if split not in writers:
                         (staging / split).mkdir()
                         prefix = staging / split / name
@@ -194,7 +194,7 @@ def _batches(
 
 
 def _encoded(
-    batch: list[InputDocument], job: Job, counts: UnitCounts
+    batch: list[InputDocument], job: Job, counts: UnitCounts, unit: Unit
 ) -> Iterator[tuple[InputDocument, str, np.ndarray, np.ndarray | None]]:
     """The documents of a batch with their splits; those that are refused are counted."""
     refused = counts.refused
@@ -205,8 +205,8 @@ def _encoded(
             refused.add(encoded)
             if refused.in_a_row == MOST_REFUSED_IN_A_ROW:
                 raise ConfigError(
-                    f"{MOST_REFUSED_IN_A_ROW} documents in a row cannot be trained on, the last: "
-                    f"{encoded}"
+                    f"{unit.describe()['path']}: {MOST_REFUSED_IN_A_ROW} documents in a row cannot "
+                    f"be trained on, the last: {encoded}"
                 ) from encoded
             if not job.keeps_all:
                 continue

@@ -70,9 +70,7 @@ class SampleUnit:
             for number in range(self.begin, self.stop):
                 key, sample = read(number)
                 if isinstance(sample, Exception) and not source.keeps_damaged:
-                    raise ConfigError(
-                        f"{source.path}: {type(sample).__name__} in sample {key}: {sample}."
-                    ) from sample
+                    raise ConfigError(f"{source.path}: {sample}") from sample
                 if sample is not None or source.keeps_damaged:
                     yield source.document(sample, key)
         finally:
@@ -110,10 +108,10 @@ def _reader(dataset: SavableDataset, path: str) -> Callable[[int], tuple[str, An
         try:
             for stage in stages:
                 sample = stage(sample)
-        except SkipSample as error:
-            return key, SampleError(f"Sample {key}: skipped ({error}).")
-        except LEFT_OUT as error:
+        except SampleError as error:  # of a cooker, which names the sample
             return key, error
+        except (SkipSample, *LEFT_OUT) as error:
+            return key, SampleError(f"Sample {key}: {type(error).__name__} ({error}).")
         except EnergonExtError:
             raise
         except Exception as error:  # whatever a loader or a cooker raises

@@ -144,7 +144,7 @@ def test_a_damaged_sample_is_an_error_and_not_a_loss(tmp_path):
     shard = folder / "shard_000.tar"
     shard.write_bytes(shard.read_bytes().replace(b"two", b"\xff\xff\xff"))
     call = ("--dataset", folder, "--split", "train", "--val", 0, "--tokenizer", "bytes")
-    assert "web: UnicodeDecodeError in sample 000001" in error_line(
+    assert "web: Sample 000001: UnicodeDecodeError (" in error_line(
         energon_ext("prepare", tmp_path / "out", *call)
     )
 
