@@ -3,6 +3,7 @@
 """How the documents of a unit become token files, one pair for each split."""
 
 import hashlib
+import logging
 import os
 import shutil
 import socket
@@ -17,6 +18,8 @@ import numpy as np
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.prepare.documents import InputDocument, LeftOut, Unit, Unreadable
 from energon_ext.prepare.token_writer import TokenWriter
+
+logger = logging.getLogger(__name__)
 
 #: Documents of so many characters are tokenized together, and at most so many documents.
 BATCH_CHARACTERS = 2**20
@@ -203,10 +206,12 @@ def _encoded(
             encoded = SampleError(f"Sample {document.origin}: no token.")
         if isinstance(encoded, SampleError):
             refused.add(encoded)
+            logger.debug("left out: %s", encoded)
             if refused.in_a_row == MOST_REFUSED_IN_A_ROW:
                 raise ConfigError(
                     f"{unit.describe()['path']}: {MOST_REFUSED_IN_A_ROW} documents in a row cannot "
-                    f"be trained on, the last: {encoded}"
+                    f"be trained on, the last: {str(encoded).rstrip('.')}. Is this the data of "
+                    f"another task?"
                 ) from encoded
             if not job.keeps_all:
                 continue
