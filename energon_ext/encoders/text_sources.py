@@ -232,11 +232,7 @@ def _command(encoder: Any, loaded: LoadedDataset) -> str:
     words = ["energon-ext", "tokenize", path]
     if _own_code(encoder):
         return " ".join([*words, "--encoder", "MODULE:FUNCTION"])
-    made = encoder.tokenizer.options()
-    words += ["--tokenizer", str(made.get("name_or_path", "NAME"))]
-    for name in ("bos_token", "eos_token"):
-        if made.get(name):
-            words += [f"--{name.replace('_', '-')}", f"'{made[name]}'"]
+    words += ["--tokenizer", getattr(encoder.tokenizer, "name", "NAME")]
     if hasattr(encoder, "chat_template"):
         words += ["--task", "chat"]
         named = encoder.chat_template.options()

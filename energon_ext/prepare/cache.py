@@ -20,7 +20,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.prepare.claim import Claim, owner_of
 from energon_ext.prepare.job import Job
 from energon_ext.prepare.samples import SampleSource, sample_units
-from energon_ext.prepare.units import PREPARED, left_out, run_units
+from energon_ext.prepare.units import left_out, run_units
 
 logger = logging.getLogger(__name__)
 
@@ -65,13 +65,14 @@ class CachedText:
 
     def open(self) -> TokenFiles:
         """The token files, which are made."""
-        if not self.source.count:
-            return TokenFiles([])
-        files = open_token_files(self.folder / SPLIT)
-        if len(files) != self.source.count or not (self.folder / PREPARED).is_file():
+        try:
+            files = open_token_files(self.folder / SPLIT) if self.source.count else TokenFiles([])
+        except ConfigError as error:
+            raise ConfigError(f"{error} Remove {self.folder}, and it is made again.") from error
+        if len(files) != self.source.count:
             raise ConfigError(
                 f"{self.folder}: holds {len(files)} documents of the {self.source.count} samples "
-                f"of {self.name}; remove it, and it is made again."
+                f"of {self.name}. Remove it, and it is made again."
             )
         return files
 
