@@ -100,7 +100,7 @@ def _reader(dataset: SavableDataset, path: str) -> Callable[[int], tuple[str, An
     def read(number: int) -> tuple[str, Any]:
         try:
             sample: Any = inner._get_sample(number)
-        except (OSError, EOFError, ValueError, AssertionError) as error:
+        except Exception as error:  # whatever Energon raises of a damaged file
             raise ConfigError(f"{path}: sample {number} cannot be read ({error}).") from error
         if sample.data[0] is None:  # excluded by the split
             return str(number), None

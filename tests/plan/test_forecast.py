@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from energon_ext import (
-    ConfigError,
     DynamicBlendDataset,
     LeastConsumedDataset,
     PackedTaskEncoder,
@@ -27,7 +26,6 @@ from tests.plan.runs import SEQ_LEN, Run, write_numbered
 from tests.support import (
     LargeTokenizer,
     config,
-    write_dataset,
     write_tokens,
 )
 
@@ -176,28 +174,6 @@ def test_an_estimate_changes_at_the_very_step_of_a_breakpoint(folder):
     rows = guess.tokens.sum(0) / guess.tokens.sum()
     assert rows[0] == pytest.approx(1e-5, rel=0.01)  # rows of both are not quite as full
     assert guess.ends[0] == 10
-
-
-def test_streamed_sources_need_the_length_of_their_documents(tmp_path):
-    write_dataset(tmp_path / "web", ["x" * 30] * 20)
-    path = mix(tmp_path, [("web", 1)])
-    with pytest.raises(ConfigError, match="web.*streamed.*--tokens-per-doc"):
-        estimated(blend_of(path), 10)
-    guess = estimated(blend_of(path), 10, tokens_per_document=16)
-    # 80 rows of 64 positions, four documents in each; 20 documents are an epoch.
-    assert guess.tokens.sum() == 80 * 64
-    assert guess.epochs[-1].tolist() == [16]
-
-
-def test_rows_of_a_streamed_source_are_taken_to_be_as_full_as_those_that_are_planned(tmp_path):
-    write_dataset(tmp_path / "web", ["x" * 30] * 20)
-    write_tokens(tmp_path / "book", [[1] * 12] * 8)
-    blend = blend_of(mix(tmp_path, [("web", 1), ("book", 1)]))
-    guess = estimated(blend, 10, tokens_per_document=16)
-    # Eight documents of 12 are two rows of 48 tokens on average; of a step four rows are of each.
-    assert guess.keys == ("book", "web:train")
-    assert guess.tokens[0].tolist() == [4 * 48, 4 * 48]
-    assert guess.documents[0].tolist() == [4 * 48 / 12, 4 * 48 / 16]
 
 
 def test_the_json_of_a_forecast_holds_all_of_it():

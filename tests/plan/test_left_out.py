@@ -15,7 +15,7 @@ from energon_ext.plan.lookup import find_blend
 from tests.cli.command import energon_ext
 from tests.plan.runs import Run, numbered_documents, tokens_of
 from tests.saves import save_cursor
-from tests.support import write_dataset, write_mix, write_tokens
+from tests.support import write_mix, write_tokens
 
 ROWS = 8
 SIZES = {"a": (150, 100, 1), "b": (110, 10_000, 2)}
@@ -212,16 +212,6 @@ def test_a_source_of_which_nothing_is_left_is_refused(folder):
     lines = [f"b:{number}" for number in range(SIZES["b"][0])]
     with pytest.raises(ConfigError, match="b: all of its documents are empty or excluded"):
         Run(mix(folder, **exclude(folder, *lines)), rows=ROWS)
-
-
-@pytest.mark.parametrize("fields", [{"skip": [[1, 2]]}, {"exclude": "excluded.txt"}])
-def test_streamed_sources_leave_nothing_out(folder, fields):
-    write_dataset(folder / "web", ["x" * 30] * 20)
-    path = write_mix(folder / "mix.yaml", [("web", 1)])
-    exclude(folder, "web:train:3")
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-    with pytest.raises(ConfigError, match="streamed"):
-        Run(path, rows=ROWS)
 
 
 def test_one_metadataset_says_what_is_left_out(folder):
