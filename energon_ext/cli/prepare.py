@@ -302,10 +302,7 @@ def read_conversation(row: Any, origin: str, num_bytes: int) -> InputDocument:
 
 
 def conversation(
-    sample: Dialogue | PromptResponse,
-    origin: str,
-    num_bytes: int = 0,
-    split: str | None = None,
+    sample: Dialogue | PromptResponse, origin: str, num_bytes: int = 0, split: str | None = None
 ) -> InputDocument:
     """A conversation as a document; equal conversations have equal texts."""
     is_dialogue = isinstance(sample, Dialogue)

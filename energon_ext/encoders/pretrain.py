@@ -23,12 +23,7 @@ from energon_ext.config.source_key import get_origin, left_out_of, shuffle_key
 from energon_ext.documents.base import Documents
 from energon_ext.documents.file_set import TokenFiles
 from energon_ext.documents.order import EpochOrder
-from energon_ext.encoders.sources import (
-    MOST_PLANNED_BUFFER_DOCS,
-    MixOfSources,
-    planned_buffer_docs,
-    read_sources,
-)
+from energon_ext.encoders.sources import MixOfSources, planned_buffer_docs, read_sources
 from energon_ext.encoders.splicing import SplicingMixin, document_range
 from energon_ext.encoders.text import Document, TextDecoder, cook_text
 from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized
@@ -132,7 +127,7 @@ has no transition to train.
         self.train_on_eos = train_on_eos
         self.cost = (cost or AttentionCost()) if balance else None
         self._sources: tuple[str, ...] = ()
-        self._planned_buffer_docs = MOST_PLANNED_BUFFER_DOCS
+        self._planned_buffer_docs = planned_buffer_docs(1)
         self._assembler = BatchAssembler(
             seq_len,
             pad_id=tokenizer.pad_id,
@@ -156,8 +151,8 @@ has no transition to train.
 
     def token_file_meta(self) -> dict[str, Any]:
         """What the ``.meta.json`` beside token files says of how they were written."""
-        tokenizer = self.tokenizer
-        return {"tokenizer": tokenizer.fingerprint(), "vocab_size": tokenizer.vocab_size}
+        own = self.tokenizer
+        return {"tokenizer": own.fingerprint(), "vocab_size": own.vocab_size}
 
     def state_fingerprint(self) -> dict[str, Any]:
         every_option = {name for packer in PACKERS.values() for name in packer.option_names()}
@@ -282,8 +277,8 @@ has no transition to train.
         bound = copy.copy(self)
         if packing_buffer_size is not None:
             bound.packing_buffer_docs = packing_buffer_size
-        least = planned_buffer_docs(len(datasets))
-        bound._planned_buffer_docs = max(bound.packing_buffer_docs, least)
+        shared = planned_buffer_docs(len(datasets))
+        bound._planned_buffer_docs = max(bound.packing_buffer_docs, shared)
         bound._tokenized = ensure_tokenized(bound, datasets)
         return bound
 

@@ -15,7 +15,7 @@ class InputDocument:
 
     text: str  # of a conversation, all of it as JSON; of a sample of the cache, empty
     origin: str  # where it was read: FILE, FILE:LINE, NAME[INDEX] or the key of a sample
-    num_bytes: int = 0  # how much of the input it took, for the progress
+    num_bytes: int = 0  # how much of the input it took, for the progress; 0 for its text
     sample: Any = None  # what an encoder takes, or the error that reading it raised
     split: str | None = None  # the one it was in and stays in; None where the text decides
 
@@ -56,15 +56,11 @@ class Unit(Protocol):
     """A part of the input that depends on the input alone, and is prepared as a whole.
 
     Attributes:
-        num_bytes: that it reads; 0 where that is not known beforehand.
-        num_documents: that it holds; 0 where that is not known beforehand.
+        num_bytes: that its documents take in all; 0 where that is not known beforehand.
     """
 
     @property
     def num_bytes(self) -> int: ...
-
-    @property
-    def num_documents(self) -> int: ...
 
     def describe(self) -> dict[str, Any]:
         """JSON values by which a change of the part is noticed; ``path`` is among them."""

@@ -33,7 +33,6 @@ class TextUnit:
     paths: tuple[Path, ...]
     num_bytes: int
     separator: str | None = None
-    num_documents: int = 0
 
     def describe(self) -> dict[str, Any]:
         return describe_files(self.paths)
@@ -56,7 +55,6 @@ class JsonLinesUnit:
     stop: int | None = None
     first_line: int = 1
     num_bytes: int = 0
-    num_documents: int = 0
 
     def describe(self) -> dict[str, Any]:
         return {**describe_files([self.path]), "range": [self.begin, self.stop]}
@@ -85,7 +83,6 @@ class ParquetUnit:
     read_row: RowReader
     groups: tuple[int, ...]
     first_row: int
-    num_documents: int
     num_bytes: int = 0
 
     def describe(self) -> dict[str, Any]:
@@ -111,10 +108,6 @@ class HuggingFaceUnit:
     begin: int = 0
     stop: int | None = None
     num_bytes: int = 0
-
-    @property
-    def num_documents(self) -> int:
-        return 0 if self.stop is None else self.stop - self.begin
 
     def describe(self) -> dict[str, Any]:
         version = getattr(self.rows, "_fingerprint", None)
@@ -183,14 +176,15 @@ def parquet_units(paths: Iterable[Path], read_row: RowReader) -> list[Unit]:
         with _readable(path):
             metadata = pyarrow.read_metadata(path)
         groups: list[int] = []
-        first = rows = num_bytes = 0
+        first = first_after = num_bytes = 0
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
             groups.append(number)
-            rows, num_bytes = rows + group.num_rows, num_bytes + group.total_byte_size
+            first_after += group.num_rows
+            num_bytes += group.total_byte_size
             if num_bytes >= UNIT_BYTES or number == metadata.num_row_groups - 1:
-                units.append(ParquetUnit(path, read_row, tuple(groups), first, rows))
-                groups, first, rows, num_bytes = [], first + rows, 0, 0
+                units.append(ParquetUnit(path, read_row, tuple(groups), first))
+                groups, first, num_bytes = [], first_after, 0
     return units
 
 

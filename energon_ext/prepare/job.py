@@ -21,8 +21,8 @@ from energon_ext.prepare.token_writer import TokenWriter
 
 logger = logging.getLogger(__name__)
 
-#: Documents of so many characters are tokenized together, and at most so many documents.
-BATCH_CHARACTERS = 2**20
+#: Documents of so many bytes are tokenized together, and at most so many documents.
+BATCH_BYTES = 2**20
 BATCH_DOCUMENTS = 4096
 
 #: As many refused documents in a row end a preparation, as they end a run of Energon.
@@ -86,12 +86,12 @@ class UnitCounts:
 
 
 def write_unit(
-    job: Job, unit: Unit, name: str, folder: Path, advance: Callable[[int, int], None]
+    job: Job, unit: Unit, name: str, folder: Path, advance: Callable[[int], None]
 ) -> dict[str, Any]:
     """Write a unit as FOLDER/SPLIT/NAME.bin and so on; complete files appear there, or none.
 
     Args:
-        advance: is called with the documents and bytes that were read since it was called last.
+        advance: is called with the bytes that were read since it was called last.
 
     Returns:
         JSON values: the counts, and size and SHA-256 of each file.
@@ -180,20 +180,20 @@ def _check_characters(document: InputDocument) -> None:
 
 
 def _batches(
-    documents: Iterator[InputDocument], advance: Callable[[int, int], None]
+    documents: Iterator[InputDocument], advance: Callable[[int], None]
 ) -> Iterator[list[InputDocument]]:
     batch: list[InputDocument] = []
-    size = 0
+    num_bytes = 0
     for document in documents:
         batch.append(document)
-        size += max(len(document.text), document.num_bytes)
-        if size >= BATCH_CHARACTERS or len(batch) == BATCH_DOCUMENTS:
+        num_bytes += document.num_bytes or len(document.text)
+        if num_bytes >= BATCH_BYTES or len(batch) == BATCH_DOCUMENTS:
             yield batch
-            advance(len(batch), sum(each.num_bytes for each in batch))
-            batch, size = [], 0
+            advance(num_bytes)
+            batch, num_bytes = [], 0
     if batch:
         yield batch
-        advance(len(batch), sum(each.num_bytes for each in batch))
+        advance(num_bytes)
 
 
 def _encoded(

@@ -13,8 +13,6 @@ from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from energon_ext.errors import WorkerError
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import Job, write_unit
@@ -34,12 +32,12 @@ class _Shared:
 
     def __init__(self, job: Job, units: Sequence[tuple[str, Unit]], folder: Path):
         self.job, self.units, self.folder = job, units, folder
-        self.counts = np.frombuffer(RawArray("q", 2 * len(units)), np.int64).reshape(-1, 2)
+        self.num_bytes = RawArray("q", len(units))
         self.stopped = RawArray("b", 1)
 
     def write(self, index: int) -> dict[str, Any]:
-        def advance(documents: int, num_bytes: int) -> None:
-            self.counts[index] += documents, num_bytes
+        def advance(num_bytes: int) -> None:
+            self.num_bytes[index] += num_bytes
             if self.stopped[0]:
                 raise _Stopped
 
@@ -52,7 +50,7 @@ def write_units(
     units: Sequence[tuple[str, Unit]],
     folder: Path,
     jobs: int,
-    advance: Callable[[int, int], None],
+    advance: Callable[[int], None],
 ) -> Generator[tuple[str, dict[str, Any]], None, None]:
     """Write some units, and yield the name and the record of each once it is done.
 
@@ -60,7 +58,7 @@ def write_units(
 
     Args:
         units: with the name of the files of each.
-        advance: is called now and then with the documents and bytes that were read since.
+        advance: is called now and then with the bytes that were read since.
 
     Raises:
         WorkerError: a worker was killed.
@@ -78,11 +76,11 @@ def write_units(
     )
     try:
         pending = {pool.submit(_write, n): name for n, (name, _) in enumerate(units)}
-        seen = np.zeros(2, np.int64)
+        seen = 0
         while pending:
             done, _ = wait(pending, timeout=0.3, return_when=FIRST_COMPLETED)
-            now = shared.counts.sum(axis=0)
-            advance(*(now - seen).tolist())
+            now = sum(shared.num_bytes)
+            advance(now - seen)
             seen = now
             for future in done:
                 yield pending.pop(future), future.result()

@@ -12,20 +12,19 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 
 class Progress:
-    """Counts towards a total.
+    """Counts bytes towards a total.
 
     Args:
         what: is done, for people.
-        total: of what is counted, 0 where it is not known.
-        unit: of what is counted, ``B`` for bytes.
+        total: bytes in all, 0 where that is not known.
     """
 
-    def __init__(self, what: str, total: int, unit: str):
-        self._what, self._total, self._unit, self._count = what, total, unit, 0
+    def __init__(self, what: str, total: int):
+        self._what, self._total, self._count = what, total, 0
         self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
         self._bar: Any = None
         if sys.stderr is not None and sys.stderr.isatty():
-            self._bar = tqdm(desc=what, total=total or None, unit=unit, unit_scale=unit == "B")
+            self._bar = tqdm(desc=what, total=total or None, unit="B", unit_scale=True)
 
     def add(self, count: int) -> None:
         """Count on."""
@@ -35,7 +34,7 @@ class Progress:
         elif time.monotonic() >= self._next_line and sys.stderr is not None:
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
             of = f" of {self._total:,} ({self._count / self._total:.0%})" if self._total else ""
-            line = f"{self._what}: {self._count:,}{of} {self._unit}"
+            line = f"{self._what}: {self._count:,}{of} bytes"
             print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:

@@ -50,12 +50,8 @@ class SampleUnit:
     stop: int
 
     @property
-    def num_documents(self) -> int:
-        return self.stop - self.begin
-
-    @property
     def num_bytes(self) -> int:
-        return self.num_documents * self.source.sample_bytes
+        return (self.stop - self.begin) * self.source.sample_bytes
 
     def describe(self) -> dict[str, Any]:
         own = {"version": dict(self.source.version), "range": [self.begin, self.stop]}

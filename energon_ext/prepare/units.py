@@ -156,15 +156,12 @@ def _made(
     units = dict(missing)
     for name in units:
         _remove_part(work, name)
-    measure, unit_of = ("num_bytes", "B")
-    if not all(unit.num_bytes for unit in units.values()):
-        measure, unit_of = "num_documents", "documents"
-    totals = [getattr(unit, measure) for unit in units.values()]
-    progress = Progress(what, sum(totals) if all(totals) else 0, unit_of)
+    totals = [unit.num_bytes for unit in units.values()]
+    progress = Progress(what, sum(totals) if all(totals) else 0)
 
-    def advance(documents: int, num_bytes: int) -> None:
+    def advance(num_bytes: int) -> None:
         claim.beat()
-        progress.add(num_bytes if unit_of == "B" else documents)
+        progress.add(num_bytes)
 
     try:
         with closing(write_units(job, missing, work, jobs, advance)) as written:

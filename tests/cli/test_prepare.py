@@ -70,7 +70,7 @@ def test_the_split_depends_on_the_text_and_the_seed_only(tmp_path):
 
 def test_equal_input_gives_equal_files_however_it_is_batched(tmp_path, monkeypatch):
     for name, characters in (("first", 100), ("second", 10_000)):
-        monkeypatch.setattr(job, "BATCH_CHARACTERS", characters)
+        monkeypatch.setattr(job, "BATCH_BYTES", characters)
         write(TEXTS, tmp_path / name, val_fraction=0.2)
     for file in files(tmp_path / "first"):
         assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()

@@ -19,7 +19,6 @@ class MemoryUnit:
     texts: object
     name: str = "memory"
     num_bytes: int = 0
-    num_documents: int = 0
 
     def describe(self):
         return {"path": self.name}

@@ -3,19 +3,21 @@
 """Units: equal documents however they are divided and whoever writes them, and runs that go on."""
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
 
+from energon_ext.cli.main import main
 from energon_ext.documents.file_set import open_token_files
 from energon_ext.errors import ConfigError, WorkerError
-from energon_ext.prepare import inputs
+from energon_ext.prepare import inputs, job
 from energon_ext.prepare.claim import Claim
 from energon_ext.prepare.documents import Unreadable, text_under
+from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.prepare.units import check_files
 from tests.cli.command import energon_ext, error_line
 from tests.prepare.runs import MemoryUnit, files, read, run
@@ -170,32 +172,35 @@ def test_other_options_are_refused_by_name(tmp_path, change, expected):
 
 # Killed processes ---------------------------------------------------------------------------------
 
-SLOW = """
-import os, sys, time
-from pathlib import Path
-from energon_ext.cli.main import main
-from energon_ext.prepare import inputs, job
-inputs.UNIT_BYTES = 4000
-job.BATCH_CHARACTERS = 500
-write_unit = job.TokenWriter.write
-def slow_write(self, tokens, weights=None, origin=""):
-    Path(os.environ["PIDS"], str(os.getpid())).touch()
-    time.sleep(0.004)
-    write_unit(self, tokens, weights, origin)
-job.TokenWriter.write = slow_write
-main()
-"""
+PROCESSES = multiprocessing.get_context("fork")
 
 
 def start_slowly(tmp_path, *call):
     """The command in a process of its own, slowed down; its workers leave their numbers in pids."""
     (tmp_path / "pids").mkdir(exist_ok=True)
-    return subprocess.Popen(
-        [sys.executable, "-c", SLOW, *map(str, call)],
-        env={**os.environ, "PIDS": str(tmp_path / "pids")},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = PROCESSES.Process(target=call_slowly, args=(tmp_path, list(map(str, call))))
+    process.start()
+    return process
+
+
+def call_slowly(tmp_path, call):
+    write = TokenWriter.write
+
+    def slow(self, *arguments):
+        (tmp_path / "pids" / str(os.getpid())).touch()
+        time.sleep(0.004)
+        write(self, *arguments)
+
+    TokenWriter.write = slow
+    inputs.UNIT_BYTES, job.BATCH_BYTES = 4000, 500
+    file = os.open(tmp_path / "pids" / "stderr", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(file, 2)
+    sys.stderr = os.fdopen(2, "w")
+    main(call)
+
+
+def pids(tmp_path):
+    return [int(path.name) for path in (tmp_path / "pids").iterdir() if path.name.isdecimal()]
 
 
 def wait_for(condition, seconds=30):
@@ -217,16 +222,18 @@ def test_a_killed_worker_ends_the_command_with_a_line_and_the_next_run_makes_wha
     call = ("prepare", tmp_path / "out", "--jsonl", lines, "--tokenizer", "bytes", "--jobs", 2)
     process = start_slowly(tmp_path, *call)
     wait_for(lambda: len(records(tmp_path)) >= 2)
-    worker = next(int(p.name) for p in (tmp_path / "pids").iterdir())
+    worker = pids(tmp_path)[0]
     assert worker != process.pid
     os.kill(worker, signal.SIGKILL)
-    stderr = process.communicate(timeout=60)[1]
-    assert process.returncode == 2
+    process.join(60)
+    assert process.exitcode == 2
+    stderr = (tmp_path / "pids" / "stderr").read_text()
     assert "Error: A worker was killed" in stderr and "Traceback" not in stderr
     finished = {path: path.stat().st_ino for path in records(tmp_path)}
     assert finished and not [*tmp_path.glob(".out.unfinished/.staging-*")]
     again = start_slowly(tmp_path, *call)
-    assert again.wait(timeout=60) == 0
+    again.join(60)
+    assert again.exitcode == 0
     assert sorted(read(tmp_path / "out", "train") + read(tmp_path / "out", "val")) == sorted(TEXTS)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "out", "pids"]
 
@@ -239,16 +246,15 @@ def test_a_killed_command_leaves_no_process_and_is_continued_at_once(tmp_path):
     refused = error_line(energon_ext(*call))
     assert f"is being prepared by process {process.pid} on" in refused
     process.kill()
-    process.wait()
-    process.stderr.close()
-    workers = [p.name for p in (tmp_path / "pids").iterdir()]
-    wait_for(lambda: not any(_is_alive(worker) for worker in workers))
+    process.join()
+    wait_for(lambda: not any(_is_alive(worker) for worker in pids(tmp_path)))
     kept = {path.name: path.stat().st_mtime_ns for path in records(tmp_path)}
     failing = error_line(energon_ext(*call, "--val", 0.3))
     assert "begun with val 0.05, now 0.3" in failing
     assert {path.name: path.stat().st_mtime_ns for path in records(tmp_path)} == kept
-    result = start_slowly(tmp_path, *call)
-    assert result.wait(timeout=60) == 0
+    again = start_slowly(tmp_path, *call)
+    again.join(60)
+    assert again.exitcode == 0
     assert sorted(read(tmp_path / "out", "train") + read(tmp_path / "out", "val")) == sorted(TEXTS)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "out", "pids"]
 
