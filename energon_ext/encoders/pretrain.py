@@ -151,8 +151,7 @@ has no transition to train.
 
     def token_file_meta(self) -> dict[str, Any]:
         """What the ``.meta.json`` beside token files says of how they were written."""
-        own = self.tokenizer
-        return {"tokenizer": own.fingerprint(), "vocab_size": own.vocab_size}
+        return {"tokenizer": self.tokenizer.fingerprint(), "vocab_size": self.tokenizer.vocab_size}
 
     def state_fingerprint(self) -> dict[str, Any]:
         every_option = {name for packer in PACKERS.values() for name in packer.option_names()}
