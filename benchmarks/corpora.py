@@ -5,17 +5,15 @@
 import contextlib
 import io
 import json
-import warnings
 from pathlib import Path
 
 import numpy as np
-import torch
 import webdataset
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
 
-from energon_ext.cli.token_writer import token_file_builder
 from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.prepare.token_writer import TokenWriter
 
 VOCAB_SIZE = 50_000
 SOURCES = ("code", "web")
@@ -40,12 +38,10 @@ def random_documents(count, seed):
 
 def write_token_file(prefix, documents):
     """A pair as ``energon-ext prepare --tokenizer`` writes it."""
-    builder = token_file_builder(prefix, VOCAB_SIZE)
-    with warnings.catch_warnings():  # megatron-core calls NumPy 2 the old way
-        warnings.simplefilter("ignore", DeprecationWarning)
-        for tokens in documents:
-            builder.add_document(torch.from_numpy(tokens), [len(tokens)])
-    builder.finalize(f"{prefix}.idx")
+    writer = TokenWriter(prefix, VOCAB_SIZE)
+    for tokens in documents:
+        writer.write(tokens)
+    writer.close()
 
 
 def write_webdataset(folder, samples, dataset_config=CRUDE):

@@ -17,7 +17,7 @@ from megatron.core.datasets import helpers_cpp
 from timing import markdown, microseconds
 
 from energon_ext.documents.order import EpochOrder
-from energon_ext.encoders.pretrain import planned_buffer_docs
+from energon_ext.encoders.sources import planned_buffer_docs
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, blend_of
 from energon_ext.packing import BestFitPacker

@@ -19,7 +19,7 @@ from timing import markdown
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
-from energon_ext.documents.text import Document
+from energon_ext.encoders.text import Document
 from energon_ext.encoders.tokenizers import HFTokenizer
 
 SEQ_LEN, BATCH_ROWS = 4096, 8

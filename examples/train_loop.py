@@ -71,7 +71,6 @@ def build_source(args, task_encoder):
         batch_size=args.micro_batch_rows,
         rows_per_step=args.global_batch_rows,
         task_encoder=task_encoder,
-        shuffle_buffer_size=100,
     )
     return MegatronEnergonLoader(dataset)
 

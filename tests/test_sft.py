@@ -259,33 +259,41 @@ def test_a_template_that_refuses_or_rewrites_a_conversation_is_named(hf_folder):
         split_answers(CountsFirst(), TURNS)
 
 
-def test_over_long_samples_are_cut_and_keep_a_trained_label():
-    encoder = SFTTaskEncoder(ByteTokenizer(), 8)
+@pytest.mark.parametrize("over_long", ["cut", "error"])
+def test_a_sample_is_encoded_whole_however_long_the_rows_are(over_long):
+    encoder = SFTTaskEncoder(ByteTokenizer(), 8, over_long=over_long)
     document = encoder.encode_document(pair("abc", "d" * 50))
-    assert document.tokens.tolist() == [1, 101, 102, 103] + [104] * 5
-    assert document.label_weights.tolist() == [0, 0, 0, 0] + [1] * 5
+    assert document.tokens.tolist() == [1, 101, 102, 103] + [104] * 50 + [2]
+    assert document.label_weights.tolist() == [0, 0, 0, 0] + [1] * 51
+
+
+def test_over_long_samples_are_cut_in_rows_and_keep_a_trained_label(tmp_path, caplog):
     # bos and 7 of the prompt leave one place of nine: for the first token of the response
-    assert encoder.encode_document(pair("a" * 7, "dd")).label_weights.tolist() == [0] * 8 + [1]
-    with pytest.raises(SampleError) as error:
-        encoder.encode_document(pair("a" * 8, "dd"))
-    assert str(error.value) == (
-        "Sample chats/7: no token of an answer in its first 9 of 12 tokens, so there is nothing to "
-        "train on."
-    )
+    pairs = [("abc", "d" * 50), ("a" * 7, "dd"), ("a" * 8, "dd"), ("ab", "ef")]
+    path = tmp_path / "chats.jsonl"
+    prepare_jsonl(path, [{"prompt": prompt, "response": response} for prompt, response in pairs])
+    answers = answers_in(loader_for(load(path, seq_len=8)))
+    assert sorted(answers) == sorted(["d" * 5, "d", "ef"])
+    assert "1 of 4 documents have no trained label in their first 9 tokens" in caplog.text
+    # Whatever the rows are, and whatever is trained, the same tokens serve them.
+    answers = answers_in(loader_for(load(path, seq_len=64, train_on_eos=False)))
+    assert sorted(answers) == sorted(response for _, response in pairs)
+    assert len([*(tmp_path / ".energon_ext_cache").iterdir()]) == 1
 
 
-def test_over_long_samples_are_refused_if_wished():
-    encoder = SFTTaskEncoder(ByteTokenizer(), 8, over_long="error")
-    assert len(encoder.encode_document(pair("abc", "defg")).tokens) == 9
-    with pytest.raises(SampleError, match="chats/7: 10 tokens, and a row has room for 9"):
-        encoder.encode_document(pair("abc", "defgh"))
+def test_over_long_samples_are_refused_if_wished(tmp_path):
+    records = [{"prompt": "abc", "response": answer} for answer in ("defg", "defgh")]
+    prepare_jsonl(tmp_path / "chats.jsonl", records)
+    with pytest.raises(ConfigError, match="document 1 .* has 10 tokens, and a row has room for 9"):
+        load(tmp_path / "chats.jsonl", seq_len=8, over_long="error")
+    load(tmp_path / "chats.jsonl", seq_len=9, over_long="error")
 
 
-def test_a_sample_whose_only_label_is_masked_is_refused():
-    without_eos = SFTTaskEncoder(ByteTokenizer(), 8, train_on_eos=False)
-    SFTTaskEncoder(ByteTokenizer(), 8).encode_document(pair("abc", ""))
-    with pytest.raises(SampleError, match="no token of an answer"):
-        without_eos.encode_document(pair("abc", ""))
+def test_a_sample_whose_only_label_is_masked_is_left_out(tmp_path, caplog):
+    records = [{"prompt": "abc", "response": answer} for answer in ("", "d")]
+    prepare_jsonl(tmp_path / "chats.jsonl", records)
+    assert answers_in(loader_for(load(tmp_path / "chats.jsonl", train_on_eos=False))) == ["d"]
+    assert "1 of 2 documents have no trained label" in caplog.text
     with pytest.raises(SampleError, match="no token of an answer"):
         bare = ByteTokenizer(add_bos=False, add_eos=False)
         SFTTaskEncoder(bare, 8).encode_document(pair("", "d"))
@@ -322,7 +330,7 @@ def test_bad_samples_are_reported_by_name_and_left_out(tmp_path, capsys, caplog)
     assert answers_in(loader_for(load(tmp_path / "mixed.jsonl"))) == [f"{n}!" for n in range(5)]
     assert capsys.readouterr().out == ""
     (warning,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
-    assert "sample left out (1 so far): Sample 5: neither the texts" in warning
+    assert "mixed.jsonl: 3 of 8 samples have no tokens, the first: Sample 5: neither the" in warning
     reported = caplog.text
     assert "has ['prompt']" in reported
     assert "Sample 6: no assistant message" in reported

@@ -19,12 +19,10 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 
 from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
-from energon_ext.cli.documents import jsonl_files, text_under
-from energon_ext.cli.encoding import Encoding
 from energon_ext.cli.figure_style import COLORS, INK, MUTED, new_figure
-from energon_ext.cli.token_writer import write_token_files
 from energon_ext.encoders.pretrain import cook_text
 from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.prepare.token_writer import TokenWriter
 
 #: Source -> mean length of its documents in bytes.
 MEAN_LENGTHS = {"chat": 200, "web": 630, "papers": 2000}
@@ -54,13 +52,17 @@ def write_source(root, name, mean_length):
     """The same documents as JSON Lines and as a token file."""
     generator = random.Random(name)
     lines = root / f"{name}.jsonl"
+    (root / name).mkdir()
+    tokenizer = ByteTokenizer()
+    writer = TokenWriter(root / name / "train", tokenizer.vocab_size)
     with lines.open("w") as file:
         for number in range(BYTES_OF_A_SOURCE // mean_length):
             length = int(generator.uniform(0.5, 1.5) * mean_length)
-            file.write(json.dumps({"text": f"{name} {number} ".ljust(length, ".")}) + "\n")
+            text = f"{name} {number} ".ljust(length, ".")
+            file.write(json.dumps({"text": text}) + "\n")
+            writer.write(tokenizer.encode_array(text))
+    writer.close()
     CrudeJsonlDatasetFactory.prepare_dataset(EPath(lines))
-    corpus = jsonl_files([lines], text_under("text"))
-    write_token_files(corpus, root / name, Encoding(ByteTokenizer()), val_fraction=0.0)
 
 
 def write_mix(path, module, name, rule, paths):

@@ -13,6 +13,7 @@ from energon_ext.cli.peek import peek
 from energon_ext.cli.plan import plan
 from energon_ext.cli.prepare import prepare
 from energon_ext.cli.report import report
+from energon_ext.cli.tokenizing import tokenize
 from energon_ext.cli.trace import trace
 from energon_ext.errors import EnergonExtError
 
@@ -43,7 +44,7 @@ def main() -> None:
     """
 
 
-for command in (prepare, import_, plan, peek, checkpoint, report, trace):
+for command in (prepare, tokenize, import_, plan, peek, checkpoint, report, trace):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -2,22 +2,41 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext prepare``: text and conversations of any kind into token files."""
 
+import hashlib
+import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from megatron.energon import TextSample
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors.webdataset.metadata import EnergonDatasetType, get_dataset_type
 
-from energon_ext.cli import documents, echo, special_tokens
-from energon_ext.cli.documents import Corpus, Unreadable
-from energon_ext.cli.encoding import Encoding
-from energon_ext.cli.energon_documents import energon_dataset
-from energon_ext.cli.token_writer import Written, write_token_files
+from energon_ext.cli import echo, special_tokens
+from energon_ext.documents.token_paths import SPLITS, is_token_file
 from energon_ext.encoders.chat import named_template
-from energon_ext.encoders.sft import SFTTaskEncoder
+from energon_ext.encoders.pretrain import PackedTaskEncoder
+from energon_ext.encoders.sft import Dialogue, PromptResponse, SFTTaskEncoder, cook_dialogue
+from energon_ext.encoders.text_sources import (
+    encode_samples,
+    encode_texts,
+    load_split,
+    sample_source,
+)
 from energon_ext.encoders.tokenizers import load_tokenizer
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, SampleError
+from energon_ext.prepare import inputs
+from energon_ext.prepare.claim import Claim, owner_of
+from energon_ext.prepare.documents import InputDocument, Unit, check_object, text_under
+from energon_ext.prepare.job import Job
+from energon_ext.prepare.samples import sample_units
+from energon_ext.prepare.units import Record, check_files, check_replaceable, left_out, run_units
 
 FILE = click.Path(path_type=Path)
+KINDS = ("--text", "--folder", "--jsonl", "--parquet", "--hf-dataset", "--dataset")
+MOST_NAMED = 8  # paths that the account of a preparation names one by one
 
 
 @click.command()
@@ -63,36 +82,26 @@ FILE = click.Path(path_type=Path)
     metavar="NAME",
     help="'plain', or the name or folder of a Hugging Face tokenizer; by default the --tokenizer.",
 )
-@click.option("--seq-length", type=click.IntRange(2), help="Of the rows that --chat is to fit in.")
-@click.option(
-    "--over-long",
-    type=click.Choice(["cut", "error"]),
-    default="cut",
-    help="What becomes of a conversation of more than --seq-length + 1 tokens.",
-)
 @click.option(
     "--on-error",
     type=click.Choice(["stop", "skip"]),
     default="stop",
     help="What becomes of documents that cannot be read; those left out are counted.",
 )
-@click.option("--force", is_flag=True, help="Replace the token files at OUTPUT.")
+@click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: the cores, at most 8]")
+@click.option("--check", is_flag=True, help="Compare the files of OUTPUT with their hashes.")
+@click.option("--force", is_flag=True, help="Make all of OUTPUT anew, whatever is there.")
 def prepare(
     output: Path,
     files: tuple[Path, ...],
-    val: float,
-    seed: int,
-    min_chars: int,
     tokenizer: str | None,
     eos_token: str | None,
     bos_token: str | None,
-    chat: bool,
     chat_template: str | None,
-    seq_length: int | None,
-    over_long: str,
-    on_error: str,
+    jobs: int | None,
+    check: bool,
     force: bool,
-    **inputs: Any,
+    **options: Any,
 ) -> None:
     """Write text to OUTPUT as Megatron's token files.
 
@@ -104,97 +113,214 @@ def prepare(
     energon-ext prepare data/code --folder src --glob '**/*.py' --tokenizer my/tokenizer.json
     energon-ext prepare data/web --jsonl web-*.jsonl --key content --tokenizer my/tokenizer.json
     energon-ext prepare data/tokens --dataset data/webdataset --tokenizer my/tokenizer.json
-    energon-ext prepare data/chat --chat --jsonl chat.jsonl --tokenizer NAME --seq-length 4096
+    energon-ext prepare data/chat --chat --jsonl chat.jsonl --tokenizer NAME
 
-    Token files are OUTPUT/train.bin and .idx, and the same for val; a metadataset names them as
-    `path: data/web/train`. Those of --chat have weights, so that answers alone are trained on.
+    Token files are OUTPUT/train/part-00000.bin and so on, and the same for val; a metadataset names
+    them as `path: data/web/train`. Those of --chat have weights, so that answers alone are trained
+    on. The same command again continues where one was interrupted.
     """
+    if output.is_symlink() or output.name in ("", ".."):
+        output = output.resolve()
+    if check:
+        echo(f"{output}: {check_files(output):,} files are as they were written.")
+        return
     if tokenizer is None:
         raise ConfigError(
             "--tokenizer is missing: 'bytes', a tokenizer.json, a folder or a Hugging Face name. "
             "Text that is to stay text needs JSON Lines and `energon prepare`."
         )
+    kind = _kind(files, options)
     loaded = load_tokenizer(tokenizer, eos_token=eos_token, bos_token=bos_token)
-    encoder = None
-    if chat:
-        if seq_length is None:
-            raise ConfigError(
-                "--chat: --seq-length is missing; conversations are cut to rows of so many "
-                "positions."
-            )
-        template = named_template(chat_template)
-        encoder = SFTTaskEncoder(loaded, seq_length, chat_template=template, over_long=over_long)
-    encoding = Encoding(loaded, encoder)
-    unreadable = Unreadable(skip=on_error == "skip")
-    written = write_token_files(
-        _corpus(files, chat, unreadable, inputs),
-        output,
-        encoding,
-        val_fraction=val,
-        seed=seed,
-        min_chars=min_chars,
-        force=force,
-        unreadable=unreadable,
-    )
-    echo(_summary(output, written, encoding, unreadable))
+    encoder: PackedTaskEncoder = PackedTaskEncoder(loaded, seq_len=2)  # of no rows
+    if options["chat"]:
+        encoder = SFTTaskEncoder(loaded, seq_len=2, chat_template=named_template(chat_template))
+    if force:
+        check_replaceable(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    claim_path = output.parent / f".{output.name}.claim"
+    claim = Claim.take(claim_path)
+    if claim is None:
+        raise ConfigError(f"{output}: is being prepared by {owner_of(claim_path)}.")
+    with claim:
+        units = _units(kind, files, encoder, options)
+        prepared, remarks = run_units(
+            _job(encoder, kind, files, options),
+            units,
+            output,
+            claim=claim,
+            jobs=jobs or default_jobs(),
+            force=force,
+            splits=SPLITS if options["val"] > 0 or _keeps_splits(kind, options) else SPLITS[:1],
+        )
+    echo("\n".join([*remarks, _summary(output, prepared)]))
 
 
-def _summary(output: Path, written: Written, encoding: Encoding, unreadable: Unreadable) -> str:
-    columns = ("documents", "characters", "tokens")
-    lines = [f"{output}:", " " * 9 + "".join(f"{column:>16}" for column in columns)]
-    for split, counts in written.splits.items():
-        cells = "".join(f"{counts[column]:>16,}" for column in columns)
-        lines.append(f"  {split:<7}{cells}")
-    if written.too_short:
-        lines.append(f"  left out as too short: {written.too_short:,}")
-    for to_be, left_out in (("read", unreadable), ("trained on", encoding.refused)):
-        if left_out.count:
-            lines.append(f"  left out, not to be {to_be}: {left_out.count:,}")
-            lines.append(f"    the first: {left_out.first}")
-    return "\n".join(lines)
+def default_jobs() -> int:
+    """Processes where nobody says how many."""
+    return min(8, len(os.sched_getaffinity(0)))
 
 
-def _corpus(
-    files: tuple[Path, ...], chat: bool, unreadable: Unreadable, inputs: dict[str, Any]
-) -> Corpus:
-    """The documents that the options of :func:`prepare` on its input speak of."""
-    options = ("--text", "--folder", "--jsonl", "--parquet", "--hf-dataset", "--dataset")
-    kinds = [option for option in options if inputs[option[2:].replace("-", "_")]]
+def _kind(files: Sequence[Path], options: dict[str, Any]) -> str:
+    """The one kind of input that is given."""
+    kinds = [option for option in KINDS if options[option[2:].replace("-", "_")]]
     if len(kinds) != 1:
         found = " and ".join(kinds) or "none"
-        raise ConfigError(f"Give one kind of input of {', '.join(options)}; found {found}.")
+        raise ConfigError(f"Give one kind of input of {', '.join(KINDS)}; found {found}.")
     (kind,) = kinds
     if files and kind not in ("--text", "--jsonl", "--parquet"):
         raise ConfigError(
             f"{files[0]}: further files go with --text, --jsonl, --parquet, not {kind}."
         )
-    if chat and kind in ("--text", "--folder"):
+    if options["chat"] and kind in ("--text", "--folder"):
         raise ConfigError(
             f"--chat: {kind} holds no conversations; give rows of JSON, Parquet or a dataset."
         )
-    if kind == "--text":
-        return documents.text_files([*inputs["text"], *files], unreadable, inputs["separator"])
-    if kind == "--folder":
-        found_files = documents.folder_files(inputs["folder"], inputs["glob"])
-        return documents.text_files(found_files, unreadable, inputs["separator"])
-    if kind == "--dataset":
-        if unreadable.skip:
-            raise ConfigError(
-                "--on-error skip: --dataset is read by Energon, which has checked it."
-            )
-        return energon_dataset(
-            inputs["dataset"], inputs["split"], chat=chat, trusted_modules=inputs["trusted_module"]
-        )
-    read_row = documents.read_conversation if chat else documents.text_under(inputs["key"])
-    if kind == "--jsonl":
-        return documents.jsonl_files([*inputs["jsonl"], *files], read_row, unreadable)
-    if kind == "--parquet":
-        return documents.parquet_files([*inputs["parquet"], *files], read_row, unreadable)
-    return documents.hugging_face_dataset(
-        inputs["hf_dataset"],
-        config=inputs["hf_config"],
-        split=inputs["hf_split"],
-        streaming=inputs["hf_streaming"],
-        read_row=read_row,
-        unreadable=unreadable,
+    if kind == "--dataset" and options["on_error"] == "skip":
+        raise ConfigError("--on-error skip: --dataset is read by Energon, which has checked it.")
+    splits = options["split"]
+    if len(splits) > 1 and set(splits) != set(SPLITS):
+        raise ConfigError(f"--split {' '.join(splits)}: give one, or {' and '.join(SPLITS)}.")
+    return kind
+
+
+def _keeps_splits(kind: str, options: dict[str, Any]) -> bool:
+    return kind == "--dataset" and len(options["split"]) > 1
+
+
+def _job(
+    encoder: PackedTaskEncoder, kind: str, files: Sequence[Path], options: dict[str, Any]
+) -> Job:
+    """What becomes of every document, and the options that a continued run must have alike."""
+    given = options[kind[2:].replace("-", "_")]
+    paths = [str(path) for path in ([given] if isinstance(given, (str, Path)) else given)]
+    paths += [str(path) for path in files]
+    if len(paths) > MOST_NAMED:
+        digest = hashlib.sha256("\n".join(paths).encode("utf-8", "replace")).hexdigest()
+        paths = [paths[0], f"and {len(paths) - 1} more, SHA-256 {digest[:16]}"]
+    of_input = {
+        "--text": ("separator",),
+        "--folder": ("glob", "separator"),
+        "--jsonl": ("key",),
+        "--parquet": ("key",),
+        "--hf-dataset": ("key", "hf_config", "hf_split", "hf_streaming"),
+        "--dataset": ("split",),
+    }
+    named = ("chat", "val", "seed", "min_chars", "on_error", *of_input[kind])
+    meta = encoder.token_file_meta()
+    encode = encode_samples if options["chat"] else encode_texts
+    return Job(
+        encode=lambda documents: encode(encoder, documents),
+        vocab_size=encoder.tokenizer.vocab_size,
+        meta=meta,
+        options={"input": [kind, *paths], **{name: options[name] for name in named}, **meta},
+        val_fraction=options["val"],
+        seed=options["seed"],
+        min_chars=options["min_chars"],
+        skips_unreadable=options["on_error"] == "skip",
     )
+
+
+def _units(
+    kind: str, files: Sequence[Path], encoder: PackedTaskEncoder, options: dict[str, Any]
+) -> list[Unit]:
+    """The parts of the input."""
+    chat = options["chat"]
+    if kind == "--text":
+        return inputs.text_units([*options["text"], *files], options["separator"])
+    if kind == "--folder":
+        found = inputs.folder_files(options["folder"], options["glob"])
+        return inputs.text_units(found, options["separator"])
+    if kind == "--dataset":
+        return _energon_units(options["dataset"], encoder, options)
+    read_row = read_conversation if chat else text_under(options["key"])
+    if kind == "--jsonl":
+        return inputs.jsonl_units([*options["jsonl"], *files], read_row)
+    if kind == "--parquet":
+        return inputs.parquet_units([*options["parquet"], *files], read_row)
+    return inputs.hugging_face_units(
+        options["hf_dataset"],
+        config=options["hf_config"],
+        split=options["hf_split"],
+        streaming=options["hf_streaming"],
+        read_row=read_row,
+    )
+
+
+def _energon_units(path: Path, encoder: PackedTaskEncoder, options: dict[str, Any]) -> list[Unit]:
+    """The samples of a prepared folder or a metadataset; those of several splits keep theirs.
+
+    Every source of a metadataset is read once, one after another: weights and repetitions say how
+    often a run reads it, not what it holds.
+    """
+    if is_token_file(path):
+        raise ConfigError(f"{path}: tokenized already; name it in a metadataset as it is.")
+    if get_dataset_type(EPath(str(path))) is EnergonDatasetType.JSONL:
+        raise ConfigError(f"{path}: a JSON Lines file has no splits; read it with --jsonl.")
+    splits = options["split"]
+    units: list[Unit] = []
+    for split in splits:
+        for entry in load_split(path, split, encoder, options["trusted_module"]):
+            name = str(entry.dataset.paths[0])
+            if is_token_file(name):
+                raise ConfigError(f"{name}: tokenized already; take it out of {path}.")
+            own = split if len(splits) > 1 else None
+
+            def document(
+                sample: Any, key: str, name: str = name, own: str | None = own
+            ) -> InputDocument:
+                return _document(sample, f"{name}: {key}", options["chat"], own)
+
+            units += sample_units(sample_source(encoder, entry, document))
+    return units
+
+
+def _document(sample: Any, origin: str, chat: bool, split: str | None) -> InputDocument:
+    if chat and isinstance(sample, (Dialogue, PromptResponse)):
+        return conversation(sample, origin, split=split)
+    if not chat and isinstance(sample, TextSample):
+        return InputDocument(sample.text, origin, split=split)
+    wanted = "a conversation (Dialogue, PromptResponse)" if chat else "text (TextSample)"
+    raise ConfigError(f"{origin}: a {type(sample).__name__}, {wanted} is needed.")
+
+
+def read_conversation(row: Any, origin: str, num_bytes: int) -> InputDocument:
+    """A JSON object as a document; ConfigError where it holds no conversation.
+
+    Example:
+        >>> record = {"prompt": "2 + 2", "response": "4", "id": 17}
+        >>> read_conversation(record, "chat.jsonl:1", 50).text
+        '["2 + 2", "4"]'
+    """
+    check_object(row, origin)
+    crude = {"__key__": origin, "__restore_key__": (), "json": row}
+    try:
+        return conversation(cook_dialogue(crude), origin, num_bytes)
+    except SampleError as error:
+        raise ConfigError(str(error)) from error
+
+
+def conversation(
+    sample: Dialogue | PromptResponse, origin: str, num_bytes: int = 0, split: str | None = None
+) -> InputDocument:
+    """A conversation as a document; equal conversations have equal texts."""
+    is_dialogue = isinstance(sample, Dialogue)
+    content = sample.messages if is_dialogue else [sample.prompt, sample.response]
+    text = json.dumps(content, ensure_ascii=False, sort_keys=True, default=str)
+    return InputDocument(text, origin, num_bytes, sample, split)
+
+
+def _summary(output: Path, prepared: Record) -> str:
+    columns = ("documents", "characters", "tokens")
+    lines = [f"{output}:", " " * 9 + "".join(f"{column:>16}" for column in columns)]
+    for split in SPLITS:
+        cells = "".join(f"{prepared[column].get(split, 0):>16,}" for column in columns)
+        lines.append(f"  {split:<7}{cells}")
+    too_short = sum(unit["too_short"] for unit in prepared["units"])
+    if too_short:
+        lines.append(f"  left out as too short: {too_short:,}")
+    for to_be, kind in (("read", "unreadable"), ("trained on", "refused")):
+        count, first = left_out(prepared, kind)
+        if count:
+            lines.append(f"  left out, not to be {to_be}: {count:,}")
+            lines.append(f"    the first: {first}")
+    return "\n".join(lines)

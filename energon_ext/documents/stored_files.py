@@ -74,6 +74,16 @@ def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
     }
 
 
+def times_of_files(factory: BaseCoreDatasetFactory) -> str:
+    """A hash over the times at which the local files of a dataset were written."""
+    paths = [file.path for file in _files_of(factory)]
+    try:
+        times = np.array([os.stat(path).st_mtime_ns for path in paths], "<i8")
+    except OSError as error:
+        raise _broken(error.filename, f"cannot be read ({error.strerror})") from error
+    return hashlib.sha256(times.tobytes()).hexdigest()[:32]
+
+
 def _parts_of(factory: Any) -> Sequence[Any]:
     return getattr(factory, "inner_datasets", [factory])  # of joined datasets
 

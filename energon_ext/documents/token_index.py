@@ -101,6 +101,27 @@ def open_index(pair: Pair) -> Index:
     return Index(lengths, numbers[: pair.sequences + 1], numbers[pair.sequences :])
 
 
+def write_index(path: str, dtype: np.dtype, lengths: np.ndarray) -> None:
+    """Write the ``.idx`` of documents that follow one another, one sequence each.
+
+    Args:
+        lengths: tokens of each, int32 [documents].
+    """
+    count = len(lengths)
+    code = next(code for code, known in _TOKEN_TYPES.items() if known == dtype)
+    with open(path, "wb") as file:
+        file.write(_HEADER.pack(_MAGIC, 1, code, count, count + 1))
+        lengths.astype("<i4", copy=False).tofile(file)
+        first_byte = 0
+        for begin in range(0, count, _CHECKED_SEQUENCES):
+            sizes = lengths[begin : begin + _CHECKED_SEQUENCES].astype("<i8") * dtype.itemsize
+            ends = np.cumsum(sizes) + first_byte
+            (ends - sizes).tofile(file)
+            first_byte = int(ends[-1])
+        for begin in range(0, count + 1, _CHECKED_SEQUENCES):
+            np.arange(begin, min(begin + _CHECKED_SEQUENCES, count + 1), dtype="<i8").tofile(file)
+
+
 def check_index(pair: Pair) -> None:
     """Check every entry of an index: sequences follow one another without gaps, as documents do.
 

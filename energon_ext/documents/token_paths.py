@@ -126,11 +126,15 @@ def _check_halves(pattern: str, prefixes: list[str]) -> None:
 
 
 def _check_splits(folder: str, prefixes: list[str]) -> None:
-    known = set(prefixes)
+    """Refuse a folder with both splits of one prepared text, each one pair or a folder of pairs."""
+    parents: dict[str, set[str]] = {split: set() for split in SPLITS}
     for prefix in prefixes:
-        parent, name = os.path.split(prefix)
-        if name == SPLITS[0] and os.path.join(parent, SPLITS[1]) in known:
-            raise ConfigError(
-                f"{folder}: holds the splits {' and '.join(SPLITS)}, which are no source together; "
-                f"name one of them: {prefix}"
-            )
+        below = os.path.relpath(prefix, folder).split(os.sep)
+        for depth, name in enumerate(below):
+            if name in parents:
+                parents[name].add(os.path.join(folder, *below[:depth]))
+    for parent in sorted(set.intersection(*parents.values())):
+        raise ConfigError(
+            f"{folder}: holds the splits {' and '.join(SPLITS)}, which are no source together; "
+            f"name one of them: {os.path.join(parent, SPLITS[0])}"
+        )

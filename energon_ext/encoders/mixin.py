@@ -82,7 +82,7 @@ class DynamicBlendMixin:
     ) -> SavableDataset:
         """Energon's method: a planned dataset, or Energon's own stages over one streamed blend."""
         whole = mix_of(datasets)
-        self._take_splices(whole.entries)
+        self._prepare_entries(whole.entries)
         if not repeat:
             check_unlimited(whole.entries)
         for name in ("shuffle_buffer_size", "packing_buffer_size"):
@@ -171,6 +171,10 @@ class DynamicBlendMixin:
     def state_fingerprint(self) -> dict[str, Any]:
         """JSON values that a saved state depends on; extend it with what changes your samples."""
         return {ENCODER: type(self).__qualname__}
+
+    def _prepare_entries(self, entries: Sequence[Entry]) -> None:
+        """What is checked or made before any source is built."""
+        self._take_splices(entries)
 
     def _take_splices(self, entries: Sequence[Entry]) -> None:
         """Refuse ``splice:`` on an entry of the YAML; an encoder that splices checks it instead."""

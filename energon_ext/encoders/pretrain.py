@@ -7,25 +7,26 @@ step 1500 therefore changes step 1500, a weight is a share of tokens, and every 
 """
 
 import copy
+import logging
 from collections.abc import Generator
 from typing import Any, Sequence
 
 from megatron.energon import Cooker, TaskEncoder, TextSample, WorkerConfig, stateless
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
-from megatron.energon.task_encoder.cooking import basic_sample_keys
 
 from energon_ext.arguments import check_integer
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry, mix_of
-from energon_ext.config.references import TokenFileFactory
+from energon_ext.documents.base import Documents
+from energon_ext.documents.file_set import TokenFiles
 from energon_ext.documents.order import EpochOrder
-from energon_ext.documents.text import Document, PackedRows
-from energon_ext.encoders.sources import MixOfSources, encoded_samples, read_sources
-from energon_ext.encoders.splicing import SplicingMixin
-from energon_ext.encoders.text_decoder import TextDecoder
+from energon_ext.encoders.sources import MixOfSources, planned_buffer_docs, read_sources
+from energon_ext.encoders.splicing import SplicingMixin, document_range
+from energon_ext.encoders.text import Document, TextDecoder, cook_text
+from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.packing import PACKERS, SequentialPacker, make_packer
@@ -35,26 +36,11 @@ from energon_ext.plan.dataset import BatchOptions, PassOptions, PlannedDataset
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
-from energon_ext.streamed.blend import StreamedBlend
+
+logger = logging.getLogger(__name__)
 
 #: Attributes of a tokenizer that a state describes it by.
 _OF_TOKENIZER = ("vocab_size", "bos_id", "eos_id", "pad_id", "add_bos", "add_eos")
-
-#: Documents of a planned source that are packed together, unless ``packing_buffer_docs`` is more:
-#: so many in all, and at least and at most so many of one source.
-PLANNED_BUFFERS_DOCS, LEAST_PLANNED_BUFFER_DOCS, MOST_PLANNED_BUFFER_DOCS = 2**20, 1024, 4096
-
-
-@stateless
-def cook_text(sample: dict[str, Any]) -> TextSample:
-    """A crude JSONL or webdataset sample as text: ``json`` with a ``text`` field, or ``txt``."""
-    content = sample.get("json", sample)
-    text = content.get("text", sample.get("txt"))
-    if not isinstance(text, str):
-        raise SampleError(
-            f"Sample {sample['__key__']}: no `text`; it has {sorted(k for k in content)}."
-        )
-    return TextSample(**basic_sample_keys(sample), text=text)
 
 
 class PackedTaskEncoder(SplicingMixin, TaskEncoder):
@@ -78,8 +64,12 @@ class PackedTaskEncoder(SplicingMixin, TaskEncoder):
 
     A source whose entry in the YAML has a ``splice:`` is shown at many positions, not packed.
 
-    Energon's ``shuffle_buffer_size`` (documents, per source) and ``packing_buffer_size`` (in place
-    of ``packing_buffer_docs``) keep their meaning.
+    Text is tokenized at first use, into token files in a cache. Energon's ``packing_buffer_size``
+    stands for ``packing_buffer_docs``; ``shuffle_buffer_size`` has no effect.
+
+    Attributes:
+        encoding_fingerprint: JSON values that change whenever the tokens of some sample change.
+            A subclass with an ``encode_document`` or with cookers of its own needs some.
 
     Raises:
         ConfigError: a sequence length below 2, an unknown packing, an option that this packing does
@@ -96,6 +86,8 @@ has no transition to train.
 
     cookers = [Cooker(cook_text)]
     decoder = TextDecoder()
+    encoding_fingerprint: Any = None
+    saved_encoding: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -133,9 +125,8 @@ has no transition to train.
         )
         self.train_on_eos = train_on_eos
         self.cost = (cost or AttentionCost()) if balance else None
-        self._shuffle_buffer_docs = 0
         self._sources: tuple[str, ...] = ()
-        self._planned_buffer_docs = MOST_PLANNED_BUFFER_DOCS
+        self._planned_buffer_docs = planned_buffer_docs(1)
         self._assembler = BatchAssembler(
             seq_len,
             pad_id=tokenizer.pad_id,
@@ -153,6 +144,14 @@ has no transition to train.
             raise SampleError(f"Sample {sample.__key__}: its text is {sample.text!r:.40}.")
         return Document.derive_from(sample, tokens=self.tokenizer.encode_array(sample.text))
 
+    def documents_of(self, files: TokenFiles, key: str) -> Documents:
+        """The documents of token files as rows are made of them."""
+        return files
+
+    def token_file_meta(self) -> dict[str, Any]:
+        """What the ``.meta.json`` beside token files says of how they were written."""
+        return {"tokenizer": self.tokenizer.fingerprint(), "vocab_size": self.tokenizer.vocab_size}
+
     def state_fingerprint(self) -> dict[str, Any]:
         every_option = {name for packer in PACKERS.values() for name in packer.option_names()}
         packing = {**dict.fromkeys(every_option), **self._packer.to_json()}
@@ -165,7 +164,6 @@ has no transition to train.
             **{f"packing_{option}": value for option, value in packing.items()},
             "mask_boundary_loss": self.mask_boundary_loss,
             "train_on_eos": self.train_on_eos,
-            "shuffle_buffer_docs": self._shuffle_buffer_docs,
         }
 
     def saved_options(self) -> dict[str, Any]:
@@ -198,8 +196,10 @@ has no transition to train.
         packing_buffer_size: int | None = None,
         **kwargs: Any,
     ) -> SavableDataset:
-        """Energon's method; shuffling and packing move in front of the draw."""
-        bound = self._bound_to(datasets, shuffle_buffer_size, packing_buffer_size)
+        """Energon's method; rows are planned, so nothing is shuffled or packed after the draw."""
+        if shuffle_buffer_size:
+            logger.info("shuffle_buffer_size: no effect, an epoch of text is shuffled as a whole.")
+        bound = self._bound_to(datasets, packing_buffer_size)
         return super(PackedTaskEncoder, bound).build_train_datasets(datasets=datasets, **kwargs)
 
     def build_val_datasets(
@@ -213,43 +213,27 @@ has no transition to train.
         **kwargs: Any,
     ) -> SavableDataset:
         """Energon's method: every document once, source after source, in order."""
-        bound = self._bound_to(datasets, None, packing_buffer_size)
+        bound = self._bound_to(datasets, packing_buffer_size)
         bound._validating = True
         whole = mix_of(datasets)
-        bound._take_splices(whole.entries)
+        bound._prepare_entries(whole.entries)
         mix = read_sources(bound, whole, worker_config=worker_config, repeat=False, in_order=True)
         topology = Topology.of(worker_config, batch_size, None)
         clock = Clock(whole.axis, topology, self.seq_len)
         passes = PassOptions(batches=limit or 0, restarts=True)
         return bound.build_plan(mix, clock, worker_config=worker_config, passes=passes)
 
-    def build_source(
-        self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool
-    ) -> SavableDataset[Row] | RowSource:
-        """Token files: plan rows; text: load, repeat, encode, shuffle and pack one source.
+    def _prepare_entries(self, entries: Sequence[Entry]) -> None:
+        """Take the splices of all sources, and tokenize the text that is not yet."""
+        super()._prepare_entries(entries)
+        self._tokenized = ensure_tokenized(self, entries)
 
-        A source that is spliced is one of frames, whatever it is read from.
-        """
+    def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> RowSource:
+        """Plan the rows of one source; one that is spliced is planned as frames."""
         splice = self.splice_of(entry)
         if splice is not None:
             return self._spliced(splice, entry, worker_config, repeat)
-        if isinstance(entry.dataset, TokenFileFactory):
-            return self._planned_rows(entry, worker_config, repeat)
-        texts: Any = super().build_source(entry, worker_config=worker_config, repeat=repeat)
-        return PackedRows(
-            encoded_samples(
-                self,
-                texts,
-                self.encode_document,
-                shuffle_buffer=self._shuffle_buffer_docs,
-                seq_len=self.seq_len,
-            ),
-            source=entry.key,
-            packer=self._packer,
-            buffer_docs=self.packing_buffer_docs,
-            may_go_on=repeat and entry.max_epochs is not None,
-            worker_config=worker_config,
-        )
+        return self._planned_rows(entry, worker_config, repeat)
 
     def build_plan(
         self, mix: MixOfSources, clock: Clock, *, worker_config: WorkerConfig, passes: PassOptions
@@ -271,11 +255,6 @@ has no transition to train.
             ),
         )
 
-    def build_blend(self, mix: MixOfSources, clock: Clock, **options: Any) -> StreamedBlend:
-        """The draw among rows that are packed on the fly."""
-        self._sources = self.names_in_batches(mix.sources)
-        return super().build_blend(mix, clock, **options)
-
     def _assemble(self, rows: list[Row]) -> Any:
         """The batch of some rows, by the methods that a subclass may override."""
         batch = self.encode_batch(self.batch(rows))
@@ -292,19 +271,14 @@ has no transition to train.
         return self._assembler(rows, self._sources)
 
     def _bound_to(
-        self,
-        datasets: Sequence[LoadedDataset],
-        shuffle_buffer_size: int | None,
-        packing_buffer_size: int | None,
+        self, datasets: Sequence[LoadedDataset], packing_buffer_size: int | None
     ) -> "PackedTaskEncoder":
-        """A copy for one dataset; training and validation may share an encoder."""
+        """A copy for one dataset; several may share an encoder."""
         bound = copy.copy(self)
-        is_streamed = not all(isinstance(d.dataset, TokenFileFactory) for d in datasets)
-        bound._shuffle_buffer_docs = (shuffle_buffer_size or 0) if is_streamed else 0
         if packing_buffer_size is not None:
             bound.packing_buffer_docs = packing_buffer_size
-        least = planned_buffer_docs(len(datasets))
-        bound._planned_buffer_docs = max(bound.packing_buffer_docs, least)
+        shared = planned_buffer_docs(len(datasets))
+        bound._planned_buffer_docs = max(bound.packing_buffer_docs, shared)
         return bound
 
     def _planned_rows(self, entry: Entry, worker_config: WorkerConfig, repeat: bool) -> PlannedRows:
@@ -312,22 +286,24 @@ has no transition to train.
         epochs = entry.max_epochs if repeat else (entry.loaded.repetitions or 1)
         if epochs is not None and epochs != int(epochs):
             raise ConfigError(
-                f"{entry.key}: {epochs} repetitions; a token file is read in whole epochs."
+                f"{entry.key}: {epochs} repetitions; a source is read in whole epochs."
             )
-        factory.files.check_tokenizer(self.tokenizer.fingerprint(), self.tokenizer.vocab_size)
+        files = self.token_files(entry)
+        first, stop = document_range(factory, len(files))
+        training = getattr(factory, "training", not self._validating)
         return PlannedRows(
-            factory.files,
+            self.documents_of(files, entry.key),
             source=entry.key,
             packer=self._packer,
             order=EpochOrder(
-                len(factory),
+                stop - first,
                 f"{worker_config.seed_offset}/{entry.names.shuffle_key}",
                 epochs=None if epochs is None else int(epochs),
-                shuffled=factory.training,
+                shuffled=training,
             ),
             buffer_docs=self._planned_buffer_docs,
-            first=factory.document_range[0],
-            excluded=entry.excluded if factory.training else None,
+            first=first,
+            excluded=entry.excluded if training else None,
         )
 
 
@@ -345,13 +321,8 @@ def saved_encoder(encoder: PackedTaskEncoder) -> dict[str, Any]:
             "attributes": {name: getattr(encoder.tokenizer, name) for name in _OF_TOKENIZER},
         },
         "options": encoder.saved_options(),
+        "encoding": encoding_of(encoder) if encoder._tokenized else None,
     }
-
-
-def planned_buffer_docs(sources: int) -> int:
-    """Documents that each of so many sources packs together; many, as a plan reads lengths only."""
-    shared = PLANNED_BUFFERS_DOCS // max(1, sources)
-    return min(MOST_PLANNED_BUFFER_DOCS, max(LEAST_PLANNED_BUFFER_DOCS, shared))
 
 
 def padding_row() -> Row:

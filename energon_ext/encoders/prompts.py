@@ -18,7 +18,7 @@ from energon_ext.encoders.chat import ChatTemplate, default_template
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sft import encode_bare
 from energon_ext.encoders.sources import encoded_samples
-from energon_ext.encoders.text_decoder import TextDecoder
+from energon_ext.encoders.text import TextDecoder
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import SampleError
 

@@ -17,6 +17,7 @@ from energon_ext.encoders.chat import named_template
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
+from energon_ext.encoders.text_sources import encoding_of
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, StateFormatError
 from energon_ext.plan.cost import AttentionCost
@@ -77,4 +78,8 @@ def load_encoder(
         options["cost"] = AttentionCost(**options["cost"])
     encoder_class: Any = _CLASSES[saved["class"]]
     seq_len = options.pop("seq_len")
-    return encoder_class(tokenizer or SavedTokenizer(saved["tokenizer"]), seq_len, **options)
+    encoder = encoder_class(tokenizer or SavedTokenizer(saved["tokenizer"]), seq_len, **options)
+    encoding = saved.get("encoding")
+    if encoding is not None and encoder.tokenizer.fingerprint() == encoding["tokenizer"]:
+        encoder.saved_encoding = None if encoding_of(encoder) == encoding else encoding
+    return encoder

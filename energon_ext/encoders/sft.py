@@ -7,16 +7,17 @@ from typing import Any
 import numpy as np
 from megatron.energon import Cooker, Sample, WorkerConfig, stateless
 from megatron.energon.edataclass import edataclass
-from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.task_encoder.cooking import basic_sample_keys
 
-from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
-from energon_ext.documents.text import Document
+from energon_ext.documents.base import Documents
+from energon_ext.documents.cut import CutDocuments
+from energon_ext.documents.file_set import TokenFiles
 from energon_ext.encoders.chat import ChatTemplate, check_messages, default_template, split_answers
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.pretrain import PackedTaskEncoder
+from energon_ext.encoders.text import Document
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.plan.row_source import RowSource
@@ -63,9 +64,10 @@ class SFTTaskEncoder(PackedTaskEncoder):
     sample belongs to the last of them. Prompts and answers are tokenized one by one, as they are at
     inference, and packed in whole.
 
-    No sample without a trained label reaches a batch: one that has none, or has none left after
-    cutting, is a :class:`~energon_ext.SampleError` that names it. Energon logs such a sample, goes
-    on with the next one, and gives up after 100 in a row.
+    No sample without a trained label reaches a batch. One that has none is a
+    :class:`~energon_ext.SampleError` that names it: it is counted when the text is tokenized, and
+    100 in a row are an error. One that has none left after cutting is left out and counted when the
+    dataset is built.
 
     Args:
         tokenizer: text to token ids.
@@ -73,8 +75,8 @@ class SFTTaskEncoder(PackedTaskEncoder):
         chat_template: writes ``messages`` as text; by default that of the folder or name
             which a :class:`~energon_ext.encoders.tokenizers.HFTokenizer` was made from, if any,
             else :class:`~energon_ext.encoders.chat.PlainChatTemplate`.
-        over_long: a sample of more than T + 1 tokens keeps its first T + 1 (``cut``) or is a
-            SampleError (``error``).
+        over_long: a sample of more than T + 1 tokens keeps its first T + 1 (``cut``) or is an
+            error that names it (``error``).
         **options: ``packing_buffer_docs``, ``packing_max_docs_per_bin`` and ``train_on_eos``, as
             for :class:`~energon_ext.PackedTaskEncoder`.
 
@@ -114,16 +116,16 @@ class SFTTaskEncoder(PackedTaskEncoder):
 
     @stateless
     def encode_document(self, sample: PromptResponse | Dialogue) -> Document:
-        """A conversation as a document with weight 1 on its answers and 0 on all else."""
+        """A whole conversation as a document with weight 1 on its answers and 0 on all else."""
         try:
-            tokens, weights = self._fit(*self._encode(sample))
+            tokens, weights = self._encode(sample)
+            if not weights[1:].any():  # nothing predicts the first token of a document
+                raise SampleError("no token of an answer, so there is nothing to train on")
         except SampleError as error:
             raise SampleError(f"Sample {sample.__key__}: {error}.") from error
         return Document.derive_from(sample, tokens=tokens, label_weights=weights)
 
-    def build_source(
-        self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool
-    ) -> SavableDataset[Row] | RowSource:
+    def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> RowSource:
         """As of PackedTaskEncoder; token files must say what their answers are.
 
         Raises:
@@ -131,7 +133,8 @@ class SFTTaskEncoder(PackedTaskEncoder):
         """
         factory = entry.dataset
         if isinstance(factory, TokenFileFactory):
-            factory.files.check_chat_template(self.chat_template.fingerprint())
+            written = self.saved_encoding or self.token_file_meta()
+            factory.files.check_chat_template(written["chat_template"])
         if isinstance(factory, TokenFileFactory) and (prefix := factory.files.unweighted):
             raise ConfigError(
                 f"{entry.key}: {prefix} has no label weights, so questions would be trained on "
@@ -139,6 +142,18 @@ class SFTTaskEncoder(PackedTaskEncoder):
                 f"PackedTaskEncoder."
             )
         return super().build_source(entry, worker_config=worker_config, repeat=repeat)
+
+    def documents_of(self, files: TokenFiles, key: str) -> Documents:
+        return CutDocuments(
+            files,
+            source=key,
+            most_tokens=self.seq_len + 1,
+            over_long=self.over_long,
+            untrained=None if self.train_on_eos else self.tokenizer.eos_id,
+        )
+
+    def token_file_meta(self) -> dict[str, Any]:
+        return {**super().token_file_meta(), "chat_template": self.chat_template.fingerprint()}
 
     def saved_options(self) -> dict[str, Any]:
         fixed = ("packing", "mask_boundary_loss")
@@ -170,20 +185,6 @@ class SFTTaskEncoder(PackedTaskEncoder):
                 tokens.append((np.array([tokenizer.eos_id]), True))
         weights = [np.full(len(ids), answer, np.float32) for ids, answer in tokens]
         return np.concatenate([ids for ids, _ in tokens]), np.concatenate(weights)
-
-    def _fit(self, tokens: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        limit = self.seq_len + 1
-        if len(tokens) > limit and self.over_long == "error":
-            raise SampleError(f"{len(tokens)} tokens, and a row has room for {limit}")
-        kept, kept_weights = tokens[:limit], weights[:limit]
-        trained = kept_weights > 0
-        if not self.train_on_eos:
-            trained &= kept != self.tokenizer.eos_id
-        # Nothing predicts the first token of a document.
-        if not trained[1:].any():
-            cut = f" in its first {limit} of {len(tokens)} tokens" if len(tokens) > limit else ""
-            raise SampleError(f"no token of an answer{cut}, so there is nothing to train on")
-        return kept, kept_weights
 
 
 def encode_bare(tokenizer: Tokenizer, text: str) -> np.ndarray:

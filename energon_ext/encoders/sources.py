@@ -12,13 +12,12 @@ from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
 from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
 from megatron.energon.wrappers.map_dataset import MapDataset
+from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
 from energon_ext.arguments import check_integer, choices
 from energon_ext.config.mix import Entry, Mix
 from energon_ext.documents.permutation import stable_hash
-from energon_ext.documents.shuffle import ShuffledDocuments
 from energon_ext.documents.stored_files import fingerprint_files
-from energon_ext.documents.tar_memory import forget_read_members
 from energon_ext.encoders.quiet import quiet_errors
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import IN_ORDER, Tree, blend_of
@@ -28,6 +27,10 @@ from energon_ext.plan.source import Source
 from energon_ext.weights import ConstantWeight
 
 logger = logging.getLogger(__name__)
+
+#: Documents of a planned source that are packed together, unless ``packing_buffer_docs`` is more:
+#: so many in all, and at least and at most so many of one source.
+PLANNED_BUFFERS_DOCS, LEAST_PLANNED_BUFFER_DOCS, MOST_PLANNED_BUFFER_DOCS = 2**20, 1024, 4096
 
 
 class BlendFactory(BaseCoreDatasetFactory):
@@ -78,7 +81,6 @@ def load_source(task_encoder: Any, entry: Entry, worker_config: WorkerConfig) ->
     entry.dataset.worker_config = own_config
     rotation = number % (max(1, worker_config.num_workers) * worker_config.world_size)
     dataset = task_encoder._load_dataset(entry.loaded, rotation, worker_config=own_config)
-    forget_read_members(dataset)
     quiet_errors(dataset)
     return dataset
 
@@ -89,7 +91,6 @@ def encoded_samples(
     encode: Callable[..., Any],
     *,
     shuffle_buffer: int = 0,
-    seq_len: int = 0,
     **fixed: Any,
 ) -> SavableDataset:
     """The samples of one source, each through a method of the encoder, and shuffled."""
@@ -103,8 +104,7 @@ def encoded_samples(
     quiet_errors(encoded)
     if shuffle_buffer <= 1:
         return encoded
-    config = samples.worker_config
-    return ShuffledDocuments(encoded, shuffle_buffer, seq_len, worker_config=config)
+    return ShuffleBufferDataset(encoded, shuffle_buffer, worker_config=samples.worker_config)
 
 
 def read_sources(
@@ -153,6 +153,12 @@ def _check_alike(sources: Sequence[Source]) -> None:
             f"{streamed[0]} is streamed and {planned[0]} is planned; a blend is one or the other. "
             f"Make token files of {streamed[0]} (`energon-ext prepare`), or take one of them out."
         )
+
+
+def planned_buffer_docs(sources: int) -> int:
+    """Documents that each of so many sources packs together; many, as a plan reads lengths only."""
+    shared = PLANNED_BUFFERS_DOCS // max(1, sources)
+    return min(MOST_PLANNED_BUFFER_DOCS, max(LEAST_PLANNED_BUFFER_DOCS, shared))
 
 
 def check_omissions(mix: Mix, sources: Sequence[Source]) -> None:

@@ -8,7 +8,8 @@ spliced source yields rows like any other, so it can be weighted, scheduled and 
 
 import dataclasses
 import hashlib
-from typing import Any, Sequence
+from types import MappingProxyType
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 from megatron.energon import WorkerConfig
@@ -16,13 +17,9 @@ from megatron.energon import WorkerConfig
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
+from energon_ext.documents.file_set import TokenFiles
 from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.sources import encoded_samples, load_source
-from energon_ext.encoders.splice_documents import (
-    DocumentStore,
-    EnergonDocuments,
-    TokenFileDocuments,
-)
+from energon_ext.encoders.splice_documents import DocumentStore, TokenFileDocuments
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.plan.source import Source
@@ -54,6 +51,7 @@ class SplicingMixin(DynamicBlendMixin):
     validation_offsets: int = 8
     _assembler: BatchAssembler
     _validating: bool = False
+    _tokenized: Mapping[str, TokenFiles] = MappingProxyType({})
 
     # What a subclass may change -------------------------------------------------------------
 
@@ -64,15 +62,18 @@ class SplicingMixin(DynamicBlendMixin):
 
     def open_documents(self, entry: Entry, worker_config: WorkerConfig) -> DocumentStore:
         """The documents of a source, all of them on every rank."""
-        if isinstance(entry.dataset, TokenFileFactory):
-            files = entry.dataset.files
-            files.check_tokenizer(self.tokenizer.fingerprint(), self.tokenizer.vocab_size)
-            return TokenFileDocuments(entry.dataset)
-        alone = WorkerConfig(
-            rank=0, world_size=1, num_workers=0, seed_offset=worker_config.seed_offset
-        )
-        samples = load_source(self, entry, alone)
-        return EnergonDocuments(encoded_samples(self, samples, self.encode_document))
+        files = self.token_files(entry)
+        is_text = not isinstance(entry.dataset, TokenFileFactory)
+        first, stop = document_range(entry.dataset, len(files))
+        return TokenFileDocuments(files, first, stop, has_keys=is_text)
+
+    def token_files(self, entry: Entry) -> TokenFiles:
+        """The token files of a source: its own, or those that were made of its text."""
+        if not isinstance(entry.dataset, TokenFileFactory):
+            return self._tokenized[entry.key]
+        files = entry.dataset.files
+        files.check_tokenizer(self.tokenizer.fingerprint(), self.tokenizer.vocab_size)
+        return files
 
     def document_metadata(self, store: DocumentStore, number: int) -> dict[str, Any]:
         """What :meth:`SpliceSource.metadata_of` gives for a document."""
@@ -185,6 +186,17 @@ class SplicingMixin(DynamicBlendMixin):
             },
             metadata=[self.document_metadata(store, number) for number in numbers.tolist()],
         )
+
+
+def document_range(factory: Any, total: int) -> tuple[int, int]:
+    """First document of a source and the one after the last, of all that its files hold."""
+    if getattr(factory, "shuffle_over_epochs", 1) not in (1, None, -1):
+        raise ConfigError(
+            f"{factory.paths[0]}: shuffle_over_epochs_multiplier is of samples that are streamed; "
+            f"every epoch of text has an order of its own."
+        )
+    subset = getattr(factory, "subset", None)
+    return (0, total) if subset is None else subset.compute_subset(total)
 
 
 def is_named(key: str, name: str | None) -> bool:

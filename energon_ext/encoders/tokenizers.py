@@ -99,6 +99,7 @@ class ByteTokenizer(Tokenizer):
     """
 
     OFFSET = 4
+    name = "bytes"
 
     def __init__(self, add_bos: bool = True, add_eos: bool = True):
         self.vocab_size = 256 + self.OFFSET

@@ -100,7 +100,6 @@ def _build_loaders(
             args.data_path[0],
             # While the global batch grows, each round of micro-batches is a step of the plan.
             rows_per_step=None if ramps_up(args) else args.global_batch_size,
-            shuffle_buffer_size=args.energon_shuffle_buffer_docs,
             **options,
         ),
     )

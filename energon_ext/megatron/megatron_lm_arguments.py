@@ -79,7 +79,6 @@ def add_energon_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser
     group.add_argument("--energon-packing-buffer-docs", type=_count, default=512)
     group.add_argument("--energon-packing-max-docs-per-bin", type=_count)
     group.add_argument("--energon-packing-carry", type=float)
-    group.add_argument("--energon-shuffle-buffer-docs", type=_count, default=1000)
     group.add_argument(
         "--energon-mask-boundary-loss",
         action=argparse.BooleanOptionalAction,

@@ -8,13 +8,12 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from energon_ext.cli import documents, token_writer
-from energon_ext.cli.documents import Corpus, Document
-from energon_ext.cli.encoding import Encoding
 from energon_ext.documents.file_set import open_token_files
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import ConfigError
+from energon_ext.prepare import inputs, job
 from tests.cli.command import energon_ext, error_line
+from tests.prepare.runs import files, read, write
 
 FILES_OF_A_PAIR = ("bin", "idx", "meta.json", "origins.txt")
 TEXTS = [f"document {number}\r\nwith a second line and an é\n" for number in range(40)]
@@ -27,33 +26,15 @@ def jsonl(tmp_path):
     return path
 
 
-def corpus(texts):
-    return Corpus(Document(text, f"memory[{n}]", len(text)) for n, text in enumerate(texts))
-
-
-def write(texts, output, **options):
-    encoding = Encoding(ByteTokenizer())
-    return token_writer.write_token_files(corpus(texts), output, encoding, **options)
-
-
 def prepare(output, *inputs):
     return energon_ext("prepare", output, "--tokenizer", "bytes", *inputs)
 
 
-def read(folder, split):
-    """Texts of a split, in the order of its file."""
-    tokens = open_token_files(folder / split)
-    return [ByteTokenizer().decode(tokens.document(index)) for index in range(len(tokens))]
-
-
-def files(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
 def test_every_document_is_written_once_and_unchanged(tmp_path, jsonl):
     out = prepare(tmp_path / "out", "--jsonl", jsonl, "--val", 0.25).stdout
-    names = [f"{split}.{suffix}" for split in ("train", "val") for suffix in FILES_OF_A_PAIR]
-    assert files(tmp_path / "out") == sorted(names)
+    parts = [f"{split}/part-00000" for split in ("train", "val")]
+    names = [f"{part}.{suffix}" for part in parts for suffix in FILES_OF_A_PAIR]
+    assert files(tmp_path / "out") == sorted(["prepared.json", *names])
     train, val = read(tmp_path / "out", "train"), read(tmp_path / "out", "val")
     assert sorted(train + val) == sorted(TEXTS)
     assert 0 < len(val) < len(train)
@@ -89,7 +70,7 @@ def test_the_split_depends_on_the_text_and_the_seed_only(tmp_path):
 
 def test_equal_input_gives_equal_files_however_it_is_batched(tmp_path, monkeypatch):
     for name, characters in (("first", 100), ("second", 10_000)):
-        monkeypatch.setattr(token_writer, "BATCH_CHARACTERS", characters)
+        monkeypatch.setattr(job, "BATCH_BYTES", characters)
         write(TEXTS, tmp_path / name, val_fraction=0.2)
     for file in files(tmp_path / "first"):
         assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
@@ -108,7 +89,7 @@ def test_text_files_are_documents_and_a_separator_cuts_them(tmp_path):
 
 
 def test_a_separator_is_found_across_read_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr("energon_ext.cli.documents.READ_CHARACTERS", 3)
+    monkeypatch.setattr("energon_ext.prepare.inputs.READ_CHARACTERS", 3)
     (tmp_path / "a.txt").write_text("one####two####three")
     prepare(tmp_path / "out", "--val", 0, "--text", tmp_path / "a.txt", "--separator", "####")
     assert read(tmp_path / "out", "train") == ["one", "two", "three"]
@@ -187,7 +168,7 @@ def test_what_a_user_gets_wrong_is_one_line(tmp_path, monkeypatch, arguments, ex
     (tmp_path / "good.txt").write_text("good")
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     assert expected in error_line(prepare("out", *arguments))
-    assert files(tmp_path) == ["good.txt", "latin.txt", "sub"], "nothing half made"
+    assert files(tmp_path) == ["good.txt", "latin.txt"], "nothing half made"
 
 
 def test_a_missing_tokenizer_is_told_with_the_way_for_text(jsonl, tmp_path):
@@ -200,11 +181,12 @@ def test_nothing_is_overwritten_without_force(tmp_path, jsonl):
     call = (tmp_path / "out", "--val", 0)
     prepare(*call, "--jsonl", jsonl)
     line = error_line(prepare(*call, "--text", tmp_path / "one.txt"))
-    assert "out: exists. Replace it with --force." in line
+    assert 'out: begun with input ["--jsonl"' in line and "or --force" in line
     assert read(tmp_path / "out", "train") == TEXTS
     assert prepare(*call, "--text", tmp_path / "one.txt", "--force").exit_code == 0
     assert read(tmp_path / "out", "train") == ["another text"]
-    assert files(tmp_path) == ["input.jsonl", "one.txt", "out"]
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"input.jsonl", "one.txt", "out"}
 
 
 def test_force_never_removes_what_prepare_did_not_write(tmp_path, jsonl):
@@ -301,7 +283,7 @@ def test_a_failure_half_way_leaves_the_old_dataset_alone(tmp_path, failure):
     write(["old"], tmp_path / "out", val_fraction=0)
     with pytest.raises(type(failure)):
         write(fails_at_last(), tmp_path / "out", val_fraction=0, force=True)
-    assert files(tmp_path) == ["out"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert read(tmp_path / "out", "train") == ["old"]
 
 
@@ -315,7 +297,7 @@ def test_memory_does_not_grow_with_the_input(tmp_path):
 
 def test_a_line_has_a_bound_of_bytes(tmp_path, monkeypatch):
     """A compressed file of some kilobytes may be one line of gigabytes."""
-    monkeypatch.setattr(documents, "MOST_LINE_BYTES", 1000)
+    monkeypatch.setattr(inputs, "MOST_LINE_BYTES", 1000)
     (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(b'{"text": "' + b"0" * 5000))
     error = error_line(prepare(tmp_path / "out", "--jsonl", str(tmp_path / "bomb.jsonl.gz")))
     assert "bomb.jsonl.gz:1: not JSON (over 1,000 bytes)" in error

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from energon_ext.documents.file_set import open_token_files
-from energon_ext.encoders.sft import PromptResponse, SFTTaskEncoder
-from energon_ext.encoders.tokenizers import ByteTokenizer
 from tests.cli.command import energon_ext, error_line
 from tests.support import OtherText, write_dataset, write_mix, write_tokens
 
@@ -146,14 +144,17 @@ def test_a_damaged_sample_is_an_error_and_not_a_loss(tmp_path):
     shard = folder / "shard_000.tar"
     shard.write_bytes(shard.read_bytes().replace(b"two", b"\xff\xff\xff"))
     call = ("--dataset", folder, "--split", "train", "--val", 0, "--tokenizer", "bytes")
-    assert "in a sample" in error_line(energon_ext("prepare", tmp_path / "out", *call))
+    assert "web: Sample 000001: UnicodeDecodeError (" in error_line(
+        energon_ext("prepare", tmp_path / "out", *call)
+    )
 
 
 # Conversations ----------------------------------------------------------------------------------
 
 QUESTION = {"role": "user", "content": "2+2"}
 ANSWER = {"role": "assistant", "content": "4"}
-CHAT = ("--chat", "--seq-length", 64, "--val", 0)
+CHAT = ("--chat", "--val", 0)
+PART = "train/part-00000"
 RECORDS = [{"prompt": "ab", "response": "c"}, {"messages": [QUESTION, ANSWER], "id": 5}]
 
 #: "ab" is asked, "c" and the end are answered; of "user: 2+2\nassistant: 4\n", "4\n" and the end.
@@ -166,16 +167,14 @@ def test_answers_alone_have_weight(tmp_path):
     out = to_tokens(tmp_path / "out", *CHAT, "--jsonl", lines)
     assert documents(tmp_path / "out" / "train") == TOKENS
     assert weights(tmp_path / "out" / "train") == WEIGHTS
-    assert (tmp_path / "out" / "train.weights.bin").stat().st_size == 30
+    assert (tmp_path / "out" / f"{PART}.weights.bin").stat().st_size == 30
     characters = str(11 + 75)  # of ["ab", "c"] and of the messages, as JSON
     assert out.splitlines()[2].split() == ["train", "2", characters, "30"]
-    meta = json.loads((tmp_path / "out" / "train.meta.json").read_text())
+    meta = json.loads((tmp_path / "out" / f"{PART}.meta.json").read_text())
     assert meta == {
         "tokenizer": {"kind": "bytes", "add_bos": True, "add_eos": True},
         "vocab_size": 260,
         "chat_template": {"kind": "plain"},
-        "seq_len": 64,
-        "over_long": "cut",
         "label_weights": {"dtype": "uint8"},
     }
 
@@ -184,7 +183,7 @@ def test_text_has_no_weights(tmp_path):
     lines = write_jsonl(tmp_path / "web.jsonl", [{"text": "one"}])
     to_tokens(tmp_path / "out", "--jsonl", lines, "--val", 0)
     assert open_token_files(tmp_path / "out" / "train").label_weights(0, 0, 5) is None
-    assert not (tmp_path / "out" / "train.weights.bin").exists()
+    assert not (tmp_path / "out" / f"{PART}.weights.bin").exists()
 
 
 def test_conversations_of_hugging_face_are_read(tmp_path, monkeypatch):
@@ -237,38 +236,26 @@ def test_equal_conversations_stay_in_one_split(tmp_path):
     records = [{"prompt": f"{number}", "response": "yes", "id": number} for number in range(40)]
     again = [{**record, "id": 99} for record in records]
     lines = write_jsonl(tmp_path / "chat.jsonl", [*records, *again])
-    to_tokens(tmp_path / "out", *CHAT[:3], "--val", 0.3, "--jsonl", lines)
+    to_tokens(tmp_path / "out", "--chat", "--val", 0.3, "--jsonl", lines)
     train, val = (documents(tmp_path / "out" / split) for split in ("train", "val"))
     assert sorted(train + val) == sorted([encoded(f"{n}yes") for n in range(40)] * 2)
     assert len(val) > 4
     assert not {str(tokens) for tokens in train} & {str(tokens) for tokens in val}
 
 
-def test_what_the_encoder_cuts_is_cut_and_what_it_refuses_is_counted(tmp_path):
+def test_conversations_are_written_whole_and_what_the_encoder_refuses_is_counted(tmp_path):
     records = [
-        {"prompt": "ab", "response": "cdefghijkl"},  # 14 tokens: 9 stay
-        {"prompt": "abcdefghijkl", "response": "m"},  # nothing of the answer stays
+        {"prompt": "ab", "response": "c" * 5000},
         {"messages": [ANSWER]},
         {"prompt": "a", "response": "b"},
     ]
     lines = write_jsonl(tmp_path / "chat.jsonl", records)
-    call = ("--chat", "--seq-length", 8, "--val", 0, "--jsonl", lines)
-    out = to_tokens(tmp_path / "out", *call)
-    encoder = SFTTaskEncoder(ByteTokenizer(), 8)
-    expected = [
-        encoder.encode_document(PromptResponse(__key__="", __restore_key__=(), **record))
-        for record in (records[0], records[3])
-    ]
-    assert documents(tmp_path / "out" / "train") == [d.tokens.tolist() for d in expected]
-    assert weights(tmp_path / "out" / "train") == [d.label_weights.tolist() for d in expected]
+    out = to_tokens(tmp_path / "out", *CHAT, "--jsonl", lines)
+    assert documents(tmp_path / "out" / "train") == [encoded("ab" + "c" * 5000), encoded("ab")]
+    assert weights(tmp_path / "out" / "train") == [[0] * 3 + [1] * 5001, [0, 0, 1, 1]]
     assert out.splitlines()[2].split()[:2] == ["train", "2"]
-    assert "left out, not to be trained on: 2" in out
-    assert f"the first: Sample {lines}:2: no token of an answer in its first 9 of 15 tokens" in out
-    strict = energon_ext(
-        *("prepare", tmp_path / "strict", "--tokenizer", "bytes", *call, "--over-long", "error")
-    )
-    assert f"{lines}:1: 14 tokens, and a row has room for 9" in error_line(strict)
-    assert not (tmp_path / "strict").exists()
+    assert "left out, not to be trained on: 1" in out
+    assert f"the first: Sample {lines}:2: message 0 is an answer that nobody asked for" in out
 
 
 def test_an_input_of_refused_conversations_is_an_error(tmp_path):
@@ -282,7 +269,7 @@ def test_an_input_of_refused_conversations_is_an_error(tmp_path):
     line = error_line(
         energon_ext("prepare", tmp_path / "out", "--tokenizer", "bytes", *CHAT, "--jsonl", many)
     )
-    assert "100 conversations in a row cannot be trained on, the last: Sample" in line
+    assert "100 documents in a row cannot be trained on, the last: Sample" in line
     assert not (tmp_path / "out").exists()
 
 
@@ -297,7 +284,7 @@ def test_a_chat_template_is_the_one_asked_for(tmp_path):
         "named": ("--chat-template", tokenizer),
     }.items():
         assert energon_ext("prepare", tmp_path / name, *call, *options).exit_code == 0
-        meta = json.loads((tmp_path / name / "train.meta.json").read_text())
+        meta = json.loads((tmp_path / name / f"{PART}.meta.json").read_text())
         kinds[name] = meta["chat_template"]["kind"], documents(tmp_path / name / "train")[0]
     assert [kind for kind, _ in kinds.values()] == ["hf", "plain", "hf"]
     assert kinds["own"] == kinds["named"] != kinds["plain"]
@@ -319,20 +306,13 @@ def chat_tokenizer(folder):
     return folder
 
 
-NEEDED = ("--tokenizer", "bytes", "--seq-length", "8")
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["--jsonl", "chat.jsonl"], "--tokenizer is missing"),
-        (["--jsonl", "chat.jsonl", "--tokenizer", "bytes"], "--chat: --seq-length is missing"),
+        (["--text", "chat.jsonl", "--tokenizer", "bytes"], "--text holds no"),
         (
-            ["--text", "chat.jsonl", *["--tokenizer", "bytes", "--seq-length", "8"]],
-            "--text holds no",
-        ),
-        (
-            ["--jsonl", "text.jsonl", *NEEDED],
+            ["--jsonl", "text.jsonl", "--tokenizer", "bytes"],
             "text.jsonl:1: neither the texts `prompt` and `response` nor `messages`",
         ),
     ],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from energon_ext import PackedTaskEncoder, get_train_dataset, get_val_datasets
-from energon_ext.encoders import pretrain
+from energon_ext.encoders import sources
 from tests.support import (
     LargeTokenizer,
     batch_hash,
@@ -54,7 +54,7 @@ def data(tmp_path_factory):
 @pytest.fixture
 def small_buffers(monkeypatch):
     """Token files are packed ``packing_buffer_docs`` at a time."""
-    monkeypatch.setattr(pretrain, "MOST_PLANNED_BUFFER_DOCS", 1)
+    monkeypatch.setattr(sources, "MOST_PLANNED_BUFFER_DOCS", 1)
 
 
 def write(path, node, split="train"):

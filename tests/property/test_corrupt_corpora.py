@@ -3,6 +3,7 @@
 """Any file of a corpus, damaged in any way: a typed error, or every document read or counted."""
 
 import itertools
+import json
 import random
 import shutil
 from collections import Counter
@@ -13,9 +14,9 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
-from energon_ext.encoders import load
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import EnergonExtError
+from energon_ext.prepare.units import left_out
 from tests.support import (
     close_loaders,
     config,
@@ -86,7 +87,6 @@ DAMAGES = [flip, flip, cut, lose, add, blank, replace]
 
 def read_all(folder):
     """Documents that ended and that were left out, by source."""
-    load._LEFT_OUT.clear()
     dataset = get_train_dataset(
         folder / "mix.yaml",
         worker_config=config(),
@@ -96,9 +96,19 @@ def read_all(folder):
     )
     batches = itertools.islice(loader_for(dataset), 200)
     found = sum((Counter(batch.documents_per_source()) for batch in batches), Counter())
-    for path, count in load._LEFT_OUT.items():
-        found[{"web": "web:train"}.get(Path(path).name, Path(path).name)] += count
+    for name, count in refused(folder).items():
+        found[name] += count
     return found
+
+
+def refused(folder):
+    """Samples that have no tokens, by source."""
+    found = Counter()
+    for path in folder.glob(".energon_ext_cache/*/prepared.json"):
+        prepared = json.loads(path.read_text())
+        name = Path(prepared["units"][0]["unit"]["path"]).name
+        found[{"web": "web:train"}.get(name, name)] += left_out(prepared, "refused")[0]
+    return +found
 
 
 def check(intact, folder, seed, expected):
@@ -115,20 +125,22 @@ def check(intact, folder, seed, expected):
     what = f"seed {seed}: {damage.__name__} in {path.relative_to(folder)}"
     try:
         found = read_all(folder)
+        is_left_out = bool(refused(folder))
     except EnergonExtError as error:
         assert "\n" not in str(error), what
         return "error"
     finally:
         close_loaders()
         shutil.rmtree(folder)
-    if path.name == "lines.jsonl.idx" and load._LEFT_OUT:
+    if path.name == "lines.jsonl.idx" and is_left_out:
         return "left out"  # two lines that are read as one are left out as one
     assert found == expected, what
-    return "left out" if load._LEFT_OUT else "all documents"
+    return "left out" if is_left_out else "all documents"
 
 
 def check_many(intact, tmp_path, seeds):
     expected = read_all(intact)
+    shutil.rmtree(intact / ".energon_ext_cache")
     assert expected == {"web:train": WEB, "lines.jsonl": LINES, "pair": PAIR}
     found = Counter(check(intact, tmp_path / "case", seed, expected) for seed in seeds)
     assert min(found["error"], found["all documents"]) > len(seeds) // 10, found

@@ -21,7 +21,7 @@ from megatron.energon.module_loader import ModuleLoader
 
 from energon_ext import ConfigError
 from energon_ext.config.yaml_check import YamlChecker
-from energon_ext.encoders.text_decoder import TextDecoder
+from energon_ext.encoders.text import TextDecoder
 from tests.support import TEXT_SAMPLE, write_dataset, write_tokens
 
 TREES, TREES_NIGHTLY = 10_000, 100_000

@@ -480,21 +480,6 @@ def test_batches_lead_to_what_is_known_of_a_document(data):
     assert numbers == three_longest_short()
 
 
-def test_only_the_chosen_documents_are_read_again(data):
-    read: list[int] = []
-
-    class Noting(MultiSpliceTaskEncoder):
-        def encode_document(self, sample):
-            read.append(int(sample.__key__.rpartition("/")[2]))
-            return super().encode_document(sample)
-
-        encode_document.__stateless__ = True
-
-    build(in_blend(data), Noting(ByteTokenizer(), SEQ_LEN, SHORT))
-    assert sorted(read[:40]) == list(range(40))
-    assert read[40:] == three_longest_short()
-
-
 def test_a_key_chooses_a_document_through_the_yaml(data):
     splice = SpliceConfig(doc_key="*21")
     shares = find_blend(build(in_blend(data), one(splice))).planned_shares(0)

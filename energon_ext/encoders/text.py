@@ -1,0 +1,65 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Text as it is stored, as a sample, and as an encoded document."""
+
+import json
+from typing import Any
+
+import numpy as np
+from megatron.energon import Sample, SampleDecoder, TextSample, stateless
+from megatron.energon.edataclass import edataclass
+from megatron.energon.task_encoder.cooking import basic_sample_keys
+
+from energon_ext.errors import SampleError
+
+
+@edataclass
+class Document(Sample):
+    """An encoded document.
+
+    Attributes:
+        tokens: int64 [n], special tokens included.
+        label_weights: float32 [n] or None for 1 everywhere; how much predicting each token counts.
+    """
+
+    tokens: np.ndarray
+    label_weights: np.ndarray | None = None
+
+
+@stateless
+def cook_text(sample: dict[str, Any]) -> TextSample:
+    """A crude JSONL or webdataset sample as text: ``json`` with a ``text`` field, or ``txt``."""
+    content = sample.get("json", sample)
+    text = content.get("text", sample.get("txt"))
+    if not isinstance(text, str):
+        raise SampleError(
+            f"Sample {sample['__key__']}: no `text`; it has {sorted(k for k in content)}."
+        )
+    return TextSample(**basic_sample_keys(sample), text=text)
+
+
+class TextDecoder(SampleDecoder):
+    """Decodes ``json`` and ``txt``; every other member stays bytes.
+
+    Energon's own decoder unpickles members that are called ``pyd``, ``pickle`` or ``pth``.
+
+    Example:
+        >>> TextDecoder()({"__key__": "7", "txt": b"hi", "json": b"[1]", "pyd": b"..."})
+        {'__key__': '7', 'txt': 'hi', 'json': [1], 'pyd': b'...'}
+    """
+
+    def __init__(self) -> None:
+        pass  # the decoders of images and sounds are never made
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {name: _decoded(name, value) for name, value in sample.items()}
+
+    def config(self) -> dict[str, Any]:
+        return {"decoded": ["json", "txt"]}
+
+
+def _decoded(name: str, value: Any) -> Any:
+    suffix = name.rpartition(".")[2].lower()
+    if not isinstance(value, bytes) or name.startswith("__") or suffix not in ("json", "txt"):
+        return value
+    return json.loads(value) if suffix == "json" else value.decode("utf-8")

@@ -1,0 +1,238 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The text of Energon datasets: which samples there are, and their tokens."""
+
+import copy
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from megatron.energon import SkipSample, WorkerConfig
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.metadataset.loader import load_dataset
+
+from energon_ext.config.mix import Entry, mix_of
+from energon_ext.config.references import TokenFileFactory
+from energon_ext.config.yaml_check import YamlChecker
+from energon_ext.documents.file_set import TokenFiles
+from energon_ext.documents.stored_files import fingerprint_files, times_of_files
+from energon_ext.encoders.quiet import quiet_energon
+from energon_ext.errors import LEFT_OUT, ConfigError, SampleError
+from energon_ext.prepare.cache import (
+    CACHE_VARIABLE,
+    SPLIT,
+    CachedText,
+    cache_folder,
+    cache_root,
+    ensure_made,
+)
+from energon_ext.prepare.documents import InputDocument
+from energon_ext.prepare.job import Encoded, Job
+from energon_ext.prepare.samples import SampleSource
+
+#: Whose samples may be tokenized many at a time.
+_OF_TEXT = "energon_ext.encoders.pretrain.PackedTaskEncoder.encode_document"
+
+
+def load_split(
+    path: Path, split: str, encoder: Any, trusted_modules: Iterable[str] = ()
+) -> tuple[Entry, ...]:
+    """The sources of one split of a metadataset or of a prepared folder, checked first."""
+    YamlChecker(frozenset(trusted_modules)).check(EPath(str(path)), split)
+    with quiet_energon():
+        found = load_dataset(EPath(str(path))).get_datasets(
+            training=False, split_part=split, worker_config=_alone(), decoder=encoder.decoder
+        )
+    return mix_of(found.datasets).entries
+
+
+def sample_source(
+    encoder: Any, entry: Entry, document: Callable[[Any, str], InputDocument], **own: Any
+) -> SampleSource:
+    """The samples of a source as an encoder has them: cooked by its cookers, not yet encoded."""
+    factory = entry.dataset
+    files = fingerprint_files(factory)
+
+    def open_samples() -> SavableDataset:
+        alone = copy.copy(entry.loaded)
+        alone.dataset = copy.copy(factory)
+        alone.dataset.worker_config = _alone()
+        with quiet_energon():
+            return encoder._load_dataset(alone, 0, worker_config=_alone())
+
+    count = len(factory)
+    return SampleSource(
+        path=str(factory.paths[0]),
+        version={**files, "times": times_of_files(factory)},
+        count=count,
+        open=open_samples,
+        document=document,
+        sample_bytes=files.get("bytes", 0) // max(1, count),
+        **own,
+    )
+
+
+def encode_texts(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded]:
+    """The texts of some documents as tokens."""
+    texts = [document.text for document in documents]
+    return [(tokens, None) for tokens in encoder.tokenizer.encode_batch(texts)]
+
+
+def encode_samples(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded]:
+    """The samples of some documents as tokens and weights; of each that is refused, the reason."""
+    samples = [document.sample for document in documents]
+    if place_of(type(encoder).encode_document) == _OF_TEXT:
+        texts = [getattr(sample, "text", None) for sample in samples]
+        if all(isinstance(text, str) and _is_whole(text) for text in texts):
+            return [(tokens, None) for tokens in encoder.tokenizer.encode_batch(texts)]
+    return [_encoded(encoder, sample) for sample in samples]
+
+
+def _encoded(encoder: Any, sample: Any) -> Encoded:
+    if sample is None:
+        return np.zeros(0, np.int64), None
+    if isinstance(sample, SampleError):
+        return sample
+    if not _is_whole(getattr(sample, "text", None)):
+        return SampleError(f"Sample {sample.__key__}: its text holds half a character.")
+    try:
+        encoded = encoder.encode_document(sample)
+    except (SkipSample, *LEFT_OUT) as error:
+        return error if isinstance(error, SampleError) else SampleError(str(error))
+    return np.asarray(encoded.tokens), encoded.label_weights
+
+
+def _is_whole(text: Any) -> bool:
+    """Whether a text has no half of a character, which no tokenizer takes."""
+    try:
+        return not isinstance(text, str) or bool(text.encode() or True)
+    except UnicodeEncodeError:
+        return False
+
+
+def _alone() -> WorkerConfig:
+    return WorkerConfig(rank=0, world_size=1, num_workers=0)
+
+
+# The cache of text ------------------------------------------------------------------------------
+
+
+def ensure_tokenized(encoder: Any, entries: Sequence[Entry]) -> dict[str, TokenFiles]:
+    """The token files of all sources that are text, by their keys.
+
+    Raises:
+        ConfigError: they are not there, and making them takes longer than a minute.
+    """
+    texts = [each for each in entries if not isinstance(each.dataset, TokenFileFactory)]
+    cached = [cached_text(encoder, each) for each in texts]
+    different = {each.folder: each for each in cached}
+    ensure_made(list(different.values()), lambda: _command(encoder, texts[0]))
+    return {each.key: found.open() for each, found in zip(texts, cached)}
+
+
+def cached_text(encoder: Any, entry: Entry) -> CachedText:
+    """The token files of a source that is text, as an encoder makes them; they may not be there.
+
+    Raises:
+        ConfigError: the encoder has code of its own and does not say how a change of it is noticed.
+    """
+    factory = entry.dataset
+    encoding = encoder.saved_encoding or encoding_of(encoder)
+    root = entry.root or factory.paths[0].parent
+    if not root.is_local() and CACHE_VARIABLE not in os.environ:
+        raise ConfigError(f"{root}: is not local; set {CACHE_VARIABLE} to a folder for its tokens.")
+
+    def document(sample: Any, key: str) -> InputDocument:
+        return InputDocument("", key, source.sample_bytes, sample, SPLIT)
+
+    source = sample_source(encoder, entry, document, keeps_damaged=True)
+    parts = getattr(factory, "inner_datasets", [factory])
+    depends_on = {
+        "encoding": encoding,
+        "files": dict(source.version),
+        "split": [getattr(part, "split_part_files", None) for part in parts],
+        "excluded": [sorted(getattr(part, "sample_excludes", ())) for part in parts],
+        "subflavors": getattr(factory, "subflavors", None),
+        "aux": sorted(str(store.get_path()) for store in (entry.loaded.aux or {}).values()),
+    }
+    text = json.dumps(depends_on, sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return CachedText(
+        name=source.path,
+        folder=cache_folder(cache_root(Path(str(root))), Path(source.path).name, digest),
+        source=source,
+        job=Job(
+            encode=lambda documents: _encode_for_cache(encoder, documents),
+            vocab_size=encoder.tokenizer.vocab_size,
+            meta=encoder.token_file_meta(),
+            options=json.loads(text),
+            weights_dtype="float32" if _own_code(encoder) else "uint8",
+            keeps_all=True,
+        ),
+        num_bytes=source.version.get("bytes"),
+    )
+
+
+def _encode_for_cache(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded]:
+    if encoder.saved_encoding is not None:
+        raise ConfigError(
+            "The text of this run is not tokenized here, and its state does not hold the encoder; "
+            "run `energon-ext tokenize` on the metadataset first."
+        )
+    return encode_samples(encoder, documents)
+
+
+def encoding_of(encoder: Any) -> dict[str, Any]:
+    """JSON values that change whenever the tokens of some sample change.
+
+    Raises:
+        ConfigError: the encoder has an ``encode_document`` or cookers of its own and no
+            ``encoding_fingerprint``.
+    """
+    own = encoder.encoding_fingerprint
+    foreign = _own_code(encoder)
+    if foreign and own is None:
+        raise ConfigError(
+            f"{type(encoder).__name__}: {foreign[0]} is code of your own; give the class an "
+            f"encoding_fingerprint, JSON values such as {{'version': 1}}, and change it whenever "
+            f"the tokens of a sample change. They are kept, and found by it."
+        )
+    return {
+        **encoder.token_file_meta(),
+        "encode_document": place_of(type(encoder).encode_document),
+        "cookers": [place_of(cooker.cook) for cooker in encoder.cookers],
+        "decoder": type(encoder.decoder).__qualname__,
+        "own": own,
+    }
+
+
+def place_of(function: Any) -> str:
+    """Module and name of a function."""
+    function = getattr(function, "func", function)
+    return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__name__)}"
+
+
+def _own_code(encoder: Any) -> list[str]:
+    """What of an encoder's encoding is not of this package."""
+    functions = [type(encoder).encode_document, *(cooker.cook for cooker in encoder.cookers)]
+    places = [place_of(function) for function in functions]
+    return [place for place in places if not place.startswith("energon_ext.")]
+
+
+def _command(encoder: Any, entry: Entry) -> str:
+    """How text is tokenized before a run."""
+    path = entry.where.partition(": ")[0] or str(entry.dataset.paths[0])
+    words = ["energon-ext", "tokenize", path]
+    if _own_code(encoder):
+        return " ".join([*words, "--encoder", "MODULE:FUNCTION"])
+    words += ["--tokenizer", getattr(encoder.tokenizer, "name", "NAME")]
+    if hasattr(encoder, "chat_template"):
+        words += ["--task", "chat"]
+        named = encoder.chat_template.options()
+        words += ["--chat-template", named] if named else []
+    return " ".join(words)

@@ -1,0 +1,122 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Samples of an Energon dataset by number, as units of documents."""
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from megatron.energon import SkipSample
+from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.flavors.webdataset.sample_loader import WebdatasetSampleLoaderDataset
+from megatron.energon.wrappers.map_dataset import MapDataset
+
+from energon_ext.errors import LEFT_OUT, ConfigError, EnergonExtError, SampleError
+from energon_ext.prepare.documents import InputDocument, Unit, Unreadable
+
+UNIT_SAMPLES = 65_536
+
+
+@dataclass(frozen=True)
+class SampleSource:
+    """The samples of one dataset.
+
+    Attributes:
+        path: of the dataset, for messages.
+        version: JSON values by which a change of its files is noticed.
+        count: number of its samples.
+        open: builds the dataset that reads them; each unit opens its own.
+        document: makes a document of a sample and its key.
+        keeps_damaged: a sample that cannot be used is a document with its error, one that the split
+            excludes a document without a sample; else the first is an error, the second left out.
+        sample_bytes: of a sample, about, for the progress.
+    """
+
+    path: str
+    version: Mapping[str, Any]
+    count: int
+    open: Callable[[], SavableDataset]
+    document: Callable[[Any, str], InputDocument]
+    keeps_damaged: bool = False
+    sample_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class SampleUnit:
+    """A range of the samples of a source."""
+
+    source: SampleSource
+    begin: int
+    stop: int
+
+    @property
+    def num_bytes(self) -> int:
+        return (self.stop - self.begin) * self.source.sample_bytes
+
+    def describe(self) -> dict[str, Any]:
+        own = {"version": dict(self.source.version), "range": [self.begin, self.stop]}
+        return {"path": self.source.path, **own}
+
+    def read(self, unreadable: Unreadable) -> Iterator[InputDocument]:
+        source = self.source
+        dataset = source.open()
+        read = _reader(dataset, source.path)
+        dataset.worker_config.worker_activate(0)  # decorators of Energon ask for it
+        try:
+            for number in range(self.begin, self.stop):
+                key, sample = read(number)
+                if isinstance(sample, Exception) and not source.keeps_damaged:
+                    raise ConfigError(f"{source.path}: {sample}") from sample
+                if sample is not None or source.keeps_damaged:
+                    yield source.document(sample, key)
+        finally:
+            dataset.worker_config.worker_deactivate()
+
+
+def sample_units(source: SampleSource) -> list[Unit]:
+    """All samples of a source, in ranges."""
+    return [
+        SampleUnit(source, begin, min(begin + UNIT_SAMPLES, source.count))
+        for begin in range(0, source.count, UNIT_SAMPLES)
+    ]
+
+
+def _reader(dataset: SavableDataset, path: str) -> Callable[[int], tuple[str, Any]]:
+    """Reads the key and the sample of a number; the sample is its error where it has one."""
+    stages: list[Callable[[Any], Any]] = []
+    inner: Any = dataset
+    while isinstance(inner, MapDataset):
+        stages.insert(0, inner.map_fn)
+        inner = inner.dataset
+    if not isinstance(inner, WebdatasetSampleLoaderDataset):
+        raise ConfigError(
+            f"{path}: a {type(inner).__name__} has no samples by number; write it as JSON Lines."
+        )
+
+    def read(number: int) -> tuple[str, Any]:
+        try:
+            sample: Any = inner._get_sample(number)
+        except Exception as error:  # whatever Energon raises of a damaged file
+            raise ConfigError(f"{path}: sample {number} cannot be read ({error}).") from error
+        if sample.data[0] is None:  # excluded by the split
+            return str(number), None
+        key = sample.data[0]["__key__"]
+        try:
+            for stage in stages:
+                sample = stage(sample)
+        except SampleError as error:  # of a cooker, which names the sample
+            return key, error
+        except (SkipSample, *LEFT_OUT) as error:
+            return key, SampleError(f"Sample {key}: {type(error).__name__} ({error}).")
+        except EnergonExtError:
+            raise
+        except Exception as error:  # whatever a loader or a cooker raises
+            where = f"{path}: {type(error).__name__} in sample {key}"
+            raise ConfigError(f"{where}: {error}.") from error
+        if isinstance(sample, Generator):
+            raise ConfigError(
+                f"{path}: several samples are made of one; write them as JSON Lines first."
+            )
+        return key, sample
+
+    return read

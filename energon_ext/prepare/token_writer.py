@@ -1,0 +1,101 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Writes one ``.bin``/``.idx`` pair, document by document, with weights and origins beside it."""
+
+import json
+from array import array
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from energon_ext.documents.origins import ORIGINS_SUFFIX, line_of
+from energon_ext.documents.token_index import META_SUFFIX, WEIGHTS_SUFFIX, write_index
+from energon_ext.errors import ConfigError
+
+#: As megatron-core chooses: the largest vocabulary whose ids are written as uint16.
+_MOST_SMALL_IDS = 65_500
+
+
+class TokenWriter:
+    """A pair that grows; it holds four bytes a document.
+
+    Args:
+        prefix: path without suffix.
+        vocab_size: ids are below it, and decide the type of the file.
+        weights_dtype: type of the weights, ``uint8`` where all are 0 or 1, else ``float32``. There
+            is a file of them from the first document on that has some.
+
+    Example:
+        >>> import tempfile
+        >>> from energon_ext.documents.file_set import open_token_files
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     writer = TokenWriter(Path(folder) / "web", vocab_size=300)
+        ...     writer.write(np.array([1, 2, 3]), origin="web.jsonl:1")
+        ...     writer.close()
+        ...     open_token_files(f"{folder}/web").document(0).tolist()
+        [1, 2, 3]
+    """
+
+    def __init__(self, prefix: str | Path, vocab_size: int, weights_dtype: str = "uint8"):
+        self.prefix = str(prefix)
+        self.dtype = np.dtype(np.uint16 if vocab_size < _MOST_SMALL_IDS else np.int32)
+        self.num_tokens = 0
+        self._vocab_size = vocab_size
+        self._weights_dtype = np.dtype(weights_dtype)
+        self._lengths = array("i")
+        self._files = ExitStack()
+        self._tokens = self._open(".bin")
+        self._origins = self._open(ORIGINS_SUFFIX)
+        self._weights: IO[bytes] | None = None
+
+    def write(
+        self, tokens: np.ndarray, weights: np.ndarray | None = None, origin: str = ""
+    ) -> None:
+        """Append a document; ConfigError for ids that the vocabulary does not have."""
+        for found in (int(tokens.min(initial=0)), int(tokens.max(initial=0))):
+            if not 0 <= found < self._vocab_size:
+                raise ConfigError(
+                    f"{origin}: the token id {found}; the tokenizer has {self._vocab_size}."
+                )
+        if weights is not None and self._weights is None:
+            self._weights = self._open(WEIGHTS_SUFFIX)
+            self._write_ones(self.num_tokens)
+        if self._weights is not None and weights is None:
+            self._write_ones(len(tokens))
+        elif self._weights is not None:
+            self._weights.write(np.asarray(weights).astype(self._weights_dtype).tobytes())
+        self._tokens.write(tokens.astype(self.dtype).tobytes())
+        self._origins.write(line_of(origin).encode("utf-8", "replace"))
+        self._lengths.append(len(tokens))
+        self.num_tokens += len(tokens)
+
+    def close(self, meta: Mapping[str, Any] | None = None) -> None:
+        """Finish the pair.
+
+        Args:
+            meta: which tokenizer wrote it, for the file beside it; None for no such file.
+        """
+        self.abandon()
+        write_index(self.prefix + ".idx", self.dtype, np.frombuffer(self._lengths, np.intc))
+        if meta is None:
+            return
+        if self._weights is not None:
+            meta = {**meta, "label_weights": {"dtype": self._weights_dtype.name}}
+        text = json.dumps(meta, indent=2) + "\n"
+        Path(self.prefix + META_SUFFIX).write_text(text, encoding="utf-8")
+
+    def abandon(self) -> None:
+        """Close the files, which are not whole."""
+        self._files.close()
+
+    def _open(self, suffix: str) -> IO[bytes]:
+        return self._files.enter_context(open(self.prefix + suffix, "wb"))
+
+    def _write_ones(self, count: int) -> None:
+        assert self._weights is not None
+        for begin in range(0, count, 1 << 20):
+            part = min(1 << 20, count - begin)
+            self._weights.write(np.ones(part, self._weights_dtype).tobytes())

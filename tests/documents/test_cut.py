@@ -1,0 +1,65 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+
+import logging
+import pickle
+
+import numpy as np
+import pytest
+
+from energon_ext.documents.cut import CutDocuments
+from energon_ext.documents.file_set import TokenFiles
+from energon_ext.errors import ConfigError
+from tests.support import write_tokens, write_weights
+
+#: (tokens, weights) of each document; 2 ends a conversation.
+DOCUMENTS = [
+    ([5, 6, 7, 2], [0, 0, 1, 1]),
+    ([5] * 4 + [6] * 4 + [2], [0] * 4 + [1] * 5),  # too long, some of its answer stays
+    ([5] * 7 + [6, 2], [0] * 7 + [1, 1]),  # too long, nothing of its answer stays
+    ([5, 2], [0, 1]),  # only its end is trained
+    ([5, 6], [1, 0]),  # nothing predicts the first token: it was written so
+    ([], []),
+    ([5] * 6, [0] * 5 + [1]),  # as long as a row
+]
+
+
+@pytest.fixture
+def files(tmp_path):
+    halves = DOCUMENTS[:3], DOCUMENTS[3:]
+    prefixes = [
+        write_weights(write_tokens(tmp_path / name, [t for t, _ in half]), [w for _, w in half])
+        for name, half in zip("ab", halves)
+    ]
+    return TokenFiles(prefixes)
+
+
+def lengths(documents):
+    return documents.locate(np.arange(len(documents)))[1].tolist()
+
+
+def test_long_documents_are_cut_and_those_without_an_answer_left_have_no_token(files, caplog):
+    with caplog.at_level(logging.WARNING):
+        cut = CutDocuments(files, source="chat", most_tokens=6, over_long="cut")
+    assert lengths(cut) == [4, 6, 0, 2, 2, 0, 6]
+    assert cut.num_tokens == 20 and cut.fingerprint() == files.fingerprint()
+    assert caplog.messages == [
+        "chat: 1 of 7 documents have no trained label in their first 6 tokens; they are left out, "
+        "the first: document 2."
+    ]
+    place = int(cut.locate(np.array([1]))[0][0])
+    assert cut.tokens(place, 0, 6).tolist() == [5, 5, 5, 5, 6, 6]
+    assert cut.label_weights(place, 3, 6).tolist() == [0, 1, 1]
+    assert lengths(pickle.loads(pickle.dumps(cut))) == lengths(cut)
+
+
+def test_where_the_end_is_not_trained_every_document_is_looked_at(files):
+    cut = CutDocuments(files, source="chat", most_tokens=6, over_long="cut", untrained=2)
+    assert lengths(cut) == [4, 6, 0, 0, 0, 0, 6]
+
+
+def test_a_document_that_is_too_long_is_refused_by_number_if_wished(files):
+    expected = r"chat: document 1 \(1 of .*/a\) has 9 tokens, and a row has room for 6"
+    with pytest.raises(ConfigError, match=expected):
+        CutDocuments(files, source="chat", most_tokens=6, over_long="error")
+    CutDocuments(files, source="chat", most_tokens=9, over_long="error")

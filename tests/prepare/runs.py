@@ -1,0 +1,61 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Units of texts in memory, and what becomes of them."""
+
+from dataclasses import dataclass
+
+from energon_ext.documents.file_set import open_token_files
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.prepare.claim import Claim
+from energon_ext.prepare.documents import InputDocument
+from energon_ext.prepare.job import Job
+from energon_ext.prepare.units import run_units
+
+
+@dataclass
+class MemoryUnit:
+    """Some texts; ``name`` is their identity."""
+
+    texts: object
+    name: str = "memory"
+    num_bytes: int = 0
+
+    def describe(self):
+        return {"path": self.name}
+
+    def read(self, unreadable):
+        for number, text in enumerate(self.texts):
+            yield InputDocument(text, f"{self.name}[{number}]", len(text))
+
+
+def bytes_job(**options):
+    tokenizer = ByteTokenizer()
+
+    def encode(documents):
+        return [(tokenizer.encode_array(document.text), None) for document in documents]
+
+    meta = {"tokenizer": tokenizer.fingerprint(), "vocab_size": tokenizer.vocab_size}
+    return Job(encode, tokenizer.vocab_size, meta, dict(options), min_chars=1, **options)
+
+
+def run(units, output, *, jobs=1, force=False, **options):
+    """Prepare units with a byte tokenizer; what prepared.json holds, and the remarks."""
+    with Claim.take(output.parent / f".{output.name}.claim") as claim:
+        return run_units(
+            bytes_job(**options), units, output, claim=claim, jobs=jobs, force=force, splits=()
+        )
+
+
+def write(texts, output, **options):
+    """Prepare texts as one unit."""
+    return run([MemoryUnit(texts)], output, **options)
+
+
+def read(folder, split):
+    """Texts of a split, in the order of its files."""
+    tokens = open_token_files(folder / split)
+    return [ByteTokenizer().decode(tokens.document(index)) for index in range(len(tokens))]
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())

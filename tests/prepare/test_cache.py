@@ -1,0 +1,389 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Text is tokenized once: by one process of many, whatever ends it, and never from other text."""
+
+import json
+import logging
+import multiprocessing
+import os
+import resource
+import signal
+import time
+
+import numpy as np
+import pytest
+from megatron.energon import Cooker, SkipSample, TextSample, stateless
+from megatron.energon.task_encoder.cooking import basic_sample_keys
+
+from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset, get_val_datasets
+from energon_ext.encoders.text import Document
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.prepare import cache, job, samples
+from energon_ext.prepare.token_writer import TokenWriter
+from tests.cli.command import energon_ext, error_line
+from tests.support import (
+    batch_hash,
+    config,
+    loader_for,
+    take,
+    write_dataset,
+    write_mix,
+    write_tokens,
+)
+
+TEXTS = [f"<{n}> " + "word " * (n % 40) for n in range(300)]
+
+
+def write_lines(path, texts=TEXTS):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    path.with_name(f"{path.name}.idx").unlink(missing_ok=True)
+    return path
+
+
+@pytest.fixture
+def mix(tmp_path):
+    write_lines(tmp_path / "lines.jsonl")
+    write_dataset(tmp_path / "web", TEXTS[:90], shard_size=20)
+    return write_mix(tmp_path / "mix.yaml", [("lines.jsonl", 2), ("web", 1)])
+
+
+def load(path, encoder=None, **options):
+    encoder = encoder or PackedTaskEncoder(ByteTokenizer(), 64)
+    options = {"worker_config": config(), "batch_size": 2, **options}
+    return get_train_dataset(path, task_encoder=encoder, **options)
+
+
+def hashes(path, count=12, **options):
+    return [batch_hash(batch) for batch in take(loader_for(load(path, **options)), count)]
+
+
+def caches(folder):
+    """What a cache folder holds, the complete and the hidden."""
+    root = folder / cache.DEFAULT_NAME
+    return sorted(path.name for path in root.iterdir()) if root.is_dir() else []
+
+
+def refuse_to_make(monkeypatch):
+    def fail(*arguments, **options):
+        raise AssertionError("tokenized again")
+
+    monkeypatch.setattr(job, "TokenWriter", fail)
+
+
+def test_text_is_tokenized_at_first_use_and_found_afterwards(mix, tmp_path, monkeypatch):
+    first = hashes(mix)
+    names = caches(tmp_path)
+    assert [name.rpartition("-")[0] for name in names] == ["lines.jsonl", "web"]
+    refuse_to_make(monkeypatch)
+    assert hashes(mix) == first
+    assert hashes(mix, encoder=PackedTaskEncoder(ByteTokenizer(), 64, train_on_eos=False)) != first
+    load(mix, PackedTaskEncoder(ByteTokenizer(), 17, packing="sequential"))
+    assert caches(tmp_path) == names
+
+
+def test_text_gives_the_rows_that_token_files_of_its_documents_give(tmp_path):
+    write_lines(tmp_path / "lines.jsonl")
+    pair = tmp_path / "tokens" / "lines.jsonl"  # of the same name, so of the same order
+    write_tokens(pair, [ByteTokenizer().encode(text) for text in TEXTS])
+    mixes = [
+        write_mix(tmp_path / f"{number}.yaml", [(path, 1)])
+        for number, path in enumerate(("lines.jsonl", "tokens/lines.jsonl"))
+    ]
+    assert hashes(mixes[0], 60) == hashes(mixes[1], 60)
+
+
+def test_the_environment_names_the_cache_and_metadatasets_share_it(mix, tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "shared" / "deep"))
+    first = hashes(mix)
+    other = tmp_path / "other"
+    other.mkdir()
+    moved = write_mix(other / "mix.yaml", [("../lines.jsonl", 2), ("../web", 1)])
+    refuse_to_make(monkeypatch)
+    assert len(hashes(moved)) == len(first)
+    assert caches(tmp_path) == caches(other) == []
+
+
+def test_subsets_share_the_tokens_of_the_whole_and_read_their_documents(tmp_path):
+    write_lines(tmp_path / "lines.jsonl")
+    halves = [{"range": ["0%", "50%"]}, {"range": [200, 300]}]
+    for subset, expected in zip(halves, (range(150), range(200, 300))):
+        path = write_mix(tmp_path / "mix.yaml", [("lines.jsonl", 1)])
+        content = json.loads(path.read_text())
+        content["splits"]["train"]["blend"][0]["subset"] = subset
+        path.write_text(json.dumps(content))
+        found = set()
+        for batch in loader_for(load(path, repeat=False)):
+            text = ByteTokenizer().decode(batch.tokens)
+            found.update(int(part.partition(">")[0]) for part in text.split("<")[1:])
+        assert found == set(expected)
+    assert len(caches(tmp_path)) == 1
+
+
+def test_a_refused_or_empty_sample_is_a_document_without_a_token(tmp_path, caplog):
+    lines = ['{"text": "one"}', '{"other": 1}', '{"text": two}', '{"text": "three"}']
+    (tmp_path / "lines.jsonl").write_text("\n".join(lines) + "\n")
+    mix = write_mix(tmp_path / "mix.yaml", [("lines.jsonl", 1)])
+    with caplog.at_level(logging.WARNING):
+        dataset = load(mix, PackedTaskEncoder(ByteTokenizer(add_bos=False, add_eos=False), 8))
+    (rows,) = [source.rows for source in dataset.sources.values()]
+    assert rows.documents.locate(np.arange(4))[1].tolist() == [3, 0, 0, 5]
+    (said,) = caplog.messages
+    assert "lines.jsonl: 2 of 4 samples have no tokens, the first: Sample 1: no `text`" in said
+    (tmp_path / "excluded.txt").write_text("lines.jsonl:0\n")
+    content = {**json.loads(mix.read_text()), "exclude": "excluded.txt"}
+    mix.write_text(json.dumps(content))
+    (batch,) = loader_for(load(mix, repeat=False))
+    assert ByteTokenizer().decode(batch.tokens).startswith("three")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: write_lines(path, [*TEXTS, "more"]),
+        lambda path: write_lines(path, [text.replace("word", "some") for text in TEXTS]),
+        lambda path: path.write_bytes(path.read_bytes().replace(b"<77>", b"<78>")),  # one text
+    ],
+)
+def test_a_changed_file_is_tokenized_again(mix, tmp_path, change):
+    first, names = hashes(mix), caches(tmp_path)
+    time.sleep(0.01)
+    change(tmp_path / "lines.jsonl")
+    load(mix)
+    added = set(caches(tmp_path)) - set(names)
+    assert len(added) == 1 and added.pop().startswith("lines.jsonl-")
+    assert len(first) == 12
+
+
+def test_another_tokenizer_has_tokens_of_its_own(mix, tmp_path):
+    load(mix)
+    load(mix, PackedTaskEncoder(ByteTokenizer(add_bos=False), 64))
+    assert len(caches(tmp_path)) == 4
+
+
+def test_validation_is_every_document_once_and_in_order(tmp_path):
+    write_lines(tmp_path / "lines.jsonl", TEXTS[:50])
+    mix = write_mix(tmp_path / "mix.yaml", [("lines.jsonl", 1)], split="val")
+    encoder = PackedTaskEncoder(ByteTokenizer(), 64, packing="sequential")
+    ((dataset, _),) = get_val_datasets(
+        mix, worker_config=config(), batch_size=1, task_encoder=encoder
+    )
+    text = "".join(ByteTokenizer().decode(batch.tokens) for batch in loader_for(dataset))
+    assert [int(part.partition(">")[0]) for part in text.split("<")[1:]] == list(range(50))
+
+
+# Code of users ------------------------------------------------------------------------------------
+
+
+class Shouting(PackedTaskEncoder):
+    @stateless
+    def encode_document(self, sample):
+        if sample.text.startswith("<13>"):
+            raise SkipSample()
+        tokens = self.tokenizer.encode_array(sample.text.upper())
+        weights = np.full(len(tokens), 0.5, np.float32)
+        return Document.derive_from(sample, tokens=tokens, label_weights=weights)
+
+
+@stateless
+def cook_backwards(sample):
+    return TextSample(**basic_sample_keys(sample), text=sample["json"]["text"][::-1])
+
+
+class Backwards(PackedTaskEncoder):
+    cookers = [Cooker(cook_backwards)]
+
+
+def with_fingerprint(encoder_class, value):
+    own = type(encoder_class.__name__, (encoder_class,), {"encoding_fingerprint": value})
+    return own(ByteTokenizer(), 64)
+
+
+@pytest.mark.parametrize("encoder_class", [Shouting, Backwards])
+def test_own_code_needs_a_fingerprint_by_which_its_tokens_are_found(
+    mix, tmp_path, encoder_class, monkeypatch
+):
+    with pytest.raises(ConfigError, match=rf"{encoder_class.__name__}: .* is code of your own"):
+        load(mix, encoder_class(ByteTokenizer(), 64))
+    load(mix, with_fingerprint(encoder_class, {"version": 1}))
+    assert len(caches(tmp_path)) == 2
+    load(mix, with_fingerprint(encoder_class, {"version": 2}))
+    assert len(caches(tmp_path)) == 4
+    refuse_to_make(monkeypatch)
+    load(mix, with_fingerprint(encoder_class, {"version": 1}))
+
+
+def test_an_own_encode_document_decides_tokens_and_weights(mix, caplog):
+    loader = loader_for(load(mix, with_fingerprint(Shouting, {"version": 1}), repeat=False))
+    weights, text = set(), ""
+    for batch in loader:
+        weights |= set(batch.token_weights.tolist())
+        text += ByteTokenizer().decode(batch.tokens)
+    assert weights == {0.0, 0.5}
+    assert "WORD" in text and "word" not in text and "<13>" not in text and "<14>" in text
+    assert "1 of 300 samples have no tokens, the first: " in caplog.text
+
+
+# What takes long ----------------------------------------------------------------------------------
+
+
+def test_much_text_is_one_line_with_the_command_that_tokenizes_it(mix, tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "BYTES_PER_SECOND", 100)
+    with pytest.raises(ConfigError) as error:
+        load(mix)
+    command = f"energon-ext tokenize {mix} --tokenizer bytes"
+    assert f"Run `{command}` first" in str(error.value) and "\n" not in str(error.value)
+    assert caches(tmp_path) == []
+    result = energon_ext(*command.split()[1:], "--jobs", 1)
+    assert result.exit_code == 0, result.stderr
+    tokens = sum(len(ByteTokenizer().encode(text)) for text in TEXTS)
+    assert f"lines.jsonl: 300 documents, {tokens:,} tokens in " in result.stdout
+    assert "web: 90 documents, " in result.stdout
+    refuse_to_make(monkeypatch)
+    assert len(hashes(mix)) == 12
+
+
+def test_the_command_divides_the_samples_among_processes(mix, tmp_path, monkeypatch):
+    expected = hashes(mix)
+    for name in caches(tmp_path):
+        os.rename(tmp_path / cache.DEFAULT_NAME / name, tmp_path / name)
+    monkeypatch.setattr(samples, "UNIT_SAMPLES", 16)
+    call = ("tokenize", mix, "--tokenizer", "bytes", "--jobs", 3)
+    assert energon_ext(*call).exit_code == 0
+    assert len(caches(tmp_path)) == 2
+    assert hashes(mix) == expected
+
+
+def test_the_command_takes_an_encoder_of_the_user(mix, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(
+        "from tests.prepare.test_cache import Shouting, with_fingerprint\n"
+        "def encoder(): return with_fingerprint(Shouting, {'version': 1})\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    call = ("tokenize", mix, "--encoder")
+    assert "MODULE:FUNCTION is needed" in error_line(energon_ext(*call, "own:absent"))
+    assert energon_ext(*call, "own:encoder").exit_code == 0
+    refuse_to_make(monkeypatch)
+    load(mix, with_fingerprint(Shouting, {"version": 1}))
+
+
+# Several processes, and what ends them ------------------------------------------------------------
+
+PROCESSES = multiprocessing.get_context("fork")
+
+
+def start(mix, seconds=0.002):
+    """A process that loads a mix, and tokenizes slowly; with the end of a pipe for its hashes."""
+    here, there = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=load_slowly, args=(mix, seconds, there))
+    process.start()
+    there.close()
+    return process, here
+
+
+def load_slowly(mix, seconds, there):
+    samples.UNIT_SAMPLES, job.BATCH_DOCUMENTS = 20, 5
+    write = TokenWriter.write
+
+    def slow(self, *arguments):
+        time.sleep(seconds)
+        write(self, *arguments)
+
+    TokenWriter.write = slow
+    there.send(hashes(mix))
+
+
+def end(process):
+    process.kill()
+    process.join()
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.02)
+    return found
+
+
+def parts(tmp_path):
+    return [*tmp_path.glob(f"{cache.DEFAULT_NAME}/.lines*.unfinished/records/*.json")]
+
+
+def times_of(found, beside):
+    """When the parts of some records or files were written, by name."""
+    paths = [path.parent / beside / f"{path.stem}.idx" for path in found]
+    return {path.name: path.stat().st_mtime_ns for path in paths}
+
+
+def test_of_processes_at_once_one_tokenizes_and_all_read_the_same(mix, tmp_path):
+    started = [start(mix) for _ in range(3)]
+    found = [pipe.recv() for _, pipe in started]
+    for process, _ in started:
+        process.join()
+    assert found[0] == found[1] == found[2] == hashes(mix)
+    assert len(caches(tmp_path)) == 2
+
+
+def test_a_process_takes_over_from_one_that_was_killed_and_makes_only_the_rest(mix, tmp_path):
+    first, _ = start(mix, seconds=0.01)
+    wait_for(lambda: len(parts(tmp_path)) >= 3)
+    second, pipe = start(mix, seconds=0)
+    end(first)
+    kept = times_of(parts(tmp_path), "../tokens")
+    found = pipe.recv()
+    second.join()
+    (folder,) = (tmp_path / cache.DEFAULT_NAME).glob("lines*")
+    assert len(kept) >= 3 and found == hashes(mix)
+    assert kept.items() <= times_of(folder.glob("tokens/*.idx"), ".").items()
+    assert all(not name.startswith(".") for name in caches(tmp_path))
+
+
+def test_a_process_that_is_stopped_is_waited_for_until_a_deadline(mix, tmp_path):
+    first, _ = start(mix, seconds=0.01)
+    wait_for(lambda: parts(tmp_path))
+    os.kill(first.pid, signal.SIGSTOP)
+    try:
+        (claim,) = (tmp_path / cache.DEFAULT_NAME).glob(".lines*.claim")
+        (text,) = [each for each in cached(mix) if f".{each.folder.name}.claim" == claim.name]
+        with pytest.raises(ConfigError, match=f"tokenized by process {first.pid} on .*not ended"):
+            cache.make(text, wait_seconds=0.5)
+        os.utime(claim, (time.time() - 31,) * 2)  # as it is after 31 s
+        cache.make(text)
+        assert text.is_there
+    finally:
+        end(first)
+
+
+def cached(mix):
+    from energon_ext.encoders.text_sources import cached_text, load_split
+
+    encoder = PackedTaskEncoder(ByteTokenizer(), 64)
+    return [cached_text(encoder, entry) for entry in load_split(mix, "train", encoder)]
+
+
+def fill_the_disk(mix, there):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    with pytest.raises(ConfigError) as error:
+        load(mix)
+    there.send(str(error.value))
+
+
+def test_a_full_disk_is_one_line_and_the_next_start_goes_on(mix, tmp_path):
+    here, there = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=fill_the_disk, args=(mix, there))
+    process.start()
+    said = here.recv()
+    process.join()
+    assert "tokens cannot be written to" in said and "(File too large)" in said
+    assert f"set {cache.CACHE_VARIABLE} to a folder" in said
+    left = [path for path in (tmp_path / cache.DEFAULT_NAME).rglob("*") if path.is_file()]
+    assert not [path for path in left if ".staging" in str(path) or path.suffix == ".claim"]
+    assert len(hashes(mix)) == 12
+
+
+def test_a_part_that_is_gone_is_named_with_what_to_do(mix, tmp_path):
+    load(mix)
+    (part,) = tmp_path.glob(f"{cache.DEFAULT_NAME}/lines*/tokens/part-00000.idx")
+    part.unlink()
+    with pytest.raises(ConfigError, match=r"Remove .*/lines.jsonl-\w+, and it is made again"):
+        load(mix)
