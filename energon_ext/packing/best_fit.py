@@ -21,10 +21,6 @@ from energon_ext.packing.bins import best_fit, longest_first
 from energon_ext.packing.packer import Packer
 from energon_ext.packing.pieces import PackPlan, Pieces
 
-#: A buffer of documents in memory is full with this many rows, if these have more than this many
-#: tokens.
-MOST_ROWS, MOST_TOKENS = 256, 2**20
-
 #: Most pieces that are carried over. Of web pages and books they fill 99.95 % of all positions,
 #: with 512 documents in a buffer or more.
 MOST_CARRIED = 256
@@ -79,10 +75,6 @@ class BestFitPacker(Packer):
         """Tokens of a bin."""
         return self.seq_len + self.divisible
 
-    def is_enough(self, documents: int, tokens: int, buffer_docs: int) -> bool:
-        """Whether a buffer holds enough to pack: documents, or tokens where they are long."""
-        return documents >= buffer_docs or tokens >= most_tokens(self.seq_len)
-
     def resumed(self, carried: Pieces) -> Pieces:
         stops = np.minimum(carried.starts + self.capacity, carried.lengths)
         return Pieces(carried.documents, carried.places, carried.starts, stops, carried.lengths)
@@ -130,11 +122,6 @@ class BestFitPacker(Packer):
         bins = np.argsort(filled, kind="stable")[: int(self.carry * len(counts))]
         bins = bins[filled[bins] < capacity]
         return bins[np.cumsum(counts[bins]) <= MOST_CARRIED]
-
-
-def most_tokens(seq_len: int) -> int:
-    """Tokens of documents in memory with which a buffer of one source is full."""
-    return max(MOST_ROWS * seq_len, MOST_TOKENS)
 
 
 def shuffled(bins: np.ndarray, seed: int) -> np.ndarray:

@@ -64,10 +64,6 @@ class Packer(ABC):
     def resumed(self, carried: Pieces) -> Pieces:
         """Restore the stops of carried-over pieces, of which a state has only the starts."""
 
-    @abstractmethod
-    def is_enough(self, documents: int, tokens: int, buffer_docs: int) -> bool:
-        """Whether a buffer of documents in memory holds enough to pack."""
-
     @classmethod
     def option_names(cls) -> list[str]:
         """The options that the packer declares."""

@@ -54,12 +54,6 @@ class Pieces:
     def __add__(self, others: "Pieces") -> "Pieces":
         return Pieces.joined((self, others)) if len(self) else others
 
-    @classmethod
-    def of_ranges(cls, ranges: Sequence[Sequence[int]], lengths: np.ndarray) -> "Pieces":
-        """Pieces of ``(document, start, stop)`` each, of documents of some lengths."""
-        documents, starts, stops = np.array(ranges, np.int64).reshape(-1, 3).T
-        return cls(documents, np.zeros_like(documents), starts, stops, lengths[documents])
-
     def ranges(self) -> list[tuple[int, int, int]]:
         """``(document, start, stop)`` of each."""
         return list(zip(self.documents.tolist(), self.starts.tolist(), self.stops.tolist()))
@@ -125,10 +119,6 @@ class PackPlan:
     def extent(self, row: int) -> slice:
         """Where the pieces of a row are among all."""
         return slice(int(self.ends[row - 1]) if row else 0, int(self.ends[row]))
-
-    def parts(self) -> tuple[Pieces, Pieces]:
-        """All pieces: of the rows, and carried over."""
-        return self.pieces, self.carried
 
     def __len__(self) -> int:
         """Number of rows."""

@@ -31,10 +31,6 @@ class SequentialPacker(Packer):
     name = "sequential"
     cuts_documents = True
 
-    def is_enough(self, documents: int, tokens: int, buffer_docs: int) -> bool:
-        """Whether a buffer holds enough to pack: more than one window."""
-        return tokens > self.seq_len
-
     def resumed(self, carried: Pieces) -> Pieces:
         return carried  # they reach to the end of their documents
 

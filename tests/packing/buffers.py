@@ -15,6 +15,12 @@ def documents(first, lengths):
     return Pieces.whole(numbers, 7 * numbers, np.array(lengths, np.int64))
 
 
+def pieces_of(ranges, lengths):
+    """Pieces of ``(document, start, stop)`` each, of documents of some lengths."""
+    numbers, starts, stops = np.array(ranges, np.int64).T
+    return Pieces(numbers, 7 * numbers, starts, stops, np.array(lengths)[numbers])
+
+
 def rows_of(plan):
     """``(spans, documents that end)`` of every row."""
     spans = plan.pieces.ranges()

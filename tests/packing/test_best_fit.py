@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.packing import BestFitPacker, Pieces, best_fit
 from tests.packing import slow
-from tests.packing.buffers import documents, pack_all, plans_of, rows_of
+from tests.packing.buffers import documents, pack_all, pieces_of, plans_of, rows_of
 
 lengths_lists = st.lists(st.integers(0, 30), min_size=1, max_size=25)
 
@@ -61,7 +61,7 @@ def test_a_long_document_is_cut_into_pieces_that_share_a_token():
 
 
 def test_a_part_of_a_document_is_cut_from_where_it_begins():
-    part = Pieces.of_ranges([(0, 13, 22)], np.array([30]))
+    part = pieces_of([(0, 13, 22)], [30])
     assert part.cut(9).ranges() == [(0, 13, 22)]
     assert part.cut(4).ranges() == [(0, 13, 17), (0, 16, 20), (0, 19, 22)]
 
@@ -83,21 +83,10 @@ def test_rows_of_one_long_document_are_not_handed_out_in_a_run():
 
 def test_a_buffer_counts_documents_however_many_rows_each_fills():
     """Ten rows each: the first rows are of many documents, not of one after the other."""
-    packer = BestFitPacker(16)
-    assert not packer.is_enough(7, 7 * 161, buffer_docs=8)
-    assert packer.is_enough(8, 8 * 161, buffer_docs=8)
-    rows = pack_all(packer, [161] * 16, buffer_docs=8)
+    rows = pack_all(BestFitPacker(16), [161] * 16, buffer_docs=8)
     first = [spans[0][0] for spans, _ in rows[:20]]
     assert len(set(first)) >= 5
     assert sum(a != b for a, b in zip(first, first[1:])) >= 12
-
-
-def test_a_buffer_of_long_documents_is_full_by_its_tokens():
-    """256 rows, and at least 2^20 tokens."""
-    for seq_len, most in ((1024, 2**20), (8192, 256 * 8192)):
-        packer = BestFitPacker(seq_len)
-        assert not packer.is_enough(3, most - 1, buffer_docs=512)
-        assert packer.is_enough(3, most, buffer_docs=512)
 
 
 def test_the_oldest_sixteenth_of_what_was_carried_over_is_in_a_row_of_the_next_plan():

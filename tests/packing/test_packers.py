@@ -105,13 +105,7 @@ def test_a_plan_is_the_first_and_not_the_last_unless_told_otherwise(make):
     assert plan.carried.ranges() == same.carried.ranges() != []
 
 
-def test_pieces_are_read_from_ranges_and_rows_know_theirs():
-    lengths = np.array([9, 4, 7])
-    pieces = Pieces.of_ranges([(2, 0, 7), (0, 3, 9)], lengths)
-    assert pieces.ranges() == [(2, 0, 7), (0, 3, 9)]
-    assert pieces.places.tolist() == [0, 0]
-    assert pieces.lengths.tolist() == [7, 9]
-    assert Pieces.of_ranges([], lengths).ranges() == []
+def test_the_pieces_of_a_row_are_at_its_extent():
     # Windows of 5 tokens: 0..4 and 4..8 of the first document, the last with 3 of the next.
     plan = SequentialPacker(4).plan(Pieces.none(), documents(0, [6, 7]))
     assert rows_of(plan) == [([(0, 0, 5)], 0), ([(0, 4, 6), (1, 0, 3)], 1), ([(1, 2, 7)], 1)]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from energon_ext.packing import Pieces, SequentialPacker
 from tests.packing import slow
-from tests.packing.buffers import documents, pack_all, plans_of, rows_of
+from tests.packing.buffers import documents, pack_all, pieces_of, plans_of, rows_of
 
 lengths_lists = st.lists(st.integers(0, 30), min_size=1, max_size=25)
 
@@ -50,15 +50,10 @@ def test_the_rest_of_a_stream_is_less_than_a_row():
         assert 1 <= (plan.carried.stops - plan.carried.starts).sum() <= 8
 
 
-def test_a_buffer_is_enough_with_one_token_more_than_a_row():
-    packer = SequentialPacker(8)
-    assert [packer.is_enough(1, tokens, buffer_docs=1) for tokens in (8, 9)] == [False, True]
-
-
 def test_a_stream_of_one_token_is_a_row_also_after_a_stream_that_ended():
     one = documents(3, [1])
     plan = SequentialPacker(8).plan(Pieces.none(), one, rows_before=5, last=True)
     assert rows_of(plan) == [([(3, 0, 1)], 1)]
     # As the rest of a stream it is the last token of the window before, and counted there.
-    rest = Pieces.of_ranges([(0, 8, 9)], one.lengths * 9)
+    rest = pieces_of([(0, 8, 9)], [9])
     assert rows_of(SequentialPacker(8).plan(rest, documents(1, []), rows_before=1, last=True)) == []
