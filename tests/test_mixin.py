@@ -173,10 +173,10 @@ def test_a_scheduled_weight_without_the_mixin_fails_loudly(data):
 class HalfPlanned(UpperCase):
     """Plans the rows of one source of a metadataset."""
 
-    def build_source(self, loaded, key, **options):
-        if key == "b:train":
+    def build_source(self, entry, **options):
+        if entry.key == "b:train":
             return planned([16] * 9)
-        return super().build_source(loaded, key, **options)
+        return super().build_source(entry, **options)
 
 
 def test_a_blend_of_planned_and_streamed_sources_is_refused_with_both(data):

@@ -28,6 +28,7 @@ from tests.support import (
     close_loaders,
     config,
     loader_for,
+    stock_loader_for,
     take,
     write_dataset,
     write_mix,
@@ -203,7 +204,7 @@ def test_constant_weights_give_the_shares_that_stock_energon_gives(data):
         max_samples_per_sequence=None,
         task_encoder=DefaultTaskEncoder(),
     )
-    texts = [text for batch in take(loader_for(stock), 20) for text in batch.text]
+    texts = [text for batch in take(stock_loader_for(stock), 20) for text in batch.text]
     sigma = math.sqrt(2000 * 0.25 * 0.75)
     assert abs(sum(text.startswith("left") for text in texts) - 500) <= 5 * sigma
     assert abs(drawn["left:train"] - 500) <= 5 * sigma

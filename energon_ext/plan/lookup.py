@@ -22,7 +22,7 @@ def find_blend(dataset_or_loader: Any) -> Any:
         if isinstance(each, Blend):
             return each
         found += getattr(each, "datasets", ())
-        if hasattr(each, "dataset") and not hasattr(each, "datasets"):  # a loader
+        if not hasattr(each, "datasets") and hasattr(each, "dataset"):  # a loader
             found.append(each.dataset)
     raise ConfigError(
         f"No blend of sources in {type(dataset_or_loader).__name__}; build the dataset with "

@@ -72,9 +72,11 @@ def test_a_mix_has_the_entries_in_the_order_of_the_yaml_and_the_tree_in_that_of_
     assert mix.entries[1].where == f"{inner}: blend[0] ({data / 'c'})"
     assert mix.entries[0].where == f"{path}: interleave[0] ({data / 'd'})"
     assert mix.tree.to_json() == [
+        "",
         INTERLEAVE,
+        "baseline",
         [{"step": [[0, 2.0], [9, 0.0]]}, 2.0],
-        [[BLEND, [3.0, 1.0], ["a", "c"]], "d"],
+        [["inner.yaml:train", BLEND, "baseline", [3.0, 1.0], ["a", "c"]], "d"],
     ]
     outer, below = mix.tree.nodes()
     assert (outer.name, outer.identity) == ("", f"{path}:train")
@@ -169,9 +171,10 @@ def test_what_stock_metadatasets_blend_is_a_constant_factor_around_a_whole_tree(
     outer = ours(data / "outer.yaml", [(between, 1), ("d", 1)])
     mix = mix_of(loaded(stock(data / "top.yaml", (outer, 1))))
     falling = {"linear": [[0, 10.0], [5, 0.0]]}
-    in_deep = [BLEND, [falling, 10.0], ["a", "b"]]
-    in_between = [BLEND, [0.25, 0.75], [in_deep, "web:train"]]
-    assert mix.tree.to_json() == [BLEND, [1.0], [[BLEND, [1.0, 1.0], [in_between, "d"]]]]
+    in_deep = ["deep.yaml:train", BLEND, "baseline", [falling, 10.0], ["a", "b"]]
+    in_between = ["", BLEND, "baseline", [0.25, 0.75], [in_deep, "web:train"]]
+    in_outer = ["outer.yaml:train", BLEND, "baseline", [1.0, 1.0], [in_between, "d"]]
+    assert mix.tree.to_json() == ["", BLEND, "baseline", [1.0], [in_outer]]
     names = [node.name for node in mix.tree.nodes()]
     assert names == ["", "outer.yaml:train", "", "deep.yaml:train"]
     assert shares(mix, 0) == {"a": 0.0625, "b": 0.0625, "web:train": 0.375, "d": 0.5}
@@ -206,7 +209,7 @@ def test_our_file_of_one_dataset_is_allowed_in_any_stock_metadataset(data):
         content = {"__module__": module, "__class__": name, "splits": {"train": epochized}}
         (data / "top.yaml").write_text(json.dumps(content))
         mix = mix_of(loaded(data / "top.yaml"))
-        assert mix.tree.to_json() == [BLEND, [8.0, 4.0], ["a", "a#2"]]
+        assert mix.tree.to_json() == ["", BLEND, "baseline", [8.0, 4.0], ["a", "a#2"]]
 
 
 # Encoders without the mixin -----------------------------------------------------------------------

@@ -39,7 +39,8 @@ ALONE = {
 
 
 class SmallVocabulary(Tokenizer):
-    eos_id = pad_id = 0
+    bos_id, eos_id, pad_id = None, 0, 0
+    add_bos = add_eos = False
     vocab_size = VOCABULARY
 
     def encode_array(self, text):

@@ -58,7 +58,7 @@ def read_to_the_end(path, rank, ranks, workers):
             batch_size=1,
             task_encoder=PackedTaskEncoder(ByteTokenizer(), 16, packing_buffer_docs=2),
         )
-        loader = MegatronEnergonLoader(dataset, watchdog_timeout_seconds=None)
+        loader = MegatronEnergonLoader(dataset)
         for _ in loader:
             batches += 1
             dist.barrier()  # as a training step would

@@ -69,18 +69,19 @@ def test_packed_equals_documents_alone(architecture):
         torch.testing.assert_close(packed_gradients[name], gradient, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("architecture", ["dense", "moe"])
-def test_perturbing_one_document_leaves_the_others_bitwise_unchanged(architecture):
-    model = small_model(small_config(**ARCHITECTURES[architecture]))
+# The tokens of an expert are one matrix, and how a row of it is rounded depends on its size.
+@pytest.mark.parametrize(("architecture", "tolerance"), [("dense", 0), ("moe", 1e-12)])
+def test_perturbing_one_document_leaves_the_others_unchanged(architecture, tolerance):
+    model = small_model(small_config(**ARCHITECTURES[architecture])).double()
     batch = synthetic_batch(seed=3)
     changed, *others = documents(batch)
     with torch.no_grad():
         before = packed_logits(model, batch)
         batch.tokens[changed] = (batch.tokens[changed] + 1) % VOCABULARY
         after = packed_logits(model, batch)
-    assert not torch.equal(before[changed], after[changed])
+    assert (before[changed] - after[changed]).abs().max() > 1e-3
     for other in others:
-        assert torch.equal(before[other], after[other])
+        torch.testing.assert_close(before[other], after[other], rtol=0, atol=tolerance)
 
 
 def slow_attention(query, key, value, segment_ends, scale):

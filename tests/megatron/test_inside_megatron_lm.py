@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from energon_ext.loader.regroup import blends_in
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from energon_ext.cli.main import main

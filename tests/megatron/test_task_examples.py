@@ -123,7 +123,7 @@ def test_a_run_that_samples_goes_on_with_as_many_ranks_and_no_others(grpo_run, t
     (state,) = folder.glob("grpo/checkpoints/iter_0000004/data_rank00000.json")
     shutil.copy(state, state.with_name("data_rank00001.json"))
     stderr = run("03_grpo.py", folder, *FEW_STEPS, "--resume", succeeds=False)
-    assert "ConfigError: 2 data-parallel ranks sampled; 1 cannot go on." in stderr
+    assert "ConfigError: 2 data-parallel ranks saved; 1 cannot go on." in stderr
 
 
 def last_accuracy(folder, *options):

@@ -8,8 +8,9 @@ import warnings
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from megatron.energon import DefaultTaskEncoder
 
-from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
+from energon_ext import ConfigError, DynamicBlendMixin, PackedTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.mixture.checks import BlendWarning, check_mixture
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, Node, Tree
@@ -27,7 +28,11 @@ def data(tmp_path_factory):
     return root
 
 
-def load(data, entries, *, rule="blend", axis=None, num_workers=0, **fields):
+class Streamed(DynamicBlendMixin, DefaultTaskEncoder):
+    """Every worker draws from its own samples."""
+
+
+def load(data, entries, *, rule="blend", axis=None, num_workers=0, encoder=None, **fields):
     """``entries``: ``(path, weight)``, or ``(path, weight, max_epochs)``."""
     path = write_mix(data / "mix.yaml", [])
     content = json.loads(path.read_text())
@@ -35,7 +40,7 @@ def load(data, entries, *, rule="blend", axis=None, num_workers=0, **fields):
     content.update(fields)
     content["splits"]["train"] = {rule: [dict(zip(names, entry)) for entry in entries]}
     path.write_text(json.dumps(content))
-    encoder = PackedTaskEncoder(ByteTokenizer(), 16, packing_buffer_docs=4)
+    encoder = encoder or PackedTaskEncoder(ByteTokenizer(), 16, packing_buffer_docs=4)
     encoder.schedule_axis = axis
     return get_train_dataset(
         path, worker_config=config(num_workers), batch_size=2, task_encoder=encoder
@@ -138,12 +143,12 @@ def test_a_gap_in_nested_files_is_found_when_the_dataset_is_built(data, sources,
 def test_a_worker_without_a_source_to_draw_from_is_found(data):
     """One document feeds one worker; the other has nothing once the web is over."""
     entries = [("tiny", 1), ("web", {"step": {0: 1, 30: 0}})]
-    load(data, entries, num_workers=1)
+    load(data, entries, num_workers=1, encoder=Streamed())
     with pytest.raises(
         ConfigError,
         match=r"0 at step 30 for worker \d of rank 0, which has samples of \['web:train'\]",
     ):
-        load(data, entries, num_workers=2)
+        load(data, entries, num_workers=2, encoder=Streamed())
 
 
 def test_every_worker_of_a_shared_plan_has_every_source(data):

@@ -155,16 +155,16 @@ def test_nothing_to_draw_is_said_and_not_drawn():
 # State --------------------------------------------------------------------------------------------
 
 
-def nested(new_source="baseline", **names):
+def nested(new_source="baseline", folder="/x", **names):
     names = {"a": "a", "b": "b", "c": "c", "inner": "inner", **names}
     inner = tree(
         INTERLEAVE,
         [(names["a"], 1), (names["b"], 3)],
         names["inner"],
-        "/x/inner.yaml",
+        f"{folder}/inner.yaml",
         new_source=new_source,
     )
-    return tree(INTERLEAVE, [(inner, 2), (names["c"], 1)], "", "/x/outer.yaml")
+    return tree(INTERLEAVE, [(inner, 2), (names["c"], 1)], "", f"{folder}/outer.yaml")
 
 
 @pytest.mark.parametrize("rule", [BLEND, INTERLEAVE])
@@ -216,9 +216,7 @@ def test_credits_follow_sources_and_nodes_whose_names_changed():
 
 def test_credits_stay_where_all_data_moves_together():
     """Relative names are the same, absolute ones are others."""
-    root = nested()
-    for node, identity in zip(root.nodes(), ("/y/outer.yaml", "/y/inner.yaml")):
-        node.identity = identity
+    root = nested(folder="/y")
     state = begun()
     drawing = restored(root, state, 1)
     for name in ("", "inner"):

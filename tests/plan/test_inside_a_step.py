@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from energon_ext import PackedTaskEncoder, ScheduleAxis, StateMismatchError
-from energon_ext.encoders import pretrain
+from energon_ext import PackedTaskEncoder, StateMismatchError
+from energon_ext.encoders import sources
 from energon_ext.plan.cost import AttentionCost
 from tests.plan.runs import SEQ_LEN, Run, write_numbered
 from tests.support import LargeTokenizer
@@ -18,7 +18,7 @@ ROWS = 16
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     # Else a buffer of few documents is raised to one of many.
-    monkeypatch.setattr(pretrain, "MOST_PLANNED_BUFFER_DOCS", 1)
+    monkeypatch.setattr(sources, "MOST_PLANNED_BUFFER_DOCS", 1)
     for number, name in enumerate("abc"):
         write_numbered(tmp_path / name, 150, 100 + 10_000 * number, seed=number)
     return tmp_path
@@ -38,7 +38,7 @@ def new_run(
     inner="inner.yaml",
     new_source="baseline",
     exclude=(),
-    axis=None,
+    axis="steps",
     packing_buffer_docs=8,
     balance=None,
     cost=None,
@@ -52,6 +52,7 @@ def new_run(
         "mix.yaml",
         {"interleave": entries, "new_source": new_source},
         exclude="excluded.txt",
+        schedule_axis=axis,
     )
     encoder = PackedTaskEncoder(
         LargeTokenizer(),
@@ -60,7 +61,6 @@ def new_run(
         balance=balance,
         cost=cost,
     )
-    encoder.schedule_axis = axis or ScheduleAxis()
     return Run(mix, **{"ranks": 2, "batch": 2, "rows": ROWS, **topology}, encoder=encoder)
 
 
@@ -81,7 +81,7 @@ CHANGES = {
     "name of a nested node": ({"inner": "other.yaml"}, "mixture"),
     "new_source": ({"new_source": "zero"}, "mixture"),
     "exclude": ({"exclude": ["a:5"]}, "exclude"),
-    "axis": ({"axis": ScheduleAxis("tokens")}, "axis: saved 'steps', now 'tokens'"),
+    "axis": ({"axis": "tokens"}, "axis: saved 'steps', now 'tokens'"),
     "packing_buffer_docs": ({"packing_buffer_docs": 20}, "packing_buffer_docs"),
     "balance": ({"balance": "attention"}, "cost: saved None, now 'AttentionCost"),
     "ranks": ({"ranks": 1}, "ranks: saved 2, now 1"),

@@ -19,7 +19,7 @@ import pytest
 
 from energon_ext import PackedTaskEncoder
 from energon_ext.documents.permutation import KeyedPermutation
-from energon_ext.encoders import pretrain
+from energon_ext.encoders import sources
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, rows_of
 from tests.support import LargeTokenizer, write_tokens
 
@@ -314,7 +314,7 @@ def check_totals(chain, trained, ever_excluded, skipped):
 
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch):
-    monkeypatch.setattr(pretrain, "MOST_PLANNED_BUFFER_DOCS", 1)
+    monkeypatch.setattr(sources, "MOST_PLANNED_BUFFER_DOCS", 1)
 
 
 @pytest.mark.filterwarnings("ignore::energon_ext.mixture.checks.BlendWarning")
