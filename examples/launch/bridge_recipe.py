@@ -35,7 +35,6 @@ class EnergonExtProvider(DatasetProvider):
     rows_per_step: int
     tokenizer: str = "bytes"
     batches_per_evaluation: int = 0
-    shuffle_buffer_size: int = 1000
     seed: int = 1234
     dataloader_type: str = "external"
 
@@ -63,7 +62,6 @@ class EnergonExtProvider(DatasetProvider):
             get_train_dataset(
                 self.path,
                 rows_per_step=self.rows_per_step,
-                shuffle_buffer_size=self.shuffle_buffer_size,
                 **options,
             )
         )
