@@ -72,12 +72,6 @@ class PackedBatch:
         fields = sizes.tensors(buffer[: sizes.num_bytes])
         return cls(**fields, sources=sources, max_seqlen=max_seqlen)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # One shared-memory file on the way out of a worker, whatever the number of fields.
-        sizes = BatchSizes.of(self)
-        arguments = (as_buffer(self), sizes, self.sources, self.max_seqlen)
-        return PackedBatch.from_buffer, arguments
-
     @property
     def num_tokens(self) -> int:
         """Positions in the batch, padding included (``N``)."""

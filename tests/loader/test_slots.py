@@ -1,0 +1,75 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The memory through which batches come from readers."""
+
+import numpy as np
+import torch
+
+from energon_ext.loader import slots
+from energon_ext.loader.slots import Slots
+
+
+def any_batch(number):
+    """Tensors of all kinds, at odd offsets, beside what is no tensor."""
+    generator = torch.Generator().manual_seed(number)
+    values = torch.randn(7 + number, 3, generator=generator)
+    return {
+        "floats": values,
+        "transposed": values.T,
+        "halves": values.bfloat16(),
+        "bytes": torch.arange(number + 1, dtype=torch.uint8),
+        "masks": [values > 0, torch.empty(0)],
+        "scalar": torch.tensor(number),
+        "array": np.arange(5) * number,
+        "with a gradient": values.clone().requires_grad_(),
+        "names": ("a", number, None),
+    }
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            assert found[name].dtype == value.dtype
+            assert found[name].shape == value.shape
+            assert found[name].equal(value), name
+        elif name == "array":
+            assert found[name].tolist() == value.tolist()
+        elif name == "masks":
+            assert [mask.tolist() for mask in found[name]] == [mask.tolist() for mask in value]
+        else:
+            assert found[name] == value
+
+
+def test_a_batch_comes_out_as_it_was_put_in_and_stays_so_when_its_slot_is_used_again():
+    ring = Slots(3)
+    taken = [ring.take(ring.put(number, any_batch(number))) for number in range(9)]
+    for number, batch in enumerate(taken):
+        assert_equal(batch, any_batch(number))
+
+
+def test_as_many_batches_may_be_on_their_way_as_there_are_slots():
+    ring = Slots(3)
+    on_their_way = [ring.put(number, any_batch(number)) for number in (4, 5, 6)]
+    for number, batch in zip((4, 5, 6), on_their_way):
+        assert_equal(ring.take(batch), any_batch(number))
+
+
+def test_what_is_taken_may_be_written_to():
+    ring = Slots(2)
+    batch = ring.take(ring.put(0, any_batch(0)))
+    batch["floats"] += 1
+    assert batch["floats"].equal(any_batch(0)["floats"] + 1)
+
+
+def test_a_batch_that_is_larger_than_a_slot_comes_too(monkeypatch):
+    monkeypatch.setattr(slots, "SLOT_BYTES", 4096)
+    ring = Slots(2)
+    large = {"floats": torch.arange(5000.0), "names": "large"}
+    sent = ring.put(0, large)
+    assert sent.places == ()
+    assert_equal(ring.take(sent), large)
+    fits = {"floats": torch.arange(1024.0)}
+    sent = ring.put(1, fits)
+    assert sent.places == ((0, 4096),)
+    assert_equal(ring.take(sent), fits)
