@@ -205,13 +205,12 @@ def test_a_row_length_that_is_no_multiple_of_the_alignment_is_refused():
         BatchAssembler(10, alignment=4)
 
 
-def test_a_batch_travels_as_one_buffer():
+def test_a_batch_is_as_many_bytes_as_its_sizes_say_and_can_be_pickled():
     batch = BatchAssembler(8)([Row([np.arange(1, 6)], source="web")], SOURCES)
     assert as_buffer(batch).numel() == BatchSizes.of(batch).num_bytes
     clone = pickle.loads(pickle.dumps(batch))
     for name in (*FIELDS, "cu_seqlens", "source_ids", "source_documents"):
         assert torch.equal(getattr(clone, name), getattr(batch, name)), name
-    assert clone.tokens.untyped_storage().data_ptr() == clone.labels.untyped_storage().data_ptr()
     assert clone.max_seqlen == batch.max_seqlen
 
 

@@ -1,10 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A batch as one buffer of bytes: how it is written, pickled and broadcast.
+"""A batch as one buffer of bytes: how it is written and broadcast.
 
 All tensors of a batch lie one after another in one buffer, 8-byte fields first, so every field is
-an aligned view and whatever carries the buffer carries the batch. A worker process hands over one
-shared-memory file instead of ten.
+an aligned view and whatever carries the buffer carries the batch.
 """
 
 from dataclasses import dataclass

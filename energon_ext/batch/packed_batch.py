@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 import torch
 
-from energon_ext.batch.buffer import BatchSizes, as_buffer
+from energon_ext.batch.buffer import BatchSizes
 from energon_ext.errors import SampleError
 
 

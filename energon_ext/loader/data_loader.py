@@ -31,7 +31,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from energon_ext.arguments import check_integer, check_number
 from energon_ext.errors import ConfigError, printable
-from energon_ext.loader.processes import Failure, begin_worker, deaths_named, handed_over
+from energon_ext.loader.processes import Failure, begin_worker, deaths_named
+from energon_ext.loader.slots import SlotBatch, Slots
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round
@@ -83,7 +84,8 @@ class ExactDataLoader:
         self.dataset: PlannedDataset = _planned(dataset)
         self.changes: list[SourceChange] = []
         self._timeout, self._prefetch_factor = timeout, prefetch_factor
-        self._reader = _Reader(self.dataset, cache_pool or NoCachePool())
+        self._cache_pool = cache_pool or NoCachePool()
+        self._slots: Slots | None = None  # with workers
         self._batches: Iterator[Any] | None = None
         self._pending: deque[Round] = deque()  # handed to readers, and not yet to the trainer
         self._is_closed = False
@@ -123,6 +125,8 @@ class ExactDataLoader:
                 if self._batches is None:
                     self._batches = self._start()
                 batch = next(self._batches, None)
+                if self._slots is not None and isinstance(batch, SlotBatch):
+                    batch = self._slots.take(batch)
             if isinstance(batch, Failure):
                 batch.throw()
         except BaseException:
@@ -141,14 +145,15 @@ class ExactDataLoader:
 
     def _start(self) -> Iterator[Any]:
         workers = self.worker_config.num_workers
+        self._slots = Slots(workers * self._prefetch_factor + 1) if workers else None
         self.dataset.begin()
         return iter(
             DataLoader(
-                self._reader,
+                _Reader(self.dataset, self._cache_pool, self._slots),
                 sampler=_Rounds(self._rounds),
                 **_options(workers, self._prefetch_factor, self._timeout),
                 worker_init_fn=self._begin_reader,
-                pin_memory=torch.cuda.is_available(),
+                pin_memory=torch.cuda.is_available() and not workers,
             )
         )
 
@@ -266,14 +271,19 @@ class _Planner(IterableDataset[Any]):
 class _Reader(Dataset[Any]):
     """Turns the rows of a batch into the batch; it needs no plan and has no state."""
 
-    def __init__(self, dataset: PlannedDataset, cache_pool: CachePool):
-        self._dataset, self._cache_pool = dataset, cache_pool
+    def __init__(self, dataset: PlannedDataset, cache_pool: CachePool, slots: Slots | None):
+        self._dataset, self._cache_pool, self._slots = dataset, cache_pool, slots
 
     def __getitem__(self, item: tuple[int, list[DescribedRow] | Failure]) -> Any:
         number, rows = item
         if isinstance(rows, Failure):
             return rows
-        return handed_over(lambda: self._read(number, rows))
+        if self._slots is None:
+            return self._read(number, rows)
+        try:
+            return self._slots.put(number, self._read(number, rows))
+        except Exception as error:  # whatever an encoder raises, or an object that is not pickled
+            return Failure.of(error)
 
     def _read(self, number: int, rows: list[DescribedRow]) -> Any:
         """Read a batch as Energon's worker of its turn, which decorators of Energon ask for."""

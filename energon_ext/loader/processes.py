@@ -1,46 +1,33 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What crosses from a process of the loader to the trainer: a result, or the error it met.
+"""Errors and deaths of the loader's processes, as the trainer is told of them.
 
 An error is raised where the result would have been used, in its turn, and with its traceback as the
-cause. A result is pickled by the worker itself, since torch's queue would only print an error of
-pickling, and the trainer would wait for ever.
+cause.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import traceback
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
-from multiprocessing.reduction import ForkingPickler
 from threading import Thread
-from typing import Any, Callable, Iterator
+from typing import Any, Iterator
 
 from megatron.energon.wrappers.gc_dataset import gc_init_worker
-from torch.utils.data import get_worker_info
 
 from energon_ext.documents.file_set import check_open_files
 from energon_ext.errors import WorkerError
 
-_FULL = (
-    "Shared memory (/dev/shm) is full, or too small for the batches of workers: see `df /dev/shm`, "
-    "make it larger (docker: --shm-size=16g), or take num_workers=0."
-)
 _PERHAPS = "Perhaps memory is short: see `dmesg`."
 
 
 class RemoteTraceback(Exception):
     """The traceback of an error in another process; the cause of that error here."""
-
-
-class Parcel(bytes):
-    """A pickled result; unpickled it is that result."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return pickle.loads, (bytes(self),)
 
 
 @dataclass(frozen=True)
@@ -68,41 +55,6 @@ class Failure:
         raise self.error from RemoteTraceback(f"in a process of the loader\n\n{self.traceback}")
 
 
-def handed_over(work: Callable[[], Any]) -> Any:
-    """The result of some work of a worker, or its error, as the trainer can receive it."""
-    try:
-        result = work()
-        return result if get_worker_info() is None else _packed(result)
-    except Exception as error:  # whatever a reader or an encoder raises
-        if get_worker_info() is None:
-            raise
-        return Failure.of(error)
-
-
-def _packed(result: Any) -> Parcel:
-    try:
-        with full_memory_named():
-            return Parcel(ForkingPickler.dumps(result))
-    except WorkerError:
-        raise
-    except Exception as error:  # whatever the objects of a batch raise
-        raise WorkerError(
-            f"A worker cannot hand over its batch ({type(error).__name__}: {error}). Leave out of "
-            f"the batch what cannot be pickled, or take num_workers=0."
-        ) from error
-
-
-@contextlib.contextmanager
-def full_memory_named() -> Iterator[None]:
-    """Name the cause where no space is left: batches are in shared memory."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:  # torch raises the latter
-        if "No space left" not in str(error) and "unable to write to file" not in str(error):
-            raise
-        raise WorkerError(_FULL) from error
-
-
 @contextlib.contextmanager
 def deaths_named(timeout: float) -> Iterator[None]:
     """Say what a process of the loader died of, and what to do.
@@ -112,10 +64,14 @@ def deaths_named(timeout: float) -> Iterator[None]:
         ConfigError: a token file was cut under the run.
     """
     try:
-        with full_memory_named():
-            yield
-    except (ConnectionError, EOFError) as error:  # while it handed over a tensor
-        raise WorkerError(f"A data worker died: {error!r}. {_PERHAPS}") from error
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise WorkerError(
+            "Shared memory (/dev/shm) is full, where the locks of workers are: see `df /dev/shm`, "
+            "make room, or take num_workers=0."
+        ) from error
     except RuntimeError as error:
         said = " ".join(str(error).split())
         if "DataLoader timed out" in said:
@@ -127,8 +83,8 @@ def deaths_named(timeout: float) -> Iterator[None]:
             raise
         check_open_files()
         why = _PERHAPS
-        if "Bus error" in said or "bus error" in said:
-            why = f"A file it read was overwritten in place; or: {_FULL}"
+        if "bus error" in said.lower():
+            why = "Perhaps a file it read was overwritten in place."
         raise WorkerError(f"A data worker died: {said.rstrip('.')}. {why}") from error
 
 

@@ -18,6 +18,8 @@ from typing import Any, Callable
 import numpy as np
 import torch
 
+from energon_ext.errors import WorkerError
+
 #: Of a slot. Pages of memory are taken when a batch is written to them for the first time.
 SLOT_BYTES = 64 * 2**20
 
@@ -84,7 +86,13 @@ class Slots:
 
 def _pickled(batch: Any, outside: Callable[[pickle.PickleBuffer], Any] | None) -> bytes:
     file = io.BytesIO()
-    _Pickler(file, protocol=5, buffer_callback=outside).dump(batch)
+    try:
+        _Pickler(file, protocol=5, buffer_callback=outside).dump(batch)
+    except Exception as error:  # whatever the objects of a batch raise
+        raise WorkerError(
+            f"A worker cannot hand over its batch ({type(error).__name__}: {error}). Leave out of "
+            f"the batch what cannot be pickled, or take num_workers=0."
+        ) from error
     return file.getvalue()
 
 
