@@ -53,7 +53,7 @@ class KeyedPermutation:
         if isinstance(size, bool) or not 1 <= size <= MAX_SIZE:
             raise ConfigError(f"A permutation of {size!r} indices; 1 to 2^62 are possible.")
         self.size = int(size)
-        self._round_keys = _round_keys(key)
+        self._round_keys = keyed_hash(str(key), ROUNDS)
         low_size = math.isqrt(self.size - 1) + 1
         self._part_sizes = (np.uint64(low_size), np.uint64(-(-self.size // low_size)))
         self._table = self._sorted_by_hash() if self.size <= TABLE_SIZE else None
@@ -107,19 +107,20 @@ def keyed_draws(indices: np.ndarray, bounds: np.ndarray, key: str | int) -> np.n
         >>> keyed_draws(np.arange(3), np.array([1, 1, 1]), "jitter").tolist()
         [0, 0, 0]
     """
-    keys = _round_keys(key)
+    keys = keyed_hash(str(key), ROUNDS)
     hashes = _mix(_mix(indices.astype(np.uint64), keys[0]), keys[1])
     return ((hashes >> _HALF) * bounds.astype(np.uint64) >> _HALF).astype(np.int64)
 
 
-def stable_hash(text: str) -> int:
-    """A 63-bit hash that is the same in every process and on every machine."""
-    return int.from_bytes(hashlib.sha1(text.encode("utf-8")).digest()[:8], "big") >> 1
-
-
-def _round_keys(key: str | int) -> np.ndarray:
-    digest = hashlib.blake2b(str(key).encode(), digest_size=8 * ROUNDS).digest()
+def keyed_hash(key: str, words: int) -> np.ndarray:
+    """The hash of this package, BLAKE2b: the same in every process; uint64 [words], 8 at most."""
+    digest = hashlib.blake2b(key.encode(), digest_size=8 * words).digest()
     return np.frombuffer(digest, "<u8").astype(np.uint64)
+
+
+def stable_hash(text: str) -> int:
+    """A number in ``[0, 2^63)`` that a text alone decides."""
+    return int(keyed_hash(text, 1)[0] >> 1)
 
 
 def _mix(values: np.ndarray, round_key: np.uint64) -> np.ndarray:

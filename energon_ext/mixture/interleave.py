@@ -15,13 +15,16 @@ Next is, among the members with a credit of at least ``e`` rows, ``e = 1 / (2 n 
 members, the one that would soonest have ``1 - e`` rows if it were not drawn. Where shares stay, no
 credit ever reaches ``1 - e`` (Tijdeman, *The chairman assignment problem*, 1980), and the largest
 credit would not do: 12 : 12 : 3 : 1 : 1 goes beyond a row. Where rows differ in length, the largest
-credit is next; with equal weights that is the source with the fewest tokens so far.
+credit is next; with equal weights that is the source with the fewest tokens so far. Between members
+that are due alike, an order decides that depends on the seed.
 """
 
 import heapq
 from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
+
+from energon_ext.documents.permutation import stable_hash
 
 #: Fractions of rows are compared up to this.
 ROUNDING = 1e-9
@@ -40,6 +43,7 @@ class InterleaveSampler:
     Args:
         names: of the members.
         row_tokens: tokens that a row is taken to have until it is known; 0 where rows differ.
+        seed: decides between members that are due alike.
 
     State: one number per member, and the tokens drawn.
 
@@ -53,8 +57,9 @@ class InterleaveSampler:
         [0.0, 0.0]
     """
 
-    def __init__(self, names: Sequence[str], row_tokens: int = 0):
+    def __init__(self, names: Sequence[str], row_tokens: int = 0, seed: str = ""):
         self.names = list(names)
+        self._turns = np.argsort([stable_hash(f"{seed}/{number}") for number in range(len(names))])
         self.credits = np.zeros(len(names))
         self.tokens = 0
         self._row_tokens = row_tokens
@@ -65,14 +70,15 @@ class InterleaveSampler:
 
         Args, Returns: as of :meth:`~energon_ext.mixture.blend.BlendSampler.pick`.
         """
+        credits, shares = self.credits[self._turns], shares[self._turns]
         if self._row_tokens:
-            return _by_deadline(self.credits / self._row_tokens, shares, len(rows))
-        credits, picked = np.where(shares > 0, self.credits, -np.inf), np.empty(len(rows), np.int64)
+            return self._turns[_by_deadline(credits / self._row_tokens, shares, len(rows))]
+        credits, picked = np.where(shares > 0, credits, -np.inf), np.empty(len(rows), np.int64)
         for index in range(len(rows)):
             credits += shares
             picked[index] = member = credits.argmax()
             credits[member] -= 1
-        return picked
+        return self._turns[picked]
 
     def settle(self, shares: np.ndarray, tokens: np.ndarray) -> None:
         """Count what was drawn under some shares, int64 [members]."""

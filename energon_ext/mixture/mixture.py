@@ -53,7 +53,7 @@ class Mixture:
 
         def new_sampler(rule: str, name: str, members: list[str]) -> Sampler:
             if rule == INTERLEAVE:
-                return InterleaveSampler(members, row_tokens)
+                return InterleaveSampler(members, row_tokens, seed)
             return BlendSampler(f"{seed}/{name}") if rule == BLEND else InOrderSampler()
 
         numbers = {key: number for number, key in enumerate(self.keys)}
