@@ -72,6 +72,10 @@ class TokenWriter:
         self._lengths.append(len(tokens))
         self.num_tokens += len(tokens)
 
+    @property
+    def num_documents(self) -> int:
+        return len(self._lengths)
+
     def close(self, meta: Mapping[str, Any] | None = None) -> None:
         """Finish the pair.
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,12 +16,12 @@ from energon_ext.cli.main import main
 from energon_ext.documents.file_set import open_token_files
 from energon_ext.errors import ConfigError, WorkerError
 from energon_ext.prepare import inputs, job
-from energon_ext.prepare.claim import Claim
-from energon_ext.prepare.documents import Unreadable, text_under
+from energon_ext.prepare.claim import ClaimedError, claimed
+from energon_ext.prepare.documents import Unit, text_under
 from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.prepare.units import check_files
 from tests.cli.command import energon_ext, error_line
-from tests.prepare.runs import MemoryUnit, files, read, run
+from tests.prepare.runs import files, memory_unit, read, run
 
 TEXTS = [f"text {n} " + "é" * (n % 50) for n in range(700)]
 
@@ -28,7 +29,7 @@ TEXTS = [f"text {n} " + "é" * (n % 50) for n in range(700)]
 def units_of(texts, count):
     bounds = [len(texts) * n // count for n in range(count + 1)]
     parts = [texts[begin:end] for begin, end in zip(bounds, bounds[1:])]
-    return [MemoryUnit(part, f"memory{n}") for n, part in enumerate(parts)]
+    return [memory_unit(part, f"memory{n}") for n, part in enumerate(parts)]
 
 
 def write_lines(path, texts):
@@ -52,7 +53,7 @@ def test_documents_and_fingerprint_are_equal_for_any_units_and_jobs(tmp_path):
 
 
 def test_a_unit_without_a_document_of_a_split_is_no_error(tmp_path):
-    run([MemoryUnit(["a"]), MemoryUnit([], "empty"), MemoryUnit(["b"], "c")], tmp_path / "out")
+    run([memory_unit(["a"]), memory_unit([], "empty"), memory_unit(["b"], "c")], tmp_path / "out")
     assert read(tmp_path / "out", "train") == ["a", "b"]
     assert not [file for file in files(tmp_path / "out") if "part-00001" in file]
 
@@ -65,7 +66,7 @@ def test_lines_of_a_large_file_are_divided_at_line_borders_with_their_numbers(
     path = write_lines(tmp_path / "a.jsonl", TEXTS)
     units = inputs.jsonl_units([path], text_under("text"))
     assert len(units) > 20
-    found = [each for unit in units for each in unit.read(Unreadable())]
+    found = [each for unit in units for each in unit.read()]
     assert [each.text for each in found] == TEXTS
     assert [each.origin for each in found] == [f"{path}:{n + 1}" for n in range(len(TEXTS))]
     assert sum(unit.num_bytes for unit in units) == path.stat().st_size
@@ -76,8 +77,10 @@ def test_small_text_files_are_grouped_by_size(tmp_path, monkeypatch):
     paths = [tmp_path / f"{n}.txt" for n in range(6)]
     for path, size in zip(paths, (40, 60, 1, 300, 50, 50)):
         path.write_text("x" * size)
-    groups = [[each.name for each in unit.paths] for unit in inputs.text_units(paths)]
+    units = inputs.text_units(paths)
+    groups = [[Path(each.origin).name for each in unit.read()] for unit in units]
     assert groups == [["0.txt", "1.txt"], ["2.txt"], ["3.txt"], ["4.txt", "5.txt"]]
+    assert [unit.num_bytes for unit in units] == [100, 1, 300, 100]
 
 
 def test_row_groups_of_parquet_are_units_with_the_numbers_of_their_rows(tmp_path, monkeypatch):
@@ -85,10 +88,10 @@ def test_row_groups_of_parquet_are_units_with_the_numbers_of_their_rows(tmp_path
     parquet = pytest.importorskip("pyarrow.parquet")
     table = pyarrow.Table.from_pylist([{"text": text} for text in TEXTS])
     parquet.write_table(table, tmp_path / "a.parquet", row_group_size=50)
-    monkeypatch.setattr(inputs, "UNIT_BYTES", 4000)
+    monkeypatch.setattr(inputs, "UNIT_BYTES", 8000)
     units = inputs.parquet_units([tmp_path], text_under("text"))
     assert 3 < len(units) < 14
-    found = [each for unit in units for each in unit.read(Unreadable())]
+    found = [each for unit in units for each in unit.read()]
     assert [each.text for each in found] == TEXTS
     assert found[-1].origin == f"{tmp_path}/a.parquet[699]"
 
@@ -268,40 +271,39 @@ def _is_alive(process):
 
 
 def test_an_error_of_a_worker_is_raised_and_the_others_end(tmp_path):
-    class Failing(MemoryUnit):
-        def read(self, unreadable):
-            raise ConfigError("unit 3 is bad")
-            yield
+    def fail():
+        raise ConfigError("unit 3 is bad")
 
-    units = [*units_of(TEXTS, 3), Failing([], "bad"), *units_of(TEXTS, 3)]
+    units = [*units_of(TEXTS, 3), Unit({"path": "bad"}, fail), *units_of(TEXTS, 3)]
     with pytest.raises(ConfigError, match="unit 3 is bad"):
         run(units, tmp_path / "out", jobs=3)
 
 
 def test_a_worker_that_ends_by_itself_is_an_error(tmp_path):
-    class Ending(MemoryUnit):
-        def read(self, unreadable):
-            os._exit(3)
-            yield
-
+    ending = Unit({"path": "b"}, lambda: os._exit(3))
     with pytest.raises(WorkerError, match="A worker was killed"):
-        run([MemoryUnit(["a"]), Ending([], "b")], tmp_path / "out", jobs=2)
+        run([memory_unit(["a"]), ending], tmp_path / "out", jobs=2)
 
 
 # Claims -------------------------------------------------------------------------------------------
 
 
 def test_a_claim_is_held_by_one_and_taken_over_where_nobody_touches_it(tmp_path):
-    path = tmp_path / "claim"
-    with Claim.take(path):
-        assert Claim.take(path) is None
+    path, output = tmp_path / ".out.claim", tmp_path / "out"
+    with claimed(output):
+        with pytest.raises(ClaimedError, match=f"out: is being prepared by process {os.getpid()} "):
+            claimed(output).__enter__()
         path.write_text("elsewhere pid:[1] 7")  # of another host, which has just touched it
-        assert Claim.take(path) is None
+        with pytest.raises(ClaimedError, match="by process 7 on elsewhere"):
+            claimed(output).__enter__()
         os.utime(path, (time.time() - 31,) * 2)
-        with Claim.take(path) as second:
-            second.beat()
+        with claimed(output) as beat:
+            os.utime(path, (time.time() - 20,) * 2)
+            beat()
             assert time.time() - path.stat().st_mtime < 10
-    with Claim.take(path):
+    assert not path.exists()
+    with claimed(output):
         owner = path.read_text().split()
         path.write_text(" ".join([*owner[:2], "999999999"]))  # no process of this host
-        assert Claim.take(path) is not None
+        with claimed(output):
+            assert path.read_text().split() == owner
