@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Runs a job over its units, continues where an earlier run ended, and keeps account of the files.
 
-Everything is made in a hidden folder beside the output, with a record for each finished unit, and
+Everything is made in a hidden folder beside the output, with an account of the finished units, and
 takes the output's name at the very end.
 """
 
@@ -27,7 +27,6 @@ from energon_ext.prepare.progress import Progress
 from energon_ext.state.files import write_file
 
 PREPARED = "prepared.json"
-_RECORDS = "records"
 
 
 def run_units(
@@ -66,25 +65,24 @@ def run_units(
         if force:
             shutil.rmtree(work, ignore_errors=True)
         _remove_staging(work)
-        known = {} if force else {**_records_of(output), **_records_of(work)}
-        if not force:
-            _check_same(output, known, job)
+        saved = [] if force else _saved(output, work, job)
+        known = {unit["name"]: unit for each in saved for unit in each["units"]}
         reasons = {
             name: _reason_to_make(known.get(name), unit, output, work)
             for name, unit in named.items()
         }
         missing = {name: named[name] for name, reason in reasons.items() if reason is not None}
+        done = {name: known[name] for name in named if name not in missing}
         try:
             for name, record in _made(job, missing, work, jobs, beat, what):
-                own = {"name": name, "unit": named[name].description, "options": job.options}
-                known[name] = {**own, **record}
-                _write_json(work / _RECORDS / f"{name}.json", known[name])
-            prepared = _prepared(job, [known[name] for name in named])
+                done[name] = {"name": name, "unit": named[name].description, **record}
+                _write_json(work / PREPARED, _prepared(job, done))
+            prepared = _prepared(job, done)
             _check_documents(prepared, splits, job, work)
             _publish(prepared, output, work, anew=force)
         finally:
             _remove_staging(work)
-            if not _records_of(work):
+            if not (work / PREPARED).exists():
                 shutil.rmtree(work, ignore_errors=True)
     remarks = [f"{name}: {reason}, made again" for name, reason in reasons.items() if reason]
     return prepared, remarks
@@ -96,13 +94,11 @@ def check_files(output: Path) -> int:
     Raises:
         ConfigError: a file is missing or changed, or nothing was prepared there.
     """
-    records = _records_of(output)
-    if not records:
+    prepared = _read_json(output / PREPARED)
+    if prepared is None:
         raise ConfigError(f"{output}: no {PREPARED} in it; nothing to check.")
     expected = {
-        file: known["sha256"]
-        for record in records.values()
-        for file, known in record["files"].items()
+        file: known["sha256"] for unit in prepared["units"] for file, known in unit["files"].items()
     }
     wrong = [
         file
@@ -154,41 +150,29 @@ def _made(
         beat()
         progress.add(num_bytes)
 
-    try:
-        with closing(write_units(job, missing, work, jobs, advance)) as written:
-            yield from written
-    finally:
-        progress.close()
+    with closing(progress), closing(write_units(job, missing, work, jobs, advance)) as written:
+        yield from written
 
 
 # Continuing -------------------------------------------------------------------------------------
 
 
-def _records_of(folder: Path) -> dict[str, Record]:
-    """The records of the units that are made, of a complete folder or of an unfinished run."""
-    complete = _read_json(folder / PREPARED)
-    found = []
-    if complete is not None:
-        found = [{**unit, "options": complete["options"]} for unit in complete["units"]]
-    for path in sorted((folder / _RECORDS).glob("*.json")):
-        record = _read_json(path)
-        found += [record] if record is not None else []
-    return {record["name"]: record for record in found}
-
-
-def _check_same(output: Path, known: Mapping[str, Record], job: Job) -> None:
-    """Refuse to continue what was begun with other options."""
-    if output.exists() and not known and (output.is_file() or any(output.iterdir())):
+def _saved(output: Path, work: Path, job: Job) -> list[Record]:
+    """What earlier runs made; ConfigError where they had other options."""
+    found = [_read_json(folder / PREPARED) for folder in (output, work)]
+    saved = [each for each in found if each is not None]
+    if output.exists() and not saved and (output.is_file() or any(output.iterdir())):
         raise ConfigError(f"{output}: exists. Replace it with --force.")
     options = _plain(job.options)
-    for record in known.values():
-        for option in sorted({*options, *record["options"]}):
-            saved, now = record["options"].get(option), options.get(option)
-            if saved != now:
+    for each in saved:
+        for option in sorted({*options, *each["options"]}):
+            before, now = each["options"].get(option), options.get(option)
+            if before != now:
                 raise ConfigError(
-                    f"{output}: begun with {option} {json.dumps(saved)}, now {json.dumps(now)}; "
+                    f"{output}: begun with {option} {json.dumps(before)}, now {json.dumps(now)}; "
                     f"give the same, another folder, or --force to make all of it anew."
                 )
+    return saved
 
 
 def _reason_to_make(record: Record | None, unit: Unit, output: Path, work: Path) -> str | None:
@@ -214,19 +198,17 @@ def _plain(content: Any) -> Any:
 # The output -------------------------------------------------------------------------------------
 
 
-def _prepared(job: Job, records: Sequence[Record]) -> Record:
-    """What PREPARED holds."""
+def _prepared(job: Job, done: Mapping[str, Record]) -> Record:
+    """What PREPARED holds, of the units that are done."""
+    units = [done[name] for name in sorted(done)]
     totals: dict[str, Counter[str]] = {}
     for name in ("documents", "characters", "tokens"):
         totals[name] = Counter()
-        for record in records:
-            totals[name].update(record[name])
-    return {
-        "options": dict(job.options),
-        **totals,
-        "bytes": sum(file["bytes"] for record in records for file in record["files"].values()),
-        "units": [{k: v for k, v in each.items() if k != "options"} for each in records],
-    }
+        for unit in units:
+            totals[name].update(unit[name])
+    files = [file for unit in units for file in unit["files"].values()]
+    num_bytes = sum(file["bytes"] for file in files)
+    return {"options": dict(job.options), **totals, "bytes": num_bytes, "units": units}
 
 
 def _check_documents(prepared: Record, splits: Sequence[str], job: Job, work: Path) -> None:
@@ -252,7 +234,6 @@ def _check_documents(prepared: Record, splits: Sequence[str], job: Job, work: Pa
 def _publish(prepared: Record, output: Path, work: Path, anew: bool) -> None:
     """Give what is made the output's name, or put what was made again into the output."""
     _write_json(work / PREPARED, prepared)
-    shutil.rmtree(work / _RECORDS, ignore_errors=True)
     wanted = {file for record in prepared["units"] for file in record["files"]}
     is_new = anew or not output.exists() or not any(output.iterdir())
     for folder in (work,) if is_new else (work, output):

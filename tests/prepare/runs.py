@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Units of texts in memory, and what becomes of them."""
 
+import json
+
 from energon_ext.documents.file_set import open_token_files
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.prepare.documents import InputDocument, Unit
@@ -47,3 +49,12 @@ def read(folder, split):
 
 def files(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def unfinished(output):
+    """The units that a run which has not ended, or was ended, has made; with their files."""
+    try:
+        content = (output.parent / f".{output.name}.unfinished" / "prepared.json").read_text()
+    except FileNotFoundError:
+        return []
+    return json.loads(content)["units"]

@@ -21,6 +21,7 @@ from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.prepare import cache, job, samples
 from energon_ext.prepare.token_writer import TokenWriter
 from tests.cli.command import energon_ext, error_line
+from tests.prepare.runs import unfinished
 from tests.support import (
     batch_hash,
     config,
@@ -306,12 +307,14 @@ def wait_for(condition, seconds=60):
 
 
 def parts(tmp_path):
-    return [*tmp_path.glob(f"{cache.DEFAULT_NAME}/.lines*.unfinished/records/*.json")]
+    """When the finished parts of an unfinished cache were written, by name."""
+    for work in tmp_path.glob(f"{cache.DEFAULT_NAME}/.lines*.unfinished"):
+        output = work.with_name(work.name[1:].removesuffix(".unfinished"))
+        return times_of(work / f"tokens/{unit['name']}.idx" for unit in unfinished(output))
+    return {}
 
 
-def times_of(found, beside):
-    """When the parts of some records or files were written, by name."""
-    paths = [path.parent / beside / f"{path.stem}.idx" for path in found]
+def times_of(paths):
     return {path.name: path.stat().st_mtime_ns for path in paths}
 
 
@@ -329,12 +332,12 @@ def test_a_process_takes_over_from_one_that_was_killed_and_makes_only_the_rest(m
     wait_for(lambda: len(parts(tmp_path)) >= 3)
     second, pipe = start(mix, seconds=0)
     end(first)
-    kept = times_of(parts(tmp_path), "../tokens")
+    kept = parts(tmp_path)
     found = pipe.recv()
     second.join()
     (folder,) = (tmp_path / cache.DEFAULT_NAME).glob("lines*")
     assert len(kept) >= 3 and found == hashes(mix)
-    assert kept.items() <= times_of(folder.glob("tokens/*.idx"), ".").items()
+    assert kept.items() <= times_of(folder.glob("tokens/*.idx")).items()
     assert all(not name.startswith(".") for name in caches(tmp_path))
 
 

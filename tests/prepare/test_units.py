@@ -21,7 +21,7 @@ from energon_ext.prepare.documents import Unit, text_under
 from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.prepare.units import check_files
 from tests.cli.command import energon_ext, error_line
-from tests.prepare.runs import files, memory_unit, read, run
+from tests.prepare.runs import files, memory_unit, read, run, unfinished
 
 TEXTS = [f"text {n} " + "é" * (n % 50) for n in range(700)]
 
@@ -106,16 +106,18 @@ def test_a_bad_line_of_a_later_unit_is_named_and_the_same_command_goes_on(tmp_pa
     call = ("prepare", tmp_path / "out", "--tokenizer", "bytes", "--jsonl", path, "--jobs", 1)
     assert "a.jsonl:501: not JSON" in error_line(energon_ext(*call))
     assert not (tmp_path / "out").exists()
-    records = [file for file in files(tmp_path) if "/records/" in file]
-    assert len(records) > 3
-    before = {file: (tmp_path / file).stat().st_ino for file in records}
+    parts = [part for unit in unfinished(tmp_path / "out") for part in unit["files"]]
+    work = tmp_path / ".out.unfinished"
+    before = {part: (work / part).stat().st_ino for part in parts}
+    assert len(before) > 12
     lines[500] = good
     path.write_bytes(b"".join(lines))
     os.utime(path, ns=times)  # else all of its units were made of a changed file
     result = energon_ext(*call)
     assert result.exit_code == 0, result.stderr
     assert sorted(read(tmp_path / "out", "train") + read(tmp_path / "out", "val")) == sorted(TEXTS)
-    assert before and files(tmp_path) == sorted(
+    assert before.items() <= {p: (tmp_path / "out" / p).stat().st_ino for p in before}.items()
+    assert files(tmp_path) == sorted(
         ["a.jsonl", *(f"out/{file}" for file in files(tmp_path / "out"))]
     )
     skipped = tmp_path / "skipped"
@@ -143,11 +145,43 @@ def test_only_missing_and_changed_parts_are_made_again(tmp_path):
     assert check_files(output) == 40
 
 
-def test_an_input_that_shrinks_leaves_no_part_behind(tmp_path):
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_an_input_that_shrinks_leaves_no_part_behind(tmp_path, is_ended):
+    def fail():
+        raise ConfigError("unit 5 is bad")
+
     units, output = units_of(TEXTS, 5), tmp_path / "out"
-    run(units, output, val_fraction=0.2)
+    if is_ended:
+        with pytest.raises(ConfigError, match="unit 5 is bad"):
+            run([*units, Unit({"path": "bad"}, fail)], output, val_fraction=0.2)
+        assert len(unfinished(output)) == 5
+    else:
+        run(units, output, val_fraction=0.2)
     run(units[:3], output, val_fraction=0.2)
     assert sorted(read(output, "train") + read(output, "val")) == sorted(TEXTS[:420])
+
+
+def test_what_others_put_into_the_output_stays_there(tmp_path):
+    units, output = units_of(TEXTS, 3), tmp_path / "out"
+    run(units[:2], output, val_fraction=0.2)
+    (output / "train/cache/indices").mkdir(parents=True)  # of Megatron's GPTDataset
+    (output / "val/notes.txt").write_text("read me")
+    run(units, output, val_fraction=0.2)
+    assert (output / "train/cache/indices").is_dir() and (output / "val/notes.txt").is_file()
+    assert sorted(read(output, "train") + read(output, "val")) == sorted(TEXTS)
+
+
+def test_a_run_that_ended_while_it_gave_the_output_its_name_goes_on_without_making_anything(
+    tmp_path, monkeypatch
+):
+    units, output = units_of(TEXTS, 3), tmp_path / "out"
+    run(units, output)
+    for leave in (lambda: None, lambda: (tmp_path / ".out.old").mkdir()):
+        output.rename(tmp_path / ".out.unfinished")
+        leave()
+        monkeypatch.setattr(job, "TokenWriter", None)
+        run(units, output)
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize(
@@ -214,17 +248,13 @@ def wait_for(condition, seconds=30):
     return found
 
 
-def records(tmp_path):
-    return [*tmp_path.glob(".out.unfinished/records/part-*.json")]
-
-
 def test_a_killed_worker_ends_the_command_with_a_line_and_the_next_run_makes_what_is_missing(
     tmp_path,
 ):
     lines = write_lines(tmp_path / "a.jsonl", TEXTS)
     call = ("prepare", tmp_path / "out", "--jsonl", lines, "--tokenizer", "bytes", "--jobs", 2)
     process = start_slowly(tmp_path, *call)
-    wait_for(lambda: len(records(tmp_path)) >= 2)
+    wait_for(lambda: len(unfinished(tmp_path / "out")) >= 2)
     worker = pids(tmp_path)[0]
     assert worker != process.pid
     os.kill(worker, signal.SIGKILL)
@@ -232,8 +262,7 @@ def test_a_killed_worker_ends_the_command_with_a_line_and_the_next_run_makes_wha
     assert process.exitcode == 2
     stderr = (tmp_path / "pids" / "stderr").read_text()
     assert "Error: A worker was killed" in stderr and "Traceback" not in stderr
-    finished = {path: path.stat().st_ino for path in records(tmp_path)}
-    assert finished and not [*tmp_path.glob(".out.unfinished/.staging-*")]
+    assert unfinished(tmp_path / "out") and not [*tmp_path.glob(".out.unfinished/.staging-*")]
     again = start_slowly(tmp_path, *call)
     again.join(60)
     assert again.exitcode == 0
@@ -245,16 +274,16 @@ def test_a_killed_command_leaves_no_process_and_is_continued_at_once(tmp_path):
     lines = write_lines(tmp_path / "a.jsonl", TEXTS)
     call = ("prepare", tmp_path / "out", "--jsonl", lines, "--tokenizer", "bytes", "--jobs", 2)
     process = start_slowly(tmp_path, *call)
-    wait_for(lambda: len(records(tmp_path)) >= 2)
+    wait_for(lambda: len(unfinished(tmp_path / "out")) >= 2)
     refused = error_line(energon_ext(*call))
     assert f"is being prepared by process {process.pid} on" in refused
     process.kill()
     process.join()
     wait_for(lambda: not any(_is_alive(worker) for worker in pids(tmp_path)))
-    kept = {path.name: path.stat().st_mtime_ns for path in records(tmp_path)}
+    kept = unfinished(tmp_path / "out")
     failing = error_line(energon_ext(*call, "--val", 0.3))
     assert "begun with val 0.05, now 0.3" in failing
-    assert {path.name: path.stat().st_mtime_ns for path in records(tmp_path)} == kept
+    assert unfinished(tmp_path / "out") == kept
     again = start_slowly(tmp_path, *call)
     again.join(60)
     assert again.exitcode == 0
