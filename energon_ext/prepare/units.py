@@ -9,11 +9,14 @@ takes the output's name at the very end.
 import json
 import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from energon_ext.documents.origins import ORIGINS_SUFFIX
 from energon_ext.documents.token_index import META_SUFFIX
@@ -23,10 +26,10 @@ from energon_ext.prepare.claim import claimed
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import STAGING, Job, Record, sha256
 from energon_ext.prepare.pool import write_units
-from energon_ext.prepare.progress import Progress
 from energon_ext.state.files import write_file
 
 PREPARED = "prepared.json"
+_SECONDS_BETWEEN_LINES = 30.0
 
 
 def run_units(
@@ -144,14 +147,21 @@ def _made(
         for path in [*work.glob(f"*/{name}.*")]:
             path.unlink()
     totals = [unit.num_bytes for unit in missing.values()]
-    progress = Progress(what, sum(totals) if all(totals) else 0)
+    with _progress_bar(what, sum(totals) if all(totals) else None) as bar:
 
-    def advance(num_bytes: int) -> None:
-        beat()
-        progress.add(num_bytes)
+        def advance(num_bytes: int) -> None:
+            beat()
+            bar.update(num_bytes)
 
-    with closing(progress), closing(write_units(job, missing, work, jobs, advance)) as written:
-        yield from written
+        with closing(write_units(job, missing, work, jobs, advance)) as written:
+            yield from written
+
+
+def _progress_bar(what: str, num_bytes: int | None) -> Any:
+    """A bar on a terminal, in a log now and then a line."""
+    seconds = 0.1 if sys.stderr.isatty() else _SECONDS_BETWEEN_LINES
+    times = {"mininterval": seconds, "miniters": 1, "delay": seconds}
+    return tqdm(desc=what, total=num_bytes, unit="B", unit_scale=True, **times)
 
 
 # Continuing -------------------------------------------------------------------------------------
