@@ -119,14 +119,9 @@ def write_index(path: str, dtype: np.dtype, lengths: np.ndarray) -> None:
     with open(path, "wb") as file:
         file.write(_HEADER.pack(_MAGIC, 1, code, count, count + 1))
         lengths.astype("<i4", copy=False).tofile(file)
-        first_byte = 0
-        for begin in range(0, count, _CHECKED_SEQUENCES):
-            sizes = lengths[begin : begin + _CHECKED_SEQUENCES].astype("<i8") * dtype.itemsize
-            ends = np.cumsum(sizes) + first_byte
-            (ends - sizes).tofile(file)
-            first_byte = int(ends[-1])
-        for begin in range(0, count + 1, _CHECKED_SEQUENCES):
-            np.arange(begin, min(begin + _CHECKED_SEQUENCES, count + 1), dtype="<i8").tofile(file)
+        sizes = lengths.astype("<i8") * dtype.itemsize
+        (np.cumsum(sizes) - sizes).tofile(file)
+        np.arange(count + 1, dtype="<i8").tofile(file)
 
 
 def check_index(pair: Pair) -> None:

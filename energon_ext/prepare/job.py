@@ -151,22 +151,22 @@ def sha256(path: Path) -> str:
 
 def _readable(job: Job, unit: Unit, losses: _UnitLosses) -> Iterator[InputDocument]:
     """The documents of a unit that are whole and long enough."""
-    for document in unit.read():
-        error = document if isinstance(document, ConfigError) else _half_character(document)
-        if error is not None:
+    for found in unit.read():
+        document = _checked(found) if isinstance(found, InputDocument) else found
+        if isinstance(document, ConfigError):
             if not job.skips_unreadable:
-                raise error
-            losses.unreadable.add(error)
+                raise document
+            losses.unreadable.add(document)
         elif len(document.text.strip()) < job.min_chars:
             losses.too_short += 1
         else:
             yield document
 
 
-def _half_character(document: InputDocument) -> ConfigError | None:
+def _checked(document: InputDocument) -> InputDocument | ConfigError:
     try:
         document.text.encode()
-        return None
+        return document
     except UnicodeEncodeError as error:
         return ConfigError(
             f"{document.origin}: the text holds half a character (a lone surrogate, "

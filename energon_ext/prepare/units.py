@@ -160,8 +160,15 @@ def _made(
 def _progress_bar(what: str, num_bytes: int | None) -> Any:
     """A bar on a terminal, in a log now and then a line."""
     seconds = 0.1 if sys.stderr.isatty() else _SECONDS_BETWEEN_LINES
-    times = {"mininterval": seconds, "miniters": 1, "delay": seconds}
-    return tqdm(desc=what, total=num_bytes, unit="B", unit_scale=True, **times)
+    return tqdm(
+        desc=what,
+        total=num_bytes,
+        unit="B",
+        unit_scale=True,
+        mininterval=seconds,
+        miniters=1,
+        delay=seconds,
+    )
 
 
 # Continuing -------------------------------------------------------------------------------------
@@ -211,13 +218,11 @@ def _plain(content: Any) -> Any:
 def _prepared(job: Job, done: Mapping[str, Record]) -> Record:
     """What PREPARED holds, of the units that are done."""
     units = [done[name] for name in sorted(done)]
-    totals: dict[str, Counter[str]] = {}
-    for name in ("documents", "characters", "tokens"):
-        totals[name] = Counter()
-        for unit in units:
-            totals[name].update(unit[name])
-    files = [file for unit in units for file in unit["files"].values()]
-    num_bytes = sum(file["bytes"] for file in files)
+    totals = {
+        name: sum((Counter[str](unit[name]) for unit in units), Counter[str]())
+        for name in ("documents", "characters", "tokens")
+    }
+    num_bytes = sum(file["bytes"] for unit in units for file in unit["files"].values())
     return {"options": dict(job.options), **totals, "bytes": num_bytes, "units": units}
 
 

@@ -3,6 +3,7 @@
 """Units of texts in memory, and what becomes of them."""
 
 import json
+import time
 
 from energon_ext.documents.file_set import open_token_files
 from energon_ext.encoders.tokenizers import ByteTokenizer
@@ -58,3 +59,12 @@ def unfinished(output):
     except FileNotFoundError:
         return []
     return json.loads(content)["units"]
+
+
+def wait_for(condition, seconds=60):
+    """What a condition is once it holds."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.02)
+    return found

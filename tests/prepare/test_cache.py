@@ -21,7 +21,7 @@ from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.prepare import cache, job, samples
 from energon_ext.prepare.token_writer import TokenWriter
 from tests.cli.command import energon_ext, error_line
-from tests.prepare.runs import unfinished
+from tests.prepare.runs import unfinished, wait_for
 from tests.support import (
     batch_hash,
     config,
@@ -296,14 +296,6 @@ def load_slowly(mix, seconds, there):
 def end(process):
     process.kill()
     process.join()
-
-
-def wait_for(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.02)
-    return found
 
 
 def parts(tmp_path):

@@ -21,7 +21,7 @@ from energon_ext.prepare.documents import Unit, text_under
 from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.prepare.units import check_files
 from tests.cli.command import energon_ext, error_line
-from tests.prepare.runs import files, memory_unit, read, run, unfinished
+from tests.prepare.runs import files, memory_unit, read, run, unfinished, wait_for
 
 TEXTS = [f"text {n} " + "é" * (n % 50) for n in range(700)]
 
@@ -238,14 +238,6 @@ def call_slowly(tmp_path, call):
 
 def pids(tmp_path):
     return [int(path.name) for path in (tmp_path / "pids").iterdir() if path.name.isdecimal()]
-
-
-def wait_for(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.02)
-    return found
 
 
 def test_a_killed_worker_ends_the_command_with_a_line_and_the_next_run_makes_what_is_missing(
