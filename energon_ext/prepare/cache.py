@@ -89,9 +89,7 @@ def cache_folder(root: Path, name: str, digest: str) -> Path:
     return root / f"{words}-{digest[:24]}"
 
 
-def ensure_made(
-    texts: Sequence[CachedText], command: Callable[[], str], most_seconds: float = MOST_SECONDS
-) -> None:
+def ensure_made(texts: Sequence[CachedText], command: Callable[[], str]) -> None:
     """Make what is missing, where that is soon done.
 
     Args:
@@ -105,7 +103,7 @@ def ensure_made(
         return
     known = [text.num_bytes for text in missing if text.num_bytes is not None]
     seconds = sum(known) / BYTES_PER_SECOND
-    if seconds > most_seconds or len(known) < len(missing):
+    if seconds > MOST_SECONDS or len(known) < len(missing):
         names = missing[0].name + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
         size = f"some {sum(known):,} bytes, {seconds:,.0f} s of work" if known else "not local"
         raise ConfigError(
