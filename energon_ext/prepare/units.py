@@ -159,7 +159,8 @@ def _made(
 
 def _progress_bar(what: str, num_bytes: int | None) -> Any:
     """A bar on a terminal, in a log now and then a line."""
-    seconds = 0.1 if sys.stderr.isatty() else _SECONDS_BETWEEN_LINES
+    is_closed = sys.stderr is None
+    seconds = 0.1 if not is_closed and sys.stderr.isatty() else _SECONDS_BETWEEN_LINES
     return tqdm(
         desc=what,
         total=num_bytes,
@@ -168,6 +169,7 @@ def _progress_bar(what: str, num_bytes: int | None) -> Any:
         mininterval=seconds,
         miniters=1,
         delay=seconds,
+        disable=is_closed,
     )
 
 
