@@ -373,7 +373,7 @@ def test_a_field_that_a_format_does_not_take_is_one_error(good):
     refuse(good, "cookers")
 
 
-@pytest.mark.parametrize(("count", "message"), [(-1, "good: "), (5, "longer than 5 samples")])
+@pytest.mark.parametrize(("count", "message"), [(-1, "good: "), (5, "is no index of 5 samples")])
 def test_an_index_holds_as_many_samples_as_are_counted(good, count, message):
     write(good / ".nv-meta" / ".info.json", {"shard_counts": {"shard_000.tar": count}})
     refuse(good, message)

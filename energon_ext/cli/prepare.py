@@ -28,11 +28,10 @@ from energon_ext.encoders.text_sources import (
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.prepare import inputs
-from energon_ext.prepare.claim import Claim, owner_of
 from energon_ext.prepare.documents import InputDocument, Unit, check_object, text_under
-from energon_ext.prepare.job import Job
+from energon_ext.prepare.job import Job, Record
 from energon_ext.prepare.samples import sample_units
-from energon_ext.prepare.units import Record, check_files, check_replaceable, left_out, run_units
+from energon_ext.prepare.units import check_files, left_out, run_units
 
 FILE = click.Path(path_type=Path)
 KINDS = ("--text", "--folder", "--jsonl", "--parquet", "--hf-dataset", "--dataset")
@@ -134,24 +133,14 @@ def prepare(
     encoder: PackedTaskEncoder = PackedTaskEncoder(loaded, seq_len=2)  # of no rows
     if options["chat"]:
         encoder = SFTTaskEncoder(loaded, seq_len=2, chat_template=named_template(chat_template))
-    if force:
-        check_replaceable(output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    claim_path = output.parent / f".{output.name}.claim"
-    claim = Claim.take(claim_path)
-    if claim is None:
-        raise ConfigError(f"{output}: is being prepared by {owner_of(claim_path)}.")
-    with claim:
-        units = _units(kind, files, encoder, options)
-        prepared, remarks = run_units(
-            _job(encoder, kind, files, options),
-            units,
-            output,
-            claim=claim,
-            jobs=jobs or default_jobs(),
-            force=force,
-            splits=SPLITS if options["val"] > 0 or _keeps_splits(kind, options) else SPLITS[:1],
-        )
+    prepared, remarks = run_units(
+        _job(encoder, kind, files, options),
+        _units(kind, files, encoder, options),
+        output,
+        jobs=jobs or default_jobs(),
+        force=force,
+        splits=SPLITS if options["val"] > 0 or _keeps_splits(kind, options) else SPLITS[:1],
+    )
     echo("\n".join([*remarks, _summary(output, prepared)]))
 
 

@@ -3,20 +3,19 @@
 """Conversations as rows take them: cut to a row, or without a token where nothing is trained."""
 
 import logging
-from typing import Any
 
 import numpy as np
 
-from energon_ext.documents.base import Documents
 from energon_ext.documents.file_set import TokenFiles
 from energon_ext.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_CHUNK = 1 << 16
+#: Documents that are looked at together.
+_CHUNK = 512
 
 
-class CutDocuments(Documents):
+class CutDocuments:
     """The documents of token files, each at most as long as a row.
 
     A document of which nothing is trained within a row has no token here. They are looked for once:
@@ -43,76 +42,63 @@ class CutDocuments(Documents):
         untrained: int | None = None,
     ):
         self.files = files
+        # A cut document differs in its length alone.
+        self.tokens, self.label_weights = files.tokens, files.label_weights
+        self.fingerprint = files.fingerprint
+        self.file_of, self.document = files.file_of, files.document
         self._most = most_tokens
         self._untrained = untrained
-        dropped: list[int] = []
-        total = 0
-        for begin in range(0, len(files), _CHUNK):
-            numbers = np.arange(begin, min(begin + _CHUNK, len(files)))
+        dropped = [np.zeros(0, np.int64)]
+        self.num_tokens = 0
+        for numbers in files.chunks(_CHUNK):
             places, lengths = files.locate(numbers)
             is_long = lengths > most_tokens
             if over_long == "error" and is_long.any():
-                raise ConfigError(self._too_long(source, begin + int(is_long.argmax())))
+                raise self._too_long(source, int(numbers[is_long][0]), int(lengths[is_long][0]))
             lengths = np.minimum(lengths, most_tokens)
-            looked_at = is_long if untrained is None else lengths > 0
-            for index in np.flatnonzero(looked_at).tolist():
-                if not self._is_trained(int(places[index]), int(lengths[index])):
-                    dropped.append(begin + index)
-                    lengths[index] = 0
-            total += int(lengths.sum())
-        self._dropped = np.array(dropped, np.int64)
-        self._num_tokens = total
-        if dropped:
+            looked_at = np.flatnonzero(is_long if untrained is None else lengths > 0)
+            untrainable = looked_at[~self._are_trained(places[looked_at], lengths[looked_at])]
+            lengths[untrainable] = 0
+            dropped.append(numbers[untrainable])
+            self.num_tokens += int(lengths.sum())
+        self._dropped = np.concatenate(dropped)
+        if self._dropped.size:
             logger.warning(
                 "%s: %d of %d documents have no trained label in their first %d tokens; they are "
                 "left out, the first: document %d.",
-                *(source, len(dropped), len(files), most_tokens, dropped[0]),
+                *(source, self._dropped.size, len(files), most_tokens, self._dropped[0]),
             )
 
-    def _too_long(self, source: str, number: int) -> str:
-        length = int(self.files.locate(np.array([number]))[1][0])
+    def _too_long(self, source: str, number: int, length: int) -> ConfigError:
         prefix, place = self.files.file_of(number)
-        return (
+        return ConfigError(
             f"{source}: document {number} ({place} of {prefix}) has {length} tokens, and a row has "
             f"room for {self._most}; take a larger seq_len, or over_long='cut'."
         )
 
-    def _is_trained(self, place: int, length: int) -> bool:
-        """Whether any label of the first tokens of a document is trained."""
-        trained = np.ones(length, bool)
-        weights = self.files.label_weights(place, 0, length)
-        if weights is not None:
-            trained = weights > 0
-        if self._untrained is not None:
-            trained &= self.files.tokens(place, 0, length) != self._untrained
-        return bool(trained[1:].any())  # nothing predicts the first token
+    def _are_trained(self, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Whether any label of the first tokens of some documents of one pair is trained."""
+        found = lengths > 1  # nothing predicts the first token of a document
+        places, lengths = places[found], lengths[found]
+        if places.size:
+            first = int(places[0])
+            count = int(places[-1] + lengths[-1]) - first
+            weights = self.files.label_weights(first, 0, count)
+            trained = np.ones(count, bool) if weights is None else weights > 0
+            if self._untrained is not None:
+                trained &= self.files.tokens(first, 0, count) != self._untrained
+            begins = places - first
+            bounds = np.stack([begins + 1, begins + lengths], axis=1).reshape(-1)
+            # Of [begin, end, begin, end, ...] without the last end, which is that of the array.
+            found[found] = np.logical_or.reduceat(trained, bounds[:-1])[::2]
+        return found
 
     def __len__(self) -> int:
         return len(self.files)
 
-    @property
-    def num_tokens(self) -> int:
-        return self._num_tokens
-
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As :meth:`energon_ext.documents.base.Documents.locate`."""
         places, lengths = self.files.locate(numbers)
         lengths = np.minimum(lengths, self._most)
         lengths[np.isin(numbers, self._dropped)] = 0
         return places, lengths
-
-    def tokens(self, place: int, start: int, stop: int) -> np.ndarray:
-        return self.files.tokens(place, start, stop)
-
-    def label_weights(self, place: int, start: int, stop: int) -> np.ndarray | None:
-        return self.files.label_weights(place, start, stop)
-
-    def fingerprint(self) -> dict[str, Any]:
-        return self.files.fingerprint()
-
-    def file_of(self, number: int) -> tuple[str, int]:
-        """As of the files."""
-        return self.files.file_of(number)
-
-    def document(self, index: int) -> np.ndarray:
-        """As of the files: the whole document."""
-        return self.files.document(index)

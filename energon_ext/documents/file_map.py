@@ -36,8 +36,8 @@ class _FileMap:
             found = os.fstat(file.fileno()).st_size
             if found < num_bytes:
                 raise ConfigError(
-                    f"{path}: has {found} bytes, {num_bytes} are needed; it was cut or replaced "
-                    f"under the run, copy it again and resume."
+                    f"{path}: has {found} bytes, {num_bytes} are needed; it was cut or replaced, "
+                    f"copy it again."
                 )
             how = mmap.PROT_READ, mmap.MAP_SHARED, file.fileno()
             address = _LIBC.mmap(None, num_bytes, *how, 0)

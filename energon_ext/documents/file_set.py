@@ -5,7 +5,7 @@
 import hashlib
 from bisect import bisect_right
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 from weakref import WeakSet
 
 import numpy as np
@@ -95,6 +95,13 @@ class TokenFiles(Documents):
     def tokens(self, place: int, start: int, stop: int) -> np.ndarray:
         pair, first = self._pair_at(place)
         return open_tokens(pair)[first + start : first + stop]
+
+    def chunks(self, most: int) -> Iterator[np.ndarray]:
+        """The numbers of all documents in order, at most so many of one pair at a time."""
+        bounds = self._first_documents.tolist()
+        for first, stop in zip(bounds, bounds[1:]):
+            for begin in range(first, stop, most):
+                yield np.arange(begin, min(begin + most, stop))
 
     def file_of(self, number: int) -> tuple[str, int]:
         """The prefix of the pair that has a document, and its number there."""

@@ -5,7 +5,6 @@
 import hashlib
 import inspect
 import os
-import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from megatron.energon.flavors.webdataset.default_generic_webdataset import (
 )
 from megatron.energon.flavors.webdataset.itar import ITAR_SUFFIX
 
+from energon_ext.documents.file_map import map_file
 from energon_ext.documents.permutation import KeyedPermutation, keyed_draws
 from energon_ext.errors import ConfigError
 
@@ -61,7 +61,7 @@ def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
         layout = np.array([[file.samples for file in files], sizes], "<i8")
         numbers = keyed_draws(looks, layout[0, chosen], "fingerprint")
         for file, number in zip(chosen.tolist(), numbers.tolist()):
-            sample.update(_look(files[file], number, sizes[file]))
+            sample.update(_look(files[file], number))
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
         raise _broken(error.filename or files[0].path, reason) from error
@@ -119,24 +119,15 @@ def _files_of(factory: Any) -> Iterator[StoredFile]:
                 yield StoredFile(path, os.path.splitext(path)[0] + suffix, samples)
 
 
-def _look(file: StoredFile, number: int, size: int) -> bytes:
+def _look(file: StoredFile, number: int) -> bytes:
     """Some bytes of a sample, up to its end."""
-    try:
-        ends = [_read(file.index_path, 8, 8 * entry) for entry in (number + 1, file.samples)]
-        end, last = (struct.unpack("<Q", entry)[0] for entry in ends)
-    except struct.error as error:
-        raise _broken(file.index_path, f"is too short for {file.samples} samples") from error
-    if os.stat(file.index_path).st_size != 8 * (file.samples + 1):
-        raise _broken(file.index_path, f"is longer than {file.samples} samples")
-    if not end <= last <= size:
-        raise _broken(file.path, f"has {size} bytes, its index speaks of {max(end, last)}")
-    begin = max(0, end - _BYTES)
-    return _read(file.path, end - begin, begin)
-
-
-def _read(path: str, count: int, offset: int) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        return os.pread(file.fileno(), count, offset)
+    index_bytes = 8 * (file.samples + 1)
+    if os.stat(file.index_path).st_size != index_bytes:
+        raise _broken(file.index_path, f"is no index of {file.samples} samples")
+    ends = map_file(file.index_path, index_bytes).view("<u8")
+    content = map_file(file.path, int(ends[-1]))
+    end = int(ends[number + 1])
+    return content[max(0, end - _BYTES) : end].tobytes()
 
 
 def _broken(path: str, reason: str) -> ConfigError:

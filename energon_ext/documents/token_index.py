@@ -93,12 +93,19 @@ def read_pair(prefix: str) -> Pair:
 @lru_cache(MOST_MAPS)
 def open_index(pair: Pair) -> Index:
     """The index of a pair."""
-    begin = _HEADER.size + 4 * pair.sequences
-    end = begin + 8 * (pair.sequences + pair.documents + 1)
-    content = map_file(pair.prefix + ".idx", end)
+    content = map_file(pair.prefix + ".idx", _index_bytes(pair.sequences, pair.documents))
+    return _index(content, pair.sequences)
+
+
+def _index_bytes(sequences: int, documents: int) -> int:
+    return _HEADER.size + 12 * sequences + 8 * (documents + 1)
+
+
+def _index(content: np.ndarray, sequences: int) -> Index:
+    begin = _HEADER.size + 4 * sequences
     lengths, numbers = content[_HEADER.size : begin].view("<i4"), content[begin:].view("<i8")
     # One entry more than there are sequences: the end is asked for like a beginning.
-    return Index(lengths, numbers[: pair.sequences + 1], numbers[pair.sequences :])
+    return Index(lengths, numbers[: sequences + 1], numbers[sequences:])
 
 
 def write_index(path: str, dtype: np.dtype, lengths: np.ndarray) -> None:
@@ -112,14 +119,9 @@ def write_index(path: str, dtype: np.dtype, lengths: np.ndarray) -> None:
     with open(path, "wb") as file:
         file.write(_HEADER.pack(_MAGIC, 1, code, count, count + 1))
         lengths.astype("<i4", copy=False).tofile(file)
-        first_byte = 0
-        for begin in range(0, count, _CHECKED_SEQUENCES):
-            sizes = lengths[begin : begin + _CHECKED_SEQUENCES].astype("<i8") * dtype.itemsize
-            ends = np.cumsum(sizes) + first_byte
-            (ends - sizes).tofile(file)
-            first_byte = int(ends[-1])
-        for begin in range(0, count + 1, _CHECKED_SEQUENCES):
-            np.arange(begin, min(begin + _CHECKED_SEQUENCES, count + 1), dtype="<i8").tofile(file)
+        sizes = lengths.astype("<i8") * dtype.itemsize
+        (np.cumsum(sizes) - sizes).tofile(file)
+        np.arange(count + 1, dtype="<i8").tofile(file)
 
 
 def check_index(pair: Pair) -> None:
@@ -170,33 +172,29 @@ def open_label_weights(pair: Pair) -> np.ndarray | None:
 
 def _read_header(path: str) -> tuple[np.dtype, int, int, int]:
     """Type of a token, sequences, documents, and bytes that the ``.bin`` must have."""
-    with open(path, "rb", buffering=0) as opened:
-        file = opened.fileno()
-        num_bytes = os.fstat(file).st_size
-        magic, version, code, sequences, bounds = _HEADER.unpack(os.pread(file, _HEADER.size, 0))
-        if magic != _MAGIC or version != 1:
-            raise ValueError(f"begins with {magic!r}, version {version}")
-        if code not in _TOKEN_TYPES:
-            raise ValueError(f"type {code} is no integer type")
-        pointers = _HEADER.size + 4 * sequences
-        documents = pointers + 8 * sequences
-        without_modes = documents + 8 * bounds
-        if bounds < 1 or num_bytes not in (without_modes, without_modes + sequences):
-            raise ValueError(
-                f"{num_bytes} bytes, {without_modes} are needed for {sequences} sequences and "
-                f"{bounds - 1} documents"
-            )
-
-        def number(offset: int, letter: str = "q") -> int:
-            return struct.unpack(f"<{letter}", os.pread(file, struct.calcsize(letter), offset))[0]
-
-        if number(documents) != 0 or number(without_modes - 8) != sequences:
-            raise ValueError("its documents are not made of all its sequences")
-        dtype = _TOKEN_TYPES[code]
-        if sequences == 0:
-            return dtype, 0, bounds - 1, 0
-        last_bytes = number(pointers - 4, "i") * dtype.itemsize
-        return dtype, sequences, bounds - 1, number(documents - 8) + last_bytes
+    content = map_file(path, os.stat(path).st_size)
+    header = content[: _HEADER.size].tobytes()
+    magic, version, code, sequences, bounds = _HEADER.unpack(header)
+    if magic != _MAGIC or version != 1:
+        raise ValueError(f"begins with {magic!r}, version {version}")
+    if code not in _TOKEN_TYPES:
+        raise ValueError(f"type {code} is no integer type")
+    needed = _index_bytes(sequences, bounds - 1)
+    # Multimodal indices of Megatron end with a byte for each sequence.
+    if bounds < 1 or len(content) not in (needed, needed + sequences):
+        raise ValueError(
+            f"{len(content)} bytes, {needed} are needed for {sequences} sequences and "
+            f"{bounds - 1} documents"
+        )
+    index = _index(content[:needed], sequences)
+    if index.first_sequences[0] != 0 or index.first_sequences[-1] != sequences:
+        raise ValueError("its documents are not made of all its sequences")
+    dtype = _TOKEN_TYPES[code]
+    num_bytes = 0
+    if sequences > 0:
+        last_bytes = int(index.lengths[-1]) * dtype.itemsize
+        num_bytes = int(index.pointers[sequences - 1]) + last_bytes
+    return dtype, sequences, bounds - 1, num_bytes
 
 
 def _read_meta(path: str) -> Mapping[str, Any] | None:

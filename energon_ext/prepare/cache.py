@@ -17,7 +17,7 @@ from pathlib import Path
 
 from energon_ext.documents.file_set import TokenFiles, open_token_files
 from energon_ext.errors import ConfigError
-from energon_ext.prepare.claim import Claim, owner_of
+from energon_ext.prepare.claim import ClaimedError
 from energon_ext.prepare.job import Job
 from energon_ext.prepare.samples import SampleSource, sample_units
 from energon_ext.prepare.units import left_out, run_units
@@ -89,9 +89,7 @@ def cache_folder(root: Path, name: str, digest: str) -> Path:
     return root / f"{words}-{digest[:24]}"
 
 
-def ensure_made(
-    texts: Sequence[CachedText], command: Callable[[], str], most_seconds: float = MOST_SECONDS
-) -> None:
+def ensure_made(texts: Sequence[CachedText], command: Callable[[], str]) -> None:
     """Make what is missing, where that is soon done.
 
     Args:
@@ -105,7 +103,7 @@ def ensure_made(
         return
     known = [text.num_bytes for text in missing if text.num_bytes is not None]
     seconds = sum(known) / BYTES_PER_SECOND
-    if seconds > most_seconds or len(known) < len(missing):
+    if seconds > MOST_SECONDS or len(known) < len(missing):
         names = missing[0].name + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
         size = f"some {sum(known):,} bytes, {seconds:,.0f} s of work" if known else "not local"
         raise ConfigError(
@@ -118,36 +116,28 @@ def ensure_made(
 
 def make(text: CachedText, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -> None:
     """Make the token files of a source, or wait until another process has made them."""
-    root = text.folder.parent
-    claim_path = root / f".{text.folder.name}.claim"
     deadline = time.monotonic() + wait_seconds
     while not text.is_there:
         try:
-            root.mkdir(parents=True, exist_ok=True)
-            claim = Claim.take(claim_path)
-            if claim is not None:
-                with claim:
-                    _write(text, claim, jobs)
-                return
+            _write(text, jobs)
         except OSError as error:
             raise ConfigError(
-                f"{text.name}: its tokens cannot be written to {root} ({error.strerror or error}); "
-                f"set {CACHE_VARIABLE} to a folder that can be written and has room."
+                f"{text.name}: its tokens cannot be written to {text.folder.parent} "
+                f"({error.strerror or error}); set {CACHE_VARIABLE} to a folder that can be "
+                f"written and has room."
             ) from error
-        if time.monotonic() > deadline:
-            raise ConfigError(
-                f"{text.name}: is being tokenized by {owner_of(claim_path)}, which has not ended "
-                f"in {wait_seconds:.0f} s; wait for it, or end it, and start again."
-            )
-        time.sleep(_LOOK_SECONDS)
+        except ClaimedError as error:
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"{text.name}: {error} It has not ended in {wait_seconds:.0f} s; wait for it, "
+                    f"or end it, and start again."
+                ) from error
+            time.sleep(_LOOK_SECONDS)
 
 
-def _write(text: CachedText, claim: Claim, jobs: int) -> None:
-    if text.is_there:  # made since this process looked
-        return
-    units = sample_units(text.source)
+def _write(text: CachedText, jobs: int) -> None:
     what = f"tokenizing {text.name}"
-    prepared, _ = run_units(text.job, units, text.folder, claim=claim, jobs=jobs, what=what)
+    prepared, _ = run_units(text.job, sample_units(text.source), text.folder, jobs=jobs, what=what)
     count, first = left_out(prepared, "refused")
     if count:
         logger.warning(

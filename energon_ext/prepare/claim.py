@@ -5,58 +5,69 @@
 import contextlib
 import os
 import socket
+import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from energon_ext.errors import ConfigError
 
 #: A claim that nobody touched for so long is of a process that is gone.
 STALE_SECONDS = 30.0
 _BEAT_SECONDS = 3.0
 
 
-class Claim:
-    """A file that is created by one process alone, and touched while that process works.
+class ClaimedError(ConfigError):
+    """Another process writes a folder."""
 
-    Two processes may both find a claim stale and both take it over. They then write the same files,
-    each aside, and rename them, so nothing is damaged.
+
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[Callable[[], None]]:
+    """Have the claim of a folder, a file beside it; gives a function that shows that work goes on.
+
+    It is cheap, and to be called often. Two processes may both find a claim stale and both take it
+    over. They then write the same files, each aside, and rename them, so nothing is damaged.
+
+    Raises:
+        ClaimedError: a living process has the claim.
     """
+    path = folder.parent / f".{folder.name}.claim"
+    while not _is_created(path):
+        if not _is_stale(path):
+            raise ClaimedError(f"{folder}: is being prepared by {_owner_of(path)}.")
+        path.unlink(missing_ok=True)
+    next_beat = 0.0
 
-    def __init__(self, path: Path):
-        self.path = path
-        self._next_beat = 0.0
-
-    @classmethod
-    def take(cls, path: Path) -> "Claim | None":
-        """The claim, taken; None where a living process has it."""
-        for _ in range(2):
-            try:
-                file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-            except FileExistsError:
-                if not _is_stale(path):
-                    return None
-                path.unlink(missing_ok=True)
-                continue
-            with os.fdopen(file, "w") as opened:
-                opened.write(_owner())
-            return cls(path)
-        return None
-
-    def beat(self) -> None:
-        """Show that this process works; cheap, to be called often."""
+    def beat() -> None:
+        nonlocal next_beat
         now = time.monotonic()
-        if now >= self._next_beat:
-            self._next_beat = now + _BEAT_SECONDS
+        if now >= next_beat:
+            next_beat = now + _BEAT_SECONDS
             with contextlib.suppress(FileNotFoundError):  # another process took it over
-                os.utime(self.path)
+                os.utime(path)
 
-    def __enter__(self) -> "Claim":
-        return self
+    try:
+        yield beat
+    finally:
+        path.unlink(missing_ok=True)
 
-    def __exit__(self, *error: object) -> None:
-        self.path.unlink(missing_ok=True)
+
+def _is_created(path: Path) -> bool:
+    try:
+        with open(path, "x") as file:
+            file.write(" ".join([*_this_machine(), str(os.getpid())]))
+        return True
+    except FileExistsError:
+        return False
 
 
-def owner_of(path: Path) -> str:
-    """Host and process that have a claim, for messages."""
+def _this_machine() -> list[str]:
+    # Containers of one host have the same process numbers, each in a name space of its own.
+    return [socket.gethostname(), os.readlink("/proc/self/ns/pid")]
+
+
+def _owner_of(path: Path) -> str:
+    """Process and host, for messages."""
     try:
         host, _, process = path.read_text().split()
         return f"process {process} on {host}"
@@ -64,36 +75,15 @@ def owner_of(path: Path) -> str:
         return "another process"
 
 
-def _owner() -> str:
-    # Containers of one host have the same process numbers, each in a name space of its own.
-    return f"{socket.gethostname()} {_process_names()} {os.getpid()}"
-
-
-def _process_names() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return "-"
-
-
 def _is_stale(path: Path) -> bool:
     """Whether the process that has a claim is gone."""
     try:
-        age = _time_of(path.parent) - path.stat().st_mtime
-        host, names, process = path.read_text().split()
+        # The clock of a file system need not be that of this machine.
+        with tempfile.NamedTemporaryFile(prefix=".time-", dir=path.parent) as probe:
+            age = os.fstat(probe.fileno()).st_mtime - path.stat().st_mtime
+        owner = path.read_text().split()
     except FileNotFoundError:
         return True
-    except ValueError:  # not yet written
-        return age > STALE_SECONDS
-    is_here = (host, names) == (socket.gethostname(), _process_names())
-    return age > STALE_SECONDS or (is_here and not os.path.exists(f"/proc/{process}"))
-
-
-def _time_of(folder: Path) -> float:
-    """The time of the file system, whose clock need not be that of this machine."""
-    probe = folder / f".time-{socket.gethostname()}-{os.urandom(6).hex()}"
-    probe.touch()
-    try:
-        return probe.stat().st_mtime
-    finally:
-        probe.unlink()
+    *machine, process = owner or [""]  # not yet written
+    is_gone = machine == _this_machine() and not os.path.exists(f"/proc/{process}")
+    return is_gone or age > STALE_SECONDS

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One document of an input, the unit that it is read in, and what is left out."""
+"""One document of an input, and the unit that it is read in."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from energon_ext.errors import ConfigError
 
@@ -20,53 +20,23 @@ class InputDocument:
     split: str | None = None  # the one it was in and stays in; None where the text decides
 
 
-@dataclass
-class LeftOut:
-    """How many documents are left out, and why the first one is."""
-
-    count: int = 0
-    first: str = ""
-    in_a_row: int = 0
-
-    def add(self, error: Exception) -> None:
-        self.count += 1
-        self.in_a_row += 1
-        self.first = self.first or str(error)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"count": self.count, "first": self.first}
+#: Documents in order, and in place of one that cannot be read, why.
+Documents = Iterator[InputDocument | ConfigError]
 
 
-@dataclass
-class Unreadable(LeftOut):
-    """Around the reading of a document: an error ends the preparation, or is counted."""
-
-    skip: bool = False
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
-        if not self.skip or not isinstance(error, ConfigError):
-            return False
-        self.add(error)
-        return True
-
-
-class Unit(Protocol):
+@dataclass(frozen=True)
+class Unit:
     """A part of the input that depends on the input alone, and is prepared as a whole.
 
     Attributes:
-        num_bytes: that its documents take in all; 0 where that is not known beforehand.
+        description: JSON values by which a change of the part is noticed; ``path`` is among them.
+        read: its documents.
+        num_bytes: that they take in all; 0 where that is not known beforehand.
     """
 
-    @property
-    def num_bytes(self) -> int: ...
-
-    def describe(self) -> dict[str, Any]:
-        """JSON values by which a change of the part is noticed; ``path`` is among them."""
-
-    def read(self, unreadable: Unreadable) -> Iterator[InputDocument]:
-        """Its documents in order; ConfigError for what cannot be read."""
+    description: Mapping[str, Any]
+    read: Callable[[], Documents]
+    num_bytes: int = 0
 
 
 #: Makes a document of a JSON object: ``(object, origin, num_bytes) -> document``.

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Files and Hugging Face datasets as units. What cannot be read is an error with file and line."""
 
-import functools
 import gzip
 import hashlib
 import importlib
@@ -10,13 +9,12 @@ import io
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from energon_ext.errors import ConfigError
-from energon_ext.prepare.documents import InputDocument, RowReader, Unit, Unreadable
+from energon_ext.prepare.documents import Documents, InputDocument, RowReader, Unit
 
 UNIT_BYTES = 256 * 2**20
 UNIT_ROWS = 65_536  # of a Hugging Face dataset
@@ -26,118 +24,23 @@ COMPRESSED = (".gz", ".zst")
 _BLOCK = 1 << 24
 
 
-@dataclass(frozen=True)
-class TextUnit:
-    """UTF-8 text files, each one document, or several with a separator between them."""
-
-    paths: tuple[Path, ...]
-    num_bytes: int
-    separator: str | None = None
-
-    def describe(self) -> dict[str, Any]:
-        return describe_files(self.paths)
-
-    def read(self, unreadable: Unreadable) -> Iterator[InputDocument]:
-        for path in self.paths:
-            with unreadable, _readable(path):
-                for text in _texts(path, self.separator):
-                    num_bytes = len(text.encode("utf-8", "replace"))
-                    yield InputDocument(text, str(path), num_bytes)
-
-
-@dataclass(frozen=True)
-class JsonLinesUnit:
-    """Lines of a JSON Lines file from one byte to another, one object a line."""
-
-    path: Path
-    read_row: RowReader
-    begin: int = 0
-    stop: int | None = None
-    first_line: int = 1
-    num_bytes: int = 0
-
-    def describe(self) -> dict[str, Any]:
-        return {**describe_files([self.path]), "range": [self.begin, self.stop]}
-
-    def read(self, unreadable: Unreadable) -> Iterator[InputDocument]:
-        with unreadable, _readable(self.path), _decompressed(self.path) as file:
-            if self.begin:
-                file.seek(self.begin)
-            position = self.begin
-            lines = iter(functools.partial(file.readline, MOST_LINE_BYTES), b"")
-            for number, line in enumerate(lines, start=self.first_line):
-                origin = f"{self.path}:{number}"
-                with unreadable:
-                    if line.strip():
-                        yield self.read_row(_parse(line, origin), origin, len(line))
-                position += len(line)
-                if self.stop is not None and position >= self.stop:
-                    break
-
-
-@dataclass(frozen=True)
-class ParquetUnit:
-    """Row groups of a Parquet file, one document a row."""
-
-    path: Path
-    read_row: RowReader
-    groups: tuple[int, ...]
-    first_row: int
-    num_bytes: int = 0
-
-    def describe(self) -> dict[str, Any]:
-        return {**describe_files([self.path]), "row_groups": list(self.groups)}
-
-    def read(self, unreadable: Unreadable) -> Iterator[InputDocument]:
-        pyarrow = _pyarrow("--parquet", "pyarrow.parquet")
-        with unreadable, _readable(self.path), pyarrow.ParquetFile(self.path) as file:
-            batches = file.iter_batches(row_groups=list(self.groups))
-            rows = (row for batch in batches for row in batch.to_pylist())
-            for number, row in enumerate(rows, start=self.first_row):
-                with unreadable:
-                    yield self.read_row(row, f"{self.path}[{number}]", 0)
-
-
-@dataclass(frozen=True)
-class HuggingFaceUnit:
-    """Rows of a Hugging Face dataset; all of them where it is streamed."""
-
-    rows: Any
-    name: str
-    read_row: RowReader
-    begin: int = 0
-    stop: int | None = None
-    num_bytes: int = 0
-
-    def describe(self) -> dict[str, Any]:
-        version = getattr(self.rows, "_fingerprint", None)
-        return {"path": self.name, "version": version, "range": [self.begin, self.stop]}
-
-    def read(self, unreadable: Unreadable) -> Iterator[InputDocument]:
-        rows = self.rows
-        if self.stop is not None:
-            rows = rows.select(range(self.begin, self.stop))
-        for number, row in enumerate(rows, start=self.begin):
-            with unreadable:
-                yield self.read_row(row, f"{self.name}[{number}]", 0)
+# Text -------------------------------------------------------------------------------------------
 
 
 def text_units(paths: Iterable[Path], separator: str | None = None) -> list[Unit]:
-    """Text files in the given order, small ones grouped up to 256 MiB."""
+    """UTF-8 text files in the given order, small ones grouped up to 256 MiB.
+
+    Each is one document, or several with a separator between them.
+    """
     if separator == "":
         raise ConfigError("--separator must not be empty.")
-    units: list[Unit] = []
-    group: list[Path] = []
-    num_bytes = 0
-    for path in _existing_files(paths):
-        size = path.stat().st_size
-        if group and num_bytes + size > UNIT_BYTES:
-            units.append(TextUnit(tuple(group), num_bytes, separator))
-            group, num_bytes = [], 0
-        group.append(path)
-        num_bytes += size
-    if group:
-        units.append(TextUnit(tuple(group), num_bytes, separator))
+    found = _files(paths)
+    sizes = [path.stat().st_size for path in found]
+    units = []
+    for begin, stop in _groups(sizes):
+        own = found[begin:stop]
+        read = partial(_read_texts, own, separator)
+        units.append(Unit(_described(own), read, sum(sizes[begin:stop])))
     return units
 
 
@@ -154,145 +57,13 @@ def folder_files(folder: Path, pattern: str) -> list[Path]:
     return paths
 
 
-def jsonl_units(paths: Iterable[Path], read_row: RowReader) -> list[Unit]:
-    """JSON Lines files, in parts of 256 MiB at line borders; a compressed file is one part."""
-    units: list[Unit] = []
-    for path in _files_in_folders(paths, ("*.jsonl", "*.jsonl.gz", "*.jsonl.zst")):
-        size = path.stat().st_size
-        if path.suffix in COMPRESSED or size <= UNIT_BYTES:
-            plain = size if path.suffix not in COMPRESSED else 0
-            units.append(JsonLinesUnit(path, read_row, num_bytes=plain))
-            continue
-        for begin, stop, line in _line_ranges(path, size):
-            units.append(JsonLinesUnit(path, read_row, begin, stop, line, stop - begin))
-    return units
-
-
-def parquet_units(paths: Iterable[Path], read_row: RowReader) -> list[Unit]:
-    """Parquet files, in parts of whole row groups of some 256 MiB."""
-    pyarrow = _pyarrow("--parquet", "pyarrow.parquet")
-    units: list[Unit] = []
-    for path in _files_in_folders(paths, ("*.parquet",)):
-        with _readable(path):
-            metadata = pyarrow.read_metadata(path)
-        groups: list[int] = []
-        first = first_after = num_bytes = 0
-        for number in range(metadata.num_row_groups):
-            group = metadata.row_group(number)
-            groups.append(number)
-            first_after += group.num_rows
-            num_bytes += group.total_byte_size
-            if num_bytes >= UNIT_BYTES or number == metadata.num_row_groups - 1:
-                units.append(ParquetUnit(path, read_row, tuple(groups), first))
-                groups, first, num_bytes = [], first_after, 0
-    return units
-
-
-def hugging_face_units(
-    name: str, *, config: str | None, split: str, streaming: bool, read_row: RowReader
-) -> list[Unit]:
-    """One split of a Hugging Face dataset, from the hub, a folder, or what it saved to disk."""
-    try:
-        datasets: Any = importlib.import_module("datasets")
-    except ImportError as error:
-        raise _missing("--hf-dataset", "datasets") from error
-    try:
-        if any((Path(name) / saved).is_file() for saved in ("state.json", "dataset_dict.json")):
-            rows = datasets.load_from_disk(name)
-            rows = rows[split] if isinstance(rows, dict) else rows
-        else:
-            rows = datasets.load_dataset(name, config, split=split, streaming=streaming)
-    except (KeyError, OSError, ValueError) as error:
-        raise ConfigError(f"--hf-dataset {name}, split {split}: {error}") from error
-    if not hasattr(rows, "select"):
-        return [HuggingFaceUnit(rows, name, read_row)]
-    return [
-        HuggingFaceUnit(rows, name, read_row, begin, min(begin + UNIT_ROWS, len(rows)))
-        for begin in range(0, len(rows), UNIT_ROWS)
-    ]
-
-
-def describe_files(paths: Sequence[Path]) -> dict[str, Any]:
-    """JSON values by which a change of some files is noticed: names, sizes and times."""
-    digest, num_bytes = hashlib.sha256(), 0
+def _read_texts(paths: Sequence[Path], separator: str | None) -> Documents:
     for path in paths:
-        found = path.stat()
-        num_bytes += found.st_size
-        digest.update(f"{path}\0{found.st_size}\0{found.st_mtime_ns}\n".encode("utf-8", "replace"))
-    version = digest.hexdigest()[:32]
-    return {"path": str(paths[0]), "files": len(paths), "bytes": num_bytes, "version": version}
-
-
-def _line_ranges(path: Path, size: int) -> Iterator[tuple[int, int, int]]:
-    """First byte, the one behind the last, and first line of each part of a file."""
-    begin, line = 0, 1
-    with path.open("rb") as file:
-        while begin < size:
-            lines = 0
-            for _ in range(0, UNIT_BYTES, _BLOCK):
-                lines += file.read(min(_BLOCK, UNIT_BYTES)).count(b"\n")
-            lines += file.readline(MOST_LINE_BYTES).count(b"\n")
-            yield begin, file.tell(), line
-            begin, line = file.tell(), line + lines
-
-
-def _files_in_folders(paths: Iterable[Path], patterns: Sequence[str]) -> list[Path]:
-    """Files as they are, and of folders those below that match; ConfigError where there is none."""
-    found: list[Path] = []
-    for path in paths:
-        inside = sorted({f for pattern in patterns for f in path.rglob(pattern)})
-        if path.is_dir() and not inside:
-            raise ConfigError(f"{path}: a folder without {' or '.join(patterns)}.")
-        found += inside if path.is_dir() else [path]
-    return _existing_files(found)
-
-
-def _existing_files(paths: Iterable[Path]) -> list[Path]:
-    paths = list(paths)
-    for path in paths:
-        if not path.exists():
-            raise ConfigError(f"{path}: no such file.")
-        if path.is_dir():
-            raise ConfigError(f"{path}: a folder, not a file. Use --folder for folders.")
-    return paths
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path}: not UTF-8 text (byte 0x{error.object[error.start]:02x}). "
-            "Convert the file or leave it out."
-        ) from error
-    except (OSError, EOFError, zlib.error, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{path}: cannot be read ({reason}).") from error
-
-
-def _decompressed(path: Path) -> Any:
-    if path.suffix == ".gz":
-        return gzip.open(path)
-    if path.suffix == ".zst":
-        pyarrow = _pyarrow(f"{path}: a .zst file", "pyarrow")
-        return io.BufferedReader(pyarrow.input_stream(path, compression="zstd"))
-    return path.open("rb")
-
-
-def _pyarrow(what: str, module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise _missing(what, "pyarrow") from error
-
-
-def _missing(what: str, package: str) -> ConfigError:
-    return ConfigError(
-        f"{what} needs the package `{package}`: pip install 'energon_ext[datasets]'."
-    )
+        texts = _texts(path, separator)
+        documents = (
+            InputDocument(text, str(path), len(text.encode("utf-8", "replace"))) for text in texts
+        )
+        yield from _readable(path, documents)
 
 
 def _texts(path: Path, separator: str | None) -> Iterator[str]:
@@ -308,9 +79,221 @@ def _texts(path: Path, separator: str | None) -> Iterator[str]:
         yield unfinished
 
 
-def _parse(line: bytes, origin: str) -> Any:
+# JSON Lines -------------------------------------------------------------------------------------
+
+
+def jsonl_units(paths: Iterable[Path], read_row: RowReader) -> list[Unit]:
+    """JSON Lines files, in parts of 256 MiB at line borders; a compressed file is one part."""
+    units = []
+    for path in _files(paths, ("*.jsonl", "*.jsonl.gz", "*.jsonl.zst")):
+        size = path.stat().st_size
+        is_compressed = path.suffix in COMPRESSED
+        parts: Iterable[tuple[int, int, int]] = [(0, size, 1)]
+        if size > UNIT_BYTES and not is_compressed:
+            parts = _line_ranges(path, size)
+        for begin, stop, first_line in parts:
+            end = None if is_compressed else stop
+            read = partial(_read_jsonl, path, begin, end, first_line, read_row)
+            num_bytes = 0 if is_compressed else stop - begin
+            units.append(Unit({**_described([path]), "range": [begin, stop]}, read, num_bytes))
+    return units
+
+
+def _line_ranges(path: Path, size: int) -> Iterator[tuple[int, int, int]]:
+    """First byte, the one behind the last, and first line of each part of a file."""
+    begin, line = 0, 1
+    with path.open("rb") as file:
+        while begin < size:
+            lines = 0
+            for _ in range(0, UNIT_BYTES, _BLOCK):
+                lines += file.read(min(_BLOCK, UNIT_BYTES)).count(b"\n")
+            lines += file.readline(MOST_LINE_BYTES).count(b"\n")
+            yield begin, file.tell(), line
+            begin, line = file.tell(), line + lines
+
+
+def _read_jsonl(
+    path: Path, begin: int, stop: int | None, first_line: int, read_row: RowReader
+) -> Documents:
+    lines = _lines(path, begin, stop, first_line)
+    return _readable(path, _read_rows(lines, partial(_read_line, read_row)))
+
+
+def _lines(
+    path: Path, begin: int, stop: int | None, first_line: int
+) -> Iterator[tuple[bytes, str, int]]:
+    """Lines with their origins and sizes, from one byte of a file to another or to its end."""
+    with _opened(path) as file:
+        if begin:
+            file.seek(begin)
+        position, number = begin, first_line
+        while line := file.readline(MOST_LINE_BYTES):
+            if line.strip():
+                yield line, f"{path}:{number}", len(line)
+            position, number = position + len(line), number + 1
+            if position == stop:
+                break
+
+
+def _opened(path: Path) -> Any:
+    if path.suffix == ".gz":
+        return gzip.open(path)
+    if path.suffix == ".zst":
+        pyarrow = _extra("pyarrow", f"{path}: a .zst file")
+        return io.BufferedReader(pyarrow.input_stream(path, compression="zstd"))
+    return path.open("rb")
+
+
+def _read_line(read_row: RowReader, line: bytes, origin: str, num_bytes: int) -> InputDocument:
     try:
-        return json.loads(line)
+        row = json.loads(line)
     except (ValueError, RecursionError) as error:
         reason = error if len(line) < MOST_LINE_BYTES else f"over {MOST_LINE_BYTES:,} bytes"
         raise ConfigError(f"{origin}: not JSON ({reason}).") from error
+    return read_row(row, origin, num_bytes)
+
+
+# Parquet and Hugging Face -----------------------------------------------------------------------
+
+
+def parquet_units(paths: Iterable[Path], read_row: RowReader) -> list[Unit]:
+    """Parquet files, in parts of whole row groups up to 256 MiB."""
+    parquet = _extra("pyarrow.parquet", "--parquet")
+    units = []
+    for path in _files(paths, ("*.parquet",)):
+        try:
+            metadata = parquet.read_metadata(path)
+        except (OSError, ValueError) as error:
+            raise _unreadable(path, error) from error
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        first_row = 0
+        for begin, stop in _groups([group.total_byte_size for group in groups]):
+            read = partial(_read_parquet, path, range(begin, stop), first_row, read_row)
+            units.append(Unit({**_described([path]), "row_groups": [begin, stop]}, read))
+            first_row += sum(group.num_rows for group in groups[begin:stop])
+    return units
+
+
+def _read_parquet(path: Path, groups: range, first_row: int, read_row: RowReader) -> Documents:
+    return _readable(path, _read_rows(_parquet_rows(path, groups, first_row), read_row))
+
+
+def _parquet_rows(path: Path, groups: range, first_row: int) -> Iterator[tuple[Any, str, int]]:
+    with _extra("pyarrow.parquet", "--parquet").ParquetFile(path) as file:
+        number = first_row
+        for batch in file.iter_batches(row_groups=list(groups)):
+            for row in batch.to_pylist():
+                yield row, f"{path}[{number}]", 0
+                number += 1
+
+
+def hugging_face_units(
+    name: str, *, config: str | None, split: str, streaming: bool, read_row: RowReader
+) -> list[Unit]:
+    """One split of a Hugging Face dataset, from the hub, a folder, or what it saved to disk."""
+    datasets = _extra("datasets", "--hf-dataset")
+    try:
+        if any((Path(name) / saved).is_file() for saved in ("state.json", "dataset_dict.json")):
+            rows = datasets.load_from_disk(name)
+            rows = rows[split] if isinstance(rows, dict) else rows
+        else:
+            rows = datasets.load_dataset(name, config, split=split, streaming=streaming)
+    except (KeyError, OSError, ValueError) as error:
+        raise ConfigError(f"--hf-dataset {name}, split {split}: {error}") from error
+    version = {"path": name, "version": getattr(rows, "_fingerprint", None)}
+    if not hasattr(rows, "select"):  # streamed
+        return [Unit(version, partial(_read_hugging_face, rows, name, 0, read_row))]
+    units = []
+    for begin in range(0, len(rows), UNIT_ROWS):
+        own = range(begin, min(begin + UNIT_ROWS, len(rows)))
+        read = partial(_read_hugging_face, rows.select(own), name, begin, read_row)
+        units.append(Unit({**version, "range": [own.start, own.stop]}, read))
+    return units
+
+
+def _read_hugging_face(rows: Any, name: str, first: int, read_row: RowReader) -> Documents:
+    numbered = ((row, f"{name}[{number}]", 0) for number, row in enumerate(rows, start=first))
+    return _read_rows(numbered, read_row)
+
+
+# What they share --------------------------------------------------------------------------------
+
+
+def _files(paths: Iterable[Path], patterns: Sequence[str] = ()) -> list[Path]:
+    """Files as they are, and of folders those below that match; ConfigError where there is none."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(f"{path}: no such file.")
+        if not path.is_dir():
+            found.append(path)
+            continue
+        if not patterns:
+            raise ConfigError(f"{path}: a folder, not a file. Use --folder for folders.")
+        inside = {file for pattern in patterns for file in path.rglob(pattern) if file.is_file()}
+        if not inside:
+            raise ConfigError(f"{path}: a folder without {' or '.join(patterns)}.")
+        found += sorted(inside)
+    return found
+
+
+def _described(paths: Sequence[Path]) -> dict[str, Any]:
+    """JSON values by which a change of some files is noticed: names, sizes and times."""
+    digest, num_bytes = hashlib.sha256(), 0
+    for path in paths:
+        found = path.stat()
+        num_bytes += found.st_size
+        digest.update(f"{path}\0{found.st_size}\0{found.st_mtime_ns}\n".encode("utf-8", "replace"))
+    version = digest.hexdigest()[:32]
+    return {"path": str(paths[0]), "files": len(paths), "bytes": num_bytes, "version": version}
+
+
+def _groups(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Ranges of neighbours of at most 256 MiB together; what is larger is alone."""
+    begin = num_bytes = 0
+    for number, size in enumerate(sizes):
+        if number > begin and num_bytes + size > UNIT_BYTES:
+            yield begin, number
+            begin, num_bytes = number, 0
+        num_bytes += size
+    if begin < len(sizes):
+        yield begin, len(sizes)
+
+
+def _read_rows(rows: Iterable[tuple[Any, str, int]], read_row: RowReader) -> Documents:
+    for row in rows:
+        try:
+            yield read_row(*row)
+        except ConfigError as error:
+            yield error
+
+
+def _readable(path: Path, documents: Documents) -> Documents:
+    """The documents of a file, and last the error that ends them, if any."""
+    try:
+        yield from documents
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        yield _unreadable(path, error)
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    if isinstance(error, ConfigError):
+        return error
+    if isinstance(error, UnicodeDecodeError):
+        wrong = error.object[error.start]
+        return ConfigError(
+            f"{path}: not UTF-8 text (byte 0x{wrong:02x}). Convert the file or leave it out."
+        )
+    reason = getattr(error, "strerror", None) or error
+    return ConfigError(f"{path}: cannot be read ({reason}).")
+
+
+def _extra(module: str, what: str) -> Any:
+    """A module of a package that is optional."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"{what} needs the package `{module.partition('.')[0]}`: "
+            f"pip install 'energon_ext[datasets]'."
+        ) from error

@@ -5,18 +5,18 @@
 import hashlib
 import logging
 import os
-import shutil
-import socket
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.prepare.documents import InputDocument, LeftOut, Unit, Unreadable
+from energon_ext.prepare.documents import InputDocument, Unit
 from energon_ext.prepare.token_writer import TokenWriter
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,9 @@ Encoded = tuple[np.ndarray, np.ndarray | None] | SampleError
 
 #: Work of a run that was killed may lie here until the next one removes it.
 STAGING = ".staging-"
+
+#: JSON values.
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -64,75 +67,65 @@ class Job:
 
 
 @dataclass
-class UnitCounts:
-    """What was made of a unit."""
+class _LeftOut:
+    """How many documents are left out, and why the first one is."""
 
-    documents: Counter[str] = field(default_factory=Counter)  # by split
-    characters: Counter[str] = field(default_factory=Counter)
-    tokens: Counter[str] = field(default_factory=Counter)
+    count: int = 0
+    first: str = ""
+
+    def add(self, error: Exception) -> None:
+        self.count += 1
+        self.first = self.first or str(error)
+
+
+@dataclass
+class _UnitLosses:
+    """Documents of a unit that are in no file, or have no token in it."""
+
     too_short: int = 0
-    unreadable: LeftOut = field(default_factory=LeftOut)
-    refused: LeftOut = field(default_factory=LeftOut)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "documents": dict(self.documents),
-            "characters": dict(self.characters),
-            "tokens": dict(self.tokens),
-            "too_short": self.too_short,
-            "unreadable": self.unreadable.to_json(),
-            "refused": self.refused.to_json(),
-        }
+    unreadable: _LeftOut = field(default_factory=_LeftOut)
+    refused: _LeftOut = field(default_factory=_LeftOut)
 
 
 def write_unit(
     job: Job, unit: Unit, name: str, folder: Path, advance: Callable[[int], None]
-) -> dict[str, Any]:
+) -> Record:
     """Write a unit as FOLDER/SPLIT/NAME.bin and so on; complete files appear there, or none.
 
     Args:
         advance: is called with the bytes that were read since it was called last.
 
     Returns:
-        JSON values: the counts, and size and SHA-256 of each file.
+        The counts, and size and SHA-256 of each file.
     """
-    staging = folder / f"{STAGING}{socket.gethostname()}-{os.urandom(6).hex()}"
-    staging.mkdir(parents=True)
-    unreadable = Unreadable(skip=job.skips_unreadable)
-    counts = UnitCounts(unreadable=unreadable)
+    losses, characters = _UnitLosses(), Counter[str]()
     writers: dict[str, TokenWriter] = {}
-    try:
-        try:
-            documents = _wanted(unit.read(unreadable), job, counts, unreadable)
-            for batch in _batches(documents, advance):
-                for document, split, tokens, weights in _encoded(batch, job, counts, unit):
-                    if split not in writers:
-                        (staging / split).mkdir()
-                        prefix = staging / split / name
-                        writers[split] = TokenWriter(prefix, job.vocab_size, job.weights_dtype)
-                    writers[split].write(tokens, weights, document.origin)
-                    counts.documents[split] += 1
-                    counts.characters[split] += len(document.text)
-                    counts.tokens[split] += len(tokens)
-        finally:
-            for writer in writers.values():
-                writer.abandon()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=STAGING, dir=folder) as staging, ExitStack() as opened:
+        for document, split, tokens, weights in _encoded(job, unit, losses, advance):
+            if split not in writers:
+                prefix = Path(staging, split, name)
+                prefix.parent.mkdir()
+                writers[split] = TokenWriter(prefix, job.vocab_size, job.weights_dtype)
+                opened.callback(writers[split].abandon)
+            writers[split].write(tokens, weights, document.origin)
+            characters[split] += len(document.text)
         for writer in writers.values():
             writer.close(job.meta)
-        files = {
-            f"{path.parent.name}/{path.name}": {
-                "bytes": path.stat().st_size,
-                "sha256": sha256(path),
-            }
-            for path in sorted(staging.glob("*/*"))
-        }
-        for split in writers:
-            (folder / split).mkdir(exist_ok=True)
+        files = {}
+        for path in sorted(Path(staging).glob("*/*")):
+            file = f"{path.parent.name}/{path.name}"
+            files[file] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for file in files:
-            os.replace(staging / file, folder / file)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return {**counts.to_json(), "files": files}
+            (folder / file).parent.mkdir(exist_ok=True)
+            os.replace(Path(staging, file), folder / file)
+    return {
+        "documents": {split: writer.num_documents for split, writer in writers.items()},
+        "characters": dict(characters),
+        "tokens": {split: writer.num_tokens for split, writer in writers.items()},
+        **asdict(losses),
+        "files": files,
+    }
 
 
 def split_of(text: str, val_fraction: float, seed: int) -> str:
@@ -156,27 +149,29 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _wanted(
-    documents: Iterator[InputDocument], job: Job, counts: UnitCounts, unreadable: Unreadable
-) -> Iterator[InputDocument]:
-    """The documents that are long enough."""
-    for document in documents:
-        with unreadable:
-            _check_characters(document)
-            if len(document.text.strip()) < job.min_chars:
-                counts.too_short += 1
-            else:
-                yield document
+def _readable(job: Job, unit: Unit, losses: _UnitLosses) -> Iterator[InputDocument]:
+    """The documents of a unit that are whole and long enough."""
+    for found in unit.read():
+        document = _checked(found) if isinstance(found, InputDocument) else found
+        if isinstance(document, ConfigError):
+            if not job.skips_unreadable:
+                raise document
+            losses.unreadable.add(document)
+        elif len(document.text.strip()) < job.min_chars:
+            losses.too_short += 1
+        else:
+            yield document
 
 
-def _check_characters(document: InputDocument) -> None:
+def _checked(document: InputDocument) -> InputDocument | ConfigError:
     try:
         document.text.encode()
+        return document
     except UnicodeEncodeError as error:
-        raise ConfigError(
+        return ConfigError(
             f"{document.origin}: the text holds half a character (a lone surrogate, "
             f"{document.text[error.start]!r}); mend or remove it."
-        ) from error
+        )
 
 
 def _batches(
@@ -197,26 +192,28 @@ def _batches(
 
 
 def _encoded(
-    batch: list[InputDocument], job: Job, counts: UnitCounts, unit: Unit
+    job: Job, unit: Unit, losses: _UnitLosses, advance: Callable[[int], None]
 ) -> Iterator[tuple[InputDocument, str, np.ndarray, np.ndarray | None]]:
-    """The documents of a batch with their splits; those that are refused are counted."""
-    refused = counts.refused
-    for document, encoded in zip(batch, job.encode(batch), strict=True):
-        if job.keeps_all and not isinstance(encoded, SampleError) and not len(encoded[0]):
-            encoded = SampleError(f"Sample {document.origin}: no token.")
-        if isinstance(encoded, SampleError):
-            refused.add(encoded)
-            logger.debug("left out: %s", encoded)
-            if refused.in_a_row == MOST_REFUSED_IN_A_ROW:
-                raise ConfigError(
-                    f"{unit.describe()['path']}: {MOST_REFUSED_IN_A_ROW} documents in a row cannot "
-                    f"be trained on, the last: {str(encoded).rstrip('.')}. Is this the data of "
-                    f"another task?"
-                ) from encoded
-            if not job.keeps_all:
-                continue
-            encoded = np.zeros(0, np.int64), None
-        else:
-            refused.in_a_row = 0
-        split = document.split or split_of(document.text, job.val_fraction, job.seed)
-        yield document, split, *encoded
+    """The documents of a unit with their splits, tokens and weights."""
+    refused_in_a_row = 0
+    for batch in _batches(_readable(job, unit, losses), advance):
+        for document, encoded in zip(batch, job.encode(batch), strict=True):
+            if job.keeps_all and not isinstance(encoded, SampleError) and not len(encoded[0]):
+                encoded = SampleError(f"Sample {document.origin}: no token.")
+            if isinstance(encoded, SampleError):
+                losses.refused.add(encoded)
+                logger.debug("left out: %s", encoded)
+                refused_in_a_row += 1
+                if refused_in_a_row == MOST_REFUSED_IN_A_ROW:
+                    raise ConfigError(
+                        f"{unit.description['path']}: {MOST_REFUSED_IN_A_ROW} documents in a row "
+                        f"cannot be trained on, the last: {str(encoded).rstrip('.')}. Is this the "
+                        f"data of another task?"
+                    ) from encoded
+                if not job.keeps_all:
+                    continue
+                encoded = np.zeros(0, np.int64), None
+            else:
+                refused_in_a_row = 0
+            split = document.split or split_of(document.text, job.val_fraction, job.seed)
+            yield document, split, *encoded

@@ -6,58 +6,35 @@ import ctypes
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import FIRST_COMPLETED, CancelledError, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
-from typing import Any
 
 from energon_ext.errors import WorkerError
 from energon_ext.prepare.documents import Unit
-from energon_ext.prepare.job import Job, write_unit
+from energon_ext.prepare.job import Job, Record, write_unit
 
 _PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 
-#: What the workers inherit when they are forked.
-_inherited: Any = None
-
-
-class _Stopped(Exception):
-    """The run has ended while a worker was at work."""
-
-
-class _Shared:
-    """What the workers of a run have in common; no lock, which a killed worker would keep."""
-
-    def __init__(self, job: Job, units: Sequence[tuple[str, Unit]], folder: Path):
-        self.job, self.units, self.folder = job, units, folder
-        self.num_bytes = RawArray("q", len(units))
-        self.stopped = RawArray("b", 1)
-
-    def write(self, index: int) -> dict[str, Any]:
-        def advance(num_bytes: int) -> None:
-            self.num_bytes[index] += num_bytes
-            if self.stopped[0]:
-                raise _Stopped
-
-        name, unit = self.units[index]
-        return write_unit(self.job, unit, name, self.folder, advance)
+#: Writes a unit by number; a worker has it from its parent, as jobs and inputs cannot be pickled.
+_write_by_number: Callable[[int], Record]
 
 
 def write_units(
     job: Job,
-    units: Sequence[tuple[str, Unit]],
+    units: Mapping[str, Unit],
     folder: Path,
     jobs: int,
     advance: Callable[[int], None],
-) -> Generator[tuple[str, dict[str, Any]], None, None]:
+) -> Generator[tuple[str, Record], None, None]:
     """Write some units, and yield the name and the record of each once it is done.
 
     One unit, or one job, is written in this process, where the tokenizer may use all cores.
 
     Args:
-        units: with the name of the files of each.
+        units: by the name of their files.
         advance: is called now and then with the bytes that were read since.
 
     Raises:
@@ -65,23 +42,31 @@ def write_units(
     """
     workers = min(jobs, len(units))
     if workers <= 1:
-        for name, unit in units:
+        for name, unit in units.items():
             yield name, write_unit(job, unit, name, folder, advance)
         return
-    global _inherited
+    names = list(units)
+    # No lock, which a killed worker would keep: each unit has a count of its own.
+    counts, stopped = RawArray("q", len(units)), RawArray("b", 1)
+
+    def write(number: int) -> Record:
+        def count(num_bytes: int) -> None:
+            counts[number] += num_bytes
+            if stopped[0]:
+                raise CancelledError
+
+        return write_unit(job, units[names[number]], names[number], folder, count)
+
     context = multiprocessing.get_context("fork")
-    shared = _inherited = _Shared(job, units, folder)
-    pool = ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_start, initargs=(jobs // workers,)
-    )
+    pool = ProcessPoolExecutor(workers, context, _start, (write, jobs // workers))
     try:
-        pending = {pool.submit(_write, n): name for n, (name, _) in enumerate(units)}
-        seen = 0
+        pending = {pool.submit(_write, number): name for number, name in enumerate(names)}
+        counted = 0
         while pending:
             done, _ = wait(pending, timeout=0.3, return_when=FIRST_COMPLETED)
-            now = sum(shared.num_bytes)
-            advance(now - seen)
-            seen = now
+            total = sum(counts)
+            advance(total - counted)
+            counted = total
             for future in done:
                 yield pending.pop(future), future.result()
     except BrokenProcessPool as error:
@@ -90,13 +75,14 @@ def write_units(
             "same command again, with fewer --jobs if memory is short."
         ) from error
     finally:
-        shared.stopped[0] = 1
+        stopped[0] = 1
         pool.shutdown(cancel_futures=True)
-        _inherited = None
 
 
-def _start(threads: int) -> None:
+def _start(write: Callable[[int], Record], threads: int) -> None:
     """Make a worker end with its parent, leave Ctrl-C to it, and use its share of the cores."""
+    global _write_by_number
+    _write_by_number = write
     ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["RAYON_NUM_THREADS"] = str(threads)
@@ -104,5 +90,5 @@ def _start(threads: int) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
-def _write(index: int) -> dict[str, Any]:
-    return _inherited.write(index)
+def _write(number: int) -> Record:
+    return _write_by_number(number)

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Samples of an Energon dataset by number, as units of documents."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+import functools
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from megatron.energon.flavors.webdataset.sample_loader import WebdatasetSampleLo
 from megatron.energon.wrappers.map_dataset import MapDataset
 
 from energon_ext.errors import LEFT_OUT, ConfigError, EnergonExtError, SampleError
-from energon_ext.prepare.documents import InputDocument, Unit, Unreadable
+from energon_ext.prepare.documents import Documents, InputDocument, Unit
 
 UNIT_SAMPLES = 65_536
 
@@ -41,44 +42,34 @@ class SampleSource:
     sample_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class SampleUnit:
-    """A range of the samples of a source."""
-
-    source: SampleSource
-    begin: int
-    stop: int
-
-    @property
-    def num_bytes(self) -> int:
-        return (self.stop - self.begin) * self.source.sample_bytes
-
-    def describe(self) -> dict[str, Any]:
-        own = {"version": dict(self.source.version), "range": [self.begin, self.stop]}
-        return {"path": self.source.path, **own}
-
-    def read(self, unreadable: Unreadable) -> Iterator[InputDocument]:
-        source = self.source
-        dataset = source.open()
-        read = _reader(dataset, source.path)
-        dataset.worker_config.worker_activate(0)  # decorators of Energon ask for it
-        try:
-            for number in range(self.begin, self.stop):
-                key, sample = read(number)
-                if isinstance(sample, Exception) and not source.keeps_damaged:
-                    raise ConfigError(f"{source.path}: {sample}") from sample
-                if sample is not None or source.keeps_damaged:
-                    yield source.document(sample, key)
-        finally:
-            dataset.worker_config.worker_deactivate()
-
-
 def sample_units(source: SampleSource) -> list[Unit]:
     """All samples of a source, in ranges."""
-    return [
-        SampleUnit(source, begin, min(begin + UNIT_SAMPLES, source.count))
-        for begin in range(0, source.count, UNIT_SAMPLES)
-    ]
+    units = []
+    for begin in range(0, source.count, UNIT_SAMPLES):
+        own = range(begin, min(begin + UNIT_SAMPLES, source.count))
+        description = {
+            "path": source.path,
+            "version": dict(source.version),
+            "range": [own.start, own.stop],
+        }
+        num_bytes = len(own) * source.sample_bytes
+        units.append(Unit(description, functools.partial(_read, source, own), num_bytes))
+    return units
+
+
+def _read(source: SampleSource, numbers: range) -> Documents:
+    dataset = source.open()
+    read = _reader(dataset, source.path)
+    dataset.worker_config.worker_activate(0)  # decorators of Energon ask for it
+    try:
+        for number in numbers:
+            key, sample = read(number)
+            if isinstance(sample, Exception) and not source.keeps_damaged:
+                raise ConfigError(f"{source.path}: {sample}") from sample
+            if sample is not None or source.keeps_damaged:
+                yield source.document(sample, key)
+    finally:
+        dataset.worker_config.worker_deactivate()
 
 
 def _reader(dataset: SavableDataset, path: str) -> Callable[[int], tuple[str, Any]]:

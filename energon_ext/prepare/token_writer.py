@@ -20,7 +20,7 @@ _MOST_SMALL_IDS = 65_500
 
 
 class TokenWriter:
-    """A pair that grows; it holds four bytes a document.
+    """A pair that grows; it holds four bytes a document, and 28 when it is closed.
 
     Args:
         prefix: path without suffix.
@@ -71,6 +71,10 @@ class TokenWriter:
         self._origins.write(line_of(origin).encode("utf-8", "replace"))
         self._lengths.append(len(tokens))
         self.num_tokens += len(tokens)
+
+    @property
+    def num_documents(self) -> int:
+        return len(self._lengths)
 
     def close(self, meta: Mapping[str, Any] | None = None) -> None:
         """Finish the pair.

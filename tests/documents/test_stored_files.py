@@ -152,9 +152,13 @@ def test_the_same_documents_prepared_or_moved_again_go_on(folder, change):
     [
         ("web/shard_001.tar", os.remove, r"shard_001.tar: cannot be read \(No such file"),
         ("web/shard_001.tar.idx", os.remove, "shard_001.tar.idx: cannot be read"),
-        ("web/shard_001.tar", lambda path: os.truncate(path, 9000), "has 9000 bytes, its index"),
-        ("web/shard_001.tar", lambda path: os.truncate(path, 0), "has 0 bytes, its index speaks"),
-        ("web/shard_001.tar.idx", lambda p: os.truncate(p, 99), "idx: is too short for 50 samples"),
+        (
+            "web/shard_001.tar",
+            lambda path: os.truncate(path, 9000),
+            r"has 9000 bytes, \d+ are needed",
+        ),
+        ("web/shard_001.tar", lambda path: os.truncate(path, 0), r"has 0 bytes, \d+ are needed"),
+        ("web/shard_001.tar.idx", lambda p: os.truncate(p, 99), "idx: is no index of 50 samples"),
     ],
 )
 def test_a_missing_or_cut_shard_is_named_while_building(folder, name, damage, message):
@@ -212,13 +216,12 @@ def test_of_three_hundred_shards_sixty_four_are_looked_at(tmp_path, monkeypatch)
     factory = CrudeWebdataset(
         EPath(tmp_path / "web"), split_part="train", training=True, worker_config=config()
     )
-    read, looked = stored_files._read, []
+    map_file, looked = stored_files.map_file, set()
 
-    def reading(path, count, offset):
-        looked.append((path, count))
-        return read(path, count, offset)
+    def mapping(path, num_bytes):
+        looked.add(path)
+        return map_file(path, num_bytes)
 
-    monkeypatch.setattr(stored_files, "_read", reading)
+    monkeypatch.setattr(stored_files, "map_file", mapping)
     assert fingerprint_files(factory)["files"] == 300
-    assert len({path for path, _ in looked}) == 2 * 64  # each with its index
-    assert sum(count for _, count in looked) <= 64 * (512 + 2 * 8)
+    assert len(looked) == 2 * 64  # each with its index

@@ -2,30 +2,24 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Units of texts in memory, and what becomes of them."""
 
-from dataclasses import dataclass
+import json
+import time
 
 from energon_ext.documents.file_set import open_token_files
 from energon_ext.encoders.tokenizers import ByteTokenizer
-from energon_ext.prepare.claim import Claim
-from energon_ext.prepare.documents import InputDocument
+from energon_ext.prepare.documents import InputDocument, Unit
 from energon_ext.prepare.job import Job
 from energon_ext.prepare.units import run_units
 
 
-@dataclass
-class MemoryUnit:
+def memory_unit(texts, name="memory"):
     """Some texts; ``name`` is their identity."""
 
-    texts: object
-    name: str = "memory"
-    num_bytes: int = 0
+    def read():
+        for number, text in enumerate(texts):
+            yield InputDocument(text, f"{name}[{number}]", len(text))
 
-    def describe(self):
-        return {"path": self.name}
-
-    def read(self, unreadable):
-        for number, text in enumerate(self.texts):
-            yield InputDocument(text, f"{self.name}[{number}]", len(text))
+    return Unit({"path": name}, read)
 
 
 def bytes_job(**options):
@@ -40,15 +34,12 @@ def bytes_job(**options):
 
 def run(units, output, *, jobs=1, force=False, **options):
     """Prepare units with a byte tokenizer; what prepared.json holds, and the remarks."""
-    with Claim.take(output.parent / f".{output.name}.claim") as claim:
-        return run_units(
-            bytes_job(**options), units, output, claim=claim, jobs=jobs, force=force, splits=()
-        )
+    return run_units(bytes_job(**options), units, output, jobs=jobs, force=force)
 
 
 def write(texts, output, **options):
     """Prepare texts as one unit."""
-    return run([MemoryUnit(texts)], output, **options)
+    return run([memory_unit(texts)], output, **options)
 
 
 def read(folder, split):
@@ -59,3 +50,21 @@ def read(folder, split):
 
 def files(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def unfinished(output):
+    """The units that a run which has not ended, or was ended, has made; with their files."""
+    try:
+        content = (output.parent / f".{output.name}.unfinished" / "prepared.json").read_text()
+    except FileNotFoundError:
+        return []
+    return json.loads(content)["units"]
+
+
+def wait_for(condition, seconds=60):
+    """What a condition is once it holds."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.02)
+    return found

@@ -21,6 +21,7 @@ from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.prepare import cache, job, samples
 from energon_ext.prepare.token_writer import TokenWriter
 from tests.cli.command import energon_ext, error_line
+from tests.prepare.runs import unfinished, wait_for
 from tests.support import (
     batch_hash,
     config,
@@ -297,21 +298,15 @@ def end(process):
     process.join()
 
 
-def wait_for(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.02)
-    return found
-
-
 def parts(tmp_path):
-    return [*tmp_path.glob(f"{cache.DEFAULT_NAME}/.lines*.unfinished/records/*.json")]
+    """When the finished parts of an unfinished cache were written, by name."""
+    for work in tmp_path.glob(f"{cache.DEFAULT_NAME}/.lines*.unfinished"):
+        output = work.with_name(work.name[1:].removesuffix(".unfinished"))
+        return times_of(work / f"tokens/{unit['name']}.idx" for unit in unfinished(output))
+    return {}
 
 
-def times_of(found, beside):
-    """When the parts of some records or files were written, by name."""
-    paths = [path.parent / beside / f"{path.stem}.idx" for path in found]
+def times_of(paths):
     return {path.name: path.stat().st_mtime_ns for path in paths}
 
 
@@ -329,12 +324,12 @@ def test_a_process_takes_over_from_one_that_was_killed_and_makes_only_the_rest(m
     wait_for(lambda: len(parts(tmp_path)) >= 3)
     second, pipe = start(mix, seconds=0)
     end(first)
-    kept = times_of(parts(tmp_path), "../tokens")
+    kept = parts(tmp_path)
     found = pipe.recv()
     second.join()
     (folder,) = (tmp_path / cache.DEFAULT_NAME).glob("lines*")
     assert len(kept) >= 3 and found == hashes(mix)
-    assert kept.items() <= times_of(folder.glob("tokens/*.idx"), ".").items()
+    assert kept.items() <= times_of(folder.glob("tokens/*.idx")).items()
     assert all(not name.startswith(".") for name in caches(tmp_path))
 
 
@@ -345,7 +340,7 @@ def test_a_process_that_is_stopped_is_waited_for_until_a_deadline(mix, tmp_path)
     try:
         (claim,) = (tmp_path / cache.DEFAULT_NAME).glob(".lines*.claim")
         (text,) = [each for each in cached(mix) if f".{each.folder.name}.claim" == claim.name]
-        with pytest.raises(ConfigError, match=f"tokenized by process {first.pid} on .*not ended"):
+        with pytest.raises(ConfigError, match=f"prepared by process {first.pid} on .*not ended"):
             cache.make(text, wait_seconds=0.5)
         os.utime(claim, (time.time() - 31,) * 2)  # as it is after 31 s
         cache.make(text)

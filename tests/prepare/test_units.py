@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,12 +16,12 @@ from energon_ext.cli.main import main
 from energon_ext.documents.file_set import open_token_files
 from energon_ext.errors import ConfigError, WorkerError
 from energon_ext.prepare import inputs, job
-from energon_ext.prepare.claim import Claim
-from energon_ext.prepare.documents import Unreadable, text_under
+from energon_ext.prepare.claim import ClaimedError, claimed
+from energon_ext.prepare.documents import Unit, text_under
 from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.prepare.units import check_files
 from tests.cli.command import energon_ext, error_line
-from tests.prepare.runs import MemoryUnit, files, read, run
+from tests.prepare.runs import files, memory_unit, read, run, unfinished, wait_for
 
 TEXTS = [f"text {n} " + "é" * (n % 50) for n in range(700)]
 
@@ -28,7 +29,7 @@ TEXTS = [f"text {n} " + "é" * (n % 50) for n in range(700)]
 def units_of(texts, count):
     bounds = [len(texts) * n // count for n in range(count + 1)]
     parts = [texts[begin:end] for begin, end in zip(bounds, bounds[1:])]
-    return [MemoryUnit(part, f"memory{n}") for n, part in enumerate(parts)]
+    return [memory_unit(part, f"memory{n}") for n, part in enumerate(parts)]
 
 
 def write_lines(path, texts):
@@ -52,7 +53,7 @@ def test_documents_and_fingerprint_are_equal_for_any_units_and_jobs(tmp_path):
 
 
 def test_a_unit_without_a_document_of_a_split_is_no_error(tmp_path):
-    run([MemoryUnit(["a"]), MemoryUnit([], "empty"), MemoryUnit(["b"], "c")], tmp_path / "out")
+    run([memory_unit(["a"]), memory_unit([], "empty"), memory_unit(["b"], "c")], tmp_path / "out")
     assert read(tmp_path / "out", "train") == ["a", "b"]
     assert not [file for file in files(tmp_path / "out") if "part-00001" in file]
 
@@ -65,7 +66,7 @@ def test_lines_of_a_large_file_are_divided_at_line_borders_with_their_numbers(
     path = write_lines(tmp_path / "a.jsonl", TEXTS)
     units = inputs.jsonl_units([path], text_under("text"))
     assert len(units) > 20
-    found = [each for unit in units for each in unit.read(Unreadable())]
+    found = [each for unit in units for each in unit.read()]
     assert [each.text for each in found] == TEXTS
     assert [each.origin for each in found] == [f"{path}:{n + 1}" for n in range(len(TEXTS))]
     assert sum(unit.num_bytes for unit in units) == path.stat().st_size
@@ -76,8 +77,10 @@ def test_small_text_files_are_grouped_by_size(tmp_path, monkeypatch):
     paths = [tmp_path / f"{n}.txt" for n in range(6)]
     for path, size in zip(paths, (40, 60, 1, 300, 50, 50)):
         path.write_text("x" * size)
-    groups = [[each.name for each in unit.paths] for unit in inputs.text_units(paths)]
+    units = inputs.text_units(paths)
+    groups = [[Path(each.origin).name for each in unit.read()] for unit in units]
     assert groups == [["0.txt", "1.txt"], ["2.txt"], ["3.txt"], ["4.txt", "5.txt"]]
+    assert [unit.num_bytes for unit in units] == [100, 1, 300, 100]
 
 
 def test_row_groups_of_parquet_are_units_with_the_numbers_of_their_rows(tmp_path, monkeypatch):
@@ -85,10 +88,10 @@ def test_row_groups_of_parquet_are_units_with_the_numbers_of_their_rows(tmp_path
     parquet = pytest.importorskip("pyarrow.parquet")
     table = pyarrow.Table.from_pylist([{"text": text} for text in TEXTS])
     parquet.write_table(table, tmp_path / "a.parquet", row_group_size=50)
-    monkeypatch.setattr(inputs, "UNIT_BYTES", 4000)
+    monkeypatch.setattr(inputs, "UNIT_BYTES", 8000)
     units = inputs.parquet_units([tmp_path], text_under("text"))
     assert 3 < len(units) < 14
-    found = [each for unit in units for each in unit.read(Unreadable())]
+    found = [each for unit in units for each in unit.read()]
     assert [each.text for each in found] == TEXTS
     assert found[-1].origin == f"{tmp_path}/a.parquet[699]"
 
@@ -103,16 +106,18 @@ def test_a_bad_line_of_a_later_unit_is_named_and_the_same_command_goes_on(tmp_pa
     call = ("prepare", tmp_path / "out", "--tokenizer", "bytes", "--jsonl", path, "--jobs", 1)
     assert "a.jsonl:501: not JSON" in error_line(energon_ext(*call))
     assert not (tmp_path / "out").exists()
-    records = [file for file in files(tmp_path) if "/records/" in file]
-    assert len(records) > 3
-    before = {file: (tmp_path / file).stat().st_ino for file in records}
+    parts = [part for unit in unfinished(tmp_path / "out") for part in unit["files"]]
+    work = tmp_path / ".out.unfinished"
+    before = {part: (work / part).stat().st_ino for part in parts}
+    assert len(before) > 12
     lines[500] = good
     path.write_bytes(b"".join(lines))
     os.utime(path, ns=times)  # else all of its units were made of a changed file
     result = energon_ext(*call)
     assert result.exit_code == 0, result.stderr
     assert sorted(read(tmp_path / "out", "train") + read(tmp_path / "out", "val")) == sorted(TEXTS)
-    assert before and files(tmp_path) == sorted(
+    assert before.items() <= {p: (tmp_path / "out" / p).stat().st_ino for p in before}.items()
+    assert files(tmp_path) == sorted(
         ["a.jsonl", *(f"out/{file}" for file in files(tmp_path / "out"))]
     )
     skipped = tmp_path / "skipped"
@@ -140,11 +145,43 @@ def test_only_missing_and_changed_parts_are_made_again(tmp_path):
     assert check_files(output) == 40
 
 
-def test_an_input_that_shrinks_leaves_no_part_behind(tmp_path):
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_an_input_that_shrinks_leaves_no_part_behind(tmp_path, is_ended):
+    def fail():
+        raise ConfigError("unit 5 is bad")
+
     units, output = units_of(TEXTS, 5), tmp_path / "out"
-    run(units, output, val_fraction=0.2)
+    if is_ended:
+        with pytest.raises(ConfigError, match="unit 5 is bad"):
+            run([*units, Unit({"path": "bad"}, fail)], output, val_fraction=0.2)
+        assert len(unfinished(output)) == 5
+    else:
+        run(units, output, val_fraction=0.2)
     run(units[:3], output, val_fraction=0.2)
     assert sorted(read(output, "train") + read(output, "val")) == sorted(TEXTS[:420])
+
+
+def test_what_others_put_into_the_output_stays_there(tmp_path):
+    units, output = units_of(TEXTS, 3), tmp_path / "out"
+    run(units[:2], output, val_fraction=0.2)
+    (output / "train/cache/indices").mkdir(parents=True)  # of Megatron's GPTDataset
+    (output / "val/notes.txt").write_text("read me")
+    run(units, output, val_fraction=0.2)
+    assert (output / "train/cache/indices").is_dir() and (output / "val/notes.txt").is_file()
+    assert sorted(read(output, "train") + read(output, "val")) == sorted(TEXTS)
+
+
+def test_a_run_that_ended_while_it_gave_the_output_its_name_goes_on_without_making_anything(
+    tmp_path, monkeypatch
+):
+    units, output = units_of(TEXTS, 3), tmp_path / "out"
+    run(units, output)
+    for leave in (lambda: None, lambda: (tmp_path / ".out.old").mkdir()):
+        output.rename(tmp_path / ".out.unfinished")
+        leave()
+        monkeypatch.setattr(job, "TokenWriter", None)
+        run(units, output)
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize(
@@ -203,25 +240,13 @@ def pids(tmp_path):
     return [int(path.name) for path in (tmp_path / "pids").iterdir() if path.name.isdecimal()]
 
 
-def wait_for(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.02)
-    return found
-
-
-def records(tmp_path):
-    return [*tmp_path.glob(".out.unfinished/records/part-*.json")]
-
-
 def test_a_killed_worker_ends_the_command_with_a_line_and_the_next_run_makes_what_is_missing(
     tmp_path,
 ):
     lines = write_lines(tmp_path / "a.jsonl", TEXTS)
     call = ("prepare", tmp_path / "out", "--jsonl", lines, "--tokenizer", "bytes", "--jobs", 2)
     process = start_slowly(tmp_path, *call)
-    wait_for(lambda: len(records(tmp_path)) >= 2)
+    wait_for(lambda: len(unfinished(tmp_path / "out")) >= 2)
     worker = pids(tmp_path)[0]
     assert worker != process.pid
     os.kill(worker, signal.SIGKILL)
@@ -229,8 +254,7 @@ def test_a_killed_worker_ends_the_command_with_a_line_and_the_next_run_makes_wha
     assert process.exitcode == 2
     stderr = (tmp_path / "pids" / "stderr").read_text()
     assert "Error: A worker was killed" in stderr and "Traceback" not in stderr
-    finished = {path: path.stat().st_ino for path in records(tmp_path)}
-    assert finished and not [*tmp_path.glob(".out.unfinished/.staging-*")]
+    assert unfinished(tmp_path / "out") and not [*tmp_path.glob(".out.unfinished/.staging-*")]
     again = start_slowly(tmp_path, *call)
     again.join(60)
     assert again.exitcode == 0
@@ -242,16 +266,16 @@ def test_a_killed_command_leaves_no_process_and_is_continued_at_once(tmp_path):
     lines = write_lines(tmp_path / "a.jsonl", TEXTS)
     call = ("prepare", tmp_path / "out", "--jsonl", lines, "--tokenizer", "bytes", "--jobs", 2)
     process = start_slowly(tmp_path, *call)
-    wait_for(lambda: len(records(tmp_path)) >= 2)
+    wait_for(lambda: len(unfinished(tmp_path / "out")) >= 2)
     refused = error_line(energon_ext(*call))
     assert f"is being prepared by process {process.pid} on" in refused
     process.kill()
     process.join()
     wait_for(lambda: not any(_is_alive(worker) for worker in pids(tmp_path)))
-    kept = {path.name: path.stat().st_mtime_ns for path in records(tmp_path)}
+    kept = unfinished(tmp_path / "out")
     failing = error_line(energon_ext(*call, "--val", 0.3))
     assert "begun with val 0.05, now 0.3" in failing
-    assert {path.name: path.stat().st_mtime_ns for path in records(tmp_path)} == kept
+    assert unfinished(tmp_path / "out") == kept
     again = start_slowly(tmp_path, *call)
     again.join(60)
     assert again.exitcode == 0
@@ -268,40 +292,39 @@ def _is_alive(process):
 
 
 def test_an_error_of_a_worker_is_raised_and_the_others_end(tmp_path):
-    class Failing(MemoryUnit):
-        def read(self, unreadable):
-            raise ConfigError("unit 3 is bad")
-            yield
+    def fail():
+        raise ConfigError("unit 3 is bad")
 
-    units = [*units_of(TEXTS, 3), Failing([], "bad"), *units_of(TEXTS, 3)]
+    units = [*units_of(TEXTS, 3), Unit({"path": "bad"}, fail), *units_of(TEXTS, 3)]
     with pytest.raises(ConfigError, match="unit 3 is bad"):
         run(units, tmp_path / "out", jobs=3)
 
 
 def test_a_worker_that_ends_by_itself_is_an_error(tmp_path):
-    class Ending(MemoryUnit):
-        def read(self, unreadable):
-            os._exit(3)
-            yield
-
+    ending = Unit({"path": "b"}, lambda: os._exit(3))
     with pytest.raises(WorkerError, match="A worker was killed"):
-        run([MemoryUnit(["a"]), Ending([], "b")], tmp_path / "out", jobs=2)
+        run([memory_unit(["a"]), ending], tmp_path / "out", jobs=2)
 
 
 # Claims -------------------------------------------------------------------------------------------
 
 
 def test_a_claim_is_held_by_one_and_taken_over_where_nobody_touches_it(tmp_path):
-    path = tmp_path / "claim"
-    with Claim.take(path):
-        assert Claim.take(path) is None
+    path, output = tmp_path / ".out.claim", tmp_path / "out"
+    with claimed(output):
+        with pytest.raises(ClaimedError, match=f"out: is being prepared by process {os.getpid()} "):
+            claimed(output).__enter__()
         path.write_text("elsewhere pid:[1] 7")  # of another host, which has just touched it
-        assert Claim.take(path) is None
+        with pytest.raises(ClaimedError, match="by process 7 on elsewhere"):
+            claimed(output).__enter__()
         os.utime(path, (time.time() - 31,) * 2)
-        with Claim.take(path) as second:
-            second.beat()
+        with claimed(output) as beat:
+            os.utime(path, (time.time() - 20,) * 2)
+            beat()
             assert time.time() - path.stat().st_mtime < 10
-    with Claim.take(path):
+    assert not path.exists()
+    with claimed(output):
         owner = path.read_text().split()
         path.write_text(" ".join([*owner[:2], "999999999"]))  # no process of this host
-        assert Claim.take(path) is not None
+        with claimed(output):
+            assert path.read_text().split() == owner
