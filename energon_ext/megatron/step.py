@@ -1,16 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One training step's data, forward pass and loss, as Megatron's schedules call them.
-
-1. :func:`get_batch`: tensor-parallel rank 0 of every pipeline stage draws a ``PackedBatch`` (the
-   loader is deterministic, so all stages hold the same), the other ranks receive it; each
-   context-parallel rank keeps its slice.
-2. :func:`build_packed_seq_params`: the segment ends, for attention on every stage.
-3. :func:`energon_ext.megatron.make_loss_func`: the weighted loss as Megatron wants it, a sum
-   and an integer count.
-
-:func:`forward_step` is the three in a row, ready for ``get_forward_backward_func()``.
-"""
+"""One training step's data, forward pass and loss, as Megatron's schedules call them."""
 
 from typing import Iterator
 
@@ -21,11 +11,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
 from energon_ext.megatron.broadcast import broadcast_batch
-from energon_ext.megatron.context_parallel import (
-    ContextParallelSlice,
-    attention_ends,
-    slice_for_context_parallel,
-)
+from energon_ext.megatron.context_parallel import ContextParallelSlice, slice_for_context_parallel
 from energon_ext.megatron.loss import LossFunc, make_loss_func
 from energon_ext.megatron.moe import check_router_losses, padding_mask_for
 from energon_ext.megatron.mtp import loss_mask_for
@@ -35,12 +21,12 @@ from energon_ext.state.together import collective_device
 def get_batch(data_iterator: Iterator[PackedBatch] | None) -> PackedBatch:
     """Return this micro-batch on this rank's device, the same on all ranks of a model replica.
 
-    With context parallelism each rank gets its slice of it, see
-    :mod:`energon_ext.megatron.context_parallel`.
+    Tensor-parallel rank 0 of every pipeline stage draws it; the loader is deterministic, so all
+    stages have the same. With context parallelism each rank gets its
+    :func:`~energon_ext.megatron.slice_for_context_parallel`.
 
     Args:
-        data_iterator: the loader on tensor-parallel rank 0 of every pipeline stage; not looked at
-            on other ranks.
+        data_iterator: the loader; not looked at where the tensor-parallel rank is not 0.
 
     Raises:
         ConfigError: tensor-parallel rank 0 has no iterator, or a segment is not aligned for
@@ -67,8 +53,8 @@ def get_batch(data_iterator: Iterator[PackedBatch] | None) -> PackedBatch:
 def build_packed_seq_params(batch: PackedBatch) -> PackedSeqParams:
     """Return Megatron's description of the segments; padding is a segment of its own.
 
-    Of a slice for context parallelism it describes the whole batch: which of it is on which rank,
-    attention and RoPE work out themselves.
+    Of a slice for context parallelism it describes the aligned segments of the whole batch, padding
+    included: padding follows its document, so causal attention never looks at it.
 
     Example:
         >>> import numpy as np
@@ -79,23 +65,23 @@ def build_packed_seq_params(batch: PackedBatch) -> PackedSeqParams:
         >>> params.cu_seqlens_q.tolist(), params.max_seqlen_q
         ([0, 3, 4, 7, 8], 3)
     """
-    ends, padded_ends, longest = batch.cu_seqlens, None, batch.max_seqlen
+    ends, longest, more = batch.cu_seqlens, batch.max_seqlen, {}
     if isinstance(batch, ContextParallelSlice):
-        assert batch.whole is not None  # it was cut from one
-        ends, padded_ends = attention_ends(batch.whole)
-        longest = int(padded_ends.diff().max())
-    # Not told, Transformer Engine looks for gaps between segments, in every layer.
-    gaps = {"pad_between_seqs": padded_ends is not None}
-    knows = "pad_between_seqs" in PackedSeqParams.__dataclass_fields__  # megatron-core >= 0.19
+        assert batch.aligned_ends is not None  # a default, because those of PackedBatch have one
+        ends = batch.aligned_ends
+        longest = int(ends.diff().max())
+        # The same: told of gaps, Transformer Engine does without its fast kernels.
+        more = {"cu_seqlens_q_padded": ends, "cu_seqlens_kv_padded": ends}
+    if "pad_between_seqs" in PackedSeqParams.__dataclass_fields__:  # megatron-core >= 0.19
+        # Not told, Transformer Engine looks for gaps between segments, in every layer.
+        more["pad_between_seqs"] = False
     return PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=ends,
         cu_seqlens_kv=ends,
-        cu_seqlens_q_padded=padded_ends,
-        cu_seqlens_kv_padded=padded_ends,
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
-        **(gaps if knows else {}),
+        **more,
     )
 
 
@@ -116,17 +102,16 @@ def forward_step(
     Args:
         data_iterator: see :func:`get_batch`.
         model: a ``GPTModel``, wrapped or not.
-        denominator: see :func:`energon_ext.megatron.make_loss_func`.
-        weight_scale, ratio_limit: see :func:`energon_ext.megatron.make_loss_func`.
+        denominator, weight_scale, ratio_limit: see :func:`energon_ext.megatron.make_loss_func`.
 
     Returns:
         The model's output (on the last stage the loss of each position, [1, N]) and the loss
         function.
 
     Raises:
-        ConfigError: the routers of the model were not told of ``weight_scale``, see
-            :func:`energon_ext.megatron.scale_router_losses`; or see
-            :func:`energon_ext.megatron.mtp.loss_mask_for`.
+        ConfigError: with a ``weight_scale``, routers that were not told of it (see
+            :func:`energon_ext.megatron.scale_router_losses`) or multi-token prediction, which
+            does without context parallelism too.
     """
     check_router_losses(model, weight_scale)
     batch = get_batch(data_iterator)
