@@ -127,19 +127,17 @@ class PackedBatch:
 
     def tokens_per_source(self) -> dict[str, int]:
         """Positions of each source that is present, padding left out."""
-        counts = torch.zeros(len(self.sources) + 1, dtype=torch.int64)
-        counts.index_add_(0, self.source_ids.long().cpu() + 1, self.segment_lengths().long().cpu())
-        return {
-            key: int(count) for key, count in zip(self.sources, counts[1:].tolist()) if count > 0
-        }
+        counts = torch.bincount(
+            self.source_ids + 1, self.segment_lengths(), minlength=len(self.sources) + 1
+        )
+        return self._by_source(counts[1:])
 
     def documents_per_source(self) -> dict[str, int]:
         """Documents of each source that end in this batch, sources with none left out."""
-        return {
-            key: int(count)
-            for key, count in zip(self.sources, self.source_documents.tolist())
-            if count > 0
-        }
+        return self._by_source(self.source_documents)
+
+    def _by_source(self, counts: torch.Tensor) -> dict[str, int]:
+        return {key: int(count) for key, count in zip(self.sources, counts.tolist()) if count}
 
     def grid(
         self, accumulation: int, rows: int, seq_len: int, dtype: torch.dtype = torch.int64

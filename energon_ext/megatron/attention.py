@@ -3,11 +3,6 @@
 """Attention that never crosses a segment, without Transformer Engine.
 
 Transformer Engine reads ``packed_seq_params`` itself; Megatron-core's own attention refuses them.
-:func:`gpt_layer_spec` takes the one or replaces the other:
-
-1. on GPUs with Transformer Engine, Megatron's Transformer Engine spec, untouched;
-2. else :class:`SegmentAttention`: one variable-length kernel on GPUs that have it, one call of
-   scaled dot product attention per segment anywhere.
 """
 
 import importlib.util
@@ -37,14 +32,13 @@ def gpt_layer_spec(
 ) -> TransformerBlockSubmodules:
     """Return the layers of this pipeline stage for ``GPTModel(transformer_layer_spec=...)``.
 
-    Dense, MoE and alternating layers, ``qk_layernorm``, RMSNorm and LayerNorm follow ``config``.
+    With Transformer Engine on a GPU they are Megatron's own; else their attention is a
+    :class:`SegmentAttention`. Dense, MoE and alternating layers, ``qk_layernorm``, RMSNorm and
+    LayerNorm follow ``config``.
 
     Args:
         config: Megatron's ``TransformerConfig``.
         vp_stage: virtual pipeline stage, when there are several on a rank.
-
-    Returns:
-        Megatron's ``TransformerBlockSubmodules``.
 
     Raises:
         ConfigError: ``config`` asks for something that only Transformer Engine can do.
@@ -70,13 +64,10 @@ def gpt_layer_spec(
 
 
 class SegmentAttention(torch.nn.Module):
-    """Causal attention inside each segment of a packed sequence.
+    """Causal attention inside each segment of a packed sequence; Megatron's ``core_attention``.
 
-    Takes Megatron's ``core_attention`` arguments; grouped queries and tensor parallelism included.
-    Without ``packed_seq_params`` every sequence of the batch is one segment.
-
-    Raises:
-        ConfigError: ``config`` asks for something that only Transformer Engine can do.
+    One variable-length kernel on GPUs that have it, one call of scaled dot product attention per
+    segment anywhere. Without ``packed_seq_params`` every sequence of the batch is one segment.
 
     Example:
         >>> from megatron.core.packed_seq_params import PackedSeqParams
@@ -121,8 +112,7 @@ class SegmentAttention(torch.nn.Module):
 
         Args:
             query: [t, heads, channels] when packed, else [s, b, heads, channels].
-            key: as ``query`` with ``groups`` heads; ``heads`` is a multiple of ``groups``.
-            value: as ``key``.
+            key, value: as ``query`` with ``groups`` heads; ``heads`` is a multiple of ``groups``.
             packed_seq_params: segment ends of the packed sequence.
 
         Returns:
@@ -144,7 +134,8 @@ class SegmentAttention(torch.nn.Module):
             return context.permute(2, 0, 1, 3).flatten(-2)
         padded = packed_seq_params.cu_seqlens_q_padded
         ends = packed_seq_params.cu_seqlens_q if padded is None else padded
-        if _has_varlen_kernel(query):
+        half_precision = query.dtype in (torch.float16, torch.bfloat16)
+        if varlen_attn is not None and query.is_cuda and half_precision:
             longest = int(packed_seq_params.max_seqlen_q)
             found = varlen_attn(
                 query, key, value, ends, ends, longest, longest,
@@ -182,14 +173,12 @@ class TorchNorm:
 
 
 def replace_norms(submodules: Any, *names: str) -> None:
-    """Put :class:`TorchNorm` in the place of the norms of a specification."""
     for name in names:
         if getattr(submodules, name, IdentityOp) not in (IdentityOp, L2Norm):
             setattr(submodules, name, TorchNorm)
 
 
 def has_transformer_engine() -> bool:
-    """Whether Transformer Engine can be used here."""
     return torch.cuda.is_available() and bool(importlib.util.find_spec("transformer_engine"))
 
 
@@ -207,8 +196,3 @@ def _check_config(config: TransformerConfig, attention_dropout: float | None = N
                 f"TransformerConfig.{field}={found!r} needs Transformer Engine on a GPU; "
                 f"without it only {allowed!r} is possible."
             )
-
-
-def _has_varlen_kernel(query: torch.Tensor) -> bool:
-    half_precision = query.dtype in (torch.float16, torch.bfloat16)
-    return varlen_attn is not None and query.is_cuda and half_precision

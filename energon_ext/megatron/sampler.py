@@ -5,9 +5,6 @@
 Every token is a forward pass over all tokens so far, in one batch. Megatron-core 0.16 has a cache
 of keys and values, but its attention without Transformer Engine does not read it, and with it a
 batch must have prompts of one length; recomputing is right for every layer and every batch.
-
-A model that is split over ranks answers on all of them together, see
-:mod:`energon_ext.megatron.lockstep`.
 """
 
 from dataclasses import dataclass
@@ -17,9 +14,10 @@ import torch
 
 from energon_ext.arguments import check_integers, check_number
 from energon_ext.encoders.prompts import Prompt
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, SamplerError
 from energon_ext.megatron.lockstep import Lockstep
 from energon_ext.rl.sampler import RewardFunction, ScoredGroup, score
+from energon_ext.state.together import on_all_ranks
 
 
 @dataclass(frozen=True)
@@ -31,8 +29,7 @@ class Sampling:
         temperature: the logits are divided by it; 0 takes the likeliest token.
         top_p: of the likeliest tokens only so many that they hold this much probability, in (0, 1].
         stop_id: token that ends a response and belongs to it; None for full length.
-        vocab_size: ids that may be drawn are below it; None for all of the model's, padding of the
-            vocabulary included.
+        vocab_size: ids that may be drawn are below it; None for all, padding included.
 
     Raises:
         ConfigError: a value is out of range.
@@ -55,11 +52,10 @@ class Sampling:
 class MegatronSampler:
     """A :class:`~energon_ext.rl.BatchSampler` over a ``GPTModel`` in this process.
 
-    Keeps nothing between calls but the model. The model may be split by tensors, pipeline stages
-    and experts. All ranks of a replica have an ``RLDataset`` of the same arguments and call this
-    with the same prompts and seed; each gets the same groups, with the rewards of the first. Where
-    replicas share experts, they call it as often as each other: :meth:`agree` tells an
-    ``RLDataset`` when another needs it.
+    The model may be split by tensors, pipeline stages and experts. All ranks of a replica have an
+    ``RLDataset`` of the same arguments and call this with the same prompts and seed; each gets the
+    same groups, with the rewards of the first. Where replicas share experts, they call it as often
+    as each other: :meth:`agree` tells an ``RLDataset`` when another needs it.
 
     Args:
         model: a ``GPTModel``, wrapped or not.
@@ -69,8 +65,8 @@ class MegatronSampler:
         rows_per_pass: most answers in one forward pass; None for all of a call.
 
     Raises:
-        ConfigError: a group of less than two, or a layout that
-            :class:`~energon_ext.megatron.lockstep.Lockstep` refuses.
+        ConfigError: a group of less than two; context parallelism, stages of several chunks, or
+            tensors and experts that are split so that neither group holds the other.
         SamplerError: from a call: the reward failed on the answers to a prompt, or the ranks of a
             replica ask for different prompts.
     """
@@ -99,26 +95,32 @@ class MegatronSampler:
 
         Without prompts this rank takes part in the passes of the others.
         """
-        self._lockstep.check_same([prompt.__key__ for prompt in prompts])
+        keys = [prompt.__key__ for prompt in prompts]
+        if any(other != keys for other in on_all_ranks(lambda: keys, self._lockstep.replica)):
+            raise SamplerError(
+                "the ranks of a model ask for different prompts; give their RLDatasets one "
+                "data-parallel rank and seed"
+            )
         size = self.group_size
         asked = [prompt.tokens.tolist() for prompt in prompts for _ in range(size)]
         responses, log_probs = generate(
             self.model, asked, self.sampling, seed=seed, rows_per_pass=self.rows_per_pass
         )
         owned = [slice(index * size, (index + 1) * size) for index in range(len(prompts))]
+
+        def scores() -> list[Sequence[float]]:
+            if self._lockstep.replica.rank() > 0:
+                return []
+            return [score(self.reward, p, responses[own]) for p, own in zip(prompts, owned)]
+
         # Once for a replica: a reward that asks a judge need not say the same twice.
-        scores = self._lockstep.on_first(
-            lambda: [score(self.reward, p, responses[own]) for p, own in zip(prompts, owned)]
-        )
+        first, *_ = on_all_ranks(scores, self._lockstep.replica)
         groups = []
-        for prompt, own, rewards in zip(prompts, owned, scores):
+        for prompt, own, rewards in zip(prompts, owned, first):
             stop = self.sampling.stop_id
             cut = None if stop is None else [response[-1] != stop for response in responses[own]]
-            groups.append(
-                ScoredGroup.from_responses(
-                    prompt.tokens, responses[own], log_probs[own], rewards, cut
-                )
-            )
+            found = responses[own], log_probs[own], rewards, cut
+            groups.append(ScoredGroup.from_responses(prompt.tokens, *found))
         return groups
 
     def agree(self, status: int) -> int:
@@ -151,8 +153,7 @@ def generate(
         model gives each of them: at temperature 1 and without ``top_p``, as it is trained.
 
     Raises:
-        ConfigError: a layout that :class:`~energon_ext.megatron.lockstep.Lockstep` refuses, or a
-            prompt is empty.
+        ConfigError: a layout that :class:`MegatronSampler` refuses, or an empty prompt.
     """
     lockstep = Lockstep()
     if rows_per_pass is not None:
@@ -226,15 +227,7 @@ def _generate_rows(
 def draw(
     logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """Draw a token for each row of logits.
-
-    Args:
-        logits: float [rows, V].
-        sampling: temperature and top_p.
-        generator: of the draws, on the device of the logits.
-
-    Returns:
-        int64 [rows].
+    """Draw a token for each row of logits: float [rows, V] to int64 [rows].
 
     Example:
         >>> draw(torch.tensor([[0.0, 2.0, 1.0]]), Sampling(1, temperature=0)).tolist()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One training step's data, forward pass and loss, as Megatron's schedules call them."""
 
-from typing import Iterator
+from typing import Any, Iterator
 
 import torch
 from megatron.core import parallel_state
@@ -65,7 +65,8 @@ def build_packed_seq_params(batch: PackedBatch) -> PackedSeqParams:
         >>> params.cu_seqlens_q.tolist(), params.max_seqlen_q
         ([0, 3, 4, 7, 8], 3)
     """
-    ends, longest, more = batch.cu_seqlens, batch.max_seqlen, {}
+    ends, longest = batch.cu_seqlens, batch.max_seqlen
+    more: dict[str, Any] = {}
     if isinstance(batch, ContextParallelSlice):
         assert batch.aligned_ends is not None  # a default, because those of PackedBatch have one
         ends = batch.aligned_ends

@@ -13,7 +13,6 @@ import pytest
 import torch
 from megatron.core import parallel_state
 
-from energon_ext import PackedBatch
 from energon_ext.errors import SampleError
 from energon_ext.megatron import get_batch, make_loss_func, mean_losses
 from energon_ext.megatron.context_parallel import context_parallel_positions
