@@ -134,8 +134,7 @@ class SegmentAttention(torch.nn.Module):
             return context.permute(2, 0, 1, 3).flatten(-2)
         padded = packed_seq_params.cu_seqlens_q_padded
         ends = packed_seq_params.cu_seqlens_q if padded is None else padded
-        half_precision = query.dtype in (torch.float16, torch.bfloat16)
-        if varlen_attn is not None and query.is_cuda and half_precision:
+        if _has_varlen_kernel(query):
             longest = int(packed_seq_params.max_seqlen_q)
             found = varlen_attn(
                 query, key, value, ends, ends, longest, longest,
@@ -196,3 +195,8 @@ def _check_config(config: TransformerConfig, attention_dropout: float | None = N
                 f"TransformerConfig.{field}={found!r} needs Transformer Engine on a GPU; "
                 f"without it only {allowed!r} is possible."
             )
+
+
+def _has_varlen_kernel(query: torch.Tensor) -> bool:
+    half_precision = query.dtype in (torch.float16, torch.bfloat16)
+    return varlen_attn is not None and query.is_cuda and half_precision

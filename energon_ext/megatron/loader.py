@@ -3,8 +3,7 @@
 """From an Energon dataset to the iterator that Megatron's training loops want.
 
 Tensor-parallel rank 0 of every pipeline stage and data-parallel rank loads. Loading is
-deterministic, so all stages of a replica hold the same batch without communication, and the state
-of one stage is that of every stage.
+deterministic, so all stages of a replica hold the same batch without communication.
 """
 
 from typing import Any, Iterator, Mapping
@@ -49,11 +48,9 @@ class MegatronEnergonLoader:
     def __next__(self) -> Any:
         """Draw a batch; where the dataset ends, begin its next epoch.
 
-        Where every source has a ``max_epochs``, the data-parallel ranks call this together: the
-        first that has no batch left ends the run for all of them.
-
         Raises:
-            DataExhaustedError: every source has reached its limit, here or on another rank.
+            DataExhaustedError: every source has reached its ``max_epochs``, here or on another
+                data-parallel rank; where all have one, the ranks draw together.
             ConfigError: an epoch holds no batch on this rank.
         """
         index = self.next_batch_index
