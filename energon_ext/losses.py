@@ -77,7 +77,7 @@ def unified_loss(
 def truncated_ratios(
     nll: torch.Tensor, sampler_log_probs: torch.Tensor, limit: float
 ) -> torch.Tensor:
-    """Return the truncated importance weights ``rho = min(limit, pi / mu)`` of tokens.
+    """Return the truncated importance weights ``rho = min(limit, pi / mu)``, float32 [n].
 
     ``pi`` is the probability under the policy that is trained, ``mu`` that under the one which
     sampled: an older one, or the same in another engine. No gradient flows through them
@@ -87,9 +87,6 @@ def truncated_ratios(
         nll: float [n], ``-log pi``.
         sampler_log_probs: float [n], ``log mu``.
         limit: > 0.
-
-    Returns:
-        float32 [n].
 
     Example:
         >>> nll, seen = -torch.tensor([0.5, 0.2]).log(), torch.tensor([0.1, 0.4]).log()

@@ -66,21 +66,18 @@ class BatchAssembler:
         tokens = np.full(shape, self.pad_id, np.int64)
         weights = np.ones(shape, np.float32)
         log_probs = None if rows[0].log_probs is None else np.zeros(shape, np.float32)
-        segments = _Segments(self.seq_len, sources, has_rewards=rows[0].rewards is not None)
+        segments = _Segments(sources, has_rewards=rows[0].rewards is not None)
         for number, row in enumerate(rows):
-            starts = self._starts(row)
-            self._write(row, starts, tokens[number], weights[number])
+            starts = self._write(row, tokens[number], weights[number], segments)
             if log_probs is not None:
                 for start, values in zip(starts, row.log_probs or ()):
                     log_probs[number, start : start + len(values)] = values
-            segments.add(row, starts, self.alignment)
         labels, token_weights = _at_labels(tokens), _at_labels(weights)
         if self.masked_label is not None:
             token_weights[labels == self.masked_label] = 0.0
         lengths = np.array(segments.lengths)
         ends = lengths.cumsum()
         first_places = ends - lengths - segments.first_positions
-        padded = [0, *segments.aligned_ends]
         return PackedBatch(
             tokens=torch.from_numpy(tokens[:, :-1].flatten()),
             labels=labels,
@@ -91,90 +88,87 @@ class BatchAssembler:
             source_ids=_int32(segments.sources),
             sources=tuple(sources),
             source_documents=_int32(segments.documents),
-            cu_seqlens_padded=_int32(padded) if self.alignment > 1 else None,
+            cu_seqlens_padded=_int32(segments.aligned_ends) if self.alignment > 1 else None,
             log_probs=None if log_probs is None else _at_labels(log_probs),
             rewards=torch.tensor(segments.rewards).float() if segments.has_rewards else None,
         )
 
-    def _starts(self, row: Row) -> list[int]:
-        """Where each slice begins in the stream."""
-        starts, end = [], 0
-        for index, tokens in enumerate(row.slices):
-            if not len(tokens):
+    def _write(
+        self, row: Row, tokens: np.ndarray, weights: np.ndarray, segments: "_Segments"
+    ) -> list[int]:
+        """Write the streams of a row, name its segments; returns where each slice begins."""
+        parts, starts, masked, end = [], [], [], 0
+        sources, rewards = segments.sources_of(row), segments.rewards_of(row)
+        for index, content in enumerate(row.slices):
+            if not len(content):
                 raise SampleError("A row has an empty slice; leave it out.")
-            end += row.gaps[index] if row.gaps is not None else 0
-            end += -end % self.alignment
-            starts.append(end)
-            end += len(tokens)
+            start = end + (row.gaps[index] if row.gaps is not None else 0)
+            start += -start % self.alignment
+            if start > end:
+                parts.append(tokens[end:start])
+                weights[end:start] = 0.0
+                segments.append(min(start, self.seq_len) - end, -1)
+            if start > end or self.mask_boundary_loss:
+                masked.append(start)
+            end = start + len(content)
+            parts.append(content)
+            starts.append(start)
+            first = row.first_positions[index] if row.first_positions is not None else 0
+            # One position less where the last token is a label alone.
+            segments.append(min(end, self.seq_len) - start, sources[index], first, rewards[index])
         is_empty = not starts and row.slice_sources is None
         if is_empty or end > self.seq_len + 1:
             raise SampleError(
                 f"A row has {end} tokens and gaps; {self.seq_len} positions hold 1 to "
                 f"{self.seq_len + 1}."
             )
-        return starts
-
-    def _write(self, row: Row, starts: list[int], tokens: np.ndarray, weights: np.ndarray) -> None:
-        end, parts, masked = 0, [], []
-        for start, content in zip(starts, row.slices):
-            if start > end:
-                parts.append(tokens[end:start])
-                weights[end:start] = 0.0
-            if start > end or self.mask_boundary_loss:
-                masked.append(start)
-            parts.append(content)
-            end = start + len(content)
-        weights[end:] = 0.0
         if parts:
             np.concatenate(parts, out=tokens[:end], casting="unsafe")
+        weights[end:] = 0.0
         for start, own in zip(starts, row.label_weights or ()):
             if own is not None:
                 weights[start : start + len(own)] = own
         weights[masked] = 0.0
+        segments.append(self.seq_len - end, -1)
+        if self.alignment > 1:
+            segments.align({*starts, end + -end % self.alignment}, self.seq_len)
+        return starts
 
 
 class _Segments:
     """What a batch says of its segments; lists, which are faster than arrays for some fifty."""
 
-    def __init__(self, seq_len: int, sources: Sequence[str], has_rewards: bool):
+    def __init__(self, sources: Sequence[str], has_rewards: bool):
         self.has_rewards = has_rewards
         self.lengths: list[int] = []
         self.sources: list[int] = []  # -1 for padding
         self.first_positions: list[int] = []
         self.rewards: list[float] = []
-        self.aligned_ends: list[int] = []  # each with the padding that aligns the next one
+        self.aligned_ends: list[int] = [0]  # each with the padding that aligns the next one
         self.documents = [0] * len(sources)  # of each source
         self._index_of = {key: index for index, key in enumerate(sources)}
-        self._seq_len = seq_len
-        self._base = 0
 
-    def add(self, row: Row, starts: list[int], alignment: int) -> None:
-        """The segments of one more row, padding included."""
-        if self.has_rewards and row.rewards is None:
-            raise SampleError("Some rows of a batch have rewards and some none; give all or none.")
-        sources = self._sources_of(row)
-        first_positions = row.first_positions or [0] * len(starts)
-        rewards = row.rewards or [0.0] * len(starts)
-        end = 0
-        for index, (start, tokens) in enumerate(zip(starts, row.slices)):
-            self._append(start - end, -1)
-            end = min(start + len(tokens), self._seq_len)
-            # None of the label of the last position alone.
-            self._append(end - start, sources[index], first_positions[index], rewards[index])
-        self._append(self._seq_len - end, -1)
-        if alignment > 1:
-            places = sorted({*starts, end + -end % alignment, self._seq_len})
-            self.aligned_ends += [self._base + place for place in places if place]
-        self._base += self._seq_len
-
-    def _append(self, length: int, source: int, first: int = 0, reward: float = 0.0) -> None:
-        if length:
+    def append(self, length: int, source: int, first: int = 0, reward: float = 0.0) -> None:
+        """One more segment, unless it has no positions."""
+        if length > 0:
             self.lengths.append(length)
             self.sources.append(source)
             self.first_positions.append(first)
             self.rewards.append(reward)
 
-    def _sources_of(self, row: Row) -> list[int]:
+    def align(self, places: set[int], seq_len: int) -> None:
+        """The places of one more row at which an aligned segment begins or ends."""
+        base = self.aligned_ends[-1]
+        inside = sorted(place for place in places if 0 < place < seq_len)
+        self.aligned_ends += [base + place for place in (*inside, seq_len)]
+
+    def rewards_of(self, row: Row) -> Sequence[float]:
+        """The reward of each slice."""
+        if self.has_rewards and row.rewards is None:
+            raise SampleError("Some rows of a batch have rewards and some none; give all or none.")
+        return row.rewards or [0.0] * len(row.slices)
+
+    def sources_of(self, row: Row) -> list[int]:
         """The source of each slice; counts the documents of the row."""
         try:
             if row.slice_sources is None:

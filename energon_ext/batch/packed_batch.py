@@ -1,10 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One batch contract for pretraining, fine-tuning and reinforcement learning.
-
-A :class:`PackedBatch` is a stack of packed rows as flat, contiguous tensors: what the task wants
-from the loss stands in ``token_weights``, so a training step never asks which task it is.
-"""
+"""One batch contract for pretraining, fine-tuning and reinforcement learning."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -31,7 +27,10 @@ DTYPES = {
 
 @dataclass
 class PackedBatch:
-    """A batch of packed rows as flat tensors; ``N`` positions, ``n`` segments.
+    """A batch of packed rows as flat, contiguous tensors; ``N`` positions, ``n`` segments.
+
+    What the task wants from the loss stands in ``token_weights``, so a training step never asks
+    which task it is.
 
     Attributes:
         tokens: int64 [N], model input.
@@ -142,17 +141,14 @@ class PackedBatch:
     def grid(
         self, accumulation: int, rows: int, seq_len: int, dtype: torch.dtype = torch.int64
     ) -> dict[str, torch.Tensor]:
-        """The batch as ``[A, B, T]`` arrays.
+        """The batch as ``[A, B, T]`` arrays: A micro-batches of B rows of T positions.
 
         Args:
-            accumulation: A, micro-batches per step.
-            rows: B, rows per micro-batch.
-            seq_len: T, positions per row.
             dtype: ``torch.int64`` gives views of this batch, ``torch.int32`` copies.
 
         Returns:
             ``input_ids``, ``labels``, ``segment_ids`` (1.. in each row, 0 = padding) and
-            ``attention_mask`` (bool, False on padding), each [A, B, T].
+            ``attention_mask`` (bool, False on padding).
 
         Raises:
             SampleError: A·B·T is not the number of positions.
@@ -196,14 +192,7 @@ class PackedBatch:
         }
 
     def validate(self) -> "PackedBatch":
-        """Check every invariant of the contract.
-
-        Returns:
-            The batch itself.
-
-        Raises:
-            SampleError: names the first invariant that does not hold.
-        """
+        """Return the batch; SampleError names the first rule of the contract that is broken."""
         segments = len(self.source_ids)
         lengths = {
             "cu_seqlens": segments + 1,

@@ -9,6 +9,7 @@ deterministic, so all stages of a replica hold the same batch without communicat
 from typing import Any, Iterator, Mapping
 
 from megatron.core import parallel_state
+from megatron.core.rerun_state_machine import RerunMode, RerunState, get_rerun_state_machine
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 
@@ -103,6 +104,35 @@ class MegatronEnergonLoader:
     def close(self) -> None:
         """End the worker processes."""
         self.loader.close()
+
+
+class RerunLoader(MegatronEnergonLoader):
+    """A loader whose state, saved within a step, stands before that step.
+
+    Megatron-LM and Megatron-Bridge run doubtful steps again: where the result is rejected twice,
+    they save the model before the step and end, to run it again in another process.
+    """
+
+    _step = -1
+    _before_step: Any = None
+
+    def __next__(self) -> Any:
+        machine = get_rerun_state_machine()
+        validates = machine.get_mode() == RerunMode.VALIDATE_RESULTS
+        if validates and machine.current_iteration != self._step:
+            self._step, self._before_step = machine.current_iteration, self.loader.mark()
+        return super().__next__()
+
+    def save_state(self) -> dict[str, Any]:
+        """The state after the last step that was taken."""
+        if is_inside_step() and self._before_step is not None:
+            return self.loader.state_dict(self._before_step)
+        return super().save_state()
+
+
+def is_inside_step() -> bool:
+    """Whether the loop has begun a step and not taken it."""
+    return bool(get_rerun_state_machine().state != RerunState.NOT_RUNNING_YET)
 
 
 def data_parallel_worker_config(num_workers: int, seed: int = 0) -> WorkerConfig:

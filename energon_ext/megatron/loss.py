@@ -174,12 +174,10 @@ def _report(
     source_of_position = batch.segment_sources() + 1  # padding becomes row 0
     sums = values.new_zeros(len(batch.sources) + 1, 2)
     sums.index_add_(0, source_of_position, values)
-    report = {LOSS_KEY: values.sum(0)}
-    for index, source in enumerate(batch.sources):
-        report[SOURCE_PREFIX + source] = sums[index + 1]
-    for _, count in report.values():
-        count.clamp_(min=_NO_TOKENS)
-    return report
+    reported = torch.cat([values.sum(0)[None], sums[1:]])
+    reported[:, 1].clamp_(min=_NO_TOKENS)
+    keys = (LOSS_KEY, *(SOURCE_PREFIX + source for source in batch.sources))
+    return dict(zip(keys, reported))
 
 
 def _compare(

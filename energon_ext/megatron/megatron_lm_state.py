@@ -12,7 +12,7 @@ from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.errors import StateFormatError, StateMismatchError
-from energon_ext.megatron.rerun import RerunLoader, is_inside_step
+from energon_ext.megatron.loader import RerunLoader, is_inside_step
 from energon_ext.state.checkpoint_folder import read_megatron_lm_state
 from energon_ext.state.consumption import Consumption
 from energon_ext.state.schema import digest_of

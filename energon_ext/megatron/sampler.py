@@ -7,7 +7,7 @@ of keys and values, but its attention without Transformer Engine does not read i
 batch must have prompts of one length; recomputing is right for every layer and every batch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Sequence
 
 import torch
@@ -49,6 +49,7 @@ class Sampling:
             check_integers("Sampling", vocab_size=self.vocab_size)
 
 
+@dataclass(kw_only=True, eq=False)
 class MegatronSampler:
     """A :class:`~energon_ext.rl.BatchSampler` over a ``GPTModel`` in this process.
 
@@ -71,24 +72,16 @@ class MegatronSampler:
             replica ask for different prompts.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        reward: RewardFunction,
-        *,
-        group_size: int,
-        sampling: Sampling,
-        rows_per_pass: int | None = None,
-    ):
-        check_integers("MegatronSampler", least=2, group_size=group_size)
-        if rows_per_pass is not None:
-            check_integers("MegatronSampler", rows_per_pass=rows_per_pass)
+    model: torch.nn.Module = field(kw_only=False)
+    reward: RewardFunction = field(kw_only=False)
+    group_size: int
+    sampling: Sampling
+    rows_per_pass: int | None = None
+
+    def __post_init__(self) -> None:
+        check_integers("MegatronSampler", least=2, group_size=self.group_size)
+        _check_rows("MegatronSampler", self.rows_per_pass)
         self._lockstep = Lockstep()
-        self.model = model
-        self.reward = reward
-        self.group_size = group_size
-        self.sampling = sampling
-        self.rows_per_pass = rows_per_pass
 
     def sample_and_score_batch(self, prompts: Sequence[Prompt], seed: int) -> list[ScoredGroup]:
         """A group for each prompt, in order; the same for the same seed and weights.
@@ -156,8 +149,7 @@ def generate(
         ConfigError: a layout that :class:`MegatronSampler` refuses, or an empty prompt.
     """
     lockstep = Lockstep()
-    if rows_per_pass is not None:
-        check_integers("generate", rows_per_pass=rows_per_pass)
+    _check_rows("generate", rows_per_pass)
     if not all(map(len, prompts)):
         raise ConfigError("generate: a token in each prompt is needed.")
     was_training = model.training
@@ -177,6 +169,11 @@ def generate(
     finally:
         model.train(was_training)
     return responses, log_probs
+
+
+def _check_rows(owner: str, rows_per_pass: int | None) -> None:
+    if rows_per_pass is not None:
+        check_integers(owner, rows_per_pass=rows_per_pass)
 
 
 @torch.no_grad()

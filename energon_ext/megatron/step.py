@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One training step's data, forward pass and loss, as Megatron's schedules call them."""
 
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.errors import ConfigError
-from energon_ext.megatron.broadcast import broadcast_batch
+from energon_ext.errors import ConfigError, SampleError
 from energon_ext.megatron.context_parallel import ContextParallelSlice, slice_for_context_parallel
 from energon_ext.megatron.loss import LossFunc, make_loss_func
 from energon_ext.megatron.moe import check_router_losses, padding_mask_for
@@ -38,12 +38,7 @@ def get_batch(data_iterator: Iterator[PackedBatch] | None) -> PackedBatch:
     if parallel_state.get_tensor_model_parallel_world_size() == 1:
         batch = _draw(data_iterator).to(device)
     else:
-        batch = broadcast_batch(
-            lambda: _draw(data_iterator),
-            source_rank=parallel_state.get_tensor_model_parallel_src_rank(),
-            group=parallel_state.get_tensor_model_parallel_group(),
-            device=device,
-        )
+        batch = _broadcast(lambda: _draw(data_iterator), device)
     size = parallel_state.get_context_parallel_world_size()
     if size == 1:
         return batch
@@ -137,3 +132,26 @@ def _draw(data_iterator: Iterator[PackedBatch] | None) -> PackedBatch:
             "rank loads there. Set is_distributed = True on the dataloaders provider."
         )
     return next(data_iterator)
+
+
+def _broadcast(draw: Callable[[], PackedBatch], device: torch.device) -> PackedBatch:
+    """Draw on the first tensor-parallel rank; the others get what lies where, and the bytes."""
+    group = parallel_state.get_tensor_model_parallel_group()
+    source = parallel_state.get_tensor_model_parallel_src_rank()
+    is_source = dist.get_rank() == source
+    message: list[Any] = [None]
+    try:
+        if is_source:
+            batch = draw()
+            buffer = batch.as_buffer().to(device)
+            message = [(buffer.numel(), batch.layout(), batch.sources, batch.max_seqlen)]
+    finally:
+        # Also when the draw failed: the others wait for this message.
+        dist.broadcast_object_list(message, source, group=group, device=device)
+    if message[0] is None:
+        raise SampleError(f"Rank {source} failed to draw a batch; its own error says why.")
+    num_bytes, *fields = message[0]
+    if not is_source:
+        buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    dist.broadcast(buffer, source, group=group)
+    return PackedBatch.from_buffer(buffer, *fields)
