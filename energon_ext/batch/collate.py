@@ -66,7 +66,7 @@ class BatchAssembler:
         tokens = np.full(shape, self.pad_id, np.int64)
         weights = np.ones(shape, np.float32)
         log_probs = None if rows[0].log_probs is None else np.zeros(shape, np.float32)
-        segments = _Segments(sources, has_rewards=rows[0].rewards is not None)
+        segments = _Segments(sources)
         for number, row in enumerate(rows):
             starts = self._write(row, tokens[number], weights[number], segments)
             if log_probs is not None:
@@ -90,7 +90,7 @@ class BatchAssembler:
             source_documents=_int32(segments.documents),
             cu_seqlens_padded=_int32(segments.aligned_ends) if self.alignment > 1 else None,
             log_probs=None if log_probs is None else _at_labels(log_probs),
-            rewards=torch.tensor(segments.rewards).float() if segments.has_rewards else None,
+            rewards=torch.tensor(segments.rewards).float() if rows[0].rewards is not None else None,
         )
 
     def _write(
@@ -98,7 +98,7 @@ class BatchAssembler:
     ) -> list[int]:
         """Write the streams of a row, name its segments; returns where each slice begins."""
         parts, starts, masked, end = [], [], [], 0
-        sources, rewards = segments.sources_of(row), segments.rewards_of(row)
+        sources = segments.sources_of(row)
         for index, content in enumerate(row.slices):
             if not len(content):
                 raise SampleError("A row has an empty slice; leave it out.")
@@ -114,8 +114,9 @@ class BatchAssembler:
             parts.append(content)
             starts.append(start)
             first = row.first_positions[index] if row.first_positions is not None else 0
+            reward = row.rewards[index] if row.rewards is not None else 0.0
             # One position less where the last token is a label alone.
-            segments.append(min(end, self.seq_len) - start, sources[index], first, rewards[index])
+            segments.append(min(end, self.seq_len) - start, sources[index], first, reward)
         is_empty = not starts and row.slice_sources is None
         if is_empty or end > self.seq_len + 1:
             raise SampleError(
@@ -138,8 +139,7 @@ class BatchAssembler:
 class _Segments:
     """What a batch says of its segments; lists, which are faster than arrays for some fifty."""
 
-    def __init__(self, sources: Sequence[str], has_rewards: bool):
-        self.has_rewards = has_rewards
+    def __init__(self, sources: Sequence[str]):
         self.lengths: list[int] = []
         self.sources: list[int] = []  # -1 for padding
         self.first_positions: list[int] = []
@@ -161,12 +161,6 @@ class _Segments:
         base = self.aligned_ends[-1]
         inside = sorted(place for place in places if 0 < place < seq_len)
         self.aligned_ends += [base + place for place in (*inside, seq_len)]
-
-    def rewards_of(self, row: Row) -> Sequence[float]:
-        """The reward of each slice."""
-        if self.has_rewards and row.rewards is None:
-            raise SampleError("Some rows of a batch have rewards and some none; give all or none.")
-        return row.rewards or [0.0] * len(row.slices)
 
     def sources_of(self, row: Row) -> list[int]:
         """The source of each slice; counts the documents of the row."""

@@ -175,12 +175,7 @@ class PackedBatch:
         }
 
     def to_megatron(self) -> dict[str, torch.Tensor]:
-        """The dictionary Megatron-core steps take, one packed sequence of ``N`` positions.
-
-        Returns:
-            ``tokens``, ``labels``, ``loss_mask``, ``position_ids``, ``padding_mask`` as [1, N],
-            ``cu_seqlens`` int32 [1, n + 1] and ``max_seqlen`` int32 [1].
-        """
+        """The dictionary Megatron-core steps take, one packed sequence: [1, N], [1, n + 1], [1]."""
         return {
             "tokens": self.tokens[None],
             "labels": self.labels[None],

@@ -108,7 +108,7 @@ class SegmentAttention(torch.nn.Module):
         attention_bias: torch.Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
     ) -> torch.Tensor:
-        """Attend.
+        """Attend; a mask or a bias, which packed segments make superfluous, is a ConfigError.
 
         Args:
             query: [t, heads, channels] when packed, else [s, b, heads, channels].
@@ -117,9 +117,6 @@ class SegmentAttention(torch.nn.Module):
 
         Returns:
             [t, heads * channels] when packed, else [s, b, heads * channels].
-
-        Raises:
-            ConfigError: an attention mask or bias, which packed segments make superfluous.
         """
         if attention_mask is not None or attention_bias is not None:
             raise ConfigError(

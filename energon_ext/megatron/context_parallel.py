@@ -42,15 +42,6 @@ def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> Cont
 
     Raises:
         ConfigError: a segment is not aligned.
-
-    Example:
-        >>> import torch
-        >>> numbers = torch.arange(8)
-        >>> one, ends = torch.ones(1, dtype=torch.int32), torch.tensor([0, 8], dtype=torch.int32)
-        >>> batch = PackedBatch(
-        ...     numbers, numbers, torch.ones(8), numbers, ends, 8, 0 * one, ("web",), one)
-        >>> [slice_for_context_parallel(batch, 2, rank).tokens.tolist() for rank in (0, 1)]
-        [[0, 1, 6, 7], [2, 3, 4, 5]]
     """
     aligned_ends = batch.cu_seqlens if batch.cu_seqlens_padded is None else batch.cu_seqlens_padded
     positions = context_parallel_positions(aligned_ends, size, rank)
@@ -74,15 +65,7 @@ def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> Cont
 def context_parallel_positions(
     cu_seqlens_padded: torch.Tensor, size: int, rank: int
 ) -> torch.Tensor:
-    """Return which positions of a batch a context-parallel rank holds, in its order.
-
-    Args:
-        cu_seqlens_padded: int32 [m + 1], ends of the aligned segments.
-        size: number of context-parallel ranks.
-        rank: 0, 1, ...
-
-    Returns:
-        int64 [N / size].
+    """Return the positions that a context-parallel rank holds, in its order: int64 [N / size].
 
     Raises:
         ConfigError: a segment is not a multiple of ``2 * size`` positions long.

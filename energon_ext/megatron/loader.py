@@ -79,12 +79,7 @@ class MegatronEnergonLoader:
         return self.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`.
-
-        Raises:
-            StateFormatError, StateMismatchError: the state is damaged, or of another run.
-            ConfigError: this loader has drawn batches already.
-        """
+        """Continue from :meth:`state_dict`, before the first batch is drawn."""
         self.loader.load_state_dict(state)
 
     def save_state(self) -> dict[str, Any]:

@@ -30,9 +30,6 @@ class Sampling:
         top_p: of the likeliest tokens only so many that they hold this much probability, in (0, 1].
         stop_id: token that ends a response and belongs to it; None for full length.
         vocab_size: ids that may be drawn are below it; None for all, padding included.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     max_new_tokens: int
@@ -62,7 +59,6 @@ class MegatronSampler:
         model: a ``GPTModel``, wrapped or not.
         reward: ``(prompt, responses) -> rewards``; responses are lists of token ids.
         group_size: answers to a prompt, >= 2.
-        sampling: how tokens are drawn.
         rows_per_pass: most answers in one forward pass; None for all of a call.
 
     Raises:
@@ -135,9 +131,7 @@ def generate(
     with the same prompts, others with prompts of their own or none.
 
     Args:
-        model: a ``GPTModel``, wrapped or not; put back into the mode it was in.
         prompts: token ids, at least one each; lengths may differ.
-        sampling: how tokens are drawn.
         seed: of the draws.
         rows_per_pass: most prompts in one forward pass; None for all.
 
@@ -224,14 +218,7 @@ def _generate_rows(
 def draw(
     logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """Draw a token for each row of logits: float [rows, V] to int64 [rows].
-
-    Example:
-        >>> draw(torch.tensor([[0.0, 2.0, 1.0]]), Sampling(1, temperature=0)).tolist()
-        [1]
-        >>> draw(torch.tensor([[0.0, 9.0, 1.0]]), Sampling(1, top_p=0.9)).tolist()
-        [1]
-    """
+    """Draw a token for each row of logits: float [rows, V] to int64 [rows]."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
     chances = torch.softmax(logits.float() / sampling.temperature, dim=-1)
