@@ -68,19 +68,6 @@ class SegmentAttention(torch.nn.Module):
 
     One variable-length kernel on GPUs that have it, one call of scaled dot product attention per
     segment anywhere. Without ``packed_seq_params`` every sequence of the batch is one segment.
-
-    Example:
-        >>> from megatron.core.packed_seq_params import PackedSeqParams
-        >>> from megatron.core.transformer.transformer_config import TransformerConfig
-        >>> config = TransformerConfig(
-        ...     num_layers=1, hidden_size=2, num_attention_heads=1, attention_dropout=0.0)
-        >>> core_attention = SegmentAttention(config, 1, None, "self")
-        >>> query = key = torch.zeros(4, 1, 2)  # everything seen weighs the same
-        >>> value = torch.tensor([1.0, 3.0, 10.0, 20.0]).view(4, 1, 1)
-        >>> ends = torch.tensor([0, 2, 4])
-        >>> segments = PackedSeqParams("thd", ends, ends, max_seqlen_q=2, max_seqlen_kv=2)
-        >>> core_attention(query, key, value, packed_seq_params=segments).flatten().tolist()
-        [1.0, 2.0, 10.0, 15.0]
     """
 
     def __init__(

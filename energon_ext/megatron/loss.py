@@ -133,18 +133,9 @@ def mean_losses(reports: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
 
 
 def check_losses(losses: Mapping[str, Any], step: int) -> None:
-    """Refuse to take a step whose loss (of :func:`mean_losses`) is no number.
+    """Raise SampleError, which names the sources, where a loss of :func:`mean_losses` is no number.
 
     Only the last pipeline stage has losses: use :func:`energon_ext.state.together.on_all_ranks`.
-
-    Raises:
-        SampleError: names the step and the sources of its batches.
-
-    Example:
-        >>> check_losses({"loss": math.nan, "loss_by_source": {"web": math.nan, "code": 2.5}}, 7)
-        Traceback (most recent call last):
-        energon_ext.errors.SampleError: Step 7: the loss is nan (web nan, code 2.5). The step was \
-not taken, nothing of it is saved; look at its batches and at the learning rate, then resume.
     """
     by_source = losses.get("loss_by_source", {})
     if not all(map(math.isfinite, (losses.get("loss", 0.0), *by_source.values()))):

@@ -50,15 +50,6 @@ def scale_router_losses(config: TransformerConfig, weight_scale: int) -> None:
 
     Raises:
         ConfigError: the config has been scaled already.
-
-    Example:
-        >>> from megatron.core.transformer.transformer_config import TransformerConfig
-        >>> config = TransformerConfig(
-        ...     num_layers=1, hidden_size=8, num_attention_heads=1, num_moe_experts=2,
-        ...     moe_router_load_balancing_type="aux_loss", moe_aux_loss_coeff=0.5)
-        >>> scale_router_losses(config, 1024)
-        >>> config.moe_aux_loss_coeff
-        512.0
     """
     if hasattr(config, _SCALE):
         raise ConfigError(

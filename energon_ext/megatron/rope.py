@@ -17,14 +17,10 @@ from energon_ext.megatron.moe import unwrap
 
 
 def rope_by_position_ids(model: torch.nn.Module) -> None:
-    """Let a ``GPTModel`` rotate each position by its ``position_ids``.
+    """Let a ``GPTModel`` rotate each position by its ``position_ids``; call it on every stage.
 
     RoPE is relative: adding one number to all ids of a segment changes nothing while attention
-    stays inside it. Call this on every pipeline stage; each is given ``position_ids`` by
-    :func:`~energon_ext.megatron.forward_step`. Nothing is added to the state of the model.
-
-    Args:
-        model: a ``GPTModel`` with ``position_embedding_type="rope"``, wrapped or not.
+    stays inside it. Nothing is added to the state of the model.
 
     Raises:
         ConfigError: another position embedding, fused RoPE or context parallelism, none of which

@@ -25,9 +25,6 @@ def get_batch(data_iterator: Iterator[PackedBatch] | None) -> PackedBatch:
     stages have the same. With context parallelism each rank gets its
     :func:`~energon_ext.megatron.slice_for_context_parallel`.
 
-    Args:
-        data_iterator: the loader; not looked at where the tensor-parallel rank is not 0.
-
     Raises:
         ConfigError: tensor-parallel rank 0 has no iterator, or a segment is not aligned for
             context parallelism.
@@ -96,7 +93,7 @@ def forward_step(
     ``functools.partial(forward_step, denominator="tokens")``.
 
     Args:
-        data_iterator: see :func:`get_batch`.
+        data_iterator: the loader on tensor-parallel rank 0; not looked at on other ranks.
         model: a ``GPTModel``, wrapped or not.
         denominator, weight_scale, ratio_limit: see :func:`energon_ext.megatron.make_loss_func`.
 
