@@ -9,7 +9,6 @@ processor's cache from the round before. The last row is one batch again and aga
 import numpy as np
 from timing import markdown, microseconds
 
-from energon_ext.batch.buffer import as_buffer
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
 
@@ -31,7 +30,7 @@ def run():
     for name, (mean, number_of_batches) in KINDS.items():
         batches = list(rows_of_batches(mean))[:number_of_batches]
         assemble = BatchAssembler(SEQ_LEN)
-        buffers = [as_buffer(assemble(rows, ["web"])).numpy().copy() for rows in batches]
+        buffers = [assemble(rows, ["web"]).as_buffer().numpy().copy() for rows in batches]
 
         def ours(calls, assemble=assemble, batches=batches):
             for number in range(calls):

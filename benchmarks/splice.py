@@ -7,7 +7,6 @@ import time
 import numpy as np
 from timing import markdown, microseconds
 
-from energon_ext.batch.buffer import as_buffer
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.splice import MultiSpliceConfig, SpliceIndex
 from energon_ext.splice.source import CHUNK, SpliceSource
@@ -89,7 +88,7 @@ def contenders(documents, index, config):
         return assemble(rows, ("doc",))
 
     # Other bytes each time, as in a run: neither side finds its own in the processor's cache.
-    buffers = [as_buffer(next_batch()).numpy().copy() for _ in range(COPIED)]
+    buffers = [next_batch().as_buffer().numpy().copy() for _ in range(COPIED)]
     numbers = np.arange(CHUNK)
 
     def batch(calls):

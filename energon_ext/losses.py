@@ -3,8 +3,7 @@
 """One loss for pretraining, fine-tuning and policy gradients: a weighted mean over positions.
 
 What the task wants from a position stands in its weight: 1 trains it, 0 masks it, an advantage
-pushes its probability up or down. The formulas are pure tensor functions; the same sums under
-Megatron's schedules are :func:`energon_ext.megatron.make_loss_func`.
+pushes its probability up or down.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def unified_loss(
 def truncated_ratios(
     nll: torch.Tensor, sampler_log_probs: torch.Tensor, limit: float
 ) -> torch.Tensor:
-    """Return the truncated importance weights ``rho = min(limit, pi / mu)`` of tokens.
+    """Return the truncated importance weights ``rho = min(limit, pi / mu)``, float32 [n].
 
     ``pi`` is the probability under the policy that is trained, ``mu`` that under the one which
     sampled: an older one, or the same in another engine. No gradient flows through them
@@ -87,9 +86,6 @@ def truncated_ratios(
         nll: float [n], ``-log pi``.
         sampler_log_probs: float [n], ``log mu``.
         limit: > 0.
-
-    Returns:
-        float32 [n].
 
     Example:
         >>> nll, seen = -torch.tensor([0.5, 0.2]).log(), torch.tensor([0.1, 0.4]).log()
@@ -113,22 +109,15 @@ def group_advantages(
     reward_clip: float | None = None,
     advantage_clip: float | None = None,
 ) -> torch.Tensor:
-    """Return the advantages of one group of samples of the same prompt.
+    """Return the advantages of one group of samples of the same prompt, float32 [g].
 
     ``(r - mean(r)) / (std(r) + 1e-8)`` with the unbiased standard deviation (GRPO,
     https://arxiv.org/abs/2402.03300). Equal rewards give zeros.
 
     Args:
-        rewards: float [g], ``g >= 2``, finite.
+        rewards: float [g], ``g >= 2``, finite; a SampleError otherwise.
         reward_clip: rewards are first limited to ``[-reward_clip, reward_clip]``.
         advantage_clip: advantages are last limited to ``[-advantage_clip, advantage_clip]``.
-
-    Returns:
-        float32 [g].
-
-    Raises:
-        ConfigError: a clip is not a positive number.
-        SampleError: not one dimension, fewer than two rewards, or one that is not finite.
 
     Example:
         >>> group_advantages([1.0, 0.0, 0.0, 0.0]).tolist()

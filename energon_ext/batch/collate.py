@@ -1,15 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Rows into a batch, written once.
+"""Rows into a batch.
 
-A :class:`~energon_ext.Row` writes nothing: it holds slices of token arrays, often views of a memory
-map, and says how they lie in its T positions. :class:`BatchAssembler` writes all fields of all rows
-of a batch into one buffer:
-
-1. every row becomes a stream of T + 1 tokens, its slices one after another, padding between and
-   behind them; the first T are the model's input, the last T its labels;
-2. where segments begin and end is known from the lengths alone, so position ids, segment ends,
-   sources and the weights that padding and boundaries take away are made for the batch at once.
+Every row becomes a stream of T + 1 tokens: its slices one after another, padding between and behind
+them. The first T are the model's input, the last T its labels. Weights and log-probabilities are
+streams too, of which the last T are kept: they belong to the labels.
 """
 
 from dataclasses import dataclass, field
@@ -18,9 +13,8 @@ from typing import Sequence
 import numpy as np
 import torch
 
-from energon_ext.batch.buffer import BatchSizes
 from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.batch.rows import Row, RowLayout
+from energon_ext.batch.rows import Row
 from energon_ext.errors import ConfigError, SampleError
 
 
@@ -54,7 +48,6 @@ class BatchAssembler:
                 f"alignment: {self.alignment!r} found; the sequence length {self.seq_len} must be "
                 f"a multiple of it."
             )
-        self._count_up = np.arange(self.seq_len, dtype=np.int64)
 
     def __call__(self, rows: Sequence[Row], sources: Sequence[str]) -> PackedBatch:
         """Assemble a batch.
@@ -69,133 +62,126 @@ class BatchAssembler:
         """
         if not rows:
             raise SampleError("A PackedBatch needs at least one row, got none.")
-        layout, documents = self._lay_out(rows, sources)
-        sizes = BatchSizes(
-            positions=len(rows) * self.seq_len,
-            segments=len(layout.lengths),
-            sources=len(sources),
-            aligned_segments=len(layout.aligned_ends) if self.alignment > 1 else None,
-            log_probs=rows[0].log_probs is not None,
-            rewards=rows[0].rewards is not None,
+        shape = len(rows), self.seq_len + 1
+        tokens = np.full(shape, self.pad_id, np.int64)
+        weights = np.ones(shape, np.float32)
+        log_probs = None if rows[0].log_probs is None else np.zeros(shape, np.float32)
+        segments = _Segments(sources)
+        for number, row in enumerate(rows):
+            starts = self._write(row, tokens[number], weights[number], segments)
+            if log_probs is not None:
+                for start, values in zip(starts, row.log_probs or ()):
+                    log_probs[number, start : start + len(values)] = values
+        labels, token_weights = _at_labels(tokens), _at_labels(weights)
+        if self.masked_label is not None:
+            token_weights[labels == self.masked_label] = 0.0
+        lengths = np.array(segments.lengths)
+        ends = lengths.cumsum()
+        first_places = ends - lengths - segments.first_positions
+        return PackedBatch(
+            tokens=torch.from_numpy(tokens[:, :-1].flatten()),
+            labels=labels,
+            token_weights=token_weights,
+            position_ids=torch.from_numpy(np.arange(ends[-1]) - np.repeat(first_places, lengths)),
+            cu_seqlens=_int32([0, *ends.tolist()]),
+            max_seqlen=int(lengths.max()),
+            source_ids=_int32(segments.sources),
+            sources=tuple(sources),
+            source_documents=_int32(segments.documents),
+            cu_seqlens_padded=_int32(segments.aligned_ends) if self.alignment > 1 else None,
+            log_probs=None if log_probs is None else _at_labels(log_probs),
+            rewards=torch.tensor(segments.rewards).float() if rows[0].rewards is not None else None,
         )
-        buffer = torch.empty(sizes.num_bytes, dtype=torch.uint8)
-        batch = PackedBatch.from_buffer(buffer, sizes, tuple(sources), max(layout.lengths))
-        fields = {name: getattr(batch, name).numpy() for name, *_ in sizes.fields()}
-        fields["cu_seqlens"][0] = 0
-        ends = np.cumsum(layout.lengths, out=fields["cu_seqlens"][1:])
-        fields["source_ids"][:] = layout.sources
-        fields["source_documents"][:] = documents
-        self._write_tokens(fields, layout)
-        self._write_position_ids(fields["position_ids"], rows, layout)
-        self._write_weights(fields, rows, layout, ends)
-        if self.alignment > 1:
-            fields["cu_seqlens_padded"][0] = 0
-            fields["cu_seqlens_padded"][1:] = layout.aligned_ends
-        if sizes.log_probs:
-            values = [row.log_probs for row in rows]
-            fields["log_probs"][:] = self._at_labels(rows, layout, values, missing=0.0)
-        if sizes.rewards:
-            rewards = _rewards(rows)
-            fields["rewards"].fill(0.0)
-            for segment, index in layout.segments_of_slices():
-                fields["rewards"][segment] = rewards[index]
-        return batch
 
-    def _lay_out(self, rows: Sequence[Row], sources: Sequence[str]) -> tuple[RowLayout, list[int]]:
-        """Where everything lies, and the documents of each source."""
-        layout = RowLayout(self.seq_len, self.alignment)
-        index_of = {key: index for index, key in enumerate(sources)}
-        documents = [0] * len(index_of)
+    def _write(
+        self, row: Row, tokens: np.ndarray, weights: np.ndarray, segments: "_Segments"
+    ) -> list[int]:
+        """Write the streams of a row, name its segments; returns where each slice begins."""
+        parts, starts, masked, end = [], [], [], 0
+        sources = segments.sources_of(row)
+        for index, content in enumerate(row.slices):
+            if not len(content):
+                raise SampleError("A row has an empty slice; leave it out.")
+            start = end + (row.gaps[index] if row.gaps is not None else 0)
+            start += -start % self.alignment
+            if start > end:
+                parts.append(tokens[end:start])
+                weights[end:start] = 0.0
+                segments.append(min(start, self.seq_len) - end, -1)
+            if start > end or self.mask_boundary_loss:
+                masked.append(start)
+            end = start + len(content)
+            parts.append(content)
+            starts.append(start)
+            first = row.first_positions[index] if row.first_positions is not None else 0
+            reward = row.rewards[index] if row.rewards is not None else 0.0
+            # One position less where the last token is a label alone.
+            segments.append(min(end, self.seq_len) - start, sources[index], first, reward)
+        is_empty = not starts and row.slice_sources is None
+        if is_empty or end > self.seq_len + 1:
+            raise SampleError(
+                f"A row has {end} tokens and gaps; {self.seq_len} positions hold 1 to "
+                f"{self.seq_len + 1}."
+            )
+        if parts:
+            np.concatenate(parts, out=tokens[:end], casting="unsafe")
+        weights[end:] = 0.0
+        for start, own in zip(starts, row.label_weights or ()):
+            if own is not None:
+                weights[start : start + len(own)] = own
+        weights[masked] = 0.0
+        segments.append(self.seq_len - end, -1)
+        if self.alignment > 1:
+            segments.align({*starts, end + -end % self.alignment}, self.seq_len)
+        return starts
+
+
+class _Segments:
+    """What a batch says of its segments; lists, which are faster than arrays for some fifty."""
+
+    def __init__(self, sources: Sequence[str]):
+        self.lengths: list[int] = []
+        self.sources: list[int] = []  # -1 for padding
+        self.first_positions: list[int] = []
+        self.rewards: list[float] = []
+        self.aligned_ends: list[int] = [0]  # each with the padding that aligns the next one
+        self.documents = [0] * len(sources)  # of each source
+        self._index_of = {key: index for index, key in enumerate(sources)}
+
+    def append(self, length: int, source: int, first: int = 0, reward: float = 0.0) -> None:
+        """One more segment, unless it has no positions."""
+        if length > 0:
+            self.lengths.append(length)
+            self.sources.append(source)
+            self.first_positions.append(first)
+            self.rewards.append(reward)
+
+    def align(self, places: set[int], seq_len: int) -> None:
+        """The places of one more row at which an aligned segment begins or ends."""
+        base = self.aligned_ends[-1]
+        inside = sorted(place for place in places if 0 < place < seq_len)
+        self.aligned_ends += [base + place for place in (*inside, seq_len)]
+
+    def sources_of(self, row: Row) -> list[int]:
+        """The source of each slice; counts the documents of the row."""
         try:
-            for row in rows:
-                if row.slice_sources is None:
-                    index = index_of[row.source]
-                    layout.add(row, [index] * len(row.slices))
-                    documents[index] += row.documents
-                else:
-                    indices = [index_of[key] for key in row.slice_sources]
-                    layout.add(row, indices)
-                    for index in indices:
-                        documents[index] += 1
+            if row.slice_sources is None:
+                index = self._index_of[row.source]
+                self.documents[index] += row.documents
+                return [index] * len(row.slices)
+            indices = [self._index_of[key] for key in row.slice_sources]
         except KeyError as error:
             raise SampleError(
-                f"Row of source {error}, but the batch knows {list(sources)}."
+                f"Row of source {error}, but the batch knows {list(self._index_of)}."
             ) from None
-        return layout, documents
-
-    def _write_tokens(self, fields: dict[str, np.ndarray], layout: RowLayout) -> None:
-        seq_len = self.seq_len
-        dtype = layout.slices[0].dtype if layout.slices else np.dtype(np.int64)  # all padding
-        if self.pad_id > np.iinfo(dtype).max:
-            dtype = np.dtype(np.int64)
-        padding = np.full(seq_len + 1, self.pad_id, dtype)
-        streams = np.concatenate(layout.fill(layout.slices, padding)).reshape(-1, seq_len + 1)
-        fields["tokens"].reshape(-1, seq_len)[:] = streams[:, :seq_len]
-        fields["labels"].reshape(-1, seq_len)[:] = streams[:, 1:]
-
-    def _write_position_ids(
-        self, position_ids: np.ndarray, rows: Sequence[Row], layout: RowLayout
-    ) -> None:
-        count_up, lengths = self._count_up, layout.lengths
-        if all(row.first_positions is None for row in rows):
-            np.concatenate([count_up[:length] for length in lengths], out=position_ids)
-            return
-        first = [p for row in rows for p in row.first_positions or [0] * len(row.slices)]
-        starts = [0] * len(lengths)
-        for segment, index in layout.segments_of_slices():
-            starts[segment] = first[index]
-        stops = [start + length for start, length in zip(starts, lengths)]
-        if max(stops) > len(count_up):
-            count_up = np.arange(max(stops), dtype=np.int64)
-        np.concatenate([count_up[a:b] for a, b in zip(starts, stops)], out=position_ids)
-
-    def _write_weights(
-        self,
-        fields: dict[str, np.ndarray],
-        rows: Sequence[Row],
-        layout: RowLayout,
-        ends: np.ndarray,
-    ) -> None:
-        weights = fields["token_weights"]
-        if all(row.label_weights is None for row in rows):
-            weights.fill(1.0)
-        else:
-            values = [row.label_weights for row in rows]
-            weights[:] = self._at_labels(rows, layout, values, missing=1.0)
-        if self.mask_boundary_loss:
-            inside = weights[layout.full_rows]
-            weights[ends - 1] = 0.0
-            weights[layout.full_rows] = inside
-        else:
-            weights[layout.before_padding] = 0.0
-        for start, stop in layout.padding:
-            weights[start:stop] = 0.0
-        if self.masked_label is not None:
-            weights[fields["labels"] == self.masked_label] = 0.0
-
-    def _at_labels(
-        self,
-        rows: Sequence[Row],
-        layout: RowLayout,
-        values: Sequence[Sequence[np.ndarray | None] | None],
-        missing: float,
-    ) -> np.ndarray:
-        """Values of tokens, where the tokens are labels: float32 [N], 0 where padding is."""
-        filled = [
-            np.full(len(tokens), missing, np.float32) if value is None else value
-            for row, row_values in zip(rows, values)
-            for tokens, value in zip(row.slices, row_values or [None] * len(row.slices))
-        ]
-        padding = np.zeros(self.seq_len + 1, np.float32)
-        stream = np.concatenate(layout.fill(filled, padding))
-        return stream.reshape(-1, self.seq_len + 1)[:, 1:].reshape(-1)
+        for index in indices:
+            self.documents[index] += 1
+        return indices
 
 
-def _rewards(rows: Sequence[Row]) -> list[float]:
-    """The reward of each slice."""
-    rewards: list[float] = []
-    for row in rows:
-        if row.rewards is None:
-            raise SampleError("Some rows of a batch have rewards and some none; give all or none.")
-        rewards += row.rewards
-    return rewards
+def _at_labels(stream: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(stream[:, 1:].flatten())
+
+
+def _int32(values: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)

@@ -1,24 +1,36 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One batch contract for pretraining, fine-tuning and reinforcement learning.
-
-A :class:`PackedBatch` is a stack of packed rows as flat, contiguous tensors: what the task wants
-from the loss stands in ``token_weights``, so a training step never asks which task it is.
-"""
+"""One batch contract for pretraining, fine-tuning and reinforcement learning."""
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, Iterator, Sequence
 
 import torch
 
-from energon_ext.batch.buffer import BatchSizes
 from energon_ext.errors import SampleError
+
+#: Of the tensors of a batch. Those of 8 bytes come first, so every field of a buffer is aligned.
+DTYPES = {
+    "tokens": torch.int64,
+    "labels": torch.int64,
+    "position_ids": torch.int64,
+    "token_weights": torch.float32,
+    "log_probs": torch.float32,
+    "cu_seqlens": torch.int32,
+    "cu_seqlens_padded": torch.int32,
+    "source_ids": torch.int32,
+    "source_documents": torch.int32,
+    "rewards": torch.float32,
+}
 
 
 @dataclass
 class PackedBatch:
-    """A batch of packed rows as flat tensors; ``N`` positions, ``n`` segments.
+    """A batch of packed rows as flat, contiguous tensors; ``N`` positions, ``n`` segments.
+
+    What the task wants from the loss stands in ``token_weights``, so a training step never asks
+    which task it is.
 
     Attributes:
         tokens: int64 [N], model input.
@@ -64,12 +76,30 @@ class PackedBatch:
     log_probs: torch.Tensor | None = None
     rewards: torch.Tensor | None = None
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The fields that are there, in the order of a buffer."""
+        return {name: value for name in DTYPES if (value := getattr(self, name)) is not None}
+
+    def layout(self) -> list[tuple[str, int]]:
+        """Name and number of elements of each field of a buffer."""
+        return [(name, tensor.numel()) for name, tensor in self.tensors().items()]
+
+    def as_buffer(self) -> torch.Tensor:
+        """The bytes of all fields, as one uint8 tensor: whatever carries it carries the batch."""
+        return torch.cat([each.contiguous().view(torch.uint8) for each in self.tensors().values()])
+
     @classmethod
     def from_buffer(
-        cls, buffer: torch.Tensor, sizes: BatchSizes, sources: tuple[str, ...], max_seqlen: int
+        cls,
+        buffer: torch.Tensor,
+        layout: Sequence[tuple[str, int]],
+        sources: tuple[str, ...],
+        max_seqlen: int,
     ) -> "PackedBatch":
         """The batch whose fields are views of a uint8 tensor."""
-        fields = sizes.tensors(buffer[: sizes.num_bytes])
+        sizes = [count * DTYPES[name].itemsize for name, count in layout]
+        parts = zip(layout, buffer.split(sizes))
+        fields: dict[str, Any] = {name: part.view(DTYPES[name]) for (name, _), part in parts}
         return cls(**fields, sources=sources, max_seqlen=max_seqlen)
 
     @property
@@ -91,34 +121,29 @@ class PackedBatch:
 
     def tokens_per_source(self) -> dict[str, int]:
         """Positions of each source that is present, padding left out."""
-        counts = torch.zeros(len(self.sources) + 1, dtype=torch.int64)
-        counts.index_add_(0, self.source_ids.long().cpu() + 1, self.segment_lengths().long().cpu())
-        return {
-            key: int(count) for key, count in zip(self.sources, counts[1:].tolist()) if count > 0
-        }
+        counts = torch.bincount(
+            self.source_ids + 1, self.segment_lengths(), minlength=len(self.sources) + 1
+        )
+        return self._by_source(counts[1:])
 
     def documents_per_source(self) -> dict[str, int]:
         """Documents of each source that end in this batch, sources with none left out."""
-        return {
-            key: int(count)
-            for key, count in zip(self.sources, self.source_documents.tolist())
-            if count > 0
-        }
+        return self._by_source(self.source_documents)
+
+    def _by_source(self, counts: torch.Tensor) -> dict[str, int]:
+        return {key: int(count) for key, count in zip(self.sources, counts.tolist()) if count}
 
     def grid(
         self, accumulation: int, rows: int, seq_len: int, dtype: torch.dtype = torch.int64
     ) -> dict[str, torch.Tensor]:
-        """The batch as ``[A, B, T]`` arrays.
+        """The batch as ``[A, B, T]`` arrays: A micro-batches of B rows of T positions.
 
         Args:
-            accumulation: A, micro-batches per step.
-            rows: B, rows per micro-batch.
-            seq_len: T, positions per row.
             dtype: ``torch.int64`` gives views of this batch, ``torch.int32`` copies.
 
         Returns:
             ``input_ids``, ``labels``, ``segment_ids`` (1.. in each row, 0 = padding) and
-            ``attention_mask`` (bool, False on padding), each [A, B, T].
+            ``attention_mask`` (bool, False on padding).
 
         Raises:
             SampleError: A·B·T is not the number of positions.
@@ -145,12 +170,7 @@ class PackedBatch:
         }
 
     def to_megatron(self) -> dict[str, torch.Tensor]:
-        """The dictionary Megatron-core steps take, one packed sequence of ``N`` positions.
-
-        Returns:
-            ``tokens``, ``labels``, ``loss_mask``, ``position_ids``, ``padding_mask`` as [1, N],
-            ``cu_seqlens`` int32 [1, n + 1] and ``max_seqlen`` int32 [1].
-        """
+        """The dictionary Megatron-core steps take, one packed sequence: [1, N], [1, n + 1], [1]."""
         return {
             "tokens": self.tokens[None],
             "labels": self.labels[None],
@@ -162,57 +182,42 @@ class PackedBatch:
         }
 
     def validate(self) -> "PackedBatch":
-        """Check every invariant of the contract.
-
-        Returns:
-            The batch itself.
-
-        Raises:
-            SampleError: names the first invariant that does not hold.
-        """
-        for name, dtype, length in BatchSizes.of(self).fields():
-            value = getattr(self, name)
-            if value.dtype != dtype or tuple(value.shape) != (length,):
+        """Return the batch; SampleError names the first rule of the contract that is broken."""
+        segments = len(self.source_ids)
+        lengths = {
+            "cu_seqlens": segments + 1,
+            "source_ids": segments,
+            "source_documents": len(self.sources),
+            "rewards": segments,
+        }
+        for name, tensor in self.tensors().items():
+            of_own_length = len(tensor) if name == "cu_seqlens_padded" else self.num_tokens
+            shape = [lengths.get(name, of_own_length)]
+            if tensor.dtype != DTYPES[name] or list(tensor.shape) != shape:
                 raise SampleError(
-                    f"PackedBatch.{name} must be {dtype} [{length}], "
-                    f"got {value.dtype} {list(value.shape)}."
+                    f"PackedBatch.{name} must be {DTYPES[name]} {shape}, "
+                    f"got {tensor.dtype} {list(tensor.shape)}."
                 )
-        broken = self._first_broken_rule()
-        if broken:
-            raise SampleError(f"PackedBatch breaks its contract: {broken}.")
+        for holds, rule in self._rules():
+            if not holds:
+                raise SampleError(f"PackedBatch breaks its contract: {rule}.")
         return self
 
-    def _first_broken_rule(self) -> str | None:
-        lengths = self.segment_lengths()
-        if int(self.cu_seqlens[0]) != 0:
-            return "cu_seqlens starts at 0"
-        if int(self.cu_seqlens[-1]) != self.num_tokens:
-            return "cu_seqlens ends at N"
-        if not bool((lengths > 0).all()):
-            return "every segment has at least one position"
-        if self.max_seqlen != int(lengths.max()):
-            return "max_seqlen is the longest segment"
-        if int(self.source_ids.max()) >= len(self.sources):
-            return "source_ids point into sources"
-        if int(self.source_ids.min()) < -1:
-            return "source_ids are -1 or an index"
-        if not bool(torch.isfinite(self.token_weights).all()):
-            return "token_weights are finite"
-        if bool(self.token_weights[self.padding_mask()].any()):
-            return "token_weights are 0 on padding"
-        aligned = self.cu_seqlens_padded
-        if aligned is not None and not self._aligned_ends_fit(aligned):
-            return "cu_seqlens_padded rises from 0 to N and holds the start of every document"
-        return None
-
-    def _aligned_ends_fit(self, padded: torch.Tensor) -> bool:
-        starts = self.cu_seqlens[:-1][self.source_ids >= 0]
-        return (
-            int(padded[0]) == 0
-            and int(padded[-1]) == self.num_tokens
-            and bool((padded.diff() > 0).all())
-            and bool(torch.isin(starts, padded).all())
-        )
+    def _rules(self) -> Iterator[tuple[bool | torch.Tensor, str]]:
+        ends, lengths, sources = self.cu_seqlens, self.segment_lengths(), self.source_ids
+        weights = self.token_weights
+        yield ends[0] == 0, "cu_seqlens starts at 0"
+        yield ends[-1] == self.num_tokens, "cu_seqlens ends at N"
+        yield (lengths > 0).all(), "every segment has at least one position"
+        yield self.max_seqlen == lengths.max(), "max_seqlen is the longest segment"
+        yield sources.max() < len(self.sources), "source_ids point into sources"
+        yield sources.min() >= -1, "source_ids are -1 or an index"
+        yield weights.isfinite().all(), "token_weights are finite"
+        yield not weights[self.padding_mask()].any(), "token_weights are 0 on padding"
+        if (padded := self.cu_seqlens_padded) is not None:
+            fits = padded[0] == 0 and padded[-1] == self.num_tokens and (padded.diff() > 0).all()
+            fits = fits and torch.isin(ends[:-1][sources >= 0], padded).all()
+            yield fits, "cu_seqlens_padded rises from 0 to N and holds the start of every document"
 
     def pin_memory(self, device: torch.device | str | None = None) -> "PackedBatch":
         """A copy in page-locked memory; what the data loader calls when there is a GPU."""
@@ -223,6 +228,5 @@ class PackedBatch:
         return self._map(lambda field: field.to(device, non_blocking=non_blocking))
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "PackedBatch":
-        names = (name for name, *_ in BatchSizes.of(self).fields())
-        fields: dict[str, Any] = {name: function(getattr(self, name)) for name in names}
+        fields: dict[str, Any] = {name: function(each) for name, each in self.tensors().items()}
         return dataclasses.replace(self, **fields)

@@ -3,11 +3,6 @@
 """Attention that never crosses a segment, without Transformer Engine.
 
 Transformer Engine reads ``packed_seq_params`` itself; Megatron-core's own attention refuses them.
-:func:`gpt_layer_spec` takes the one or replaces the other:
-
-1. on GPUs with Transformer Engine, Megatron's Transformer Engine spec, untouched;
-2. else :class:`SegmentAttention`: one variable-length kernel on GPUs that have it, one call of
-   scaled dot product attention per segment anywhere.
 """
 
 import importlib.util
@@ -37,14 +32,13 @@ def gpt_layer_spec(
 ) -> TransformerBlockSubmodules:
     """Return the layers of this pipeline stage for ``GPTModel(transformer_layer_spec=...)``.
 
-    Dense, MoE and alternating layers, ``qk_layernorm``, RMSNorm and LayerNorm follow ``config``.
+    With Transformer Engine on a GPU they are Megatron's own; else their attention is a
+    :class:`SegmentAttention`. Dense, MoE and alternating layers, ``qk_layernorm``, RMSNorm and
+    LayerNorm follow ``config``.
 
     Args:
         config: Megatron's ``TransformerConfig``.
         vp_stage: virtual pipeline stage, when there are several on a rank.
-
-    Returns:
-        Megatron's ``TransformerBlockSubmodules``.
 
     Raises:
         ConfigError: ``config`` asks for something that only Transformer Engine can do.
@@ -70,26 +64,10 @@ def gpt_layer_spec(
 
 
 class SegmentAttention(torch.nn.Module):
-    """Causal attention inside each segment of a packed sequence.
+    """Causal attention inside each segment of a packed sequence; Megatron's ``core_attention``.
 
-    Takes Megatron's ``core_attention`` arguments; grouped queries and tensor parallelism included.
-    Without ``packed_seq_params`` every sequence of the batch is one segment.
-
-    Raises:
-        ConfigError: ``config`` asks for something that only Transformer Engine can do.
-
-    Example:
-        >>> from megatron.core.packed_seq_params import PackedSeqParams
-        >>> from megatron.core.transformer.transformer_config import TransformerConfig
-        >>> config = TransformerConfig(
-        ...     num_layers=1, hidden_size=2, num_attention_heads=1, attention_dropout=0.0)
-        >>> core_attention = SegmentAttention(config, 1, None, "self")
-        >>> query = key = torch.zeros(4, 1, 2)  # everything seen weighs the same
-        >>> value = torch.tensor([1.0, 3.0, 10.0, 20.0]).view(4, 1, 1)
-        >>> ends = torch.tensor([0, 2, 4])
-        >>> segments = PackedSeqParams("thd", ends, ends, max_seqlen_q=2, max_seqlen_kv=2)
-        >>> core_attention(query, key, value, packed_seq_params=segments).flatten().tolist()
-        [1.0, 2.0, 10.0, 15.0]
+    One variable-length kernel on GPUs that have it, one call of scaled dot product attention per
+    segment anywhere. Without ``packed_seq_params`` every sequence of the batch is one segment.
     """
 
     def __init__(
@@ -117,19 +95,15 @@ class SegmentAttention(torch.nn.Module):
         attention_bias: torch.Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
     ) -> torch.Tensor:
-        """Attend.
+        """Attend; a mask or a bias, which packed segments make superfluous, is a ConfigError.
 
         Args:
             query: [t, heads, channels] when packed, else [s, b, heads, channels].
-            key: as ``query`` with ``groups`` heads; ``heads`` is a multiple of ``groups``.
-            value: as ``key``.
+            key, value: as ``query`` with ``groups`` heads; ``heads`` is a multiple of ``groups``.
             packed_seq_params: segment ends of the packed sequence.
 
         Returns:
             [t, heads * channels] when packed, else [s, b, heads * channels].
-
-        Raises:
-            ConfigError: an attention mask or bias, which packed segments make superfluous.
         """
         if attention_mask is not None or attention_bias is not None:
             raise ConfigError(
@@ -182,14 +156,12 @@ class TorchNorm:
 
 
 def replace_norms(submodules: Any, *names: str) -> None:
-    """Put :class:`TorchNorm` in the place of the norms of a specification."""
     for name in names:
         if getattr(submodules, name, IdentityOp) not in (IdentityOp, L2Norm):
             setattr(submodules, name, TorchNorm)
 
 
 def has_transformer_engine() -> bool:
-    """Whether Transformer Engine can be used here."""
     return torch.cuda.is_available() and bool(importlib.util.find_spec("transformer_engine"))
 
 

@@ -3,9 +3,7 @@
 """Megatron-core on machines without a GPU: tests, laptops, continuous integration.
 
 Megatron-core names the device ``"cuda"`` throughout, yet its models, schedules, data-parallel
-wrapper and optimizer need nothing from CUDA. Without a GPU, :func:`enable_cpu` lets ``torch.cuda``
-stand for the CPU. It is a shim over torch; nothing inside Megatron is patched, except one global
-that megatron-core 0.16 forgets to define without Transformer Engine.
+wrapper and optimizer need nothing from CUDA. The shim is over torch, not over Megatron.
 """
 
 from typing import Any, Callable, Sequence
@@ -17,14 +15,11 @@ _CPU = torch.device("cpu")
 
 
 def enable_cpu() -> bool:
-    """Let ``torch.cuda`` mean the CPU when there is no GPU.
+    """Let ``torch.cuda`` mean the CPU when there is no GPU; True where it does.
 
-    Call it before building a Megatron model. Calling it again changes nothing. Random states of
-    the GPU stay out of reach, so seed Megatron with
-    ``model_parallel_cuda_manual_seed(seed, inference_rng_tracker=True)`` and train without dropout.
-
-    Returns:
-        True on a machine without CUDA, False (and nothing is changed) on one with it.
+    Call it before building a Megatron model; calling it again changes nothing. Seed Megatron with
+    ``model_parallel_cuda_manual_seed(seed, inference_rng_tracker=True)`` and train without dropout:
+    random states of the GPU stay out of reach.
 
     Example:
         >>> if enable_cpu():

@@ -24,8 +24,7 @@ def initialize_weights(model: MegatronModule, seed: int) -> None:
 
     Normal with ``config.init_method_std``, divided by ``sqrt(2 * num_layers)`` for projections
     back into the residual stream. Vectors (norms, biases) keep what they were built with. Each
-    rank draws the whole matrix and keeps its slice, which Megatron's sharded state dictionary
-    describes for tensor, pipeline and expert parallelism alike.
+    rank draws the whole matrix and keeps its slice.
 
     Args:
         model: a Megatron model, not yet wrapped.

@@ -3,13 +3,13 @@
 """From an Energon dataset to the iterator that Megatron's training loops want.
 
 Tensor-parallel rank 0 of every pipeline stage and data-parallel rank loads. Loading is
-deterministic, so all stages of a replica hold the same batch without communication, and the state
-of one stage is that of every stage.
+deterministic, so all stages of a replica hold the same batch without communication.
 """
 
 from typing import Any, Iterator, Mapping
 
 from megatron.core import parallel_state
+from megatron.core.rerun_state_machine import RerunMode, RerunState, get_rerun_state_machine
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 
@@ -49,11 +49,9 @@ class MegatronEnergonLoader:
     def __next__(self) -> Any:
         """Draw a batch; where the dataset ends, begin its next epoch.
 
-        Where every source has a ``max_epochs``, the data-parallel ranks call this together: the
-        first that has no batch left ends the run for all of them.
-
         Raises:
-            DataExhaustedError: every source has reached its limit, here or on another rank.
+            DataExhaustedError: every source has reached its ``max_epochs``, here or on another
+                data-parallel rank; where all have one, the ranks draw together.
             ConfigError: an epoch holds no batch on this rank.
         """
         index = self.next_batch_index
@@ -81,12 +79,7 @@ class MegatronEnergonLoader:
         return self.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`.
-
-        Raises:
-            StateFormatError, StateMismatchError: the state is damaged, or of another run.
-            ConfigError: this loader has drawn batches already.
-        """
+        """Continue from :meth:`state_dict`, before the first batch is drawn."""
         self.loader.load_state_dict(state)
 
     def save_state(self) -> dict[str, Any]:
@@ -106,6 +99,35 @@ class MegatronEnergonLoader:
     def close(self) -> None:
         """End the worker processes."""
         self.loader.close()
+
+
+class RerunLoader(MegatronEnergonLoader):
+    """A loader whose state, saved within a step, stands before that step.
+
+    Megatron-LM and Megatron-Bridge run doubtful steps again: where the result is rejected twice,
+    they save the model before the step and end, to run it again in another process.
+    """
+
+    _step = -1
+    _before_step: Any = None
+
+    def __next__(self) -> Any:
+        machine = get_rerun_state_machine()
+        validates = machine.get_mode() == RerunMode.VALIDATE_RESULTS
+        if validates and machine.current_iteration != self._step:
+            self._step, self._before_step = machine.current_iteration, self.loader.mark()
+        return super().__next__()
+
+    def save_state(self) -> dict[str, Any]:
+        """The state after the last step that was taken."""
+        if is_inside_step() and self._before_step is not None:
+            return self.loader.state_dict(self._before_step)
+        return super().save_state()
+
+
+def is_inside_step() -> bool:
+    """Whether the loop has begun a step and not taken it."""
+    return bool(get_rerun_state_machine().state != RerunState.NOT_RUNNING_YET)
 
 
 def data_parallel_worker_config(num_workers: int, seed: int = 0) -> WorkerConfig:

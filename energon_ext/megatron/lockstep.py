@@ -3,11 +3,11 @@
 """Forward passes of a model that is split over ranks, which all of them take together.
 
 A rank alone cannot run its part: it waits for sums over tensors, for the stage before it, for
-tokens of other ranks that its experts serve. So all ranks of :class:`Lockstep` take as many passes,
-with tensors of one shape, as the rank that needs the most; what a rank needs no more is padding.
+tokens of other ranks that its experts serve. So all ranks take as many passes, with tensors of one
+shape, as the rank that needs the most; what a rank needs no more is padding.
 """
 
-from typing import Any, Callable, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,10 +16,8 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.mappings import gather_from_tensor_model_parallel_region
 from megatron.core.utils import get_attr_wrapped_model
 
-from energon_ext.errors import ConfigError, SamplerError
-from energon_ext.state.together import collective_device, on_all_ranks
-
-T = TypeVar("T")
+from energon_ext.errors import ConfigError
+from energon_ext.state.together import collective_device
 
 
 class Lockstep:
@@ -32,13 +30,11 @@ class Lockstep:
 
     def __init__(self) -> None:
         chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
-        for name, size in (
-            ("context-parallel size", parallel_state.get_context_parallel_world_size()),
-            ("virtual pipeline size", chunks),
-        ):
+        context = parallel_state.get_context_parallel_world_size()
+        for name, size in {"context-parallel": context, "virtual pipeline": chunks}.items():
             if size > 1:
                 raise ConfigError(
-                    f"MegatronSampler: {name} {size} found, 1 is needed. Split the model by "
+                    f"MegatronSampler: {name} size {size} found, 1 is needed. Split the model by "
                     f"tensors, stages or experts, or use a server and OpenAISampler."
                 )
         self.replica = parallel_state.get_model_parallel_group()
@@ -53,7 +49,6 @@ class Lockstep:
         self.group = self.replica
         if experts > tensors:  # several replicas, which share experts
             self.group = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
-        self.stages = parallel_state.get_pipeline_model_parallel_world_size()
 
     def most(self, *values: int) -> list[int]:
         """The largest of each value over all ranks."""
@@ -68,11 +63,9 @@ class Lockstep:
     ) -> torch.Tensor | None:
         """Logits of the token behind each row's last one; None but on the last stage.
 
-        What lies behind a row's end is not looked at: attention is causal.
-
         Args:
             model: a ``GPTModel``, wrapped or not.
-            tokens: int64 [n, T]; n may be 0.
+            tokens: int64 [n, T]; n may be 0. What lies behind a row's end is not looked at.
             ends: int64 [n].
             rows, width: of the pass, the same on all ranks, not less than n and any end.
 
@@ -86,22 +79,20 @@ class Lockstep:
         used = tokens[:, :width]
         used = F.pad(used, (0, width - used.shape[1], 0, rows - len(used)))
         position_ids = torch.arange(width, device=tokens.device).expand(rows, -1)
+        stages = parallel_state.get_pipeline_model_parallel_group()
         if not parallel_state.is_pipeline_first_stage():
-            own_width = width // split if config.sequence_parallel else width
-            hidden = torch.empty(
-                own_width,
+            shape = (
+                width // split if config.sequence_parallel else width,
                 rows,
                 config.hidden_size,
-                dtype=config.pipeline_dtype or config.params_dtype,
-                device=tokens.device,
             )
-            before = parallel_state.get_pipeline_model_parallel_prev_rank()
-            dist.recv(hidden, before, group=parallel_state.get_pipeline_model_parallel_group())
+            dtype = config.pipeline_dtype or config.params_dtype
+            hidden = torch.empty(shape, dtype=dtype, device=tokens.device)
+            dist.recv(hidden, parallel_state.get_pipeline_model_parallel_prev_rank(), group=stages)
             get_attr_wrapped_model(model, "set_input_tensor")(hidden)
         output = model(used, position_ids, None)
         if not parallel_state.is_pipeline_last_stage():
             behind = parallel_state.get_pipeline_model_parallel_next_rank()
-            stages = parallel_state.get_pipeline_model_parallel_group()
             dist.send(output.contiguous(), behind, group=stages)
             return None
         logits = output[torch.arange(len(tokens), device=tokens.device), ends - 1]
@@ -111,34 +102,10 @@ class Lockstep:
 
     def share(self, values: torch.Tensor) -> torch.Tensor:
         """What the last stage's first rank holds, on every rank of its replica."""
-        if self.stages > 1:
+        if parallel_state.get_pipeline_model_parallel_world_size() > 1:
             last = parallel_state.get_pipeline_model_parallel_last_rank()
             dist.broadcast(values, last, group=parallel_state.get_pipeline_model_parallel_group())
         if parallel_state.get_tensor_model_parallel_world_size() > 1:
             first = parallel_state.get_tensor_model_parallel_src_rank()
             dist.broadcast(values, first, group=parallel_state.get_tensor_model_parallel_group())
         return values
-
-    def on_first(self, work: Callable[[], T]) -> T:
-        """What the first rank of a replica works out, on all of it; or the SamplerError it met."""
-        if self.replica.size() == 1:
-            return work()
-        first = dist.get_process_group_ranks(self.replica)[0]
-        outcome: list[Any] = [None, None]
-        if dist.get_rank() == first:
-            try:
-                outcome[0] = work()
-            except SamplerError as error:
-                outcome[1] = error
-        dist.broadcast_object_list(outcome, first, group=self.replica)
-        if outcome[1] is not None:
-            raise outcome[1]
-        return outcome[0]
-
-    def check_same(self, keys: list[str]) -> None:
-        """Raise SamplerError where the ranks of a replica ask for other prompts than its first."""
-        if any(other != keys for other in on_all_ranks(lambda: keys, self.replica)):
-            raise SamplerError(
-                "the ranks of a model ask for different prompts; give their RLDatasets one "
-                "data-parallel rank and seed"
-            )

@@ -12,7 +12,9 @@ from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.losses import check_denominator, check_ratio_limit, truncated_ratios
 
-LossFunc = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]
+#: Sum of the loss, count and report of a micro-batch.
+Reported = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
+LossFunc = Callable[[torch.Tensor], Reported]
 
 #: Report of the whole batch; what stands before the name of a source in its own.
 LOSS_KEY = "lm loss"
@@ -34,17 +36,15 @@ def make_loss_func(
 ) -> LossFunc:
     """Return Megatron's loss function of this micro-batch.
 
-    It returns ``(weight_scale * sum_i w_i * nll_i, num_tokens, report)``. Megatron sums the first
-    and the second over micro-batches, data-parallel ranks and pipeline stages and divides, so under
-    ``calculate_per_token_loss=True`` the step has exactly the loss of
-    :func:`energon_ext.unified_loss` over the whole global batch.
+    It returns ``(weight_scale * sum_i w_i * nll_i, count, report)``. Megatron sums the first two
+    over micro-batches and ranks and divides, so under ``calculate_per_token_loss=True`` the step
+    has exactly the loss of :func:`energon_ext.unified_loss` over the whole global batch.
 
     The count is an int32 tensor. Whole weights (0, 1, -1) count themselves. Others need, with
-    ``denominator="weights"``, a ``weight_scale``: ``sum_i |w_i|`` of the micro-batch is then
-    counted to the nearest ``1 / weight_scale``. The scale must be the same in all micro-batches,
-    and the count of the global batch below 2**31; a micro-batch that alone, times the data-parallel
-    ranks, reaches that is refused. It would divide the auxiliary losses of MoE
-    routers as well: :func:`energon_ext.megatron.scale_router_losses` keeps their weight.
+    ``denominator="weights"``, a ``weight_scale``: ``sum_i |w_i|`` is then counted to the nearest
+    ``1 / weight_scale``. It must be the same in all micro-batches, and the count of the global
+    batch below 2**31. :func:`energon_ext.megatron.scale_router_losses` keeps the weight of the
+    auxiliary losses of MoE routers, which Megatron divides by the count as well.
 
     Args:
         batch: what :func:`get_batch` returned.
@@ -54,13 +54,11 @@ def make_loss_func(
             importance weights of :func:`energon_ext.losses.truncated_ratios`.
 
     Returns:
-        A function of the model's output (loss of each position, [1, N]) that returns the scaled
-        sum, the count (int32), and the report: float32 ``[sum_i w_i * nll_i, D]`` with ``D``, the
-        count before scaling, under ``"lm loss"`` and, for each source of ``batch.sources``, under
-        ``"lm loss/<source>"``. Of a batch with
-        ``log_probs`` also, over ``n`` positions of ``w_i != 0``: ``"log_prob_gap"``, float32
-        ``[sum of log mu - log pi, n]``, and with ``ratio_limit`` ``"ratios_truncated"``, how many
-        reached it.
+        A function of the model's output, the loss of each position, [1, N]. In its report float32
+        ``[sum_i w_i * nll_i, D]`` with ``D``, the count before scaling, stands under ``"lm loss"``
+        and, of each source, under ``"lm loss/<source>"``. Of a batch with ``log_probs`` also, over
+        ``n`` positions of ``w_i != 0``: ``"log_prob_gap"``, ``[sum of log mu - log pi, n]``, and
+        with ``ratio_limit`` ``"ratios_truncated"``, how many reached it.
 
     Raises:
         ConfigError: unknown ``denominator``, a ``weight_scale`` below 1 or too large, or a
@@ -92,9 +90,7 @@ def make_loss_func(
     if weight_scale > 1:
         _check_count(float(counted.sum()) * weight_scale, weight_scale)
 
-    def loss_func(
-        output: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    def loss_func(output: torch.Tensor) -> Reported:
         nll = output.float().view(-1)
         losses = weights * nll
         if ratio_limit is not None:
@@ -118,7 +114,7 @@ def mean_losses(reports: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
 
     Returns:
         ``{"loss": float, "loss_by_source": {source: float}}``, means over all micro-batches and
-        data-parallel ranks, with ``log_prob_gap`` and ``ratios_truncated`` where they were
+        data-parallel ranks, and ``log_prob_gap`` and ``ratios_truncated`` where they were
         reported; empty where ``reports`` is.
     """
     if not reports:
@@ -137,18 +133,9 @@ def mean_losses(reports: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
 
 
 def check_losses(losses: Mapping[str, Any], step: int) -> None:
-    """Refuse to take a step whose loss (of :func:`mean_losses`) is no number.
+    """Raise SampleError, which names the sources, where a loss of :func:`mean_losses` is no number.
 
     Only the last pipeline stage has losses: use :func:`energon_ext.state.together.on_all_ranks`.
-
-    Raises:
-        SampleError: names the step and the sources of its batches.
-
-    Example:
-        >>> check_losses({"loss": math.nan, "loss_by_source": {"web": math.nan, "code": 2.5}}, 7)
-        Traceback (most recent call last):
-        energon_ext.errors.SampleError: Step 7: the loss is nan (web nan, code 2.5). The step was \
-not taken, nothing of it is saved; look at its batches and at the learning rate, then resume.
     """
     by_source = losses.get("loss_by_source", {})
     if not all(map(math.isfinite, (losses.get("loss", 0.0), *by_source.values()))):
@@ -174,23 +161,19 @@ def _check_count(count: float, weight_scale: int) -> None:
 def _report(
     batch: PackedBatch, losses: torch.Tensor, counted: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Sum loss and count over all positions and over those of each source."""
     values = torch.stack([losses, counted], dim=1)
     source_of_position = batch.segment_sources() + 1  # padding becomes row 0
     sums = values.new_zeros(len(batch.sources) + 1, 2)
     sums.index_add_(0, source_of_position, values)
-    report = {LOSS_KEY: values.sum(0)}
-    for index, source in enumerate(batch.sources):
-        report[SOURCE_PREFIX + source] = sums[index + 1]
-    for _, count in report.values():
-        count.clamp_(min=_NO_TOKENS)
-    return report
+    reported = torch.cat([values.sum(0)[None], sums[1:]])
+    reported[:, 1].clamp_(min=_NO_TOKENS)
+    keys = (LOSS_KEY, *(SOURCE_PREFIX + source for source in batch.sources))
+    return dict(zip(keys, reported))
 
 
 def _compare(
     nll: torch.Tensor, seen: torch.Tensor, trained: torch.Tensor, ratio_limit: float | None
 ) -> dict[str, torch.Tensor]:
-    """The policy that is trained beside the one that sampled, over trained positions."""
     number = trained.sum().float().clamp(min=_NO_TOKENS)
     gaps = (seen + nll)[trained]
     report = {"log_prob_gap": torch.stack([gaps.sum(), number])}

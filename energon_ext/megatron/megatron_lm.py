@@ -44,20 +44,16 @@ def train_valid_test_dataloaders_provider(
 
     (since megatron-core 0.18 as in ``examples/launch/pretrain_gpt.py``) with ``--dataloader-type
     external --micro-batch-size 1 --calculate-per-token-loss --data-path mix.yaml
-    --dataloader-save DIR``. A packed micro-batch is one sequence of
-    ``--seq-length`` positions. Validation reads the ``val`` split of the metadataset, unless
-    ``--eval-iters`` is 0; every evaluation sees the same batches.
-
-    When the model was loaded at an iteration > 0, the data continues from the state saved with it.
+    --dataloader-save DIR``. A packed micro-batch is one sequence of ``--seq-length`` positions.
+    Validation reads the ``val`` split of the metadataset, unless ``--eval-iters`` is 0. When the
+    model was loaded at an iteration > 0, the data continues from the state saved with it.
 
     Args:
-        train_val_test_num_samples: not needed; sources repeat and blend by weight.
-        vp_stage: not needed; every virtual stage loads the same.
+        train_val_test_num_samples, vp_stage: not needed.
         task_encoder: of the user; by default a :class:`~energon_ext.PackedTaskEncoder`.
 
     Returns:
         ``(training, validation, None)`` on ranks that load, ``(None, None, None)`` on the others.
-        Validation is None with ``--eval-iters 0``.
 
     Raises:
         ConfigError: an argument, the YAML or a dataset is wrong.
@@ -92,17 +88,12 @@ def _build_loaders(
         task_encoder.schedule_axis = schedule_axis(args)
     options = {
         "worker_config": data_parallel_worker_config(args.num_workers, seed=args.seed),
-        "batch_size": args.micro_batch_size,
+        "batch_size": 1,
         "task_encoder": task_encoder,
     }
-    training = MegatronLMLoader(
-        get_train_dataset(
-            args.data_path[0],
-            # While the global batch grows, each round of micro-batches is a step of the plan.
-            rows_per_step=None if ramps_up(args) else args.global_batch_size,
-            **options,
-        ),
-    )
+    # While the global batch grows, each round of micro-batches is a step of the plan.
+    rows = None if ramps_up(args) else args.global_batch_size
+    training = MegatronLMLoader(get_train_dataset(args.data_path[0], rows_per_step=rows, **options))
     if ramps_up(args):
         _check_ramp(training)
     if args.save and not args.dataloader_save:
@@ -115,7 +106,7 @@ def _build_loaders(
     validation = get_val_datasets(args.data_path[0], **options)
     # Megatron-core 0.18 and later let evaluation have sizes of its own.
     rows = getattr(args, "eval_global_batch_size", None) or args.global_batch_size
-    batches = args.eval_iters * _batches_of(args, rows)
+    batches = args.eval_iters * (rows // parallel_state.get_data_parallel_world_size())
     if 0 < batches < len(validation):  # Megatron-LM wants losses of all, also of one not read
         raise ConfigError(
             f"--eval-iters {args.eval_iters}: a rank evaluates {batches} micro-batches, too few for"
@@ -148,11 +139,6 @@ def _check_ramp(training: MegatronLMLoader) -> None:
             "optimizer step has no fixed number of rows; write `schedule_axis: tokens` into the "
             "metadataset, and its breakpoints in tokens."
         )
-
-
-def _batches_of(args: argparse.Namespace, rows: int) -> int:
-    """Micro-batches of a rank in so many rows of all."""
-    return int(rows // (args.micro_batch_size * parallel_state.get_data_parallel_world_size()))
 
 
 def _default_task_encoder(args: argparse.Namespace) -> PackedTaskEncoder:

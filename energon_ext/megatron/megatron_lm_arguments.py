@@ -76,8 +76,8 @@ def add_energon_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser
         "only repeat it.",
     )
     group.add_argument("--energon-packing", choices=list(PACKERS), default="bin")
-    group.add_argument("--energon-packing-buffer-docs", type=_count, default=512)
-    group.add_argument("--energon-packing-max-docs-per-bin", type=_count)
+    group.add_argument("--energon-packing-buffer-docs", type=int, default=512)
+    group.add_argument("--energon-packing-max-docs-per-bin", type=int)
     group.add_argument("--energon-packing-carry", type=float)
     group.add_argument(
         "--energon-mask-boundary-loss",
@@ -95,12 +95,6 @@ def add_energon_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser
     return parser
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} found, an integer >= 0 is needed")
-    return int(text)
-
-
 def ramps_up(args: argparse.Namespace) -> bool:
     """Whether the global batch grows during the run."""
     schedules = ("rampup_batch_size", "step_batch_size_schedule")
@@ -108,22 +102,14 @@ def ramps_up(args: argparse.Namespace) -> bool:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Refuse what cannot work with packed rows of a metadataset.
-
-    Raises:
-        ConfigError: names the option, what was found and what is allowed.
-    """
+    """Raise ConfigError for what cannot work with packed rows of a metadataset."""
     for flag, found, allowed, is_right in _rules(args):
         if not is_right:
             raise ConfigError(f"{flag} must be {allowed} with energon_ext, got {found!r}.")
 
 
 def check_vocabulary(args: argparse.Namespace, task_encoder: Any) -> None:
-    """Refuse a tokenizer with ids that the model has no embedding for.
-
-    Raises:
-        ConfigError: as said.
-    """
+    """Raise ConfigError for a tokenizer with ids that the model has no embedding for."""
     found = getattr(getattr(task_encoder, "tokenizer", None), "vocab_size", None)
     held = getattr(args, "padded_vocab_size", None)
     if isinstance(found, int) and held is not None and found > held:

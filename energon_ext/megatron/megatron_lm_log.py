@@ -3,8 +3,7 @@
 """What a Megatron-LM run reads of each source: ``metrics.jsonl``, scalars of TensorBoard and W&B.
 
 Megatron-LM writes on its last rank, which has the losses and may have no loader. So after every
-step the ranks of the last pipeline stage sum what they have drawn: one all-reduce of three numbers
-a source.
+step the ranks of the last pipeline stage sum what they have drawn.
 """
 
 import argparse
@@ -23,7 +22,8 @@ from energon_ext.megatron.megatron_lm_state import MegatronLMLoader
 from energon_ext.state.together import collective_device, on_all_ranks
 
 FILE_NAME = "metrics.jsonl"
-ABOUT = ("documents", "names", "interleaves")  # what the line of a start says of the sources
+#: What the line of a start says of the sources.
+ABOUT = ("documents", "names", "interleaves")
 
 
 class DataLog:
@@ -36,25 +36,28 @@ class DataLog:
 
     def __init__(self, loader: MegatronLMLoader | None, args: argparse.Namespace):
         self._loader, self._args = loader, args
-        blend = None if loader is None else loader.blend
-        about: dict[str, Any] = {name: getattr(blend, name) for name in ABOUT if blend is not None}
-        if blend is not None:
-            about["max_epochs"] = {key: each.max_epochs for key, each in blend.sources.items()}
-        self._about: dict[str, Any] = next(filter(None, on_all_ranks(lambda: about)))
-        self._documents: dict[str, int] = self._about["documents"]
+        self._about: dict[str, Any] = next(filter(None, on_all_ranks(self._describe)))
+        self._sources = self._about["sources"]
         self._counts, self._row, self._time = self._count(), self._rows(), time.perf_counter()
         # A plan that begins anew under a trained model counts its steps anew.
         self._first_step = args.iteration if self._row == 0 else 0
         self._writes = dist.get_rank() == dist.get_world_size() - 1
-        on_all_ranks(self._write_start)
+        config = {name: str(value) for name, value in vars(args).items()}
+        rows = args.global_batch_size
+        start = {**self._about, "rows_per_step": rows, "config": config}
+        on_all_ranks(lambda: self._write("start", args.iteration, **start))
+
+    def _describe(self) -> dict[str, Any]:
+        """The sources of this rank's blend; nothing where it has none."""
+        if self._loader is None:
+            return {}
+        blend = self._loader.blend
+        about = {name: getattr(blend, name) for name in ABOUT}
+        limits = {key: each.max_epochs for key, each in blend.sources.items()}
+        return {"sources": list(blend.documents), **about, "max_epochs": limits}
 
     def step(self, losses: Mapping[str, torch.Tensor], iteration: int) -> None:
-        """Log a step.
-
-        Args:
-            losses: means of the step, as Megatron-LM reports them; empty if it was skipped.
-            iteration: its number, from 1 on.
-        """
+        """Log a step (from 1 on) and its mean losses by report, of which a skipped one has none."""
         if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
             return
         before, self._counts = self._counts, self._count(iteration)
@@ -80,8 +83,9 @@ class DataLog:
             tokens_per_second=float(own_tokens.sum()) / seconds,
             batch_hash="",
         )
-        epochs = documents / torch.tensor(list(self._documents.values())).clamp(min=1)
-        limits = [self._about["max_epochs"].get(key) or math.nan for key in self._documents]
+        of_an_epoch = [self._about["documents"][key] for key in self._sources]
+        epochs = documents / torch.tensor(of_an_epoch).clamp(min=1)
+        limits = [self._about["max_epochs"].get(key) or math.nan for key in self._sources]
         self._write_scalars(
             iteration,
             {
@@ -95,9 +99,9 @@ class DataLog:
 
     def _count(self, iteration: int | None = None) -> torch.Tensor:
         """Documents and tokens drawn so far by all ranks and, of a step, planned shares [3, S]."""
-        own = torch.zeros(3, len(self._documents), dtype=torch.float64)
+        own = torch.zeros(3, len(self._sources), dtype=torch.float64)
         if self._loader is not None:
-            drawn, keys = self._loader.drawn, list(self._documents)
+            drawn, keys = self._loader.drawn, self._sources
             own[0] = torch.tensor([drawn.rows[key] for key in keys])
             own[1] = torch.tensor([drawn.tokens[key] for key in keys])
             if iteration is not None and self._loader.loader.worker_config.rank == 0:
@@ -117,17 +121,7 @@ class DataLog:
         return self._loader.next_batch_index * self._loader.blend.topology.rows_per_round
 
     def _by_source(self, values: torch.Tensor) -> dict[str, Any]:
-        return dict(zip(self._documents, values.tolist()))
-
-    def _write_start(self) -> None:
-        self._write(
-            "start",
-            self._args.iteration,
-            sources=list(self._documents),
-            **self._about,
-            rows_per_step=self._args.global_batch_size,
-            config={name: str(value) for name, value in vars(self._args).items()},
-        )
+        return dict(zip(self._sources, values.tolist()))
 
     def _write(self, event: str, step: int, **fields: Any) -> None:
         folder = self._args.energon_run_dir

@@ -12,7 +12,7 @@ from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.errors import StateFormatError, StateMismatchError
-from energon_ext.megatron.rerun import RerunLoader, is_inside_step
+from energon_ext.megatron.loader import RerunLoader, is_inside_step
 from energon_ext.state.checkpoint_folder import read_megatron_lm_state
 from energon_ext.state.consumption import Consumption
 from energon_ext.state.schema import digest_of
@@ -54,9 +54,6 @@ class MegatronLMLoader(RerunLoader):
         """Read what Megatron-LM saved with the model it has just loaded; whether there is any.
 
         A planned run needs the file of any rank, a streamed one its own.
-
-        Raises:
-            StateFormatError: a file cannot be read, or that of this rank is missing.
         """
         folder, iteration = args.dataloader_load or args.dataloader_save, args.iteration
         rank, files = self.loader.worker_config.rank, _files(folder, iteration)
@@ -74,9 +71,6 @@ class MegatronLMLoader(RerunLoader):
         """Continue from what :meth:`find_state` has read.
 
         Returns: how many batches this rank has drawn; a digest of what all ranks share.
-
-        Raises:
-            StateMismatchError: it belongs to another configuration.
         """
         self.restore_state(self._found)
         # Where all ranks have the same state, the first counts.

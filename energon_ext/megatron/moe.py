@@ -1,12 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the routers of mixtures of experts need to know of a packed batch.
-
-1. Which positions are padding, or it would count as load (:func:`padding_mask_for`).
-2. By how much the token count is scaled (:func:`scale_router_losses`): with
-   ``calculate_per_token_loss`` Megatron multiplies a router's losses by the tokens it saw and
-   divides them, with all gradients, by the count that the loss function returned.
-"""
+"""What the routers of mixtures of experts need to know of a packed batch."""
 
 import inspect
 from typing import Any
@@ -28,21 +22,15 @@ _COEFFICIENTS = ("moe_aux_loss_coeff", "moe_z_loss_coeff")
 def padding_mask_for(model: torch.nn.Module, batch: PackedBatch) -> dict[str, torch.Tensor]:
     """Return ``{"padding_mask": bool [1, positions]}`` for models that route, ``{}`` for others.
 
-    Under sequence parallelism Megatron cuts the mask where it embeds the tokens, so on the first
-    pipeline stage only; the others are given the part of their tensor-parallel rank.
-
-    Args:
-        model: a ``GPTModel``, wrapped or not.
-        batch: as :func:`~energon_ext.megatron.get_batch` returned it.
+    Without it padding would count as load.
     """
     inner = unwrap(model)
-    config = inner.config
-    if not config.num_moe_experts:
+    takes_mask = "padding_mask" in inspect.signature(inner.forward).parameters  # core 0.16
+    if not (inner.config.num_moe_experts and takes_mask):
         return {}
-    if "padding_mask" not in inspect.signature(inner.forward).parameters:
-        return {}  # megatron-core 0.15
     mask = batch.padding_mask()[None]
-    if config.sequence_parallel and not inner.pre_process:
+    # Megatron cuts the mask where it embeds the tokens, so on the first stage only.
+    if inner.config.sequence_parallel and not inner.pre_process:
         ranks = parallel_state.get_tensor_model_parallel_world_size()
         mask = mask.chunk(ranks, dim=1)[parallel_state.get_tensor_model_parallel_rank()]
     return {"padding_mask": mask}
@@ -51,8 +39,10 @@ def padding_mask_for(model: torch.nn.Module, batch: PackedBatch) -> dict[str, to
 def scale_router_losses(config: TransformerConfig, weight_scale: int) -> None:
     """Scale the auxiliary losses of routers like the token count, so that they keep their weight.
 
-    Call it once, before the model is built, when ``forward_step`` is given a ``weight_scale``.
-    What Megatron logs of these losses stays what it was: it is divided by the coefficient.
+    With ``calculate_per_token_loss`` Megatron multiplies them by the tokens that a router saw and
+    divides them, with all gradients, by the count that the loss function returned. Call this once,
+    before the model is built, when ``forward_step`` is given a ``weight_scale``. What Megatron logs
+    of these losses stays what it was.
 
     Args:
         config: Megatron's ``TransformerConfig``; its coefficients are multiplied in place.
@@ -60,15 +50,6 @@ def scale_router_losses(config: TransformerConfig, weight_scale: int) -> None:
 
     Raises:
         ConfigError: the config has been scaled already.
-
-    Example:
-        >>> from megatron.core.transformer.transformer_config import TransformerConfig
-        >>> config = TransformerConfig(
-        ...     num_layers=1, hidden_size=8, num_attention_heads=1, num_moe_experts=2,
-        ...     moe_router_load_balancing_type="aux_loss", moe_aux_loss_coeff=0.5)
-        >>> scale_router_losses(config, 1024)
-        >>> config.moe_aux_loss_coeff
-        512.0
     """
     if hasattr(config, _SCALE):
         raise ConfigError(
@@ -82,11 +63,7 @@ def scale_router_losses(config: TransformerConfig, weight_scale: int) -> None:
 
 
 def check_router_losses(model: torch.nn.Module, weight_scale: int) -> None:
-    """Refuse a ``weight_scale`` that the auxiliary losses of the model were not scaled by.
-
-    Raises:
-        ConfigError: they would be divided by it.
-    """
+    """Refuse a ``weight_scale`` that the auxiliary losses of the model were not scaled by."""
     config = unwrap(model).config
     is_used = any(np.any(getattr(config, name) or 0) for name in _COEFFICIENTS)
     scale = getattr(config, _SCALE, 1)

@@ -27,9 +27,7 @@ def mtp_block_spec(
     """Return the layers of this stage for ``GPTModel(mtp_block_spec=...)``; None without any.
 
     Args:
-        config: Megatron's ``TransformerConfig``.
         block: of :func:`~energon_ext.megatron.gpt_layer_spec`.
-        vp_stage: virtual pipeline stage, when there are several on a rank.
     """
     if not config.mtp_num_layers:
         return None

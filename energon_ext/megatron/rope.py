@@ -17,14 +17,10 @@ from energon_ext.megatron.moe import unwrap
 
 
 def rope_by_position_ids(model: torch.nn.Module) -> None:
-    """Let a ``GPTModel`` rotate each position by its ``position_ids``.
+    """Let a ``GPTModel`` rotate each position by its ``position_ids``; call it on every stage.
 
     RoPE is relative: adding one number to all ids of a segment changes nothing while attention
-    stays inside it. Call this on every pipeline stage; each is given ``position_ids`` by
-    :func:`~energon_ext.megatron.forward_step`. Nothing is added to the state of the model.
-
-    Args:
-        model: a ``GPTModel`` with ``position_embedding_type="rope"``, wrapped or not.
+    stays inside it. Nothing is added to the state of the model.
 
     Raises:
         ConfigError: another position embedding, fused RoPE or context parallelism, none of which
@@ -49,9 +45,6 @@ class PositionIdRope(torch.nn.Module):
 
     Megatron turns the whole packed sequence by the angles it is given when there is one for each of
     its positions, and that is what it is given here.
-
-    Args:
-        rope: Megatron's module.
     """
 
     def __init__(self, rope: RotaryEmbedding):
@@ -62,22 +55,13 @@ class PositionIdRope(torch.nn.Module):
     def take_position_ids(
         self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Note the positions of the forward pass that begins; a hook of the model."""
         self.position_ids = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
 
     def get_rotary_seq_len(self, *args: Any, **kwargs: Any) -> int:
-        """As Megatron asks its own module; the answer comes back to :meth:`forward`."""
         return self.rope.get_rotary_seq_len(*args, **kwargs)
 
     def forward(self, max_seq_len: int, **_: Any) -> torch.Tensor:
-        """Return the angles of every position.
-
-        Args:
-            max_seq_len: not needed.
-
-        Returns:
-            float32 [positions, batch, 1, channels].
-        """
+        """The angles of every position: float32 [positions, batch, 1, channels]."""
         assert self.position_ids is not None  # the hook comes first
         rope, positions = self.rope, self.position_ids.t()
         if rope.seq_len_interpolation_factor is not None:

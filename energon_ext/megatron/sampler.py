@@ -5,21 +5,19 @@
 Every token is a forward pass over all tokens so far, in one batch. Megatron-core 0.16 has a cache
 of keys and values, but its attention without Transformer Engine does not read it, and with it a
 batch must have prompts of one length; recomputing is right for every layer and every batch.
-
-A model that is split over ranks answers on all of them together, see
-:mod:`energon_ext.megatron.lockstep`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Sequence
 
 import torch
 
 from energon_ext.arguments import check_integers, check_number
 from energon_ext.encoders.prompts import Prompt
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, SamplerError
 from energon_ext.megatron.lockstep import Lockstep
 from energon_ext.rl.sampler import RewardFunction, ScoredGroup, score
+from energon_ext.state.together import on_all_ranks
 
 
 @dataclass(frozen=True)
@@ -31,11 +29,7 @@ class Sampling:
         temperature: the logits are divided by it; 0 takes the likeliest token.
         top_p: of the likeliest tokens only so many that they hold this much probability, in (0, 1].
         stop_id: token that ends a response and belongs to it; None for full length.
-        vocab_size: ids that may be drawn are below it; None for all of the model's, padding of the
-            vocabulary included.
-
-    Raises:
-        ConfigError: a value is out of range.
+        vocab_size: ids that may be drawn are below it; None for all, padding included.
     """
 
     max_new_tokens: int
@@ -52,73 +46,70 @@ class Sampling:
             check_integers("Sampling", vocab_size=self.vocab_size)
 
 
+@dataclass(kw_only=True, eq=False)
 class MegatronSampler:
     """A :class:`~energon_ext.rl.BatchSampler` over a ``GPTModel`` in this process.
 
-    Keeps nothing between calls but the model. The model may be split by tensors, pipeline stages
-    and experts. All ranks of a replica have an ``RLDataset`` of the same arguments and call this
-    with the same prompts and seed; each gets the same groups, with the rewards of the first. Where
-    replicas share experts, they call it as often as each other: :meth:`agree` tells an
-    ``RLDataset`` when another needs it.
+    The model may be split by tensors, pipeline stages and experts. All ranks of a replica have an
+    ``RLDataset`` of the same arguments and call this with the same prompts and seed; each gets the
+    same groups, with the rewards of the first. Where replicas share experts, they call it as often
+    as each other: :meth:`agree` tells an ``RLDataset`` when another needs it.
 
     Args:
         model: a ``GPTModel``, wrapped or not.
         reward: ``(prompt, responses) -> rewards``; responses are lists of token ids.
         group_size: answers to a prompt, >= 2.
-        sampling: how tokens are drawn.
         rows_per_pass: most answers in one forward pass; None for all of a call.
 
     Raises:
-        ConfigError: a group of less than two, or a layout that
-            :class:`~energon_ext.megatron.lockstep.Lockstep` refuses.
+        ConfigError: a group of less than two; context parallelism, stages of several chunks, or
+            tensors and experts that are split so that neither group holds the other.
         SamplerError: from a call: the reward failed on the answers to a prompt, or the ranks of a
             replica ask for different prompts.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        reward: RewardFunction,
-        *,
-        group_size: int,
-        sampling: Sampling,
-        rows_per_pass: int | None = None,
-    ):
-        check_integers("MegatronSampler", least=2, group_size=group_size)
-        if rows_per_pass is not None:
-            check_integers("MegatronSampler", rows_per_pass=rows_per_pass)
+    model: torch.nn.Module = field(kw_only=False)
+    reward: RewardFunction = field(kw_only=False)
+    group_size: int
+    sampling: Sampling
+    rows_per_pass: int | None = None
+
+    def __post_init__(self) -> None:
+        check_integers("MegatronSampler", least=2, group_size=self.group_size)
+        _check_rows("MegatronSampler", self.rows_per_pass)
         self._lockstep = Lockstep()
-        self.model = model
-        self.reward = reward
-        self.group_size = group_size
-        self.sampling = sampling
-        self.rows_per_pass = rows_per_pass
 
     def sample_and_score_batch(self, prompts: Sequence[Prompt], seed: int) -> list[ScoredGroup]:
         """A group for each prompt, in order; the same for the same seed and weights.
 
         Without prompts this rank takes part in the passes of the others.
         """
-        self._lockstep.check_same([prompt.__key__ for prompt in prompts])
+        keys = [prompt.__key__ for prompt in prompts]
+        if any(other != keys for other in on_all_ranks(lambda: keys, self._lockstep.replica)):
+            raise SamplerError(
+                "the ranks of a model ask for different prompts; give their RLDatasets one "
+                "data-parallel rank and seed"
+            )
         size = self.group_size
         asked = [prompt.tokens.tolist() for prompt in prompts for _ in range(size)]
         responses, log_probs = generate(
             self.model, asked, self.sampling, seed=seed, rows_per_pass=self.rows_per_pass
         )
         owned = [slice(index * size, (index + 1) * size) for index in range(len(prompts))]
+
+        def scores() -> list[Sequence[float]]:
+            if self._lockstep.replica.rank() > 0:
+                return []
+            return [score(self.reward, p, responses[own]) for p, own in zip(prompts, owned)]
+
         # Once for a replica: a reward that asks a judge need not say the same twice.
-        scores = self._lockstep.on_first(
-            lambda: [score(self.reward, p, responses[own]) for p, own in zip(prompts, owned)]
-        )
+        first, *_ = on_all_ranks(scores, self._lockstep.replica)
         groups = []
-        for prompt, own, rewards in zip(prompts, owned, scores):
+        for prompt, own, rewards in zip(prompts, owned, first):
             stop = self.sampling.stop_id
             cut = None if stop is None else [response[-1] != stop for response in responses[own]]
-            groups.append(
-                ScoredGroup.from_responses(
-                    prompt.tokens, responses[own], log_probs[own], rewards, cut
-                )
-            )
+            found = responses[own], log_probs[own], rewards, cut
+            groups.append(ScoredGroup.from_responses(prompt.tokens, *found))
         return groups
 
     def agree(self, status: int) -> int:
@@ -140,9 +131,7 @@ def generate(
     with the same prompts, others with prompts of their own or none.
 
     Args:
-        model: a ``GPTModel``, wrapped or not; put back into the mode it was in.
         prompts: token ids, at least one each; lengths may differ.
-        sampling: how tokens are drawn.
         seed: of the draws.
         rows_per_pass: most prompts in one forward pass; None for all.
 
@@ -151,12 +140,10 @@ def generate(
         model gives each of them: at temperature 1 and without ``top_p``, as it is trained.
 
     Raises:
-        ConfigError: a layout that :class:`~energon_ext.megatron.lockstep.Lockstep` refuses, or a
-            prompt is empty.
+        ConfigError: a layout that :class:`MegatronSampler` refuses, or an empty prompt.
     """
     lockstep = Lockstep()
-    if rows_per_pass is not None:
-        check_integers("generate", rows_per_pass=rows_per_pass)
+    _check_rows("generate", rows_per_pass)
     if not all(map(len, prompts)):
         raise ConfigError("generate: a token in each prompt is needed.")
     was_training = model.training
@@ -176,6 +163,11 @@ def generate(
     finally:
         model.train(was_training)
     return responses, log_probs
+
+
+def _check_rows(owner: str, rows_per_pass: int | None) -> None:
+    if rows_per_pass is not None:
+        check_integers(owner, rows_per_pass=rows_per_pass)
 
 
 @torch.no_grad()
@@ -226,22 +218,7 @@ def _generate_rows(
 def draw(
     logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """Draw a token for each row of logits.
-
-    Args:
-        logits: float [rows, V].
-        sampling: temperature and top_p.
-        generator: of the draws, on the device of the logits.
-
-    Returns:
-        int64 [rows].
-
-    Example:
-        >>> draw(torch.tensor([[0.0, 2.0, 1.0]]), Sampling(1, temperature=0)).tolist()
-        [1]
-        >>> draw(torch.tensor([[0.0, 9.0, 1.0]]), Sampling(1, top_p=0.9)).tolist()
-        [1]
-    """
+    """Draw a token for each row of logits: float [rows, V] to int64 [rows]."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
     chances = torch.softmax(logits.float() / sampling.temperature, dim=-1)

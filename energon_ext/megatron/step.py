@@ -1,31 +1,17 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One training step's data, forward pass and loss, as Megatron's schedules call them.
+"""One training step's data, forward pass and loss, as Megatron's schedules call them."""
 
-1. :func:`get_batch`: tensor-parallel rank 0 of every pipeline stage draws a ``PackedBatch`` (the
-   loader is deterministic, so all stages hold the same), the other ranks receive it; each
-   context-parallel rank keeps its slice.
-2. :func:`build_packed_seq_params`: the segment ends, for attention on every stage.
-3. :func:`energon_ext.megatron.make_loss_func`: the weighted loss as Megatron wants it, a sum
-   and an integer count.
-
-:func:`forward_step` is the three in a row, ready for ``get_forward_backward_func()``.
-"""
-
-from typing import Iterator
+from typing import Any, Callable, Iterator
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.errors import ConfigError
-from energon_ext.megatron.broadcast import broadcast_batch
-from energon_ext.megatron.context_parallel import (
-    ContextParallelSlice,
-    attention_ends,
-    slice_for_context_parallel,
-)
+from energon_ext.errors import ConfigError, SampleError
+from energon_ext.megatron.context_parallel import ContextParallelSlice, slice_for_context_parallel
 from energon_ext.megatron.loss import LossFunc, make_loss_func
 from energon_ext.megatron.moe import check_router_losses, padding_mask_for
 from energon_ext.megatron.mtp import loss_mask_for
@@ -35,12 +21,9 @@ from energon_ext.state.together import collective_device
 def get_batch(data_iterator: Iterator[PackedBatch] | None) -> PackedBatch:
     """Return this micro-batch on this rank's device, the same on all ranks of a model replica.
 
-    With context parallelism each rank gets its slice of it, see
-    :mod:`energon_ext.megatron.context_parallel`.
-
-    Args:
-        data_iterator: the loader on tensor-parallel rank 0 of every pipeline stage; not looked at
-            on other ranks.
+    Tensor-parallel rank 0 of every pipeline stage draws it; the loader is deterministic, so all
+    stages have the same. With context parallelism each rank gets its
+    :func:`~energon_ext.megatron.slice_for_context_parallel`.
 
     Raises:
         ConfigError: tensor-parallel rank 0 has no iterator, or a segment is not aligned for
@@ -52,12 +35,7 @@ def get_batch(data_iterator: Iterator[PackedBatch] | None) -> PackedBatch:
     if parallel_state.get_tensor_model_parallel_world_size() == 1:
         batch = _draw(data_iterator).to(device)
     else:
-        batch = broadcast_batch(
-            lambda: _draw(data_iterator),
-            source_rank=parallel_state.get_tensor_model_parallel_src_rank(),
-            group=parallel_state.get_tensor_model_parallel_group(),
-            device=device,
-        )
+        batch = _broadcast(lambda: _draw(data_iterator), device)
     size = parallel_state.get_context_parallel_world_size()
     if size == 1:
         return batch
@@ -67,8 +45,8 @@ def get_batch(data_iterator: Iterator[PackedBatch] | None) -> PackedBatch:
 def build_packed_seq_params(batch: PackedBatch) -> PackedSeqParams:
     """Return Megatron's description of the segments; padding is a segment of its own.
 
-    Of a slice for context parallelism it describes the whole batch: which of it is on which rank,
-    attention and RoPE work out themselves.
+    Of a slice for context parallelism it describes the aligned segments of the whole batch, padding
+    included: padding follows its document, so causal attention never looks at it.
 
     Example:
         >>> import numpy as np
@@ -79,23 +57,24 @@ def build_packed_seq_params(batch: PackedBatch) -> PackedSeqParams:
         >>> params.cu_seqlens_q.tolist(), params.max_seqlen_q
         ([0, 3, 4, 7, 8], 3)
     """
-    ends, padded_ends, longest = batch.cu_seqlens, None, batch.max_seqlen
+    ends, longest = batch.cu_seqlens, batch.max_seqlen
+    more: dict[str, Any] = {}
     if isinstance(batch, ContextParallelSlice):
-        assert batch.whole is not None  # it was cut from one
-        ends, padded_ends = attention_ends(batch.whole)
-        longest = int(padded_ends.diff().max())
-    # Not told, Transformer Engine looks for gaps between segments, in every layer.
-    gaps = {"pad_between_seqs": padded_ends is not None}
-    knows = "pad_between_seqs" in PackedSeqParams.__dataclass_fields__  # megatron-core >= 0.19
+        assert batch.aligned_ends is not None  # a default, because those of PackedBatch have one
+        ends = batch.aligned_ends
+        longest = int(ends.diff().max())
+        # The same: told of gaps, Transformer Engine does without its fast kernels.
+        more = {"cu_seqlens_q_padded": ends, "cu_seqlens_kv_padded": ends}
+    if "pad_between_seqs" in PackedSeqParams.__dataclass_fields__:  # megatron-core >= 0.19
+        # Not told, Transformer Engine looks for gaps between segments, in every layer.
+        more["pad_between_seqs"] = False
     return PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=ends,
         cu_seqlens_kv=ends,
-        cu_seqlens_q_padded=padded_ends,
-        cu_seqlens_kv_padded=padded_ends,
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
-        **(gaps if knows else {}),
+        **more,
     )
 
 
@@ -114,19 +93,18 @@ def forward_step(
     ``functools.partial(forward_step, denominator="tokens")``.
 
     Args:
-        data_iterator: see :func:`get_batch`.
+        data_iterator: the loader on tensor-parallel rank 0; not looked at on other ranks.
         model: a ``GPTModel``, wrapped or not.
-        denominator: see :func:`energon_ext.megatron.make_loss_func`.
-        weight_scale, ratio_limit: see :func:`energon_ext.megatron.make_loss_func`.
+        denominator, weight_scale, ratio_limit: see :func:`energon_ext.megatron.make_loss_func`.
 
     Returns:
         The model's output (on the last stage the loss of each position, [1, N]) and the loss
         function.
 
     Raises:
-        ConfigError: the routers of the model were not told of ``weight_scale``, see
-            :func:`energon_ext.megatron.scale_router_losses`; or see
-            :func:`energon_ext.megatron.mtp.loss_mask_for`.
+        ConfigError: with a ``weight_scale``, routers that were not told of it (see
+            :func:`energon_ext.megatron.scale_router_losses`) or multi-token prediction, which
+            does without context parallelism too.
     """
     check_router_losses(model, weight_scale)
     batch = get_batch(data_iterator)
@@ -151,3 +129,26 @@ def _draw(data_iterator: Iterator[PackedBatch] | None) -> PackedBatch:
             "rank loads there. Set is_distributed = True on the dataloaders provider."
         )
     return next(data_iterator)
+
+
+def _broadcast(draw: Callable[[], PackedBatch], device: torch.device) -> PackedBatch:
+    """Draw on the first tensor-parallel rank; the others get what lies where, and the bytes."""
+    group = parallel_state.get_tensor_model_parallel_group()
+    source = parallel_state.get_tensor_model_parallel_src_rank()
+    is_source = dist.get_rank() == source
+    message: list[Any] = [None]
+    try:
+        if is_source:
+            batch = draw()
+            buffer = batch.as_buffer().to(device)
+            message = [(buffer.numel(), batch.layout(), batch.sources, batch.max_seqlen)]
+    finally:
+        # Also when the draw failed: the others wait for this message.
+        dist.broadcast_object_list(message, source, group=group, device=device)
+    if message[0] is None:
+        raise SampleError(f"Rank {source} failed to draw a batch; its own error says why.")
+    num_bytes, *fields = message[0]
+    if not is_source:
+        buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    dist.broadcast(buffer, source, group=group)
+    return PackedBatch.from_buffer(buffer, *fields)

@@ -25,11 +25,8 @@ class ValidationLoader:
 
     Args:
         datasets: of :func:`energon_ext.get_val_datasets`, one for each source.
-        batches_per_evaluation: micro-batches that a rank draws in one evaluation.
+        batches_per_evaluation: micro-batches that a rank draws in one evaluation, >= 1.
         **loader_options: as for :class:`~energon_ext.ExactDataLoader`.
-
-    Raises:
-        ConfigError: fewer than one batch per evaluation.
     """
 
     def __init__(
@@ -46,7 +43,7 @@ class ValidationLoader:
         keys = (find_blend(dataset).keys[0] for dataset, _ in datasets)
         self.sources = tuple(numbered(keys))
         self._loaders = [ExactDataLoader(dataset, **loader_options) for dataset, _ in datasets]
-        self._batches = self._evaluations(batches_per_evaluation)
+        self._batches = itertools.cycle(self._draw(batches_per_evaluation))
 
     def __iter__(self) -> "ValidationLoader":
         return self
@@ -60,20 +57,14 @@ class ValidationLoader:
         for loader in self._loaders:
             loader.close()
 
-    def _evaluations(self, size: int) -> Iterator[PackedBatch]:
-        batches = []
-        for batch in itertools.islice(self._draw(), size):
-            batches.append(batch)
-            if len(batches) == size:
-                self.close()
-            yield batch
-        yield from itertools.cycle(batches)
-
-    def _draw(self) -> Iterator[PackedBatch]:
-        """One batch of each source in turn; a source that has ended begins again."""
+    def _draw(self, size: int) -> Iterator[PackedBatch]:
         endless = [itertools.chain.from_iterable(itertools.repeat(each)) for each in self._loaders]
-        for index in itertools.cycle(range(len(endless))):
-            yield self._of_source(next(endless[index]), index)
+        for number in range(size):
+            index = number % len(endless)
+            batch = next(endless[index])
+            if number == size - 1:
+                self.close()
+            yield self._of_source(batch, index)
 
     def _of_source(self, batch: PackedBatch, index: int) -> PackedBatch:
         """The batch among all sources: Megatron-LM wants the same losses of every micro-batch."""

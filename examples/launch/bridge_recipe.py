@@ -23,7 +23,7 @@ from energon_ext.megatron import (
     data_parallel_worker_config,
     forward_step,
 )
-from energon_ext.megatron.rerun import RerunLoader
+from energon_ext.megatron.loader import RerunLoader
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from energon_ext import ConfigError
 from energon_ext.megatron import build_packed_seq_params, slice_for_context_parallel
 from energon_ext.megatron.attention import SegmentAttention
-from energon_ext.megatron.context_parallel import attention_ends, context_parallel_positions
+from energon_ext.megatron.context_parallel import context_parallel_positions
 from tests.megatron.small_gpt import small_config, synthetic_batch
 
 PADDING = -1
@@ -133,14 +133,6 @@ def test_a_segment_that_is_not_aligned_is_refused_with_its_length():
     )
 
 
-def test_ends_with_and_without_the_padding_of_alignment_by_hand():
-    """5 of 8, 4 of 4, 1 of 4 positions, then 4 of padding, which count in full."""
-    ends, padded = attention_ends(aligned_batch([5, 4, 1], 2))
-    assert ends.tolist() == [0, 5, 9, 10, 14]
-    assert padded.tolist() == [0, 8, 12, 16, 20]
-    assert ends.dtype == padded.dtype == torch.int32
-
-
 def test_attention_is_told_of_the_whole_batch_on_every_rank():
     batch = aligned_batch(LENGTHS, 2)
     for rank in range(2):
@@ -148,23 +140,24 @@ def test_attention_is_told_of_the_whole_batch_on_every_rank():
         assert params.qkv_format == "thd"
         assert params.cu_seqlens_q_padded is params.cu_seqlens_kv_padded
         assert params.cu_seqlens_q_padded.tolist() == [0, 8, 24, 28, 40, 44]
-        assert params.cu_seqlens_q.tolist() == [0, 5, 21, 22, 33, 37]
+        # Told of gaps, Transformer Engine would do without its fast kernels.
+        assert params.cu_seqlens_q is params.cu_seqlens_q_padded
+        assert getattr(params, "pad_between_seqs", False) is False
         assert params.max_seqlen_q == params.max_seqlen_kv == 16
 
 
 def rank_attention(params, query, key, value, rank, size):
     """What one rank computes: its queries, the keys of all ranks, the ends of packed_seq_params."""
-    ends, lengths = params.cu_seqlens_q_padded.tolist(), params.cu_seqlens_q.diff().tolist()
+    ends = params.cu_seqlens_q_padded.tolist()
     output = torch.zeros_like(query)
-    for start, stop, length in zip(ends, ends[1:], lengths):
+    for start, stop in zip(ends, ends[1:]):
         chunk = (stop - start) // (2 * size)
         for number in (rank, 2 * size - 1 - rank):
             for position in range(start + number * chunk, start + (number + 1) * chunk):
-                if position < start + length:
-                    keys = slice(start, position + 1)
-                    scores = torch.einsum("hc,khc->hk", query[position], key[keys])
-                    weights = (scores / query.shape[-1] ** 0.5).softmax(-1)
-                    output[position] = torch.einsum("hk,khc->hc", weights, value[keys])
+                keys = slice(start, position + 1)
+                scores = torch.einsum("hc,khc->hk", query[position], key[keys])
+                weights = (scores / query.shape[-1] ** 0.5).softmax(-1)
+                output[position] = torch.einsum("hk,khc->hc", weights, value[keys])
     return output
 
 

@@ -141,7 +141,8 @@ def assert_same_rows_and_losses(found, expected):
         assert one["loss"] == pytest.approx(expected[step]["loss"], abs=1e-5)
 
 
-def test_a_planned_run_goes_on_split_in_any_way(mixes, references, tmp_path):
+@pytest.mark.parametrize("kind", ["tokens", pytest.param("text", marks=pytest.mark.nightly)])
+def test_a_run_goes_on_split_in_any_way(kind, mixes, references, tmp_path):
     """At every hop other ranks, workers and micro-batches, and another split of the model."""
     run_dir = tmp_path / "run"
     for last, ranks, options in (
@@ -153,30 +154,9 @@ def test_a_planned_run_goes_on_split_in_any_way(mixes, references, tmp_path):
         (6, 1, ()),
     ):
         resume = ("--resume",) if last > 1 else ()
-        run(mixes["tokens"], run_dir, "--stop-after", str(last), *resume, *options, ranks=ranks)
-    assert_same_rows_and_losses(steps_of(run_dir), steps_of(references / "tokens"))
-    assert events(run_dir, "consumption")[-1] == events(references / "tokens", "consumption")[-1]
-
-
-@pytest.mark.parametrize("options", [TENSORS, pytest.param(STAGES, marks=pytest.mark.nightly)])
-def test_a_streamed_run_goes_on_with_the_model_split(mixes, references, options, tmp_path):
-    run_dir, rows = tmp_path / "run", ("--micro-batch-rows", "2")
-    run(mixes["text"], run_dir, *rows, "--stop-after", "2")
-    run(mixes["text"], run_dir, *rows, "--resume", "--stop-after", "4", *options, ranks=2)
-    run(mixes["text"], run_dir, *rows, "--resume")
-    assert_same_rows_and_losses(steps_of(run_dir), steps_of(references / "text"))
-
-
-@pytest.mark.nightly
-def test_a_streamed_run_goes_on_with_as_many_workers_in_all_and_no_others(mixes, tmp_path):
-    whole, parts, rows = tmp_path / "whole", tmp_path / "parts", ("--micro-batch-rows", "2")
-    run(mixes["text"], whole, *rows, ranks=2)
-    run(mixes["text"], parts, *rows, "--stop-after", "4", ranks=2)
-    stderr = run(mixes["text"], parts, *rows, "--resume", succeeds=False)
-    assert "workers of all ranks: saved 2, now 1" in stderr.splitlines()[-1]
-    run(mixes["text"], parts, *rows, "--resume", "--num-workers", "2")
-    assert_same_rows_and_losses(steps_of(parts), steps_of(whole))
-    assert list(checkpoints(parts).data_of(4)) == [0, 1]
+        run(mixes[kind], run_dir, "--stop-after", str(last), *resume, *options, ranks=ranks)
+    assert_same_rows_and_losses(steps_of(run_dir), steps_of(references / kind))
+    assert events(run_dir, "consumption")[-1] == events(references / kind, "consumption")[-1]
 
 
 @pytest.mark.nightly

@@ -331,24 +331,24 @@ def test_a_run_whose_global_batch_grows_goes_on_as_if_it_had_not_been_stopped(pl
 
 
 @pytest.mark.parametrize("layout", ["data parallel", "tensor parallel", "pipeline parallel"])
-@pytest.mark.parametrize("kind", ["streamed", "planned"])
+@pytest.mark.parametrize("kind", ["text", "planned"])
 def test_the_log_says_what_was_read_of_each_source(kind, layout, mix, planned, tmp_path):
     """Of a run that skips a step, is stopped after the third, and goes on."""
     options = f"{LAYOUTS[layout]} --save {tmp_path}/model --dataloader-save {tmp_path}/data"
     options += f" --energon-run-dir {tmp_path}/run --tensorboard-dir {tmp_path}/boards"
     options += " --iterations-to-skip 2 --wandb-project p --wandb-exp-name e"
-    path = mix if kind == "streamed" else planned
+    path = mix if kind == "text" else planned
     losses, _ = run(path, tmp_path, options, "--exit-interval 3")
     more, _ = run(path, tmp_path, options, f"--load {tmp_path}/model")
     log = Run.load(tmp_path / "run")
-    assert log.sources == (("a:train", "b:train") if kind == "streamed" else ("a/train", "b/train"))
+    assert log.sources == (("a:train", "b:train") if kind == "text" else ("a/train", "b/train"))
     assert log.resumed_after == (3,)
     assert list(log.step) == [1, 2, 3, 4, 5, 6]
     # Megatron-LM logs the mean of the first two iterations of a process as the second.
     assert log.loss[0] == pytest.approx(float(losses["1"]), abs=1e-5)
     assert log.loss[3] == pytest.approx(float(more["4"]), abs=1e-5)
     assert np.isnan(log.loss[1])
-    weights = [3 - step / 4 for step in range(6)] if kind == "streamed" else [1] * 6
+    weights = [3 - step / 4 for step in range(6)] if kind == "text" else [1] * 6
     for shares, weight in zip(log.planned_share, weights):
         assert shares == pytest.approx([weight / (weight + 1), 1 / (weight + 1)])
     drawn_in_state = counts_in_states(tmp_path / "data" / "iter_0000006")
@@ -364,7 +364,7 @@ def test_the_log_says_what_was_read_of_each_source(kind, layout, mix, planned, t
         assert in_wandb[f"data/tokens/{key}"] == (6, last.value)
         assert in_wandb[f"lm loss/{key}"][0] == 6
     limited = [name for name in boards.Tags()["scalars"] if "epochs_left" in name]
-    assert limited == (["data/epochs_left/a:train"] if kind == "streamed" else [])
+    assert limited == (["data/epochs_left/a:train"] if kind == "text" else [])
     for name in limited:
         assert boards.Scalars(name)[-1].value == pytest.approx(50 - log.documents[:, 0].sum() / 30)
     assert write_report(log, tmp_path / "report")[-1].name == "report.html"
@@ -376,11 +376,8 @@ def test_the_log_says_what_was_read_of_each_source(kind, layout, mix, planned, t
 
 
 def counts_in_states(folder):
-    """Documents and tokens of each source in the data states of an iteration."""
-    found = defaultdict(lambda: np.zeros(2, int))
-    for path in sorted(folder.rglob("*.pt")):
-        (blend,) = blends_in(read_megatron_lm_state(path)).values()
-        for key, own in blend["plan"]["sources"].items():
-            counts = np.array([own["documents"], own["tokens"]])
-            found[key] = counts if blend["worker"] is None else found[key] + counts
-    return found
+    """Documents and tokens of each source in the cursor that every rank saved at an iteration."""
+    states = [read_megatron_lm_state(path) for path in folder.rglob("*.pt")]
+    assert all(state == states[0] for state in states)
+    sources = states[0]["plan"]["sources"]
+    return {key: (own["documents"], own["tokens"]) for key, own in sources.items()}

@@ -21,7 +21,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from energon_ext import ConfigError
 from energon_ext.megatron import add_energon_args
-from energon_ext.megatron.context_parallel import attention_ends
 from tests.support import write_mix, write_tokens
 
 LAUNCH = Path(__file__).parents[2] / "examples" / "launch"
@@ -260,7 +259,7 @@ def test_the_data_of_a_bridge_recipe_fits_its_context_parallelism_and_its_global
     known = build.__globals__
     monkeypatch.setattr(parallel_state, "get_context_parallel_world_size", lambda: 2)
     monkeypatch.setitem(known, "get_current_global_batch_size", lambda: 32)
-    _, ends = attention_ends(next(build(None)[0]))
+    ends = next(build(None)[0]).cu_seqlens_padded
     assert len(ends) > 2
     assert not (ends % 4).any()
     monkeypatch.setitem(known, "get_current_global_batch_size", lambda: 16)

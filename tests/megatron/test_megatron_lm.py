@@ -293,11 +293,11 @@ def test_a_folder_that_is_named_and_holds_nothing_is_an_error(launch, tmp_path):
         provide()
 
 
-def test_buffers_of_less_than_nothing_are_refused(capsys):
-    parser = add_energon_args(argparse.ArgumentParser())
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--energon-packing-buffer-docs=-5"])
-    assert "'-5' found, an integer >= 0 is needed" in capsys.readouterr().err
+def test_buffers_of_less_than_nothing_are_refused(launch):
+    options = ["--energon-packing-buffer-docs=-5"]
+    vars(launch).update(vars(add_energon_args(argparse.ArgumentParser()).parse_args(options)))
+    with pytest.raises(ConfigError, match="packing_buffer_docs: -5 found, an integer >= "):
+        provide()
 
 
 @pytest.mark.parametrize(("folder", "said"), [(None, True), ("given", False)])
