@@ -88,7 +88,7 @@ class ExactDataLoader:
         self._slots: Slots | None = None  # with workers
         self._batches: Iterator[Any] | None = None
         self._pending: deque[Round] = deque()  # handed to readers, and not yet to the trainer
-        self._is_closed = False
+        self._is_closed = self._is_restored = False
 
     @property
     def worker_config(self) -> WorkerConfig:
@@ -214,12 +214,13 @@ class ExactDataLoader:
         Raises:
             StateFormatError: it is damaged, or something else.
             StateMismatchError: it belongs to another configuration.
-            ConfigError: batches were drawn already.
+            ConfigError: batches were drawn already, or another state was loaded.
         """
-        if self._batches is not None or self._is_closed:
+        if self._batches is not None or self._is_closed or self._is_restored:
             raise ConfigError("Restore a data state before the first batch, in a new loader.")
         content = check_seal(state)
         self.changes = self.dataset.continue_from(content)
+        self._is_restored = True
         if self.worker_config.rank == 0:
             saved, now = (
                 of.get(ENCODER) for of in (content["fingerprint"], self.dataset.fingerprint)
@@ -295,6 +296,8 @@ class _Reader(Dataset[Any]):
         config.worker_activate(number // workers, cache_pool=self._cache_pool)
         try:
             return self._dataset.read(rows)
+        except StopIteration as error:  # which would end the pass without a word
+            raise RuntimeError("The TaskEncoder raised StopIteration in a batch.") from error
         finally:
             config.worker_deactivate()
 

@@ -251,6 +251,15 @@ def test_a_closed_loader_still_has_its_state_and_draws_nothing(folder, workers):
         loader.load_state_dict(loader.state_dict())
 
 
+def test_a_second_state_is_refused_and_the_first_stays(folder):
+    path = mix(folder)
+    expected = history(new_loader(path, 0), 6)
+    loader = resumed(path, expected[2][1], 0)
+    with pytest.raises(ConfigError, match="before the first batch, in a new loader"):
+        loader.load_state_dict(json.loads(expected[4][1]))
+    assert history(loader, 3) == expected[3:]
+
+
 @pytest.mark.parametrize(
     ("option", "value"), [("prefetch_factor", 0), ("prefetch_factor", 2.5), ("timeout", 0)]
 )
