@@ -15,6 +15,7 @@ from megatron.energon import DefaultTaskEncoder, TextSample
 from energon_ext import (
     ConfigError,
     PackedTaskEncoder,
+    PromptTaskEncoder,
     StateMismatchError,
     get_train_dataset,
     get_val_datasets,
@@ -354,7 +355,7 @@ def test_a_first_window_is_the_one_worked_out_by_hand(tmp_path):
         ({"packing_max_docs_per_bin": 0}, "packing_max_docs_per_bin"),
         ({"packing": "sequential", "packing_carry": 0.3}, "'sequential' has no option 'carry'"),
         ({"packing": "sequential", "packing_max_docs_per_bin": 2}, "no option 'max_docs_per_bin'"),
-        ({"packing": "sequential", "alignment": 2}, "alignment needs packing='bin': in a stream"),
+        ({"packing": "sequential", "alignment": 2}, "'sequential' has no option 'alignment'"),
         ({"alignment": 0}, "alignment: 0 found"),
     ],
 )
@@ -367,3 +368,24 @@ def test_a_member_that_is_no_text_is_an_error_of_its_sample():
     sample = TextSample(__key__="7", __restore_key__=(), text=b"bytes")
     with pytest.raises(SampleError, match="Sample 7: its text is b'bytes'"):
         PackedTaskEncoder(ByteTokenizer(), 16).encode_document(sample)
+
+
+@pytest.mark.parametrize("encoder", [lambda t: PackedTaskEncoder(t, 16), PromptTaskEncoder])
+def test_a_tokenizer_that_lacks_something_is_refused_with_its_name(encoder):
+    class Own:
+        vocab_size, bos_id, eos_id, pad_id, add_eos = 9, None, None, 0, False
+
+        def encode_array(self, text):
+            return np.zeros(1, np.int64)
+
+    message = "tokenizer: a Own has no add_bos, encode_batch, decode, fingerprint; energon_ext"
+    with pytest.raises(ConfigError, match=message):
+        encoder(Own())
+
+
+def test_text_is_known_by_its_tokens_and_its_files_are_looked_at_once(mix, monkeypatch):
+    build(mix)
+    monkeypatch.delattr("energon_ext.encoders.sources.fingerprint_files")  # of streamed sources
+    dataset = build(mix)
+    state = loader_for(dataset).state_dict()
+    assert all(source["rows"]["documents"]["tokens"] for source in state["plan"]["sources"].values())

@@ -3,23 +3,25 @@
 """Prompts for reinforcement learning, from the same YAML and with the same schedules as text."""
 
 import copy
-from typing import Any
+import functools
+from typing import Any, Sequence
 
 import numpy as np
 from megatron.energon import Cooker, Sample, TaskEncoder, WorkerConfig, stateless
 from megatron.energon.edataclass import edataclass
-from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
 from megatron.energon.task_encoder.cooking import basic_sample_keys
+from megatron.energon.wrappers.map_dataset import MapDataset
 from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
 from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry
 from energon_ext.encoders.chat import ChatTemplate, default_template
 from energon_ext.encoders.mixin import DynamicBlendMixin
+from energon_ext.encoders.quiet import quiet_errors
 from energon_ext.encoders.sft import encode_bare
-from energon_ext.encoders.sources import encoded_samples
 from energon_ext.encoders.text import TextDecoder
-from energon_ext.encoders.tokenizers import Tokenizer
+from energon_ext.encoders.tokenizers import Tokenizer, check_tokenizer
 from energon_ext.errors import SampleError
 
 
@@ -93,6 +95,7 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         chat_template: ChatTemplate | None = None,
         max_prompt_tokens: int | None = None,
     ):
+        check_tokenizer(tokenizer)
         if max_prompt_tokens is not None:
             check_integer("max_prompt_tokens", max_prompt_tokens, 1)
         self.tokenizer = tokenizer
@@ -127,24 +130,29 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
             "shuffle_buffer_prompts": self._shuffle_buffer_prompts,
         }
 
-    def build_train_datasets(
-        self, *, shuffle_buffer_size: int | None = None, **kwargs: Any
-    ) -> SavableDataset:
-        """Energon's method; shuffling moves in front of the draw."""
-        bound = copy.copy(self)
-        bound._shuffle_buffer_prompts = shuffle_buffer_size or 0
-        return super(PromptTaskEncoder, bound).build_train_datasets(**kwargs)
-
-    def build_source(
-        self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool
-    ) -> SavableDataset[Prompt]:
+    def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> Any:
         """Load, repeat, encode and shuffle one source."""
-        texts: Any = super().build_source(entry, worker_config=worker_config, repeat=repeat)
-        prompts = encoded_samples(self, texts, self.encode_prompt, source=entry.key)
+        texts = super().build_source(entry, worker_config=worker_config, repeat=repeat)
+        encode = self.encode_prompt
+        tolerance = get_failure_tolerance(encode, self.__default_failure_tolerance__)
+        prompts = MapDataset(
+            texts,
+            functools.partial(encode, source=entry.key),
+            worker_config=texts.worker_config,
+            stateless_map_fn=get_stateless(encode),
+            failure_tolerance=tolerance,
+        )
+        quiet_errors(prompts, entry.key)
         size = self._shuffle_buffer_prompts
         if size <= 1:
             return prompts
-        return ShuffleBufferDataset(prompts, size, worker_config=prompts.worker_config)
+        return ShuffleBufferDataset(prompts, size, worker_config=texts.worker_config)
+
+    def _bound_to(self, entries: Sequence[Entry], stages: dict[str, Any]) -> "PromptTaskEncoder":
+        """A copy for one dataset; shuffling moves in front of the draw."""
+        bound = copy.copy(super()._bound_to(entries, stages))
+        bound._shuffle_buffer_prompts = stages.pop("shuffle_buffer_size", None) or 0
+        return bound
 
     @stateless
     def batch(self, prompts: list[Prompt]) -> list[Prompt]:

@@ -35,6 +35,10 @@ END_OF_TEXT = (
     "<｜end▁of▁sentence｜>",
 )
 
+#: Of a tokenizer; a state describes it by these.
+TOKENIZER_ATTRIBUTES = ("vocab_size", "bos_id", "eos_id", "pad_id", "add_bos", "add_eos")
+_METHODS = ("encode_array", "encode_batch", "decode", "fingerprint")
+
 
 class Tokenizer(ABC):
     """The protocol of a tokenizer.
@@ -88,6 +92,16 @@ class Tokenizer(ABC):
         prefix = np.array([self.bos_id] if self.add_bos else [], np.int64)
         suffix = np.array([self.eos_id] if self.add_eos else [], np.int64)
         return np.concatenate([prefix, ids, suffix], dtype=np.int64, casting="unsafe")
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raise ConfigError where a tokenizer of a user lacks something of the protocol."""
+    lacking = [name for name in (*TOKENIZER_ATTRIBUTES, *_METHODS) if not hasattr(tokenizer, name)]
+    if lacking:
+        raise ConfigError(
+            f"tokenizer: a {type(tokenizer).__name__} has no {', '.join(lacking)}; "
+            f"energon_ext.encoders.tokenizers.Tokenizer says what a tokenizer has."
+        )
 
 
 class ByteTokenizer(Tokenizer):
