@@ -387,5 +387,5 @@ def test_text_is_known_by_its_tokens_and_its_files_are_looked_at_once(mix, monke
     build(mix)
     monkeypatch.delattr("energon_ext.encoders.sources.fingerprint_files")  # of streamed sources
     dataset = build(mix)
-    state = loader_for(dataset).state_dict()
-    assert all(source["rows"]["documents"]["tokens"] for source in state["plan"]["sources"].values())
+    sources = loader_for(dataset).state_dict()["plan"]["sources"].values()
+    assert all(source["rows"]["documents"]["tokens"] for source in sources)

@@ -6,10 +6,11 @@ Energon's own ``get_train_dataset`` accepts the same YAML and the same TaskEncod
 as Energon is: it runs what a YAML file names. The functions here look at all of it first.
 """
 
+import contextlib
 import copy
 import inspect
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import megatron.energon
 from megatron.energon import TaskEncoder, WorkerConfig
@@ -62,14 +63,15 @@ def get_train_dataset(
     """
     if batch_size is not None:
         check_integer("get_train_dataset: batch_size", batch_size, 1)
+    if rows_per_step is not None:
+        task_encoder = _with_rows_per_step(task_encoder, rows_per_step)
     checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
-    _check(get_train_dataset, path, split_part, checker, options)
-    with quiet_energon(), errors_of_energon(str(path)):
+    with _checked(get_train_dataset, checker, path, split_part, options):
         return megatron.energon.get_train_dataset(
             path,
             worker_config=worker_config,
             batch_size=batch_size,
-            task_encoder=_with_rows_per_step(task_encoder, rows_per_step),
+            task_encoder=task_encoder,
             split_part=split_part,
             shuffle_buffer_size=shuffle_buffer_size,
             max_samples_per_sequence=max_samples_per_sequence,
@@ -94,8 +96,7 @@ def get_val_datasets(
     """
     check_integer("get_val_datasets: batch_size", batch_size, 1)
     checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
-    _check(get_val_datasets, path, split_part, checker, options)
-    with quiet_energon(), errors_of_energon(str(path)):
+    with _checked(get_val_datasets, checker, path, split_part, options):
         return megatron.energon.get_val_datasets(
             path,
             worker_config=worker_config,
@@ -106,13 +107,14 @@ def get_val_datasets(
         )
 
 
-def _check(
+@contextlib.contextmanager
+def _checked(
     function: Callable[..., Any],
+    checker: YamlChecker,
     path: str | Path | EPath,
     split_part: str,
-    checker: YamlChecker,
     options: Mapping[str, Any],
-) -> None:
+) -> Iterator[None]:
     """Refuse what a YAML may not say, and options that nobody knows: Energon would swallow them."""
     name = function.__name__
     stock = getattr(megatron.energon, name)
@@ -123,17 +125,17 @@ def _check(
             raise ConfigError(f"{name}: no option {option!r}; it has {choices(option, known)}")
     if is_token_file(path):
         raise ConfigError(
-            f"{path}: token files are named in a metadataset, which also says what is training and "
-            f"what is validation: a YAML file with `__module__: energon_ext`, `__class__: "
-            f"ScheduledMetadataset` and `splits: {{{split_part}: {{path: {path}}}}}`."
+            f"{path}: token files are named in a metadataset: a YAML file with `__module__: "
+            f"energon_ext`, `__class__: ScheduledMetadataset` and `splits: {{{split_part}: "
+            f"{{path: {path}}}}}`."
         )
     files = {name: options.get(name) for name in ("dataset_config", "split_config")}
     checker.check(path, split_part, **files)
+    with quiet_energon(), errors_of_energon(str(path)):
+        yield
 
 
-def _with_rows_per_step(task_encoder: TaskEncoder, rows_per_step: int | None) -> TaskEncoder:
-    if rows_per_step is None:
-        return task_encoder
+def _with_rows_per_step(task_encoder: TaskEncoder, rows_per_step: int) -> TaskEncoder:
     check_integer("get_train_dataset: rows_per_step", rows_per_step, 1)
     if not isinstance(task_encoder, DynamicBlendMixin):
         raise ConfigError(

@@ -8,7 +8,7 @@ the body alone: it hands it a single pseudo-dataset, whose factory returns our b
 sources, so that the stock code never has anything to blend.
 """
 
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
@@ -27,7 +27,7 @@ from energon_ext.encoders.sources import (
 )
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.checks import check_mixture
-from energon_ext.mixture.tree import INTERLEAVE, Tree
+from energon_ext.mixture.tree import INTERLEAVE
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.dataset import PassOptions
 from energon_ext.plan.deal import Topology
@@ -112,7 +112,7 @@ class DynamicBlendMixin:
             restarts=not repeat,
         )
         return bound.build_blend(
-            sources, mix.tree, clock, worker_config=worker_config, passes=passes, **stages
+            sources, passes, stages, tree=mix.tree, clock=clock, worker_config=worker_config
         )
 
     def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> Any:
@@ -129,24 +129,17 @@ class DynamicBlendMixin:
     def build_blend(
         self,
         sources: Sequence[Source],
-        tree: Tree,
-        clock: Clock,
-        *,
-        worker_config: WorkerConfig,
         passes: PassOptions,
-        **stages: Any,
+        stages: Mapping[str, Any],
+        **options: Any,  # of a blend: tree, clock, worker_config
     ) -> SavableDataset:
         """Energon's stages behind the draw among streamed sources."""
-        options = {}
         if hasattr(self, "blend_sample_size"):
             options["size_of"] = self.blend_sample_size
-        is_interleave = tree.node.rule == INTERLEAVE
+        is_interleave = options["tree"].node.rule == INTERLEAVE
         blend_class = LeastConsumedDataset if is_interleave else DynamicBlendDataset
         blend = blend_class(
             sources,
-            worker_config=worker_config,
-            tree=tree,
-            clock=clock,
             fingerprint=self.state_fingerprint(),
             repeats=passes.repeats,
             restarts=passes.restarts,
@@ -154,7 +147,7 @@ class DynamicBlendMixin:
         )
         return super().build_train_datasets(  # type: ignore[misc]  # of the encoder behind
             datasets=[LoadedDataset(dataset=_BlendFactory(blend))],
-            worker_config=worker_config,
+            worker_config=blend.worker_config,
             blend_mode=DatasetBlendMode.NONE,
             repeat=False,
             virtual_epoch_length=passes.batches,

@@ -8,6 +8,7 @@ step 1500 therefore changes step 1500, a weight is a share of tokens, and every 
 
 import copy
 import dataclasses
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -34,11 +35,11 @@ from energon_ext.encoders.splicing import (
     names_of,
     spliced_rows,
 )
-from energon_ext.encoders.text import Document, TextDecoder, cook_text
+from energon_ext.encoders.text import Document, TextDecoder, cook_text, is_text
 from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized
 from energon_ext.encoders.tokenizers import TOKENIZER_ATTRIBUTES, Tokenizer, check_tokenizer
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.mixture.tree import IN_ORDER, Tree, blend_of
+from energon_ext.mixture.tree import IN_ORDER, blend_of
 from energon_ext.packing import make_packer
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.cost import AttentionCost, Cost
@@ -130,10 +131,12 @@ has no transition to train.
         self.seq_len = self.tokens_per_sample = seq_len
         self.packing_buffer_docs = packing_buffer_docs
         self.alignment = alignment
-        options = {"max_docs_per_bin": packing_max_docs_per_bin, "carry": packing_carry}
+        options = {
+            "max_docs_per_bin": packing_max_docs_per_bin,
+            "carry": packing_carry,
+            "alignment": None if alignment == 1 else alignment,
+        }
         given = {name: value for name, value in options.items() if value is not None}
-        if alignment != 1:
-            given["alignment"] = alignment
         self._packer = make_packer(packing, seq_len, **given)
         self.mask_boundary_loss = (
             not self._packer.cuts_documents if mask_boundary_loss is None else mask_boundary_loss
@@ -154,8 +157,10 @@ has no transition to train.
     @stateless
     def encode_document(self, sample: TextSample) -> Document:
         """One sample as a document; override to read other samples or to weight labels."""
-        if not isinstance(sample.text, str):
-            raise SampleError(f"Sample {sample.__key__}: its text is {sample.text!r:.40}.")
+        if not is_text(sample.text):
+            raise SampleError(
+                f"Sample {sample.__key__}: its text is {sample.text!r:.40}; Unicode text is needed."
+            )
         return Document.derive_from(sample, tokens=self.tokenizer.encode_array(sample.text))
 
     def documents_of(self, files: TokenFiles, key: str) -> Documents:
@@ -223,7 +228,9 @@ has no transition to train.
         tree = blend_of({source.key: ConstantWeight(1.0) for source in sources}, IN_ORDER)
         clock = Clock(mix.axis, Topology.of(worker_config, batch_size, None), self.seq_len)
         passes = PassOptions(batches=limit or 0, restarts=True)
-        return bound.build_blend(sources, tree, clock, worker_config=worker_config, passes=passes)
+        return bound.build_blend(
+            sources, passes, {}, tree=tree, clock=clock, worker_config=worker_config
+        )
 
     def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> RowSource:
         """Plan the rows of one source; one that is spliced is planned as frames."""
@@ -247,7 +254,7 @@ has no transition to train.
                 epochs=None if epochs is None else int(epochs),
                 shuffled=not self._validating,
             ),
-            buffer_docs=self._planned_buffer_docs,
+            buffer_docs=self._buffer_docs,
             first=first,
             excluded=None if self._validating else entry.excluded,
         )
@@ -255,29 +262,20 @@ has no transition to train.
     def build_blend(
         self,
         sources: Sequence[Source],
-        tree: Tree,
-        clock: Clock,
-        *,
-        worker_config: WorkerConfig,
         passes: PassOptions,
-        **stages: Any,
+        stages: Mapping[str, Any],
+        **options: Any,
     ) -> PlannedDataset:
         """One plan over all sources; Energon's stages have nothing to do."""
         self._sources = tuple(sorted({name for source in sources for name in source.part_shares}))
-        return PlannedDataset(
-            sources,
-            tree=tree,
-            clock=clock,
-            worker_config=worker_config,
-            passes=passes,
-            batches=BatchOptions(
-                assemble=self._assemble,
-                padding=padding_row,
-                fingerprint=self.state_fingerprint(),
-                encoder=saved_encoder(self),
-                cost=self.cost,
-            ),
+        batches = BatchOptions(
+            assemble=self._assemble,
+            padding=functools.partial(Row, [], slice_sources=[]),
+            fingerprint=self.state_fingerprint(),
+            encoder=saved_encoder(self),
+            cost=self.cost,
         )
+        return PlannedDataset(sources, passes=passes, batches=batches, **options)
 
     def token_files(self, entry: Entry) -> TokenFiles:
         """The token files of a source: its own, or those that were made of its text."""
@@ -306,9 +304,7 @@ has no transition to train.
             self._check_chosen(entries)
         bound = copy.copy(self)
         bound._validating = validating
-        bound._planned_buffer_docs = max(
-            self.packing_buffer_docs, planned_buffer_docs(len(entries))
-        )
+        bound._buffer_docs = max(self.packing_buffer_docs, planned_buffer_docs(len(entries)))
         pad_id = check_splices(self, entries)
         bound._assembler = dataclasses.replace(self._assembler, pad_id=pad_id)
         bound._tokenized = ensure_tokenized(self, entries)
@@ -335,8 +331,3 @@ def saved_encoder(encoder: PackedTaskEncoder) -> dict[str, Any]:
         "options": encoder.saved_options(),
         "encoding": encoding_of(encoder) if encoder._tokenized else None,
     }
-
-
-def padding_row() -> Row:
-    """A row without a document."""
-    return Row([], slice_sources=[])

@@ -19,7 +19,6 @@ from energon_ext.config.mix import Entry
 from energon_ext.encoders.chat import ChatTemplate, default_template
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.quiet import quiet_errors
-from energon_ext.encoders.sft import encode_bare
 from energon_ext.encoders.text import TextDecoder
 from energon_ext.encoders.tokenizers import Tokenizer, check_tokenizer
 from energon_ext.errors import SampleError
@@ -79,10 +78,7 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         tokenizer: text to token ids; puts its ``bos`` in front if it does so with text.
         chat_template: writes ``messages`` as text; by default that of
             :class:`~energon_ext.SFTTaskEncoder` for the same tokenizer.
-        max_prompt_tokens: a longer prompt is a SampleError: Energon logs it and goes on.
-
-    Raises:
-        ConfigError: ``max_prompt_tokens`` is below 1.
+        max_prompt_tokens: a longer prompt is left out; the log counts them.
     """
 
     cookers = [Cooker(cook_prompt)]
@@ -106,13 +102,13 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
     @stateless
     def encode_prompt(self, sample: PromptText, source: str) -> Prompt:
         """A prompt as tokens; override for other samples or another layout."""
-        text, bos = sample.prompt, self.tokenizer.add_bos
+        text, has_bos = sample.prompt, False
         if not isinstance(text, str):
             text = self.chat_template.render(text, add_generation_prompt=True)
-            bos = bos and not self.chat_template.writes_special_tokens
-        tokens = encode_bare(self.tokenizer, text)
-        if bos:
-            tokens = np.concatenate([[self.tokenizer.bos_id], tokens])
+            has_bos = self.chat_template.writes_special_tokens
+        tokens = self.tokenizer.encode_array(text)
+        tokens = tokens[int(has_bos and self.tokenizer.add_bos) :]
+        tokens = tokens[: len(tokens) - int(self.tokenizer.add_eos)]
         limit = self.max_prompt_tokens or len(tokens)
         if not 1 <= len(tokens) <= limit:
             raise SampleError(
@@ -133,20 +129,21 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
     def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> Any:
         """Load, repeat, encode and shuffle one source."""
         texts = super().build_source(entry, worker_config=worker_config, repeat=repeat)
-        encode = self.encode_prompt
-        tolerance = get_failure_tolerance(encode, self.__default_failure_tolerance__)
+        worker_config, encode = texts.worker_config, self.encode_prompt
         prompts = MapDataset(
             texts,
             functools.partial(encode, source=entry.key),
-            worker_config=texts.worker_config,
+            worker_config=worker_config,
             stateless_map_fn=get_stateless(encode),
-            failure_tolerance=tolerance,
+            failure_tolerance=get_failure_tolerance(encode, self.__default_failure_tolerance__),
         )
         quiet_errors(prompts, entry.key)
         size = self._shuffle_buffer_prompts
-        if size <= 1:
-            return prompts
-        return ShuffleBufferDataset(prompts, size, worker_config=texts.worker_config)
+        return (
+            ShuffleBufferDataset(prompts, size, worker_config=worker_config)
+            if size > 1
+            else prompts
+        )
 
     def _bound_to(self, entries: Sequence[Entry], stages: dict[str, Any]) -> "PromptTaskEncoder":
         """A copy for one dataset; shuffling moves in front of the draw."""

@@ -63,10 +63,9 @@ class SFTTaskEncoder(PackedTaskEncoder):
     sample belongs to the last of them. Prompts and answers are tokenized one by one, as they are at
     inference, and packed in whole.
 
-    No sample without a trained label reaches a batch. One that has none is a
-    :class:`~energon_ext.SampleError` that names it: it is counted when the text is tokenized, and
-    100 in a row are an error. One that has none left after cutting is left out and counted when the
-    dataset is built.
+    No sample without a trained label reaches a batch. Those that have none are counted when the
+    text is tokenized, and 100 in a row are an error; those that have none left after cutting are
+    counted when the dataset is built.
 
     Args:
         tokenizer: text to token ids.
@@ -78,9 +77,6 @@ class SFTTaskEncoder(PackedTaskEncoder):
             error that names it (``error``).
         **options: ``packing_buffer_docs``, ``packing_max_docs_per_bin`` and ``train_on_eos``, as
             for :class:`~energon_ext.PackedTaskEncoder`.
-
-    Raises:
-        ConfigError: an unknown ``over_long``, a tokenizer whose chat template cannot be loaded.
 
     Example:
         >>> from energon_ext.encoders.tokenizers import ByteTokenizer
@@ -124,11 +120,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
         return Document.derive_from(sample, tokens=tokens, label_weights=weights)
 
     def token_files(self, entry: Entry) -> TokenFiles:
-        """As of PackedTaskEncoder; token files must say what their answers are.
-
-        Raises:
-            ConfigError: they do not, or were written with another chat template.
-        """
+        """As of PackedTaskEncoder; token files must say what their answers are."""
         files = super().token_files(entry)
         if isinstance(entry.dataset, TokenFileFactory):
             written = self.saved_encoding or self.token_file_meta()
@@ -160,8 +152,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
     def saved_options(self) -> dict[str, Any]:
         fixed = ("packing", "mask_boundary_loss")
         own = {k: v for k, v in super().saved_options().items() if k not in fixed}
-        template = self.chat_template.options()
-        return {**own, "chat_template": template, "over_long": self.over_long}
+        return {**own, "chat_template": self.chat_template.name, "over_long": self.over_long}
 
     def state_fingerprint(self) -> dict[str, Any]:
         return {

@@ -103,8 +103,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
 class MultiSpliceTaskEncoder(SpliceTaskEncoder):
     """Many documents of each spliced source, balanced, at many positions.
 
-    Args, Raises: as :class:`SpliceTaskEncoder`, with a
-        :class:`~energon_ext.splice.MultiSpliceConfig`.
+    Args: as of :class:`SpliceTaskEncoder`, with a :class:`~energon_ext.splice.MultiSpliceConfig`.
     """
 
     config_class = MultiSpliceConfig

@@ -38,6 +38,14 @@ def cook_text(sample: dict[str, Any]) -> TextSample:
     return TextSample(**basic_sample_keys(sample), text=text)
 
 
+def is_text(value: Any) -> bool:
+    """Whether a value is text that a tokenizer takes: without half of a character."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
 class TextDecoder(SampleDecoder):
     """Decodes ``json`` and ``txt``; every other member stays bytes.
 

@@ -6,21 +6,18 @@ A tokenizer here is what the data pipeline needs of one: ``encode_array``, the s
 vocabulary size, and a fingerprint by which a resume notices that it was exchanged.
 """
 
-from __future__ import annotations
-
 import hashlib
+import importlib
 import json
 import logging
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
+from energon_ext.arguments import check_integer
 from energon_ext.errors import ConfigError
-
-if TYPE_CHECKING:
-    import tokenizers
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +27,6 @@ END_OF_TEXT = (
     "<|end_of_text|>",
     "</s>",
     "<eos>",
-    "<|eos|>",
     "[EOS]",
     "<｜end▁of▁sentence｜>",
 )
@@ -84,8 +80,7 @@ class Tokenizer(ABC):
             >>> ByteTokenizer().padded_vocab_size(64)
             320
         """
-        if multiple < 1:
-            raise ConfigError(f"vocabulary multiple: {multiple!r} found, >= 1 is needed.")
+        check_integer("vocabulary multiple", multiple, 1)
         return -(-self.vocab_size // multiple) * multiple
 
     def _surround(self, ids: np.ndarray) -> np.ndarray:
@@ -146,8 +141,8 @@ class HFTokenizer(Tokenizer):
             says something else.
 
     Raises:
-        ConfigError: the library is missing, the file is no tokenizer, a special token is asked
-            for that the vocabulary does not have.
+        ConfigError: the library is missing, the file is no tokenizer, or a special token that is
+            asked for is not in the vocabulary.
     """
 
     def __init__(
@@ -239,7 +234,7 @@ def load_tokenizer(
     return HFTokenizer(name_or_path, eos_token=eos_token, bos_token=bos_token, **options)
 
 
-def _load_hf(name: str, finds_eos: bool) -> tuple[tokenizers.Tokenizer, dict[str, str | None]]:
+def _load_hf(name: str, finds_eos: bool) -> tuple[Any, dict[str, str | None]]:
     """A ``tokenizers.Tokenizer`` and the names of its special tokens."""
     if Path(name).is_file():
         tokenizer = _load_tokenizer_file(name)
@@ -263,7 +258,7 @@ def _named_beside(path: Path) -> dict[str, str | None]:
     return texts if texts["eos"] is not None else {}
 
 
-def _well_known(tokenizer: tokenizers.Tokenizer, name: str) -> dict[str, str | None]:
+def _well_known(tokenizer: Any, name: str) -> dict[str, str | None]:
     """The end of a text by its usual names, as a bare file does not say what its tokens are for."""
     found = next((t for t in END_OF_TEXT if tokenizer.token_to_id(t) is not None), None)
     if found is not None:
@@ -273,14 +268,11 @@ def _well_known(tokenizer: tokenizers.Tokenizer, name: str) -> dict[str, str | N
 
 def load_with_transformers(name: str, what: str) -> Any:
     """The ``transformers`` tokenizer of a folder or name; ``what`` an error says it is for."""
+    transformers = _library("transformers", what)
     try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise ConfigError(
-            f"{what}: a folder or a name needs transformers; pip install 'energon_ext[hf]'."
-        ) from error
-    try:
-        return AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+        return transformers.AutoTokenizer.from_pretrained(
+            name, use_fast=True, trust_remote_code=False
+        )
     except Exception as error:  # files that are not what it expects end in any type
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
@@ -288,13 +280,8 @@ def load_with_transformers(name: str, what: str) -> Any:
         ) from error
 
 
-def _load_tokenizer_file(path: str) -> tokenizers.Tokenizer:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise ConfigError(
-            f"Tokenizer file {path!r} needs the tokenizers library; pip install 'energon_ext[hf]'."
-        ) from error
+def _load_tokenizer_file(path: str) -> Any:
+    tokenizers = _library("tokenizers", f"Tokenizer file {path!r}")
     try:
         return tokenizers.Tokenizer.from_file(path)
     except Exception as error:  # the library raises plain Exception for a file that is not one
@@ -302,3 +289,10 @@ def _load_tokenizer_file(path: str) -> tokenizers.Tokenizer:
             f"Tokenizer file {path!r} is not a tokenizer.json ({error}); give the file that "
             f"`tokenizer.save()` wrote."
         ) from error
+
+
+def _library(name: str, what: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"{what}: needs {name}; pip install 'energon_ext[hf]'.") from error
