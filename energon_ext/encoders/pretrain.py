@@ -73,10 +73,9 @@ class PackedTaskEncoder(DynamicBlendMixin, TaskEncoder):
         balance: ``attention`` deals the rows of a planned step to ranks and micro-batches by cost.
         cost: of documents by length; by default :class:`~energon_ext.plan.cost.AttentionCost`.
 
-    A source whose entry in the YAML has a ``splice:`` is shown at many positions, not packed.
-
-    Text is tokenized at first use, into token files in a cache. Energon's ``shuffle_buffer_size``
-    and ``packing_buffer_size`` have no effect.
+    A source whose entry in the YAML has a ``splice:`` is shown at many positions, not packed. Text
+    is tokenized at first use, into token files in a cache. Energon's ``shuffle_buffer_size`` and
+    ``packing_buffer_size`` have no effect.
 
     Attributes:
         encoding_fingerprint: JSON values that change whenever the tokens of some sample change.
@@ -198,10 +197,7 @@ has no transition to train.
         }
 
     def saved_options(self) -> dict[str, Any]:
-        """Arguments that make the encoder again, as JSON values; states carry them.
-
-        A ``cost`` of the user's own is not among them.
-        """
+        """Arguments that make the encoder again, as JSON values, but a cost of the user's own."""
         cost = self.cost if isinstance(self.cost, AttentionCost) else None
         return {
             **self._row_options(),

@@ -88,7 +88,7 @@ def encode_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded
         )
     samples = [document.sample for document in documents]
     texts = [each.text or getattr(each.sample, "text", None) for each in documents]
-    if place_of(type(encoder).encode_document) == _OF_TEXT and all(map(is_text, texts)):
+    if _code_of(encoder)[0] == _OF_TEXT and all(map(is_text, texts)):
         return [(tokens, None) for tokens in encoder.tokenizer.encode_batch(texts)]
     return [_encoded(encoder, sample) for sample in samples]
 
@@ -162,8 +162,7 @@ def cached_text(encoder: Any, entry: Entry) -> CachedText:
 
 def encoding_of(encoder: Any) -> dict[str, Any]:
     """JSON values that change whenever the tokens of some sample change."""
-    own = encoder.encoding_fingerprint
-    foreign = _own_code(encoder)
+    own, foreign = encoder.encoding_fingerprint, _own_code(encoder)
     if foreign and own is None:
         raise ConfigError(
             f"{type(encoder).__name__}: {foreign[0]} is code of your own; give the class an "
@@ -172,24 +171,23 @@ def encoding_of(encoder: Any) -> dict[str, Any]:
         )
     return {
         **encoder.token_file_meta(),
-        "encode_document": place_of(type(encoder).encode_document),
-        "cookers": [place_of(cooker.cook) for cooker in encoder.cookers],
+        "encode_document": _code_of(encoder)[0],
+        "cookers": _code_of(encoder)[1:],
         "decoder": type(encoder.decoder).__qualname__,
         "own": own,
     }
 
 
-def place_of(function: Any) -> str:
-    """Module and name of a function."""
-    function = getattr(function, "func", function)
-    return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__name__)}"
+def _code_of(encoder: Any) -> list[str]:
+    """Module and name of ``encode_document`` and of the cookers."""
+    functions = [type(encoder).encode_document, *(cooker.cook for cooker in encoder.cookers)]
+    functions = [getattr(function, "func", function) for function in functions]
+    return [f"{f.__module__}.{getattr(f, '__qualname__', type(f).__name__)}" for f in functions]
 
 
 def _own_code(encoder: Any) -> list[str]:
     """What of an encoder's encoding is not of this package."""
-    functions = [type(encoder).encode_document, *(cooker.cook for cooker in encoder.cookers)]
-    places = [place_of(function) for function in functions]
-    return [place for place in places if not place.startswith("energon_ext.")]
+    return [place for place in _code_of(encoder) if not place.startswith("energon_ext.")]
 
 
 def _command(encoder: Any, entry: Entry) -> str:

@@ -31,10 +31,6 @@ END_OF_TEXT = (
     "<｜end▁of▁sentence｜>",
 )
 
-#: Of a tokenizer; a state describes it by these.
-TOKENIZER_ATTRIBUTES = ("vocab_size", "bos_id", "eos_id", "pad_id", "add_bos", "add_eos")
-_METHODS = ("encode_array", "encode_batch", "decode", "fingerprint")
-
 
 class Tokenizer(ABC):
     """The protocol of a tokenizer.
@@ -89,9 +85,14 @@ class Tokenizer(ABC):
         return np.concatenate([prefix, ids, suffix], dtype=np.int64, casting="unsafe")
 
 
+#: By which a state describes a tokenizer.
+TOKENIZER_ATTRIBUTES = tuple(Tokenizer.__annotations__)
+
+
 def check_tokenizer(tokenizer: Any) -> None:
     """Raise ConfigError where a tokenizer of a user lacks something of the protocol."""
-    lacking = [name for name in (*TOKENIZER_ATTRIBUTES, *_METHODS) if not hasattr(tokenizer, name)]
+    needed = (*TOKENIZER_ATTRIBUTES, "encode_array", "encode_batch", "decode", "fingerprint")
+    lacking = [name for name in needed if not hasattr(tokenizer, name)]
     if lacking:
         raise ConfigError(
             f"tokenizer: a {type(tokenizer).__name__} has no {', '.join(lacking)}; "
