@@ -364,9 +364,10 @@ def test_a_wrong_encoder_option_is_refused_at_once(options, message):
         PackedTaskEncoder(ByteTokenizer(), SEQ_LEN, **options)
 
 
-def test_a_member_that_is_no_text_is_an_error_of_its_sample():
-    sample = TextSample(__key__="7", __restore_key__=(), text=b"bytes")
-    with pytest.raises(SampleError, match="Sample 7: its text is b'bytes'"):
+@pytest.mark.parametrize(("text", "shown"), [(b"bytes", "b'bytes'"), ("\ud800", r"'\\ud800'")])
+def test_a_member_that_is_no_text_is_an_error_of_its_sample(text, shown):
+    sample = TextSample(__key__="7", __restore_key__=(), text=text)
+    with pytest.raises(SampleError, match=f"Sample 7: its text is {shown}; Unicode text is needed"):
         PackedTaskEncoder(ByteTokenizer(), 16).encode_document(sample)
 
 

@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The one place where this package meets Energon's ``build_train_datasets``.
 
-That method builds blending, shuffling, encoding, packing and batching in one body, and is being
-rebuilt upstream. Planned sources need none of these stages. For streamed ones the override leaves
-the body alone: it hands it a single pseudo-dataset, whose factory returns our blend over the real
-sources, so that the stock code never has anything to blend.
+That method builds blending, shuffling, encoding, packing and batching in one body. Planned sources
+need none of these stages. For streamed ones the override hands the body a single pseudo-dataset,
+whose factory returns our blend over the real sources, so that it never has anything to blend.
 """
 
 from typing import Any, Mapping, Sequence

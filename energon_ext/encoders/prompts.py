@@ -76,8 +76,7 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
 
     Args:
         tokenizer: text to token ids; puts its ``bos`` in front if it does so with text.
-        chat_template: writes ``messages`` as text; by default that of
-            :class:`~energon_ext.SFTTaskEncoder` for the same tokenizer.
+        chat_template: by default that of :class:`~energon_ext.SFTTaskEncoder`.
         max_prompt_tokens: a longer prompt is left out; the log counts them.
     """
 

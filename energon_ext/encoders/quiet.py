@@ -12,7 +12,7 @@ from megatron.energon.errors import ErrorContext, log_exception
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.wrappers.map_dataset import MapDataset
 
-from energon_ext.errors import LEFT_OUT, SampleError
+from energon_ext.errors import LEFT_OUT
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class _LeftOut(ErrorContext):
             return
         self._count += 1
         if str(self._count).strip("0") == "1":
-            files = [name for each in sources or () for name in each.file_names]
-            # Errors of samples say themselves which one it is.
-            reason = error if isinstance(error, SampleError) else f"{', '.join(files)}: {error}"
+            # Of a sample as it is stored the error does not say which one it is.
+            keys = [part["__key__"] for part in getattr(sample, "data", ()) if part]
+            reason = f"Sample {', '.join(keys)}: {error}" if keys else error
             logger.warning("%s: sample left out (%d so far): %s", self._source, self._count, reason)

@@ -50,12 +50,10 @@ class SavedTokenizer(Tokenizer):
 def load_encoder(
     saved: Mapping[str, Any], tokenizer: Tokenizer | None = None, **changed: Any
 ) -> PackedTaskEncoder:
-    """The encoder that a state describes.
+    """The encoder that a state describes, with another tokenizer or with options changed.
 
     Args:
         saved: of :func:`energon_ext.encoders.pretrain.saved_encoder`.
-        tokenizer: to use instead of the saved one.
-        changed: options of the encoder that differ from the saved ones.
     """
     if saved.get("class") not in _CLASSES or not isinstance(saved.get("options"), Mapping):
         raise StateFormatError("The data state does not say how its rows were encoded.")

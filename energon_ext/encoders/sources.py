@@ -33,11 +33,7 @@ def planned_buffer_docs(sources: int) -> int:
 
 
 def load_source(task_encoder: Any, entry: Entry, worker_config: WorkerConfig) -> SavableDataset:
-    """The raw (or cooked) samples of one source, in an order of its own.
-
-    The order, and which worker gets the remainder, depend on the seed and its name, neither on
-    its neighbours nor on their number; a dataset listed twice is read in two orders.
-    """
+    """The raw (or cooked) samples of one source, in an order that its name and the seed decide."""
     number = stable_hash(entry.names.shuffle_key)
     own_config = copy.copy(worker_config)
     own_config.seed_offset += number
@@ -114,10 +110,7 @@ def check_unlimited(entries: Sequence[Entry]) -> None:
 
 
 def even_virtual_epoch(length: int, worker_config: WorkerConfig) -> int:
-    """The length, rounded up so that each worker has as many batches of an epoch as the others.
-
-    Else they would drift apart, and with them the step that each of them draws.
-    """
+    """The length, rounded up to as many batches of each worker: else their steps drift apart."""
     check_integer("virtual_epoch_length", length, 0)
     workers = max(1, worker_config.num_workers)
     even = -(-length // workers) * workers

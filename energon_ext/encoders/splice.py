@@ -17,13 +17,10 @@ from energon_ext.splice.config import SpliceFields
 class SpliceTaskEncoder(PackedTaskEncoder):
     """One document of each spliced source, at many positions; other sources are packed as ever.
 
-    A ``splice:`` on an entry of the YAML comes before ``splice`` here. Any
-    :class:`~energon_ext.PackedTaskEncoder` reads those; this one is for what is the same for all.
-
-    Batches call a document ``<key of its source>/doc<number>``, so losses, tokens and examples are
-    told apart in the report as those of sources are.
-
-    Validation shows a fixed grid of starts and offsets of the same documents.
+    A ``splice:`` on an entry of the YAML comes before ``splice`` here; any
+    :class:`~energon_ext.PackedTaskEncoder` reads those. Batches call a document ``<key of its
+    source>/doc<number>``, so that the report tells documents apart as it does sources. Validation
+    shows a fixed grid of starts and offsets of the same documents.
 
     Args:
         tokenizer, seq_len: as for :class:`~energon_ext.PackedTaskEncoder`.

@@ -47,9 +47,7 @@ def is_text(value: Any) -> bool:
 
 
 class TextDecoder(SampleDecoder):
-    """Decodes ``json`` and ``txt``; every other member stays bytes.
-
-    Energon's own decoder unpickles members that are called ``pyd``, ``pickle`` or ``pth``.
+    """Decodes ``json`` and ``txt``; others stay bytes, where Energon's own unpickles ``pyd``.
 
     Example:
         >>> TextDecoder()({"__key__": "7", "txt": b"hi", "json": b"[1]", "pyd": b"..."})

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Text to token ids.
 
-A tokenizer here is what the data pipeline needs of one: ``encode_array``, the special ids, the
-vocabulary size, and a fingerprint by which a resume notices that it was exchanged.
+A tokenizer here is what the data pipeline needs of one, with a fingerprint by which a resume
+notices that it was exchanged.
 """
 
 import hashlib
