@@ -237,18 +237,6 @@ def test_a_run_continues_bit_by_bit_at_every_save_over_three_hops(mix, num_worke
             close_loaders()
 
 
-def test_a_state_in_memory_may_be_restored_twice(mix):
-    loader = loader_for(build(mix))
-    take(loader, 5)
-    state = loader.save_state_rank()
-    futures = []
-    for _ in range(2):
-        resumed = loader_for(build(mix))
-        resumed.restore_state_rank(state)
-        futures.append([batch_hash(batch) for batch in take(resumed, 6)])
-    assert futures[0] == futures[1] == [batch_hash(batch) for batch in take(loader, 6)]
-
-
 @pytest.mark.parametrize(
     ("change", "field"),
     [
