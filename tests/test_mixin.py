@@ -24,7 +24,6 @@ from energon_ext import (
     get_train_dataset,
 )
 from energon_ext.plan.lookup import find_blend
-from tests.plan.memory_documents import planned
 from tests.support import close_loaders, config, loader_for, take, write_dataset, write_mix
 
 
@@ -170,21 +169,6 @@ def test_a_scheduled_weight_without_the_mixin_fails_loudly(data):
         build(data / "mix.yaml", Plain())
 
 
-class HalfPlanned(UpperCase):
-    """Plans the rows of one source of a metadataset."""
-
-    def build_source(self, entry, **options):
-        if entry.key == "b:train":
-            return planned([16] * 9)
-        return super().build_source(entry, **options)
-
-
-def test_a_blend_of_planned_and_streamed_sources_is_refused_with_both(data):
-    message = "a:train is streamed and b:train is planned; .*token files of a:train .`energon-ext"
-    with pytest.raises(ConfigError, match=message):
-        build(data / "constant.yaml", HalfPlanned())
-
-
 def test_a_step_without_buffers_moves_the_very_next_batch(data):
     path = write_mix(
         data / "step.yaml", [("a", {"step": {0: 1, 6: 0}}), ("b", {"step": {0: 0, 6: 1}})]
@@ -230,10 +214,10 @@ class OwnBlend(DynamicBlendDataset):
 
 
 class OwnBlends(UpperCase):
-    def build_blend(self, mix, clock, **options):
-        blend = super().build_blend(mix, clock, **options)
-        blend.__class__ = OwnBlend
-        return blend
+    def build_blend(self, *arguments, **options):
+        dataset = super().build_blend(*arguments, **options)
+        find_blend(dataset).__class__ = OwnBlend
+        return dataset
 
 
 @pytest.mark.parametrize("encoder", [UpperCase, OwnBlends])

@@ -15,6 +15,7 @@ from megatron.energon import DefaultTaskEncoder, TextSample
 from energon_ext import (
     ConfigError,
     PackedTaskEncoder,
+    PromptTaskEncoder,
     StateMismatchError,
     get_train_dataset,
     get_val_datasets,
@@ -236,18 +237,6 @@ def test_a_run_continues_bit_by_bit_at_every_save_over_three_hops(mix, num_worke
             close_loaders()
 
 
-def test_a_state_in_memory_may_be_restored_twice(mix):
-    loader = loader_for(build(mix))
-    take(loader, 5)
-    state = loader.save_state_rank()
-    futures = []
-    for _ in range(2):
-        resumed = loader_for(build(mix))
-        resumed.restore_state_rank(state)
-        futures.append([batch_hash(batch) for batch in take(resumed, 6)])
-    assert futures[0] == futures[1] == [batch_hash(batch) for batch in take(loader, 6)]
-
-
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -354,7 +343,7 @@ def test_a_first_window_is_the_one_worked_out_by_hand(tmp_path):
         ({"packing_max_docs_per_bin": 0}, "packing_max_docs_per_bin"),
         ({"packing": "sequential", "packing_carry": 0.3}, "'sequential' has no option 'carry'"),
         ({"packing": "sequential", "packing_max_docs_per_bin": 2}, "no option 'max_docs_per_bin'"),
-        ({"packing": "sequential", "alignment": 2}, "alignment needs packing='bin': in a stream"),
+        ({"packing": "sequential", "alignment": 2}, "'sequential' has no option 'alignment'"),
         ({"alignment": 0}, "alignment: 0 found"),
     ],
 )
@@ -363,7 +352,29 @@ def test_a_wrong_encoder_option_is_refused_at_once(options, message):
         PackedTaskEncoder(ByteTokenizer(), SEQ_LEN, **options)
 
 
-def test_a_member_that_is_no_text_is_an_error_of_its_sample():
-    sample = TextSample(__key__="7", __restore_key__=(), text=b"bytes")
-    with pytest.raises(SampleError, match="Sample 7: its text is b'bytes'"):
+@pytest.mark.parametrize(("text", "shown"), [(b"bytes", "b'bytes'"), ("\ud800", r"'\\ud800'")])
+def test_a_member_that_is_no_text_is_an_error_of_its_sample(text, shown):
+    sample = TextSample(__key__="7", __restore_key__=(), text=text)
+    with pytest.raises(SampleError, match=f"Sample 7: its text is {shown}; Unicode text is needed"):
         PackedTaskEncoder(ByteTokenizer(), 16).encode_document(sample)
+
+
+@pytest.mark.parametrize("encoder", [lambda t: PackedTaskEncoder(t, 16), PromptTaskEncoder])
+def test_a_tokenizer_that_lacks_something_is_refused_with_its_name(encoder):
+    class Own:
+        vocab_size, bos_id, eos_id, pad_id, add_eos = 9, None, None, 0, False
+
+        def encode_array(self, text):
+            return np.zeros(1, np.int64)
+
+    message = "tokenizer: a Own has no add_bos, encode_batch, decode, fingerprint; energon_ext"
+    with pytest.raises(ConfigError, match=message):
+        encoder(Own())
+
+
+def test_text_is_known_by_its_tokens_and_its_files_are_looked_at_once(mix, monkeypatch):
+    build(mix)
+    monkeypatch.delattr("energon_ext.encoders.sources.fingerprint_files")  # of streamed sources
+    dataset = build(mix)
+    sources = loader_for(dataset).state_dict()["plan"]["sources"].values()
+    assert all(source["rows"]["documents"]["tokens"] for source in sources)

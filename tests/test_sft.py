@@ -337,21 +337,6 @@ def test_bad_samples_are_reported_by_name_and_left_out(tmp_path, capsys, caplog)
     assert "has ['prompt', 'response']" in reported
 
 
-def test_a_resume_continues_exactly(tmp_path):
-    records = [{"prompt": f"say {n}: ", "response": "x" * (n % 9 + 1)} for n in range(40)]
-    prepare_jsonl(tmp_path / "pairs.jsonl", records)
-
-    def loader():
-        return loader_for(load(tmp_path / "pairs.jsonl", repeat=True, batch_size=2))
-
-    reference = [batch_hash(batch) for batch in take(loader(), 12)]
-    first = loader()
-    take(first, 5)
-    second = loader()
-    second.restore_state_rank(first.save_state_rank())
-    assert [batch_hash(batch) for batch in take(second, 7)] == reference[5:]
-
-
 # From token files ---------------------------------------------------------------------------------
 
 RECORDS = [{"prompt": f"say {n}: ", "response": f"<{n}>" * (n % 5 + 1)} for n in range(60)] + [
@@ -371,34 +356,15 @@ def write_conversations(prefix, records, encoder, scale=1.0):
 
 @pytest.fixture(scope="module")
 def conversations(tmp_path_factory):
-    """The same conversations, streamed and as a token file."""
+    """The same conversations as text and as a token file."""
     folder = tmp_path_factory.mktemp("conversations")
     prepare_jsonl(folder / "text.jsonl", RECORDS)
     write_conversations(folder / "tokens", RECORDS, SFTTaskEncoder(ByteTokenizer(), 64))
     return folder
 
 
-def test_validation_of_a_token_file_is_that_of_the_streamed_conversations(conversations):
-    """Both look at all conversations at once, so the batches are equal, tensor for tensor."""
-
-    def batches(path):
-        mix = write_mix(conversations / "val.yaml", [(path, 1)], split="val")
-        ((dataset, _),) = get_val_datasets(
-            mix,
-            worker_config=config(),
-            batch_size=1,
-            task_encoder=SFTTaskEncoder(ByteTokenizer(), 64),
-        )
-        return [batch.validate() for batch in loader_for(dataset)]
-
-    streamed, planned = batches("text.jsonl"), batches("tokens")
-    assert len(streamed) > 30
-    assert {0.0, 1.0} == {weight for b in planned for weight in b.token_weights.tolist()}
-    assert [batch_hash(batch) for batch in planned] == [batch_hash(batch) for batch in streamed]
-
-
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_training_on_a_token_file_weights_what_the_streamed_conversations_weight(
+def test_training_on_a_token_file_weights_what_the_text_of_its_conversations_does(
     conversations, ranks
 ):
     def segments(path):

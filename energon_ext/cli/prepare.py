@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext prepare``: text and conversations of any kind into token files."""
 
+import functools
 import hashlib
 import json
 import os
@@ -19,12 +20,7 @@ from energon_ext.documents.token_paths import SPLITS, is_token_file
 from energon_ext.encoders.chat import named_template
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sft import Dialogue, PromptResponse, SFTTaskEncoder, cook_dialogue
-from energon_ext.encoders.text_sources import (
-    encode_samples,
-    encode_texts,
-    load_split,
-    sample_source,
-)
+from energon_ext.encoders.text_sources import encode_all, load_split, sample_source
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.prepare import inputs
@@ -196,9 +192,8 @@ def _job(
     }
     named = ("chat", "val", "seed", "min_chars", "on_error", *of_input[kind])
     meta = encoder.token_file_meta()
-    encode = encode_samples if options["chat"] else encode_texts
     return Job(
-        encode=lambda documents: encode(encoder, documents),
+        encode=functools.partial(encode_all, encoder),
         vocab_size=encoder.tokenizer.vocab_size,
         meta=meta,
         options={"input": [kind, *paths], **{name: options[name] for name in named}, **meta},

@@ -25,6 +25,9 @@ class ChatTemplate(ABC):
 
     writes_special_tokens: bool = False
 
+    #: By which :func:`named_template` makes it again; None where it has no name.
+    name: str | None = None
+
     @abstractmethod
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
         """The messages as text; with what precedes the next answer, if asked for.
@@ -37,21 +40,17 @@ class ChatTemplate(ABC):
     def fingerprint(self) -> dict[str, Any]:
         """JSON values that change whenever the text of some conversation changes."""
 
-    def options(self) -> str | None:
-        """The name by which :func:`named_template` makes it again; None for the default."""
-        return None
-
 
 class PlainChatTemplate(ChatTemplate):
     """One line a message, ``role: content``. The newline ends an answer.
 
     Example:
-        >>> messages = [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4"}]
-        >>> PlainChatTemplate().render(messages)
-        'user: 2 + 2\\nassistant: 4\\n'
-        >>> PlainChatTemplate().render(messages[:1], add_generation_prompt=True)
+        >>> question = [{"role": "user", "content": "2 + 2"}]
+        >>> PlainChatTemplate().render(question, add_generation_prompt=True)
         'user: 2 + 2\\nassistant: '
     """
+
+    name = "plain"
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
         lines = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
@@ -59,9 +58,6 @@ class PlainChatTemplate(ChatTemplate):
 
     def fingerprint(self) -> dict[str, Any]:
         return {"kind": "plain"}
-
-    def options(self) -> str | None:
-        return "plain"
 
 
 class HFChatTemplate(ChatTemplate):
@@ -71,7 +67,7 @@ class HFChatTemplate(ChatTemplate):
         name_or_path: a folder, a name, or a ``transformers`` tokenizer.
 
     Raises:
-        ConfigError: ``transformers`` is missing, cannot load it, or it has no chat template.
+        ConfigError: it cannot be loaded, or has no chat template.
     """
 
     writes_special_tokens = True
@@ -103,13 +99,7 @@ class HFChatTemplate(ChatTemplate):
 
 
 def check_messages(messages: Any) -> None:
-    """Raise SampleError where messages are no conversation with an answer in it.
-
-    Example:
-        >>> check_messages([{"role": "user", "content": "2 + 2"}])
-        Traceback (most recent call last):
-        energon_ext.errors.SampleError: no assistant message, so there is nothing to train on
-    """
+    """Raise SampleError where messages are no conversation with an answer in it."""
     if not isinstance(messages, (list, tuple)) or not messages:
         raise SampleError("`messages` must be a list of messages")
     previous = None
@@ -134,9 +124,6 @@ def default_template(tokenizer: Tokenizer) -> ChatTemplate:
     """That of the folder or name which an HFTokenizer was made from, if any, else the plain one.
 
     Fine-tuning and prompts take the same, so a policy is asked in the words it was taught in.
-
-    Raises:
-        ConfigError: it cannot be loaded.
     """
     if isinstance(tokenizer, HFTokenizer) and not Path(tokenizer.name).is_file():
         loaded = load_with_transformers(tokenizer.name, f"Chat template of {tokenizer.name!r}")
@@ -149,7 +136,7 @@ def named_template(name: str | None) -> ChatTemplate | None:
     """What a command line names: ``plain``, or a tokenizer of Hugging Face; None for no name."""
     if name is None:
         return None
-    return PlainChatTemplate() if name == "plain" else HFChatTemplate(name)
+    return PlainChatTemplate() if name == PlainChatTemplate.name else HFChatTemplate(name)
 
 
 def split_answers(template: ChatTemplate, messages: Sequence[Message]) -> list[tuple[str, bool]]:
@@ -160,10 +147,6 @@ def split_answers(template: ChatTemplate, messages: Sequence[Message]) -> list[t
 
     Returns:
         ``(text, is an answer)`` in order; joined, the text of the conversation.
-
-    Raises:
-        SampleError: the template does not write the beginning of a conversation as the beginning of
-            its text, so answers cannot be told from the rest.
 
     Example:
         >>> messages = [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4"}]

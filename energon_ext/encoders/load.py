@@ -6,17 +6,15 @@ Energon's own ``get_train_dataset`` accepts the same YAML and the same TaskEncod
 as Energon is: it runs what a YAML file names. The functions here look at all of it first.
 """
 
+import contextlib
 import copy
 import inspect
-import logging
-from collections import Counter
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 import megatron.energon
 from megatron.energon import TaskEncoder, WorkerConfig
 from megatron.energon.epathlib import EPath
-from megatron.energon.errors import log_exception
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
 
 from energon_ext.arguments import check_integer, choices
@@ -25,12 +23,7 @@ from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.documents.token_paths import is_token_file
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.quiet import quiet_energon
-from energon_ext.errors import LEFT_OUT, ConfigError, SampleError
-
-logger = logging.getLogger(__name__)
-
-#: Samples that this process could not use, by dataset.
-_LEFT_OUT: Counter[str] = Counter()
+from energon_ext.errors import ConfigError
 
 #: What Energon takes beside its named arguments (7.4.1, ``task_encoder/loader.py``).
 _FURTHER_OPTIONS = {"dataset_config", "split_config", "auto_decode", "image_decode", "av_decode"}
@@ -70,15 +63,15 @@ def get_train_dataset(
     """
     if batch_size is not None:
         check_integer("get_train_dataset: batch_size", batch_size, 1)
+    if rows_per_step is not None:
+        task_encoder = _with_rows_per_step(task_encoder, rows_per_step)
     checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
-    _check(get_train_dataset, path, split_part, checker, options)
-    _say_in_one_line(worker_config)
-    with quiet_energon(), errors_of_energon(str(path)):
+    with _checked(get_train_dataset, checker, path, split_part, options):
         return megatron.energon.get_train_dataset(
             path,
             worker_config=worker_config,
             batch_size=batch_size,
-            task_encoder=_with_rows_per_step(task_encoder, rows_per_step),
+            task_encoder=task_encoder,
             split_part=split_part,
             shuffle_buffer_size=shuffle_buffer_size,
             max_samples_per_sequence=max_samples_per_sequence,
@@ -103,9 +96,7 @@ def get_val_datasets(
     """
     check_integer("get_val_datasets: batch_size", batch_size, 1)
     checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
-    _check(get_val_datasets, path, split_part, checker, options)
-    _say_in_one_line(worker_config)
-    with quiet_energon(), errors_of_energon(str(path)):
+    with _checked(get_val_datasets, checker, path, split_part, options):
         return megatron.energon.get_val_datasets(
             path,
             worker_config=worker_config,
@@ -116,36 +107,14 @@ def get_val_datasets(
         )
 
 
-def _say_in_one_line(worker_config: WorkerConfig) -> None:
-    """Samples that cannot be used are a line now and then, unless the caller handles them."""
-    if worker_config.global_error_handler is log_exception:
-        worker_config.global_error_handler = _say_what_is_left_out
-
-
-def _say_what_is_left_out(error: Exception, sample: Any, sources: Any = None) -> None:
-    if not isinstance(error, LEFT_OUT):
-        log_exception(error, sample, sources)
-        return
-    if not sources:  # of a sample as it is stored, Energon does not look them up
-        parts = [part for part in getattr(sample, "data", ()) if part]
-        sources = [source for part in parts for source in part["__sources__"]]
-    where = ", ".join(sorted({str(source.dataset_path) for source in sources}))
-    _LEFT_OUT[where] += 1
-    count = _LEFT_OUT[where]
-    if str(count).strip("0") == "1":  # the 1st, the 10th, the 100th
-        files = [name for source in sources for name in source.file_names]
-        # Errors of samples say themselves which one it is.
-        reason = error if isinstance(error, SampleError) else f"{', '.join(files)}: {error}"
-        logger.warning("%s: sample left out (%d so far): %s", where, count, reason)
-
-
-def _check(
+@contextlib.contextmanager
+def _checked(
     function: Callable[..., Any],
+    checker: YamlChecker,
     path: str | Path | EPath,
     split_part: str,
-    checker: YamlChecker,
     options: Mapping[str, Any],
-) -> None:
+) -> Iterator[None]:
     """Refuse what a YAML may not say, and options that nobody knows: Energon would swallow them."""
     name = function.__name__
     stock = getattr(megatron.energon, name)
@@ -156,17 +125,17 @@ def _check(
             raise ConfigError(f"{name}: no option {option!r}; it has {choices(option, known)}")
     if is_token_file(path):
         raise ConfigError(
-            f"{path}: token files are named in a metadataset, which also says what is training and "
-            f"what is validation: a YAML file with `__module__: energon_ext`, `__class__: "
-            f"ScheduledMetadataset` and `splits: {{{split_part}: {{path: {path}}}}}`."
+            f"{path}: token files are named in a metadataset: a YAML file with `__module__: "
+            f"energon_ext`, `__class__: ScheduledMetadataset` and `splits: {{{split_part}: "
+            f"{{path: {path}}}}}`."
         )
     files = {name: options.get(name) for name in ("dataset_config", "split_config")}
     checker.check(path, split_part, **files)
+    with quiet_energon(), errors_of_energon(str(path)):
+        yield
 
 
-def _with_rows_per_step(task_encoder: TaskEncoder, rows_per_step: int | None) -> TaskEncoder:
-    if rows_per_step is None:
-        return task_encoder
+def _with_rows_per_step(task_encoder: TaskEncoder, rows_per_step: int) -> TaskEncoder:
     check_integer("get_train_dataset: rows_per_step", rows_per_step, 1)
     if not isinstance(task_encoder, DynamicBlendMixin):
         raise ConfigError(

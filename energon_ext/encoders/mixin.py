@@ -2,15 +2,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The one place where this package meets Energon's ``build_train_datasets``.
 
-That method builds blending, shuffling, encoding, packing and batching in one body, and is being
-rebuilt upstream. Planned sources need none of these stages. For streamed ones the override leaves
-the body alone: it hands it a single pseudo-dataset, whose factory returns our blend over the real
-sources, so that the stock code never has anything to blend.
+That method builds blending, shuffling, encoding, packing and batching in one body. Planned sources
+need none of these stages. For streamed ones the override hands the body a single pseudo-dataset,
+whose factory returns our blend over the real sources, so that it never has anything to blend.
 """
 
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
-from megatron.energon import TaskEncoder, WorkerConfig
+from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import DatasetBlendMode, LoadedDataset
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
@@ -18,9 +17,8 @@ from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry, mix_of
 from energon_ext.encoders.sources import (
-    BlendFactory,
-    MixOfSources,
     absent_sources,
+    check_omissions,
     check_unlimited,
     even_virtual_epoch,
     load_source,
@@ -30,12 +28,12 @@ from energon_ext.errors import ConfigError
 from energon_ext.mixture.checks import check_mixture
 from energon_ext.mixture.tree import INTERLEAVE
 from energon_ext.plan.clock import Clock
-from energon_ext.plan.dataset import PassOptions, PlannedDataset
+from energon_ext.plan.dataset import PassOptions
 from energon_ext.plan.deal import Topology
-from energon_ext.plan.row_source import RowSource
+from energon_ext.plan.source import Source
 from energon_ext.splice.source import SpliceSource
 from energon_ext.state.match import ENCODER
-from energon_ext.streamed.blend import DynamicBlendDataset, LeastConsumedDataset, StreamedBlend
+from energon_ext.streamed.blend import DynamicBlendDataset, LeastConsumedDataset
 from energon_ext.streamed.samples import RepeatUpTo
 from energon_ext.weights import ScheduleAxis
 
@@ -74,56 +72,49 @@ class DynamicBlendMixin:
         *,
         datasets: list[LoadedDataset],
         worker_config: WorkerConfig,
-        batch_size: int | None = None,
         blend_mode: DatasetBlendMode = DatasetBlendMode.NONE,
         repeat: bool = True,
         virtual_epoch_length: int = 0,
         **stages: Any,
     ) -> SavableDataset:
-        """Energon's method: a planned dataset, or Energon's own stages over one streamed blend."""
-        whole = mix_of(datasets)
-        self._prepare_entries(whole.entries)
-        if not repeat:
-            check_unlimited(whole.entries)
+        """Energon's method: Energon's own stages over one streamed blend, or a plan."""
         for name in ("shuffle_buffer_size", "packing_buffer_size"):
             if (size := stages.get(name)) is not None:
                 check_integer(name, size, 0)
-        epochized = blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
+        mix = mix_of(datasets)
+        if not repeat:
+            check_unlimited(mix.entries)
+        bound = self._bound_to(mix.entries, stages)
         # Sources of a plain blend repeat one by one; an epochized blend as a whole.
-        mix = read_sources(
-            self, whole, worker_config=worker_config, repeat=repeat and not epochized
+        epochized = blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
+        sources = read_sources(
+            bound, mix, worker_config=worker_config, repeat=repeat and not epochized
         )
+        check_omissions(mix, sources)
         clock = Clock(
-            whole.axis_with(self.schedule_axis),
-            Topology.of(worker_config, batch_size, self.rows_per_step),
+            mix.axis_with(self.schedule_axis),
+            Topology.of(worker_config, stages.get("batch_size"), self.rows_per_step),
             self.tokens_per_sample,
-            mix.skip,
+            mix.run.skip.ranges,
         )
-        self.check_mix(mix, clock, worker_config)
-        length = even_virtual_epoch(virtual_epoch_length, worker_config)
-        if mix.is_planned:
-            passes = PassOptions(batches=length, repeats=repeat and epochized, restarts=not repeat)
-            return self.build_plan(mix, clock, worker_config=worker_config, passes=passes)
-        blend = self.build_blend(
-            mix,
-            clock,
-            worker_config=worker_config,
+        check_mixture(
+            mix.tree,
+            clock.axis,
+            {source.key: source.max_epochs for source in sources},
+            absent_sources(sources, worker_config),
+            {each.key: each.rows.config for each in sources if isinstance(each.rows, SpliceSource)},
+            clock.end,
+        )
+        passes = PassOptions(
+            batches=even_virtual_epoch(virtual_epoch_length, worker_config),
             repeats=repeat and epochized,
             restarts=not repeat,
         )
-        return super().build_train_datasets(  # type: ignore[misc]  # of the encoder behind
-            datasets=[LoadedDataset(dataset=BlendFactory(blend))],
-            worker_config=worker_config,
-            batch_size=batch_size,
-            blend_mode=DatasetBlendMode.NONE,
-            repeat=False,
-            virtual_epoch_length=length,
-            **stages,
+        return bound.build_blend(
+            sources, passes, stages, tree=mix.tree, clock=clock, worker_config=worker_config
         )
 
-    def build_source(
-        self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool
-    ) -> SavableDataset | RowSource:
+    def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> Any:
         """The samples of one source, before the draw. Override to add stages per source."""
         dataset = load_source(self, entry, worker_config)
         repetitions = entry.loaded.repetitions or 1
@@ -134,53 +125,69 @@ class DynamicBlendMixin:
             return RepeatUpTo(dataset, repeats=limit, restart=False, worker_config=own_config)
         return RepeatDataset(dataset, repeats=repetitions, worker_config=own_config)
 
-    def check_mix(self, mix: MixOfSources, clock: Clock, worker_config: WorkerConfig) -> None:
-        """Refuse a mixture that cannot be drawn from; warn of one that looks wrong."""
-        max_epochs = {source.key: source.max_epochs for source in mix.sources}
-        absent = absent_sources(mix, worker_config)
-        splices = {s.key: s.rows.config for s in mix.sources if isinstance(s.rows, SpliceSource)}
-        check_mixture(mix.tree, clock.axis, max_epochs, absent, splices, clock.end)
-
-    def build_plan(
-        self, mix: MixOfSources, clock: Clock, *, worker_config: WorkerConfig, passes: PassOptions
-    ) -> PlannedDataset:
-        """One plan over planned sources."""
-        raise ConfigError(
-            f"{type(self).__name__}: {mix.sources[0].key} is planned, and this TaskEncoder makes "
-            f"no batches of planned rows; use an energon_ext.PackedTaskEncoder."
-        )
-
     def build_blend(
-        self, mix: MixOfSources, clock: Clock, *, worker_config: WorkerConfig, **options: Any
-    ) -> StreamedBlend:
-        """The draw among streamed sources."""
-        own, default = (getattr(of, "blend_sample_size", None) for of in (type(self), TaskEncoder))
-        if own is not default:  # that of a later Energon counts samples
-            options["size_of"] = self.blend_sample_size  # type: ignore[attr-defined]
-        rule = mix.tree.node.rule
-        blend_class = LeastConsumedDataset if rule == INTERLEAVE else DynamicBlendDataset
-        return blend_class(
-            mix.sources,
-            worker_config=worker_config,
-            tree=mix.tree,
-            clock=clock,
+        self,
+        sources: Sequence[Source],
+        passes: PassOptions,
+        stages: Mapping[str, Any],
+        **options: Any,  # of a blend: tree, clock, worker_config
+    ) -> SavableDataset:
+        """Energon's stages behind the draw among streamed sources."""
+        if hasattr(self, "blend_sample_size"):
+            options["size_of"] = self.blend_sample_size
+        is_interleave = options["tree"].node.rule == INTERLEAVE
+        blend_class = LeastConsumedDataset if is_interleave else DynamicBlendDataset
+        blend = blend_class(
+            sources,
             fingerprint=self.state_fingerprint(),
+            repeats=passes.repeats,
+            restarts=passes.restarts,
             **options,
+        )
+        return super().build_train_datasets(  # type: ignore[misc]  # of the encoder behind
+            datasets=[LoadedDataset(dataset=_BlendFactory(blend))],
+            worker_config=blend.worker_config,
+            blend_mode=DatasetBlendMode.NONE,
+            repeat=False,
+            virtual_epoch_length=passes.batches,
+            **stages,
         )
 
     def state_fingerprint(self) -> dict[str, Any]:
         """JSON values that a saved state depends on; extend it with what changes your samples."""
         return {ENCODER: type(self).__qualname__}
 
-    def _prepare_entries(self, entries: Sequence[Entry]) -> None:
-        """What is checked or made before any source is built."""
-        self._take_splices(entries)
+    def _bound_to(self, entries: Sequence[Entry], stages: dict[str, Any]) -> Any:
+        """The encoder of one dataset, checked against its sources; several may share this one.
 
-    def _take_splices(self, entries: Sequence[Entry]) -> None:
-        """Refuse ``splice:`` on an entry of the YAML; an encoder that splices checks it instead."""
-        for entry in entries:
-            if entry.splice is not None:
-                raise ConfigError(
-                    f"{entry.splice_where}: a {type(self).__name__} splices nothing; use an "
-                    f"energon_ext.PackedTaskEncoder, or leave it out."
-                )
+        Args:
+            stages: options of Energon's stages; the encoder takes away what is its own.
+        """
+        refuse_splices(self, entries)
+        return self
+
+
+def refuse_splices(encoder: DynamicBlendMixin, entries: Sequence[Entry]) -> None:
+    """Raise ConfigError for a ``splice:`` on an entry of the YAML."""
+    for entry in entries:
+        if entry.splice is not None:
+            raise ConfigError(
+                f"{entry.splice_where}: a {type(encoder).__name__} splices nothing; use an "
+                f"energon_ext.PackedTaskEncoder, or leave it out."
+            )
+
+
+class _BlendFactory:
+    """A blend as the factory of one dataset, as far as Energon's stages ask."""
+
+    # No sample type: they ask only whether samples are crude, which the sources answer.
+    __sample_type__ = None
+
+    def __init__(self, blend: SavableDataset):
+        self._blend = blend
+
+    def __len__(self) -> int:
+        return 1
+
+    def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
+        return self._blend

@@ -7,12 +7,14 @@ step 1500 therefore changes step 1500, a weight is a share of tokens, and every 
 """
 
 import copy
+import dataclasses
+import functools
 import logging
-from collections.abc import Generator
-from typing import Any, Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from megatron.energon import Cooker, TaskEncoder, TextSample, WorkerConfig, stateless
-from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 
 from energon_ext.arguments import check_integer
@@ -20,30 +22,39 @@ from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry, mix_of
+from energon_ext.config.references import TokenFileFactory
 from energon_ext.documents.base import Documents
 from energon_ext.documents.file_set import TokenFiles
 from energon_ext.documents.order import EpochOrder
-from energon_ext.encoders.sources import MixOfSources, planned_buffer_docs, read_sources
-from energon_ext.encoders.splicing import SplicingMixin, document_range
-from energon_ext.encoders.text import Document, TextDecoder, cook_text
+from energon_ext.encoders.mixin import DynamicBlendMixin
+from energon_ext.encoders.sources import planned_buffer_docs, read_sources
+from energon_ext.encoders.splicing import (
+    check_names,
+    check_splices,
+    document_range,
+    names_of,
+    spliced_rows,
+)
+from energon_ext.encoders.text import Document, TextDecoder, cook_text, is_text
 from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized
-from energon_ext.encoders.tokenizers import Tokenizer
+from energon_ext.encoders.tokenizers import TOKENIZER_ATTRIBUTES, Tokenizer, check_tokenizer
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.packing import PACKERS, SequentialPacker, make_packer
+from energon_ext.mixture.tree import IN_ORDER, blend_of
+from energon_ext.packing import make_packer
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.cost import AttentionCost, Cost
 from energon_ext.plan.dataset import BatchOptions, PassOptions, PlannedDataset
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
+from energon_ext.plan.source import Source
+from energon_ext.splice.config import SpliceFields
+from energon_ext.weights import ConstantWeight
 
 logger = logging.getLogger(__name__)
 
-#: Attributes of a tokenizer that a state describes it by.
-_OF_TOKENIZER = ("vocab_size", "bos_id", "eos_id", "pad_id", "add_bos", "add_eos")
 
-
-class PackedTaskEncoder(SplicingMixin, TaskEncoder):
+class PackedTaskEncoder(DynamicBlendMixin, TaskEncoder):
     """Pretraining on text: yields a :class:`~energon_ext.PackedBatch` of ``batch_size`` rows.
 
     Args:
@@ -62,19 +73,19 @@ class PackedTaskEncoder(SplicingMixin, TaskEncoder):
         balance: ``attention`` deals the rows of a planned step to ranks and micro-batches by cost.
         cost: of documents by length; by default :class:`~energon_ext.plan.cost.AttentionCost`.
 
-    A source whose entry in the YAML has a ``splice:`` is shown at many positions, not packed.
-
-    Text is tokenized at first use, into token files in a cache. Energon's ``packing_buffer_size``
-    stands for ``packing_buffer_docs``; ``shuffle_buffer_size`` has no effect.
+    A source whose entry in the YAML has a ``splice:`` is shown at many positions, not packed. Text
+    is tokenized at first use, into token files in a cache. Energon's ``shuffle_buffer_size`` and
+    ``packing_buffer_size`` have no effect.
 
     Attributes:
         encoding_fingerprint: JSON values that change whenever the tokens of some sample change.
             A subclass with an ``encode_document`` or with cookers of its own needs some.
+        named_documents, validation_starts, validation_offsets: of spliced sources, as for
+            :class:`~energon_ext.SpliceTaskEncoder`.
 
     Raises:
-        ConfigError: a sequence length below 2, an unknown packing, an option that this packing does
-            not have, a buffer without documents, an alignment of which ``seq_len`` is no multiple,
-            ``train_on_eos=False`` with a tokenizer that has no such token.
+        ConfigError: an option is out of range, or not one of this packing; the tokenizer lacks
+            what a :class:`~energon_ext.encoders.tokenizers.Tokenizer` has.
 
     Example:
         >>> from energon_ext.encoders.tokenizers import ByteTokenizer
@@ -88,6 +99,11 @@ has no transition to train.
     decoder = TextDecoder()
     encoding_fingerprint: Any = None
     saved_encoding: dict[str, Any] | None = None
+    named_documents: bool | None = None
+    validation_starts: int = 4
+    validation_offsets: int = 8
+    _validating: bool = False
+    _tokenized: Mapping[str, TokenFiles] = MappingProxyType({})
 
     def __init__(
         self,
@@ -104,21 +120,22 @@ has no transition to train.
         balance: str | None = None,
         cost: Cost | None = None,
     ):
+        check_tokenizer(tokenizer)
         check_integer("packing_buffer_docs", packing_buffer_docs, 1)
         if balance not in (None, "attention"):
             raise ConfigError(f"balance: {balance!r} found, 'attention' or None is allowed.")
-        if alignment > 1 and packing == SequentialPacker.name:
-            raise ConfigError("alignment needs packing='bin': in a stream documents meet anywhere.")
         if not train_on_eos and tokenizer.eos_id is None:
             raise ConfigError("train_on_eos=False, but the tokenizer has no EOS; leave it True.")
         self.tokenizer = tokenizer
         self.seq_len = self.tokens_per_sample = seq_len
         self.packing_buffer_docs = packing_buffer_docs
         self.alignment = alignment
-        options = {"max_docs_per_bin": packing_max_docs_per_bin, "carry": packing_carry}
+        options = {
+            "max_docs_per_bin": packing_max_docs_per_bin,
+            "carry": packing_carry,
+            "alignment": None if alignment == 1 else alignment,
+        }
         given = {name: value for name, value in options.items() if value is not None}
-        if alignment != 1:
-            given["alignment"] = alignment
         self._packer = make_packer(packing, seq_len, **given)
         self.mask_boundary_loss = (
             not self._packer.cuts_documents if mask_boundary_loss is None else mask_boundary_loss
@@ -126,7 +143,6 @@ has no transition to train.
         self.train_on_eos = train_on_eos
         self.cost = (cost or AttentionCost()) if balance else None
         self._sources: tuple[str, ...] = ()
-        self._planned_buffer_docs = planned_buffer_docs(1)
         self._assembler = BatchAssembler(
             seq_len,
             pad_id=tokenizer.pad_id,
@@ -140,8 +156,10 @@ has no transition to train.
     @stateless
     def encode_document(self, sample: TextSample) -> Document:
         """One sample as a document; override to read other samples or to weight labels."""
-        if not isinstance(sample.text, str):
-            raise SampleError(f"Sample {sample.__key__}: its text is {sample.text!r:.40}.")
+        if not is_text(sample.text):
+            raise SampleError(
+                f"Sample {sample.__key__}: its text is {sample.text!r:.40}; Unicode text is needed."
+            )
         return Document.derive_from(sample, tokens=self.tokenizer.encode_array(sample.text))
 
     def documents_of(self, files: TokenFiles, key: str) -> Documents:
@@ -152,55 +170,43 @@ has no transition to train.
         """What the ``.meta.json`` beside token files says of how they were written."""
         return {"tokenizer": self.tokenizer.fingerprint(), "vocab_size": self.tokenizer.vocab_size}
 
+    def splice_of(self, entry: Entry) -> SpliceFields | None:
+        """What is spliced of a source: what its entry says; None to pack it as ever."""
+        splice = entry.splice
+        is_named = splice is not None and splice.dataset_name in (None, *names_of(entry.key))
+        return splice if is_named else None
+
     def state_fingerprint(self) -> dict[str, Any]:
-        every_option = {name for packer in PACKERS.values() for name in packer.option_names()}
-        packing = {**dict.fromkeys(every_option), **self._packer.to_json()}
         return {
             **super().state_fingerprint(),
             "tokenizer": self.tokenizer.fingerprint(),
-            "seq_len": self.seq_len,
-            "packing": packing.pop("name"),
-            "alignment": packing.pop("alignment") or 1,
-            **{f"packing_{option}": value for option, value in packing.items()},
-            "mask_boundary_loss": self.mask_boundary_loss,
-            "train_on_eos": self.train_on_eos,
+            **self._row_options(),
         }
 
-    def saved_options(self) -> dict[str, Any]:
-        """Arguments that make the encoder again, as JSON values; states carry them.
-
-        A ``cost`` of the user's own is not among them.
-        """
-        cost = self.cost if isinstance(self.cost, AttentionCost) else None
+    def _row_options(self) -> dict[str, Any]:
+        """What a state depends on beside the tokenizer."""
         packing = self._packer.to_json()
         return {
             "seq_len": self.seq_len,
             "packing": packing["name"],
-            "packing_buffer_docs": self.packing_buffer_docs,
             "packing_max_docs_per_bin": packing.get("max_docs_per_bin"),
             "packing_carry": packing.get("carry"),
             "alignment": self.alignment,
             "mask_boundary_loss": self.mask_boundary_loss,
             "train_on_eos": self.train_on_eos,
+        }
+
+    def saved_options(self) -> dict[str, Any]:
+        """Arguments that make the encoder again, as JSON values, but a cost of the user's own."""
+        cost = self.cost if isinstance(self.cost, AttentionCost) else None
+        return {
+            **self._row_options(),
+            "packing_buffer_docs": self.packing_buffer_docs,
             "balance": None if self.cost is None else "attention",
             "cost": None if cost is None else vars(cost),
         }
 
-    # Energon's stages -----------------------------------------------------------------------
-
-    def build_train_datasets(
-        self,
-        *,
-        datasets: list[LoadedDataset],
-        shuffle_buffer_size: int | None = None,
-        packing_buffer_size: int | None = None,
-        **kwargs: Any,
-    ) -> SavableDataset:
-        """Energon's method; rows are planned, so nothing is shuffled or packed after the draw."""
-        if shuffle_buffer_size:
-            logger.info("shuffle_buffer_size: no effect, an epoch of text is shuffled as a whole.")
-        bound = self._bound_to(datasets, packing_buffer_size)
-        return super(PackedTaskEncoder, bound).build_train_datasets(datasets=datasets, **kwargs)
+    # A planned dataset ----------------------------------------------------------------------
 
     def build_val_datasets(
         self,
@@ -208,89 +214,32 @@ has no transition to train.
         datasets: list[LoadedDataset],
         worker_config: WorkerConfig,
         batch_size: int,
-        packing_buffer_size: int | None = None,
         limit: int | None = None,
-        **kwargs: Any,
-    ) -> SavableDataset:
+        **stages: Any,
+    ) -> PlannedDataset:
         """Energon's method: every document once, source after source, in order."""
-        bound = self._bound_to(datasets, packing_buffer_size)
-        bound._validating = True
-        whole = mix_of(datasets)
-        bound._prepare_entries(whole.entries)
-        mix = read_sources(bound, whole, worker_config=worker_config, repeat=False, in_order=True)
-        topology = Topology.of(worker_config, batch_size, None)
-        clock = Clock(whole.axis, topology, self.seq_len)
+        mix = mix_of(datasets)
+        bound = self._bound_to(mix.entries, stages, validating=True)
+        sources = read_sources(bound, mix, worker_config=worker_config, repeat=False)
+        tree = blend_of({source.key: ConstantWeight(1.0) for source in sources}, IN_ORDER)
+        clock = Clock(mix.axis, Topology.of(worker_config, batch_size, None), self.seq_len)
         passes = PassOptions(batches=limit or 0, restarts=True)
-        return bound.build_plan(mix, clock, worker_config=worker_config, passes=passes)
-
-    def _prepare_entries(self, entries: Sequence[Entry]) -> None:
-        """Take the splices of all sources, and tokenize the text that is not yet."""
-        super()._prepare_entries(entries)
-        self._tokenized = ensure_tokenized(self, entries)
+        return bound.build_blend(
+            sources, passes, {}, tree=tree, clock=clock, worker_config=worker_config
+        )
 
     def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> RowSource:
         """Plan the rows of one source; one that is spliced is planned as frames."""
+        epochs = entry.max_epochs if repeat else (entry.loaded.repetitions or 1)
         splice = self.splice_of(entry)
         if splice is not None:
-            return self._spliced(splice, entry, worker_config, repeat)
-        return self._planned_rows(entry, worker_config, repeat)
-
-    def build_plan(
-        self, mix: MixOfSources, clock: Clock, *, worker_config: WorkerConfig, passes: PassOptions
-    ) -> PlannedDataset:
-        """One plan over all sources."""
-        self._sources = self.names_in_batches(mix.sources)
-        return PlannedDataset(
-            mix.sources,
-            tree=mix.tree,
-            clock=clock,
-            worker_config=worker_config,
-            passes=passes,
-            batches=BatchOptions(
-                assemble=self._assemble,
-                padding=padding_row,
-                fingerprint=self.state_fingerprint(),
-                encoder=saved_encoder(self),
-                cost=self.cost,
-            ),
-        )
-
-    def _assemble(self, rows: list[Row]) -> Any:
-        """The batch of some rows, by the methods that a subclass may override."""
-        batch = self.encode_batch(self.batch(rows))
-        if isinstance(batch, Generator):
-            batches = list(batch)
-            if len(batches) != 1:
-                raise SampleError(f"encode_batch: {len(batches)} batches of one; 1 is needed.")
-            batch = batches[0]
-        return batch
-
-    @stateless
-    def batch(self, rows: list[Row]) -> PackedBatch:
-        """Write rows into a batch."""
-        return self._assembler(rows, self._sources)
-
-    def _bound_to(
-        self, datasets: Sequence[LoadedDataset], packing_buffer_size: int | None
-    ) -> "PackedTaskEncoder":
-        """A copy for one dataset; several may share an encoder."""
-        bound = copy.copy(self)
-        if packing_buffer_size is not None:
-            bound.packing_buffer_docs = packing_buffer_size
-        shared = planned_buffer_docs(len(datasets))
-        bound._planned_buffer_docs = max(bound.packing_buffer_docs, shared)
-        return bound
-
-    def _planned_rows(self, entry: Entry, worker_config: WorkerConfig, repeat: bool) -> PlannedRows:
-        factory = entry.dataset
-        epochs = entry.max_epochs if repeat else (entry.loaded.repetitions or 1)
+            return spliced_rows(self, splice, entry, worker_config.seed_offset, epochs)
         if epochs is not None and epochs != int(epochs):
             raise ConfigError(
                 f"{entry.key}: {epochs} repetitions; a source is read in whole epochs."
             )
         files = self.token_files(entry)
-        first, stop = document_range(factory, len(files))
-        training = getattr(factory, "training", not self._validating)
+        first, stop = document_range(entry.dataset, len(files))
         return PlannedRows(
             self.documents_of(files, entry.key),
             source=entry.key,
@@ -299,12 +248,67 @@ has no transition to train.
                 stop - first,
                 f"{worker_config.seed_offset}/{entry.names.shuffle_key}",
                 epochs=None if epochs is None else int(epochs),
-                shuffled=training,
+                shuffled=not self._validating,
             ),
-            buffer_docs=self._planned_buffer_docs,
+            buffer_docs=self._buffer_docs,
             first=first,
-            excluded=entry.excluded if training else None,
+            excluded=None if self._validating else entry.excluded,
         )
+
+    def build_blend(
+        self,
+        sources: Sequence[Source],
+        passes: PassOptions,
+        stages: Mapping[str, Any],
+        **options: Any,
+    ) -> PlannedDataset:
+        """One plan over all sources; Energon's stages have nothing to do."""
+        self._sources = tuple(sorted({name for source in sources for name in source.part_shares}))
+        batches = BatchOptions(
+            assemble=self._assemble,
+            padding=functools.partial(Row, [], slice_sources=[]),
+            fingerprint=self.state_fingerprint(),
+            encoder=saved_encoder(self),
+            cost=self.cost,
+        )
+        return PlannedDataset(sources, passes=passes, batches=batches, **options)
+
+    def token_files(self, entry: Entry) -> TokenFiles:
+        """The token files of a source: its own, or those that were made of its text."""
+        if not isinstance(entry.dataset, TokenFileFactory):
+            return self._tokenized[entry.key]
+        files = entry.dataset.files
+        files.check_tokenizer(self.tokenizer.fingerprint(), self.tokenizer.vocab_size)
+        return files
+
+    @stateless
+    def batch(self, rows: list[Row]) -> PackedBatch:
+        """Write rows into a batch."""
+        return self._assembler(rows, self._sources)
+
+    def _assemble(self, rows: list[Row]) -> Any:
+        return self.encode_batch(self.batch(rows))
+
+    def _bound_to(
+        self, entries: Sequence[Entry], stages: Mapping[str, Any], validating: bool = False
+    ) -> "PackedTaskEncoder":
+        """A copy for one dataset, whose text is tokenized; several may share this encoder."""
+        for name in ("shuffle_buffer_size", "packing_buffer_size"):
+            if stages.get(name):
+                logger.info("%s: no effect, rows are planned from whole epochs.", name)
+        if not validating:  # where each source is a dataset of its own
+            self._check_chosen(entries)
+        bound = copy.copy(self)
+        bound._validating = validating
+        bound._buffer_docs = max(self.packing_buffer_docs, planned_buffer_docs(len(entries)))
+        pad_id = check_splices(self, entries)
+        bound._assembler = dataclasses.replace(self._assembler, pad_id=pad_id)
+        bound._tokenized = ensure_tokenized(self, entries)
+        return bound
+
+    def _check_chosen(self, entries: Sequence[Entry]) -> None:
+        """Refuse splices that are of no source of the run."""
+        check_names(entries)
 
 
 def saved_encoder(encoder: PackedTaskEncoder) -> dict[str, Any]:
@@ -318,13 +322,8 @@ def saved_encoder(encoder: PackedTaskEncoder) -> dict[str, Any]:
         "class": next(own).__name__,
         "tokenizer": {
             "fingerprint": encoder.tokenizer.fingerprint(),
-            "attributes": {name: getattr(encoder.tokenizer, name) for name in _OF_TOKENIZER},
+            "attributes": {name: getattr(encoder.tokenizer, name) for name in TOKENIZER_ATTRIBUTES},
         },
         "options": encoder.saved_options(),
         "encoding": encoding_of(encoder) if encoder._tokenized else None,
     }
-
-
-def padding_row() -> Row:
-    """A row without a document."""
-    return Row([], slice_sources=[])

@@ -3,23 +3,24 @@
 """Prompts for reinforcement learning, from the same YAML and with the same schedules as text."""
 
 import copy
-from typing import Any
+import functools
+from typing import Any, Sequence
 
 import numpy as np
 from megatron.energon import Cooker, Sample, TaskEncoder, WorkerConfig, stateless
 from megatron.energon.edataclass import edataclass
-from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
 from megatron.energon.task_encoder.cooking import basic_sample_keys
+from megatron.energon.wrappers.map_dataset import MapDataset
 from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
 from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry
 from energon_ext.encoders.chat import ChatTemplate, default_template
 from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.sft import encode_bare
-from energon_ext.encoders.sources import encoded_samples
+from energon_ext.encoders.quiet import quiet_errors
 from energon_ext.encoders.text import TextDecoder
-from energon_ext.encoders.tokenizers import Tokenizer
+from energon_ext.encoders.tokenizers import Tokenizer, check_tokenizer
 from energon_ext.errors import SampleError
 
 
@@ -75,12 +76,8 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
 
     Args:
         tokenizer: text to token ids; puts its ``bos`` in front if it does so with text.
-        chat_template: writes ``messages`` as text; by default that of
-            :class:`~energon_ext.SFTTaskEncoder` for the same tokenizer.
-        max_prompt_tokens: a longer prompt is a SampleError: Energon logs it and goes on.
-
-    Raises:
-        ConfigError: ``max_prompt_tokens`` is below 1.
+        chat_template: by default that of :class:`~energon_ext.SFTTaskEncoder`.
+        max_prompt_tokens: a longer prompt is left out; the log counts them.
     """
 
     cookers = [Cooker(cook_prompt)]
@@ -93,6 +90,7 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         chat_template: ChatTemplate | None = None,
         max_prompt_tokens: int | None = None,
     ):
+        check_tokenizer(tokenizer)
         if max_prompt_tokens is not None:
             check_integer("max_prompt_tokens", max_prompt_tokens, 1)
         self.tokenizer = tokenizer
@@ -103,13 +101,13 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
     @stateless
     def encode_prompt(self, sample: PromptText, source: str) -> Prompt:
         """A prompt as tokens; override for other samples or another layout."""
-        text, bos = sample.prompt, self.tokenizer.add_bos
+        text, has_bos = sample.prompt, False
         if not isinstance(text, str):
             text = self.chat_template.render(text, add_generation_prompt=True)
-            bos = bos and not self.chat_template.writes_special_tokens
-        tokens = encode_bare(self.tokenizer, text)
-        if bos:
-            tokens = np.concatenate([[self.tokenizer.bos_id], tokens])
+            has_bos = self.chat_template.writes_special_tokens
+        tokens = self.tokenizer.encode_array(text)
+        tokens = tokens[int(has_bos and self.tokenizer.add_bos) :]
+        tokens = tokens[: len(tokens) - int(self.tokenizer.add_eos)]
         limit = self.max_prompt_tokens or len(tokens)
         if not 1 <= len(tokens) <= limit:
             raise SampleError(
@@ -127,24 +125,30 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
             "shuffle_buffer_prompts": self._shuffle_buffer_prompts,
         }
 
-    def build_train_datasets(
-        self, *, shuffle_buffer_size: int | None = None, **kwargs: Any
-    ) -> SavableDataset:
-        """Energon's method; shuffling moves in front of the draw."""
-        bound = copy.copy(self)
-        bound._shuffle_buffer_prompts = shuffle_buffer_size or 0
-        return super(PromptTaskEncoder, bound).build_train_datasets(**kwargs)
-
-    def build_source(
-        self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool
-    ) -> SavableDataset[Prompt]:
+    def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> Any:
         """Load, repeat, encode and shuffle one source."""
-        texts: Any = super().build_source(entry, worker_config=worker_config, repeat=repeat)
-        prompts = encoded_samples(self, texts, self.encode_prompt, source=entry.key)
+        texts = super().build_source(entry, worker_config=worker_config, repeat=repeat)
+        worker_config, encode = texts.worker_config, self.encode_prompt
+        prompts = MapDataset(
+            texts,
+            functools.partial(encode, source=entry.key),
+            worker_config=worker_config,
+            stateless_map_fn=get_stateless(encode),
+            failure_tolerance=get_failure_tolerance(encode, self.__default_failure_tolerance__),
+        )
+        quiet_errors(prompts, entry.key)
         size = self._shuffle_buffer_prompts
-        if size <= 1:
-            return prompts
-        return ShuffleBufferDataset(prompts, size, worker_config=prompts.worker_config)
+        return (
+            ShuffleBufferDataset(prompts, size, worker_config=worker_config)
+            if size > 1
+            else prompts
+        )
+
+    def _bound_to(self, entries: Sequence[Entry], stages: dict[str, Any]) -> "PromptTaskEncoder":
+        """A copy for one dataset; shuffling moves in front of the draw."""
+        bound = copy.copy(super()._bound_to(entries, stages))
+        bound._shuffle_buffer_prompts = stages.pop("shuffle_buffer_size", None) or 0
+        return bound
 
     @stateless
     def batch(self, prompts: list[Prompt]) -> list[Prompt]:

@@ -8,9 +8,11 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from megatron.energon.errors import ErrorContext
+from megatron.energon.errors import ErrorContext, log_exception
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.wrappers.map_dataset import MapDataset
+
+from energon_ext.errors import LEFT_OUT
 
 logger = logging.getLogger(__name__)
 
@@ -27,14 +29,23 @@ def quiet_energon() -> Iterator[None]:
             logger.debug("%s", line)
 
 
-def quiet_errors(dataset: SavableDataset) -> None:
-    """Leave it to the error handler of a dataset to speak of samples that cannot be used."""
-    if isinstance(dataset, MapDataset):
-        stock = dataset._map_failure_handler
-        dataset._map_failure_handler = _Quiet(stock.name, stock.handler, stock.tolerance)
+def quiet_errors(dataset: Any, source: str) -> SavableDataset:
+    """Log samples that cannot be used now and then, where Energon prints each of them."""
+    stage = dataset
+    while isinstance(stage, MapDataset):
+        stage._map_failure_handler = _LeftOut(stage._map_failure_handler, source)
+        stage = stage.dataset
+    return dataset
 
 
-class _Quiet(ErrorContext):
+class _LeftOut(ErrorContext):
+    """Handles errors as Energon does, and logs the 1st, the 10th, the 100th sample left out."""
+
+    def __init__(self, stock: ErrorContext, source: str):
+        handler = self._log if stock.handler is log_exception else stock.handler
+        super().__init__(stock.name, handler, stock.tolerance)
+        self._source, self._count = source, 0
+
     @contextlib.contextmanager
     def handle_errors(self, sample: Any) -> Iterator[None]:
         try:
@@ -44,3 +55,14 @@ class _Quiet(ErrorContext):
                 raise
         else:
             self.reset()
+
+    def _log(self, error: Exception, sample: Any, sources: Any = None) -> None:
+        if not isinstance(error, LEFT_OUT):
+            log_exception(error, sample, sources)
+            return
+        self._count += 1
+        if str(self._count).strip("0") == "1":
+            # Of a sample as it is stored the error does not say which one it is.
+            keys = [part["__key__"] for part in getattr(sample, "data", ()) if part]
+            reason = f"Sample {', '.join(keys)}: {error}" if keys else error
+            logger.warning("%s: sample left out (%d so far): %s", self._source, self._count, reason)

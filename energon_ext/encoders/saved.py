@@ -30,11 +30,7 @@ _CLASSES = {
 
 
 class SavedTokenizer(Tokenizer):
-    """The ids and the fingerprint of a tokenizer, without its vocabulary.
-
-    Args:
-        saved: of :func:`energon_ext.encoders.pretrain.saved_encoder`.
-    """
+    """The ids and the fingerprint of a tokenizer, without its vocabulary."""
 
     def __init__(self, saved: Mapping[str, Any]):
         self._fingerprint = dict(saved["fingerprint"])
@@ -54,15 +50,10 @@ class SavedTokenizer(Tokenizer):
 def load_encoder(
     saved: Mapping[str, Any], tokenizer: Tokenizer | None = None, **changed: Any
 ) -> PackedTaskEncoder:
-    """The encoder that a state describes.
+    """The encoder that a state describes, with another tokenizer or with options changed.
 
     Args:
         saved: of :func:`energon_ext.encoders.pretrain.saved_encoder`.
-        tokenizer: to use instead of the saved one.
-        changed: options of the encoder that differ from the saved ones.
-
-    Raises:
-        StateFormatError: the state describes no encoder.
     """
     if saved.get("class") not in _CLASSES or not isinstance(saved.get("options"), Mapping):
         raise StateFormatError("The data state does not say how its rows were encoded.")

@@ -5,7 +5,7 @@
 from typing import Any
 
 import numpy as np
-from megatron.energon import Cooker, Sample, WorkerConfig, stateless
+from megatron.energon import Cooker, Sample, stateless
 from megatron.energon.edataclass import edataclass
 from megatron.energon.task_encoder.cooking import basic_sample_keys
 
@@ -15,12 +15,11 @@ from energon_ext.documents.base import Documents
 from energon_ext.documents.cut import CutDocuments
 from energon_ext.documents.file_set import TokenFiles
 from energon_ext.encoders.chat import ChatTemplate, check_messages, default_template, split_answers
-from energon_ext.encoders.mixin import DynamicBlendMixin
+from energon_ext.encoders.mixin import refuse_splices
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.text import Document
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.plan.row_source import RowSource
 
 OVER_LONG = ("cut", "error")
 
@@ -64,10 +63,9 @@ class SFTTaskEncoder(PackedTaskEncoder):
     sample belongs to the last of them. Prompts and answers are tokenized one by one, as they are at
     inference, and packed in whole.
 
-    No sample without a trained label reaches a batch. One that has none is a
-    :class:`~energon_ext.SampleError` that names it: it is counted when the text is tokenized, and
-    100 in a row are an error. One that has none left after cutting is left out and counted when the
-    dataset is built.
+    No sample without a trained label reaches a batch. Those that have none are counted when the
+    text is tokenized, and 100 in a row are an error; those that have none left after cutting are
+    counted when the dataset is built.
 
     Args:
         tokenizer: text to token ids.
@@ -79,9 +77,6 @@ class SFTTaskEncoder(PackedTaskEncoder):
             error that names it (``error``).
         **options: ``packing_buffer_docs``, ``packing_max_docs_per_bin`` and ``train_on_eos``, as
             for :class:`~energon_ext.PackedTaskEncoder`.
-
-    Raises:
-        ConfigError: an unknown ``over_long``, a tokenizer whose chat template cannot be loaded.
 
     Example:
         >>> from energon_ext.encoders.tokenizers import ByteTokenizer
@@ -96,7 +91,6 @@ class SFTTaskEncoder(PackedTaskEncoder):
     """
 
     cookers = [Cooker(cook_dialogue)]
-    _take_splices = DynamicBlendMixin._take_splices  # a frame has no weights of answers
 
     def __init__(
         self,
@@ -125,23 +119,19 @@ class SFTTaskEncoder(PackedTaskEncoder):
             raise SampleError(f"Sample {sample.__key__}: {error}.") from error
         return Document.derive_from(sample, tokens=tokens, label_weights=weights)
 
-    def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> RowSource:
-        """As of PackedTaskEncoder; token files must say what their answers are.
-
-        Raises:
-            ConfigError: they do not, or were written with another chat template.
-        """
-        factory = entry.dataset
-        if isinstance(factory, TokenFileFactory):
+    def token_files(self, entry: Entry) -> TokenFiles:
+        """As of PackedTaskEncoder; token files must say what their answers are."""
+        files = super().token_files(entry)
+        if isinstance(entry.dataset, TokenFileFactory):
             written = self.saved_encoding or self.token_file_meta()
-            factory.files.check_chat_template(written["chat_template"])
-        if isinstance(factory, TokenFileFactory) and (prefix := factory.files.unweighted):
-            raise ConfigError(
-                f"{entry.key}: {prefix} has no label weights, so questions would be trained on "
-                f"like answers; write it with `energon-ext prepare --chat`, or use a "
-                f"PackedTaskEncoder."
-            )
-        return super().build_source(entry, worker_config=worker_config, repeat=repeat)
+            files.check_chat_template(written["chat_template"])
+            if prefix := files.unweighted:
+                raise ConfigError(
+                    f"{entry.key}: {prefix} has no label weights, so questions would be trained "
+                    f"on like answers; write it with `energon-ext prepare --chat`, or use a "
+                    f"PackedTaskEncoder."
+                )
+        return files
 
     def documents_of(self, files: TokenFiles, key: str) -> Documents:
         return CutDocuments(
@@ -152,14 +142,17 @@ class SFTTaskEncoder(PackedTaskEncoder):
             untrained=None if self.train_on_eos else self.tokenizer.eos_id,
         )
 
+    def splice_of(self, entry: Entry) -> None:
+        """Nothing: a frame has no weights of answers."""
+        refuse_splices(self, [entry])
+
     def token_file_meta(self) -> dict[str, Any]:
         return {**super().token_file_meta(), "chat_template": self.chat_template.fingerprint()}
 
     def saved_options(self) -> dict[str, Any]:
         fixed = ("packing", "mask_boundary_loss")
         own = {k: v for k, v in super().saved_options().items() if k not in fixed}
-        template = self.chat_template.options()
-        return {**own, "chat_template": template, "over_long": self.over_long}
+        return {**own, "chat_template": self.chat_template.name, "over_long": self.over_long}
 
     def state_fingerprint(self) -> dict[str, Any]:
         return {

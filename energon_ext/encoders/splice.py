@@ -2,31 +2,25 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Encoders with a splice of their own, for every source whose entry has none."""
 
-from typing import Any, ClassVar, Mapping
+from typing import Any, ClassVar, Mapping, Sequence
 
 from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.sources import MixOfSources
-from energon_ext.encoders.splicing import is_named
+from energon_ext.encoders.splicing import check_name, check_splice, names_of
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError
-from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.splice import MultiSpliceConfig, SpliceConfig
 from energon_ext.splice.config import SpliceFields
-from energon_ext.splice.source import SpliceSource
 
 
 class SpliceTaskEncoder(PackedTaskEncoder):
     """One document of each spliced source, at many positions; other sources are packed as ever.
 
-    A ``splice:`` on an entry of the YAML comes before ``splice`` here. Any
-    :class:`~energon_ext.PackedTaskEncoder` reads those; this one is for what is the same for all.
-
-    Batches call a document ``<key of its source>/doc<number>``, so losses, tokens and examples are
-    told apart in the report as those of sources are.
-
-    Validation shows a fixed grid of starts and offsets of the same documents.
+    A ``splice:`` on an entry of the YAML comes before ``splice`` here; any
+    :class:`~energon_ext.PackedTaskEncoder` reads those. Batches call a document ``<key of its
+    source>/doc<number>``, so that the report tells documents apart as it does sources. Validation
+    shows a fixed grid of starts and offsets of the same documents.
 
     Args:
         tokenizer, seq_len: as for :class:`~energon_ext.PackedTaskEncoder`.
@@ -63,7 +57,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
                 f"splice: a {type(self.splice).__name__} found, {type(self).__name__} takes a "
                 f"{self.config_class.__name__}."
             )
-        self._check_splice(self.splice, "")
+        check_splice(self, self.splice)
         check_integer("validation_starts", validation_starts, 1)
         check_integer("validation_offsets", validation_offsets, 1)
         if not isinstance(spliced_subflavors or {}, Mapping):
@@ -87,27 +81,26 @@ class SpliceTaskEncoder(PackedTaskEncoder):
     def splice_of(self, entry: Entry) -> SpliceFields | None:
         """What the entry of a source says; else ``splice``, by its subflavors and its name."""
         wanted = (self.spliced_subflavors or {}).items()
-        is_chosen = is_named(entry.key, self.splice.dataset_name) and all(
+        is_chosen = self.splice.dataset_name in (None, *names_of(entry.key)) and all(
             entry.subflavors.get(field) == value for field, value in wanted
         )
         return super().splice_of(entry) or (self.splice if is_chosen else None)
 
-    def build_plan(self, mix: MixOfSources, *arguments: Any, **options: Any) -> PlannedDataset:
-        """One plan over all sources, spliced ones and others."""
-        if not any(isinstance(source.rows, SpliceSource) for source in mix.sources):
+    def _check_chosen(self, entries: Sequence[Entry]) -> None:
+        super()._check_chosen(entries)
+        keys = [entry.key for entry in entries]
+        check_name(self.splice, keys)
+        if not any(map(self.splice_of, entries)):
             raise ConfigError(
-                f"No source to splice among {[source.key for source in mix.sources]}: "
-                f"spliced_subflavors is {self.spliced_subflavors}, dataset_name "
-                f"{self.splice.dataset_name!r}. Name one of them, or leave both None."
+                f"No source to splice among {', '.join(keys)}: spliced_subflavors is "
+                f"{self.spliced_subflavors}. Give one of them these, or leave it None."
             )
-        return super().build_plan(mix, *arguments, **options)
 
 
 class MultiSpliceTaskEncoder(SpliceTaskEncoder):
     """Many documents of each spliced source, balanced, at many positions.
 
-    Args, Raises: as :class:`SpliceTaskEncoder`, with a
-        :class:`~energon_ext.splice.MultiSpliceConfig`.
+    Args: as of :class:`SpliceTaskEncoder`, with a :class:`~energon_ext.splice.MultiSpliceConfig`.
     """
 
     config_class = MultiSpliceConfig

@@ -38,10 +38,16 @@ def cook_text(sample: dict[str, Any]) -> TextSample:
     return TextSample(**basic_sample_keys(sample), text=text)
 
 
-class TextDecoder(SampleDecoder):
-    """Decodes ``json`` and ``txt``; every other member stays bytes.
+def is_text(value: Any) -> bool:
+    """Whether a value is text that a tokenizer takes: without half of a character."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
-    Energon's own decoder unpickles members that are called ``pyd``, ``pickle`` or ``pth``.
+
+class TextDecoder(SampleDecoder):
+    """Decodes ``json`` and ``txt``; others stay bytes, where Energon's own unpickles ``pyd``.
 
     Example:
         >>> TextDecoder()({"__key__": "7", "txt": b"hi", "json": b"[1]", "pyd": b"..."})

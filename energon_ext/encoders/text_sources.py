@@ -3,6 +3,7 @@
 """The text of Energon datasets: which samples there are, and their tokens."""
 
 import copy
+import functools
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.documents.file_set import TokenFiles
 from energon_ext.documents.stored_files import fingerprint_files, times_of_files
 from energon_ext.encoders.quiet import quiet_energon
+from energon_ext.encoders.text import is_text
 from energon_ext.errors import LEFT_OUT, ConfigError, SampleError
 from energon_ext.prepare.cache import (
     CACHE_VARIABLE,
@@ -77,19 +79,17 @@ def sample_source(
     )
 
 
-def encode_texts(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded]:
-    """The texts of some documents as tokens."""
-    texts = [document.text for document in documents]
-    return [(tokens, None) for tokens in encoder.tokenizer.encode_batch(texts)]
-
-
-def encode_samples(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded]:
-    """The samples of some documents as tokens and weights; of each that is refused, the reason."""
+def encode_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded]:
+    """The texts or samples of some documents as tokens and weights, or why one is refused."""
+    if encoder.saved_encoding is not None:
+        raise ConfigError(
+            "The text of this run is not tokenized here, and its state does not hold the encoder; "
+            "run `energon-ext tokenize` on the metadataset first."
+        )
     samples = [document.sample for document in documents]
-    if place_of(type(encoder).encode_document) == _OF_TEXT:
-        texts = [getattr(sample, "text", None) for sample in samples]
-        if all(isinstance(text, str) and _is_whole(text) for text in texts):
-            return [(tokens, None) for tokens in encoder.tokenizer.encode_batch(texts)]
+    texts = [each.text or getattr(each.sample, "text", None) for each in documents]
+    if _code_of(encoder)[0] == _OF_TEXT and all(map(is_text, texts)):
+        return [(tokens, None) for tokens in encoder.tokenizer.encode_batch(texts)]
     return [_encoded(encoder, sample) for sample in samples]
 
 
@@ -98,21 +98,11 @@ def _encoded(encoder: Any, sample: Any) -> Encoded:
         return np.zeros(0, np.int64), None
     if isinstance(sample, SampleError):
         return sample
-    if not _is_whole(getattr(sample, "text", None)):
-        return SampleError(f"Sample {sample.__key__}: its text holds half a character.")
     try:
         encoded = encoder.encode_document(sample)
     except (SkipSample, *LEFT_OUT) as error:
         return error if isinstance(error, SampleError) else SampleError(str(error))
     return np.asarray(encoded.tokens), encoded.label_weights
-
-
-def _is_whole(text: Any) -> bool:
-    """Whether a text has no half of a character, which no tokenizer takes."""
-    try:
-        return not isinstance(text, str) or bool(text.encode() or True)
-    except UnicodeEncodeError:
-        return False
 
 
 def _alone() -> WorkerConfig:
@@ -123,11 +113,7 @@ def _alone() -> WorkerConfig:
 
 
 def ensure_tokenized(encoder: Any, entries: Sequence[Entry]) -> dict[str, TokenFiles]:
-    """The token files of all sources that are text, by their keys.
-
-    Raises:
-        ConfigError: they are not there, and making them takes longer than a minute.
-    """
+    """The token files of all sources that are text, by their keys."""
     texts = [each for each in entries if not isinstance(each.dataset, TokenFileFactory)]
     cached = [cached_text(encoder, each) for each in texts]
     different = {each.folder: each for each in cached}
@@ -136,11 +122,7 @@ def ensure_tokenized(encoder: Any, entries: Sequence[Entry]) -> dict[str, TokenF
 
 
 def cached_text(encoder: Any, entry: Entry) -> CachedText:
-    """The token files of a source that is text, as an encoder makes them; they may not be there.
-
-    Raises:
-        ConfigError: the encoder has code of its own and does not say how a change of it is noticed.
-    """
+    """The token files of a source that is text, as an encoder makes them; they may not be there."""
     factory = entry.dataset
     encoding = encoder.saved_encoding or encoding_of(encoder)
     root = entry.root or factory.paths[0].parent
@@ -167,7 +149,7 @@ def cached_text(encoder: Any, entry: Entry) -> CachedText:
         folder=cache_folder(cache_root(Path(str(root))), Path(source.path).name, digest),
         source=source,
         job=Job(
-            encode=lambda documents: _encode_for_cache(encoder, documents),
+            encode=functools.partial(encode_all, encoder),
             vocab_size=encoder.tokenizer.vocab_size,
             meta=encoder.token_file_meta(),
             options=json.loads(text),
@@ -178,24 +160,9 @@ def cached_text(encoder: Any, entry: Entry) -> CachedText:
     )
 
 
-def _encode_for_cache(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded]:
-    if encoder.saved_encoding is not None:
-        raise ConfigError(
-            "The text of this run is not tokenized here, and its state does not hold the encoder; "
-            "run `energon-ext tokenize` on the metadataset first."
-        )
-    return encode_samples(encoder, documents)
-
-
 def encoding_of(encoder: Any) -> dict[str, Any]:
-    """JSON values that change whenever the tokens of some sample change.
-
-    Raises:
-        ConfigError: the encoder has an ``encode_document`` or cookers of its own and no
-            ``encoding_fingerprint``.
-    """
-    own = encoder.encoding_fingerprint
-    foreign = _own_code(encoder)
+    """JSON values that change whenever the tokens of some sample change."""
+    own, foreign = encoder.encoding_fingerprint, _own_code(encoder)
     if foreign and own is None:
         raise ConfigError(
             f"{type(encoder).__name__}: {foreign[0]} is code of your own; give the class an "
@@ -204,24 +171,23 @@ def encoding_of(encoder: Any) -> dict[str, Any]:
         )
     return {
         **encoder.token_file_meta(),
-        "encode_document": place_of(type(encoder).encode_document),
-        "cookers": [place_of(cooker.cook) for cooker in encoder.cookers],
+        "encode_document": _code_of(encoder)[0],
+        "cookers": _code_of(encoder)[1:],
         "decoder": type(encoder.decoder).__qualname__,
         "own": own,
     }
 
 
-def place_of(function: Any) -> str:
-    """Module and name of a function."""
-    function = getattr(function, "func", function)
-    return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__name__)}"
+def _code_of(encoder: Any) -> list[str]:
+    """Module and name of ``encode_document`` and of the cookers."""
+    functions = [type(encoder).encode_document, *(cooker.cook for cooker in encoder.cookers)]
+    functions = [getattr(function, "func", function) for function in functions]
+    return [f"{f.__module__}.{getattr(f, '__qualname__', type(f).__name__)}" for f in functions]
 
 
 def _own_code(encoder: Any) -> list[str]:
     """What of an encoder's encoding is not of this package."""
-    functions = [type(encoder).encode_document, *(cooker.cook for cooker in encoder.cookers)]
-    places = [place_of(function) for function in functions]
-    return [place for place in places if not place.startswith("energon_ext.")]
+    return [place for place in _code_of(encoder) if not place.startswith("energon_ext.")]
 
 
 def _command(encoder: Any, entry: Entry) -> str:
@@ -233,6 +199,6 @@ def _command(encoder: Any, entry: Entry) -> str:
     words += ["--tokenizer", getattr(encoder.tokenizer, "name", "NAME")]
     if hasattr(encoder, "chat_template"):
         words += ["--task", "chat"]
-        named = encoder.chat_template.options()
+        named = encoder.chat_template.name
         words += ["--chat-template", named] if named else []
     return " ".join(words)

@@ -2,25 +2,22 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Text to token ids.
 
-A tokenizer here is what the data pipeline needs of one: ``encode_array``, the special ids, the
-vocabulary size, and a fingerprint by which a resume notices that it was exchanged.
+A tokenizer here is what the data pipeline needs of one, with a fingerprint by which a resume
+notices that it was exchanged.
 """
 
-from __future__ import annotations
-
 import hashlib
+import importlib
 import json
 import logging
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
+from energon_ext.arguments import check_integer
 from energon_ext.errors import ConfigError
-
-if TYPE_CHECKING:
-    import tokenizers
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +27,6 @@ END_OF_TEXT = (
     "<|end_of_text|>",
     "</s>",
     "<eos>",
-    "<|eos|>",
     "[EOS]",
     "<｜end▁of▁sentence｜>",
 )
@@ -80,14 +76,28 @@ class Tokenizer(ABC):
             >>> ByteTokenizer().padded_vocab_size(64)
             320
         """
-        if multiple < 1:
-            raise ConfigError(f"vocabulary multiple: {multiple!r} found, >= 1 is needed.")
+        check_integer("vocabulary multiple", multiple, 1)
         return -(-self.vocab_size // multiple) * multiple
 
     def _surround(self, ids: np.ndarray) -> np.ndarray:
         prefix = np.array([self.bos_id] if self.add_bos else [], np.int64)
         suffix = np.array([self.eos_id] if self.add_eos else [], np.int64)
         return np.concatenate([prefix, ids, suffix], dtype=np.int64, casting="unsafe")
+
+
+#: By which a state describes a tokenizer.
+TOKENIZER_ATTRIBUTES = tuple(Tokenizer.__annotations__)
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raise ConfigError where a tokenizer of a user lacks something of the protocol."""
+    needed = (*TOKENIZER_ATTRIBUTES, "encode_array", "encode_batch", "decode", "fingerprint")
+    lacking = [name for name in needed if not hasattr(tokenizer, name)]
+    if lacking:
+        raise ConfigError(
+            f"tokenizer: a {type(tokenizer).__name__} has no {', '.join(lacking)}; "
+            f"energon_ext.encoders.tokenizers.Tokenizer says what a tokenizer has."
+        )
 
 
 class ByteTokenizer(Tokenizer):
@@ -132,8 +142,8 @@ class HFTokenizer(Tokenizer):
             says something else.
 
     Raises:
-        ConfigError: the library is missing, the file is no tokenizer, a special token is asked
-            for that the vocabulary does not have.
+        ConfigError: the library is missing, the file is no tokenizer, or a special token that is
+            asked for is not in the vocabulary.
     """
 
     def __init__(
@@ -225,7 +235,7 @@ def load_tokenizer(
     return HFTokenizer(name_or_path, eos_token=eos_token, bos_token=bos_token, **options)
 
 
-def _load_hf(name: str, finds_eos: bool) -> tuple[tokenizers.Tokenizer, dict[str, str | None]]:
+def _load_hf(name: str, finds_eos: bool) -> tuple[Any, dict[str, str | None]]:
     """A ``tokenizers.Tokenizer`` and the names of its special tokens."""
     if Path(name).is_file():
         tokenizer = _load_tokenizer_file(name)
@@ -249,7 +259,7 @@ def _named_beside(path: Path) -> dict[str, str | None]:
     return texts if texts["eos"] is not None else {}
 
 
-def _well_known(tokenizer: tokenizers.Tokenizer, name: str) -> dict[str, str | None]:
+def _well_known(tokenizer: Any, name: str) -> dict[str, str | None]:
     """The end of a text by its usual names, as a bare file does not say what its tokens are for."""
     found = next((t for t in END_OF_TEXT if tokenizer.token_to_id(t) is not None), None)
     if found is not None:
@@ -259,14 +269,11 @@ def _well_known(tokenizer: tokenizers.Tokenizer, name: str) -> dict[str, str | N
 
 def load_with_transformers(name: str, what: str) -> Any:
     """The ``transformers`` tokenizer of a folder or name; ``what`` an error says it is for."""
+    transformers = _library("transformers", what)
     try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise ConfigError(
-            f"{what}: a folder or a name needs transformers; pip install 'energon_ext[hf]'."
-        ) from error
-    try:
-        return AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+        return transformers.AutoTokenizer.from_pretrained(
+            name, use_fast=True, trust_remote_code=False
+        )
     except Exception as error:  # files that are not what it expects end in any type
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
@@ -274,13 +281,8 @@ def load_with_transformers(name: str, what: str) -> Any:
         ) from error
 
 
-def _load_tokenizer_file(path: str) -> tokenizers.Tokenizer:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise ConfigError(
-            f"Tokenizer file {path!r} needs the tokenizers library; pip install 'energon_ext[hf]'."
-        ) from error
+def _load_tokenizer_file(path: str) -> Any:
+    tokenizers = _library("tokenizers", f"Tokenizer file {path!r}")
     try:
         return tokenizers.Tokenizer.from_file(path)
     except Exception as error:  # the library raises plain Exception for a file that is not one
@@ -288,3 +290,10 @@ def _load_tokenizer_file(path: str) -> tokenizers.Tokenizer:
             f"Tokenizer file {path!r} is not a tokenizer.json ({error}); give the file that "
             f"`tokenizer.save()` wrote."
         ) from error
+
+
+def _library(name: str, what: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"{what}: needs {name}; pip install 'energon_ext[hf]'.") from error

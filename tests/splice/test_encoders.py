@@ -292,9 +292,23 @@ def test_the_name_of_a_folder_chooses_what_is_spliced(data):
     path = write_mix(data / "named.yaml", [("book", 1), ("web", 1)])
     splice = MultiSpliceConfig(**{**SHORT.to_json(), "dataset_name": "book"})
     assert "web" in find_blend(build(path, many(splice))).planned_shares(0)
-    with pytest.raises(ConfigError, match="No source to splice among .*dataset_name 'letter'"):
-        web = write_mix(data / "unnamed.yaml", [("web", 1)])
-        build(web, many(MultiSpliceConfig(dataset_name="letter")))
+
+
+def test_a_name_or_subflavors_of_no_source_are_refused_and_the_sources_named(data):
+    """Of text and of token files, also where an entry is spliced by settings of its own."""
+    path = write_mix(data / "named.yaml", [("book", 1), ("web", 1)])
+    named = MultiSpliceConfig(**{**SHORT.to_json(), "dataset_name": "bok"})
+    message = "'bok' found, the sources there are book, book:train, web; did you mean book"
+    with pytest.raises(ConfigError, match=f"^dataset_name: {message}"):
+        build(path, many(named))
+    content = json.loads(path.read_text())
+    content["splits"]["train"]["blend"][1]["splice"] = {"num_docs": 1}
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=message):
+        build(path, many(named))
+    message = "No source to splice among book:train: spliced_subflavors is {'a': 1}"
+    with pytest.raises(ConfigError, match=message):
+        build(in_blend(data), many(spliced_subflavors={"a": 1}))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -462,18 +476,14 @@ def test_many_documents_are_counted_under_the_key_of_their_source(data):
 
 
 def test_batches_lead_to_what_is_known_of_a_document(data):
-    class Titled(MultiSpliceTaskEncoder):
-        def document_metadata(self, store, number):
-            return {**super().document_metadata(store, number), "title": f"Book {number}"}
-
-    dataset = build(in_blend(data), Titled(ByteTokenizer(), SEQ_LEN, SHORT))
+    dataset = build(in_blend(data), many())
     (source,) = splices_of(dataset)
     batch = take(loader_for(dataset), 1)[0]
     for name, *_ in segments(batch):
         number = int(name.rpartition("/doc")[2])
         (found,) = source.metadata_of(name)
         assert found.pop("key").endswith(f"{number:06d}")
-        assert found == {"document": number, "tokens": LENGTHS[number], "title": f"Book {number}"}
+        assert found == {"document": number, "tokens": LENGTHS[number]}
     unnamed = build(in_blend(data), many(named_documents=False))
     (source,) = splices_of(unnamed)
     numbers = [found["document"] for found in source.metadata_of("book:train")]
@@ -514,6 +524,21 @@ def test_validation_shows_a_fixed_grid_and_a_map_tells_the_points_apart(data):
                 mean = 1000 * (offsets[column] + (count - 1) / 2) + sum(doc[t + 1 :]) / count
                 assert grid[row, column] == pytest.approx(mean, rel=1e-5)
     assert set(losses.per_document()) == {f"book:train/doc{n}" for n in three_longest_short()}
+
+
+def test_validation_packs_the_sources_that_are_not_chosen(data):
+    """Each source is a dataset of its own there."""
+    splice = MultiSpliceConfig(**{**SHORT.to_json(), "dataset_name": "book"})
+    (book, _), (web, _) = get_val_datasets(
+        write_mix(data / "chosen.yaml", [("book", 1), ("web", 1)]),
+        worker_config=config(),
+        batch_size=2,
+        task_encoder=many(splice),
+        split_part="train",
+    )
+    assert len(splices_of(book)) == 1 and not splices_of(web)
+    (counts,) = (Counter(batch.tokens_per_source()) for batch in take(loader_for(web), 1))
+    assert set(counts) == {"web"}
 
 
 def test_a_map_refuses_contents_of_one_rank_of_several(data):
