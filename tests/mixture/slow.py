@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Interleaves as sums in plain Python: what each member should have got, row after row."""
 
+import hashlib
 import json
 
 import numpy as np
@@ -16,6 +17,17 @@ def interleave(configs, row_tokens=1, **options):
     specs = {f"s{n:03d}": weight_from_config(config) for n, config in enumerate(configs)}
     tree = blend_of(specs, INTERLEAVE, **options)
     return Mixture(tree, list(specs), seed="0", row_tokens=row_tokens), list(specs.values())
+
+
+def places_of_equals(count, seed="0"):
+    """The place of each of some members in the order by which a seed decides between equals."""
+
+    def number(member):
+        digest = hashlib.blake2b(f"{seed}/{member}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 1
+
+    order = sorted(range(count), key=number)
+    return [order.index(member) for member in range(count)]
 
 
 def saved(drawing):

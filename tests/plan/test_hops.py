@@ -11,6 +11,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from tests.mixture.slow import places_of_equals
 from tests.plan.runs import Run, tokens_of, write_numbered
 from tests.support import write_tokens
 
@@ -43,6 +44,7 @@ class ListModel:
         share = {name: Fraction(weights[name]) / total for name in names}
         least = Fraction(1, max(2 * len(names) - 2, 2))
         provisional = {name: Fraction(self.owed[name]) / 64 for name in names}
+        equals = dict(zip(names, places_of_equals(len(names))))
         rows = []
         for _ in range(ROWS):
             for name in names:
@@ -52,7 +54,7 @@ class ListModel:
                 name: math.floor((1 - least - provisional[name]) / share[name] + ROUNDING)
                 for name in due
             }
-            best = min(due, key=lambda name: turns[name])  # the first of equals
+            best = min(due, key=lambda name: (turns[name], equals[name]))
             provisional[best] -= 1
             rows.append((best, self.take(best)))
         read = dict.fromkeys(names, 0)

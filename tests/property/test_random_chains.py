@@ -20,6 +20,7 @@ import pytest
 from energon_ext import PackedTaskEncoder
 from energon_ext.documents.permutation import KeyedPermutation
 from energon_ext.encoders import sources
+from tests.mixture.slow import places_of_equals
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, rows_of
 from tests.support import LargeTokenizer, write_tokens
 
@@ -102,7 +103,7 @@ class ListRun:
             total = sum(Fraction(weights[name]) for name in left)
             shares = {name: Fraction(weights[name]) / total for name in sorted(left)}
             pick = self.owing if mix["rule"] == "interleave" else self.by_chance
-            picked = pick(shares, [self.row + place for place in missing], attempt, len(weights))
+            picked = pick(shares, [self.row + place for place in missing], attempt, sorted(weights))
             read, again = dict.fromkeys(shares, 0), []
             for place, name in zip(missing, picked):
                 options = limits[name], mix["buffer"], mix["excluded"][name]
@@ -124,7 +125,8 @@ class ListRun:
 
     def owing(self, shares, numbers, attempt, members):
         """By credits, as :class:`tests.plan.test_hops.ListModel`."""
-        least = Fraction(1, max(2 * members - 2, 2))
+        least = Fraction(1, max(2 * len(members) - 2, 2))
+        equals = dict(zip(members, places_of_equals(len(members))))
         credit = {name: Fraction(self.owed[name]) / SEQ_LEN for name in shares}
         for _ in numbers:
             for name in shares:
@@ -136,7 +138,7 @@ class ListRun:
                 else math.ceil((least - credit[name]) / shares[name] - ROUNDING)
                 for name in due or shares
             }
-            best = min(turns, key=lambda name: turns[name])  # the first of equals
+            best = min(turns, key=lambda name: (turns[name], equals[name]))
             credit[best] -= 1
             yield best
 
