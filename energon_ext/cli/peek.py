@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.cli import echo
+from energon_ext.cli import echo, option
 from energon_ext.cli.mix import mix_options, open_mix
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.encoders.quiet import quiet_energon
@@ -40,11 +40,11 @@ MOST_ROWS = 10_000
     default="text",
     help="What the data is for: pretraining, fine-tuning or reinforcement.",
 )
-@click.option("--chat-template", metavar="NAME", help="Of chat and prompts: 'plain', or a name.")
+@option.chat_template
 @click.option("--rows", type=click.IntRange(1), default=4, help="How many rows to show.")
-@click.option("--source", help="Show rows that hold this source; a part of its key is enough.")
+@click.option("--source", default="", help="Show rows of this source; a part of its key is enough.")
 @click.option("--text", is_flag=True, help="Show all of the text.")
-def peek(metadataset: Path, rows: int, source: str | None, text: bool, **options: Any) -> None:
+def peek(metadataset: Path, rows: int, source: str, text: bool, **options: Any) -> None:
     """Show the first rows that METADATASET gives, before any training.
 
     Every row is a list of segments with their sources. What stands between < and > is read and not
@@ -59,7 +59,7 @@ def peek(metadataset: Path, rows: int, source: str | None, text: bool, **options
     blend = find_blend(dataset)
     keys = blend.keys
     titles = {key: f"{name} ({key})" for key, name in blend.names.items()}
-    if source is not None and not any(source in titles.get(key, key) for key in keys):
+    if not any(source in titles.get(key, key) for key in keys):
         raise ConfigError(f"--source {source}: none of {', '.join(keys)}.")
     colors = list(zip(keys, itertools.cycle(COLORS)))
     shown = 0
@@ -72,7 +72,7 @@ def peek(metadataset: Path, rows: int, source: str | None, text: bool, **options
             break
         show = _prompts if isinstance(batch, list) else _segments
         segments = list(show(batch, tokenizer))
-        if not any((source or "") in titles.get(key, key) for key, *_ in segments if key):
+        if not any(source in titles.get(key, key) for key, *_ in segments if key):
             continue
         echo(f"row {number}: {_summary(batch)}")
         for key, about, pieces in segments:
@@ -125,7 +125,7 @@ def _marked(pieces: list[tuple[bool, str]], most: int) -> str:
     """The first characters of a text, with < and > around what is not trained on."""
     shown = ""
     for is_trained, piece in pieces:
-        text = printable(piece[:most])
+        text = printable(piece[:most], sys.maxsize)
         most -= len(piece)
         shown += text if is_trained else click.style(f"<{text}>", dim=True) if text else ""
         if most < 0:

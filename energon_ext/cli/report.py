@@ -4,6 +4,7 @@
 
 import base64
 import html
+import importlib
 import io
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from energon_ext.cli import echo, import_for
+from energon_ext.cli import echo
 from energon_ext.cli.metrics import Run, mean_of_finite
 from energon_ext.cli.spikes import Spike, spikes_of
-from energon_ext.errors import printable
+from energon_ext.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from energon_ext.cli.figures import Picture
@@ -68,32 +69,25 @@ def write_report(run: Run, out: Path, run_dir: Path | None = None) -> list[Path]
     """Write the pictures of a run and, last, ``report.html`` to a folder; returns their paths.
 
     Args:
-        run_dir: what the page calls the folder of the run; ``out`` by default.
+        run_dir: of the run, for the commands that name its documents; by default ``out``.
     """
     figures = import_figures()
     spikes = spikes_of(run)
     pictures = [figures.mix_picture(run), figures.loss_picture(run, spikes)]
     pictures += [figures.loss_over_tokens_picture(run)] if len(run.sources) > 1 else []
     pictures += [figures.reward_picture(run)] if run.measured else []
+    images = [(picture.caption, png_of(picture)) for picture in pictures]
+    tables = [
+        ("Sources", HEAD, source_table(run)),
+        ("Losses that stand out", SPIKE_HEAD, spike_table(spikes, run_dir or out)),
+    ]
+    html_page = page("What the run read", headline(run), images, tables, run.config)
     out.mkdir(parents=True, exist_ok=True)
-    paths = [out / f"{picture.name}.png" for picture in pictures] + [out / "report.html"]
-    images = [png_of(picture) for picture in pictures]
-    for path, image in zip(paths, images):
+    paths = [out / f"{picture.name}.png" for picture in pictures]
+    for path, (_, image) in zip(paths, images):
         path.write_bytes(image)
-    paths[-1].write_text(
-        page(
-            "What the run read",
-            headline(run),
-            [(picture.caption, image) for picture, image in zip(pictures, images)],
-            [
-                ("", HEAD, source_table(run)),
-                ("Losses that stand out", SPIKE_HEAD, spike_table(spikes, run_dir or out)),
-            ],
-            ("Configuration of the run", run.config),
-        ),
-        encoding="utf-8",
-    )
-    return paths
+    (out / "report.html").write_text(html_page, encoding="utf-8")
+    return [*paths, out / "report.html"]
 
 
 def headline(run: Run) -> list[tuple[str, str]]:
@@ -112,7 +106,12 @@ def headline(run: Run) -> list[tuple[str, str]]:
 
 def import_figures() -> Any:
     """The module that draws; ConfigError where matplotlib is not installed."""
-    return import_for("The report", "matplotlib", "report", "energon_ext.cli.figures")
+    try:
+        return importlib.import_module("energon_ext.cli.figures")
+    except ImportError as error:
+        raise ConfigError(
+            "The report needs the package `matplotlib`: pip install 'energon_ext[report]'."
+        ) from error
 
 
 def png_of(picture: "Picture") -> bytes:
@@ -130,7 +129,7 @@ def page(
     tiles: Iterable[tuple[str, str]],
     pictures: Iterable[tuple[str, bytes]],
     tables: Iterable[tuple[str, Sequence[str], Iterable[Sequence[str]]]],
-    details: tuple[str, Mapping[str, object]],
+    config: Mapping[str, object] | None = None,
 ) -> str:
     """One self-contained HTML page; everything in it is escaped.
 
@@ -138,43 +137,37 @@ def page(
         tiles: (value, what it is).
         pictures: (caption, PNG).
         tables: (title, head, rows); one without a row is left out.
-        details: a title and what is shown when one opens it.
+        config: of the run, shown when one opens it.
     """
-    named, values = details
-    return PAGE.substitute(
-        title=_escaped(title),
-        tiles="".join(
-            f"<div><b>{_escaped(value)}</b><span>{_escaped(name)}</span></div>"
-            for value, name in tiles
-        ),
-        pictures="".join(
+    parts = ['<div class="tiles">']
+    for value, name in tiles:
+        parts.append(f"<div><b>{_escaped(value)}</b><span>{_escaped(name)}</span></div>")
+    parts.append("</div>")
+    for caption, image in pictures:
+        parts.append(
             f'<figure><div class="wide"><img alt="{_escaped(caption)}" '
             f'src="data:image/png;base64,{base64.b64encode(image).decode()}"></div>'
             f"<figcaption>{_escaped(caption)}</figcaption></figure>"
-            for caption, image in pictures
-        ),
-        tables="".join(_table(*table) for table in tables),
-        named=_escaped(named),
-        details="".join(
-            f"<tr><th>{_escaped(key)}</th><td>{_escaped(value)}</td></tr>"
-            for key, value in sorted(values.items())
-        ),
-    )
+        )
+    for name, head, rows in tables:
+        body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
+        if body:
+            parts.append(
+                f'<h2>{_escaped(name)}</h2><div class="wide"><table><thead>'
+                f"<tr>{_cells('th', head)}</tr></thead><tbody>{body}</tbody></table></div>"
+            )
+    if config:
+        parts.append(
+            '<details><summary>Configuration of the run</summary><div class="wide"><table>'
+        )
+        for key, value in sorted(config.items()):
+            parts.append(f"<tr><th>{_escaped(key)}</th><td>{_escaped(value)}</td></tr>")
+        parts.append("</table></div></details>")
+    return PAGE.substitute(title=_escaped(title), content="\n".join(parts))
 
 
 def _escaped(text: object) -> str:
     return html.escape(printable(str(text)))
-
-
-def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
-    if not body:
-        return ""
-    above = f"<h2>{_escaped(title)}</h2>" if title else ""
-    return (
-        f'{above}<div class="wide"><table><thead><tr>{_cells("th", head)}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
 
 
 SPIKE_HEAD = ("of", "step", "loss", "usual", "what it read")
@@ -256,9 +249,6 @@ PAGE = Template("""<!doctype html>
   details { margin-top: 2rem; }
 </style>
 <h1>$title</h1>
-<div class="tiles">$tiles</div>
-$pictures
-$tables
-<details><summary>$named</summary><div class="wide"><table>$details</table></div></details>
+$content
 </html>
 """)

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The data of a saved run: its cursors on disk, and a dataset that continues one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Mapping
 
@@ -11,7 +9,6 @@ from megatron.energon import WorkerConfig
 
 from energon_ext.encoders.load import get_train_dataset
 from energon_ext.encoders.saved import load_encoder
-from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
@@ -26,6 +23,7 @@ class SavedCursor:
         folder: of the checkpoint.
         state: the cursor, checked.
         step: of the plan, that comes next or is open.
+        inside: what the run had when it was saved inside a step, else nothing.
     """
 
     def __init__(self, folder: Path, sealed: Any):
@@ -36,24 +34,26 @@ class SavedCursor:
 
     def dataset(
         self,
-        data: Mapping[str, Any],
+        metadataset: Path,
+        split: str,
+        trusted_modules: tuple[str, ...],
         *,
         ranks: int | None = None,
         workers: int = 0,
         batch_size: int | None = None,
         rows_per_step: int | None = None,
-        tokenizer: Tokenizer | None = None,
-        **changed: Any,
+        **encoder: Any,
     ) -> PlannedDataset:
         """A dataset that reads as the saved run did; what is None is as it was.
 
         Args:
-            data: path, split and trusted modules, as ``get_train_dataset`` names them.
-            changed: options of the encoder that are to be others.
+            encoder: options of the encoder that are to be others.
         """
         found: PlannedDataset = find_blend(
             get_train_dataset(
-                **data,
+                metadataset,
+                split_part=split,
+                trusted_modules=trusted_modules,
                 worker_config=WorkerConfig(
                     rank=0,
                     world_size=ranks or self.inside.get("ranks", 1),
@@ -62,7 +62,7 @@ class SavedCursor:
                 ),
                 batch_size=batch_size or self.inside.get("batch_size", 1),
                 rows_per_step=rows_per_step or self.state["rows_per_step"],
-                task_encoder=load_encoder(self.state["encoder"], tokenizer, **changed),
+                task_encoder=load_encoder(self.state["encoder"], **encoder),
             )
         )
         return found

@@ -61,7 +61,6 @@ def test_one_document_needs_no_number_of_documents(mix):
         (("--at", "a"), "--at: 'a' found; steps like 0,100,500 are needed."),
         (("--splice", "{"), "--splice: '{' is not JSON"),
         (("--splice", "[1]"), "--splice: '[1]' found, a JSON object is needed."),
-        (("--spliced-subflavors", "{}"), "--spliced-subflavors: says which sources --splice is"),
         (
             ("--splice", '{"docs": 1}'),
             "--splice: no field 'docs' in a splice of one document;",
