@@ -30,8 +30,12 @@ def checkpoint() -> None:
 @click.argument("saved", metavar="CHECKPOINT", type=option.PATH)
 @option.metadataset
 @option.split
-@click.option("--world-size", type=click.IntRange(1), help="Data-parallel ranks of the next run.")
-@click.option("--num-workers", type=click.IntRange(0), default=0, help="Workers of a rank in it.")
+@click.option(
+    "--world-size", "ranks", type=click.IntRange(1), help="Data-parallel ranks of the next run."
+)
+@click.option(
+    "--num-workers", "workers", type=click.IntRange(0), default=0, help="Workers of a rank in it."
+)
 @click.option("--tokenizer", help="Of the next run; by default that of the saved one.")
 @option.special_tokens
 @click.option("--seq-length", type=click.IntRange(2), help="Positions of a row in the next run.")
@@ -43,15 +47,12 @@ def diff(
     /,
     saved: Path,
     metadataset: Path,
-    split: str,
-    trusted_module: tuple[str, ...],
-    world_size: int | None,
-    num_workers: int,
     tokenizer: str | None,
     eos_token: str | None,
     bos_token: str | None,
     seq_length: int | None,
     packing: str | None,
+    **options: Any,
 ) -> None:
     """Show what a resume from CHECKPOINT does with every source of METADATASET.
 
@@ -63,17 +64,15 @@ def diff(
     Example: energon-ext checkpoint diff runs/a mix.yaml --world-size 64
     """
     cursor = saved_cursors(saved)[-1]
-    echo(cursor)
+    rows = cursor.state["plan"]["row"] + cursor.state["done"]
+    echo(f"{cursor.folder}: planned, after {rows:,} rows")
     encoder: dict[str, Any] = {"seq_len": seq_length, "packing": packing}
-    changed = {name: value for name, value in encoder.items() if value is not None}
     try:
         if tokenizer is not None:
-            changed["tokenizer"] = load_tokenizer(
+            encoder["tokenizer"] = load_tokenizer(
                 tokenizer, eos_token=eos_token, bos_token=bos_token
             )
-        dataset = cursor.dataset(
-            metadataset, split, trusted_module, ranks=world_size, workers=num_workers, **changed
-        )
+        dataset = cursor.dataset(metadataset, encoder=encoder, **options)
         changes = dataset.continue_from(cursor.state)
     except EnergonExtError as error:
         echo(f"refused: {' '.join(str(error).split())}")

@@ -22,7 +22,7 @@ from energon_ext.cli.figure_style import (
     steps_axis,
     whole_steps,
 )
-from energon_ext.cli.metrics import Run
+from energon_ext.cli.metrics import Run, short_labels
 from energon_ext.cli.spikes import Spike
 from energon_ext.plan.forecast import Forecast
 
@@ -158,7 +158,8 @@ def reward_picture(run: Run) -> Picture:
 def forecast_picture(found: Forecast) -> Picture:
     """Share and epochs of every source over the steps of a forecast."""
     kept, others, join = _joining(found.tokens.sum(0))
-    labels = _clipped([found.titles[number] for number in kept])
+    names = {key: title for key, title in zip(found.keys, found.titles) if key != title}
+    labels = _clipped(np.array(short_labels(found.keys, names))[kept].tolist())
     labels += [f"{len(others)} others"] if len(others) else []
     add, windows = _windows(found.ends)
     ends = found.ends[windows.cumsum() - 1]
@@ -279,17 +280,14 @@ def _lasts(lines: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _clipped(labels: Sequence[str]) -> list[str]:
-    """Labels without `_text_document`, and short in the middle.
+    """Labels that are short in the middle.
 
     Example:
-        >>> _clipped(["web_part_1_text_document", "web_part_2_text_document"])
-        ['web_part_1', 'web_part_2']
         >>> _clipped(["a_very_long_name_of_web_pages_1", "code"])
         ['a_very_lo…_pages_1', 'code']
     """
-    bare = [label.removesuffix("_text_document") for label in labels]
     half = MAX_LABEL // 2
     return [
         label if len(label) <= MAX_LABEL else f"{label[:half]}…{label[1 - half :]}"
-        for label in (bare if len(set(bare) - {""}) == len(set(labels)) else labels)
+        for label in labels
     ]

@@ -54,7 +54,7 @@ def import_(
     rule: str,
     overwrite: bool,
 ) -> None:
-    """Write the metadataset OUTPUT from SOURCES, as Megatron's --data-path or a metadataset.
+    """Write the metadataset OUTPUT from Megatron's --data-path or a metadataset.
 
     SOURCES is what follows --data-path, weights and prefixes in turn or prefixes alone; or one YAML
     file, a metadataset of Energon. An interleave keeps shares as exactly as Megatron's blending.

@@ -3,6 +3,7 @@
 """The entry point: names the commands and prints what a user did wrong as one line."""
 
 import importlib
+import keyword
 import warnings
 from typing import Any
 
@@ -10,24 +11,16 @@ import click
 
 from energon_ext.errors import EnergonExtError
 
-#: The module of each command, which has the command under the module's own name; and its help in
-#: one line, so that nothing need be imported to list them.
+#: The help of each command in one line, so that nothing need be imported to list them.
 COMMANDS = {
-    "checkpoint": ("checkpoint", "Look into a checkpoint."),
-    "import": (
-        "import_",
-        "Write the metadataset OUTPUT from SOURCES, as Megatron's --data-path or a metadataset.",
-    ),
-    "peek": ("peek", "Show the first rows that METADATASET gives, before any training."),
-    "plan": ("plan", "Show the shares that METADATASET plans, and what a splice would show."),
-    "prepare": ("prepare", "Write text to OUTPUT as Megatron's token files."),
-    "report": ("report", "Show what a training run read, planned against actual."),
-    "tokenize": ("tokenize", "Tokenize the text of METADATASET once, for all runs on it."),
-    "trace": (
-        "trace",
-        "Show every row of a step of RUN: source, documents, tokens of them, rank, micro-batch, "
-        "file.",
-    ),
+    "checkpoint": "Look into a checkpoint.",
+    "import": "Write the metadataset OUTPUT from Megatron's --data-path or a metadataset.",
+    "peek": "Show the first rows that METADATASET gives, before any training.",
+    "plan": "Show the shares that METADATASET plans, and what a splice would show.",
+    "prepare": "Write text to OUTPUT as Megatron's token files.",
+    "report": "Show what a training run read, planned against actual.",
+    "tokenize": "Tokenize the text of METADATASET once, for all runs on it.",
+    "trace": "Show every row of a step of RUN: its documents, rank, micro-batch and files.",
 }
 
 
@@ -52,15 +45,15 @@ class Commands(click.Group):
 
 
 def load_command(name: str) -> click.Command:
-    """Import a command."""
-    module, _ = COMMANDS[name]
-    command: click.Command = getattr(importlib.import_module(f"energon_ext.cli.{module}"), module)
+    """Import a command, which has the name of its module."""
+    name += "_" * keyword.iskeyword(name)
+    command: click.Command = getattr(importlib.import_module(f"energon_ext.cli.{name}"), name)
     return command
 
 
 @click.group(
     cls=Commands,
-    commands={name: click.Command(name, help=text) for name, (_, text) in COMMANDS.items()},
+    commands={name: click.Command(name, help=text) for name, text in COMMANDS.items()},
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(package_name="energon_ext")

@@ -20,7 +20,9 @@ from energon_ext.errors import ConfigError
 from energon_ext.state.schema import COUNT, check_shape
 
 FILE_NAME = "metrics.jsonl"
-SOURCE_KEY = re.compile(r"(?P<path>.*?)(?P<split>:\w+)?(?P<rest>[\[{#].*)?", re.DOTALL)
+SOURCE_KEY = re.compile(
+    r"(?P<path>.*?)(?:_text_document)?(?P<split>:\w+)?(?P<rest>[\[{#].*)?", re.DOTALL
+)
 REWARD = re.compile("rollout/reward/mean$|eval/")  # fields that tell how good a policy is
 
 
@@ -190,6 +192,9 @@ def _events(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             fields = FIELDS.get(event["event"])
             if fields is not None:
                 event = {**ADDED, **event}
-                read = {name: value for name, value in event.items() if name in fields}
+                if missing := fields.keys() - event.keys():
+                    named = ", ".join(sorted(missing))
+                    raise ConfigError(f"{where}: {event['event']} has no {named}.")
+                read = {name: event[name] for name in fields}
                 check_shape(read, fields, f"{where}: {event['event']}")
                 yield where, event

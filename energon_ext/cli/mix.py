@@ -51,10 +51,10 @@ def mix_options(command: Any) -> Any:
 def open_mix(
     metadataset: Path,
     *,
-    split: str,
-    trusted_module: tuple[str, ...],
+    split_part: str,
+    trusted_modules: tuple[str, ...],
     ranks: int = 1,
-    micro_batch_rows: int = 1,
+    batch_size: int = 1,
     rows_per_step: int | None = None,
     **options: Any,
 ) -> tuple[SavableDataset, Tokenizer]:
@@ -67,11 +67,11 @@ def open_mix(
     dataset = get_train_dataset(
         metadataset,
         worker_config=WorkerConfig(rank=0, world_size=ranks, num_workers=0),
-        batch_size=micro_batch_rows,
+        batch_size=batch_size,
         rows_per_step=rows_per_step,
-        split_part=split,
+        split_part=split_part,
         task_encoder=encoder,
-        trusted_modules=trusted_module,
+        trusted_modules=trusted_modules,
     )
     return dataset, encoder.tokenizer
 

@@ -71,7 +71,7 @@ def plan(
         dataset, _ = open_mix(
             metadataset,
             ranks=ranks,
-            micro_batch_rows=micro_batch_size or max(1, global_batch_size // ranks),
+            batch_size=micro_batch_size or max(1, global_batch_size // ranks),
             rows_per_step=global_batch_size,
             **options,
         )

@@ -247,7 +247,7 @@ def _energon_units(path: Path, encoder: PackedTaskEncoder, options: dict[str, An
     splits = options["split"]
     units: list[Unit] = []
     for split in splits:
-        for entry in load_split(path, split, encoder, options["trusted_module"]):
+        for entry in load_split(path, split, encoder, options["trusted_modules"]):
             name = str(entry.dataset.paths[0])
             if is_token_file(name):
                 raise ConfigError(f"{name}: tokenized already; take it out of {path}.")
@@ -295,9 +295,9 @@ def conversation(
 
 def _summary(output: Path, prepared: Record) -> str:
     columns = ("documents", "characters", "tokens")
-    rows = [("", *columns)]
+    rows = [["", *columns]]
     for split in SPLITS:
-        rows.append((split, *(f"{prepared[column].get(split, 0):,}" for column in columns)))
+        rows.append([split, *(f"{prepared[column].get(split, 0):,}" for column in columns)])
     lines = [f"{output}:", *table(rows).splitlines()]
     too_short = sum(unit["too_short"] for unit in prepared["units"])
     if too_short:

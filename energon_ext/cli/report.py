@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 DOTS_PER_INCH = 160
 FOLDER = click.Path(path_type=Path, file_okay=False)
+PAGE = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
 
 
 @click.command()
@@ -160,8 +161,8 @@ def page(
         parts.append(
             '<details><summary>Configuration of the run</summary><div class="wide"><table>'
         )
-        for key, value in sorted(config.items()):
-            parts.append(f"<tr><th>{_escaped(key)}</th><td>{_escaped(value)}</td></tr>")
+        for key, found in sorted(config.items()):
+            parts.append(f"<tr><th>{_escaped(key)}</th><td>{_escaped(found)}</td></tr>")
         parts.append("</table></div></details>")
     return PAGE.substitute(title=_escaped(title), content="\n".join(parts))
 
@@ -217,38 +218,3 @@ def source_table(run: Run) -> Iterable[tuple[str, ...]]:
 
 def _cells(tag: str, texts: Iterable[str]) -> str:
     return "".join(f"<{tag}>{_escaped(text)}</{tag}>" for text in texts)
-
-
-PAGE = Template("""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
-<style>
-  :root { color-scheme: light dark; --paper: #fff; --ink: #222; --muted: #5f5f5f; --line: #ddd; }
-  @media (prefers-color-scheme: dark) {
-    :root { --paper: #181818; --ink: #e8e8e8; --muted: #aaa; --line: #444; }
-  }
-  body { margin: 0 auto; padding: 2.5rem 1.25rem 4rem; max-width: 60rem; background: var(--paper);
-         color: var(--ink); font: 16px/1.5 system-ui, "Segoe UI", Arial, sans-serif; }
-  h1 { margin: 0 0 1.5rem; font-size: 1.75rem; line-height: 1.2; overflow-wrap: anywhere; }
-  h2 { margin: 2.5rem 0 .75rem; font-size: 1.2rem; }
-  .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr));
-           gap: 1rem 1.5rem; margin-bottom: 2.5rem; }
-  .tiles div { border-top: 3px solid #0072b2; padding-top: .5rem; }
-  .tiles b { display: block; font-size: 1.35rem; }
-  .tiles span, figcaption, summary, thead th, details th { color: var(--muted); font-size: .9rem; }
-  figure { margin: 0 0 2.75rem; }
-  img { display: block; width: 100%; min-width: 40rem; border-radius: 4px; }
-  figcaption { margin: .4rem 0 0 .7rem; max-width: 46rem; }
-  .wide { overflow-x: auto; }
-  table { border-collapse: collapse; width: 100%; font-size: .9rem; }
-  th, td { padding: .4rem .75rem; text-align: right; border-bottom: 1px solid var(--line); }
-  th:first-child, td:first-child, details td { text-align: left; overflow-wrap: anywhere; }
-  thead th:first-child { min-width: 9rem; }
-  details { margin-top: 2rem; }
-</style>
-<h1>$title</h1>
-$content
-</html>
-""")

@@ -35,41 +35,36 @@ class SavedCursor:
     def dataset(
         self,
         metadataset: Path,
-        split: str,
-        trusted_modules: tuple[str, ...],
         *,
         ranks: int | None = None,
         workers: int = 0,
         batch_size: int | None = None,
         rows_per_step: int | None = None,
-        **encoder: Any,
+        encoder: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> PlannedDataset:
         """A dataset that reads as the saved run did; what is None is as it was.
 
         Args:
-            encoder: options of the encoder that are to be others.
+            encoder: options of the task encoder.
+            options: of :func:`get_train_dataset`.
         """
-        found: PlannedDataset = find_blend(
-            get_train_dataset(
-                metadataset,
-                split_part=split,
-                trusted_modules=trusted_modules,
-                worker_config=WorkerConfig(
-                    rank=0,
-                    world_size=ranks or self.inside.get("ranks", 1),
-                    num_workers=workers,
-                    seed_offset=self.state["fingerprint"].get("seed", 0),
-                ),
-                batch_size=batch_size or self.inside.get("batch_size", 1),
-                rows_per_step=rows_per_step or self.state["rows_per_step"],
-                task_encoder=load_encoder(self.state["encoder"], **encoder),
-            )
+        changed = {name: value for name, value in (encoder or {}).items() if value is not None}
+        dataset = get_train_dataset(
+            metadataset,
+            worker_config=WorkerConfig(
+                rank=0,
+                world_size=ranks or self.inside.get("ranks", 1),
+                num_workers=workers,
+                seed_offset=self.state["fingerprint"].get("seed", 0),
+            ),
+            batch_size=batch_size or self.inside.get("batch_size", 1),
+            rows_per_step=rows_per_step or self.state["rows_per_step"],
+            task_encoder=load_encoder(self.state["encoder"], **changed),
+            **options,
         )
+        found: PlannedDataset = find_blend(dataset)
         return found
-
-    def __str__(self) -> str:
-        rows = self.state["plan"]["row"] + self.state["done"]
-        return f"{self.folder}: planned, after {rows:,} rows"
 
 
 def saved_cursors(run: Path) -> list[SavedCursor]:

@@ -43,7 +43,7 @@ def tokenize(
     tokenizer: str | None,
     encoder: str | None,
     jobs: int,
-    trusted_module: tuple[str, ...],
+    trusted_modules: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Tokenize the text of METADATASET once, for all runs on it.
@@ -61,7 +61,7 @@ def tokenize(
         raise ConfigError("--tokenizer is missing: the one of the run; or give --encoder.")
     texts: dict[Path, CachedText] = {}
     for name in split or _splits_of(metadataset):
-        for entry in load_split(metadataset, name, made, trusted_module):
+        for entry in load_split(metadataset, name, made, trusted_modules):
             if not isinstance(entry.dataset, TokenFileFactory):
                 text = cached_text(made, entry)
                 texts[text.folder] = text

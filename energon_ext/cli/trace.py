@@ -32,9 +32,18 @@ from energon_ext.state.match import KEPT, compare_sources
 )
 @click.option("--document", metavar="SOURCE:NUMBER", help="Which steps up to --step read it.")
 @click.option("--rank", type=click.IntRange(0), help="Only the rows of this data-parallel rank.")
-@click.option("--world-size", type=click.IntRange(1), default=1, help="Data-parallel ranks.")
-@click.option("--micro-batch-size", type=click.IntRange(1), default=1, help="Rows of a batch.")
-@click.option("--global-batch-size", type=click.IntRange(1), help="Rows of a step, if not known.")
+@click.option(
+    "--world-size", "ranks", type=click.IntRange(1), default=1, help="Data-parallel ranks."
+)
+@click.option(
+    "--micro-batch-size", "batch_size", type=click.IntRange(1), default=1, help="Rows of a batch."
+)
+@click.option(
+    "--global-batch-size",
+    "rows_per_step",
+    type=click.IntRange(1),
+    help="Rows of a step, if not known.",
+)
 @click.option("--tokenizer", help="Show the beginning of each document as text.")
 @option.split
 @option.trusted_module
@@ -49,7 +58,7 @@ def trace(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Show every row of a step of RUN: source, documents, tokens of them, rank, micro-batch, file.
+    """Show every row of a step of RUN: its documents, rank, micro-batch and files.
 
     RUN is the folder of a run, of its checkpoints, or Megatron-LM's --dataloader-save. The plan is
     made again from its newest state before the step, with METADATASET as it is now; from the
@@ -83,29 +92,14 @@ def trace(
 
 
 def _planned(
-    run: Path,
-    metadataset: Path,
-    step: int,
-    *,
-    split: str,
-    trusted_module: tuple[str, ...],
-    world_size: int,
-    micro_batch_size: int,
-    global_batch_size: int | None,
+    run: Path, metadataset: Path, step: int, **options: Any
 ) -> tuple[PlannedDataset, int, Iterator[Step]]:
     """The blend, the number of the first step that is planned, and all steps from there on."""
     cursors = saved_cursors(run)
     before = [each for each in cursors if each.step <= step]
     cursor = before[-1] if before else cursors[0]
     with contextlib.redirect_stdout(sys.stderr):  # Energon says there what it opens
-        blend = cursor.dataset(
-            metadataset,
-            split,
-            trusted_module,
-            ranks=world_size,
-            batch_size=micro_batch_size,
-            rows_per_step=global_batch_size,
-        )
+        blend = cursor.dataset(metadataset, **options)
     for key, source in blend.sources.items():
         if not isinstance(source.rows, PlannedRows):
             raise ConfigError(f"{key}: is spliced; only documents in rows are traced.")
