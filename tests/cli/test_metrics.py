@@ -101,7 +101,7 @@ def without(event, field):
         ([start(), without(step(1), "loss")], "metrics.jsonl:2: step has no loss"),
         (
             [start(), {**step(1), "loss": "low"}],
-            "metrics.jsonl:2: step.loss: 'low' found, a number",
+            "metrics.jsonl:2: step.loss: 'low' found",
         ),
         ([start(), step(1, web="many")], "metrics.jsonl:2: step.tokens.web: "),
         ([start(), step(1, web=-1)], "metrics.jsonl:2: step.tokens.web: "),

@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a run would read, before it does."""
 
+import json
+
 import pytest
 
+from energon_ext.errors import MAX_TEXT
 from tests.cli.command import energon_ext, error_line
 from tests.support import write_dataset, write_mix
 
@@ -53,6 +56,14 @@ def test_one_document_needs_no_number_of_documents(mix):
     result = energon_ext("plan", mix, "--splice", '{"dataset_name": "book", "doc_index": 2}')
     # 7 tokens in 256: c tokens left have 257 - c places, for c = 7 .. 2; tokens 6800.
     assert cells(result)[-1] == ["doc2", "7", "1,515", "1,515", "100.00%", "971.43"]
+
+
+def test_the_json_of_a_long_forecast_is_whole(mix):
+    entries = [("web", {"linear": {0: weight, 300: 1}}) for weight in range(1, 7)]
+    long = write_mix(mix.with_name("long.yaml"), entries)
+    printed = energon_ext("plan", long, "--steps", 300, "--json").stdout
+    assert len(printed) > MAX_TEXT
+    assert len(json.loads(printed)["sources"]) == 6
 
 
 @pytest.mark.parametrize(
