@@ -7,7 +7,7 @@ import html
 import importlib
 import io
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
@@ -44,8 +44,8 @@ def report(ctx: click.Context, /, run_dir: Path, out: Path | None, reference: Pa
     """
     run = Run.load(run_dir)
     echo("\n".join(map(str, write_report(run, out or run_dir, run_dir))))
-    for spike in spikes_of(run):
-        echo(f"{spike}: {_trace(run_dir, spike)}")
+    for spike, command in spike_table(spikes_of(run), run_dir):
+        echo(f"{spike}: {command}")
     if reference is not None:
         said, is_equal = compared(run, Run.load(reference))
         echo(f"{run_dir} and {reference}: {said}")
@@ -80,9 +80,10 @@ def write_report(run: Run, out: Path, run_dir: Path | None = None) -> list[Path]
     images = [(picture.caption, png_of(picture)) for picture in pictures]
     tables = [
         ("Sources", HEAD, source_table(run)),
-        ("Losses that stand out", SPIKE_HEAD, spike_table(spikes, run_dir or out)),
+        ("Losses that stand out", ("loss", "read"), spike_table(spikes, run_dir or out)),
+        ("Configuration of the run", ("setting", "value"), sorted(run.config.items())),
     ]
-    html_page = page("What the run read", headline(run), images, tables, run.config)
+    html_page = page("What the run read", headline(run), images, tables)
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / f"{picture.name}.png" for picture in pictures]
     for path, (_, image) in zip(paths, images):
@@ -129,8 +130,7 @@ def page(
     title: str,
     tiles: Iterable[tuple[str, str]],
     pictures: Iterable[tuple[str, bytes]],
-    tables: Iterable[tuple[str, Sequence[str], Iterable[Sequence[str]]]],
-    config: Mapping[str, object] | None = None,
+    tables: Iterable[tuple[str, Sequence[str], Iterable[Sequence[object]]]],
 ) -> str:
     """One self-contained HTML page; everything in it is escaped.
 
@@ -138,7 +138,6 @@ def page(
         tiles: (value, what it is).
         pictures: (caption, PNG).
         tables: (title, head, rows); one without a row is left out.
-        config: of the run, shown when one opens it.
     """
     parts = ['<div class="tiles">']
     for value, name in tiles:
@@ -157,13 +156,6 @@ def page(
                 f'<h2>{_escaped(name)}</h2><div class="wide"><table><thead>'
                 f"<tr>{_cells('th', head)}</tr></thead><tbody>{body}</tbody></table></div>"
             )
-    if config:
-        parts.append(
-            '<details><summary>Configuration of the run</summary><div class="wide"><table>'
-        )
-        for key, found in sorted(config.items()):
-            parts.append(f"<tr><th>{_escaped(key)}</th><td>{_escaped(found)}</td></tr>")
-        parts.append("</table></div></details>")
     return PAGE.substitute(title=_escaped(title), content="\n".join(parts))
 
 
@@ -171,25 +163,10 @@ def _escaped(text: object) -> str:
     return html.escape(printable(str(text)))
 
 
-SPIKE_HEAD = ("of", "step", "loss", "usual", "what it read")
-
-
-def spike_table(spikes: Iterable[Spike], run_dir: Path) -> Iterable[tuple[str, ...]]:
-    """One row of text per spike, under ``SPIKE_HEAD``."""
-    for spike in spikes:
-        whose = spike.source or "all sources"
-        yield (
-            whose,
-            str(spike.step),
-            f"{spike.loss:.2f}",
-            f"{spike.usual:.2f}",
-            _trace(run_dir, spike),
-        )
-
-
-def _trace(run_dir: Path, spike: Spike) -> str:
-    """The command that names its documents; steps of a plan count from 0."""
-    return f"energon-ext trace {run_dir} METADATASET --step {spike.step - 1}"
+def spike_table(spikes: Iterable[Spike], run_dir: Path) -> list[tuple[str, str]]:
+    """Each spike, and the command that names its documents; steps of a plan count from 0."""
+    command = f"energon-ext trace {run_dir} METADATASET --step"
+    return [(str(spike), f"{command} {spike.step - 1}") for spike in spikes]
 
 
 HEAD = ("source", "tokens", "share", "planned", "documents", "an epoch", "epochs", "last loss")
@@ -216,5 +193,5 @@ def source_table(run: Run) -> Iterable[tuple[str, ...]]:
         )
 
 
-def _cells(tag: str, texts: Iterable[str]) -> str:
+def _cells(tag: str, texts: Iterable[object]) -> str:
     return "".join(f"<{tag}>{_escaped(text)}</{tag}>" for text in texts)

@@ -106,9 +106,8 @@ def _planned(
     for change in compare_sources([cursor.state["plan"]["sources"]], blend.source_names):
         if change.change != KEPT:
             click.echo(f"{change.key}: {change.change}, beside the saved state.", err=True)
-    if not before:
-        return blend, 0, blend.planned_steps()
-    return blend, cursor.step, blend.planned_steps(cursor.state)
+    start, state = (cursor.step, cursor.state) if before else (0, None)
+    return blend, start, blend.planned_steps(state)
 
 
 def _rows(
