@@ -126,24 +126,23 @@ def _blend(words: Sequence[Any], where: str) -> Blend:
     """What Megatron makes of a list: pairs of weight and prefix, or prefixes alone."""
     if not words:
         raise ConfigError(f"{where}: an empty list; name a source.")
-    numbers = [_number(word) for word in words[::2]]
-    if len(words) % 2 or all(number is None for number in numbers):
+    weights = [_number(word) for word in words[::2]]
+    if len(words) % 2 or all(map(math.isnan, weights)):
         return [str(word) for word in words], None
-    weights = [number for number in numbers if number is not None]
-    if len(weights) < len(numbers):
-        wrong = words[2 * numbers.index(None)]
-        raise ConfigError(f"{where}: {wrong!r} found where a weight is needed, as others have one.")
+    for word, weight in zip(words[::2], weights):
+        if math.isnan(weight):
+            raise ConfigError(f"{where}: {word!r} found where a weight is needed, as elsewhere.")
     if min(weights) < 0 or not 0 < sum(weights) < math.inf:
         raise ConfigError(f"{where}: weights >= 0 are needed, not all 0; {weights} found.")
     return [str(word) for word in words[1::2]], weights
 
 
-def _number(word: object) -> float | None:
+def _number(word: object) -> float:
+    """A weight, NaN for a word that is none."""
     try:
-        number = float(str(word))
+        return float(str(word))
     except ValueError:
-        return None
-    return number if math.isfinite(number) else None
+        return math.nan
 
 
 def _node(

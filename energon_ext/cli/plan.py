@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext plan``: what a run would read, before it does."""
 
-import contextlib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -67,14 +65,13 @@ def plan(
         raise ConfigError("--png, --html, --json and --exact are of a forecast: give --steps.")
     if steps is not None and at:
         raise ConfigError("--at: shows shares, and --steps a forecast; give one of them.")
-    with contextlib.redirect_stdout(sys.stderr):  # Energon says there what it opens
-        dataset, _ = open_mix(
-            metadataset,
-            ranks=ranks,
-            batch_size=micro_batch_size or max(1, global_batch_size // ranks),
-            rows_per_step=global_batch_size,
-            **options,
-        )
+    dataset, _ = open_mix(
+        metadataset,
+        ranks=ranks,
+        batch_size=micro_batch_size or max(1, global_batch_size // ranks),
+        rows_per_step=global_batch_size,
+        **options,
+    )
     blend = find_blend(dataset)
     imbalance = forecast.imbalance_of(blend) if balance else {}
     if steps is not None:

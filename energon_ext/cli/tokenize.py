@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext tokenize``: the cache of text, made before a run."""
 
-import importlib
 import os
+import pkgutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -75,11 +75,10 @@ def tokenize(
 
 def _named_encoder(name: str) -> PackedTaskEncoder:
     """The encoder that a function of the user's makes."""
-    module, _, function = name.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError, ValueError) as error:
+        found = pkgutil.resolve_name(name)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"--encoder {name}: MODULE:FUNCTION is needed, a function without arguments in a "
             f"module that can be imported here ({error})."

@@ -2,9 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext trace``: which documents a step of a run reads, and which steps read a document."""
 
-import contextlib
 import itertools
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -98,8 +96,7 @@ def _planned(
     cursors = saved_cursors(run)
     before = [each for each in cursors if each.step <= step]
     cursor = before[-1] if before else cursors[0]
-    with contextlib.redirect_stdout(sys.stderr):  # Energon says there what it opens
-        blend = cursor.dataset(metadataset, **options)
+    blend = cursor.dataset(metadataset, **options)
     for key, source in blend.sources.items():
         if not isinstance(source.rows, PlannedRows):
             raise ConfigError(f"{key}: is spliced; only documents in rows are traced.")
