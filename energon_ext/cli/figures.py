@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The pictures of a run: planned against drawn, loss, reward; and that of a forecast."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,6 @@ from energon_ext.cli.figure_style import (
     COLORS,
     FAINT,
     INK,
-    MUTED,
     ROUND_TICKS,
     WIDE,
     label_ends,
@@ -65,16 +64,15 @@ def mix_picture(run: Run) -> Picture:
     )
     low, high = (run.planned_share + sign * step_spread for sign in (-1, 1))
     for index, color in enumerate(COLORS[: len(run.sources)]):
-        axes.plot(run.step, 100 * run.planned_share[:, index], color=color, linewidth=1.8)
         band = (100 * np.clip(bound[:, index], 0, 1) for bound in (low, high))
         axes.fill_between(run.step, *band, color=color, alpha=0.12, linewidth=0)
         dots = add(run.step) / steps, 100 * drawn[:, index]
         axes.plot(*dots, "o", color=color, markersize=3.6, alpha=0.85)
     axes.set_ylim(-2, min(102, 115 * max(run.planned_share.max(), drawn.max())))
+    _lines(axes, run.step, 100 * run.planned_share, run.labels, PERCENT)
     axes.yaxis.set_major_formatter(PERCENT)
     axes.set_ylabel("share of the tokens")
     steps_axis(axes, run)
-    _name_ends(axes, run.labels, 100 * run.planned_share[-1], PERCENT)
     inside = (np.abs(drawn - expected) <= spread + 1e-9)[expected > 0]
     return Picture(
         "mix",
@@ -91,23 +89,22 @@ def loss_picture(run: Run, spikes: Sequence[Spike] = ()) -> Picture:
     centres = add(run.step) / steps
     total = _mean_loss(run.loss, np.ones_like(run.step), add)
     by_source = _mean_loss(run.source_loss, run.tokens, add)
+    lines = np.column_stack([by_source, total])
     figure, (axes,) = new_figure(
         "Training loss",
         f"wide: all sources · thin: each source · means of {_each(steps)}",
     )
     axes.plot(run.step, run.loss, color=FAINT, linewidth=1)
     axes.plot(centres, total, color=WIDE, linewidth=5, solid_capstyle="round")
-    for losses, color in zip(by_source.T, COLORS):
-        _plot_known(axes, centres, losses, color)
+    colors = (*COLORS[: len(run.sources)], INK)
+    _lines(axes, centres, lines, (*run.labels, "all"), colors=colors)
     if spikes:
         places = [spike.step for spike in spikes], [spike.loss for spike in spikes]
         axes.plot(*places, "v", color=INK, markersize=5)
     axes.set_ylabel("loss (nats per token)")
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND_TICKS))
     steps_axis(axes, run)
-    colors = (*COLORS[: len(run.sources)], MUTED)
-    _name_ends(axes, (*run.labels, "all"), _lasts((*by_source.T, total)), colors=colors)
-    first, last = _lasts((total[::-1], total))
+    first, last = _last(total[::-1]), _last(total)
     return Picture(
         "loss",
         figure,
@@ -127,13 +124,11 @@ def loss_over_tokens_picture(run: Run) -> Picture:
         "Training loss over the tokens of each source",
         f"a line for each source, up to all of its tokens · means of {_each(steps)}",
     )
-    for tokens, losses, color in zip(read.T, by_source.T, COLORS):
-        _plot_known(axes, tokens, losses, color)
+    _lines(axes, read, by_source, run.labels)
     axes.set_ylabel("loss (nats per token)")
     axes.set_xlabel("tokens read of the source")
     axes.set_xlim(0, 1.02 * max(int(read.max()), 1))
     axes.xaxis.set_major_formatter(EngFormatter())
-    _name_ends(axes, run.labels, _lasts(by_source.T))
     return Picture(
         "loss_over_tokens",
         figure,
@@ -147,12 +142,10 @@ def reward_picture(run: Run) -> Picture:
     figure, (axes,) = new_figure(
         "Reward", "line: mean of the answers of a step, before clipping · dots: evaluations"
     )
-    for values, color in zip(run.measured.values(), COLORS):
-        _plot_known(axes, run.step, values, color, with_dots=not np.isfinite(values).all())
-    steps_axis(axes, run)
     names = [name.removeprefix("rollout/") for name in run.measured]
-    labels = _name_ends(axes, names, _lasts(run.measured.values()))
-    return Picture("reward", figure, f"At the end: {', '.join(labels)}.")
+    ends = _lines(axes, run.step, np.column_stack(list(run.measured.values())), names)
+    steps_axis(axes, run)
+    return Picture("reward", figure, f"At the end: {', '.join(ends)}.")
 
 
 def forecast_picture(found: Forecast) -> Picture:
@@ -172,10 +165,6 @@ def forecast_picture(found: Forecast) -> Picture:
         height=6.4,
         height_ratios=(3, 2),
     )
-    for line, color in zip(lines.T, COLORS):
-        upper.plot((ends + [0, *ends[:-1]]) / 2, line, color=color, linewidth=1.8)
-    for line, color in zip(epochs.T, COLORS):
-        lower.plot([0, *found.ends], [0, *line], color=color, linewidth=1.6)
     for axes in (upper, lower):
         whole_steps(axes, found.steps)
     upper.yaxis.set_major_formatter(PERCENT)
@@ -185,8 +174,8 @@ def forecast_picture(found: Forecast) -> Picture:
     upper.set_xlabel("")
     lower.set_ylabel("epochs")
     lower.set_ylim(0, 1.1 * max(epochs.max(), 1e-9))
-    _name_ends(upper, labels, lines[-1], PERCENT)
-    _name_ends(lower, labels, epochs[-1])
+    _lines(upper, (ends + [0, *ends[:-1]]) / 2, lines, labels, PERCENT)
+    _lines(lower, np.append(0, found.ends), np.pad(epochs, ((1, 0), (0, 0))), labels)
     ended = f"; {len(found.exhausted)} of them end before" if found.exhausted else ""
     return Picture(
         "forecast",
@@ -252,31 +241,38 @@ def _mean_loss(losses: np.ndarray, tokens: np.ndarray, add: Sums) -> np.ndarray:
     return np.where(weights > 0, total / np.maximum(weights, 1), np.nan)
 
 
-def _plot_known(
-    axes: Axes, places: np.ndarray, values: np.ndarray, color: str, with_dots: bool = False
-) -> None:
-    """A line through the values that are known; a dot where it is only one."""
-    known = np.isfinite(values)
-    style = "o-" if with_dots or known.sum() < 2 else "-"
-    axes.plot(places[known], values[known], style, color=color, linewidth=1.6, markersize=4)
-
-
-def _name_ends(
+def _lines(
     axes: Axes,
+    places: np.ndarray,
+    lines: np.ndarray,
     labels: Sequence[str],
-    values: np.ndarray,
     shown: str = "{x:.2f}",
     colors: Sequence[str] = COLORS,
 ) -> list[str]:
-    """Name each line beside its last value, with that value; returns the names."""
-    names = [f"{label} {shown.format(x=value)}" for label, value in zip(labels, values)]
-    label_ends(axes, values, names, colors)
+    """Draw columns as lines through the values that are known, each with its name at its end.
+
+    Args:
+        places: of the values, for all lines or a column for each.
+        shown: how the last value stands behind a name.
+
+    Returns:
+        The names with the values.
+    """
+    columns = np.broadcast_to(places if places.ndim > 1 else places[:, None], lines.shape)
+    for xs, values, color in zip(columns.T, lines.T, colors):
+        known = np.isfinite(values)
+        style = "-" if known.mean() > 0.5 and len(values) > 1 else "o-"
+        axes.plot(xs[known], values[known], style, color=color, linewidth=1.7, markersize=4)
+    ends = np.array([_last(values) for values in lines.T])
+    names = [f"{label} {shown.format(x=end)}" for label, end in zip(labels, ends)]
+    label_ends(axes, ends, names, colors)
     return names
 
 
-def _lasts(lines: Iterable[np.ndarray]) -> np.ndarray:
-    """The last number of each line, NaN of one that has none."""
-    return np.array([next(iter(line[np.isfinite(line)][::-1]), np.nan) for line in lines])
+def _last(values: np.ndarray) -> float:
+    """The last number, NaN where there is none."""
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if len(known) else np.nan
 
 
 def _clipped(labels: Sequence[str]) -> list[str]:
