@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from energon_ext.cli.metrics import Run
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31", "#6F6F6F")
-INK, MUTED, WIDE, FAINT = "#222222", "#6B6B6B", "#BDBDBD", "#DDDDDD"
+INK, MUTED, FAINT = "#222222", "#6B6B6B", "#DDDDDD"
 ROUND_TICKS = [1, 2, 5, 10]
 WIDTH_INCHES = 9.0
 LABEL_INCHES = 0.16

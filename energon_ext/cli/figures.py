@@ -15,7 +15,6 @@ from energon_ext.cli.figure_style import (
     FAINT,
     INK,
     ROUND_TICKS,
-    WIDE,
     label_ends,
     new_figure,
     steps_axis,
@@ -92,10 +91,9 @@ def loss_picture(run: Run, spikes: Sequence[Spike] = ()) -> Picture:
     lines = np.column_stack([by_source, total])
     figure, (axes,) = new_figure(
         "Training loss",
-        f"wide: all sources · thin: each source · means of {_each(steps)}",
+        f"black: all sources · coloured: each source · means of {_each(steps)}",
     )
     axes.plot(run.step, run.loss, color=FAINT, linewidth=1)
-    axes.plot(centres, total, color=WIDE, linewidth=5, solid_capstyle="round")
     colors = (*COLORS[: len(run.sources)], INK)
     _lines(axes, centres, lines, (*run.labels, "all"), colors=colors)
     if spikes:

@@ -191,10 +191,8 @@ def _events(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 raise ConfigError(f"{where}: damaged, an object with 'event' was expected.")
             fields = FIELDS.get(event["event"])
             if fields is not None:
-                event = {**ADDED, **event}
+                kind, event = event["event"], {**ADDED, **event}
                 if missing := fields.keys() - event.keys():
-                    named = ", ".join(sorted(missing))
-                    raise ConfigError(f"{where}: {event['event']} has no {named}.")
-                read = {name: event[name] for name in fields}
-                check_shape(read, fields, f"{where}: {event['event']}")
+                    raise ConfigError(f"{where}: {kind} has no {', '.join(sorted(missing))}.")
+                check_shape({name: event[name] for name in fields}, fields, f"{where}: {kind}")
                 yield where, event
