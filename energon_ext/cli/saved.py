@@ -45,9 +45,7 @@ class SavedCursor:
     ) -> PlannedDataset:
         """A dataset that reads as the saved run did; what is None is as it was.
 
-        Args:
-            encoder: options of the task encoder.
-            options: of :func:`get_train_dataset`.
+        ``encoder`` are options of the task encoder, ``options`` those of ``get_train_dataset``.
         """
         changed = {name: value for name, value in (encoder or {}).items() if value is not None}
         dataset = get_train_dataset(
@@ -70,12 +68,7 @@ class SavedCursor:
 def saved_cursors(run: Path) -> list[SavedCursor]:
     """The cursors of a run, oldest first.
 
-    Args:
-        run: folder of a run, of its checkpoints, of one of them, or of Megatron-LM's data states.
-
-    Raises:
-        ConfigError: there is none.
-        StateFormatError: one is damaged.
+    ``run`` is the folder of a run, of its checkpoints, of one, or of Megatron-LM's data states.
     """
     if not run.is_dir():
         raise ConfigError(f"{run}: no such folder; name a checkpoint or the folder of a run.")
