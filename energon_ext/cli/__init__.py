@@ -3,7 +3,7 @@
 """The command ``energon-ext``: one module per command, and what the commands print with."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -39,6 +39,15 @@ def table(rows: Sequence[Sequence[str]], *, left: int = 1, most: int = 2**31) ->
     if len(rows) > len(shown):
         lines.append(f"... {len(rows) - len(shown):,} more")
     return "\n".join(lines)
+
+
+def one_of(given: Mapping[str, Any]) -> str:
+    """The one name whose value is given; ConfigError where none is, or several are."""
+    names = [name for name, value in given.items() if value]
+    if len(names) != 1:
+        found = " and ".join(names) or "none"
+        raise ConfigError(f"Give one of {', '.join(given)}; found {found}.")
+    return names[0]
 
 
 def integers(option: str, text: str, example: str) -> list[int]:

@@ -13,7 +13,7 @@ import click
 import yaml
 from megatron.energon.epathlib import EPath
 
-from energon_ext.cli import echo, integers
+from energon_ext.cli import echo, integers, one_of
 from energon_ext.cli.option import FILE
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.config.yaml_file import read_mapping
@@ -63,12 +63,13 @@ def import_(
     """
     if output.exists() and not overwrite:
         raise ConfigError(f"{output}: exists already; give --overwrite to replace it.")
-    given = [bool(sources), bool(data_args_path), per_split_data_args_path is not None]
-    if sum(given) != 1:
-        raise ConfigError(
-            "Give one of SOURCES, --data-args-path and --per-split-data-args-path, "
-            f"{'several' if sum(given) else 'none'} found."
-        )
+    one_of(
+        {
+            "SOURCES": sources,
+            "--data-args-path": data_args_path,
+            "--per-split-data-args-path": per_split_data_args_path,
+        }
+    )
     iterations = _iterations(phase_transition_iterations)
     metadataset = sources[0] if len(sources) == 1 and sources[0].endswith((".yaml", ".yml")) else ""
     own_splits = metadataset or per_split_data_args_path

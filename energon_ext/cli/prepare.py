@@ -14,7 +14,7 @@ from megatron.energon import TextSample
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.metadata import EnergonDatasetType, get_dataset_type
 
-from energon_ext.cli import echo, option, table
+from energon_ext.cli import echo, one_of, option, table
 from energon_ext.cli.mix import make_encoder
 from energon_ext.cli.option import PATH
 from energon_ext.documents.token_paths import SPLITS, is_token_file
@@ -165,11 +165,7 @@ def _name(kind: str) -> str:
 
 def _kind(files: Sequence[Path], options: dict[str, Any]) -> str:
     """The one kind of input that is given."""
-    kinds = [kind for kind in KINDS if options[_name(kind)]]
-    if len(kinds) != 1:
-        found = " and ".join(kinds) or "none"
-        raise ConfigError(f"Give one kind of input of {', '.join(KINDS)}; found {found}.")
-    (kind,) = kinds
+    kind = one_of({kind: options[_name(kind)] for kind in KINDS})
     if files and kind not in ("--text", "--jsonl", "--parquet"):
         raise ConfigError(
             f"{files[0]}: further files go with --text, --jsonl, --parquet, not {kind}."

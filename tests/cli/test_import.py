@@ -185,8 +185,8 @@ def test_the_old_subflavor_is_carried_over_and_said(folder):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "none found"),
-        (["1", "web", "--data-args-path", "one.txt"], "several found"),
+        ([], "found none"),
+        (["1", "web", "--data-args-path", "one.txt"], "found SOURCES and --data-args-path"),
         (["1", "web", "code", "wiki"], "'code' found where a weight is needed"),
         (["--", "-1", "web", "2", "code"], "weights >= 0 are needed"),
         (["0", "web", "0", "code"], "weights >= 0 are needed"),
