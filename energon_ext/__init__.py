@@ -16,42 +16,64 @@
  rl:       prompts -> Sampler -> ScoredGroup -> PackedBatch        rl/
 """
 
-from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.config.metadataset import ScheduledMetadataset
-from energon_ext.encoders.load import get_train_dataset, get_val_datasets
-from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.prompts import PromptTaskEncoder
-from energon_ext.encoders.sft import SFTTaskEncoder
-from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
-from energon_ext.encoders.tokenizers import load_tokenizer
-from energon_ext.errors import ConfigError, EnergonExtError, StateMismatchError
-from energon_ext.loader.data_loader import ExactDataLoader
-from energon_ext.plan.source import Source
-from energon_ext.streamed.blend import DynamicBlendDataset, LeastConsumedDataset
-from energon_ext.weights import ScheduleAxis, WeightSpec
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ConfigError",
-    "DynamicBlendDataset",
-    "DynamicBlendMixin",
-    "EnergonExtError",
-    "ExactDataLoader",
-    "LeastConsumedDataset",
-    "MultiSpliceTaskEncoder",
-    "PackedBatch",
-    "PackedTaskEncoder",
-    "PromptTaskEncoder",
-    "SFTTaskEncoder",
-    "ScheduleAxis",
-    "ScheduledMetadataset",
-    "Source",
-    "SpliceTaskEncoder",
-    "StateMismatchError",
-    "WeightSpec",
-    "get_train_dataset",
-    "get_val_datasets",
-    "load_tokenizer",
-]
+#: Where each public name comes from; it is imported at its first use, so that a command that only
+#: prints its help need not wait for torch.
+_MODULES = {
+    "ConfigError": "energon_ext.errors",
+    "DynamicBlendDataset": "energon_ext.streamed.blend",
+    "DynamicBlendMixin": "energon_ext.encoders.mixin",
+    "EnergonExtError": "energon_ext.errors",
+    "ExactDataLoader": "energon_ext.loader.data_loader",
+    "LeastConsumedDataset": "energon_ext.streamed.blend",
+    "MultiSpliceTaskEncoder": "energon_ext.encoders.splice",
+    "PackedBatch": "energon_ext.batch.packed_batch",
+    "PackedTaskEncoder": "energon_ext.encoders.pretrain",
+    "PromptTaskEncoder": "energon_ext.encoders.prompts",
+    "SFTTaskEncoder": "energon_ext.encoders.sft",
+    "ScheduleAxis": "energon_ext.weights",
+    "ScheduledMetadataset": "energon_ext.config.metadataset",
+    "Source": "energon_ext.plan.source",
+    "SpliceTaskEncoder": "energon_ext.encoders.splice",
+    "StateMismatchError": "energon_ext.errors",
+    "WeightSpec": "energon_ext.weights",
+    "get_train_dataset": "energon_ext.encoders.load",
+    "get_val_datasets": "energon_ext.encoders.load",
+    "load_tokenizer": "energon_ext.encoders.tokenizers",
+}
+__all__ = [*_MODULES]
+
+if TYPE_CHECKING:
+    from energon_ext.batch.packed_batch import PackedBatch as PackedBatch
+    from energon_ext.config.metadataset import ScheduledMetadataset as ScheduledMetadataset
+    from energon_ext.encoders.load import get_train_dataset as get_train_dataset
+    from energon_ext.encoders.load import get_val_datasets as get_val_datasets
+    from energon_ext.encoders.mixin import DynamicBlendMixin as DynamicBlendMixin
+    from energon_ext.encoders.pretrain import PackedTaskEncoder as PackedTaskEncoder
+    from energon_ext.encoders.prompts import PromptTaskEncoder as PromptTaskEncoder
+    from energon_ext.encoders.sft import SFTTaskEncoder as SFTTaskEncoder
+    from energon_ext.encoders.splice import MultiSpliceTaskEncoder as MultiSpliceTaskEncoder
+    from energon_ext.encoders.splice import SpliceTaskEncoder as SpliceTaskEncoder
+    from energon_ext.encoders.tokenizers import load_tokenizer as load_tokenizer
+    from energon_ext.errors import ConfigError as ConfigError
+    from energon_ext.errors import EnergonExtError as EnergonExtError
+    from energon_ext.errors import StateMismatchError as StateMismatchError
+    from energon_ext.loader.data_loader import ExactDataLoader as ExactDataLoader
+    from energon_ext.plan.source import Source as Source
+    from energon_ext.streamed.blend import DynamicBlendDataset as DynamicBlendDataset
+    from energon_ext.streamed.blend import LeastConsumedDataset as LeastConsumedDataset
+    from energon_ext.weights import ScheduleAxis as ScheduleAxis
+    from energon_ext.weights import WeightSpec as WeightSpec
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_MODULES[name]), name)
+
+    def __dir__() -> list[str]:
+        return sorted([*globals(), *_MODULES])

@@ -14,20 +14,27 @@ from collections.abc import Mapping
 #: What a terminal obeys instead of showing it, control characters, line ends, turns of direction;
 #: and halves of characters, which no file can hold.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-MAX_TEXT = 20_000  # characters of a text that people are shown; of a longer one its two ends
+MAX_TEXT = 20_000  # characters of a text that people are shown
 _LOGIN = re.compile(r"(?<!dss)(:/{1,2})[^/\s]*@")  # dss://name@version is no login
 
 
-def printable(text: str) -> str:
+def without_logins(text: str) -> str:
+    """Text with ``***`` in place of the names and passwords in its URLs."""
+    return _LOGIN.sub(r"\1***@", text)
+
+
+def printable(text: str, most: int = MAX_TEXT) -> str:
     r"""Text as a terminal may have it: no control characters, line breaks or logins, not too long.
+
+    Of a text of more than ``most`` characters the two ends are left.
 
     Example:
         >>> printable("s3://me:secret@bucket/\x1b[31mred")
         's3://***@bucket/\\x1b[31mred'
     """
-    text = CONTROL.sub(lambda found: ascii(found[0])[1:-1], _LOGIN.sub(r"\1***@", text))
-    half = MAX_TEXT // 2
-    return text if len(text) <= MAX_TEXT else f"{text[:half]} ... {text[-half:]}"
+    text = CONTROL.sub(lambda found: ascii(found[0])[1:-1], without_logins(text))
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
 class EnergonExtError(Exception):

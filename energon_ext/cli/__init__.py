@@ -1,23 +1,17 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The command ``energon-ext``: one module per command, and what the commands share."""
+"""The command ``energon-ext``: one module per command, and what the commands print with."""
 
-import importlib
-import textwrap
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
-from energon_ext.errors import ConfigError, printable
+from energon_ext.errors import ConfigError, printable, without_logins
 
-
-def special_tokens(command: Any) -> Any:
-    """The options of a command on what a tokenizer puts around a text."""
-    for role, end in (("bos", "begins"), ("eos", "ends")):
-        name = f"Token of --tokenizer that {end} a text."
-        command = click.option(f"--{role}-token", metavar="TOKEN", help=name)(command)
-    return command
+#: Sources or documents that a table lists.
+MOST_LISTED = 60
 
 
 def echo(text: object) -> None:
@@ -25,22 +19,53 @@ def echo(text: object) -> None:
     click.echo("\n".join(map(printable, str(text).split("\n"))))
 
 
-def import_for(what: str, package: str, extra: str, module: str | None = None) -> Any:
-    """A package, or a module that needs it; ConfigError where it is not installed."""
+def echo_json(content: Any) -> None:
+    """Print a JSON object in one line, whole but for logins; no terminal obeys its strings."""
+    click.echo(json.dumps(_without_logins(content)).replace("\x7f", "\\u007f"))
+
+
+def _without_logins(content: Any) -> Any:
+    if isinstance(content, str):
+        return without_logins(content)
+    if isinstance(content, Mapping):
+        return {without_logins(key): _without_logins(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_without_logins(each) for each in content]
+    return content
+
+
+def table(rows: Sequence[Sequence[str]], *, left: int = 1, most: int = 2**31) -> str:
+    """Columns side by side: the first ``left`` to the left, the others to the right.
+
+    ``most`` rows are shown below the first one, which is the head.
+    """
+    shown = rows[: most + 1]
+    widths = [max(map(len, column)) for column in zip(*shown)]
+    lines = []
+    for row in shown:
+        cells = [text.ljust(width) for text, width in zip(row[:left], widths)]
+        cells += [text.rjust(width) for text, width in zip(row[left:], widths[left:])]
+        lines.append("  ".join(cells).rstrip())
+    if len(rows) > len(shown):
+        lines.append(f"... {len(rows) - len(shown):,} more")
+    return "\n".join(lines)
+
+
+def one_of(given: Mapping[str, Any]) -> str:
+    """The one name whose value is given; ConfigError where none is, or several are."""
+    names = [name for name, value in given.items() if value]
+    if len(names) != 1:
+        found = " and ".join(names) or "none"
+        raise ConfigError(f"Give one of {', '.join(given)}; found {found}.")
+    return names[0]
+
+
+def integers(option: str, text: str, example: str) -> list[int]:
+    """Numbers >= 0 between commas; ConfigError where one is not."""
     try:
-        return importlib.import_module(module or package)
-    except ImportError as error:
-        raise ConfigError(
-            f"{what} needs the package `{package}`: pip install 'energon_ext[{extra}]'."
-        ) from error
-
-
-def table(rows: Sequence[Sequence[str]], *, left: int = 1, indent: str = "") -> str:
-    """Columns side by side: the first ``left`` to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = [
-        [text.ljust(width) for text, width in zip(row[:left], widths)]
-        + [text.rjust(width) for text, width in zip(row[left:], widths[left:])]
-        for row in rows
-    ]
-    return textwrap.indent("\n".join("  ".join(line).rstrip() for line in lines), indent)
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        numbers = [-1]
+    if any(number < 0 for number in numbers):
+        raise ConfigError(f"{option}: {text!r:.200} found; steps like {example} are needed.")
+    return numbers

@@ -2,19 +2,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext checkpoint``: what a checkpoint holds, before a run depends on it."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from energon_ext.cli import echo, special_tokens, table
+from energon_ext.cli import echo, option, table
 from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import EnergonExtError
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.rows import PlannedRows
-from energon_ext.state.match import ENCODER, SourceChange
+from energon_ext.state.match import SourceChange, without_encoder
 
 
 @click.group()
@@ -26,27 +27,32 @@ def checkpoint() -> None:
 
 
 @checkpoint.command()
-@click.argument("saved", metavar="CHECKPOINT", type=click.Path(path_type=Path))
-@click.argument("metadataset", type=click.Path(path_type=Path))
-@click.option("--split", default="train", help="Split of the metadataset.")
-@click.option("--world-size", type=click.IntRange(1), help="Data-parallel ranks of the next run.")
-@click.option("--num-workers", type=click.IntRange(0), help="Workers of a rank in the next run.")
+@click.argument("saved", metavar="CHECKPOINT", type=option.PATH)
+@option.metadataset
+@option.split
+@click.option(
+    "--world-size", "ranks", type=click.IntRange(1), help="Data-parallel ranks of the next run."
+)
+@click.option(
+    "--num-workers", "workers", type=click.IntRange(0), default=0, help="Workers of a rank in it."
+)
 @click.option("--tokenizer", help="Of the next run; by default that of the saved one.")
-@special_tokens
+@option.special_tokens
 @click.option("--seq-length", type=click.IntRange(2), help="Positions of a row in the next run.")
 @click.option("--packing", help="Of the next run.")
-@click.option("--trusted-module", multiple=True, help="A module that the YAML may name.")
+@option.trusted_module
 @click.pass_context
 def diff(
     ctx: click.Context,
     /,
     saved: Path,
     metadataset: Path,
-    split: str,
-    world_size: int | None,
-    num_workers: int | None,
-    trusted_module: tuple[str, ...],
-    **encoder: Any,
+    tokenizer: str | None,
+    eos_token: str | None,
+    bos_token: str | None,
+    seq_length: int | None,
+    packing: str | None,
+    **options: Any,
 ) -> None:
     """Show what a resume from CHECKPOINT does with every source of METADATASET.
 
@@ -58,12 +64,15 @@ def diff(
     Example: energon-ext checkpoint diff runs/a mix.yaml --world-size 64
     """
     cursor = saved_cursors(saved)[-1]
-    data = {"path": metadataset, "split_part": split, "trusted_modules": trusted_module}
-    echo(str(cursor))
+    rows = cursor.state["plan"]["row"] + cursor.state["done"]
+    echo(f"{cursor.folder}: planned, after {rows:,} rows")
+    encoder: dict[str, Any] = {"seq_len": seq_length, "packing": packing}
     try:
-        dataset = cursor.dataset(
-            data, ranks=world_size, workers=num_workers or 0, **_changed(**encoder)
-        )
+        if tokenizer is not None:
+            encoder["tokenizer"] = load_tokenizer(
+                tokenizer, eos_token=eos_token, bos_token=bos_token
+            )
+        dataset = cursor.dataset(metadataset, encoder=encoder, **options)
         changes = dataset.continue_from(cursor.state)
     except EnergonExtError as error:
         echo(f"refused: {' '.join(str(error).split())}")
@@ -71,7 +80,7 @@ def diff(
     echo(_changes(changes))
     for line in _left_out(cursor, dataset):
         echo(line)
-    fixed = sorted((name, v) for name, v in dataset.fingerprint.items() if name != ENCODER)
+    fixed = sorted(without_encoder(dataset.fingerprint).items())
     echo("must stay: " + ", ".join(f"{name}={value!r}" for name, value in fixed))
     if cursor.inside:
         ranks = cursor.inside["ranks"]
@@ -80,27 +89,12 @@ def diff(
         echo("possible on any number of ranks and workers")
 
 
-def _changed(
-    tokenizer: str | None, seq_length: int | None, packing: str | None, **tokens: str | None
-) -> dict[str, Any]:
-    """What the options say of the next run's encoder, where it is not as it was."""
-    changed: dict[str, Any] = {}
-    if tokenizer is not None:
-        changed["tokenizer"] = load_tokenizer(tokenizer, **tokens)
-    if seq_length is not None:
-        changed["seq_len"] = seq_length
-    if packing is not None:
-        changed["packing"] = packing
-    return changed
-
-
 def _left_out(cursor: SavedCursor, dataset: PlannedDataset) -> Iterator[str]:
     """What was skipped, and what the metadataset leaves out from here on."""
-    done = [tuple(each) for each in cursor.state["skipped"]]
     ahead = [
         (max(begin, cursor.step), stop) for begin, stop in dataset.clock.skip if stop > cursor.step
     ]
-    for what, ranges in (("skipped", done), ("to be skipped", ahead)):
+    for what, ranges in (("skipped", cursor.state["skipped"]), ("to be skipped", ahead)):
         if named := ", ".join(f"{begin:,} to {stop - 1:,}" for begin, stop in ranges):
             yield f"steps {what}: {named}"
     for key, rows in zip(dataset.keys, dataset.rows):
@@ -114,13 +108,8 @@ def _left_out(cursor: SavedCursor, dataset: PlannedDataset) -> Iterator[str]:
 
 def _changes(changes: Sequence[SourceChange]) -> str:
     rows = [("source", "resume", "documents read", "tokens read")]
-    rows += [
-        (
-            change.key,
-            change.change + (f" (was {change.saved_key})" if change.saved_key else ""),
-            f"{change.documents:,}",
-            f"{change.tokens:,}",
-        )
-        for change in changes
-    ]
-    return table(rows, left=2, indent="  ")
+    for change in changes:
+        was = f" (was {change.saved_key})" if change.saved_key else ""
+        read = f"{change.documents:,}", f"{change.tokens:,}"
+        rows.append((change.key, change.change + was, *read))
+    return textwrap.indent(table(rows, left=2), "  ")

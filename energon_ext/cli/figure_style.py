@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from energon_ext.cli.metrics import Run
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31", "#6F6F6F")
-INK, MUTED, WIDE, FAINT = "#222222", "#6B6B6B", "#BDBDBD", "#DDDDDD"
+INK, MUTED, FAINT = "#222222", "#6B6B6B", "#DDDDDD"
 ROUND_TICKS = [1, 2, 5, 10]
 WIDTH_INCHES = 9.0
 LABEL_INCHES = 0.16
@@ -62,16 +62,15 @@ def new_figure(
 
 def steps_axis(axes: Axes, run: Run) -> None:
     """Make the x axis one of optimizer steps, and mark where the run was resumed."""
-    axes.set_xlim(0, run.step[-1] + 1)
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=ROUND_TICKS))
-    axes.set_xlabel("optimizer step")
+    whole_steps(axes, int(run.step[-1]) + 1)
     for step in run.resumed_after:
         axes.axvline(step + 0.5, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
     if run.resumed_after:
-        first = run.resumed_after[0]
+        first, count = run.resumed_after[0], len(run.resumed_after)
         on_right = first > 0.6 * run.step[-1]
+        named = ", ".join(map(str, run.resumed_after[:3])) + (", ..." if count > 3 else "")
         axes.annotate(
-            resumes(run.resumed_after),
+            f"resumed after step{'s' * (count > 1)} {named}",
             (first + 0.5, 1),
             xycoords=("data", "axes fraction"),
             xytext=(-5 if on_right else 5, -3),
@@ -83,18 +82,11 @@ def steps_axis(axes: Axes, run: Run) -> None:
         )
 
 
-def resumes(steps: Sequence[int]) -> str:
-    """After which steps a run was resumed.
-
-    Example:
-        >>> resumes([30]), resumes([30, 60]), resumes([30, 60, 90, 120])
-        ('resumed after step 30', 'resumed after steps 30 and 60', 'resumed after step 30, 3 more')
-    """
-    if len(steps) == 1 or len(steps) > 3:
-        more = f", {len(steps) - 1} more" if len(steps) > 1 else ""
-        return f"resumed after step {steps[0]}{more}"
-    *before, last = map(str, steps)
-    return f"resumed after steps {', '.join(before)} and {last}"
+def whole_steps(axes: Axes, stop: int) -> None:
+    """Make the x axis one of optimizer steps up to ``stop``."""
+    axes.set_xlim(0, stop)
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=ROUND_TICKS))
+    axes.set_xlabel("optimizer step")
 
 
 def label_ends(axes: Axes, values: np.ndarray, names: Sequence[str], colors: Sequence[str]) -> None:
@@ -122,29 +114,17 @@ def label_ends(axes: Axes, values: np.ndarray, names: Sequence[str], colors: Seq
 def _spread(values: np.ndarray, gap: float, low: float) -> np.ndarray:
     """Positions close to the values, in their order, above ``low`` and at least ``gap`` apart.
 
-    Values that would overlap form a stack around their mean; stacks that meet are joined.
+    Each lies in the middle between pushing labels up from below and down from above.
 
     Example:
         >>> _spread(np.array([5.0, 1.0, 5.0, 0.0]), gap=1.0, low=0.5).tolist()
         [4.5, 1.5, 5.5, 0.5]
     """
-
-    def middle(stack: Sequence[float]) -> float:
-        return max(sum(stack) / len(stack), low + gap * (len(stack) - 1) / 2)
-
-    stacks: list[list[float]] = []
     order = np.argsort(values, kind="stable")
-    for value in values[order]:
-        stack = [value]
-        while stacks and (
-            middle(stack) - middle(stacks[-1]) < gap * (len(stack) + len(stacks[-1])) / 2
-        ):
-            stack = stacks.pop() + stack
-        stacks.append(stack)
+    gaps = gap * np.arange(len(values))
+    apart = values[order] - gaps
+    up = np.maximum.accumulate(apart)
+    down = np.minimum.accumulate(apart[::-1])[::-1]
     positions = np.empty(len(values))
-    positions[order] = [
-        middle(stack) + gap * (place - (len(stack) - 1) / 2)
-        for stack in stacks
-        for place in range(len(stack))
-    ]
+    positions[order] = np.maximum((up + down) / 2, low) + gaps
     return positions

@@ -1,16 +1,12 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The pictures of a run: planned against drawn, and loss.
+"""The pictures of a run: planned against drawn, loss, reward; and that of a forecast."""
 
-Every function takes a :class:`~energon_ext.cli.metrics.Run` and returns a :class:`Picture`, a
-matplotlib figure with one sentence that says what it shows.
-"""
-
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
@@ -18,14 +14,13 @@ from energon_ext.cli.figure_style import (
     COLORS,
     FAINT,
     INK,
-    MUTED,
     ROUND_TICKS,
-    WIDE,
     label_ends,
     new_figure,
     steps_axis,
+    whole_steps,
 )
-from energon_ext.cli.metrics import Run
+from energon_ext.cli.metrics import Run, short_labels
 from energon_ext.cli.spikes import Spike
 from energon_ext.plan.forecast import Forecast
 
@@ -66,28 +61,18 @@ def mix_picture(run: Run) -> Picture:
         "Planned and drawn mix",
         f"lines: scheduled share · dots: tokens drawn in {_each(steps)} · bands: {bands}",
     )
+    low, high = (run.planned_share + sign * step_spread for sign in (-1, 1))
     for index, color in enumerate(COLORS[: len(run.sources)]):
-        share, chance = run.planned_share[:, index], step_spread[:, index]
-        axes.plot(run.step, 100 * share, color=color, linewidth=1.8)
-        axes.fill_between(
-            run.step,
-            100 * np.clip(share - chance, 0, 1),
-            100 * np.clip(share + chance, 0, 1),
-            color=color,
-            alpha=0.12,
-            linewidth=0,
-        )
+        band = (100 * np.clip(bound[:, index], 0, 1) for bound in (low, high))
+        axes.fill_between(run.step, *band, color=color, alpha=0.12, linewidth=0)
         dots = add(run.step) / steps, 100 * drawn[:, index]
         axes.plot(*dots, "o", color=color, markersize=3.6, alpha=0.85)
     axes.set_ylim(-2, min(102, 115 * max(run.planned_share.max(), drawn.max())))
+    _lines(axes, run.step, 100 * run.planned_share, run.labels, PERCENT)
     axes.yaxis.set_major_formatter(PERCENT)
     axes.set_ylabel("share of the tokens")
     steps_axis(axes, run)
-    ends = 100 * run.planned_share[-1]
-    names = [f"{label} {end:.0f} %" for label, end in zip(run.labels, ends)]
-    label_ends(axes, ends, names, COLORS)
-    scheduled = expected > 0
-    inside = (np.abs(drawn - expected) <= spread + 1e-9)[scheduled]
+    inside = (np.abs(drawn - expected) <= spread + 1e-9)[expected > 0]
     return Picture(
         "mix",
         figure,
@@ -103,26 +88,21 @@ def loss_picture(run: Run, spikes: Sequence[Spike] = ()) -> Picture:
     centres = add(run.step) / steps
     total = _mean_loss(run.loss, np.ones_like(run.step), add)
     by_source = _mean_loss(run.source_loss, run.tokens, add)
+    lines = np.column_stack([by_source, total])
     figure, (axes,) = new_figure(
         "Training loss",
-        f"wide: all sources · thin: each source · means of {_each(steps)}",
+        f"black: all sources · coloured: each source · means of {_each(steps)}",
     )
-    colors = COLORS[: len(run.sources)]
     axes.plot(run.step, run.loss, color=FAINT, linewidth=1)
-    axes.plot(centres, total, color=WIDE, linewidth=5, solid_capstyle="round")
-    for index, color in enumerate(colors):
-        present = np.isfinite(by_source[:, index])
-        axes.plot(centres[present], by_source[present, index], color=color, linewidth=1.6)
+    colors = (*COLORS[: len(run.sources)], INK)
+    _lines(axes, centres, lines, (*run.labels, "all"), colors=colors)
     if spikes:
         places = [spike.step for spike in spikes], [spike.loss for spike in spikes]
         axes.plot(*places, "v", color=INK, markersize=5)
     axes.set_ylabel("loss (nats per token)")
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND_TICKS))
     steps_axis(axes, run)
-    ends = np.array([_last_finite(column) for column in (*by_source.T, total)])
-    names = [f"{label} {end:.2f}" for label, end in zip((*run.labels, "all"), ends)]
-    label_ends(axes, ends, names, (*colors, MUTED))
-    first, last = _last_finite(total[::-1]), _last_finite(total)
+    first, last = _last(total[::-1]), _last(total)
     return Picture(
         "loss",
         figure,
@@ -136,24 +116,17 @@ def loss_over_tokens_picture(run: Run) -> Picture:
     """Training loss of each source over what was read of it."""
     run = for_pictures(run)
     add, steps = _windows(run.step)
-    losses = _mean_loss(run.source_loss, run.tokens, add)
-    ends = add(run.tokens).cumsum(0)
+    by_source = _mean_loss(run.source_loss, run.tokens, add)
+    read = add(run.tokens).cumsum(0)
     figure, (axes,) = new_figure(
         "Training loss over the tokens of each source",
         f"a line for each source, up to all of its tokens · means of {_each(steps)}",
     )
-    colors = COLORS[: len(run.sources)]
-    for index, color in enumerate(colors):
-        known = np.isfinite(losses[:, index])
-        style = "o-" if known.sum() < 2 else "-"
-        axes.plot(ends[known, index], losses[known, index], style, color=color, linewidth=1.6)
+    _lines(axes, read, by_source, run.labels)
     axes.set_ylabel("loss (nats per token)")
     axes.set_xlabel("tokens read of the source")
-    axes.set_xlim(0, 1.02 * max(int(ends.max()), 1))
+    axes.set_xlim(0, 1.02 * max(int(read.max()), 1))
     axes.xaxis.set_major_formatter(EngFormatter())
-    lasts = np.array([_last_finite(column) for column in losses.T])
-    names = [f"{label} {last:.2f}" for label, last in zip(run.labels, lasts)]
-    label_ends(axes, lasts, names, colors)
     return Picture(
         "loss_over_tokens",
         figure,
@@ -162,18 +135,27 @@ def loss_over_tokens_picture(run: Run) -> Picture:
     )
 
 
+def reward_picture(run: Run) -> Picture:
+    """Mean reward of the answers sampled for every step, and what was evaluated beside it."""
+    figure, (axes,) = new_figure(
+        "Reward", "line: mean of the answers of a step, before clipping · dots: evaluations"
+    )
+    names = [name.removeprefix("rollout/") for name in run.measured]
+    ends = _lines(axes, run.step, np.column_stack(list(run.measured.values())), names)
+    steps_axis(axes, run)
+    return Picture("reward", figure, f"At the end: {', '.join(ends)}.")
+
+
 def forecast_picture(found: Forecast) -> Picture:
     """Share and epochs of every source over the steps of a forecast."""
-    order = np.argsort(-found.tokens.sum(0), kind="stable")
-    many = len(order) > len(COLORS)
-    kept = np.sort(order[: len(COLORS) - many])
-    labels = _clipped([found.titles[number] for number in kept])
+    kept, others, join = _joining(found.tokens.sum(0))
+    names = {key: title for key, title in zip(found.keys, found.titles) if key != title}
+    labels = _clipped(np.array(short_labels(found.keys, names))[kept].tolist())
+    labels += [f"{len(others)} others"] if len(others) else []
     add, windows = _windows(found.ends)
     ends = found.ends[windows.cumsum() - 1]
-    lines = 100 * _shares(add(found.tokens))[:, kept]
-    if many:
-        labels.append(f"{len(order) - len(kept)} others")
-        lines = np.column_stack([lines, 100 - lines.sum(1)])
+    lines = 100 * _shares(join(add(found.tokens)))
+    epochs = found.epochs[:, kept]
     figure, (upper, lower) = new_figure(
         "What the run will read",
         f"above: share of the tokens in each of {len(ends)} parts of the run · "
@@ -181,23 +163,17 @@ def forecast_picture(found: Forecast) -> Picture:
         height=6.4,
         height_ratios=(3, 2),
     )
-    for line, color in zip(lines.T, COLORS):
-        upper.plot((ends + [0, *ends[:-1]]) / 2, line, color=color, linewidth=1.8)
+    for axes in (upper, lower):
+        whole_steps(axes, found.steps)
     upper.yaxis.set_major_formatter(PERCENT)
     upper.set_ylabel("share of the tokens")
     upper.set_ylim(0, min(102, 1.15 * lines.max()))
     upper.tick_params(labelbottom=False)
-    epochs = found.epochs[:, kept]
-    for line, color in zip(epochs.T, COLORS):
-        lower.plot([0, *found.ends], [0, *line], color=color, linewidth=1.6)
+    upper.set_xlabel("")
     lower.set_ylabel("epochs")
     lower.set_ylim(0, 1.1 * max(epochs.max(), 1e-9))
-    lower.set_xlabel("optimizer step")
-    for axes, values, shown in ((upper, lines[-1], PERCENT), (lower, epochs[-1], "{x:.2f}")):
-        axes.set_xlim(0, found.steps)
-        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=ROUND_TICKS))
-        names = [f"{label} {shown.format(x=value)}" for label, value in zip(labels, values)]
-        label_ends(axes, values, names, COLORS)
+    _lines(upper, (ends + [0, *ends[:-1]]) / 2, lines, labels, PERCENT)
+    _lines(lower, np.append(0, found.ends), np.pad(epochs, ((1, 0), (0, 0))), labels)
     ended = f"; {len(found.exhausted)} of them end before" if found.exhausted else ""
     return Picture(
         "forecast",
@@ -207,47 +183,33 @@ def forecast_picture(found: Forecast) -> Picture:
     )
 
 
-def reward_picture(run: Run) -> Picture:
-    """Mean reward of the answers sampled for every step, and what was evaluated beside it."""
-    figure, (axes,) = new_figure(
-        "Reward", "line: mean of the answers of a step, before clipping · dots: evaluations"
-    )
-    for values, color in zip(run.measured.values(), COLORS):
-        known = np.isfinite(values)
-        style = "-" if known.all() else "o-"
-        axes.plot(run.step[known], values[known], style, color=color, linewidth=1.6, markersize=4)
-    steps_axis(axes, run)
-    ends = np.array([_last_finite(values) for values in run.measured.values()])
-    labels = [f"{name.removeprefix('rollout/')} {end:.2f}" for name, end in zip(run.measured, ends)]
-    label_ends(axes, ends, labels, COLORS)
-    return Picture("reward", figure, f"At the end: {', '.join(labels)}.")
-
-
-def for_pictures(run: Run, keep: int = len(COLORS) - 1) -> Run:
-    """The same run with names of bounded length and as many sources as there are colours.
-
-    All but the ``keep`` sources of most tokens are joined into one.
-    """
-    run = replace(run, labels=tuple(_clipped(run.labels)))
-    if len(run.sources) <= keep + 1:
-        return run
-    order = np.argsort(-run.tokens.sum(0), kind="stable")
-    kept, merged, depth = np.sort(order[:keep]), order[keep:], run.interleaves
-
-    def add(values: np.ndarray) -> np.ndarray:
-        return np.concatenate([values[..., kept], values[..., merged].sum(-1, keepdims=True)], -1)
-
+def for_pictures(run: Run) -> Run:
+    """The same run with names of bounded length and as many sources as there are colours."""
+    kept, others, join = _joining(run.tokens.sum(0))
+    labels = _clipped(run.labels)
+    if not len(others):
+        return replace(run, labels=tuple(labels))
+    depth = run.interleaves[others]
     return replace(
         run,
         sources=(*(run.sources[index] for index in kept), "others"),
-        labels=(*(run.labels[index] for index in kept), f"{len(merged)} others"),
-        epoch_documents=add(run.epoch_documents),
-        interleaves=np.append(depth[kept], depth[merged].sum() * (depth[merged] > 0).all()),
-        planned_share=add(run.planned_share),
-        tokens=add(run.tokens),
-        documents=add(run.documents),
-        source_loss=_mean_loss(run.source_loss, run.tokens, add),
+        labels=(*(labels[index] for index in kept), f"{len(others)} others"),
+        epoch_documents=join(run.epoch_documents),
+        interleaves=np.append(run.interleaves[kept], depth.sum() * (depth > 0).all()),
+        planned_share=join(run.planned_share),
+        tokens=join(run.tokens),
+        documents=join(run.documents),
+        source_loss=_mean_loss(run.source_loss, run.tokens, join),
     )
+
+
+def _joining(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sums]:
+    """The sources of most tokens, as many as have a colour; the others; and what adds these up."""
+    order = np.argsort(-tokens, kind="stable")
+    most = len(COLORS) - (len(order) > len(COLORS))
+    kept, others = np.sort(order[:most]), order[most:]
+    columns, firsts = [*kept, *others], np.arange(min(len(order), len(COLORS)))
+    return kept, others, lambda values: np.add.reduceat(values[..., columns], firsts, axis=-1)
 
 
 def _band(run: Run, share: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -277,29 +239,49 @@ def _mean_loss(losses: np.ndarray, tokens: np.ndarray, add: Sums) -> np.ndarray:
     return np.where(weights > 0, total / np.maximum(weights, 1), np.nan)
 
 
+def _lines(
+    axes: Axes,
+    places: np.ndarray,
+    lines: np.ndarray,
+    labels: Sequence[str],
+    shown: str = "{x:.2f}",
+    colors: Sequence[str] = COLORS,
+) -> list[str]:
+    """Draw columns as lines through the values that are known, each with its name at its end.
+
+    Args:
+        places: of the values, for all lines or a column for each.
+        shown: how the last value stands behind a name.
+
+    Returns:
+        The names with the values.
+    """
+    columns = np.broadcast_to(places if places.ndim > 1 else places[:, None], lines.shape)
+    for xs, values, color in zip(columns.T, lines.T, colors):
+        known = np.isfinite(values)
+        style = "-" if known.mean() > 0.5 and len(values) > 1 else "o-"
+        axes.plot(xs[known], values[known], style, color=color, linewidth=1.7, markersize=4)
+    ends = np.array([_last(values) for values in lines.T])
+    names = [f"{label} {shown.format(x=end)}" for label, end in zip(labels, ends)]
+    label_ends(axes, ends, names, colors)
+    return names
+
+
+def _last(values: np.ndarray) -> float:
+    """The last number, NaN where there is none."""
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if len(known) else np.nan
+
+
 def _clipped(labels: Sequence[str]) -> list[str]:
-    """Labels without `_text_document` and any other end that all have, and short in the middle.
+    """Labels that are short in the middle.
 
     Example:
-        >>> _clipped(["web_part_1_text_document", "web_part_2_text_document"])
-        ['web_part_1', 'web_part_2']
         >>> _clipped(["a_very_long_name_of_web_pages_1", "code"])
         ['a_very_lo…_pages_1', 'code']
-        >>> _clipped(["CC-MAIN-2023-40_text_document", "CC-MAIN-2023-50_text_document", "web"])
-        ['CC-MAIN-2023-40', 'CC-MAIN-2023-50', 'web']
     """
-    bare = [label.removesuffix("_text_document") for label in labels]
-    labels = bare if all(bare) and len(set(bare)) == len(set(labels)) else labels
-    common = os.path.commonprefix([label[::-1] for label in labels])[::-1]
-    common = common[common.find("_") :] if "_" in common and len(labels) > 1 else ""
-    labels = [label.removesuffix(common) or label for label in labels]
     half = MAX_LABEL // 2
     return [
         label if len(label) <= MAX_LABEL else f"{label[:half]}…{label[1 - half :]}"
         for label in labels
     ]
-
-
-def _last_finite(values: np.ndarray) -> float:
-    finite = values[np.isfinite(values)]
-    return finite[-1] if len(finite) else np.nan

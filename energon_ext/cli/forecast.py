@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from energon_ext.cli import table
+from energon_ext.cli import MOST_LISTED, table
 from energon_ext.cli.report import import_figures, page, png_of
 from energon_ext.errors import ConfigError
 from energon_ext.plan.cost import AttentionCost
@@ -24,8 +24,8 @@ MOST_EXACT_ROWS = 1 << 18
 #: Steps from the first on over which the imbalance is averaged.
 BALANCED_STEPS = 20
 
-#: Sources and breakpoints that are listed.
-MOST_SOURCES, MOST_BREAKPOINTS = 60, 5
+#: Breakpoints that are listed.
+MOST_BREAKPOINTS = 5
 
 #: Epochs that are about as good as new data; Muennighoff and others, 2023.
 GOOD_EPOCHS = 4
@@ -48,7 +48,7 @@ def made(blend: Blend, steps: int, tokens_per_document: float | None, exact: boo
 
 def text(found: Forecast, blend: Blend, steps: int) -> str:
     """Everything in lines."""
-    lines = [_headline(found, blend), table([HEAD, *_rows(found, MOST_SOURCES)])]
+    lines = [_headline(found, blend), table([HEAD, *_rows(found)], most=MOST_LISTED)]
     if found.steps < steps:
         lines.append(f"All sources have ended after step {found.steps:,} of {steps:,}.")
     if late := late_breakpoints(blend, steps):
@@ -73,15 +73,11 @@ def imbalance_of(blend: Blend) -> dict[str, tuple[float, float]]:
 def imbalance_table(found: Mapping[str, tuple[float, float]], blend: Blend) -> str:
     """The same in lines."""
     topology = blend.topology
-    cells = [[f"{found[name][place]:.3f}" for name in found] for place in (0, 1)]
     title = f"{topology.ranks} ranks x {topology.rounds} micro-batches, first steps"
-    return table(
-        [
-            [f"heaviest over mean, {title}", *found],
-            ["ranks", *cells[0]],
-            ["micro-batches of a round", *cells[1]],
-        ]
-    )
+    rows = [[f"heaviest over mean, {title}", *found]]
+    for place, name in enumerate(("ranks", "micro-batches of a round")):
+        rows.append([name, *(f"{each[place]:.3f}" for each in found.values())])
+    return table(rows)
 
 
 HEAD = ["source", "first", "last", "tokens", "of all", "documents", "epochs", ""]
@@ -99,11 +95,10 @@ def _headline(found: Forecast, blend: Blend) -> str:
     )
 
 
-def _rows(found: Forecast, most: int) -> Iterator[list[str]]:
+def _rows(found: Forecast) -> Iterator[list[str]]:
     tokens, documents = found.tokens.sum(0), found.documents.sum(0)
     epochs, total = found.epochs[-1], max(found.tokens.sum(), 1)
-    order = np.argsort(-tokens, kind="stable")
-    for number in order[:most].tolist():
+    for number in np.argsort(-tokens, kind="stable").tolist():
         yield [
             found.titles[number],
             f"{found.shares[0, number]:.2%}",
@@ -114,8 +109,6 @@ def _rows(found: Forecast, most: int) -> Iterator[list[str]]:
             f"{epochs[number]:,.2f}",
             _remark(found, number),
         ]
-    if len(order) > most:
-        yield [f"... {len(order) - most:,} more", *[""] * (len(HEAD) - 1)]
 
 
 def _remark(found: Forecast, number: int) -> str:
@@ -150,14 +143,6 @@ def draw(found: Forecast, name: str, png: Path | None, html: Path | None) -> Non
             (f"{found.epochs[-1].max():.2f}", "epochs of the source that is read most often"),
             ("planned" if found.is_exact else "estimated", "how it was found"),
         ]
-        further = {key: f"step {step:,}" for key, step in found.exhausted.items()}
-        html.write_text(
-            page(
-                f"What {name} will read",
-                tiles,
-                [(picture.caption, image)],
-                [("", HEAD, _rows(found, len(found.keys)))],
-                ("Sources that end", further),
-            ),
-            encoding="utf-8",
-        )
+        tables = [("Sources", HEAD, _rows(found))]
+        pictures = [(picture.caption, image)]
+        html.write_text(page(f"What {name} will read", tiles, pictures, tables), encoding="utf-8")

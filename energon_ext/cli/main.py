@@ -1,25 +1,37 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The entry point: collects the commands and prints what a user did wrong as one line."""
+"""The entry point: names the commands and prints what a user did wrong as one line."""
 
+import importlib
+import keyword
 import warnings
 from typing import Any
 
 import click
 
-from energon_ext.cli.checkpoint import checkpoint
-from energon_ext.cli.importing import import_
-from energon_ext.cli.peek import peek
-from energon_ext.cli.plan import plan
-from energon_ext.cli.prepare import prepare
-from energon_ext.cli.report import report
-from energon_ext.cli.tokenizing import tokenize
-from energon_ext.cli.trace import trace
 from energon_ext.errors import EnergonExtError
 
+#: The help of each command in one line, so that nothing need be imported to list them.
+COMMANDS = {
+    "checkpoint": "Look into a checkpoint.",
+    "import": "Write the metadataset OUTPUT from Megatron's --data-path or a metadataset.",
+    "peek": "Show the first rows that METADATASET gives, before any training.",
+    "plan": "Show the shares that METADATASET plans, and what a splice would show.",
+    "prepare": "Write text to OUTPUT as Megatron's token files.",
+    "report": "Show what a training run read, planned against actual.",
+    "tokenize": "Tokenize the text of METADATASET once, for all runs on it.",
+    "trace": "Show every row of a step of RUN: its documents, rank, micro-batch and files.",
+}
 
-class OneLineErrors(click.Group):
-    """A group whose commands end with one line on stderr where a user or the disk is at fault."""
+
+class Commands(click.Group):
+    """Commands that are imported when called; errors of a user or the disk end in one line."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and load_command(name or ""), rest
 
     def invoke(self, ctx: click.Context) -> Any:
         # Megatron-core speaks of kernels that it does not find, which no command here uses.
@@ -32,8 +44,16 @@ class OneLineErrors(click.Group):
             raise click.UsageError(" ".join(str(error).split())) from error
 
 
+def load_command(name: str) -> click.Command:
+    """Import a command, which has the name of its module."""
+    name += "_" * keyword.iskeyword(name)
+    command: click.Command = getattr(importlib.import_module(f"energon_ext.cli.{name}"), name)
+    return command
+
+
 @click.group(
-    cls=OneLineErrors,
+    cls=Commands,
+    commands={name: click.Command(name, help=text) for name, text in COMMANDS.items()},
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(package_name="energon_ext")
@@ -43,9 +63,6 @@ def main() -> None:
     Example: energon-ext plan mix.yaml --steps 1000 --seq-length 4096
     """
 
-
-for command in (prepare, tokenize, import_, plan, peek, checkpoint, report, trace):
-    main.add_command(command)
 
 if __name__ == "__main__":
     main()

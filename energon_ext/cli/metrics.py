@@ -17,39 +17,46 @@ from typing import Any
 import numpy as np
 
 from energon_ext.errors import ConfigError
+from energon_ext.state.schema import COUNT, check_shape
 
 FILE_NAME = "metrics.jsonl"
-SOURCE_KEY = re.compile(r"(?P<path>.*?)(?P<split>:\w+)?(?P<rest>[\[{#].*)?", re.DOTALL)
+SOURCE_KEY = re.compile(
+    r"(?P<path>.*?)(?:_text_document)?(?P<split>:\w+)?(?P<rest>[\[{#].*)?", re.DOTALL
+)
 REWARD = re.compile("rollout/reward/mean$|eval/")  # fields that tell how good a policy is
 
 
-#: What the report reads of an event, and its form, see :func:`_fits`.
+def _number(value: Any, where: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(f"{where}: {value!r:.80} found, a number is needed; it is damaged.")
+
+
+#: What the report reads of an event.
 FIELDS: dict[str, dict[str, Any]] = {
     "start": {
-        "step": int,
+        "step": COUNT,
         "sources": [str],
-        "documents": {str: int},
-        "rows_per_step": int,
-        "config": dict,
+        "documents": {str: COUNT},
+        "rows_per_step": COUNT,
+        "config": {str: object},
         "names": {str: str},
-        "interleaves": {str: int},
+        "interleaves": {str: COUNT},
     },
     "step": {
-        "step": int,
-        "loss": float,
-        "tokens_per_second": float,
-        "planned_share": {str: float},
-        "tokens": {str: int},
-        "documents": {str: int},
-        "loss_by_source": {str: float},
+        "step": COUNT,
+        "loss": _number,
+        "tokens_per_second": _number,
+        "planned_share": {str: _number},
+        "tokens": {str: COUNT},
+        "documents": {str: COUNT},
+        "loss_by_source": {str: _number},
         "batch_hash": str,
     },
-    "evaluation": {"step": int},
+    "evaluation": {"step": COUNT},
 }
 
-
 #: What an older run does not have.
-ADDED: dict[str, dict[str, Any]] = {"start": {"names": {}, "interleaves": {}}}
+ADDED: dict[str, Any] = {"names": {}, "interleaves": {}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,36 +86,41 @@ class Run:
         """Read ``run_dir/metrics.jsonl``.
 
         Raises:
-            ConfigError: no such file, a damaged line (with its number), or no step in it.
+            ConfigError: no such file, lines out of order, or no step in it.
+            StateFormatError: a damaged line, with its number.
         """
         path = run_dir / FILE_NAME
         starts: list[dict[str, Any]] = []
         steps: list[dict[str, Any]] = []
         for where, event in _events(path):
-            if event["event"] == "start":
-                starts.append(event)
-                del steps[event["step"] :]
-            if event["event"] == "evaluation":
+            kind = event["event"]
+            if kind == "evaluation":
                 steps[-1:] = [event | step for step in steps[-1:]]
                 continue
-            expected = len(steps) + (event["event"] == "step")
+            if kind == "start":
+                starts.append(event)
+                del steps[event["step"] :]
+            expected = len(steps) + (kind == "step")
             if event["step"] != expected:
                 raise ConfigError(
-                    f"{where}: {event['event']} of step {event['step']} found where step "
-                    f"{expected} was expected; lines are missing or out of order."
+                    f"{where}: {kind} of step {event['step']} found where step {expected} was "
+                    f"expected; lines are missing or out of order."
                 )
-            if event["event"] == "step":
+            if kind == "step":
                 steps.append(event)
         if not starts or not steps:
             raise ConfigError(f"{path}: no training step in it yet; nothing to report.")
-        return cls._from_events(starts, steps)
-
-    @classmethod
-    def _from_events(cls, starts: list[dict[str, Any]], steps: list[dict[str, Any]]) -> "Run":
         last = starts[-1]
         # Sources may come and go between processes: all that ever were, in order of appearance.
         sources = tuple(dict.fromkeys(key for start in starts for key in start["sources"]))
         documents = {key: count for start in starts for key, count in start["documents"].items()}
+        measured = sorted({name for step in steps for name in step if REWARD.match(name)})
+
+        def of_sources(counts: dict[str, int]) -> np.ndarray:
+            return np.array([counts.get(key, 0) for key in sources], np.int64)
+
+        def column(field: str) -> np.ndarray:
+            return np.array([step.get(field, np.nan) for step in steps], np.float64)
 
         def table(field: str, missing: float, dtype: type) -> np.ndarray:
             return np.array([[s[field].get(key, missing) for key in sources] for s in steps], dtype)
@@ -117,23 +129,20 @@ class Run:
             sources=sources,
             labels=short_labels(sources, last["names"]),
             titles=tuple(last["names"].get(key, key) for key in sources),
-            epoch_documents=np.array([documents.get(key, 0) for key in sources], np.int64),
-            interleaves=np.array([last["interleaves"].get(key, 0) for key in sources], np.int64),
+            epoch_documents=of_sources(documents),
+            interleaves=of_sources(last["interleaves"]),
             rows_per_step=last["rows_per_step"],
             resumed_after=tuple(s["step"] for s in starts if 0 < s["step"] < len(steps)),
             config=last["config"],
             step=np.arange(1, len(steps) + 1),
-            loss=np.array([s["loss"] for s in steps], np.float64),
-            tokens_per_second=np.array([s["tokens_per_second"] for s in steps], np.float64),
+            loss=column("loss"),
+            tokens_per_second=column("tokens_per_second"),
             planned_share=table("planned_share", 0.0, np.float64),
             tokens=table("tokens", 0, np.int64),
             documents=table("documents", 0, np.int64),
             source_loss=table("loss_by_source", np.nan, np.float64),
-            batch_hash=tuple(s["batch_hash"] for s in steps),
-            measured={
-                name: np.array([s.get(name, np.nan) for s in steps], np.float64)
-                for name in sorted({name for s in steps for name in s if REWARD.match(name)})
-            },
+            batch_hash=tuple(step["batch_hash"] for step in steps),
+            measured={name: column(name) for name in measured},
         )
 
 
@@ -154,23 +163,18 @@ def short_labels(keys: Sequence[str], names: Mapping[str, str] | None = None) ->
     """
     if names:
         return tuple(names.get(key, label) for key, label in zip(keys, short_labels(keys)))
-    parts = [_parts(key) for key in keys]
-    if len({part["split"] for part in parts}) == 1:
-        parts = [{**part, "split": ""} for part in parts]
+    parts = [match.groupdict("") for match in map(SOURCE_KEY.fullmatch, keys) if match]
+    splits = {part["split"] for part in parts}
     for depth in range(1, 2 + max((key.count("/") for key in keys), default=0)):
         labels = tuple(
-            "/".join(part["path"].split("/")[-depth:]) + part["split"] + part["rest"]
+            "/".join(part["path"].split("/")[-depth:])
+            + (part["split"] if len(splits) > 1 else "")
+            + part["rest"]
             for part in parts
         )
         if len(set(labels)) == len(keys):
             return labels
     return tuple(keys)
-
-
-def _parts(key: str) -> dict[str, str]:
-    match = SOURCE_KEY.fullmatch(key)
-    assert match is not None  # the path alone matches any text
-    return match.groupdict(default="")
 
 
 def _events(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -185,23 +189,10 @@ def _events(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 raise ConfigError(f"{where}: damaged, not JSON ({error}).") from error
             if not isinstance(event, dict) or not isinstance(event.get("event"), str):
                 raise ConfigError(f"{where}: damaged, an object with 'event' was expected.")
-            if event["event"] not in FIELDS:
-                continue
-            event = {**ADDED.get(event["event"], {}), **event}
-            for name, form in FIELDS[event["event"]].items():
-                if name not in event:
-                    raise ConfigError(f"{where}: damaged, {event['event']} has no {name!r}.")
-                if not _fits(event[name], form):
-                    raise ConfigError(f"{where}: damaged, {name!r} is {event[name]!r}.")
-            yield where, event
-
-
-def _fits(value: Any, form: Any) -> bool:
-    """Whether a JSON value has a form: a type, ``[type]`` or ``{str: type}``; int is a count."""
-    if isinstance(form, list):
-        return isinstance(value, list) and all(_fits(each, form[0]) for each in value)
-    if isinstance(form, dict):
-        return isinstance(value, dict) and all(_fits(each, form[str]) for each in value.values())
-    if form in (int, float) and isinstance(value, int):
-        return not isinstance(value, bool) and 0 <= value < 2**63
-    return isinstance(value, form)
+            fields = FIELDS.get(event["event"])
+            if fields is not None:
+                kind, event = event["event"], {**ADDED, **event}
+                if missing := fields.keys() - event.keys():
+                    raise ConfigError(f"{where}: {kind} has no {', '.join(sorted(missing))}.")
+                check_shape({name: event[name] for name in fields}, fields, f"{where}: {kind}")
+                yield where, event

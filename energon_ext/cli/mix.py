@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from megatron.energon import TaskEncoder, WorkerConfig
+from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 
-from energon_ext.cli import special_tokens
+from energon_ext.cli import option
 from energon_ext.encoders.chat import named_template
 from energon_ext.encoders.load import get_train_dataset
 from energon_ext.encoders.pretrain import PackedTaskEncoder
@@ -23,8 +23,8 @@ from energon_ext.packing import PACKERS
 from energon_ext.splice.config import MultiSpliceConfig, splice_from_config
 
 _OPTIONS = (
-    click.argument("metadataset", type=click.Path(path_type=Path)),
-    click.option("--split", default="train", help="Split of the metadataset."),
+    option.metadataset,
+    option.split,
     click.option(
         "--seq-length", type=click.IntRange(2, 2**24), default=256, help="Positions of a row."
     ),
@@ -32,86 +32,79 @@ _OPTIONS = (
     click.option(
         "--tokenizer", default="bytes", help="bytes, a tokenizer.json, a folder or a name."
     ),
-    special_tokens,
+    option.special_tokens,
     click.option(
         "--splice",
         help='Fields of a splice as JSON, as \'{"num_docs": 3, "content_length": 128}\'.',
     ),
-    click.option("--spliced-subflavors", help="JSON; splice only sources that have these."),
-    click.option("--trusted-module", multiple=True, help="A module that the YAML may name."),
+    option.trusted_module,
 )
 
 
 def mix_options(command: Any) -> Any:
     """Give a command the arguments of :func:`open_mix`."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
+    for each in reversed(_OPTIONS):
+        command = each(command)
     return command
 
 
 def open_mix(
     metadataset: Path,
     *,
-    split: str,
-    seq_length: int,
-    packing: str,
-    tokenizer: str,
-    eos_token: str | None,
-    bos_token: str | None,
-    splice: str | None,
-    spliced_subflavors: str | None,
-    trusted_module: tuple[str, ...],
-    task: str = "text",
-    chat_template: str | None = None,
+    split_part: str,
+    trusted_modules: tuple[str, ...],
     ranks: int = 1,
-    micro_batch_rows: int = 1,
+    batch_size: int = 1,
     rows_per_step: int | None = None,
+    **options: Any,
 ) -> tuple[SavableDataset, Tokenizer]:
-    """The training dataset of the first rank, by default a row or a prompt a step; tokenizer."""
-    loaded = load_tokenizer(tokenizer, eos_token=eos_token, bos_token=bos_token)
-    encoder: TaskEncoder
-    if task == "text":
-        encoder = _of_text(loaded, seq_length, packing, splice, spliced_subflavors)
-    elif splice is not None:
-        raise ConfigError(f"--splice: of text; --task {task} has none.")
-    elif task == "chat":
-        template = named_template(chat_template)
-        encoder = SFTTaskEncoder(loaded, seq_length, chat_template=template)
-    else:
-        encoder = PromptTaskEncoder(loaded, chat_template=named_template(chat_template))
+    """The training dataset of the first rank, by default a row or a prompt a step; tokenizer.
+
+    Args:
+        options: of :func:`make_encoder`.
+    """
+    encoder = make_encoder(**options)
     dataset = get_train_dataset(
         metadataset,
         worker_config=WorkerConfig(rank=0, world_size=ranks, num_workers=0),
-        batch_size=micro_batch_rows,
+        batch_size=batch_size,
         rows_per_step=rows_per_step,
-        split_part=split,
+        split_part=split_part,
         task_encoder=encoder,
-        trusted_modules=trusted_module,
+        trusted_modules=trusted_modules,
     )
-    return dataset, loaded
+    return dataset, encoder.tokenizer
 
 
-def _of_text(
-    loaded: Tokenizer, seq_length: int, packing: str, splice: str | None, subflavors: str | None
-) -> PackedTaskEncoder:
+def make_encoder(
+    tokenizer: str,
+    eos_token: str | None,
+    bos_token: str | None,
+    *,
+    task: str = "text",
+    chat_template: str | None = None,
+    seq_length: int = 2,
+    packing: str = "bin",
+    splice: str | None = None,
+) -> Any:
+    """The task encoder that options name, for ``text``, ``chat`` or ``prompts``."""
+    loaded = load_tokenizer(tokenizer, eos_token=eos_token, bos_token=bos_token)
+    if task != "text":
+        if splice is not None:
+            raise ConfigError(f"--splice: of text; --task {task} has none.")
+        template = named_template(chat_template)
+        if task == "chat":
+            return SFTTaskEncoder(loaded, seq_length, chat_template=template)
+        return PromptTaskEncoder(loaded, chat_template=template)
     if splice is None:
-        if subflavors is not None:
-            raise ConfigError("--spliced-subflavors: says which sources --splice is for; add that.")
         return PackedTaskEncoder(loaded, seq_length, packing=packing)
-    config = splice_from_config(_json("--splice", splice), "--splice")
-    many = isinstance(config, MultiSpliceConfig)
-    chosen = _json("--spliced-subflavors", subflavors) if subflavors else None
-    encoder_class = MultiSpliceTaskEncoder if many else SpliceTaskEncoder
-    return encoder_class(
-        loaded, seq_length, config, packing=packing, spliced_subflavors=chosen, named_documents=True
-    )
-
-
-def _json(option: str, text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        fields = json.loads(splice)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{option}: {text!r:.200} is not JSON ({error}).") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{option}: {text!r} found, a JSON object is needed.")
-    return value
+        raise ConfigError(f"--splice: {splice!r:.200} is not JSON ({error}).") from error
+    if not isinstance(fields, dict):
+        raise ConfigError(f"--splice: {splice!r} found, a JSON object is needed.")
+    config = splice_from_config(fields, "--splice")
+    many = isinstance(config, MultiSpliceConfig)
+    encoder_class = MultiSpliceTaskEncoder if many else SpliceTaskEncoder
+    return encoder_class(loaded, seq_length, config, packing=packing, named_documents=True)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from energon_ext.batch.packed_batch import PackedBatch
-from energon_ext.cli import echo
+from energon_ext.cli import echo, option
 from energon_ext.cli.mix import mix_options, open_mix
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.encoders.quiet import quiet_energon
@@ -20,10 +20,8 @@ from energon_ext.errors import ConfigError, printable
 from energon_ext.loader.streamed import open_loader
 from energon_ext.plan.lookup import find_blend
 
-COLORS = ("blue", "yellow", "green", "magenta", "cyan", "red")
-
-#: Source, numbers, and the text in pieces, each with whether it is trained on.
-Segment = tuple[str, str, list[tuple[bool, str]]]
+#: Source, numbers, and the text, with < and > around what is not trained on.
+Segment = tuple[str, str, str]
 
 #: Characters of a segment that are shown without --text.
 MOST_CHARACTERS = 300
@@ -40,11 +38,11 @@ MOST_ROWS = 10_000
     default="text",
     help="What the data is for: pretraining, fine-tuning or reinforcement.",
 )
-@click.option("--chat-template", metavar="NAME", help="Of chat and prompts: 'plain', or a name.")
+@option.chat_template
 @click.option("--rows", type=click.IntRange(1), default=4, help="How many rows to show.")
-@click.option("--source", help="Show rows that hold this source; a part of its key is enough.")
+@click.option("--source", default="", help="Show rows of this source; a part of its key is enough.")
 @click.option("--text", is_flag=True, help="Show all of the text.")
-def peek(metadataset: Path, rows: int, source: str | None, text: bool, **options: Any) -> None:
+def peek(metadataset: Path, rows: int, source: str, text: bool, **options: Any) -> None:
     """Show the first rows that METADATASET gives, before any training.
 
     Every row is a list of segments with their sources. What stands between < and > is read and not
@@ -59,9 +57,8 @@ def peek(metadataset: Path, rows: int, source: str | None, text: bool, **options
     blend = find_blend(dataset)
     keys = blend.keys
     titles = {key: f"{name} ({key})" for key, name in blend.names.items()}
-    if source is not None and not any(source in titles.get(key, key) for key in keys):
+    if not any(source in titles.get(key, key) for key in keys):
         raise ConfigError(f"--source {source}: none of {', '.join(keys)}.")
-    colors = list(zip(keys, itertools.cycle(COLORS)))
     shown = 0
     loader = open_loader(dataset)
     batches = iter(loader)
@@ -72,16 +69,15 @@ def peek(metadataset: Path, rows: int, source: str | None, text: bool, **options
             break
         show = _prompts if isinstance(batch, list) else _segments
         segments = list(show(batch, tokenizer))
-        if not any((source or "") in titles.get(key, key) for key, *_ in segments if key):
+        if not any(source in titles.get(key, key) for key, *_ in segments if key):
             continue
         echo(f"row {number}: {_summary(batch)}")
-        for key, about, pieces in segments:
-            # A splice names its documents, each below its source.
-            color = next((each for known, each in colors if key.startswith(known)), None)
-            name = click.style(printable(titles.get(key, key) or "padding"), fg=color)
-            click.echo(f"  {name}: {about}")
-            if pieces:
-                click.echo(f"    {_marked(pieces, sys.maxsize if text else MOST_CHARACTERS)}")
+        for key, about, content in segments:
+            echo(f"  {titles.get(key, key) or 'padding'}: {about}")
+            if len(content) > MOST_CHARACTERS and not text:
+                content = f"{content[:MOST_CHARACTERS]} ..."
+            if content:
+                click.echo(f"    {printable(content, sys.maxsize)}")
         shown += 1
         if shown == rows:
             return
@@ -101,7 +97,7 @@ def _segments(batch: PackedBatch, tokenizer: Tokenizer) -> Iterator[Segment]:
     ends = batch.cu_seqlens.tolist()
     for first, end, source in zip(ends, ends[1:], batch.source_ids.tolist()):
         if source < 0:
-            yield "", f"{end - first} positions", []
+            yield "", f"{end - first} positions", ""
             continue
         weights = batch.token_weights[first:end]
         about = f"{end - first} tokens, {int((weights != 0).sum())} trained"
@@ -109,25 +105,14 @@ def _segments(batch: PackedBatch, tokenizer: Tokenizer) -> Iterator[Segment]:
         ids = [int(batch.tokens[first]), *batch.labels[first:end].tolist()]
         trained = [False, *(weights != 0).tolist()]
         kept = list(zip(trained, ids))[: None if trained[-1] else -1]
-        runs = itertools.groupby(kept, key=lambda pair: pair[0])
-        pieces = [(is_trained, [token for _, token in run]) for is_trained, run in runs]
-        texts = [(is_trained, tokenizer.decode(tokens)) for is_trained, tokens in pieces]
-        yield batch.sources[source], about, texts
+        content = ""
+        for is_trained, run in itertools.groupby(kept, key=lambda pair: pair[0]):
+            piece = tokenizer.decode([token for _, token in run])
+            content += piece if is_trained or not piece else f"<{piece}>"
+        yield batch.sources[source], about, content
 
 
 def _prompts(prompts: list[Prompt], tokenizer: Tokenizer) -> Iterator[Segment]:
     for prompt in prompts:
         about = f"{len(prompt.tokens)} tokens; beside them {sorted(prompt.metadata)}"
-        yield prompt.source, about, [(True, tokenizer.decode(prompt.tokens))]
-
-
-def _marked(pieces: list[tuple[bool, str]], most: int) -> str:
-    """The first characters of a text, with < and > around what is not trained on."""
-    shown = ""
-    for is_trained, piece in pieces:
-        text = printable(piece[:most])
-        most -= len(piece)
-        shown += text if is_trained else click.style(f"<{text}>", dim=True) if text else ""
-        if most < 0:
-            return f"{shown} ..."
-    return shown
+        yield prompt.source, about, tokenizer.decode(prompt.tokens)

@@ -2,16 +2,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext plan``: what a run would read, before it does."""
 
-import contextlib
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from energon_ext.cli import echo, forecast, table
+from energon_ext.cli import MOST_LISTED, echo, echo_json, forecast, integers, option, table
 from energon_ext.cli.mix import mix_options, open_mix
 from energon_ext.errors import ConfigError
 from energon_ext.plan.lookup import find_blend
@@ -20,10 +17,6 @@ from energon_ext.splice import SpliceIndex
 from energon_ext.splice.source import SpliceSource, splices_of
 
 COUNT = click.IntRange(1, 10**12)
-FILE = click.Path(path_type=Path, dir_okay=False)
-
-#: Documents of a source that are listed.
-MOST_DOCUMENTS = 40
 
 
 @click.command()
@@ -38,9 +31,9 @@ MOST_DOCUMENTS = 40
     "--tokens-per-doc", type=click.FloatRange(1, 1e9), help="Of streamed sources, on average."
 )
 @click.option("--exact", is_flag=True, help="Plan every row, however long it takes.")
-@click.option("--png", type=FILE, help="Draw the forecast, as PNG.")
-@click.option("--html", type=FILE, help="Write it as one page.")
-@click.option("--json", "as_json", is_flag=True, help="Print it as one JSON object.")
+@click.option("--png", type=option.FILE, help="Draw the forecast, as PNG.")
+@click.option("--html", type=option.FILE, help="Write it as one page.")
+@option.as_json
 def plan(
     metadataset: Path,
     at: str | None,
@@ -72,72 +65,60 @@ def plan(
         raise ConfigError("--png, --html, --json and --exact are of a forecast: give --steps.")
     if steps is not None and at:
         raise ConfigError("--at: shows shares, and --steps a forecast; give one of them.")
-    with contextlib.redirect_stdout(sys.stderr):  # Energon says there what it opens
-        dataset, _ = open_mix(
-            metadataset,
-            ranks=ranks,
-            micro_batch_rows=micro_batch_size or max(1, global_batch_size // ranks),
-            rows_per_step=global_batch_size,
-            **options,
-        )
+    dataset, _ = open_mix(
+        metadataset,
+        ranks=ranks,
+        batch_size=micro_batch_size or max(1, global_batch_size // ranks),
+        rows_per_step=global_batch_size,
+        **options,
+    )
     blend = find_blend(dataset)
-    imbalance = forecast.imbalance_of(blend) if balance else None
+    imbalance = forecast.imbalance_of(blend) if balance else {}
     if steps is not None:
         found = forecast.made(blend, steps, tokens_per_doc, exact)
-        uneven = {"imbalance": imbalance} if imbalance else {}
-        content = json.dumps({**found.to_json(), **uneven}) if as_json else ""
-        echo(content or forecast.text(found, blend, steps))
+        if as_json:
+            echo_json(found.to_json() | ({"imbalance": imbalance} if imbalance else {}))
+        else:
+            echo(forecast.text(found, blend, steps))
         forecast.draw(found, metadataset.name, png, html)
     else:
-        echo(_shares(blend, _integers(at or "") or sorted({0, *blend.tree.breakpoints()})))
-    if imbalance and not as_json:
+        positions = integers("--at", at or "", "0,100,500")
+        echo(_shares(blend, positions or sorted({0, *blend.tree.breakpoints()})))
+    if as_json:
+        return
+    if imbalance:
         echo("\n" + forecast.imbalance_table(imbalance, blend))
-    for source in [] if as_json else splices_of(dataset):
+    for source in splices_of(dataset):
         echo("\n" + _documents(source))
 
 
 def _shares(blend: Blend, positions: Sequence[int]) -> str:
     columns = [blend.planned_shares(position) for position in positions]
-    rows = [
-        [blend.names.get(key, key), *(f"{shares[key]:.2%}" for shares in columns)]
-        for key in columns[0]
-    ]
-    if len(rows) > MOST_DOCUMENTS:
-        rows[MOST_DOCUMENTS:] = [[f"... {len(rows) - MOST_DOCUMENTS} more", *[""] * len(columns)]]
-    return table([["share at optimizer step", *map(str, positions)], *rows])
+    rows = [["share at optimizer step", *map(str, positions)]]
+    for key in columns[0]:
+        rows.append([blend.names.get(key, key), *(f"{shares[key]:.2%}" for shares in columns)])
+    return table(rows, most=MOST_LISTED)
 
 
 def _documents(source: SpliceSource) -> str:
     index = source.examples
     assert isinstance(index, SpliceIndex), "training shows an index, not a grid"
-    counts = zip(index.doc_lengths, index.pairs, index.quotas)
-    shares = zip(index.token_shares(), index.coverage())
-    rows = [
-        [f"doc{about['document']}", *map(_count, own), f"{share:.2%}", f"{seen:,.2f}"]
-        for about, own, (share, seen) in list(zip(source.metadata, counts, shares))[:MOST_DOCUMENTS]
-    ]
-    for document, row in enumerate(rows) if index.config.alpha else ():  # edges unlike the middle
-        views = index.views(document)
-        row[-1] += f" ({views.min():,.2f} to {views.max():,.2f})"
-    more = len(source.names) - len(rows)
     title = (
         f"{source.key}: {len(source.names):,} documents, "
         f"{int(index.doc_lengths.sum()):,} tokens, {index.size:,} examples in an epoch"
     )
-    header = ["document", "tokens", "pairs", "examples", "share", "views of a token"]
-    return title + "\n" + table([header, *rows]) + (f"\n... {more:,} more" if more else "")
+    counts = zip(index.doc_lengths, index.pairs, index.quotas)
+    shares = zip(index.token_shares(), index.coverage())
+    rows = [["document", "tokens", "pairs", "examples", "share", "views of a token"]]
+    for number, (about, own, (share, seen)) in enumerate(zip(source.metadata, counts, shares)):
+        views = f"{seen:,.2f}"
+        if index.config.alpha and number < MOST_LISTED:  # edges unlike the middle
+            each = index.views(number)
+            views += f" ({each.min():,.2f} to {each.max():,.2f})"
+        rows.append([f"doc{about['document']}", *map(_count, own), f"{share:.2%}", views])
+    return f"{title}\n{table(rows, most=MOST_LISTED)}"
 
 
 def _count(count: float) -> str:
     """A number of examples; an average where documents take turns."""
     return f"{count:,.2f}".removesuffix(".00")
-
-
-def _integers(text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        numbers = [-1]
-    if any(number < 0 for number in numbers):
-        raise ConfigError(f"--at: {text!r} found; steps like 0,100,500 are needed.")
-    return numbers

@@ -5,7 +5,6 @@
 import functools
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,13 @@ from megatron.energon import TextSample
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.metadata import EnergonDatasetType, get_dataset_type
 
-from energon_ext.cli import echo, special_tokens
+from energon_ext.cli import echo, one_of, option, table
+from energon_ext.cli.mix import make_encoder
+from energon_ext.cli.option import PATH
 from energon_ext.documents.token_paths import SPLITS, is_token_file
-from energon_ext.encoders.chat import named_template
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.sft import Dialogue, PromptResponse, SFTTaskEncoder, cook_dialogue
+from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
 from energon_ext.encoders.text_sources import encode_all, load_split, sample_source
-from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.prepare import inputs
 from energon_ext.prepare.documents import InputDocument, Unit, check_object, text_under
@@ -29,38 +28,45 @@ from energon_ext.prepare.job import Job, Record
 from energon_ext.prepare.samples import sample_units
 from energon_ext.prepare.units import check_files, left_out, run_units
 
-FILE = click.Path(path_type=Path)
-KINDS = ("--text", "--folder", "--jsonl", "--parquet", "--hf-dataset", "--dataset")
+#: The kinds of input, and the options that each has beside those of all.
+KINDS = {
+    "--text": ("separator",),
+    "--folder": ("glob", "separator"),
+    "--jsonl": ("key",),
+    "--parquet": ("key",),
+    "--hf-dataset": ("key", "hf_config", "hf_split", "hf_streaming"),
+    "--dataset": ("split",),
+}
 MOST_NAMED = 8  # paths that the account of a preparation names one by one
 
 
 @click.command()
-@click.argument("output", type=FILE)
-@click.argument("files", type=FILE, nargs=-1)
-@click.option("--text", type=FILE, multiple=True, help="UTF-8 text files, one document each.")
+@click.argument("output", type=PATH)
+@click.argument("files", type=PATH, nargs=-1)
+@click.option("--text", type=PATH, multiple=True, help="UTF-8 text files, one document each.")
 @click.option("--separator", help="Text between two documents of one --text file.")
-@click.option("--folder", type=FILE, help="Read the files of a folder.")
+@click.option("--folder", type=PATH, help="Read the files of a folder.")
 @click.option("--glob", default="**/*.txt", help="Which files of --folder.")
 @click.option(
     "--jsonl",
-    type=FILE,
+    type=PATH,
     multiple=True,
     help="JSON Lines files, also .gz and .zst, or folders of them; one document a line.",
 )
-@click.option("--parquet", type=FILE, multiple=True, help="Parquet files, or folders of them.")
+@click.option("--parquet", type=PATH, multiple=True, help="Parquet files, or folders of them.")
 @click.option("--key", default="text", help="Where the text is in JSON, Parquet or HF.")
 @click.option("--hf-dataset", metavar="NAME", help="A Hugging Face dataset, or a folder.")
 @click.option("--hf-config", metavar="NAME", help="Configuration of --hf-dataset.")
 @click.option("--hf-split", default="train", help="Split of --hf-dataset.")
 @click.option("--hf-streaming", is_flag=True, help="Read --hf-dataset without downloading it all.")
-@click.option("--dataset", type=FILE, help="A prepared webdataset, or a metadataset.")
+@click.option("--dataset", type=PATH, help="A prepared webdataset, or a metadataset.")
 @click.option(
     "--split",
     multiple=True,
     default=("train", "val"),
     help="Splits of --dataset. Several stay what they are, one is divided by --val.",
 )
-@click.option("--trusted-module", multiple=True, help="A module that the YAML may name.")
+@option.trusted_module
 @click.option(
     "--val",
     type=click.FloatRange(0, 1, max_open=True),
@@ -70,20 +76,16 @@ MOST_NAMED = 8  # paths that the account of a preparation names one by one
 @click.option("--seed", type=click.IntRange(0, 2**32), default=0, help="Selects another val split.")
 @click.option("--min-chars", type=click.IntRange(1), default=1, help="Leave shorter documents out.")
 @click.option("--tokenizer", metavar="NAME", help="Needed: 'bytes', a name or a local file.")
-@special_tokens
+@option.special_tokens
 @click.option("--chat", is_flag=True, help="Conversations: `messages`, or `prompt` and `response`.")
-@click.option(
-    "--chat-template",
-    metavar="NAME",
-    help="'plain', or the name or folder of a Hugging Face tokenizer; by default the --tokenizer.",
-)
+@option.chat_template
 @click.option(
     "--on-error",
     type=click.Choice(["stop", "skip"]),
     default="stop",
     help="What becomes of documents that cannot be read; those left out are counted.",
 )
-@click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: the cores, at most 8]")
+@option.jobs
 @click.option("--check", is_flag=True, help="Compare the files of OUTPUT with their hashes.")
 @click.option("--force", is_flag=True, help="Make all of OUTPUT anew, whatever is there.")
 def prepare(
@@ -93,7 +95,7 @@ def prepare(
     eos_token: str | None,
     bos_token: str | None,
     chat_template: str | None,
-    jobs: int | None,
+    jobs: int,
     check: bool,
     force: bool,
     **options: Any,
@@ -125,33 +127,30 @@ def prepare(
             "Text that is to stay text needs JSON Lines and `energon prepare`."
         )
     kind = _kind(files, options)
-    loaded = load_tokenizer(tokenizer, eos_token=eos_token, bos_token=bos_token)
-    encoder: PackedTaskEncoder = PackedTaskEncoder(loaded, seq_len=2)  # of no rows
-    if options["chat"]:
-        encoder = SFTTaskEncoder(loaded, seq_len=2, chat_template=named_template(chat_template))
+    task = "chat" if options["chat"] else "text"
+    encoder = make_encoder(tokenizer, eos_token, bos_token, task=task, chat_template=chat_template)
+    keeps_splits = kind == "--dataset" and len(options["split"]) > 1
+    given = options[_name(kind)]
+    paths = [*(given if isinstance(given, tuple) else [given]), *files]
     prepared, remarks = run_units(
-        _job(encoder, kind, files, options),
-        _units(kind, files, encoder, options),
+        _job(encoder, kind, paths, options),
+        _units(encoder, kind, paths, options),
         output,
-        jobs=jobs or default_jobs(),
+        jobs=jobs,
         force=force,
-        splits=SPLITS if options["val"] > 0 or _keeps_splits(kind, options) else SPLITS[:1],
+        splits=SPLITS if options["val"] > 0 or keeps_splits else SPLITS[:1],
     )
     echo("\n".join([*remarks, _summary(output, prepared)]))
 
 
-def default_jobs() -> int:
-    """Processes where nobody says how many."""
-    return min(8, len(os.sched_getaffinity(0)))
+def _name(kind: str) -> str:
+    """The name of an option among those of the command."""
+    return kind.removeprefix("--").replace("-", "_")
 
 
 def _kind(files: Sequence[Path], options: dict[str, Any]) -> str:
     """The one kind of input that is given."""
-    kinds = [option for option in KINDS if options[option[2:].replace("-", "_")]]
-    if len(kinds) != 1:
-        found = " and ".join(kinds) or "none"
-        raise ConfigError(f"Give one kind of input of {', '.join(KINDS)}; found {found}.")
-    (kind,) = kinds
+    kind = one_of({kind: options[_name(kind)] for kind in KINDS})
     if files and kind not in ("--text", "--jsonl", "--parquet"):
         raise ConfigError(
             f"{files[0]}: further files go with --text, --jsonl, --parquet, not {kind}."
@@ -168,35 +167,21 @@ def _kind(files: Sequence[Path], options: dict[str, Any]) -> str:
     return kind
 
 
-def _keeps_splits(kind: str, options: dict[str, Any]) -> bool:
-    return kind == "--dataset" and len(options["split"]) > 1
-
-
 def _job(
-    encoder: PackedTaskEncoder, kind: str, files: Sequence[Path], options: dict[str, Any]
+    encoder: PackedTaskEncoder, kind: str, paths: Sequence[Any], options: dict[str, Any]
 ) -> Job:
     """What becomes of every document, and the options that a continued run must have alike."""
-    given = options[kind[2:].replace("-", "_")]
-    paths = [str(path) for path in ([given] if isinstance(given, (str, Path)) else given)]
-    paths += [str(path) for path in files]
-    if len(paths) > MOST_NAMED:
-        digest = hashlib.sha256("\n".join(paths).encode("utf-8", "replace")).hexdigest()
-        paths = [paths[0], f"and {len(paths) - 1} more, SHA-256 {digest[:16]}"]
-    of_input = {
-        "--text": ("separator",),
-        "--folder": ("glob", "separator"),
-        "--jsonl": ("key",),
-        "--parquet": ("key",),
-        "--hf-dataset": ("key", "hf_config", "hf_split", "hf_streaming"),
-        "--dataset": ("split",),
-    }
-    named = ("chat", "val", "seed", "min_chars", "on_error", *of_input[kind])
+    named = [str(path) for path in paths]
+    if len(named) > MOST_NAMED:
+        digest = hashlib.sha256("\n".join(named).encode("utf-8", "replace")).hexdigest()
+        named = [named[0], f"and {len(named) - 1} more, SHA-256 {digest[:16]}"]
+    compared = ("chat", "val", "seed", "min_chars", "on_error", *KINDS[kind])
     meta = encoder.token_file_meta()
     return Job(
         encode=functools.partial(encode_all, encoder),
         vocab_size=encoder.tokenizer.vocab_size,
         meta=meta,
-        options={"input": [kind, *paths], **{name: options[name] for name in named}, **meta},
+        options={"input": [kind, *named], **{name: options[name] for name in compared}, **meta},
         val_fraction=options["val"],
         seed=options["seed"],
         min_chars=options["min_chars"],
@@ -205,24 +190,23 @@ def _job(
 
 
 def _units(
-    kind: str, files: Sequence[Path], encoder: PackedTaskEncoder, options: dict[str, Any]
+    encoder: PackedTaskEncoder, kind: str, paths: Sequence[Any], options: dict[str, Any]
 ) -> list[Unit]:
     """The parts of the input."""
-    chat = options["chat"]
+    read_row = read_conversation if options["chat"] else text_under(options["key"])
     if kind == "--text":
-        return inputs.text_units([*options["text"], *files], options["separator"])
+        return inputs.text_units(paths, options["separator"])
     if kind == "--folder":
-        found = inputs.folder_files(options["folder"], options["glob"])
+        found = inputs.folder_files(paths[0], options["glob"])
         return inputs.text_units(found, options["separator"])
-    if kind == "--dataset":
-        return _energon_units(options["dataset"], encoder, options)
-    read_row = read_conversation if chat else text_under(options["key"])
     if kind == "--jsonl":
-        return inputs.jsonl_units([*options["jsonl"], *files], read_row)
+        return inputs.jsonl_units(paths, read_row)
     if kind == "--parquet":
-        return inputs.parquet_units([*options["parquet"], *files], read_row)
+        return inputs.parquet_units(paths, read_row)
+    if kind == "--dataset":
+        return _energon_units(paths[0], encoder, options)
     return inputs.hugging_face_units(
-        options["hf_dataset"],
+        paths[0],
         config=options["hf_config"],
         split=options["hf_split"],
         streaming=options["hf_streaming"],
@@ -243,22 +227,18 @@ def _energon_units(path: Path, encoder: PackedTaskEncoder, options: dict[str, An
     splits = options["split"]
     units: list[Unit] = []
     for split in splits:
-        for entry in load_split(path, split, encoder, options["trusted_module"]):
+        for entry in load_split(path, split, encoder, options["trusted_modules"]):
             name = str(entry.dataset.paths[0])
             if is_token_file(name):
                 raise ConfigError(f"{name}: tokenized already; take it out of {path}.")
             own = split if len(splits) > 1 else None
-
-            def document(
-                sample: Any, key: str, name: str = name, own: str | None = own
-            ) -> InputDocument:
-                return _document(sample, f"{name}: {key}", options["chat"], own)
-
+            document = functools.partial(_document, name, own, options["chat"])
             units += sample_units(sample_source(encoder, entry, document))
     return units
 
 
-def _document(sample: Any, origin: str, chat: bool, split: str | None) -> InputDocument:
+def _document(path: str, split: str | None, chat: bool, sample: Any, key: str) -> InputDocument:
+    origin = f"{path}: {key}"
     if chat and isinstance(sample, (Dialogue, PromptResponse)):
         return conversation(sample, origin, split=split)
     if not chat and isinstance(sample, TextSample):
@@ -295,16 +275,15 @@ def conversation(
 
 def _summary(output: Path, prepared: Record) -> str:
     columns = ("documents", "characters", "tokens")
-    lines = [f"{output}:", " " * 9 + "".join(f"{column:>16}" for column in columns)]
+    rows = [["", *columns]]
     for split in SPLITS:
-        cells = "".join(f"{prepared[column].get(split, 0):>16,}" for column in columns)
-        lines.append(f"  {split:<7}{cells}")
+        rows.append([split, *(f"{prepared[column].get(split, 0):,}" for column in columns)])
+    lines = [f"{output}:", *table(rows).splitlines()]
     too_short = sum(unit["too_short"] for unit in prepared["units"])
     if too_short:
-        lines.append(f"  left out as too short: {too_short:,}")
+        lines.append(f"left out as too short: {too_short:,}")
     for to_be, kind in (("read", "unreadable"), ("trained on", "refused")):
         count, first = left_out(prepared, kind)
         if count:
-            lines.append(f"  left out, not to be {to_be}: {count:,}")
-            lines.append(f"    the first: {first}")
-    return "\n".join(lines)
+            lines += [f"left out, not to be {to_be}: {count:,}", f"  the first: {first}"]
+    return "\n  ".join(lines)

@@ -4,9 +4,10 @@
 
 import base64
 import html
+import importlib
 import io
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
@@ -14,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from energon_ext.cli import echo, import_for
+from energon_ext.cli import echo
 from energon_ext.cli.metrics import Run, mean_of_finite
 from energon_ext.cli.spikes import Spike, spikes_of
-from energon_ext.errors import printable
+from energon_ext.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from energon_ext.cli.figures import Picture
 
 DOTS_PER_INCH = 160
 FOLDER = click.Path(path_type=Path, file_okay=False)
+PAGE = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
 
 
 @click.command()
@@ -42,8 +44,8 @@ def report(ctx: click.Context, /, run_dir: Path, out: Path | None, reference: Pa
     """
     run = Run.load(run_dir)
     echo("\n".join(map(str, write_report(run, out or run_dir, run_dir))))
-    for spike in spikes_of(run):
-        echo(f"{spike}: {_trace(run_dir, spike)}")
+    for spike, command in spike_table(spikes_of(run), run_dir):
+        echo(f"{spike}: {command}")
     if reference is not None:
         said, is_equal = compared(run, Run.load(reference))
         echo(f"{run_dir} and {reference}: {said}")
@@ -68,32 +70,26 @@ def write_report(run: Run, out: Path, run_dir: Path | None = None) -> list[Path]
     """Write the pictures of a run and, last, ``report.html`` to a folder; returns their paths.
 
     Args:
-        run_dir: what the page calls the folder of the run; ``out`` by default.
+        run_dir: of the run, for the commands that name its documents; by default ``out``.
     """
     figures = import_figures()
     spikes = spikes_of(run)
     pictures = [figures.mix_picture(run), figures.loss_picture(run, spikes)]
     pictures += [figures.loss_over_tokens_picture(run)] if len(run.sources) > 1 else []
     pictures += [figures.reward_picture(run)] if run.measured else []
+    images = [(picture.caption, png_of(picture)) for picture in pictures]
+    tables = [
+        ("Sources", HEAD, source_table(run)),
+        ("Losses that stand out", ("loss", "read"), spike_table(spikes, run_dir or out)),
+        ("Configuration of the run", ("setting", "value"), sorted(run.config.items())),
+    ]
+    html_page = page("What the run read", headline(run), images, tables)
     out.mkdir(parents=True, exist_ok=True)
-    paths = [out / f"{picture.name}.png" for picture in pictures] + [out / "report.html"]
-    images = [png_of(picture) for picture in pictures]
-    for path, image in zip(paths, images):
+    paths = [out / f"{picture.name}.png" for picture in pictures]
+    for path, (_, image) in zip(paths, images):
         path.write_bytes(image)
-    paths[-1].write_text(
-        page(
-            "What the run read",
-            headline(run),
-            [(picture.caption, image) for picture, image in zip(pictures, images)],
-            [
-                ("", HEAD, source_table(run)),
-                ("Losses that stand out", SPIKE_HEAD, spike_table(spikes, run_dir or out)),
-            ],
-            ("Configuration of the run", run.config),
-        ),
-        encoding="utf-8",
-    )
-    return paths
+    (out / "report.html").write_text(html_page, encoding="utf-8")
+    return [*paths, out / "report.html"]
 
 
 def headline(run: Run) -> list[tuple[str, str]]:
@@ -112,7 +108,12 @@ def headline(run: Run) -> list[tuple[str, str]]:
 
 def import_figures() -> Any:
     """The module that draws; ConfigError where matplotlib is not installed."""
-    return import_for("The report", "matplotlib", "report", "energon_ext.cli.figures")
+    try:
+        return importlib.import_module("energon_ext.cli.figures")
+    except ImportError as error:
+        raise ConfigError(
+            "The report needs the package `matplotlib`: pip install 'energon_ext[report]'."
+        ) from error
 
 
 def png_of(picture: "Picture") -> bytes:
@@ -129,8 +130,7 @@ def page(
     title: str,
     tiles: Iterable[tuple[str, str]],
     pictures: Iterable[tuple[str, bytes]],
-    tables: Iterable[tuple[str, Sequence[str], Iterable[Sequence[str]]]],
-    details: tuple[str, Mapping[str, object]],
+    tables: Iterable[tuple[str, Sequence[str], Iterable[Sequence[object]]]],
 ) -> str:
     """One self-contained HTML page; everything in it is escaped.
 
@@ -138,64 +138,35 @@ def page(
         tiles: (value, what it is).
         pictures: (caption, PNG).
         tables: (title, head, rows); one without a row is left out.
-        details: a title and what is shown when one opens it.
     """
-    named, values = details
-    return PAGE.substitute(
-        title=_escaped(title),
-        tiles="".join(
-            f"<div><b>{_escaped(value)}</b><span>{_escaped(name)}</span></div>"
-            for value, name in tiles
-        ),
-        pictures="".join(
+    parts = ['<div class="tiles">']
+    for value, name in tiles:
+        parts.append(f"<div><b>{_escaped(value)}</b><span>{_escaped(name)}</span></div>")
+    parts.append("</div>")
+    for caption, image in pictures:
+        parts.append(
             f'<figure><div class="wide"><img alt="{_escaped(caption)}" '
             f'src="data:image/png;base64,{base64.b64encode(image).decode()}"></div>'
             f"<figcaption>{_escaped(caption)}</figcaption></figure>"
-            for caption, image in pictures
-        ),
-        tables="".join(_table(*table) for table in tables),
-        named=_escaped(named),
-        details="".join(
-            f"<tr><th>{_escaped(key)}</th><td>{_escaped(value)}</td></tr>"
-            for key, value in sorted(values.items())
-        ),
-    )
+        )
+    for name, head, rows in tables:
+        body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
+        if body:
+            parts.append(
+                f'<h2>{_escaped(name)}</h2><div class="wide"><table><thead>'
+                f"<tr>{_cells('th', head)}</tr></thead><tbody>{body}</tbody></table></div>"
+            )
+    return PAGE.substitute(title=_escaped(title), content="\n".join(parts))
 
 
 def _escaped(text: object) -> str:
     return html.escape(printable(str(text)))
 
 
-def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
-    if not body:
-        return ""
-    above = f"<h2>{_escaped(title)}</h2>" if title else ""
-    return (
-        f'{above}<div class="wide"><table><thead><tr>{_cells("th", head)}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-SPIKE_HEAD = ("of", "step", "loss", "usual", "what it read")
-
-
-def spike_table(spikes: Iterable[Spike], run_dir: Path) -> Iterable[tuple[str, ...]]:
-    """One row of text per spike, under ``SPIKE_HEAD``."""
-    for spike in spikes:
-        whose = spike.source or "all sources"
-        yield (
-            whose,
-            str(spike.step),
-            f"{spike.loss:.2f}",
-            f"{spike.usual:.2f}",
-            _trace(run_dir, spike),
-        )
-
-
-def _trace(run_dir: Path, spike: Spike) -> str:
-    """The command that names its documents; steps of a plan count from 0."""
-    return f"energon-ext trace {run_dir} METADATASET --step {spike.step - 1}"
+def spike_table(spikes: Iterable[Spike], run_dir: Path) -> list[tuple[str, str]]:
+    """Each spike, and the command that names its documents; steps of a plan count from 0."""
+    command = f"energon-ext trace {run_dir} METADATASET --step"
+    return [(str(spike), f"{command} {spike.step - 1}") for spike in spikes]
 
 
 HEAD = ("source", "tokens", "share", "planned", "documents", "an epoch", "epochs", "last loss")
@@ -222,43 +193,5 @@ def source_table(run: Run) -> Iterable[tuple[str, ...]]:
         )
 
 
-def _cells(tag: str, texts: Iterable[str]) -> str:
+def _cells(tag: str, texts: Iterable[object]) -> str:
     return "".join(f"<{tag}>{_escaped(text)}</{tag}>" for text in texts)
-
-
-PAGE = Template("""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
-<style>
-  :root { color-scheme: light dark; --paper: #fff; --ink: #222; --muted: #5f5f5f; --line: #ddd; }
-  @media (prefers-color-scheme: dark) {
-    :root { --paper: #181818; --ink: #e8e8e8; --muted: #aaa; --line: #444; }
-  }
-  body { margin: 0 auto; padding: 2.5rem 1.25rem 4rem; max-width: 60rem; background: var(--paper);
-         color: var(--ink); font: 16px/1.5 system-ui, "Segoe UI", Arial, sans-serif; }
-  h1 { margin: 0 0 1.5rem; font-size: 1.75rem; line-height: 1.2; overflow-wrap: anywhere; }
-  h2 { margin: 2.5rem 0 .75rem; font-size: 1.2rem; }
-  .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr));
-           gap: 1rem 1.5rem; margin-bottom: 2.5rem; }
-  .tiles div { border-top: 3px solid #0072b2; padding-top: .5rem; }
-  .tiles b { display: block; font-size: 1.35rem; }
-  .tiles span, figcaption, summary, thead th, details th { color: var(--muted); font-size: .9rem; }
-  figure { margin: 0 0 2.75rem; }
-  img { display: block; width: 100%; min-width: 40rem; border-radius: 4px; }
-  figcaption { margin: .4rem 0 0 .7rem; max-width: 46rem; }
-  .wide { overflow-x: auto; }
-  table { border-collapse: collapse; width: 100%; font-size: .9rem; }
-  th, td { padding: .4rem .75rem; text-align: right; border-bottom: 1px solid var(--line); }
-  th:first-child, td:first-child, details td { text-align: left; overflow-wrap: anywhere; }
-  thead th:first-child { min-width: 9rem; }
-  details { margin-top: 2rem; }
-</style>
-<h1>$title</h1>
-<div class="tiles">$tiles</div>
-$pictures
-$tables
-<details><summary>$named</summary><div class="wide"><table>$details</table></div></details>
-</html>
-""")

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The data of a saved run: its cursors on disk, and a dataset that continues one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Mapping
 
@@ -11,7 +9,6 @@ from megatron.energon import WorkerConfig
 
 from energon_ext.encoders.load import get_train_dataset
 from energon_ext.encoders.saved import load_encoder
-from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
@@ -26,6 +23,7 @@ class SavedCursor:
         folder: of the checkpoint.
         state: the cursor, checked.
         step: of the plan, that comes next or is open.
+        inside: what the run had when it was saved inside a step, else nothing.
     """
 
     def __init__(self, folder: Path, sealed: Any):
@@ -36,51 +34,41 @@ class SavedCursor:
 
     def dataset(
         self,
-        data: Mapping[str, Any],
+        metadataset: Path,
         *,
         ranks: int | None = None,
         workers: int = 0,
         batch_size: int | None = None,
         rows_per_step: int | None = None,
-        tokenizer: Tokenizer | None = None,
-        **changed: Any,
+        encoder: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> PlannedDataset:
         """A dataset that reads as the saved run did; what is None is as it was.
 
-        Args:
-            data: path, split and trusted modules, as ``get_train_dataset`` names them.
-            changed: options of the encoder that are to be others.
+        ``encoder`` are options of the task encoder, ``options`` those of ``get_train_dataset``.
         """
-        found: PlannedDataset = find_blend(
-            get_train_dataset(
-                **data,
-                worker_config=WorkerConfig(
-                    rank=0,
-                    world_size=ranks or self.inside.get("ranks", 1),
-                    num_workers=workers,
-                    seed_offset=self.state["fingerprint"].get("seed", 0),
-                ),
-                batch_size=batch_size or self.inside.get("batch_size", 1),
-                rows_per_step=rows_per_step or self.state["rows_per_step"],
-                task_encoder=load_encoder(self.state["encoder"], tokenizer, **changed),
-            )
+        changed = {name: value for name, value in (encoder or {}).items() if value is not None}
+        dataset = get_train_dataset(
+            metadataset,
+            worker_config=WorkerConfig(
+                rank=0,
+                world_size=ranks or self.inside.get("ranks", 1),
+                num_workers=workers,
+                seed_offset=self.state["fingerprint"].get("seed", 0),
+            ),
+            batch_size=batch_size or self.inside.get("batch_size", 1),
+            rows_per_step=rows_per_step or self.state["rows_per_step"],
+            task_encoder=load_encoder(self.state["encoder"], **changed),
+            **options,
         )
+        found: PlannedDataset = find_blend(dataset)
         return found
-
-    def __str__(self) -> str:
-        rows = self.state["plan"]["row"] + self.state["done"]
-        return f"{self.folder}: planned, after {rows:,} rows"
 
 
 def saved_cursors(run: Path) -> list[SavedCursor]:
     """The cursors of a run, oldest first.
 
-    Args:
-        run: folder of a run, of its checkpoints, of one of them, or of Megatron-LM's data states.
-
-    Raises:
-        ConfigError: there is none.
-        StateFormatError: one is damaged.
+    ``run`` is the folder of a run, of its checkpoints, of one, or of Megatron-LM's data states.
     """
     if not run.is_dir():
         raise ConfigError(f"{run}: no such folder; name a checkpoint or the folder of a run.")

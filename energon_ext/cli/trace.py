@@ -2,18 +2,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext trace``: which documents a step of a run reads, and which steps read a document."""
 
-import contextlib
 import itertools
-import json
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 from tqdm import tqdm
 
-from energon_ext.cli import echo
+from energon_ext.cli import echo, echo_json, option
 from energon_ext.cli.saved import saved_cursors
 from energon_ext.documents.origins import origins_of
 from energon_ext.encoders.tokenizers import load_tokenizer
@@ -26,20 +23,29 @@ from energon_ext.state.match import KEPT, compare_sources
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
-@click.argument("metadataset", type=click.Path(path_type=Path))
+@click.argument("run", type=option.PATH)
+@option.metadataset
 @click.option(
     "--step", type=click.IntRange(0, 10**12), required=True, help="Steps before it: 0 is first."
 )
 @click.option("--document", metavar="SOURCE:NUMBER", help="Which steps up to --step read it.")
 @click.option("--rank", type=click.IntRange(0), help="Only the rows of this data-parallel rank.")
-@click.option("--world-size", type=click.IntRange(1), default=1, help="Data-parallel ranks.")
-@click.option("--micro-batch-size", type=click.IntRange(1), default=1, help="Rows of a batch.")
-@click.option("--global-batch-size", type=click.IntRange(1), help="Rows of a step, if not known.")
+@click.option(
+    "--world-size", "ranks", type=click.IntRange(1), default=1, help="Data-parallel ranks."
+)
+@click.option(
+    "--micro-batch-size", "batch_size", type=click.IntRange(1), default=1, help="Rows of a batch."
+)
+@click.option(
+    "--global-batch-size",
+    "rows_per_step",
+    type=click.IntRange(1),
+    help="Rows of a step, if not known.",
+)
 @click.option("--tokenizer", help="Show the beginning of each document as text.")
-@click.option("--split", default="train", help="Split of the metadataset.")
-@click.option("--trusted-module", multiple=True, help="A module that the YAML may name.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a row, or a step.")
+@option.split
+@option.trusted_module
+@option.as_json
 def trace(
     run: Path,
     metadataset: Path,
@@ -50,7 +56,7 @@ def trace(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Show every row of a step of RUN: source, documents, tokens of them, rank, micro-batch, file.
+    """Show every row of a step of RUN: its documents, rank, micro-batch and files.
 
     RUN is the folder of a run, of its checkpoints, or Megatron-LM's --dataloader-save. The plan is
     made again from its newest state before the step, with METADATASET as it is now; from the
@@ -59,8 +65,7 @@ def trace(
 
     Example: energon-ext trace runs/a mix.yaml --step 1203 --world-size 64 --rank 7
     """
-    with contextlib.redirect_stdout(sys.stderr):  # Energon says there what it opens
-        blend, start, steps = _planned(run, metadataset, step, **options)
+    blend, start, steps = _planned(run, metadataset, step, **options)
     if document is not None:
         source, number = _document(document, blend)
         for found, row in _rows(blend, start, steps, start, step):
@@ -79,41 +84,27 @@ def trace(
         raise ConfigError(f"--step {step}: the run ends before it; all sources have ended.")
     for _, row in rows:
         if rank in (None, row.rank):
-            described = _described(row, blend, decode)
-            lines = [_where(row), *(f"    {each['text']}" for each in described)]
-            _say({"step": step, **row.to_json(), "files": described}, as_json, "\n".join(lines))
+            files = _files(row, blend, decode)
+            text = "\n    ".join([_where(row), *(each["text"] for each in files)])
+            _say({"step": step, **row.to_json(), "files": files}, as_json, text)
 
 
 def _planned(
-    run: Path,
-    metadataset: Path,
-    step: int,
-    *,
-    split: str,
-    trusted_module: tuple[str, ...],
-    world_size: int,
-    micro_batch_size: int,
-    global_batch_size: int | None,
+    run: Path, metadataset: Path, step: int, **options: Any
 ) -> tuple[PlannedDataset, int, Iterator[Step]]:
     """The blend, the number of the first step that is planned, and all steps from there on."""
     cursors = saved_cursors(run)
     before = [each for each in cursors if each.step <= step]
     cursor = before[-1] if before else cursors[0]
-    data = {"path": metadataset, "split_part": split, "trusted_modules": trusted_module}
-    blend = cursor.dataset(
-        data, ranks=world_size, batch_size=micro_batch_size, rows_per_step=global_batch_size
-    )
-    unknown = [
-        key for key, rows in zip(blend.keys, blend.rows) if not isinstance(rows, PlannedRows)
-    ]
-    if unknown:
-        raise ConfigError(f"{unknown[0]}: is spliced; only documents in rows are traced.")
+    blend = cursor.dataset(metadataset, **options)
+    for key, source in blend.sources.items():
+        if not isinstance(source.rows, PlannedRows):
+            raise ConfigError(f"{key}: is spliced; only documents in rows are traced.")
     for change in compare_sources([cursor.state["plan"]["sources"]], blend.source_names):
         if change.change != KEPT:
             click.echo(f"{change.key}: {change.change}, beside the saved state.", err=True)
-    if not before:
-        return blend, 0, blend.planned_steps()
-    return blend, cursor.step, blend.planned_steps(cursor.state)
+    start, state = (cursor.step, cursor.state) if before else (0, None)
+    return blend, start, blend.planned_steps(state)
 
 
 def _rows(
@@ -133,9 +124,9 @@ def _document(text: str, blend: PlannedDataset) -> tuple[str, int]:
     if source not in blend.sources or not number.isdecimal():
         known = ", ".join(blend.keys[:4])
         raise ConfigError(f"--document {text}: SOURCE:NUMBER is needed; sources are {known}.")
-    rows: Any = blend.sources[source].rows
-    if int(number) >= len(rows.documents):
-        raise ConfigError(f"--document {text}: {source} has {len(rows.documents):,} documents.")
+    count = len(blend.sources[source].rows.documents)
+    if int(number) >= count:
+        raise ConfigError(f"--document {text}: {source} has {count:,} documents.")
     return source, int(number)
 
 
@@ -147,27 +138,30 @@ def _where(row: TracedRow) -> str:
     return f"{place}: {row.source}, {len(row.contents)} documents, {tokens:,} tokens"
 
 
-def _described(
+def _files(
     row: TracedRow, blend: PlannedDataset, decode: Callable[[list[int]], str] | None
 ) -> list[dict[str, Any]]:
     """Where in which file the contents of a row are, and how they begin."""
     if row.source is None:
         return []
-    rows: Any = blend.sources[row.source].rows
-    files, found = rows.documents, []
+    files, found = blend.sources[row.source].rows.documents, []
     for document, start, stop in row.contents:
         prefix, number = files.file_of(document)
         text = f"document {document} [{start}, {stop}), number {number} of {prefix}"
-        origins = origins_of(prefix)
-        origin = origins[number] if origins is not None and number < len(origins) else None
+        origins = origins_of(prefix) or ()
+        origin = origins[number] if number < len(origins) else None
         text += f" (from {origin})" if origin else ""
         if decode is not None:
             beginning = decode(files.document(document)[start : min(stop, start + 24)].tolist())
             text += f": {beginning!r}"
-        where = {"file": prefix, "number": number, "origin": origin}
-        found.append({"document": document, **where, "text": text})
+        found.append(
+            {"document": document, "file": prefix, "number": number, "origin": origin, "text": text}
+        )
     return found
 
 
-def _say(content: Mapping[str, Any], as_json: bool, text: str) -> None:
-    echo(json.dumps(content) if as_json else text)
+def _say(content: dict[str, Any], as_json: bool, text: str) -> None:
+    if as_json:
+        echo_json(content)
+    else:
+        echo(text)

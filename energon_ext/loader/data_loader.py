@@ -27,11 +27,12 @@ import torch
 from megatron.energon import WorkerConfig
 from megatron.energon.cache import CachePool, NoCachePool
 from megatron.energon.rng import SystemRng
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset
 
 from energon_ext.arguments import check_integer, check_number
 from energon_ext.errors import ConfigError, printable
 from energon_ext.loader.processes import Failure, begin_worker, deaths_named
+from energon_ext.loader.reader import Reader
 from energon_ext.loader.slots import SlotBatch, Slots
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
@@ -88,7 +89,7 @@ class ExactDataLoader:
         self._slots: Slots | None = None  # with workers
         self._batches: Iterator[Any] | None = None
         self._pending: deque[Round] = deque()  # handed to readers, and not yet to the trainer
-        self._is_closed = self._is_restored = False
+        self._is_closed = False
 
     @property
     def worker_config(self) -> WorkerConfig:
@@ -149,7 +150,7 @@ class ExactDataLoader:
         self.dataset.begin()
         return iter(
             DataLoader(
-                _Reader(self.dataset, self._cache_pool, self._slots),
+                Reader(self.dataset, self._cache_pool, self._slots),
                 sampler=_Rounds(self._rounds),
                 **_options(workers, self._prefetch_factor, self._timeout),
                 worker_init_fn=self._begin_reader,
@@ -214,13 +215,12 @@ class ExactDataLoader:
         Raises:
             StateFormatError: it is damaged, or something else.
             StateMismatchError: it belongs to another configuration.
-            ConfigError: batches were drawn already, or another state was loaded.
+            ConfigError: batches were drawn already.
         """
-        if self._batches is not None or self._is_closed or self._is_restored:
+        if self._batches is not None or self._is_closed:
             raise ConfigError("Restore a data state before the first batch, in a new loader.")
         content = check_seal(state)
         self.changes = self.dataset.continue_from(content)
-        self._is_restored = True
         if self.worker_config.rank == 0:
             saved, now = (
                 of.get(ENCODER) for of in (content["fingerprint"], self.dataset.fingerprint)
@@ -267,39 +267,6 @@ class _Planner(IterableDataset[Any]):
             yield from self._dataset.drawn_steps()
         except Exception as error:  # the trainer raises it in its turn
             yield Failure.of(error)
-
-
-class _Reader(Dataset[Any]):
-    """Turns the rows of a batch into the batch; it needs no plan and has no state."""
-
-    def __init__(self, dataset: PlannedDataset, cache_pool: CachePool, slots: Slots | None):
-        self._dataset, self._cache_pool, self._slots = dataset, cache_pool, slots
-
-    def __getitem__(self, item: tuple[int, list[DescribedRow] | Failure]) -> Any:
-        number, rows = item
-        if isinstance(rows, Failure):
-            return rows
-        if self._slots is None:
-            return self._read(number, rows)
-        try:
-            return self._slots.put(number, self._read(number, rows))
-        except Exception as error:  # whatever an encoder raises, or an object that is not pickled
-            return Failure.of(error)
-
-    def _read(self, number: int, rows: list[DescribedRow]) -> Any:
-        """Read a batch as Energon's worker of its turn, which decorators of Energon ask for."""
-        config = self._dataset.worker_config
-        workers = max(1, config.num_workers)
-        info = get_worker_info()
-        if info is not None:
-            WorkerConfig.worker_id_offset = (number - info.id) % workers
-        config.worker_activate(number // workers, cache_pool=self._cache_pool)
-        try:
-            return self._dataset.read(rows)
-        except StopIteration as error:  # which would end the pass without a word
-            raise RuntimeError("The TaskEncoder raised StopIteration in a batch.") from error
-        finally:
-            config.worker_deactivate()
 
 
 def _planned(dataset: Any) -> PlannedDataset:

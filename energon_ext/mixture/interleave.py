@@ -26,7 +26,7 @@ import numpy as np
 
 from energon_ext.documents.permutation import stable_hash
 
-#: Fractions of rows are compared up to this.
+#: Fractions of rows, and credits, are compared up to this.
 ROUNDING = 1e-9
 
 
@@ -76,7 +76,7 @@ class InterleaveSampler:
         credits, picked = np.where(shares > 0, credits, -np.inf), np.empty(len(rows), np.int64)
         for index in range(len(rows)):
             credits += shares
-            picked[index] = member = credits.argmax()
+            picked[index] = member = (credits > credits.max() - ROUNDING).argmax()
             credits[member] -= 1
         return self._turns[picked]
 

@@ -114,7 +114,7 @@ class PlannedDataset(Blend, SavableDataset):
         self._begin()
         self.progress = Progress.at(self.plan.whole())
         self._stream: Iterator[Round] | None = None
-        self._has_begun = False
+        self._has_begun = self._is_restored = False
 
     def _begin(self) -> None:
         """Make the plan anew."""
@@ -278,7 +278,7 @@ class PlannedDataset(Blend, SavableDataset):
         return FlexState(cursor_of(self, self.progress))
 
     def restore_state(self, state: Any) -> None:
-        """Continue from :meth:`save_state`; begins nothing with a state that is refused.
+        """Continue from :meth:`save_state`; a state that is refused changes nothing.
 
         Raises: as of :func:`~energon_ext.plan.state.restore_cursor`.
         """
@@ -286,9 +286,14 @@ class PlannedDataset(Blend, SavableDataset):
 
     def continue_from(self, state: Any) -> list[SourceChange]:
         """:meth:`restore_state`, with the change of every source."""
+        before = cursor_of(self, self.progress) if self._is_restored else None
         self.reset_state_own()
         try:
-            return restore_cursor(self, state)
+            changes = restore_cursor(self, state)
         except BaseException:  # Ctrl-C too: half a state must not be continued
             self.reset_state_own()
+            if before is not None:
+                self.continue_from(before)
             raise
+        self._is_restored = True
+        return changes

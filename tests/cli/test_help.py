@@ -1,24 +1,37 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every command helps: ``-h``, an example, defaults; and a shell can complete it."""
+"""Every command helps, without a wait: ``-h``, an example; and a shell can complete it."""
 
+import ast
+import json
 import os
+import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from energon_ext.cli.main import main
+import energon_ext as package
+from energon_ext.cli import echo_json
+from energon_ext.cli.main import COMMANDS, load_command
+from energon_ext.errors import MAX_TEXT
 from tests.cli.command import energon_ext
 
-
-def commands(command, words=()):
-    yield words
-    for name, inner in getattr(command, "commands", {}).items():
-        yield from commands(inner, (*words, name))
+CALL = "import sys; sys.argv[0] = 'energon-ext'; from energon_ext.cli.main import main; "
+HEAVY = ("torch", "numpy", "megatron", "matplotlib")
 
 
-@pytest.mark.parametrize("words", list(commands(main)), ids=" ".join)
+def call(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("words", [(), *((name,) for name in COMMANDS), ("checkpoint", "diff")])
 def test_help_of_every_command_has_an_example(words):
     result = energon_ext(*words, "-h")
     assert result.exit_code == 0
@@ -26,13 +39,49 @@ def test_help_of_every_command_has_an_example(words):
     assert energon_ext(*words, "--help").stdout == result.stdout
 
 
-def test_bash_completes_commands():
-    environment = {"_ENERGON_EXT_COMPLETE": "bash_complete", "COMP_WORDS": "energon-ext p"}
-    code = "import sys; sys.argv[0] = 'energon-ext'; from energon_ext.cli.main import main; main()"
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, **environment, "COMP_CWORD": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert sorted(result.stdout.split()) == ["plain,peek", "plain,plan", "plain,prepare"]
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_has_the_help_of_each(name):
+    command = load_command(name)
+    assert command.name == name
+    assert command.get_short_help_str(limit=1000) == COMMANDS[name]
+
+
+@pytest.mark.parametrize("option", ["-h", "--version"])
+def test_the_list_and_the_version_import_nothing_heavy_and_take_no_time(option):
+    at_exit = "import atexit; atexit.register(lambda: print(*sys.modules))"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = call(f"{CALL} {at_exit}; main(['{option}'])")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    *lines, modules = result.stdout.splitlines()
+    assert lines and not {module.partition(".")[0] for module in modules.split()} & {*HEAVY}
+    loaded = {m for m in modules.split() if m.startswith("energon_ext.")}
+    assert loaded == {"energon_ext.cli", "energon_ext.cli.main", "energon_ext.errors"}
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.3
+
+
+def test_bash_completes_commands_and_their_options():
+    completing = {"_ENERGON_EXT_COMPLETE": "bash_complete"}
+    found = call(f"{CALL} main()", **completing, COMP_WORDS="energon-ext p", COMP_CWORD="1")
+    assert sorted(found.stdout.split()) == ["plain,peek", "plain,plan", "plain,prepare"]
+    words = "energon-ext report --r"
+    found = call(f"{CALL} main()", **completing, COMP_WORDS=words, COMP_CWORD="2")
+    assert found.stdout.split() == ["plain,--reference"]
+
+
+def test_json_is_whole_and_no_terminal_obeys_it(capsys):
+    content = {"key": "x" * (3 * MAX_TEXT), "control": "\x1b[31m\x7f\u202e\ud800"}
+    echo_json(content)
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == content
+    assert printed.removesuffix("\n").isprintable() and printed.isascii()
+
+
+def test_public_names_are_those_that_type_checkers_see():
+    tree = ast.parse(Path(package.__file__).read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    seen = {each.name: node.module for node in imports for each in node.names if each.asname}
+    assert seen == package._MODULES and {*seen} == {*package.__all__} <= {*dir(package)}
+    for name, module in seen.items():
+        assert getattr(package, name) is getattr(sys.modules[module], name)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        package.Nothing  # noqa: B018

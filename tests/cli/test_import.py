@@ -185,8 +185,8 @@ def test_the_old_subflavor_is_carried_over_and_said(folder):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "none found"),
-        (["1", "web", "--data-args-path", "one.txt"], "several found"),
+        ([], "found none"),
+        (["1", "web", "--data-args-path", "one.txt"], "found SOURCES and --data-args-path"),
         (["1", "web", "code", "wiki"], "'code' found where a weight is needed"),
         (["--", "-1", "web", "2", "code"], "weights >= 0 are needed"),
         (["0", "web", "0", "code"], "weights >= 0 are needed"),
@@ -195,19 +195,22 @@ def test_the_old_subflavor_is_carried_over_and_said(folder):
         (["1", "web", "--split", "x"], "shares like 969,30,1 are needed"),
         (["1", "web", "--split", "0,1"], "shares like 969,30,1 are needed"),
         (["1", "web", "--phase-transition-iterations", "5"], "1 transitions need 2 lists"),
-        (["1", "web", "--phase-transition-iterations", "5,x"], "1000,2000 is an example"),
+        (["1", "web", "--phase-transition-iterations", "0"], "names 0, or one twice"),
+        (["broken.yaml"], "broken.yaml: .*splits.val"),
+        (["1", "web", "--phase-transition-iterations", "5,x"], "steps like 1000,2000 are needed"),
         (["--data-args-path", "empty.txt"], "an empty list"),
         (
             ["--per-split-data-args-path", "one.txt"],
             "one.txt: '1 web 3 code' found, a mapping is needed",
         ),
-        (["mix.yaml", "--split", "9,1"], "a metadataset has its own"),
+        (["mix.yaml", "--split", "9,1"], "mix.yaml has its own splits"),
     ],
 )
 def test_what_cannot_be_imported_is_one_line_and_writes_nothing(folder, arguments, words):
     (folder / "one.txt").write_text("1 web 3 code")
     (folder / "empty.txt").write_text("")
-    write_mix(folder / "mix.yaml", [("web", 1)])
+    mix = write_mix(folder / "mix.yaml", [("web", 1)])
+    (folder / "broken.yaml").write_text(mix.read_text()[:-2] + ', "val": 7}}')
     line = error_line(energon_ext("import", "out/mix.yaml", *arguments))
     assert re.search(words, line), line
     assert not list(folder.glob("out/*")) and not list(folder.glob("out/.*"))

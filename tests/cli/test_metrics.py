@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from energon_ext.cli.metrics import Run, short_labels
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, EnergonExtError
 
 
 def start(step=0, sources=("web", "code")):
@@ -97,20 +97,23 @@ def without(event, field):
         ([start(), step(1), '{"event": "st'], "metrics.jsonl:3: damaged, not JSON"),
         ([start(), ""], "metrics.jsonl:2: damaged, not JSON"),
         ([start(), "[1]"], "metrics.jsonl:2: damaged, an object with 'event'"),
-        ([without(start(), "sources")], "metrics.jsonl:1: damaged, start has no 'sources'"),
-        ([start(), without(step(1), "loss")], "metrics.jsonl:2: damaged, step has no 'loss'"),
-        ([start(), {**step(1), "loss": "low"}], "metrics.jsonl:2: damaged, 'loss' is 'low'"),
-        ([start(), step(1, web="many")], "metrics.jsonl:2: damaged, 'tokens' is"),
-        ([start(), step(1, web=-1)], "metrics.jsonl:2: damaged, 'tokens' is"),
-        ([start(), step(1, web=10**30)], "metrics.jsonl:2: damaged, 'tokens' is"),
-        ([start(), {**step(1), "step": True}], "metrics.jsonl:2: damaged, 'step' is True"),
+        ([without(start(), "sources")], "metrics.jsonl:1: start has no sources"),
+        ([start(), without(step(1), "loss")], "metrics.jsonl:2: step has no loss"),
+        (
+            [start(), {**step(1), "loss": "low"}],
+            "metrics.jsonl:2: step.loss: 'low' found",
+        ),
+        ([start(), step(1, web="many")], "metrics.jsonl:2: step.tokens.web: "),
+        ([start(), step(1, web=-1)], "metrics.jsonl:2: step.tokens.web: "),
+        ([start(), step(1, web=10**30)], "metrics.jsonl:2: step.tokens.web: "),
+        ([start(), {**step(1), "step": True}], "metrics.jsonl:2: step.step: True found"),
         ([start(), step(1), step(3)], "metrics.jsonl:3: step of step 3 found where step 2"),
         ([start(), step(1), start(step=5)], "metrics.jsonl:3: start of step 5 found where step 1"),
         ([step(1)], "metrics.jsonl: no training step"),
     ],
 )
 def test_damaged_metrics_name_the_line(tmp_path, events, expected):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(EnergonExtError) as caught:
         load(tmp_path, *events)
     assert expected in str(caught.value) and "\n" not in str(caught.value)
 

@@ -2,10 +2,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a run would read, before it does."""
 
+import json
+
 import pytest
 
+from energon_ext.errors import MAX_TEXT
 from tests.cli.command import energon_ext, error_line
-from tests.support import write_dataset, write_mix
+from tests.support import write_dataset, write_mix, write_tokens
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +58,23 @@ def test_one_document_needs_no_number_of_documents(mix):
     assert cells(result)[-1] == ["doc2", "7", "1,515", "1,515", "100.00%", "971.43"]
 
 
+def test_the_json_of_a_long_forecast_is_whole(tmp_path):
+    entries = [
+        (write_tokens(tmp_path / f"web{weight}", [[65] * 9] * 9), {"linear": {0: weight, 300: 1}})
+        for weight in range(1, 7)
+    ]
+    long = write_mix(tmp_path / "mix.yaml", entries)
+    printed = energon_ext("plan", long, "--steps", 300, "--json").stdout
+    assert len(printed) > MAX_TEXT
+    assert len(json.loads(printed)["sources"]) == 6
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (("--at", "a"), "--at: 'a' found; steps like 0,100,500 are needed."),
         (("--splice", "{"), "--splice: '{' is not JSON"),
         (("--splice", "[1]"), "--splice: '[1]' found, a JSON object is needed."),
-        (("--spliced-subflavors", "{}"), "--spliced-subflavors: says which sources --splice is"),
         (
             ("--splice", '{"docs": 1}'),
             "--splice: no field 'docs' in a splice of one document;",

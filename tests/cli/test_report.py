@@ -204,7 +204,7 @@ def test_names_of_ten_megatron_sources_are_told_apart_and_stay_on_the_picture(tm
         texts = [*axes.texts, *picture.figure.texts]
         assert all(t.get_window_extent().x1 <= picture.figure.bbox.x1 for t in texts)
         said = " ".join(text.get_text() for text in texts)
-        assert "resumed after steps 20 and 40" in said
+        assert "resumed after steps 20, 40" in said
         assert "3 steps, 1 at the end" in said  # 61 steps in windows of three
 
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext tokenize``: the cache of text, made before a run."""
 
-import importlib
 import os
+import pkgutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,41 +13,37 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.eyaml import load_yaml_json
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
-from energon_ext.cli import echo, special_tokens
-from energon_ext.cli.prepare import default_jobs
+from energon_ext.cli import echo, option
+from energon_ext.cli.mix import make_encoder
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.yaml_file import read_mapping
-from energon_ext.encoders.chat import named_template
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.text_sources import cached_text, load_split
-from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.cache import CachedText, make
 
-NO_WAIT = 0.0
 
-
-@click.command("tokenize")
-@click.argument("metadataset", type=click.Path(path_type=Path))
+@click.command()
+@option.metadataset
 @click.option("--split", multiple=True, help="A split.  [default: all of METADATASET]")
 @click.option("--tokenizer", metavar="NAME", help="'bytes', a name or a local file.")
-@special_tokens
+@option.special_tokens
 @click.option("--task", type=click.Choice(["text", "chat"]), default="text")
-@click.option("--chat-template", metavar="NAME", help="As for `energon-ext prepare`.")
+@option.chat_template
 @click.option(
     "--encoder",
     metavar="MODULE:FUNCTION",
     help="Makes the task encoder of the run, in place of --tokenizer and --task.",
 )
-@click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: the cores, at most 8]")
-@click.option("--trusted-module", multiple=True, help="A module that the YAML may name.")
+@option.jobs
+@option.trusted_module
 def tokenize(
     metadataset: Path,
     split: tuple[str, ...],
-    jobs: int | None,
+    tokenizer: str | None,
     encoder: str | None,
-    trusted_module: tuple[str, ...],
+    jobs: int,
+    trusted_modules: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Tokenize the text of METADATASET once, for all runs on it.
@@ -57,44 +53,32 @@ def tokenize(
 
     Example: energon-ext tokenize mix.yaml --tokenizer my/tokenizer.json --jobs 16
     """
-    made = _named(encoder) if encoder else _of_options(**options)
+    if encoder is not None:
+        made = _named_encoder(encoder)
+    elif tokenizer is not None:
+        made = make_encoder(tokenizer, **options)
+    else:
+        raise ConfigError("--tokenizer is missing: the one of the run; or give --encoder.")
     texts: dict[Path, CachedText] = {}
     for name in split or _splits_of(metadataset):
-        for entry in load_split(metadataset, name, made, trusted_module):
+        for entry in load_split(metadataset, name, made, trusted_modules):
             if not isinstance(entry.dataset, TokenFileFactory):
                 text = cached_text(made, entry)
                 texts[text.folder] = text
     if not texts:
         raise ConfigError(f"{metadataset}: names no text; token files need no tokenizing.")
     for text in texts.values():
-        make(text, jobs or default_jobs(), wait_seconds=NO_WAIT)
+        make(text, jobs, wait_seconds=0.0)
         files = text.open()
         echo(f"{text.name}: {len(files):,} documents, {files.num_tokens:,} tokens in {text.folder}")
 
 
-def _of_options(
-    *,
-    tokenizer: str | None,
-    eos_token: str | None,
-    bos_token: str | None,
-    task: str,
-    chat_template: str | None,
-) -> PackedTaskEncoder:
-    if tokenizer is None:
-        raise ConfigError("--tokenizer is missing: the one of the run; or give --encoder.")
-    loaded = load_tokenizer(tokenizer, eos_token=eos_token, bos_token=bos_token)
-    if task == "chat":
-        return SFTTaskEncoder(loaded, seq_len=2, chat_template=named_template(chat_template))
-    return PackedTaskEncoder(loaded, seq_len=2)
-
-
-def _named(name: str) -> PackedTaskEncoder:
+def _named_encoder(name: str) -> PackedTaskEncoder:
     """The encoder that a function of the user's makes."""
-    module, _, function = name.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError, ValueError) as error:
+        found = pkgutil.resolve_name(name)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"--encoder {name}: MODULE:FUNCTION is needed, a function without arguments in a "
             f"module that can be imported here ({error})."

@@ -5,7 +5,7 @@
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,12 @@ import click
 import yaml
 from megatron.energon.epathlib import EPath
 
-from energon_ext.cli import echo
+from energon_ext.cli import echo, integers, one_of
+from energon_ext.cli.option import FILE
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.config.yaml_file import read_mapping
 from energon_ext.documents.token_index import read_pair
 from energon_ext.errors import ConfigError
-
-FILE = click.Path(path_type=Path, dir_okay=False)
-RULES = ("interleave", "blend")
 
 #: Split of Megatron -> split here.
 SPLITS = {"train": "train", "valid": "val", "test": "test"}
@@ -39,7 +37,12 @@ Blend = tuple[list[str], list[float] | None]
 @click.option("--per-split-data-args-path", type=FILE, help="As Megatron's.")
 @click.option("--split", help="As Megatron's: 969,30,1.  [default: all is train]")
 @click.option("--phase-transition-iterations", default="", help="As Megatron's: 1000,2000.")
-@click.option("--rule", type=click.Choice(RULES), default=RULES[0], help="How sources take turns.")
+@click.option(
+    "--rule",
+    type=click.Choice(["interleave", "blend"]),
+    default="interleave",
+    help="How sources take turns.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace OUTPUT where it is there.")
 def import_(
     output: Path,
@@ -51,7 +54,7 @@ def import_(
     rule: str,
     overwrite: bool,
 ) -> None:
-    """Write the metadataset OUTPUT from SOURCES, as Megatron's --data-path or a metadataset.
+    """Write the metadataset OUTPUT from Megatron's --data-path or a metadataset.
 
     SOURCES is what follows --data-path, weights and prefixes in turn or prefixes alone; or one YAML
     file, a metadataset of Energon. An interleave keeps shares as exactly as Megatron's blending.
@@ -60,33 +63,32 @@ def import_(
     """
     if output.exists() and not overwrite:
         raise ConfigError(f"{output}: exists already; give --overwrite to replace it.")
-    given = [bool(sources), bool(data_args_path), per_split_data_args_path is not None]
-    if sum(given) != 1:
-        raise ConfigError(
-            "Give one of SOURCES, --data-args-path and --per-split-data-args-path, "
-            f"{'several' if sum(given) else 'none'} found."
-        )
+    one_of(
+        {
+            "SOURCES": sources,
+            "--data-args-path": data_args_path,
+            "--per-split-data-args-path": per_split_data_args_path,
+        }
+    )
     iterations = _iterations(phase_transition_iterations)
-    if len(sources) == 1 and sources[0].endswith((".yaml", ".yml")):
-        if split or iterations:
-            raise ConfigError("--split and phases are of lists; a metadataset has its own.")
-        splits, remarks = _of_metadataset(Path(sources[0]), output)
+    metadataset = sources[0] if len(sources) == 1 and sources[0].endswith((".yaml", ".yml")) else ""
+    own_splits = metadataset or per_split_data_args_path
+    if own_splits and (split or iterations):
+        raise ConfigError(f"--split and phases are of lists; {own_splits} has its own splits.")
+    if metadataset:
+        splits, remarks = _of_metadataset(Path(metadataset), output)
     elif per_split_data_args_path is not None:
-        if split or iterations:
-            raise ConfigError("--split and phases do not go with a file that has splits.")
         blends = _blends_of_splits(per_split_data_args_path)
         splits = {SPLITS[name]: _node([blend], [], rule, output) for name, blend in blends.items()}
         remarks = _remarks(list(blends.values()))
     else:
-        lists = [_words(path) for path in data_args_path] or [sources]
-        if len(lists) != len(iterations) + 1:
+        phases = [_blend(_words(path), str(path)) for path in data_args_path]
+        phases = phases or [_blend(sources, "SOURCES")]
+        if len(phases) != len(iterations) + 1:
             raise ConfigError(
                 f"--phase-transition-iterations: {len(iterations)} transitions need "
-                f"{len(iterations) + 1} lists, {len(lists)} found; give --data-args-path for each."
+                f"{len(iterations) + 1} lists, {len(phases)} found; give --data-args-path for each."
             )
-        phases = [
-            _blend(words, str(of)) for words, of in zip(lists, data_args_path or ("SOURCES",))
-        ]
         splits = {
             name: _node(phases if name == "train" else phases[:1], iterations, rule, output, part)
             for name, part in _parts(split).items()
@@ -105,7 +107,7 @@ def _write(output: Path, splits: Mapping[str, Any], remarks: Sequence[str]) -> N
     written = output.with_name(f".{output.name}.new.yaml")
     written.write_text(text, encoding="utf-8")
     try:
-        YamlChecker().check(EPath(str(written)), next(iter(splits)))
+        _check(written, splits)
         written.replace(output)
     except ConfigError as error:
         raise ConfigError(str(error).replace(written.name, output.name)) from error
@@ -113,23 +115,35 @@ def _write(output: Path, splits: Mapping[str, Any], remarks: Sequence[str]) -> N
         written.unlink(missing_ok=True)
 
 
+def _check(path: Path, splits: Iterable[str]) -> None:
+    for split in splits:
+        YamlChecker().check(EPath(str(path)), split)
+
+
 # Lists of Megatron -------------------------------------------------------------------------------
 
 
-def _blend(words: Sequence[str], where: str) -> Blend:
+def _blend(words: Sequence[Any], where: str) -> Blend:
     """What Megatron makes of a list: pairs of weight and prefix, or prefixes alone."""
     if not words:
         raise ConfigError(f"{where}: an empty list; name a source.")
-    numbers = [_number(word) for word in words[::2]]
-    if len(words) % 2 or all(number is None for number in numbers):
+    weights = [_number(word) for word in words[::2]]
+    if len(words) % 2 or all(map(math.isnan, weights)):
         return [str(word) for word in words], None
-    weights = [number for number in numbers if number is not None]
-    if len(weights) < len(numbers):
-        wrong = words[2 * numbers.index(None)]
-        raise ConfigError(f"{where}: {wrong!r} found where a weight is needed, as others have one.")
+    for word, weight in zip(words[::2], weights):
+        if math.isnan(weight):
+            raise ConfigError(f"{where}: {word!r} found where a weight is needed, as elsewhere.")
     if min(weights) < 0 or not 0 < sum(weights) < math.inf:
         raise ConfigError(f"{where}: weights >= 0 are needed, not all 0; {weights} found.")
     return [str(word) for word in words[1::2]], weights
+
+
+def _number(word: object) -> float:
+    """A weight, NaN for a word that is none."""
+    try:
+        return float(str(word))
+    except ValueError:
+        return math.nan
 
 
 def _node(
@@ -147,11 +161,10 @@ def _node(
             weights.setdefault(prefix, [0.0] * len(phases))[number] += weight
     entries = []
     for prefix, values in weights.items():
-        entry: dict[str, Any] = {"path": _relative(prefix, output)}
         plain = [int(value) if value == int(value) else value for value in values]
-        entry["weight"] = plain[0]
-        if len(set(plain)) > 1:
-            entry["weight"] = {"step": dict(zip([0, *iterations], plain))}
+        steps = {"step": dict(zip([0, *iterations], plain))}
+        entry: dict[str, Any] = {"path": _relative(prefix, output)}
+        entry["weight"] = plain[0] if len(set(plain)) == 1 else steps
         if part is not None:
             entry["subset"] = {"range": list(part)}  # YAML would name one list twice
         if all(given is None for _, given in phases):
@@ -198,35 +211,22 @@ def _blends_of_splits(path: Path) -> dict[str, Blend]:
     return blends
 
 
-def _words(path: Path) -> Sequence[str]:
-    with path.open("rb") as file:
-        data = file.read(LONGEST_LIST + 1)
-    if len(data) > LONGEST_LIST:
-        raise ConfigError(f"{path}: larger than {LONGEST_LIST:,} bytes.")
+def _words(path: Path) -> list[str]:
     try:
-        return data.decode("utf-8").split()
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LONGEST_LIST + 1)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a text file ({error}).") from error
+    if len(text) > LONGEST_LIST:
+        raise ConfigError(f"{path}: larger than {LONGEST_LIST:,} characters.")
+    return text.split()
 
 
 def _iterations(text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not all(word.isascii() and word.isdecimal() and int(word) for word in words):
-        raise ConfigError(
-            f"--phase-transition-iterations: {text!r} found; 1000,2000 is an example."
-        )
-    found = sorted(map(int, words))
-    if len(set(found)) < len(found):
-        raise ConfigError(f"--phase-transition-iterations: {text!r} names one twice.")
+    found = sorted(integers("--phase-transition-iterations", text, "1000,2000"))
+    if len({0, *found}) <= len(found):
+        raise ConfigError(f"--phase-transition-iterations: {text!r} names 0, or one twice.")
     return found
-
-
-def _number(word: object) -> float | None:
-    try:
-        number = float(str(word))
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 # Metadatasets of Energon -------------------------------------------------------------------------
@@ -238,24 +238,18 @@ def _of_metadataset(path: Path, output: Path) -> tuple[dict[str, Any], list[str]
     splits_there = content.get("splits")
     if not isinstance(splits_there, dict) or not splits_there:
         raise ConfigError(f"{path}: not a metadataset; it has no splits.")
-    YamlChecker().check(EPath(str(path)), next(iter(splits_there)))
-    is_first = content.get("__class__", "Metadataset") == "Metadataset"
+    _check(path, splits_there)
     remarks = [f"From {path.name}; metadatasets inside it are as they were."]
     splits = {}
     for name, node in splits_there.items():
-        if is_first:
-            node = {"blend": [_of_first_format(entry, remarks) for entry in node["datasets"]]}
+        if content.get("__class__", "Metadataset") == "Metadataset":
+            for entry in node["datasets"]:
+                if old := entry.pop("subflavor", None):
+                    entry["subflavors"] = {"__subflavor__": old, **(entry.get("subflavors") or {})}
+                    remarks.append(f"{entry['path']}: subflavor became subflavors.__subflavor__.")
+            node = {"blend": node["datasets"]}
         splits[name] = _moved(node, path, output)
     return splits, remarks
-
-
-def _of_first_format(entry: Mapping[str, Any], remarks: list[str]) -> dict[str, Any]:
-    entry = dict(entry)
-    old = entry.pop("subflavor", None)
-    if old is not None:
-        entry["subflavors"] = {"__subflavor__": old, **(entry.get("subflavors") or {})}
-        remarks.append(f"{entry.get('path')}: subflavor became subflavors.__subflavor__.")
-    return entry
 
 
 def _moved(node: Any, path: Path, output: Path) -> Any:

@@ -1,0 +1,42 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Arguments and options that several commands have."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+PATH = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+metadataset = click.argument("metadataset", type=PATH)
+split = click.option("--split", "split_part", default="train", help="Split of the metadataset.")
+trusted_module = click.option(
+    "--trusted-module",
+    "trusted_modules",
+    multiple=True,
+    help="A module that the YAML may name.",
+)
+chat_template = click.option(
+    "--chat-template",
+    metavar="NAME",
+    help="'plain', or the name or folder of a Hugging Face tokenizer; by default the --tokenizer.",
+)
+jobs = click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    default=lambda: min(8, len(os.sched_getaffinity(0))),
+    show_default="the cores, at most 8",
+    help="Processes.",
+)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+
+
+def special_tokens(command: Any) -> Any:
+    """The options of a command on what a tokenizer puts around a text."""
+    for role, end in (("bos", "begins"), ("eos", "ends")):
+        name = f"Token of --tokenizer that {end} a text."
+        command = click.option(f"--{role}-token", metavar="TOKEN", help=name)(command)
+    return command

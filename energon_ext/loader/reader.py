@@ -1,0 +1,49 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What makes a batch of its described rows, in the trainer or in a process of the loader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron.energon import WorkerConfig
+from megatron.energon.cache import CachePool
+from torch.utils.data import Dataset, get_worker_info
+
+from energon_ext.loader.processes import Failure
+from energon_ext.loader.slots import Slots
+from energon_ext.plan.dataset import PlannedDataset
+from energon_ext.plan.progress import DescribedRow
+
+
+class Reader(Dataset[Any]):
+    """Turns the rows of a batch into the batch; it needs no plan and has no state."""
+
+    def __init__(self, dataset: PlannedDataset, cache_pool: CachePool, slots: Slots | None):
+        self._dataset, self._cache_pool, self._slots = dataset, cache_pool, slots
+
+    def __getitem__(self, item: tuple[int, list[DescribedRow] | Failure]) -> Any:
+        number, rows = item
+        if isinstance(rows, Failure):
+            return rows
+        if self._slots is None:
+            return self._read(number, rows)
+        try:
+            return self._slots.put(number, self._read(number, rows))
+        except Exception as error:  # whatever an encoder raises, or an object that is not pickled
+            return Failure.of(error)
+
+    def _read(self, number: int, rows: list[DescribedRow]) -> Any:
+        """Read a batch as Energon's worker of its turn, which decorators of Energon ask for."""
+        config = self._dataset.worker_config
+        workers = max(1, config.num_workers)
+        info = get_worker_info()
+        if info is not None:
+            WorkerConfig.worker_id_offset = (number - info.id) % workers
+        config.worker_activate(number // workers, cache_pool=self._cache_pool)
+        try:
+            return self._dataset.read(rows)
+        except StopIteration as error:  # which would end the pass without a word
+            raise RuntimeError("The TaskEncoder raised StopIteration in a batch.") from error
+        finally:
+            config.worker_deactivate()
