@@ -180,6 +180,13 @@ def test_every_test_that_a_page_names_exists():
     assert missing == []
 
 
+def test_the_page_of_the_data_flow_has_every_module():
+    table = (CHECKOUT / "docs/internals/data_flow.md").read_text().split("## From the YAML")[0]
+    listed = set(re.findall(r"`(\w+)`", table))
+    names = {name for module in MODULES for name in module.split(".")[1:]}
+    assert sorted(names - listed) == []
+
+
 def test_blocks_are_found_in_order_and_skipped_with_a_reason_only(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
