@@ -40,7 +40,7 @@ def run():
             path = Path(name) / f"{folder}_{pairs}"
             path.mkdir()
             write_pairs(path, pairs, documents)
-            paths = sorted({file.with_suffix("") for file in path.iterdir()})
+            paths = sorted(file.with_suffix("") for file in path.glob("*.idx"))
             mix = write_mix(path.with_suffix(".yaml"), paths if are_sources else [path])
             what = f"{pairs:,} sources of {documents:,} documents"
             title = what if are_sources else f"{pairs:,} pairs as one source"
