@@ -3,7 +3,6 @@
 """Schedules at any level, with everything else that Energon's metadatasets can do."""
 
 import json
-from dataclasses import dataclass, field
 
 import pytest
 from megatron.energon import (
@@ -19,7 +18,6 @@ from megatron.energon.metadataset import load_dataset, loader
 from megatron.energon.metadataset.loader import prepare_metadataset
 
 from energon_ext import ConfigError, DynamicBlendMixin, get_train_dataset, get_val_datasets
-from energon_ext.config.metadataset import ScheduledBlend, ScheduledDatasetReference
 from energon_ext.plan.lookup import find_blend
 from tests.support import config, loader_for, take, write_dataset, write_mix
 
@@ -245,24 +243,3 @@ def test_a_source_keeps_its_key_at_another_level_of_nesting(data):
     write_mix(data / "below" / "inner.yaml", [("../a", 1)])
     nested = write_mix(data / "nested.yaml", [("below/inner.yaml", 1), ("b", 1)])
     assert set(shares(flat, 0)) == set(shares(nested, 0)) == {"a", "b"}
-
-
-@dataclass(kw_only=True)
-class BlendOfALaterEnergon(ScheduledBlend):
-    """What Energon is about to add to a blend as a whole."""
-
-    group: str | None = None
-    subflavors: dict = field(default_factory=dict)
-    shuffle_over_epochs_multiplier: int | None = 1
-
-
-@pytest.mark.parametrize(
-    "added", [{"group": "g"}, {"subflavors": {"a": 1}}, {"shuffle_over_epochs_multiplier": None}]
-)
-def test_what_a_later_energon_says_of_a_whole_blend_is_refused_and_not_dropped(data, added):
-    def blend(**options):
-        return BlendOfALaterEnergon(blend=[ScheduledDatasetReference(path="a")], **options)
-
-    blend().post_initialize(EPath(data / "mix.yaml"))
-    with pytest.raises(ConfigError, match=f"mix.yaml: blend.{next(iter(added))}: .* say it on"):
-        blend(**added).post_initialize(EPath(data / "mix.yaml"))

@@ -50,7 +50,7 @@ MISTAKES = [
     ("null for a path", entry("{path: null}"), "path: None found, text or a path is"),
     ("an empty path", entry("{path: ''}"), "path: '' found, a path is needed."),
     ("a limit of 0", entry("{path: code, max_epochs: 0}"),
-     "@: blend[0] (code).max_epochs: 0 found, an integer >= 1 is needed; leave it out"),
+     "@: blend[0] (code).max_epochs: 0 found, an integer >= 1 is needed."),
     ("a limit of 1.5", entry("{path: code, max_epochs: 1.5}"), "max_epochs: 1.5 found, an integer"),
     ("a number for a name", entry("{path: code, name: 5}"), "(code).name: 5 found, a text is need"),
     ("an empty name", entry("{path: code, name: ' '}"), "name: ' ' found, a text is needed."),

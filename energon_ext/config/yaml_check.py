@@ -16,7 +16,6 @@ the same parser, follows every reference, and refuses:
 """
 
 import difflib
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Callable, Iterator, Mapping
@@ -33,7 +32,7 @@ from energon_ext.config.yaml_classes import (
     SAMPLES,
     check_splits,
 )
-from energon_ext.config.yaml_file import read_mapping, shards_of
+from energon_ext.config.yaml_file import read_mapping, read_splits
 from energon_ext.documents.jsonl_index import ensure_index
 from energon_ext.documents.token_paths import is_token_file
 from energon_ext.errors import CONTROL, ConfigError, printable
@@ -197,10 +196,6 @@ class YamlChecker:
             if names[1] is None and not split.is_file():
                 split = split.parent / "split.json"
             _check_split(path / MAIN_FOLDER_NAME, split, split_part, f"{found_in}{path}")
-            if names[1] is not None:  # sources are named by the usual ones
-                for usual in ("split.yaml", "split.json"):
-                    if (path / MAIN_FOLDER_NAME / usual).is_file():
-                        _shards(path / MAIN_FOLDER_NAME / usual)
         self._sources[key] = 1
 
     def _check_code(self, content: Any, where: str, at_the_top: Any) -> None:
@@ -239,7 +234,7 @@ def _not_trusted(module: Any, name: Any, safe: set[tuple[str, str]]) -> str:
 def _check_split(folder: EPath, split: EPath, split_part: str, where: str) -> None:
     if not split.is_file():
         raise ConfigError(f"{where}: no {MAIN_FOLDER_NAME}/split.yaml; prepare again.")
-    shards = _shards(split)
+    shards = read_splits(split)
     if split_part not in shards:
         has = choices(split_part, shards) if shards else "none."
         raise ConfigError(f"{where}: no split {split_part!r}; it has {has}")
@@ -251,20 +246,6 @@ def _check_split(folder: EPath, split: EPath, split_part: str, where: str) -> No
             f"{where}: split {split_part!r} has no samples; leave the source out, or prepare it "
             f"with more."
         )
-
-
-def _shards(split: EPath) -> dict[str, list[str]]:
-    """The shards of every split in a file."""
-    content = read_mapping(split, may_be_json=True)
-    shards_of(content.get("exclude") or [], f"{split}: exclude")
-    parts = content.get("split_parts")
-    parts = parts.items() if isinstance(parts, dict) else ()
-    shards = {name: shards_of(patterns, f"{split}: {name}") for name, patterns in parts}
-    for name, listed in shards.items():
-        if len({*listed}) < len(listed):
-            twice = Counter(listed).most_common(1)[0][0]
-            raise ConfigError(f"{split}: {name}: {twice} is listed twice, and would be read twice.")
-    return shards
 
 
 def _mappings(node: Any, place: str = "top level") -> Iterator[tuple[str, dict[str, Any]]]:
