@@ -154,10 +154,7 @@ class SpliceFields:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values, for the fingerprint of a state."""
-        return {
-            field: list(value) if isinstance(value, tuple) else value
-            for field, value in asdict(self).items()
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,12 +240,12 @@ class MultiSpliceConfig(SpliceFields):
             raise ConfigError(
                 f"doc_weights: {self.doc_weights!r} found, a list of numbers is needed."
             )
-        object.__setattr__(self, "doc_weights", tuple(self.doc_weights))
+        object.__setattr__(self, "doc_weights", list(self.doc_weights))
         for index, weight in enumerate(self.doc_weights):
             check_number(f"doc_weights[{index}]", weight)
         if not any(self.doc_weights):
             raise ConfigError(
-                f"doc_weights: {list(self.doc_weights)} found, at least one must be above 0."
+                f"doc_weights: {self.doc_weights} found, at least one must be above 0."
             )
 
 

@@ -15,7 +15,7 @@ from energon_ext.splice.quotas import epoch_quotas, turning_quotas
 from energon_ext.splice.starts import EdgeWeights, quantile_numbers
 
 #: Names how an example is found from its number; states of another are refused.
-ORDER = "quantiles"
+ORDER = "even starts"
 
 #: Steps around a circle. Any N steps in a row leave no gap wider than 1.9 / N and 2.1 / N. So an
 #: epoch that is too short for all documents or starts is followed by others that show the rest,

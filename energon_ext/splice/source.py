@@ -64,7 +64,6 @@ class SpliceSource(RowSource):
         self._documents = documents
         self._seq_len = seq_len
         self._fill_id = fill_id
-        self._cyclic = config.placement == "cyclic_roll"
         self._end = ENDLESS if epochs is None else int(epochs * examples.size)
         self.window = Window()
         self.restart()
@@ -74,15 +73,11 @@ class SpliceSource(RowSource):
     @property
     def part_shares(self) -> dict[str, float]:
         """Expected share of each name in the tokens of this source."""
-        if not isinstance(self.examples, SpliceIndex):
-            return dict.fromkeys(self.names, 1.0 / len(set(self.names)))
         return self._by_name(self.examples.token_shares())
 
     @property
     def part_documents(self) -> dict[str, float]:
         """Examples of each name in an epoch; averages where documents take turns."""
-        if not isinstance(self.examples, SpliceIndex):
-            return dict.fromkeys(self.names, 0)
         return self._by_name(self.examples.quotas)
 
     def metadata_of(self, name: str) -> list[dict[str, Any]]:
@@ -149,15 +144,19 @@ class SpliceSource(RowSource):
     def read(self, description: Contents) -> Row:
         documents, starts, offsets, lengths = (column.tolist() for column in description)
         names = [self.names[document] for document in documents]
-        slices = [
-            content_of(self._documents[document], start, length, self._cyclic)
-            for document, start, length in zip(documents, starts, lengths)
-        ]
+        slices = list(map(self._content, documents, starts, lengths))
         if self.config.pack_contents:
             return Row(slices, slice_sources=names, first_positions=offsets)
         if self.config.attend_prefix:
             return self._row_with_prefix(slices[0], offsets[0], names[0])
         return Row(slices, names[0], documents=1, first_positions=offsets, gaps=offsets)
+
+    def _content(self, document: int, start: int, length: int) -> np.ndarray:
+        """Tokens of a document from a start on; a view, unless it goes round."""
+        tokens = self._documents[document]
+        beyond = start + length - len(tokens)
+        content = tokens[start : start + length]
+        return content if beyond <= 0 else np.concatenate([content, tokens[:beyond]])
 
     def _row_with_prefix(self, content: np.ndarray, offset: int, name: str) -> Row:
         prefix = np.full(offset, self._fill_id, np.int64)
@@ -212,13 +211,6 @@ class TakenFrames(Taken):
 
     def description(self, number: int) -> Contents:
         return self._frames[number]
-
-
-def content_of(document: np.ndarray, start: int, length: int, cyclic: bool) -> np.ndarray:
-    """Tokens of a document from a start on; a view, unless it goes round."""
-    if not cyclic or start + length <= len(document):
-        return document[start : start + length]
-    return np.concatenate([document[start:], document[: start + length - len(document)]])
 
 
 def log_plan(index: SpliceIndex, numbers: np.ndarray, source: str) -> None:

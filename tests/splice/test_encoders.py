@@ -361,7 +361,7 @@ def test_the_state_of_a_spliced_source_is_one_number_and_its_fingerprint(data):
     documents = source["rows"].pop("documents")
     assert source["rows"] == {"kind": "spliced", "next_row": 20}
     assert len(documents.pop("documents")) == 64  # a digest
-    assert documents == {**SHORT.to_json(), "order": "quantiles"}
+    assert documents == {**SHORT.to_json(), "order": "even starts"}
     other = MultiSpliceConfig(**{**SHORT.to_json(), "content_length": 5})
     changed = loader_for(build(in_blend(data), many(other)))
     with pytest.raises(StateMismatchError, match=r"content_length: saved None, now 5\)"):
