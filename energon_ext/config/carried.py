@@ -36,6 +36,10 @@ class CarriedWeight(float):
         not_constant: place of a weight by which stock Energon cannot draw, None without one.
     """
 
+    share: float
+    factor: float | None
+    not_constant: str | None
+
     def __new__(
         cls, share: float, not_constant: str | None, factor: float | None = None
     ) -> CarriedWeight:

@@ -547,9 +547,7 @@ def test_the_plan_is_in_the_log(data, caplog):
         build(in_blend(data), many(jittered))
     assert "contents of up to 6 in frames of 32" in caplog.text
     # 12 - t tokens have 21 + t places.
-    assert (
-        f"book:train/doc{first}: 12 tokens, 286 pairs, 286 examples, each token " in caplog.text
-    )
+    assert f"book:train/doc{first}: 12 tokens, 286 pairs, 286 examples, each token " in caplog.text
 
 
 @pytest.mark.parametrize(
