@@ -82,14 +82,6 @@ def test_quotas_that_cannot_be_are_refused(arguments, message):
         document_quotas(*arguments)
 
 
-def test_marks_on_a_line_give_each_document_the_whole_examples_between_its_ends():
-    """Parts 1.5, 0.5, 0, 2: with marks at 1, 2, 3, 4, and a quarter or three quarters earlier."""
-    parts = np.array([1.5, 0.5, 0.0, 2.0])
-    assert turning_quotas(parts, 0.0).tolist() == [1, 1, 0, 2]
-    assert turning_quotas(parts, 0.25).tolist() == [1, 1, 0, 2]
-    assert turning_quotas(parts, 0.75).tolist() == [2, 0, 0, 2]
-
-
 def test_the_error_of_floats_neither_adds_an_example_nor_gives_one_to_a_part_of_zero():
     assert turning_quotas(np.array([2.5, 1.5]), 1 - 2**-53).tolist() == [3, 1]
     tenths = np.array([0.1] * 10 + [0.0])
@@ -114,12 +106,6 @@ def test_quotas_in_turn_fill_the_epoch_and_are_within_one_of_their_parts(
     assert quotas.sum() == epoch_length
     assert (abs(quotas - parts) < 1 + 1e-6).all()
     assert (quotas[parts == 0] == 0).all()
-
-
-def test_offsets_drawn_evenly_give_each_document_its_part():
-    parts = np.array([0.13, 1.4, 0.07, 0.9, 0.5])
-    quotas = [turning_quotas(parts, (place + 0.5) / 1000) for place in range(1000)]
-    assert np.mean(quotas, axis=0) == pytest.approx(parts, abs=1e-9)
 
 
 def spread(total, quota, phase):
