@@ -14,7 +14,7 @@ interleaves.
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar, Literal, Union
 
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.structs import DatasetSubset
@@ -39,7 +39,7 @@ from energon_ext.config.leaf import Leaf, map_leaves, runs_of
 from energon_ext.config.references import AnyDatasetReference
 from energon_ext.config.run_fields import RunFields, run_fields
 from energon_ext.errors import ConfigError, EnergonExtError
-from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Node, Tree
+from energon_ext.mixture.tree import BLEND, INTERLEAVE, Node, Tree
 from energon_ext.splice.config import splice_from_config
 from energon_ext.weights import weight_from_config
 
@@ -189,16 +189,9 @@ class Interleave(WeightedEntries):
     """
 
     interleave: list[Union[ScheduledDatasetReference, ScheduledJoinReference]]  # noqa: UP007
-    new_source: str = NEW_SOURCES[0]
+    new_source: Literal["baseline", "zero"] = "baseline"
 
     rule = INTERLEAVE
-
-    def post_initialize(self, mds_path: EPath | None = None) -> None:
-        if self.new_source not in NEW_SOURCES:
-            raise ConfigError(
-                f"{mds_path}: new_source: {self.new_source!r} found, {' or '.join(NEW_SOURCES)}."
-            )
-        super().post_initialize(mds_path)
 
     def _node(self) -> Node:
         return replace(super()._node(), new_source=self.new_source)

@@ -87,9 +87,9 @@ def epoch_quotas(config: MultiSpliceConfig, lengths: np.ndarray, pairs: np.ndarr
 def turning_quotas(parts: np.ndarray, offset: float) -> np.ndarray:
     """Quotas of one epoch by systematic sampling: a document has one where its parts pass a mark.
 
-    A document whose part of an epoch is below one example would never come up with largest
-    remainders, though the splice gives it a share. Here documents lie one behind another on a line,
-    each as long as its part, with marks one example apart. ``offset`` moves the marks.
+    With largest remainders a document whose part is below one example would never come up. Here
+    documents lie one behind another on a line, each as long as its part, with marks one example
+    apart, which ``offset`` moves.
 
     Args:
         parts: float64 [documents], examples in an epoch on average; their sum is an integer.
