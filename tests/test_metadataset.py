@@ -14,7 +14,7 @@ from megatron.energon import (
     stateless,
 )
 from megatron.energon.epathlib import EPath
-from megatron.energon.metadataset import load_dataset, loader
+from megatron.energon.metadataset import loader
 from megatron.energon.metadataset.loader import prepare_metadataset
 
 from energon_ext import ConfigError, DynamicBlendMixin, get_train_dataset, get_val_datasets
@@ -119,16 +119,6 @@ def test_a_join_may_have_a_schedule(data):
     assert sorted(texts) == [f"{source}{number:03d}" for source in "bc" for number in range(50)]
 
 
-def test_ours_between_stock_metadatasets_counts_as_it_stands(data):
-    """Ours in stock in ours in stock: each level keeps its shares, and the end at 100."""
-    write_mix(data / "deep.yaml", [("a", FALLING), ("b", {"step": {0: 4, 100: 0}})])
-    write(data / "between.yaml", stock({"train": {"blend": [{"path": "deep.yaml"}]}}))
-    write_mix(data / "outer.yaml", [("between.yaml", 1), ("c", 1)])
-    path = write(data / "top.yaml", stock({"train": {"blend": [{"path": "outer.yaml"}]}}))
-    assert shares(path, 0) == {"a": 0.25, "b": 0.25, "c": 0.5}
-    assert shares(path, 100) == {"a": 0, "b": 0, "c": 1}
-
-
 def test_subsets_and_splits_select_what_they_say(data):
     content = json.loads(write_mix(data / "subset.yaml", [("a", FALLING), ("a", 4)]).read_text())
     first, second = content["splits"]["train"]["blend"]
@@ -179,23 +169,6 @@ def test_traversing_is_energons(data):
         pytest.skip("Energon < 7.4 does not traverse")
     references = loader.traverse_metadataset(path, split_part="train")
     assert [reference.path.name for reference in references] == ["a", "b", "c"]
-
-
-def test_constant_weights_load_as_the_floats_that_stock_makes(data):
-    entries = [("a", 1), ("b", 3)]
-    ours = write_mix(data / "constant.yaml", entries)
-    theirs = write(
-        data / "stock.yaml",
-        stock({"train": {"blend": [{"path": p, "weight": w} for p, w in entries]}}),
-    )
-    weights = []
-    for path in (ours, theirs):
-        loaded = load_dataset(path).get_datasets(
-            training=True, split_part="train", worker_config=config()
-        )
-        assert all(isinstance(dataset.weight, float) for dataset in loaded.datasets)
-        weights.append([float(dataset.weight) for dataset in loaded.datasets])
-    assert weights[0] == weights[1] == [0.25, 0.75]
 
 
 def test_an_epochized_blend_cannot_stand_in_a_blend(data):
