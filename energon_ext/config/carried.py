@@ -79,7 +79,14 @@ class Part(NamedTuple):
 def carry(tree: Tree | Leaf, datasets: Sequence[LoadedDataset]) -> list[LoadedDataset]:
     """The datasets of all leaves of a tree, in the same order, with what they carry."""
     return [
-        CarriedDataset(**{**vars(each), "leaf": leaf, "tree": tree})
+        CarriedDataset(
+            dataset=each.dataset,
+            weight=each.weight,
+            repetitions=each.repetitions,
+            aux=each.aux,
+            leaf=leaf,
+            tree=tree,
+        )
         for leaf, each in zip(leaves_of(tree), datasets, strict=True)
     ]
 
