@@ -153,10 +153,11 @@ class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
                     f"{entry.where}: a `blend_epochized` cannot be an entry of a "
                     f"`{self.rule}`; use `blend_epochized` on both levels, or on none."
                 )
-            count = len(inner.datasets)
-            if not count or (entry.name is not None and count > 1):
-                named = f".name: {entry.name!r}" if entry.name is not None else ": an entry"
-                raise ConfigError(f"{entry.where}{named} for {count} sources.")
+            if not inner.datasets:
+                raise ConfigError(f"{entry.where}: names no source; leave the entry out.")
+            if entry.name is not None and len(inner.datasets) > 1:
+                count = len(inner.datasets)
+                raise ConfigError(f"{entry.where}.name: {entry.name!r} for {count} sources.")
             members.append(map_leaves(tree_of(parts_of(inner.datasets)), entry.around))
             datasets += inner.datasets
         datasets = carry_weighted(Tree(self._node(), members), datasets)

@@ -20,10 +20,8 @@ CHOICES = {
 }
 
 #: The least value of integer fields where it is not 1.
-_LEAST = {
-    **{"content_length": 2, "min_copy_len": 2, "offset_jitter": 0, "doc_index": 0},
-    **{"pad_token_id": 0, "eos_token_id": 0, "content_seed": 0, "offset_seed": 0, "seed": 0},
-}
+_LEAST = {"content_length": 2, "min_copy_len": 2, "offset_jitter": 0, "doc_index": 0}
+_LEAST |= dict.fromkeys(("pad_token_id", "eos_token_id", "content_seed", "offset_seed", "seed"), 0)
 _KINDS = {"bool": bool, "str": str}
 
 

@@ -214,7 +214,7 @@ class TakenFrames(Taken):
 
 
 def log_plan(index: SpliceIndex, numbers: np.ndarray, source: str) -> None:
-    """Write what will be shown to the log, and of each of the first documents to that for debug."""
+    """Log what will be shown, and at DEBUG a line for each of the first documents."""
     config = index.config
     fields = ["content_length", "cut_at_frame_end", "content_stride", "offset_stride", "alpha"]
     fields += ["offset_jitter", "balance_mode", "balance_tau"]
@@ -227,7 +227,7 @@ def log_plan(index: SpliceIndex, numbers: np.ndarray, source: str) -> None:
         ", ".join(f"{name} {getattr(config, name)}" for name in fields if hasattr(config, name)),
     )
     columns = (numbers, index.doc_lengths, index.pairs, index.quotas, index.coverage())
-    for number, length, pairs, quota, coverage in list(zip(*columns))[:LOGGED]:
+    for number, length, pairs, quota, coverage in zip(*(each[:LOGGED] for each in columns)):
         logger.debug(
             "%s/doc%d: %d tokens, %d pairs, %g examples, each token %.2f times.",
             *(source, number, length, pairs, quota, coverage),

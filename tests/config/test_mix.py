@@ -125,6 +125,12 @@ def test_a_dataset_without_a_metadataset_is_a_mix_of_one(data, tmp_path):
     assert mix.axis == ScheduleAxis("steps")
 
 
+def test_an_entry_without_a_source_is_refused(data):
+    empty = stock(data / "empty.yaml")
+    with pytest.raises(ConfigError, match=r"mix.yaml: blend\[0\] .* names no source"):
+        loaded(ours(data / "mix.yaml", [(empty, 1), ("a", 1)]))
+
+
 @pytest.mark.parametrize("split", [{"path": "a"}, {"blend_epochized": [{"path": "a"}]}])
 def test_a_split_without_weights_has_its_folder_and_fields_too(data, split):
     path = ours(data / "mix.yaml", [], skip=[[1, 2]], schedule_axis="tokens")
