@@ -118,7 +118,7 @@ MISTAKES = [
      "allow_nested_schedules: 'maybe' found, true or false is needed."),
     ("where a source starts", split("interleave: [{path: code}]\nnew_source: start"),
      "new_source: 'start' found, 'baseline' or 'zero' is needed."),
-    ("subflavors of a blend", split("blend: [{path: code}]\nsubflavors: {a: 1}"), "no field 'subfl"),
+    ("subflavors of a blend", split("blend: [{path: code}]\nsubflavors: {a: 1}"), "no field 'subf"),
     ("that of an interleave", split("blend: [{path: code}]\nnew_source: zero"), "no field 'new_so"),
     ("a weight by epochs", split("blend_epochized: [{path: code, weight: 2}]"), "no field 'weigh"),
     ("repetitions in words", split("blend_epochized: [{path: code, repetitions: two}]"),
