@@ -9,10 +9,11 @@ from timing import markdown, microseconds
 
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.splice import MultiSpliceConfig, SpliceIndex
-from energon_ext.splice.source import CHUNK, SpliceSource
+from energon_ext.splice.source import SpliceSource
 
 ROWS, SEQ_LEN = 8, 4096
 BATCHES, COPIED = 400, 64
+LOCATED = 1024
 DOCUMENTS = 100_000
 
 CONFIGS = {
@@ -50,7 +51,7 @@ def run():
                 f"{times['batch']:.0f}",
                 f"{times['batch'] / times['copy']:.1f}x",
                 f"{ROWS / times['batch'] * 1e6:,.0f}",
-                f"{times['locate'] / CHUNK:.2f}",
+                f"{times['locate'] / LOCATED:.2f}",
                 f"{planning:.2f}",
             )
         )
@@ -89,7 +90,7 @@ def contenders(documents, index, config):
 
     # Other bytes each time, as in a run: neither side finds its own in the processor's cache.
     buffers = [next_batch().as_buffer().numpy().copy() for _ in range(COPIED)]
-    numbers = np.arange(CHUNK)
+    numbers = np.arange(LOCATED)
 
     def batch(calls):
         for _ in range(calls):

@@ -3,7 +3,6 @@
 """Schedules at any level, with everything else that Energon's metadatasets can do."""
 
 import json
-from dataclasses import dataclass, field
 
 import pytest
 from megatron.energon import (
@@ -15,11 +14,10 @@ from megatron.energon import (
     stateless,
 )
 from megatron.energon.epathlib import EPath
-from megatron.energon.metadataset import load_dataset, loader
+from megatron.energon.metadataset import loader
 from megatron.energon.metadataset.loader import prepare_metadataset
 
 from energon_ext import ConfigError, DynamicBlendMixin, get_train_dataset, get_val_datasets
-from energon_ext.config.metadataset import ScheduledBlend, ScheduledDatasetReference
 from energon_ext.plan.lookup import find_blend
 from tests.support import config, loader_for, take, write_dataset, write_mix
 
@@ -121,16 +119,6 @@ def test_a_join_may_have_a_schedule(data):
     assert sorted(texts) == [f"{source}{number:03d}" for source in "bc" for number in range(50)]
 
 
-def test_ours_between_stock_metadatasets_counts_as_it_stands(data):
-    """Ours in stock in ours in stock: each level keeps its shares, and the end at 100."""
-    write_mix(data / "deep.yaml", [("a", FALLING), ("b", {"step": {0: 4, 100: 0}})])
-    write(data / "between.yaml", stock({"train": {"blend": [{"path": "deep.yaml"}]}}))
-    write_mix(data / "outer.yaml", [("between.yaml", 1), ("c", 1)])
-    path = write(data / "top.yaml", stock({"train": {"blend": [{"path": "outer.yaml"}]}}))
-    assert shares(path, 0) == {"a": 0.25, "b": 0.25, "c": 0.5}
-    assert shares(path, 100) == {"a": 0, "b": 0, "c": 1}
-
-
 def test_subsets_and_splits_select_what_they_say(data):
     content = json.loads(write_mix(data / "subset.yaml", [("a", FALLING), ("a", 4)]).read_text())
     first, second = content["splits"]["train"]["blend"]
@@ -183,23 +171,6 @@ def test_traversing_is_energons(data):
     assert [reference.path.name for reference in references] == ["a", "b", "c"]
 
 
-def test_constant_weights_load_as_the_floats_that_stock_makes(data):
-    entries = [("a", 1), ("b", 3)]
-    ours = write_mix(data / "constant.yaml", entries)
-    theirs = write(
-        data / "stock.yaml",
-        stock({"train": {"blend": [{"path": p, "weight": w} for p, w in entries]}}),
-    )
-    weights = []
-    for path in (ours, theirs):
-        loaded = load_dataset(path).get_datasets(
-            training=True, split_part="train", worker_config=config()
-        )
-        assert all(isinstance(dataset.weight, float) for dataset in loaded.datasets)
-        weights.append([float(dataset.weight) for dataset in loaded.datasets])
-    assert weights[0] == weights[1] == [0.25, 0.75]
-
-
 def test_an_epochized_blend_cannot_stand_in_a_blend(data):
     write(data / "inner.yaml", stock({"train": {"blend_epochized": [{"path": "a"}]}}))
     with pytest.raises(ConfigError, match=r"blend\[0\].*blend_epochized"):
@@ -245,24 +216,3 @@ def test_a_source_keeps_its_key_at_another_level_of_nesting(data):
     write_mix(data / "below" / "inner.yaml", [("../a", 1)])
     nested = write_mix(data / "nested.yaml", [("below/inner.yaml", 1), ("b", 1)])
     assert set(shares(flat, 0)) == set(shares(nested, 0)) == {"a", "b"}
-
-
-@dataclass(kw_only=True)
-class BlendOfALaterEnergon(ScheduledBlend):
-    """What Energon is about to add to a blend as a whole."""
-
-    group: str | None = None
-    subflavors: dict = field(default_factory=dict)
-    shuffle_over_epochs_multiplier: int | None = 1
-
-
-@pytest.mark.parametrize(
-    "added", [{"group": "g"}, {"subflavors": {"a": 1}}, {"shuffle_over_epochs_multiplier": None}]
-)
-def test_what_a_later_energon_says_of_a_whole_blend_is_refused_and_not_dropped(data, added):
-    def blend(**options):
-        return BlendOfALaterEnergon(blend=[ScheduledDatasetReference(path="a")], **options)
-
-    blend().post_initialize(EPath(data / "mix.yaml"))
-    with pytest.raises(ConfigError, match=f"mix.yaml: blend.{next(iter(added))}: .* say it on"):
-        blend(**added).post_initialize(EPath(data / "mix.yaml"))

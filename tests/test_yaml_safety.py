@@ -256,7 +256,9 @@ def test_metadatasets_are_nested_to_a_limit_also_where_each_was_met_before(tmp_p
         ("{a..z}" * 8, "more than 1,000,000 shards"),
         ("{a,b}" * 40, "more than 1,000,000 shards"),
         ("{" * 400 + "a" + "}" * 400, "64 braces"),
-        ("a" * 5000, "1,000 characters or 64 braces in a name"),
+        ("a" * 5000, "1,000 characters, 64 braces or a backslash in a name"),
+        ("{a\\},b}" * 40, "a backslash in a name"),
+        ("{1..999999999\n}.tar", "more than 1,000,000 shards"),
         ("{a", "braces that do not match"),
     ],
 )

@@ -4,63 +4,61 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Callable, Iterable
 
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory
 
+from energon_ext.config.run_fields import RunFields
+from energon_ext.mixture.tree import Tree
 from energon_ext.splice.config import SpliceFields
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class EntryFields:
-    """What an entry of a metadataset says about its sources.
+class Leaf:
+    """A source of a metadataset.
 
     Attributes:
+        dataset: Energon's factory.
         where: place in the YAML, for messages; empty without a YAML.
         max_epochs: most passes over the source in a run, None for no limit.
         name: display name of the source, None for its key.
         splice: how its documents are shown, None for in rows.
         splice_where: place of that in the YAML.
+        root: folder of the outermost metadataset; its key is relative to it, or absolute for None.
+        run: what its metadatasets say for the whole run, None where none of them is ours.
     """
 
+    dataset: BaseCoreDatasetFactory
     where: str = ""
     max_epochs: int | None = None
     name: str | None = None
     splice: SpliceFields | None = None
     splice_where: str = ""
-
-    def around(self, leaf: Leaf) -> Leaf:
-        """A leaf with what an entry around it says.
-
-        What is said closer to the source holds; of two limits on the epochs, the smaller one does.
-        """
-        limits = [n for n in (self.max_epochs, leaf.max_epochs) if n is not None]
-        spliced = self if leaf.splice is None else leaf
-        return replace(
-            leaf,
-            where=leaf.where or self.where,
-            max_epochs=min(limits, default=None),
-            name=leaf.name or self.name,
-            splice=spliced.splice,
-            splice_where=spliced.splice_where,
-        )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Leaf(EntryFields):
-    """A source of a metadataset.
-
-    Attributes:
-        dataset: Energon's factory.
-        root: folder of the outermost metadataset; its key is relative to it, or absolute for None.
-    """
-
-    dataset: BaseCoreDatasetFactory
     root: EPath | None = None
+    run: RunFields | None = None
 
     @property
     def subflavors(self) -> dict[str, Any]:
         """Of the reference; joined datasets keep none of their own."""
         return getattr(self.dataset, "subflavors", None) or {}
+
+
+def leaves_of(tree: Tree | Leaf) -> list[Leaf]:
+    """The leaves of a tree in the order of the YAML."""
+    return [tree] if isinstance(tree, Leaf) else list(tree.keys())
+
+
+def map_leaves(tree: Tree | Leaf, change: Callable[[Leaf], Leaf]) -> Tree | Leaf:
+    """A tree, or a leaf alone, with every leaf changed."""
+    if isinstance(tree, Leaf):
+        return change(tree)
+    changed = tree.map(change)
+    assert changed is not None, "a tree of a metadataset has leaves"
+    return changed
+
+
+def runs_of(leaves: Iterable[Leaf]) -> list[RunFields]:
+    """The different fields for the whole run that some leaves have."""
+    return list(dict.fromkeys(leaf.run for leaf in leaves if leaf.run is not None))

@@ -9,8 +9,8 @@ From a YAML file to draws:
    the entries and keeps their fields.
 3. ``ScheduledBlend.get_datasets`` makes one ``Tree``: a ``Node`` for each ``blend`` and
    ``interleave`` as written, and a ``Leaf`` for each dataset that Energon loads.
-4. ``carried_weight.carry`` puts the whole tree into the weight of each dataset, since Energon hands
-   on nothing else. Stock metadatasets around ours multiply a factor.
+4. ``carried.carry`` attaches the whole tree to each dataset, since Energon hands on nothing else.
+   Stock metadatasets around ours multiply a factor.
 5. :func:`mix_of` has the trees back from the datasets that a TaskEncoder gets, puts them together,
    and gives every source its key: a :class:`Mix`.
 6. ``encoders.sources.read_sources`` opens the sources of the mix.
@@ -28,10 +28,10 @@ import numpy as np
 from megatron.energon.epathlib import EPath
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 
-from energon_ext.config.carried_weight import parts_of, tree_of
-from energon_ext.config.leaf import Leaf
+from energon_ext.config.carried import parts_of, tree_of
+from energon_ext.config.leaf import Leaf, runs_of
 from energon_ext.config.run_fields import RunFields
-from energon_ext.config.source_key import portable_path, source_keys, source_names
+from energon_ext.config.source_key import keys_and_names, portable_path
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import BLEND, Node, Tree, check_nested_schedules
 from energon_ext.state.match import SourceNames
@@ -43,7 +43,7 @@ class Entry(Leaf):
     """A source of a run.
 
     Attributes:
-        key: its identity, see :class:`~energon_ext.config.source_key.SourceKey`.
+        key: its identity, see :func:`~energon_ext.config.source_key.source_key`.
         names: by which its state is found where the key has changed.
         loaded: Energon's dataset with its repetitions and auxiliary data.
         excluded: numbers of documents that are not read, sorted, int64 [n]; None for none.
@@ -103,14 +103,14 @@ def mix_of(datasets: Sequence[LoadedDataset]) -> Mix:
     if not datasets:
         raise ConfigError("The metadataset names no source; list at least one.")
     parts = parts_of(datasets)
-    each_run = [fields for part in parts for fields in part.whole.run] or [RunFields()]
-    run = each_run[0].merged(each_run[1:], inside=False)
     leaves = [leaf for part in parts for leaf in part.leaves]
     loaded = [each for part in parts for each in part.datasets]
+    first, *others = runs_of(leaves) or [RunFields()]
+    run = first.merged(others, inside=False)
     excluded = run.exclude.documents
     entries = tuple(
         Entry(**vars(leaf), key=key, names=names, loaded=each, excluded=excluded.get(key))
-        for leaf, key, names, each in zip(leaves, source_keys(leaves), source_names(leaves), loaded)
+        for leaf, (key, names), each in zip(leaves, keys_and_names(leaves), loaded)
     )
     _check_entries(entries)
     keys = {id(leaf): entry.key for leaf, entry in zip(leaves, entries)}

@@ -10,12 +10,7 @@ from megatron.energon import WorkerConfig
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
 from megatron.energon.flavors.webdataset.structs import DatasetSubset
-from megatron.energon.metadataset.loader_interface import (
-    DatasetLoaderInterface,
-    LoadedDataset,
-    LoadedDatasetList,
-    TraversedDatasetReference,
-)
+from megatron.energon.metadataset.dataset_loader import DatasetLoader
 from megatron.energon.metadataset.metadataset_v2 import DatasetReference
 
 from energon_ext.documents.file_set import open_token_files
@@ -37,6 +32,7 @@ class TokenFileFactory(BaseCoreDatasetFactory):
         worker_config: WorkerConfig,
         subflavors: dict[str, Any] | None = None,
         subset: DatasetSubset | None = None,
+        **of_samples: Any,
     ):
         self.paths = [EPath(named_pair(path))]
         self.subflavors = subflavors or {}
@@ -45,14 +41,10 @@ class TokenFileFactory(BaseCoreDatasetFactory):
         self.worker_config = worker_config
         self.files = open_token_files(str(path))
 
-    @property
-    def document_range(self) -> tuple[int, int]:
-        """First document and the one after the last."""
-        total = len(self.files)
-        return self.subset.compute_subset(total) if self.subset is not None else (0, total)
-
     def __len__(self) -> int:
-        first, stop = self.document_range
+        first, stop = 0, len(self.files)
+        if self.subset is not None:
+            first, stop = self.subset.compute_subset(stop)
         return stop - first
 
     def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
@@ -64,44 +56,16 @@ class TokenFileFactory(BaseCoreDatasetFactory):
         raise NotImplementedError("A token file is not a file store.")
 
 
-@dataclass
-class TokenFileLoader(DatasetLoaderInterface):
+class TokenFileLoader(DatasetLoader):
     """What a reference to token files loads."""
 
-    path: EPath
-
-    def post_initialize(self, mds_path: EPath | None = None) -> None:
-        pass
-
-    def traverse(
-        self, mds_path: EPath | None = None, *, split_part: str, **kwargs: Any
-    ) -> list[Any]:
-        subflavors = kwargs.get("_subflavors") or {}
-        return [TraversedDatasetReference(self.path, split_part, {}, subflavors)]
-
-    def get_datasets(
-        self,
-        *,
-        training: bool,
-        worker_config: WorkerConfig,
-        subflavors: dict[str, Any] | None = None,
-        subset: DatasetSubset | None = None,
-        shuffle_over_epochs_multiplier: int | None = 1,
-        **kwargs: Any,
-    ) -> LoadedDatasetList:
-        if shuffle_over_epochs_multiplier not in (1, None):
+    def get_dataset(self, *, shuffle_over_epochs: int | None = 1, **options: Any) -> Any:
+        if shuffle_over_epochs not in (1, None):
             raise ConfigError(
                 f"{self.path}: shuffle_over_epochs_multiplier is for webdatasets; every epoch of a "
                 f"token file has an order of its own."
             )
-        factory = TokenFileFactory(
-            self.path,
-            training=training,
-            worker_config=worker_config,
-            subflavors=subflavors,
-            subset=subset,
-        )
-        return LoadedDatasetList(datasets=[LoadedDataset(dataset=factory)])
+        return TokenFileFactory(EPath(self.path), **options)
 
 
 @dataclass(kw_only=True)
@@ -111,6 +75,6 @@ class AnyDatasetReference(DatasetReference):
     def post_initialize(self, mds_path: EPath | None = None) -> None:
         path = self._resolve_path(mds_path)
         if is_token_file(path):
-            self._dataset = TokenFileLoader(path)
+            self._dataset = TokenFileLoader(path=path)
         else:
             super().post_initialize(mds_path)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Fields of a metadataset that hold for the whole run."""
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any, Iterable, Mapping, NamedTuple
 
@@ -13,6 +14,8 @@ from energon_ext.weights.axis import STEPS, UNITS
 
 #: Documents that a file may exclude, and characters of one of its lines.
 MOST_EXCLUDED, LONGEST_LINE = 10_000_000, 4096
+
+_EXCLUDED = re.compile(r"(.+):([0-9]{1,18})")
 
 
 class SkippedSteps(NamedTuple):
@@ -29,21 +32,24 @@ class Exclusions(NamedTuple):
     where: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunFields:
     """What a metadataset says for the whole run, with what those inside it say.
 
     Attributes:
-        axis: what breakpoints count.
-        axis_is_given: whether the file has that field.
+        given_axis: what the file says that breakpoints count, None where it says nothing.
         where: the file; empty where none is one of ours.
     """
 
-    axis: str = STEPS
-    axis_is_given: bool = False
+    given_axis: str | None = None
     where: str = ""
     skip: SkippedSteps = SkippedSteps()
     exclude: Exclusions = Exclusions()
+
+    @property
+    def axis(self) -> str:
+        """What breakpoints count."""
+        return self.given_axis or STEPS
 
     def merged(self, others: Iterable["RunFields"], *, inside: bool) -> "RunFields":
         """The fields together with those of other metadatasets of the run.
@@ -56,7 +62,7 @@ class RunFields:
         """
         together = self
         for each in others:
-            if each.axis != self.axis and (each.axis_is_given or not inside):
+            if each.axis != self.axis and (each.given_axis or not inside):
                 raise ConfigError(
                     f"{self.where} counts {self.axis}, and {each.where} {each.axis}; give both the "
                     f"same `schedule_axis`."
@@ -80,15 +86,14 @@ def run_fields(axis: Any, skip: Any, exclude: Any, path: EPath) -> RunFields:
     where = str(path)
     if axis is not None and axis not in UNITS:
         raise ConfigError(f"{where}: schedule_axis: {axis!r:.80} found, {', '.join(UNITS)} known.")
-    fields = RunFields(axis or STEPS, axis is not None, where)
+    skipped, excluded = SkippedSteps(), Exclusions()
     if skip is not None:
-        ranges = _ranges(skip, f"{where}: skip")
-        fields = replace(fields, skip=SkippedSteps(ranges, where))
+        skipped = SkippedSteps(_ranges(skip, f"{where}: skip"), where)
     if exclude is not None:
         if not isinstance(exclude, str):
             raise ConfigError(f"{where}: exclude: {exclude!r:.80} found, a path is needed.")
-        fields = replace(fields, exclude=Exclusions(_read(path.parent / exclude), where))
-    return fields
+        excluded = Exclusions(_read(path.parent / exclude), where)
+    return RunFields(axis, where, skipped, excluded)
 
 
 def _ranges(value: Any, where: str) -> tuple[tuple[int, int], ...]:
@@ -117,19 +122,13 @@ def _read(path: EPath) -> dict[str, np.ndarray]:
         raise ConfigError(f"{path}: no such file, which a metadataset names to exclude documents.")
     numbers: dict[str, list[int]] = {}
     with path.open("rb") as file:
-        for line in range(1, MOST_EXCLUDED + 2):
-            text = file.readline(LONGEST_LINE).decode("utf-8", "replace")
-            if not text:
-                break
-            source, _, number = text.strip().rpartition(":")
-            if text.startswith("#") or not text.strip():
+        for line, data in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
+            text = data.decode("utf-8", "replace").strip()
+            if not text or text.startswith("#"):
                 continue
-            if line > MOST_EXCLUDED or not source or not _is_number(number):
+            found = _EXCLUDED.fullmatch(text)
+            if found is None or line > MOST_EXCLUDED:
                 allowed = f"SOURCE:NUMBER is needed, in {MOST_EXCLUDED:,} lines at most"
-                raise ConfigError(f"{path}: line {line}: {text.strip()!r:.80} found, {allowed}.")
-            numbers.setdefault(source, []).append(int(number))
+                raise ConfigError(f"{path}: line {line}: {text!r:.80} found, {allowed}.")
+            numbers.setdefault(found[1], []).append(int(found[2]))
     return {source: np.unique(np.array(of, np.int64)) for source, of in numbers.items()}
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) < 19

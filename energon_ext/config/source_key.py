@@ -11,16 +11,14 @@ import hashlib
 import json
 import posixpath
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any, Iterable, Mapping, Sequence
 
-import braceexpand
 from megatron.energon.epathlib import EPath
-from megatron.energon.eyaml import load_yaml_json
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
 from energon_ext.config.leaf import Leaf
+from energon_ext.config.yaml_file import read_splits
 from energon_ext.documents.token_paths import SPLITS
 from energon_ext.errors import ConfigError
 from energon_ext.state.match import SourceNames
@@ -28,11 +26,12 @@ from energon_ext.state.match import SourceNames
 MAX_KEY = 20_000  # characters; states and messages have it
 
 
-@dataclass(frozen=True)
-class SourceKey:
+def source_key(
+    path: str, split: str = "", subset: str = "", subflavors: Mapping[str, Any] | None = None
+) -> str:
     """The identity of a source.
 
-    Attributes:
+    Args:
         path: of the dataset, relative to the folder of the metadataset; absolute when there is
             none. Joined datasets are joined with ``+``.
         split: split part, empty where the format has none.
@@ -40,21 +39,19 @@ class SourceKey:
         subflavors: of the reference, when it has some.
 
     Example:
-        >>> str(SourceKey("data/web", "train"))
+        >>> source_key("data/web", "train")
         'data/web:train'
-        >>> str(SourceKey("data/web", "train", subset="[0, 0.5]"))
+        >>> source_key("data/web", "train", subset="[0, 0.5]")
         'data/web:train[0, 0.5]'
     """
-
-    path: str
-    split: str = ""
-    subset: str = ""
-    subflavors: Mapping[str, Any] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        flavors = json.dumps(self.subflavors, sort_keys=True, default=str)
-        split = f":{self.split}" if self.split else ""
-        return f"{self.path}{split}{self.subset}{flavors if self.subflavors else ''}"
+    flavors = json.dumps(subflavors, sort_keys=True, default=str) if subflavors else ""
+    key = f"{path}{f':{split}' if split else ''}{subset}{flavors}"
+    if len(key) > MAX_KEY:
+        raise ConfigError(
+            f"{path}: a name of {len(key):,} characters, subflavors included; at most {MAX_KEY:,} "
+            f"are allowed."
+        )
+    return key
 
 
 def numbered(keys: Iterable[str]) -> list[str]:
@@ -72,55 +69,38 @@ def numbered(keys: Iterable[str]) -> list[str]:
     return told_apart
 
 
-def source_keys(leaves: Sequence[Leaf]) -> list[str]:
-    """One key for each source of a metadataset, in its order."""
-    return numbered(str(_key_of(leaf)) for leaf in leaves)
+def keys_and_names(leaves: Sequence[Leaf]) -> list[tuple[str, SourceNames]]:
+    """The key of each source of a metadataset, in its order, and its further names.
 
-
-def source_names(leaves: Sequence[Leaf]) -> list[SourceNames]:
-    """By which the state of each source is found when the metadataset or the data has moved."""
-    absolute = numbered(str(_key_of(leaf, portable=False)) for leaf in leaves)
+    By these its state is found when the metadataset or the data has moved. The last one, without
+    folders, names the order in which a source is read, so the order stays. A dataset that is listed
+    twice is still read in two orders.
+    """
+    portable, absolute, ends = [], [], []
+    for leaf in leaves:
+        paths = [str(path) for path in leaf.dataset.paths]
+        read = (_split_name(leaf.dataset), _subset_text(leaf.dataset), leaf.subflavors)
+        path = "+".join(portable_path(each, leaf.root) for each in paths)
+        portable.append(source_key(path, *read))
+        absolute.append(source_key("+".join(paths), *read))
+        ends.append(("+".join(map(_last_name, paths)), len(path)))
     return [
-        SourceNames(identity, _shuffle_key(key, leaf))
-        for key, identity, leaf in zip(source_keys(leaves), absolute, leaves)
+        (key, SourceNames(identity, name + key[length:]))
+        for key, identity, (name, length) in zip(numbered(portable), numbered(absolute), ends)
     ]
 
 
-def _shuffle_key(key: str, leaf: Leaf) -> str:
-    """The part of a key that names the order in which a source is read: its folders left out.
-
-    So the order stays when the metadataset, or all the data, moves to another folder. A dataset
-    that is listed twice is still read in two orders.
-    """
-    path = _key_of(leaf).path
-    absolute = _key_of(leaf, portable=False).path
-    return "+".join(map(_last_name, absolute.split("+"))) + key[len(path) :]
+def portable_path(path: str, root: EPath | None) -> str:
+    """A path relative to a folder, as it is for another file system or no folder."""
+    if root is None or "://" in path or "://" in str(root):
+        return path
+    return posixpath.relpath(path, str(root))
 
 
 def _last_name(path: str) -> str:
     """The name of a file, with its folder where `energon-ext prepare` gave it that of its split."""
     folder, _, name = path.rpartition("/")
     return f"{folder.rpartition('/')[2]}/{name}" if name in SPLITS else name
-
-
-def _key_of(leaf: Leaf, portable: bool = True) -> SourceKey:
-    factory, root = leaf.dataset, leaf.root if portable else None
-    path = "+".join(portable_path(path, root) for path in factory.paths)
-    key = SourceKey(path, _split_name(factory), _subset_text(factory), leaf.subflavors)
-    if (length := len(str(key))) > MAX_KEY:
-        raise ConfigError(
-            f"{path}: a name of {length:,} characters, subflavors included; at most {MAX_KEY:,} "
-            f"are allowed."
-        )
-    return key
-
-
-def portable_path(path: Any, root: EPath | None) -> str:
-    """A path relative to a folder, as it is for another file system or no folder."""
-    text = str(path)
-    if root is None or "://" in text or "://" in str(root):
-        return text
-    return posixpath.relpath(text, str(root))
 
 
 def _subset_text(factory: BaseCoreDatasetFactory) -> str:
@@ -138,9 +118,9 @@ def _split_name(factory: BaseCoreDatasetFactory) -> str:
     if files is None:
         return ""
     for file_name in ("split.yaml", "split.json"):
-        config = reader.path / MAIN_FOLDER_NAME / file_name
-        if config.is_file():
-            for name, patterns in load_yaml_json(config).get("split_parts", {}).items():
-                if [f for pattern in patterns for f in braceexpand.braceexpand(pattern)] == files:
-                    return name
+        path = reader.path / MAIN_FOLDER_NAME / file_name
+        splits = read_splits(path) if path.is_file() else {}
+        for name, shards in splits.items():
+            if shards == files:
+                return name
     return hashlib.sha1("\n".join(files).encode("utf-8")).hexdigest()[:8]

@@ -16,7 +16,7 @@ the same parser, follows every reference, and refuses:
 """
 
 import difflib
-from collections import Counter
+import inspect
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Callable, Iterator, Mapping
@@ -33,7 +33,7 @@ from energon_ext.config.yaml_classes import (
     SAMPLES,
     check_splits,
 )
-from energon_ext.config.yaml_file import read_mapping, shards_of
+from energon_ext.config.yaml_file import read_mapping, read_splits
 from energon_ext.documents.jsonl_index import ensure_index
 from energon_ext.documents.token_paths import is_token_file
 from energon_ext.errors import CONTROL, ConfigError, printable
@@ -136,9 +136,8 @@ class YamlChecker:
         if not isinstance(splits, dict):
             raise ConfigError(f"{path}: splits: {splits!r:.80} found, a mapping is needed.")
         known = METADATASETS.get(found)
-        allowed = {"__module__", "__class__", "splits"}
-        if found[0] == "energon_ext":
-            allowed |= {"schedule_axis", "skip", "exclude"}
+        fields = inspect.signature(known).parameters if known else ("splits",)
+        allowed = {"__module__", "__class__", *fields} - {"path"}
         for name in content:
             if name == "path" or (known and name not in allowed):
                 raise ConfigError(f"{path}: no field {name!r}; it has {choices(name, allowed)}")
@@ -155,7 +154,9 @@ class YamlChecker:
             )
         sources = 1
         for name, node in splits.items():
-            for place, reference in _references(node, f"splits.{name}"):
+            for place, reference in _mappings(node, f"splits.{name}", _holds_references):
+                if not _is_reference(reference):
+                    continue
                 part = str(reference.get("split_part") or name)
                 sources += self._check_reference(
                     _resolve(path.parent.__truediv__, reference["path"], f"{path}: {place}.path"),
@@ -197,10 +198,6 @@ class YamlChecker:
             if names[1] is None and not split.is_file():
                 split = split.parent / "split.json"
             _check_split(path / MAIN_FOLDER_NAME, split, split_part, f"{found_in}{path}")
-            if names[1] is not None:  # sources are named by the usual ones
-                for usual in ("split.yaml", "split.json"):
-                    if (path / MAIN_FOLDER_NAME / usual).is_file():
-                        _shards(path / MAIN_FOLDER_NAME / usual)
         self._sources[key] = 1
 
     def _check_code(self, content: Any, where: str, at_the_top: Any) -> None:
@@ -214,12 +211,13 @@ class YamlChecker:
                 safe = SAMPLES.union(at_the_top) if node is content else SAMPLES
                 is_safe = is_text and name_field == "__class__" and (module, name) in safe
                 if not is_safe and not (is_text and module in self.trusted_modules):
-                    raise ConfigError(f"{where}: {place}: {_not_trusted(module, name, safe)}")
+                    at = place or "top level"
+                    raise ConfigError(f"{where}: {at}: {_not_trusted(module, name, safe)}")
             for code in CODE_FIELDS:
                 if isinstance(node.get(code), str) and not self.allow_dataset_code:
                     raise ConfigError(
-                        f"{where}: {place}: `{code}: {node[code]}` is Python code that would be "
-                        f"run. If you trust it, pass allow_dataset_code=True."
+                        f"{where}: {place or 'top level'}: `{code}: {node[code]}` is Python code "
+                        f"that would be run. If you trust it, pass allow_dataset_code=True."
                     )
 
 
@@ -239,10 +237,9 @@ def _not_trusted(module: Any, name: Any, safe: set[tuple[str, str]]) -> str:
 def _check_split(folder: EPath, split: EPath, split_part: str, where: str) -> None:
     if not split.is_file():
         raise ConfigError(f"{where}: no {MAIN_FOLDER_NAME}/split.yaml; prepare again.")
-    shards = _shards(split)
+    shards = read_splits(split)
     if split_part not in shards:
-        has = choices(split_part, shards) if shards else "none."
-        raise ConfigError(f"{where}: no split {split_part!r}; it has {has}")
+        raise ConfigError(f"{where}: no split {split_part!r}; it has {choices(split_part, shards)}")
     is_json = (folder / ".info.json").is_file()
     info = read_mapping(folder / f".info.{'json' if is_json else 'yaml'}", may_be_json=True)
     counts = info.get("shard_counts")
@@ -253,49 +250,30 @@ def _check_split(folder: EPath, split: EPath, split_part: str, where: str) -> No
         )
 
 
-def _shards(split: EPath) -> dict[str, list[str]]:
-    """The shards of every split in a file."""
-    content = read_mapping(split, may_be_json=True)
-    shards_of(content.get("exclude") or [], f"{split}: exclude")
-    parts = content.get("split_parts")
-    parts = parts.items() if isinstance(parts, dict) else ()
-    shards = {name: shards_of(patterns, f"{split}: {name}") for name, patterns in parts}
-    for name, listed in shards.items():
-        if len({*listed}) < len(listed):
-            twice = Counter(listed).most_common(1)[0][0]
-            raise ConfigError(f"{split}: {name}: {twice} is listed twice, and would be read twice.")
-    return shards
-
-
-def _mappings(node: Any, place: str = "top level") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every mapping in a tree, with its place."""
+def _mappings(
+    node: Any, place: str = "", enters: Callable[[Any, Any], bool] = lambda node, key: True
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every mapping in a tree, with its place; of a node, below the keys that it enters."""
     if isinstance(node, dict):
         yield place, node
-    items = node.items() if isinstance(node, dict) else enumerate(node)
-    prefix = "" if place == "top level" else place
-    for key, child in items:
-        if isinstance(child, (dict, list)):
+    for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+        if isinstance(child, (dict, list)) and enters(node, key):
             name = f"[{key}]" if isinstance(node, list) else f".{key}"
-            yield from _mappings(child, f"{prefix}{name}".lstrip("."))
+            yield from _mappings(child, f"{place}{name}".lstrip("."), enters)
 
 
-def _references(node: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every mapping below a split that names a dataset.
+def _is_reference(node: Any) -> bool:
+    """Whether a mapping below a split names a dataset.
 
-    Names say nothing, since splits and the members of a join are called what a file calls them:
-    a ``path`` that is a mapping is such a member, and only below a path that is none are ``aux``
-    and ``subflavors`` its own fields, which hold no datasets.
+    Names say nothing, since splits and the members of a join are called what a file calls them: a
+    ``path`` that is a mapping is such a member.
     """
-    is_reference = isinstance(node, dict) and not isinstance(node.get("path", {}), dict)
-    if is_reference:
-        yield place, node
-    if isinstance(node, list):
-        for index, child in enumerate(node):
-            yield from _references(child, f"{place}[{index}]")
-    elif isinstance(node, dict):
-        for key, child in node.items():
-            if not (is_reference and key in ("aux", "subflavors")):
-                yield from _references(child, f"{place}.{key}")
+    return isinstance(node, dict) and not isinstance(node.get("path", {}), dict)
+
+
+def _holds_references(node: Any, key: Any) -> bool:
+    """Whether datasets may be named below a key: not in these two fields of a reference."""
+    return not (_is_reference(node) and key in ("aux", "subflavors"))
 
 
 def _resolve(join: Callable[[Any], EPath], path: Any, where: str) -> EPath:

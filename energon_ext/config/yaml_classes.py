@@ -144,10 +144,9 @@ def _fields(kind: Any) -> dict[str, Any]:
 @functools.cache
 def _needed(kind: Any) -> frozenset[str]:
     """The fields of a dataclass that a file must give."""
+    missing = dataclasses.MISSING
     return frozenset(
         field.name
         for field in dataclasses.fields(kind)
-        if field.name in _fields(kind)
-        and field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
+        if field.name in _fields(kind) and field.default is field.default_factory is missing
     )

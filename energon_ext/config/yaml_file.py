@@ -24,11 +24,13 @@ MAX_YAML_DEPTH = 32
 MAX_YAML_NODES = 250_000
 MAX_SHARDS = 1_000_000
 MAX_PATTERN_LENGTH, MAX_BRACES, MAX_TAGS = 1000, 64, 2
+MAX_LETTERS = 52  # of a range of letters, upper and lower case
 
 _SILENT = threading.Lock()
 _COMMENT_LINE = re.compile(rb"(?m)^[ \t]*#[^\r\n]*$")
 _TAG = re.compile(rb"(?<![\w!])!")  # three on one value make rapidyaml 0.15 end the process
-_RANGE = re.compile(r"\{(?:(-?\d+)\.\.(-?\d+)|[A-Za-z]\.\.[A-Za-z])(?:\.\.-?\d+)?\}")
+_GROUP = re.compile(r"\{([^{}]*)\}")  # with no other inside
+_RANGE = re.compile(r"(?:(-?\d+)\.\.(-?\d+)|[A-Za-z]\.\.[A-Za-z])(?:\.\.-?\d+)?$")
 
 
 def read_mapping(path: EPath, *, may_be_json: bool = False) -> dict[str, Any]:
@@ -117,14 +119,28 @@ def _check_tree(tree: ryml.Tree, path: EPath) -> None:
         pending.extend((child, depth + 1) for child in children)
 
 
+def read_splits(path: EPath) -> dict[str, list[str]]:
+    """The shards of every split in a ``split.yaml`` or ``split.json``."""
+    content = read_mapping(path, may_be_json=True)
+    shards_of(content.get("exclude") or [], f"{path}: exclude")
+    parts = content.get("split_parts")
+    parts = parts.items() if isinstance(parts, dict) else ()
+    splits = {name: shards_of(patterns, f"{path}: {name}") for name, patterns in parts}
+    for name, shards in splits.items():
+        if len({*shards}) < len(shards):
+            twice = Counter(shards).most_common(1)[0][0]
+            raise ConfigError(f"{path}: {name}: {twice} is listed twice, and would be read twice.")
+    return splits
+
+
 def shards_of(patterns: Any, where: str) -> list[str]:
     """What patterns with braces stand for; ConfigError for other values, and for too many names."""
     if not isinstance(patterns, list) or not all(isinstance(each, str) for each in patterns):
         raise ConfigError(f"{where}: {patterns!r:.80} found, a list of shards is needed.")
     if sum(map(_most_names, patterns)) > MAX_SHARDS:
         raise ConfigError(
-            f"{where}: more than {MAX_SHARDS:,} shards, or {MAX_PATTERN_LENGTH:,} characters or "
-            f"{MAX_BRACES} braces in a name."
+            f"{where}: more than {MAX_SHARDS:,} shards, or {MAX_PATTERN_LENGTH:,} characters, "
+            f"{MAX_BRACES} braces or a backslash in a name."
         )
     try:
         return [name for pattern in patterns for name in braceexpand.braceexpand(pattern)]
@@ -134,16 +150,16 @@ def shards_of(patterns: Any, where: str) -> list[str]:
 
 def _most_names(pattern: str) -> int:
     """No fewer than a pattern stands for: groups multiply, also where one is inside another."""
-    if len(pattern) > MAX_PATTERN_LENGTH or pattern.count("{") > MAX_BRACES:
+    too_long = len(pattern) > MAX_PATTERN_LENGTH or pattern.count("{") > MAX_BRACES
+    if too_long or "\\" in pattern:  # which would hide a brace
         return MAX_SHARDS + 1
-    most, open_groups = 1, [1]
-    for first, last in _RANGE.findall(pattern):
-        most *= abs(int(last) - int(first)) + 1 if first else 26 * 2
-    for character in pattern:
-        if character == "{":
-            open_groups.append(1)
-        elif character == ",":
-            open_groups[-1] += 1
-        elif character == "}" and len(open_groups) > 1:
-            most *= open_groups.pop()
+    most = 1
+    while groups := _GROUP.findall(pattern):
+        for group in groups:
+            bounds = _RANGE.match(group)
+            if bounds is None:
+                most *= group.count(",") + 1
+            else:
+                most *= abs(int(bounds[2]) - int(bounds[1])) + 1 if bounds[1] else MAX_LETTERS
+        pattern = _GROUP.sub("", pattern)
     return most

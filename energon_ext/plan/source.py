@@ -21,7 +21,7 @@ class Source:
     """One source of a blend.
 
     Attributes:
-        key: its identity, see :class:`energon_ext.config.source_key.SourceKey`.
+        key: its identity, see :func:`energon_ext.config.source_key.source_key`.
         rows: its rows: a :class:`~energon_ext.plan.row_source.RowSource` where they are planned,
             an Energon dataset where its samples are streamed.
         weight: where the blend is given no tree.

@@ -20,10 +20,8 @@ CHOICES = {
 }
 
 #: The least value of integer fields where it is not 1.
-_LEAST = {
-    **{"content_length": 2, "min_copy_len": 2, "offset_jitter": 0, "doc_index": 0},
-    **{"pad_token_id": 0, "eos_token_id": 0, "content_seed": 0, "offset_seed": 0, "seed": 0},
-}
+_LEAST = {"content_length": 2, "min_copy_len": 2, "offset_jitter": 0, "doc_index": 0}
+_LEAST |= dict.fromkeys(("pad_token_id", "eos_token_id", "content_seed", "offset_seed", "seed"), 0)
 _KINDS = {"bool": bool, "str": str}
 
 
@@ -154,10 +152,7 @@ class SpliceFields:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values, for the fingerprint of a state."""
-        return {
-            field: list(value) if isinstance(value, tuple) else value
-            for field, value in asdict(self).items()
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,12 +238,12 @@ class MultiSpliceConfig(SpliceFields):
             raise ConfigError(
                 f"doc_weights: {self.doc_weights!r} found, a list of numbers is needed."
             )
-        object.__setattr__(self, "doc_weights", tuple(self.doc_weights))
+        object.__setattr__(self, "doc_weights", list(self.doc_weights))
         for index, weight in enumerate(self.doc_weights):
             check_number(f"doc_weights[{index}]", weight)
         if not any(self.doc_weights):
             raise ConfigError(
-                f"doc_weights: {list(self.doc_weights)} found, at least one must be above 0."
+                f"doc_weights: {self.doc_weights} found, at least one must be above 0."
             )
 
 

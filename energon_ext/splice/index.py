@@ -15,7 +15,7 @@ from energon_ext.splice.quotas import epoch_quotas, turning_quotas
 from energon_ext.splice.starts import EdgeWeights, quantile_numbers
 
 #: Names how an example is found from its number; states of another are refused.
-ORDER = "quantiles"
+ORDER = "even starts"
 
 #: Steps around a circle. Any N steps in a row leave no gap wider than 1.9 / N and 2.1 / N. So an
 #: epoch that is too short for all documents or starts is followed by others that show the rest,
@@ -100,11 +100,7 @@ class SpliceIndex:
         if self._edges is None:
             chosen = quantile_numbers(self.pairs[documents], quotas, own, phases)
         else:
-            # A document with one content has one start, and is not of the length of the table.
-            last_starts = (self.doc_lengths - self._table.copy_lens)[documents]
-            chosen, several = np.zeros_like(own), last_starts > 0
-            fractions = (own + phases) / quotas
-            chosen[several] = self._edges.rows(last_starts[several], fractions[several])
+            chosen = self._edges.rows(self.pairs[documents], (own + phases) / quotas)
         contents = self._table.locate(documents, chosen)
         if self.config.offset_jitter:
             room = contents.offsets
@@ -132,31 +128,13 @@ class SpliceIndex:
         """
         if self.config.placement != "coverage_balanced":
             raise ConfigError("views: of coverage_balanced alone; coverage() is of every mode.")
-        length, content = int(self.doc_lengths[document]), int(self._table.copy_lens[document])
-        weights = np.ones(int(self._table.rows[document]))
-        if self._edges is not None and length > content:
-            weights = self._edges.of(length - content)
-        starts = np.arange(len(weights)) * self.config.content_stride
-        changes = np.zeros(length + 1)
+        content, count = int(self._table.copy_lens[document]), int(self.pairs[document])
+        weights = np.ones(count) if self._edges is None else self._edges.of(count)
+        starts = np.arange(count) * self.config.content_stride
+        changes = np.zeros(int(self.doc_lengths[document]) + 1)
         changes[starts] += weights
         changes[starts + content] -= weights
         return changes.cumsum()[:-1] * (self.quotas[document] / max(1, weights.sum()))
-
-    def describe(self, document: int) -> str:
-        """Describe the examples of a document in an epoch, for the log."""
-        offsets = self._table.row_counts(document)
-        text = (
-            f"{self.doc_lengths[document]} tokens, {len(offsets)} starts, up to "
-            f"{offsets.max(initial=0) + self.config.offset_jitter} offsets, "
-            f"{self.pairs[document]} pairs, "
-            f"{self.quotas[document]:g} examples ({self.quotas[document] / self.size:.4f} of all), "
-            f"share of tokens {self.token_shares()[document]:.4f}, each token "
-            f"{self.coverage()[document]:.2f} times"
-        )
-        if self.config.alpha:
-            views = self.views(document)
-            text += f" ({views.min():.2f} to {views.max():.2f})"
-        return text
 
     def _fractions(self, count: int, name: str) -> np.ndarray:
         """Drawn numbers in ``[0, 1)``, where the circles of a run begin; float [count]."""

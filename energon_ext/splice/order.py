@@ -17,20 +17,22 @@ Order = Callable[[np.ndarray], np.ndarray]
 def epoch_order(config: SpliceFields, size: int, key: str, epoch: int, table: PairTable) -> Order:
     """The order of an epoch of ``size`` examples; the key names the source and the run's seed."""
     if isinstance(config, MultiSpliceConfig):
-        shuffled = config.shuffle_per_epoch
-        return KeyedPermutation(size, f"{key}/{config.seed}/{epoch}") if shuffled else _in_order
+        return _order(size, f"{key}/{config.seed}/{epoch}" if config.shuffle_per_epoch else None)
     assert isinstance(config, SpliceConfig)
     content = _axis_key(config.shuffle_content, config.content_seed, epoch)
     offsets = _axis_key(config.shuffle_offsets, config.offset_seed, epoch)
     if content and offsets:
-        return KeyedPermutation(size, f"{key}/{content}/{offsets}")
-    if not content and not offsets:
-        return _in_order
+        return _order(size, f"{key}/{content}/{offsets}")
     return AxisOrder(
         table.row_counts(0),
         f"{key}/content/{content}" if content else None,
         f"{key}/offsets/{offsets}" if offsets else None,
     )
+
+
+def _order(size: int, key: str | None) -> Order:
+    """A random order by a key, or without one the numbers as they are."""
+    return _in_order if key is None else KeyedPermutation(size, key)
 
 
 def _in_order(places: np.ndarray) -> np.ndarray:
@@ -50,21 +52,16 @@ class AxisOrder:
     def __init__(self, row_counts: np.ndarray, row_key: str | None, column_key: str | None):
         self._counts = row_counts
         self._first = np.cumsum(row_counts) - row_counts
-        self._rows = np.arange(len(row_counts))
-        if row_key is not None:
-            self._rows = KeyedPermutation(len(row_counts), row_key)(self._rows)
+        self._rows = _order(len(row_counts), row_key)(np.arange(len(row_counts)))
         self._ends = np.cumsum(row_counts[self._rows])
-        longest = int(row_counts.max())
-        self._columns = None if column_key is None else KeyedPermutation(longest, column_key)
+        self._columns = _order(int(row_counts.max()), column_key)
 
     def __call__(self, places: np.ndarray) -> np.ndarray:
         slots = np.searchsorted(self._ends, places, side="right")
         rows = self._rows[slots]
         counts = self._counts[rows]
-        columns = places - (self._ends[slots] - counts)
-        if self._columns is not None:
-            columns = self._columns(columns)
-            # A permutation of the longest row, walked until it is back in this one.
-            while (outside := np.flatnonzero(columns >= counts)).size:
-                columns[outside] = self._columns(columns[outside])
+        columns = self._columns(places - (self._ends[slots] - counts))
+        # A permutation of the longest row, walked until it is back in this one.
+        while (outside := np.flatnonzero(columns >= counts)).size:
+            columns[outside] = self._columns(columns[outside])
         return self._first[rows] + columns

@@ -8,6 +8,7 @@ import numpy as np
 
 from energon_ext.errors import ConfigError
 from energon_ext.splice.config import SpliceFields
+from energon_ext.splice.starts import first_that
 
 
 class Contents(NamedTuple):
@@ -108,14 +109,10 @@ class PairTable:
 
     def _check(self, lengths: np.ndarray) -> None:
         least, jitter = self._config.min_copy_len, self._config.offset_jitter
-        if self._seq_len < least:
-            raise ConfigError(
-                f"seq_len: {self._seq_len} found, below min_copy_len: {least}; no content fits."
-            )
         if self._seq_len - jitter < least:
             raise ConfigError(
-                f"offset_jitter: {jitter} found; it leaves a content {self._seq_len - jitter} of "
-                f"seq_len {self._seq_len} positions, and min_copy_len is {least}."
+                f"seq_len: {self._seq_len} found with offset_jitter: {jitter}; a content needs "
+                f"{least} positions beside the jitter (min_copy_len)."
             )
         if lengths.size and int(lengths.min()) < 1:
             raise ConfigError("doc_lengths: every document needs at least one token.")
@@ -135,30 +132,26 @@ class PairTable:
 
     def _build_tail(self, content: int) -> None:
         """Pairs, and tokens, of a row and all that follow, by the tokens left there; [content]."""
-        stride = self._tail_stride = min(self._config.content_stride, content)
+        stride = min(self._config.content_stride, content)
         left = np.arange(-(-content // stride) * stride, dtype=np.int64)
         counts = np.stack([self._offsets(left), self._row_tokens(left)])
         counts[:, (left < self._config.min_copy_len) | (left >= content)] = 0
         sums = counts.reshape(2, -1, stride).cumsum(axis=1)
         self._tail_pairs, self._tail_tokens = sums.reshape(2, -1)
-        # Rows that follow one another have the same remainder of ``left``. For a search among
-        # those with one remainder, the sums of each remainder lie above those of the one before.
-        self._above = int(self._tail_pairs.max()) + 1
-        self._searched = (sums[0].T + self._above * np.arange(stride)[:, None]).reshape(-1)
 
     def _left_in_tail(self, first: np.ndarray, remaining: np.ndarray) -> np.ndarray:
-        """Tokens left at the rows of some pairs in the tail.
-
-        That is the smallest number of tokens that has at least the remaining pairs.
+        """Tokens left at the rows of some pairs in the tail: the fewest with these pairs.
 
         Args:
             first: tokens left where the tail begins.
             remaining: pairs from this one to the last.
         """
-        remainder = first % self._tail_stride
-        found = np.searchsorted(self._searched, remaining + self._above * remainder)
-        steps = found - remainder * (len(self._searched) // self._tail_stride)
-        return remainder + steps * self._tail_stride
+        steps, least = np.divmod(first, self._config.content_stride)
+
+        def left(step: np.ndarray) -> np.ndarray:
+            return least + step * self._config.content_stride
+
+        return left(first_that(lambda step: self._tail_pairs[left(step)] >= remaining, steps))
 
 
 def longest_content(seq_len: int, config: SpliceFields) -> int:

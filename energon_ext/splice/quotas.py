@@ -6,7 +6,6 @@ from typing import Sequence
 
 import numpy as np
 
-from energon_ext.arguments import check_integer, check_number
 from energon_ext.errors import ConfigError
 from energon_ext.splice.config import MultiSpliceConfig
 
@@ -30,7 +29,7 @@ def document_quotas(
 
     Args:
         doc_lengths: tokens of each document, >= 1.
-        epoch_length: examples in the epoch, >= 0.
+        epoch_length: examples in the epoch, >= 1.
         balance_mode: ``by_coverage`` (tau 1), ``by_document`` (tau 0) or ``by_temperature``.
         balance_tau: for ``by_temperature``.
         doc_weights: factor of each document, >= 0; None for 1.
@@ -48,9 +47,18 @@ def document_quotas(
         >>> document_quotas([10_000, 5_000, 2_000], 17, "by_document").tolist()
         [6, 6, 5]
     """
-    check_integer("epoch_length", epoch_length, 0)
-    shares = _shares(np.asarray(doc_lengths), balance_mode, balance_tau, doc_weights)
-    return _largest_remainders(shares * epoch_length / shares.sum(), epoch_length)
+    config = MultiSpliceConfig(
+        epoch_length=epoch_length,
+        balance_mode=balance_mode,
+        balance_tau=balance_tau,
+        doc_weights=None if doc_weights is None else list(doc_weights),
+    )
+    lengths = np.asarray(doc_lengths)
+    if not lengths.size or lengths.dtype.kind not in "iu" or lengths.min() < 1:
+        raise ConfigError(
+            f"doc_lengths: {lengths.tolist()!r:.80} found, integers >= 1 are needed, one or more."
+        )
+    return _largest_remainders(_parts(config, lengths, epoch_length), epoch_length)
 
 
 def epoch_quotas(config: MultiSpliceConfig, lengths: np.ndarray, pairs: np.ndarray) -> np.ndarray:
@@ -71,8 +79,7 @@ def epoch_quotas(config: MultiSpliceConfig, lengths: np.ndarray, pairs: np.ndarr
     if config.balance_mode == "by_document":
         size = int(present.sum()) * int(pairs.max())
     size = config.epoch_length or size
-    shares = _shares(lengths, config.balance_mode, config.balance_tau, config.doc_weights, present)
-    parts = shares * size / shares.sum()
+    parts = _parts(config, lengths, size, present)
     quotas = _largest_remainders(parts, size)
     return parts if (quotas[parts > 0] == 0).any() else quotas
 
@@ -80,9 +87,9 @@ def epoch_quotas(config: MultiSpliceConfig, lengths: np.ndarray, pairs: np.ndarr
 def turning_quotas(parts: np.ndarray, offset: float) -> np.ndarray:
     """Quotas of one epoch by systematic sampling: a document has one where its parts pass a mark.
 
-    A document whose part of an epoch is below one example would never come up with largest
-    remainders, though the splice gives it a share. Here documents lie one behind another on a line,
-    each as long as its part, with marks one example apart. ``offset`` moves the marks.
+    With largest remainders a document whose part is below one example would never come up. Here
+    documents lie one behind another on a line, each as long as its part, with marks one example
+    apart, which ``offset`` moves.
 
     Args:
         parts: float64 [documents], examples in an epoch on average; their sum is an integer.
@@ -103,37 +110,25 @@ def turning_quotas(parts: np.ndarray, offset: float) -> np.ndarray:
     return np.diff(marks, prepend=0).astype(np.int64)
 
 
-def _shares(
+def _parts(
+    config: MultiSpliceConfig,
     lengths: np.ndarray,
-    balance_mode: str,
-    balance_tau: float,
-    doc_weights: Sequence[float] | np.ndarray | None,
+    epoch_length: int,
     present: np.ndarray | bool = True,
 ) -> np.ndarray:
-    """Numbers in the proportion of the parts of an epoch, 0 for documents that are not present."""
-    allowed = [*_TAU, "by_temperature"]
-    if balance_mode not in allowed:
+    """Examples of each document before they are rounded; 0 for one that is not present."""
+    tau = _TAU.get(config.balance_mode, config.balance_tau)
+    shares = lengths.astype(np.float64) ** tau * present
+    weights = config.doc_weights
+    if weights is not None and len(weights) != len(lengths):
         raise ConfigError(
-            f"balance_mode: {balance_mode!r} found, one of {', '.join(allowed)} is allowed."
+            f"doc_weights: {len(weights)} found for {len(lengths)} documents; one for each is "
+            f"needed, in the order of choice."
         )
-    if not lengths.size or lengths.dtype.kind not in "iu" or lengths.min() < 1:
-        raise ConfigError(
-            f"doc_lengths: {lengths.tolist()!r:.80} found, integers >= 1 are needed, one or more."
-        )
-    check_number("balance_tau", balance_tau, most=1.0)
-    shares = lengths.astype(np.float64) ** _TAU.get(balance_mode, balance_tau) * present
-    if doc_weights is not None:
-        for index, weight in enumerate(doc_weights):
-            check_number(f"doc_weights[{index}]", float(weight))
-        if len(doc_weights) != len(lengths):
-            raise ConfigError(
-                f"doc_weights: {len(doc_weights)} found for {len(lengths)} documents; one for each "
-                f"is needed, in the order of choice."
-            )
-        shares *= doc_weights
+    shares *= 1.0 if weights is None else weights
     if not shares.any():
         raise ConfigError("doc_weights: 0 found for every document that has a pair; raise one.")
-    return shares
+    return shares * epoch_length / shares.sum()
 
 
 def _largest_remainders(parts: np.ndarray, epoch_length: int) -> np.ndarray:

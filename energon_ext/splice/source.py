@@ -19,8 +19,8 @@ from energon_ext.splice.validation import GridIndex
 
 logger = logging.getLogger(__name__)
 
-#: Examples that are found at a time.
-CHUNK = 1024
+#: Documents that have a line of their own in the log for debug.
+LOGGED = 1024
 
 
 class SpliceSource(RowSource):
@@ -64,7 +64,6 @@ class SpliceSource(RowSource):
         self._documents = documents
         self._seq_len = seq_len
         self._fill_id = fill_id
-        self._cyclic = config.mode == "splice" and config.content_start_mode == "cyclic_roll"
         self._end = ENDLESS if epochs is None else int(epochs * examples.size)
         self.window = Window()
         self.restart()
@@ -74,15 +73,11 @@ class SpliceSource(RowSource):
     @property
     def part_shares(self) -> dict[str, float]:
         """Expected share of each name in the tokens of this source."""
-        if not isinstance(self.examples, SpliceIndex):
-            return dict.fromkeys(self.names, 1.0 / len(set(self.names)))
         return self._by_name(self.examples.token_shares())
 
     @property
     def part_documents(self) -> dict[str, float]:
         """Examples of each name in an epoch; averages where documents take turns."""
-        if not isinstance(self.examples, SpliceIndex):
-            return dict.fromkeys(self.names, 0)
         return self._by_name(self.examples.quotas)
 
     def metadata_of(self, name: str) -> list[dict[str, Any]]:
@@ -99,7 +94,6 @@ class SpliceSource(RowSource):
 
     def restart(self) -> None:
         self.next_row = 0  # contents that were shown
-        self._chunk: tuple[int, Contents] | None = None
 
     def options(self) -> dict[str, Any]:
         return {"max_epochs": self._end}
@@ -113,34 +107,21 @@ class SpliceSource(RowSource):
         return self.next_row >= self._end
 
     def take(self, count: int) -> "TakenFrames":
-        frames: list[Contents] = []
-        while len(frames) < count and not self.ended:
-            contents, is_last = self._next_contents()
-            ends = self._frame_ends(contents.copy_lens, is_last)
-            if not ends:  # a frame of more contents than were found
-                self._find(2 * len(contents.starts))
-                continue
-            begin = 0
-            for end in ends[: count - len(frames)]:
-                frames.append(Contents(*(column[begin:end] for column in contents)))
-                begin = end
-            self.next_row += begin
+        size = count
+        while True:
+            stop = min(self.next_row + size, self._end)
+            contents = self.examples.locate(np.arange(self.next_row, stop))
+            ends = self._frame_ends(contents.copy_lens, stop == self._end)[:count]
+            if len(ends) == count or stop == self._end:
+                break
+            size *= 2  # a packed frame holds several contents
+        begins = [0, *ends]
+        frames = [
+            Contents(*(column[begin:end] for column in contents))
+            for begin, end in zip(begins, ends)
+        ]
+        self.next_row += begins[-1]
         return TakenFrames(self, frames)
-
-    def _next_contents(self) -> tuple[Contents, bool]:
-        """Some contents that come next, and whether none follows them."""
-        first, contents = self._chunk or self._find(CHUNK)
-        size = len(contents.starts)
-        if first + size < self._end and self.next_row - first > size // 2:
-            first, contents = self._find(CHUNK)
-        left = Contents(*(column[self.next_row - first :] for column in contents))
-        return left, first + len(contents.starts) == self._end
-
-    def _find(self, count: int) -> tuple[int, Contents]:
-        """Look up the contents that come next."""
-        places = np.arange(self.next_row, min(self.next_row + count, self._end))
-        self._chunk = self.next_row, self.examples.locate(places)
-        return self._chunk
 
     def _frame_ends(self, copy_lens: np.ndarray, is_last: bool) -> list[int]:
         """Where frames end; with ``pack_contents`` one holds as many contents as fit."""
@@ -153,7 +134,7 @@ class SpliceSource(RowSource):
                 filled = 0
             filled += copy_len
         # Whether more fits into the frame behind the last end is not known yet.
-        return [*ends, len(copy_lens)] if is_last else ends
+        return [*ends, len(copy_lens)] if is_last and filled else ends
 
     def tokens_of(self, frame: Contents) -> int:
         """Positions of a frame that hold a document."""
@@ -163,15 +144,19 @@ class SpliceSource(RowSource):
     def read(self, description: Contents) -> Row:
         documents, starts, offsets, lengths = (column.tolist() for column in description)
         names = [self.names[document] for document in documents]
-        slices = [
-            content_of(self._documents[document], start, length, self._cyclic)
-            for document, start, length in zip(documents, starts, lengths)
-        ]
+        slices = list(map(self._content, documents, starts, lengths))
         if self.config.pack_contents:
             return Row(slices, slice_sources=names, first_positions=offsets)
         if self.config.attend_prefix:
             return self._row_with_prefix(slices[0], offsets[0], names[0])
         return Row(slices, names[0], documents=1, first_positions=offsets, gaps=offsets)
+
+    def _content(self, document: int, start: int, length: int) -> np.ndarray:
+        """Tokens of a document from a start on; a view, unless it goes round."""
+        tokens = self._documents[document]
+        beyond = start + length - len(tokens)
+        content = tokens[start : start + length]
+        return content if beyond <= 0 else np.concatenate([content, tokens[:beyond]])
 
     def _row_with_prefix(self, content: np.ndarray, offset: int, name: str) -> Row:
         prefix = np.full(offset, self._fill_id, np.int64)
@@ -228,15 +213,8 @@ class TakenFrames(Taken):
         return self._frames[number]
 
 
-def content_of(document: np.ndarray, start: int, length: int, cyclic: bool) -> np.ndarray:
-    """Tokens of a document from a start on; a view, unless it goes round."""
-    if not cyclic or start + length <= len(document):
-        return document[start : start + length]
-    return np.concatenate([document[start:], document[: start + length - len(document)]])
-
-
 def log_plan(index: SpliceIndex, numbers: np.ndarray, source: str) -> None:
-    """Write what will be shown of the first documents to the debug log."""
+    """Log what will be shown, and at DEBUG a line for each of the first documents."""
     config = index.config
     fields = ["content_length", "cut_at_frame_end", "content_stride", "offset_stride", "alpha"]
     fields += ["offset_jitter", "balance_mode", "balance_tau"]
@@ -245,9 +223,12 @@ def log_plan(index: SpliceIndex, numbers: np.ndarray, source: str) -> None:
         "examples in an epoch; %s, %s.",
         *(source, len(numbers), index.doc_lengths.min(), index.doc_lengths.max()),
         *(longest_content(index.seq_len, config), index.seq_len, index.pairs.sum(), index.size),
-        "slide" if config.mode == "slide" else config.content_start_mode,
+        config.placement,
         ", ".join(f"{name} {getattr(config, name)}" for name in fields if hasattr(config, name)),
     )
-    if logger.isEnabledFor(logging.DEBUG):
-        for document, number in enumerate(numbers[:CHUNK].tolist()):
-            logger.debug("%s/doc%d: %s.", source, number, index.describe(document))
+    columns = (numbers, index.doc_lengths, index.pairs, index.quotas, index.coverage())
+    for number, length, pairs, quota, coverage in zip(*(each[:LOGGED] for each in columns)):
+        logger.debug(
+            "%s/doc%d: %d tokens, %d pairs, %g examples, each token %.2f times.",
+            *(source, number, length, pairs, quota, coverage),
+        )

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The starts in a document that its quota shows: evenly, or more often at its edges."""
 
+from typing import Callable
+
 import numpy as np
 
 
@@ -30,60 +32,58 @@ def quantile_numbers(
     return whole * numbers + (rest * numbers + begins) // quotas
 
 
+def first_that(holds: Callable[[np.ndarray], np.ndarray], most: np.ndarray) -> np.ndarray:
+    """The least integers in ``[0, most]`` for which a condition holds, by bisection.
+
+    It holds for every integer after the first one; where it never does, that is ``most``.
+    """
+    low, high = np.zeros_like(most), most
+    while bool((low < high).any()):
+        middle = (low + high) // 2
+        found = holds(middle)
+        high = np.where(found, middle, high)
+        low = np.where(found, low, middle + 1)
+    return low
+
+
 class EdgeWeights:
     """The distribution of starts by which the edges of a document come more often.
 
     With every start equally likely, a token near an edge is in fewer contents than one inside. A
-    start at distance ``d(t) = min(t + 1, (L - K) - t + 1, K)`` from an edge gets the weight
-    ``(K / d(t))^alpha``. Weights fall from one edge to 1, stay there, and rise to the other, so a
-    sum of them is two table look-ups: about K numbers serve documents of any length.
+    start that is d - 1 tokens from the first or the last start, the nearer one, gets the weight
+    ``(K / min(d, K))^alpha``. Weights fall from one edge to 1, stay there, and rise to the other,
+    so a sum of them is two table look-ups: K numbers at most serve documents of any length.
     """
 
     def __init__(self, content_length: int, content_stride: int, alpha: float):
-        self._content, self._stride, self._alpha = content_length, content_stride, alpha
-        self._steps = -(-content_length // content_stride)
-        # So far from an edge and further, all starts weigh the same.
-        self._furthest = min(content_stride - 1, content_length)
-        nearest = np.arange(self._furthest + 1)[:, None]
-        weights = self._weights(nearest + np.arange(self._steps) * content_stride)
-        self._sums = np.pad(weights.cumsum(axis=1), ((0, 0), (1, 0)))
+        distances = np.arange(0, content_length, content_stride) + 1
+        self._weights = np.append((content_length / distances) ** alpha, 1.0)
+        self._sums = np.pad(self._weights[:-1].cumsum(), (1, 0))
+        self._steps = len(distances)  # so far from an edge and further, all starts weigh the same
 
-    def rows(self, last_starts: np.ndarray, fractions: np.ndarray) -> np.ndarray:
-        """Starts, divided by the stride, at which the cumulative weight passes fractions of all.
+    def rows(self, counts: np.ndarray, fractions: np.ndarray) -> np.ndarray:
+        """Numbers of the starts at which the cumulative weight passes fractions of all.
 
         Args:
-            last_starts: int64 [n], L - K.
+            counts: int64 [n], starts of a document.
             fractions: float [n], in [0, 1).
         """
-        low, high = np.zeros_like(last_starts), last_starts // self._stride
-        target = fractions * self._of_first(last_starts, high + 1)
-        while bool((low < high).any()):
-            middle = (low + high) // 2
-            passed = self._of_first(last_starts, middle + 1) > target
-            high = np.where(passed, middle, high)
-            low = np.where(passed, low, middle + 1)
-        return low
+        target = fractions * self._of_first(counts, counts)
+        return first_that(lambda row: self._of_first(counts, row + 1) > target, counts - 1)
 
-    def of(self, last_start: int) -> np.ndarray:
+    def of(self, count: int) -> np.ndarray:
         """The weight of every start of a document, float [starts]."""
-        starts = np.arange(0, last_start + 1, self._stride)
-        return self._weights(np.minimum(starts, last_start - starts))
+        rows = np.arange(count)
+        return self._weights[np.minimum(np.minimum(rows, rows[::-1]), self._steps)]
 
-    def _weights(self, to_an_edge: np.ndarray) -> np.ndarray:
-        return (self._content / np.minimum(to_an_edge + 1, self._content)) ** self._alpha
+    def _of_first(self, counts: np.ndarray, firsts: np.ndarray) -> np.ndarray:
+        """Weight of some first starts: those of the left half, then of the right."""
+        left = (counts + 1) // 2
+        after = self._from_edge(counts - np.maximum(firsts, left))
+        right = self._from_edge(counts - left) - after
+        return self._from_edge(np.minimum(firsts, left)) + right
 
-    def _of_first(self, last_starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Weight of the first ``counts`` starts: those of the left half, then of the right."""
-        rows = last_starts // self._stride + 1
-        left = last_starts // 2 // self._stride + 1  # starts nearer to the first edge
-        remainder = last_starts % self._stride  # from the last start to the last edge
-        after = self._from_edge(remainder, rows - np.maximum(counts, left))
-        right = self._from_edge(remainder, rows - left) - after
-        return self._from_edge(0, np.minimum(counts, left)) + right
-
-    def _from_edge(self, remainder: np.ndarray | int, counts: np.ndarray) -> np.ndarray:
-        """Weight of the ``counts`` starts nearest to an edge, the first ``remainder`` from it."""
-        row = np.minimum(remainder, self._furthest)
-        return self._sums[row, np.minimum(counts, self._steps)] + np.maximum(
-            counts - self._steps, 0
-        )
+    def _from_edge(self, counts: np.ndarray) -> np.ndarray:
+        """Weight of the starts nearest to an edge."""
+        further = np.maximum(counts - self._steps, 0)
+        return self._sums[np.minimum(counts, self._steps)] + further

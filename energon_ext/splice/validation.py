@@ -25,6 +25,7 @@ class GridIndex:
 
     Attributes:
         size: examples.
+        quotas: int64 [documents], examples of each.
 
     Example:
         >>> from energon_ext.splice import SpliceConfig
@@ -56,12 +57,19 @@ class GridIndex:
                 last = seq_len - (config.min_copy_len if config.cut_at_frame_end else copy_len)
                 for offset in _spread(last, offsets):
                     points.append((document, start, offset, min(copy_len, seq_len - offset)))
-        self._points = np.array(points, np.int64).reshape(-1, 4)
+        self._points = np.array(points, np.int64)
         self.size = len(points)
+        documents, copy_lens = self._points[:, 0], self._points[:, 3]
+        self.quotas = np.bincount(documents, minlength=len(self.doc_lengths))
+        self._tokens = np.bincount(documents, copy_lens, minlength=len(self.doc_lengths))
 
     def locate(self, numbers: np.ndarray) -> Contents:
         """The contents of some numbers below ``size``."""
         return Contents(*self._points[numbers].T)
+
+    def token_shares(self) -> np.ndarray:
+        """Share of each document in all tokens; float [documents]."""
+        return self._tokens / self._tokens.sum()
 
 
 class LossMap:

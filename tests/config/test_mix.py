@@ -69,8 +69,8 @@ def test_a_mix_has_the_entries_in_the_order_of_the_yaml_and_the_tree_in_that_of_
     assert [entry.key for entry in mix.entries] == ["d", "c", "a"]
     assert [entry.max_epochs for entry in mix.entries] == [3, 2, 2]
     assert [entry.name for entry in mix.entries] == ["last", None, None]
-    assert mix.entries[1].where == f"{inner}: blend[0] ({data / 'c'})"
-    assert mix.entries[0].where == f"{path}: interleave[0] ({data / 'd'})"
+    assert mix.entries[1].where == f"{inner}: blend[0] (c)"
+    assert mix.entries[0].where == f"{path}: interleave[0] (d)"
     assert mix.tree.to_json() == [
         "",
         INTERLEAVE,
@@ -123,6 +123,12 @@ def test_a_dataset_without_a_metadataset_is_a_mix_of_one(data, tmp_path):
     assert [entry.key for entry in mix.entries] == [f"{folder}:train"]
     assert shares(mix, 0) == {f"{folder}:train": 1}
     assert mix.axis == ScheduleAxis("steps")
+
+
+def test_an_entry_without_a_source_is_refused(data):
+    empty = stock(data / "empty.yaml")
+    with pytest.raises(ConfigError, match=r"mix.yaml: blend\[0\] .* names no source"):
+        loaded(ours(data / "mix.yaml", [(empty, 1), ("a", 1)]))
 
 
 @pytest.mark.parametrize("split", [{"path": "a"}, {"blend_epochized": [{"path": "a"}]}])
@@ -307,7 +313,7 @@ def test_a_launch_script_gives_the_end_and_no_other_unit(data):
 
 def test_a_thousand_weights_carry_one_tree(data):
     datasets = loaded(ours(data / "mix.yaml", [("a", n + 1) for n in range(1000)]))
-    assert len({id(dataset.weight.whole) for dataset in datasets}) == 1
+    assert len({id(dataset.tree) for dataset in datasets}) == 1
     assert sum(map(float, [dataset.weight for dataset in datasets])) == pytest.approx(1)
     mix = mix_of(datasets)
     assert isinstance(mix.tree, Tree) and len(mix.entries) == 1000

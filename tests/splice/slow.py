@@ -33,7 +33,7 @@ def pairs(
 def start_at(fraction, L, K, alpha=0, stride=1):
     """Where the cumulative weight of the starts passes a fraction; exact for integer alpha."""
     candidates = range(0, L - K + 1, stride)
-    distances = [max(1, min(t + 1, (L - K) - t + 1, K)) for t in candidates]
+    distances = [min(t + 1, candidates[-1] - t + 1, K) for t in candidates]
     weights = [Fraction(K, d) ** alpha for d in distances]
     below = Fraction(0)
     reached = []

@@ -290,7 +290,9 @@ def test_contents_as_long_as_the_frame_leave_room_for_their_jitter(content_lengt
     assert Counter(contents.offsets[of_long].tolist()).keys() == {0, 1, 2}
     assert set(contents.offsets[contents.documents == 2].tolist()) == {7, 6, 5}
     assert (contents.offsets + contents.copy_lens <= 12).all()
-    with pytest.raises(ConfigError, match="offset_jitter: 11 found; it leaves a content 1 of"):
+    with pytest.raises(
+        ConfigError, match="seq_len: 12 found with offset_jitter: 11; a content needs 2"
+    ):
         SpliceIndex([100], 12, dataclasses.replace(config, content_length=None, offset_jitter=11))
 
 

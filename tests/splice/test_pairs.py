@@ -236,7 +236,9 @@ def test_a_field_for_many_documents_out_of_range_is_refused_by_name(fields, mess
 
 
 def test_a_frame_too_short_or_an_empty_document_is_refused():
-    with pytest.raises(ConfigError, match="seq_len: 1 found, below min_copy_len: 2"):
+    with pytest.raises(
+        ConfigError, match="seq_len: 1 found with offset_jitter: 0; a content needs 2"
+    ):
         listed(5, 1)
     with pytest.raises(ConfigError, match="every document needs at least one token"):
         listed(0, 5)

@@ -11,7 +11,6 @@ import pytest
 
 from energon_ext.errors import StateMismatchError
 from energon_ext.splice import MultiSpliceConfig, SpliceIndex
-from energon_ext.splice import source as splice_source
 from energon_ext.splice.source import SpliceSource
 
 SEQ_LEN = 24
@@ -58,12 +57,6 @@ def resumed(state, *arguments, **options):
     return rows
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    """Many chunks an epoch; one holds more contents than a frame."""
-    monkeypatch.setattr(splice_source, "CHUNK", 16)
-
-
 @every_packing
 def test_taken_frames_say_which_tokens_of_which_documents_they_show(pack):
     """Documents count from 1000 times their number, so the tokens say where they were."""
@@ -105,7 +98,6 @@ def test_rows_do_not_depend_on_how_many_are_taken_at_a_time(pack):
 
 @every_packing
 def test_a_state_continues_at_every_row_like_the_source_itself(pack):
-    """The source itself has looked up some contents already; the resumed one has not."""
     expected = take(source(pack, epochs=1))
     rows = source(pack, epochs=1)
     for done in range(len(expected) + 1):
@@ -117,13 +109,9 @@ def test_a_state_continues_at_every_row_like_the_source_itself(pack):
         take(rows, 1)
 
 
-def test_a_frame_is_full_however_many_contents_it_takes(monkeypatch):
-    """More of them than are found at a time."""
-    monkeypatch.setattr(splice_source, "CHUNK", 4)
+def test_a_frame_is_full_however_many_contents_it_takes():
     frames = take(source(True, content_length=2))
     assert {len(slices) for slices, *_ in frames[:-1]} == {12}  # two tokens each, of 24
-    monkeypatch.setattr(splice_source, "CHUNK", 1024)
-    assert take(source(True, content_length=2)) == frames
 
 
 @every_packing

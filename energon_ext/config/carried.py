@@ -1,0 +1,147 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The tree of a metadataset, carried through Energon's list of loaded datasets.
+
+A metadataset returns datasets with a float each, which stock metadatasets around one of ours
+multiply and divide. So each dataset carries its leaf and the whole tree, and its float the factor
+that is around the tree. :func:`parts_of` has the trees back; nothing else reads these weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Iterator, NamedTuple, Sequence
+
+from megatron.energon.metadataset.loader_interface import LoadedDataset
+
+from energon_ext.config.leaf import Leaf, leaves_of
+from energon_ext.errors import ConfigError
+from energon_ext.mixture.tree import BLEND, Node, Tree
+from energon_ext.weights import ConstantWeight
+
+
+@dataclass(kw_only=True)
+class CarriedDataset(LoadedDataset):
+    """A loaded dataset with its leaf, and the tree that has this leaf."""
+
+    leaf: Leaf
+    tree: Tree | Leaf
+
+
+class CarriedWeight(float):
+    """The share that stock Energon would make of the constant weights of a tree.
+
+    Attributes:
+        factor: of stock metadatasets around ours, None where there is none.
+        not_constant: place of a weight by which stock Energon cannot draw, None without one.
+    """
+
+    share: float
+    factor: float | None
+    not_constant: str | None
+
+    def __new__(
+        cls, share: float, not_constant: str | None, factor: float | None = None
+    ) -> CarriedWeight:
+        self = super().__new__(cls, share * (1.0 if factor is None else factor))
+        self.share, self.not_constant, self.factor = share, not_constant, factor
+        return self
+
+    def __mul__(self, other: Any) -> CarriedWeight:
+        before = 1.0 if self.factor is None else self.factor
+        return CarriedWeight(self.share, self.not_constant, before * float(other))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> CarriedWeight:
+        before = 1.0 if self.factor is None else self.factor
+        return CarriedWeight(self.share, self.not_constant, before / float(other))
+
+    def __float__(self) -> float:
+        if self.not_constant is not None:
+            raise ConfigError(
+                f"{self.not_constant}: a schedule, a weight of 0 or an interleave, which this "
+                f"TaskEncoder does not know; put energon_ext.DynamicBlendMixin first among its "
+                f"base classes, or use energon_ext.PackedTaskEncoder."
+            )
+        return float.__add__(self, 0.0)
+
+
+class Part(NamedTuple):
+    """Datasets of one tree, or a dataset of a stock metadataset, with the factor around them."""
+
+    tree: Tree | Leaf
+    factor: float | None
+    leaves: list[Leaf]
+    datasets: list[LoadedDataset]
+
+
+def carry(tree: Tree | Leaf, datasets: Sequence[LoadedDataset]) -> list[LoadedDataset]:
+    """The datasets of all leaves of a tree, in the same order, with what they carry."""
+    return [
+        CarriedDataset(
+            dataset=each.dataset,
+            weight=each.weight,
+            repetitions=each.repetitions,
+            aux=each.aux,
+            leaf=leaf,
+            tree=tree,
+        )
+        for leaf, each in zip(leaves_of(tree), datasets, strict=True)
+    ]
+
+
+def carry_weighted(tree: Tree, datasets: Sequence[LoadedDataset]) -> list[LoadedDataset]:
+    """The same, with the shares of the tree for their weights."""
+    carried, not_constant = carry(tree, datasets), _not_constant(tree)
+    for each, share in zip(carried, _shares(tree, 1.0), strict=True):
+        each.weight = CarriedWeight(share, not_constant)
+    return carried
+
+
+def parts_of(datasets: Sequence[LoadedDataset]) -> list[Part]:
+    """What some loaded datasets carry, tree by tree; a dataset that carries nothing is a leaf."""
+    parts: dict[int, Part] = {}
+    for each in datasets:
+        if isinstance(each, CarriedDataset):
+            leaf, tree = each.leaf, each.tree
+        else:
+            leaf = tree = Leaf(dataset=each.dataset)
+        part = parts.setdefault(id(tree), Part(tree, _factor(each), [], []))
+        part.leaves.append(leaf)
+        part.datasets.append(each)
+    return list(parts.values())
+
+
+def tree_of(parts: Sequence[Part]) -> Tree | Leaf:
+    """Some parts as one tree: a constant blend of them where they are several."""
+    trees = [part.tree for part in parts]
+    if len(parts) == 1 and (parts[0].factor is None or isinstance(trees[0], Leaf)):
+        return trees[0]
+    factors = [ConstantWeight(1.0 if part.factor is None else part.factor) for part in parts]
+    return Tree(Node(BLEND, factors), trees)
+
+
+def _factor(dataset: LoadedDataset) -> float | None:
+    if dataset.repetitions is not None:
+        return float(len(dataset.dataset) * dataset.repetitions)
+    weight = dataset.weight
+    return weight.factor if isinstance(weight, CarriedWeight) else weight
+
+
+def _shares(member: Tree | Leaf, above: float) -> Iterator[float]:
+    """The share of each leaf at position 0."""
+    if isinstance(member, Leaf):
+        yield above
+        return
+    for each, share in zip(member.members, member.node.shares_at_start):
+        yield from _shares(each, above * share)
+
+
+def _not_constant(tree: Tree) -> str | None:
+    for node in tree.nodes():
+        for weight, where in zip(node.weights, node.wheres or [""] * len(node.weights)):
+            is_constant = isinstance(weight, ConstantWeight) and weight.value > 0
+            if not is_constant or node.rule != BLEND:
+                return where
+    return None
