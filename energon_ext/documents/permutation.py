@@ -112,14 +112,18 @@ def keyed_draws(indices: np.ndarray, bounds: np.ndarray, key: str | int) -> np.n
     return ((hashes >> _HALF) * bounds.astype(np.uint64) >> _HALF).astype(np.int64)
 
 
-def stable_hash(text: str) -> int:
-    """A 63-bit hash that is the same in every process and on every machine."""
-    return int.from_bytes(hashlib.sha1(text.encode("utf-8")).digest()[:8], "big") >> 1
+def stable_hash(text: str, bits: int = 63) -> int:
+    """An integer of some bits that is the same in every process and on every machine.
+
+    All that is random in the package begins with it: orders, draws, splits, seeds.
+    """
+    digest = hashlib.blake2b(text.encode(), digest_size=-(-bits // 8)).digest()
+    return int.from_bytes(digest, "little") & ((1 << bits) - 1)
 
 
 def _round_keys(key: str | int) -> np.ndarray:
-    digest = hashlib.blake2b(str(key).encode(), digest_size=8 * ROUNDS).digest()
-    return np.frombuffer(digest, "<u8").astype(np.uint64)
+    hashed = stable_hash(str(key), 64 * ROUNDS)
+    return np.frombuffer(hashed.to_bytes(8 * ROUNDS, "little"), "<u8").astype(np.uint64)
 
 
 def _mix(values: np.ndarray, round_key: np.uint64) -> np.ndarray:

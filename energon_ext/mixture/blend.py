@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Random draws whose n-th depends on a key and n alone, so that there is nothing to save."""
 
-import hashlib
-
 import numpy as np
+
+from energon_ext.documents.permutation import stable_hash
 
 _BLOCK_BITS = 12  # numbers are made 4096 at a time
 
@@ -21,8 +21,7 @@ class Uniforms:
     """
 
     def __init__(self, key: str):
-        digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
-        self._key = int.from_bytes(digest, "little")
+        self._key = stable_hash(key, 128)
         self._first, self._numbers = 0, np.zeros(0)
 
     def at(self, indices: np.ndarray) -> np.ndarray:

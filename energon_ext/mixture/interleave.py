@@ -16,12 +16,16 @@ members, the one that would soonest have ``1 - e`` rows if it were not drawn. Wh
 credit ever reaches ``1 - e`` (Tijdeman, *The chairman assignment problem*, 1980), and the largest
 credit would not do: 12 : 12 : 3 : 1 : 1 goes beyond a row. Where rows differ in length, the largest
 credit is next; with equal weights that is the source with the fewest tokens so far.
+
+Of equals, the first in a random order is next. The order is that of the seed and the node.
 """
 
 import heapq
 from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
+
+from energon_ext.documents.permutation import KeyedPermutation
 
 #: Fractions of rows are compared up to this.
 ROUNDING = 1e-9
@@ -39,12 +43,13 @@ class InterleaveSampler:
 
     Args:
         names: of the members.
+        key: of the run's seed and the node; names the order of equals.
         row_tokens: tokens that a row is taken to have until it is known; 0 where rows differ.
 
     State: one number per member, and the tokens drawn.
 
     Example:
-        >>> sampler = InterleaveSampler(["a", "b"], row_tokens=10)
+        >>> sampler = InterleaveSampler(["a", "b"], "seed 0", row_tokens=10)
         >>> shares = np.array([0.75, 0.25])
         >>> sampler.pick(np.arange(8), shares, 0).tolist()
         [0, 0, 1, 0, 0, 0, 1, 0]
@@ -53,26 +58,25 @@ class InterleaveSampler:
         [0.0, 0.0]
     """
 
-    def __init__(self, names: Sequence[str], row_tokens: int = 0):
+    def __init__(self, names: Sequence[str], key: str, row_tokens: int = 0):
         self.names = list(names)
         self.credits = np.zeros(len(names))
         self.tokens = 0
+        self._order = KeyedPermutation(len(names), key)(np.arange(len(names)))
         self._row_tokens = row_tokens
         self._retained: dict[str, float] = {}
 
     def pick(self, rows: np.ndarray, shares: np.ndarray, attempt: int) -> np.ndarray:
-        """Members for some rows; what they really hold is said to :meth:`settle` afterwards.
+        """Members for some rows; :meth:`settle` is told afterwards what they hold.
 
         Args, Returns: as of :meth:`~energon_ext.mixture.blend.BlendSampler.pick`.
         """
+        credits, shares = self.credits[self._order], shares[self._order]
         if self._row_tokens:
-            return _by_deadline(self.credits / self._row_tokens, shares, len(rows))
-        credits, picked = np.where(shares > 0, self.credits, -np.inf), np.empty(len(rows), np.int64)
-        for index in range(len(rows)):
-            credits += shares
-            picked[index] = member = credits.argmax()
-            credits[member] -= 1
-        return picked
+            picked = _by_deadline(credits / self._row_tokens, shares, len(rows))
+        else:
+            picked = _by_credit(credits, shares, len(rows))
+        return self._order[picked]
 
     def settle(self, shares: np.ndarray, tokens: np.ndarray) -> None:
         """Count what was drawn under some shares, int64 [members]."""
@@ -96,9 +100,9 @@ class InterleaveSampler:
 
         Args:
             state: of :meth:`to_json`.
-            renamed: names of now by names in the state, where they differ.
-            shares: of now, where new members begin as if they had been there from the first token
-                and had never been drawn; None where they begin level with the others.
+            renamed: current names by names in the state, where they differ.
+            shares: the current ones, where new members begin as if they had been there from the
+                first token and had never been drawn; None where they begin level with the others.
         """
         saved = {renamed.get(name, name): credit for name, credit in state["credits"].items()}
         self.tokens = state["tokens"]
@@ -108,6 +112,16 @@ class InterleaveSampler:
         if shares is not None and not is_known.all() and shares[is_known].sum() > 0:
             before = np.where(is_known, shares, 0.0)
             self.credits += (shares - before / before.sum()) * self.tokens
+
+
+def _by_credit(credits: np.ndarray, shares: np.ndarray, rows: int) -> np.ndarray:
+    """Members for some rows by the largest credit, each row taken as one token."""
+    credits, picked = np.where(shares > 0, credits, -np.inf), np.empty(rows, np.int64)
+    for row in range(rows):
+        credits += shares
+        picked[row] = member = credits.argmax()
+        credits[member] -= 1
+    return picked
 
 
 def _by_deadline(credits: np.ndarray, shares: np.ndarray, rows: int) -> np.ndarray:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from energon_ext.documents.permutation import stable_hash
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.prepare.documents import InputDocument, LeftOut, Unit, Unreadable
 from energon_ext.prepare.token_writer import TokenWriter
@@ -142,9 +143,7 @@ def split_of(text: str, val_fraction: float, seed: int) -> str:
         >>> [split_of(str(n), val_fraction=0.25, seed=0) for n in range(1000)].count("val")
         243
     """
-    key = seed.to_bytes(8, "little")
-    digest = hashlib.blake2b(text.encode(), digest_size=8, key=key).digest()
-    return "val" if int.from_bytes(digest, "little") < val_fraction * 2**64 else "train"
+    return "val" if stable_hash(f"{seed}/{text}", 64) < val_fraction * 2**64 else "train"
 
 
 def sha256(path: Path) -> str:

@@ -100,8 +100,10 @@ class ListRun:
         missing, found, attempt = list(range(rows)), [], 0
         while missing and left:
             total = sum(Fraction(weights[name]) for name in left)
-            shares = {name: Fraction(weights[name]) / total for name in sorted(left)}
-            pick = self.owing if mix["rule"] == "interleave" else self.by_chance
+            pick, names = self.by_chance, sorted(weights)
+            if mix["rule"] == "interleave":
+                pick, names = self.owing, in_keyed_order(weights)
+            shares = {name: Fraction(weights[name]) / total for name in names if name in left}
             picked = pick(shares, [self.row + place for place in missing], attempt, len(weights))
             read, again = dict.fromkeys(shares, 0), []
             for place, name in zip(missing, picked):
@@ -145,6 +147,12 @@ class ListRun:
         for number in numbers:
             chance = uniform("0/" if attempt == 0 else f"0//attempt {attempt}", number)
             yield next(name for name, end in zip(names, ends) if chance < end)
+
+
+def in_keyed_order(names):
+    """The members of the outermost node in the order of the seed 0."""
+    places = KeyedPermutation(len(names), "0/")(np.arange(len(names)))
+    return [sorted(names)[place] for place in places]
 
 
 def uniform(key, number):
