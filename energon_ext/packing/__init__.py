@@ -28,22 +28,11 @@ from energon_ext.packing.pieces import PackPlan, Pieces
 from energon_ext.packing.sequential import SequentialPacker
 
 #: Every packer, by its name.
-PACKERS: dict[str, type[Packer]] = {
-    packer.name: packer
-    for packer in (
-        BestFitPacker,
-        SequentialPacker,
-    )
-}
+PACKERS: dict[str, type[Packer]] = {each.name: each for each in (BestFitPacker, SequentialPacker)}
 
 
 def make_packer(name: str, seq_len: int, **options: Any) -> Packer:
     """Build the packer of a name.
-
-    Args:
-        name: one of ``PACKERS``.
-        seq_len: T, positions of a row.
-        options: of this packer.
 
     Raises:
         ConfigError: an unknown name, or an option that the packer does not have or that is out of
@@ -56,7 +45,7 @@ def make_packer(name: str, seq_len: int, **options: Any) -> Packer:
         Traceback (most recent call last):
         energon_ext.errors.ConfigError: packing='sequential' has no option 'carry'; it has none.
     """
-    if not isinstance(name, str) or name not in PACKERS:
+    if name not in list(PACKERS):
         raise ConfigError(f"packing: {name!r} found, choose from {choices(name, PACKERS)}")
     known = PACKERS[name].option_names()
     for option in options:

@@ -35,6 +35,13 @@ def best_fit_decreasing(
         >>> best_fit_decreasing([6, 2, 6, 2], capacity=8)
         [[0, 1], [2, 3]]
     """
+    if capacity < 1:
+        raise ConfigError(f"capacity: {capacity!r} found, >= 1 is needed.")
+    if lengths and not 1 <= min(lengths) <= max(lengths) <= capacity:
+        raise SampleError(
+            f"Items of {min(lengths)} to {max(lengths)} tokens, 1..{capacity} fit into a bin; cut "
+            f"them first."
+        )
     order = longest_first(np.array(lengths, np.int64)).tolist()
     bin_of = best_fit([lengths[item] for item in order], capacity, max_items_per_bin)
     bins: dict[int, list[int]] = {}
@@ -53,17 +60,7 @@ def best_fit(lengths: Sequence[int], capacity: int, max_items_per_bin: int | Non
 
     Returns:
         The bin of each item, int64; bins are numbered as they are opened.
-
-    Raises:
-        ConfigError, SampleError: as :func:`best_fit_decreasing`.
     """
-    if capacity < 1:
-        raise ConfigError(f"capacity: {capacity!r} found, >= 1 is needed.")
-    if lengths and not 1 <= min(lengths) <= max(lengths) <= capacity:
-        raise SampleError(
-            f"Items of {min(lengths)} to {max(lengths)} tokens, 1..{capacity} fit into a bin; cut "
-            f"them first."
-        )
     bin_of: list[int] = []
     counts: list[int] = []  # items of each bin
     bins_with_space: dict[int, list[int]] = {}  # free tokens -> heap of bins

@@ -4,7 +4,7 @@
 
 import functools
 from dataclasses import dataclass, fields
-from typing import Any, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -45,14 +45,12 @@ class Pieces:
     def __getitem__(self, where: Any) -> "Pieces":
         return Pieces(*(getattr(self, field.name)[where] for field in fields(self)))
 
-    @classmethod
-    def joined(cls, parts: Sequence["Pieces"]) -> "Pieces":
-        """All pieces of several, one after another."""
-        names = (field.name for field in fields(cls))
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-
     def __add__(self, others: "Pieces") -> "Pieces":
-        return Pieces.joined((self, others)) if len(self) else others
+        if not len(self):
+            return others
+        names = [field.name for field in fields(self)]
+        pairs = [(getattr(self, name), getattr(others, name)) for name in names]
+        return Pieces(*map(np.concatenate, pairs))
 
     def ranges(self) -> list[tuple[int, int, int]]:
         """``(document, start, stop)`` of each."""
