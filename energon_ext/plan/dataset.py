@@ -112,7 +112,7 @@ class PlannedDataset(Blend, SavableDataset):
     def reset_state_own(self) -> None:
         self.retained: dict[str, Any] = {}
         self._begin()
-        self.progress = Progress.at(self.plan.whole())
+        self.progress = Progress(self.plan.advance())
         self._stream: Iterator[Round] | None = None
         self._has_begun = False
 
@@ -149,7 +149,6 @@ class PlannedDataset(Blend, SavableDataset):
             if not self.passes.repeats or not self.plan.row:
                 return
             self._begin()
-            self.plan.note_all()
 
     def _drawn(self, step: Step) -> DrawnStep:
         number = self.plan.step - 1
@@ -157,8 +156,7 @@ class PlannedDataset(Blend, SavableDataset):
         rounds = range(self.topology.rounds if is_read else 0)
         own = map(self.topology.rows_of, rounds)
         described = [[self._describe(step, row) for row in rows] for rows in own]
-        ended = tuple(self.plan.just_ended())
-        return DrawnStep(number, described, self.plan.advance(), ended)
+        return DrawnStep(number, described, self.plan.advance(), tuple(self.plan.just_ended))
 
     @staticmethod
     def _describe(step: Step, row: int) -> DescribedRow:
@@ -166,8 +164,8 @@ class PlannedDataset(Blend, SavableDataset):
         return None if found is None else (found[2], found[0].description(found[1]))
 
     @functools.cached_property
-    def draw_options(self) -> dict[str, Any]:
-        """The configuration that the draw of a step depends on, as JSON values.
+    def inside(self) -> dict[str, Any]:
+        """Everything that the draw of a step depends on beside the plan, as JSON values.
 
         What may be long is a digest, under the name of its option.
         """
@@ -179,6 +177,9 @@ class PlannedDataset(Blend, SavableDataset):
             for name in sorted(names)
         }
         return {
+            "rows_per_step": self.topology.rows_per_step,
+            "batch_size": self.topology.batch_rows,
+            "ranks": self.topology.ranks,
             "axis": axis.unit,
             "cost": None if cost is None else getattr(cost, "__qualname__", repr(cost)),
             "mixture": digest_of(self.tree.to_json())[:16],
