@@ -9,6 +9,7 @@ were taken. On a resume the plan is made again, and no token is read for it.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, Mapping
 
@@ -271,50 +272,34 @@ class TakenRows(Taken):
     """Some packed rows, not yet read."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[int, PackPlan, int]] = []  # first row here, plan, first row there
+        self._rows: list[tuple[PackPlan, int]] = []  # and its number in the plan
         self.num_tokens = self.num_documents = 0
-        self._count = 0
 
     def add(self, plan: PackPlan, first: int, stop: int) -> None:
         """Append rows of a plan."""
-        self._parts.append((self._count, plan, first))
-        totals = plan.totals
-        tokens, documents = (totals[:, stop] - totals[:, first]).tolist()
+        self._rows += zip(itertools.repeat(plan), range(first, stop))
+        tokens, documents = (plan.totals[:, stop] - plan.totals[:, first]).tolist()
         self.num_tokens += tokens
         self.num_documents += documents
-        self._count += stop - first
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._rows)
 
     def pieces(self) -> tuple[np.ndarray, np.ndarray]:
-        lengths, ends, before = [], [], 0
-        counts = np.diff([begin for begin, _, _ in self._parts], append=self._count)
-        for (_, plan, first), count in zip(self._parts, counts.tolist()):
-            start = int(plan.ends[first - 1]) if first else 0
-            own = plan.ends[first : first + count] - start
-            pieces = plan.pieces[start : start + int(own[-1])]
-            lengths.append(pieces.stops - pieces.starts)
-            ends.append(own + before)
-            before += int(own[-1])
-        return np.concatenate(lengths), np.concatenate(ends)
+        lengths = [plan.sizes[plan.extent(row)] for plan, row in self._rows]
+        return np.concatenate(lengths), np.cumsum([len(each) for each in lengths])
 
     def contents(self, number: int) -> list[tuple[int, int, int]]:
-        plan, number = self._planned(number)
-        return plan.pieces[plan.extent(number)].ranges()
+        plan, row = self._rows[number]
+        return plan.pieces[plan.extent(row)].ranges()
 
     def description(self, number: int) -> Description:
-        plan, number = self._planned(number)
-        pieces, own = plan.pieces, plan.extent(number)
+        plan, row = self._rows[number]
+        pieces, own = plan.pieces, plan.extent(row)
         return (
             pieces.places[own].tolist(),
             pieces.starts[own].tolist(),
             pieces.stops[own].tolist(),
-            int(plan.documents[number]),
-            int(plan.tokens[number]),
+            int(plan.documents[row]),
+            int(plan.tokens[row]),
         )
-
-    def _planned(self, number: int) -> tuple[PackPlan, int]:
-        """The pack plan of a row, and its number there."""
-        begin, plan, first = next(part for part in reversed(self._parts) if part[0] <= number)
-        return plan, number + first - begin
