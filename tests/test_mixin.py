@@ -276,21 +276,6 @@ def test_a_renamed_encoder_continues_and_is_told(data, caplog):
     assert "The TaskEncoder was UpperCase, and is Renamed; see that it reads alike." in caplog.text
 
 
-def test_logical_workers_are_refused(data):
-    """Of a branch of Energon; no release has them."""
-
-    class WithLogicalWorkers(WorkerConfig):
-        logical_workers = 4
-
-    with pytest.raises(ConfigError, match="logical_workers: None is needed"):
-        get_train_dataset(
-            data / "mix.yaml",
-            worker_config=WithLogicalWorkers(rank=0, world_size=1, num_workers=0),
-            batch_size=2,
-            task_encoder=UpperCase(),
-        )
-
-
 @pytest.mark.parametrize("num_workers", [1, 3, 4])
 def test_a_virtual_epoch_is_rounded_up_to_as_many_batches_of_every_worker(data, num_workers):
     endless = loader_for(build(data / "mix.yaml", num_workers=num_workers))
