@@ -11,7 +11,8 @@ import time
 import numpy as np
 from timing import markdown, microseconds
 
-from energon_ext.packing import BestFitPacker, Pieces, best_fit_decreasing
+from energon_ext.packing import BestFitPacker, Pieces
+from energon_ext.packing.bins import best_fit
 
 CASES = (  # lengths, tokens of a bin
     ("web", 8192),
@@ -95,5 +96,5 @@ def decreasing(found, capacity, buffer_docs):
     for start in range(0, len(found), buffer_docs):
         pieces = found[start : start + buffer_docs].cut(capacity)
         lengths = (pieces.stops - pieces.starts).tolist()
-        sizes.append((sum(lengths), len(best_fit_decreasing(lengths, capacity))))
+        sizes.append((sum(lengths), int(best_fit(sorted(lengths, reverse=True), capacity).max()) + 1))
     return sizes

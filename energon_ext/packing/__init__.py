@@ -22,7 +22,6 @@ from typing import Any
 from energon_ext.arguments import choices
 from energon_ext.errors import ConfigError
 from energon_ext.packing.best_fit import BestFitPacker
-from energon_ext.packing.bins import best_fit_decreasing
 from energon_ext.packing.packer import Packer
 from energon_ext.packing.pieces import PackPlan, Pieces
 from energon_ext.packing.sequential import SequentialPacker
@@ -63,6 +62,5 @@ __all__ = [
     "Packer",
     "Pieces",
     "SequentialPacker",
-    "best_fit_decreasing",
     "make_packer",
 ]

@@ -134,7 +134,3 @@ def _swapped(rows: np.ndarray, costs: np.ndarray) -> np.ndarray:
         busy[most] -= gains[one, other]
         busy[least] += gains[one, other]
     return np.take_along_axis(rows, np.argsort(-costs[rows], axis=1, kind="stable"), axis=1)
-
-
-#: One reader that has every row to itself, one at a time.
-ALONE = Topology(rows_per_step=1)
