@@ -95,6 +95,6 @@ def decreasing(found, capacity, buffer_docs):
     sizes = []
     for start in range(0, len(found), buffer_docs):
         pieces = found[start : start + buffer_docs].cut(capacity)
-        lengths = (pieces.stops - pieces.starts).tolist()
-        sizes.append((sum(lengths), int(best_fit(sorted(lengths, reverse=True), capacity).max()) + 1))
+        lengths = sorted((pieces.stops - pieces.starts).tolist(), reverse=True)
+        sizes.append((sum(lengths), int(best_fit(lengths, capacity).max()) + 1))
     return sizes

@@ -11,7 +11,6 @@ import pytest
 from megatron.energon import (
     DefaultTaskEncoder,
     TextSample,
-    WorkerConfig,
     get_savable_loader,
     stateless,
 )

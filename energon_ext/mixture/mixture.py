@@ -64,14 +64,11 @@ class Mixture:
         return shares
 
     def draw(self, rows: np.ndarray, attempt: int = 0) -> np.ndarray:
-        """The source of each of some rows; call :meth:`open` first, :meth:`settle` afterwards.
+        """The source of each of some rows, int64 [n]; :meth:`open` comes first.
 
         Args:
             rows: int64 [n], numbers in the run, rising.
             attempt: how often these rows were drawn before, from sources that had none left.
-
-        Returns:
-            int64 [n], indices into ``keys``.
         """
         return self._root.draw(rows, attempt)
 

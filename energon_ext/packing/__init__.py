@@ -14,7 +14,7 @@ none drops one:
   transition of every document is trained exactly once.
 
 All work on arrays of many documents at once: :class:`Pieces` in, a :class:`PackPlan` out. A new
-packer is a module with a subclass of :class:`Packer`, and a line in ``PACKERS``.
+packer is a module with a subclass of :class:`Packer`, listed in ``PACKERS``.
 """
 
 from typing import Any
@@ -32,10 +32,6 @@ PACKERS: dict[str, type[Packer]] = {each.name: each for each in (BestFitPacker, 
 
 def make_packer(name: str, seq_len: int, **options: Any) -> Packer:
     """Build the packer of a name.
-
-    Raises:
-        ConfigError: an unknown name, or an option that the packer does not have or that is out of
-            range.
 
     Example:
         >>> make_packer("bin", 4096, max_docs_per_bin=8).to_json()["max_docs_per_bin"]

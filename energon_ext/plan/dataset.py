@@ -72,9 +72,7 @@ class PlannedDataset(Blend, SavableDataset):
     """Yields the batches of one rank.
 
     Args:
-        sources: their rows are planned; see :class:`~energon_ext.plan.source.Blend`.
-        tree: the mixture, over their keys.
-        clock: with the topology, the schedule axis and the steps that are skipped.
+        sources, tree, clock: of the :class:`~energon_ext.plan.source.Blend`; rows are planned.
         worker_config: Energon's.
         batches: how rows become batches.
         passes: how long a pass is.
@@ -170,12 +168,10 @@ class PlannedDataset(Blend, SavableDataset):
         What may be long is a digest, under the name of its option.
         """
         cost, axis = self.batches.cost, self.clock.axis
-        of_sources = {key: rows.options() for key, rows in zip(self.keys, self.rows)}
-        names = {name for options in of_sources.values() for name in options}
-        by_name = {
-            name: [[key, own[name]] for key, own in of_sources.items() if name in own]
-            for name in sorted(names)
-        }
+        options: dict[str, list[Any]] = {}
+        for key, rows in zip(self.keys, self.rows):
+            for name, value in rows.options().items():
+                options.setdefault(name, []).append([key, value])
         return {
             "rows_per_step": self.topology.rows_per_step,
             "batch_size": self.topology.batch_rows,
@@ -183,7 +179,7 @@ class PlannedDataset(Blend, SavableDataset):
             "axis": axis.unit,
             "cost": None if cost is None else getattr(cost, "__qualname__", repr(cost)),
             "mixture": digest_of(self.tree.to_json())[:16],
-            **{name: digest_of(values)[:16] for name, values in by_name.items()},
+            **{name: digest_of(values)[:16] for name, values in options.items()},
         }
 
     # Batches ------------------------------------------------------------------------------------

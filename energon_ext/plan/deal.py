@@ -24,13 +24,10 @@ class Topology:
     ``[r * batch_rows, (r + 1) * batch_rows)`` of a round, and the workers of a rank take turns.
 
     Attributes:
-        rows_per_step: rows of a global batch.
+        rows_per_step: rows of a global batch, a multiple of those of a round.
         batch_rows: rows of one batch of one rank.
         ranks, rank: data-parallel ranks, and which of them this is.
         workers: worker processes of a rank; 1 where the rank itself reads.
-
-    Raises:
-        ConfigError: the rows of a step do not divide into rounds.
 
     Example:
         >>> topology = Topology(rows_per_step=8, batch_rows=2, ranks=2, rank=1)

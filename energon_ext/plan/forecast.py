@@ -157,7 +157,8 @@ def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None
     """
     mixture = Mixture(blend.tree, blend.keys, seed="")
     sources = list(blend.sources.values())
-    contents = [_row_contents(each, blend.clock.row_tokens, tokens_per_document) for each in sources]
+    row_tokens = blend.clock.row_tokens
+    contents = [_row_contents(each, row_tokens, tokens_per_document) for each in sources]
     tokens_per_row, documents_per_row = np.array(contents).T
     limits = np.array([(each.max_epochs or np.inf) * max(each.documents, 1) for each in sources])
     left = limits / documents_per_row  # rows
@@ -197,7 +198,7 @@ def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None
         tokens=by_window * tokens_per_row,
         documents=by_window * documents_per_row,
         exhausted=exhausted,
-        positions=int(total * blend.clock.row_tokens),
+        positions=int(total * row_tokens),
         is_exact=False,
         spread=2 * deviation / total,
     )

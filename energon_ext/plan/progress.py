@@ -22,10 +22,9 @@ DescribedRow = tuple[int, Any] | None
 
 @dataclass(frozen=True, eq=False)
 class DrawnStep:
-    """A step, as one rank reads it.
+    """A step, as one rank reads it; ``number`` is that of the plan.
 
     Attributes:
-        number: of the step in the plan.
         rounds: the rows of each batch of this rank; empty where the step is skipped.
         after: the state of the plan behind the step.
         ended: keys of the sources that the step has read to their end.
@@ -38,13 +37,8 @@ class DrawnStep:
 
 
 class Round(NamedTuple):
-    """One batch of every rank.
-
-    Attributes:
-        rows: of this rank.
-        skipped: steps that were skipped right before it.
-        completes: its step, if it is the last round of that.
-    """
+    """One batch of every rank: the rows of this one, the steps that were skipped right before it,
+    and the step that it completes, if any."""
 
     rows: list[DescribedRow]
     skipped: tuple[DrawnStep, ...]

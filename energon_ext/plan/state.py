@@ -47,10 +47,7 @@ def cursor_of(dataset: "PlannedDataset", progress: Progress) -> dict[str, Any]:
 
 
 def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
-    """Put a dataset where a cursor stands.
-
-    Returns:
-        The change of every source.
+    """Put a dataset where a cursor stands; returns the change of every source.
 
     Raises:
         StateFormatError: the state is damaged, or of another version.

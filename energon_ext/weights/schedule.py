@@ -126,8 +126,7 @@ class ScheduledWeight(WeightSpec):
         where: what an error names as the place.
 
     Raises:
-        ConfigError: unknown kind, no points, a breakpoint that is not an integer >= 0 or is given
-            twice, a value that is not finite and >= 0 (> 0 for ``exponential``).
+        ConfigError: what is given is no schedule; names the place, and what was found.
 
     Example:
         >>> weight = ScheduledWeight("step", {0: 100, 100: 10, 1000: 0})
@@ -245,9 +244,6 @@ def weight_from_config(value: Any, where: str = "weight") -> WeightSpec:
         value: a number, or one of ``{step: ...}``, ``{linear: ...}``, ``{cosine: ...}``,
             ``{exponential: ...}``, with ``{breakpoint: value}`` or ``[[breakpoint, value], ...]``.
         where: the place in the YAML, for errors.
-
-    Raises:
-        ConfigError: says where, what was found and what is allowed.
 
     Example:
         >>> weight_from_config({"linear": {"0": 1, "3000": 100}}).evaluate(1500)
