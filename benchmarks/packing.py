@@ -11,7 +11,8 @@ import time
 import numpy as np
 from timing import markdown, microseconds
 
-from energon_ext.packing import BestFitPacker, Pieces, best_fit_decreasing
+from energon_ext.packing import BestFitPacker, Pieces
+from energon_ext.packing.bins import best_fit
 
 CASES = (  # lengths, tokens of a bin
     ("web", 8192),
@@ -94,6 +95,6 @@ def decreasing(found, capacity, buffer_docs):
     sizes = []
     for start in range(0, len(found), buffer_docs):
         pieces = found[start : start + buffer_docs].cut(capacity)
-        lengths = (pieces.stops - pieces.starts).tolist()
-        sizes.append((sum(lengths), len(best_fit_decreasing(lengths, capacity))))
+        lengths = sorted((pieces.stops - pieces.starts).tolist(), reverse=True)
+        sizes.append((sum(lengths), int(best_fit(lengths, capacity).max()) + 1))
     return sizes

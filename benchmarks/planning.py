@@ -22,7 +22,6 @@ from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, blend_of
 from energon_ext.packing import BestFitPacker
 from energon_ext.plan.rows import PlannedRows
-from energon_ext.plan.source import Source
 from energon_ext.plan.step import Plan
 from energon_ext.weights import ConstantWeight, weight_from_config
 
@@ -91,22 +90,19 @@ def measure(pool, rule, sources, ranks):
 def plan_of(pool, rule, sources):
     keys = [f"source {number:04d}" for number in range(sources)]
     buffer_docs = planned_buffer_docs(sources)
-    found = {
-        key: Source(
-            key,
-            PlannedRows(
-                pool[number % len(pool)],
-                source=key,
-                packer=BestFitPacker(SEQ_LEN),
-                order=EpochOrder(len(pool[0]), key),
-                buffer_docs=buffer_docs,
-            ),
+    found = [
+        PlannedRows(
+            pool[number % len(pool)],
+            source=key,
+            packer=BestFitPacker(SEQ_LEN),
+            order=EpochOrder(len(pool[0]), key),
+            buffer_docs=buffer_docs,
         )
         for number, key in enumerate(keys)
-    }
+    ]
     # As in a long run, each stands somewhere in a pack plan of its own.
-    for source, rows in zip(found.values(), np.linspace(1, buffer_docs // 8, sources)):
-        source.rows.take(int(rows))
+    for source, rows in zip(found, np.linspace(1, buffer_docs // 8, sources)):
+        source.take(int(rows))
     weights = {
         key: weight_from_config({"linear": {0: 1, 1000: 2}})
         if number % 3 == 0

@@ -11,7 +11,6 @@ import pytest
 from megatron.energon import (
     DefaultTaskEncoder,
     TextSample,
-    WorkerConfig,
     get_savable_loader,
     stateless,
 )
@@ -258,21 +257,6 @@ def test_a_renamed_encoder_continues_and_is_told(data, caplog):
     resumed.restore_state_rank(loader.save_state_rank())
     assert [batch.text for batch in take(resumed, 5)] == expected[4:]
     assert "The TaskEncoder was UpperCase, and is Renamed; see that it reads alike." in caplog.text
-
-
-def test_logical_workers_are_refused(data):
-    """Of a branch of Energon; no release has them."""
-
-    class WithLogicalWorkers(WorkerConfig):
-        logical_workers = 4
-
-    with pytest.raises(ConfigError, match="logical_workers: None is needed"):
-        get_train_dataset(
-            data / "mix.yaml",
-            worker_config=WithLogicalWorkers(rank=0, world_size=1, num_workers=0),
-            batch_size=2,
-            task_encoder=UpperCase(),
-        )
 
 
 @pytest.mark.parametrize("num_workers", [1, 3, 4])

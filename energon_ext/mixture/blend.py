@@ -52,15 +52,12 @@ class BlendSampler:
         self._uniforms = [Uniforms(key)]
 
     def pick(self, rows: np.ndarray, shares: np.ndarray, attempt: int) -> np.ndarray:
-        """Members for some rows of a run.
+        """Members for some rows of a run, int64 [n].
 
         Args:
             rows: int64 [n], their numbers in the run.
             shares: float64 [members], adding up to 1; members of share 0 are never drawn.
             attempt: which draw for these rows this is; above 0 where a source had ended.
-
-        Returns:
-            int64 [n].
         """
         while attempt >= len(self._uniforms):
             self._uniforms.append(Uniforms(f"{self._key}/attempt {len(self._uniforms)}"))

@@ -51,20 +51,13 @@ def check_mixture(
         ConfigError: all weights are 0 somewhere; names the position, the worker, the weights.
     """
     keys = sorted(tree.keys())
-    shown = {key: (re.sub(r"#\d+$", "", key), splices.get(key)) for key in keys}
     _check_never_all_zero(tree, keys, axis, absent)
-    messages = [
+    for message in (
         *_never_reached(tree, axis, end),
         *_drowned(tree, keys),
-        *(
-            f"{key}: the same source is listed more than once; each reads all of it, in an order "
-            f"of its own."
-            for key in keys
-            if shown[key][0] != key and [*shown.values()].count(shown[key]) > 1
-        ),
+        *_listed_twice(keys, splices),
         *_nothing_after_limits(tree, keys, axis, max_epochs),
-    ]
-    for message in messages:
+    ):
         warnings.warn(message, BlendWarning, stacklevel=2)
 
 
@@ -86,43 +79,41 @@ def _check_never_all_zero(
 
 
 def _first_empty(tree: Tree, keys: list[str], missing: Collection[str]) -> int | None:
+    """The first position at which only missing sources have a weight."""
     mixture = Mixture(tree, keys, seed="")
-    mixture.ended = np.array([key in missing for key in keys])
+    mixture.ended[:] = [key in missing for key in keys]
     return next((p for p in _decisive_positions(tree) if not mixture.open(p)), None)
 
 
 def _never_reached(tree: Tree, axis: ScheduleAxis, end: int | None) -> Iterator[str]:
-    if end is None:
-        return
     for node in tree.nodes():
         for weight, where in zip(node.weights, node.wheres):
-            late = [point for point in weight.breakpoints() if point >= end]
-            if late:
+            last = max(weight.breakpoints(), default=0)
+            if end is not None and weight.is_scheduled and last >= end:
                 yield (
-                    f"{where}: the schedule {weight!r} goes on to {axis.counted} {late[-1]}, but "
-                    f"the run ends at {end}."
+                    f"{where}: the schedule {weight!r} goes on to {axis.counted} {last}, but the "
+                    f"run ends at {end}."
                 )
 
 
 def _drowned(tree: Tree, keys: list[str]) -> Iterator[str]:
-    if not any(weight.is_scheduled for node in tree.nodes() for weight in node.weights):
+    if not tree.breakpoints():
         return
-    constant = _keys_without_schedule(tree)
-    drowned: dict[str, tuple[float, int]] = {}
+    positions = _decisive_positions(tree)
     mixture = Mixture(tree, keys, seed="")
-    for position in _decisive_positions(tree):
-        shares = mixture.shares(position).tolist()
-        least = DROWNED_SHARE * max(shares)
-        for key, share in zip(keys, shares):
-            if key in constant and 0 < share < least:
-                drowned[key] = min(drowned.get(key, (1.0, 0)), (share, position))
-    if drowned:
-        named = ", ".join(list(drowned)[:MOST_NAMED])
+    shares = np.array([mixture.shares(position) for position in positions])
+    is_low = (shares > 0) & (shares < DROWNED_SHARE * shares.max(1, keepdims=True))
+    constant = _keys_without_schedule(tree)
+    is_low &= [key in constant for key in keys]
+    if is_low.any():
+        drowned = [keys[number] for number in np.flatnonzero(is_low.any(0))]
         others = f" and {len(drowned) - MOST_NAMED} others" if len(drowned) > MOST_NAMED else ""
-        share, position = min(drowned.values())
+        lowest = np.where(is_low, shares, 1.0)
+        position = positions[int(lowest.min(1).argmin())]
         yield (
-            f"{named}{others}: a constant weight that is {share:.1e} of the blend at position "
-            f"{position}; is it on the same scale as the schedules beside it?"
+            f"{', '.join(drowned[:MOST_NAMED])}{others}: a constant weight that is "
+            f"{lowest.min():.1e} of the blend at position {position}; is it on the same scale as "
+            f"the schedules beside it?"
         )
 
 
@@ -133,6 +124,16 @@ def _keys_without_schedule(tree: Tree) -> set[str]:
         if not weight.is_scheduled:
             found |= _keys_without_schedule(member) if isinstance(member, Tree) else {member}
     return found
+
+
+def _listed_twice(keys: list[str], splices: Mapping[str, Any]) -> Iterator[str]:
+    listed = {key: (re.sub(r"#\d+$", "", key), splices.get(key)) for key in keys}
+    for key, (path, _) in listed.items():
+        if path != key and [*listed.values()].count(listed[key]) > 1:
+            yield (
+                f"{key}: the same source is listed more than once; each reads all of it, in an "
+                f"order of its own."
+            )
 
 
 def _nothing_after_limits(

@@ -42,13 +42,14 @@ class InterleaveSampler:
 
     Args:
         names: of the members.
+        key: of the run's seed and the node; names the order of equals.
         row_tokens: tokens that a row is taken to have until it is known; 0 where rows differ.
         seed: decides between members that are due alike.
 
     State: one number per member, and the tokens drawn.
 
     Example:
-        >>> sampler = InterleaveSampler(["a", "b"], row_tokens=10)
+        >>> sampler = InterleaveSampler(["a", "b"], "seed 0", row_tokens=10)
         >>> shares = np.array([0.75, 0.25])
         >>> sampler.pick(np.arange(8), shares, 0).tolist()
         [0, 0, 1, 0, 0, 0, 1, 0]
@@ -62,11 +63,12 @@ class InterleaveSampler:
         self._turns = np.argsort([stable_hash(f"{seed}/{number}") for number in range(len(names))])
         self.credits = np.zeros(len(names))
         self.tokens = 0
+        self._order = KeyedPermutation(len(names), key)(np.arange(len(names)))
         self._row_tokens = row_tokens
         self._retained: dict[str, float] = {}
 
     def pick(self, rows: np.ndarray, shares: np.ndarray, attempt: int) -> np.ndarray:
-        """Members for some rows; what they really hold is said to :meth:`settle` afterwards.
+        """Members for some rows; :meth:`settle` is told afterwards what they hold.
 
         Args, Returns: as of :meth:`~energon_ext.mixture.blend.BlendSampler.pick`.
         """
@@ -102,9 +104,9 @@ class InterleaveSampler:
 
         Args:
             state: of :meth:`to_json`.
-            renamed: names of now by names in the state, where they differ.
-            shares: of now, where new members begin as if they had been there from the first token
-                and had never been drawn; None where they begin level with the others.
+            renamed: current names by names in the state, where they differ.
+            shares: the current ones, where new members begin as if they had been there from the
+                first token and had never been drawn; None where they begin level with the others.
         """
         saved = {renamed.get(name, name): credit for name, credit in state["credits"].items()}
         self.tokens = state["tokens"]
@@ -114,6 +116,16 @@ class InterleaveSampler:
         if shares is not None and not is_known.all() and shares[is_known].sum() > 0:
             before = np.where(is_known, shares, 0.0)
             self.credits += (shares - before / before.sum()) * self.tokens
+
+
+def _by_credit(credits: np.ndarray, shares: np.ndarray, rows: int) -> np.ndarray:
+    """Members for some rows by the largest credit, each row taken as one token."""
+    credits, picked = np.where(shares > 0, credits, -np.inf), np.empty(rows, np.int64)
+    for row in range(rows):
+        credits += shares
+        picked[row] = member = credits.argmax()
+        credits[member] -= 1
+    return picked
 
 
 def _by_deadline(credits: np.ndarray, shares: np.ndarray, rows: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Whose row is next: the tree of a metadataset at work."""
 
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
@@ -10,8 +10,6 @@ from energon_ext.mixture.blend import BlendSampler, InOrderSampler
 from energon_ext.mixture.interleave import Credits, InterleaveSampler
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Tree
 from energon_ext.weights import Weights
-
-Sampler = BlendSampler | InterleaveSampler | InOrderSampler
 
 
 class Mixture:
@@ -26,28 +24,23 @@ class Mixture:
         seed: names the random numbers.
         row_tokens: positions of a row; 0 where rows differ.
 
+    Attributes:
+        ended: bool [sources], those that have no row left; the caller sets it.
+
     State: the credits of interleaves, and those of nodes that are away.
 
     Example:
         >>> from energon_ext.mixture.tree import INTERLEAVE, blend_of
         >>> from energon_ext.weights import ConstantWeight
-        >>> tree = blend_of({"a": ConstantWeight(1), "b": ConstantWeight(1)}, INTERLEAVE)
+        >>> tree = blend_of({"a": ConstantWeight(1), "b": ConstantWeight(3)}, INTERLEAVE)
         >>> mixture = Mixture(tree, ["a", "b"], seed="0")
         >>> mixture.open(position=0)
         True
         >>> mixture.draw(np.arange(4)).tolist()
-        [0, 1, 0, 1]
+        [1, 0, 1, 1]
     """
 
-    def __init__(
-        self,
-        tree: Tree,
-        keys: Sequence[str],
-        *,
-        seed: str,
-        row_tokens: int = 0,
-    ):
-        self.tree = tree
+    def __init__(self, tree: Tree, keys: Sequence[str], *, seed: str, row_tokens: int = 0):
         self.keys = tuple(keys)
         self.ended = np.zeros(len(self.keys), bool)
 
@@ -57,7 +50,12 @@ class Mixture:
             return BlendSampler(f"{seed}/{name}") if rule == BLEND else InOrderSampler()
 
         numbers = {key: number for number, key in enumerate(self.keys)}
-        self._root = _Branch(tree, "", numbers, new_sampler)
+        self._root = _Branch(tree, "", numbers, seed, row_tokens)
+        self._interleaves = [
+            (branch, branch.sampler)
+            for branch in self._root.branches()
+            if isinstance(branch.sampler, InterleaveSampler)
+        ]
         self._retained: dict[str, Any] = {}
 
     def open(self, position: int) -> bool:
@@ -72,14 +70,11 @@ class Mixture:
         return shares
 
     def draw(self, rows: np.ndarray, attempt: int = 0) -> np.ndarray:
-        """The source of each of some rows; call :meth:`open` first, :meth:`settle` afterwards.
+        """The source of each of some rows, int64 [n]; :meth:`open` comes first.
 
         Args:
             rows: int64 [n], numbers in the run, rising.
             attempt: how often these rows were drawn before, from sources that had none left.
-
-        Returns:
-            int64 [n], indices into ``keys``.
         """
         return self._root.draw(rows, attempt)
 
@@ -89,19 +84,19 @@ class Mixture:
 
     def begin_here(self, row_tokens: float = 1.0) -> None:
         """Take the credits so far as those of rows of some tokens, and count tokens from here."""
-        for _, sampler in self._interleaves():
+        for _, sampler in self._interleaves:
             sampler.credits = sampler.credits * row_tokens
             sampler.tokens = 0
 
     def credits(self) -> tuple[Credits, ...]:
         """The state of every interleave, which later draws do not change."""
-        return tuple(sampler.now() for _, sampler in self._interleaves())
+        return tuple(sampler.now() for _, sampler in self._interleaves)
 
     def credits_to_json(self, credits: Sequence[Credits]) -> dict[str, Any]:
         """:meth:`credits` as JSON values, with those of nodes that are away."""
         nodes = {
             branch.name: {"identity": branch.identity, **sampler.to_json(now)}
-            for (branch, sampler), now in zip(self._interleaves(), credits)
+            for (branch, sampler), now in zip(self._interleaves, credits)
         }
         return {**self._retained, **nodes}
 
@@ -110,41 +105,34 @@ class Mixture:
     ) -> None:
         """Continue from :meth:`credits_to_json`, perhaps of another tree.
 
+        A node is known by its identity, or else by its name.
+
         Args:
-            renamed: keys of now by keys in the state, of sources that moved.
+            renamed: current keys by keys in the state, of sources that moved.
             position: on the schedule axis, where the run stands.
         """
         self.open(position)
-        names = dict(renamed)
         by_identity = {entry["identity"]: name for name, entry in state.items()}
-        found: dict[str, str] = {}
-        claimed = {by_identity.get(branch.identity) for branch, _ in self._interleaves()}
-        for branch, _ in self._interleaves():
+        claimed = {by_identity.get(branch.identity) for branch, _ in self._interleaves}
+        left, names, found = set(state), dict(renamed), []
+        for branch, sampler in self._interleaves:
             saved = by_identity.get(branch.identity)
-            if saved is None and branch.name in state.keys() - claimed:
+            if saved is None and branch.name not in claimed:
                 saved = branch.name
-            if saved is not None and saved not in found.values():
-                found[branch.name] = saved
+            if saved in left:
+                left.remove(saved)
                 names[saved] = branch.name
-        for branch, sampler in self._interleaves():
-            if branch.name in found:
-                sampler.restore_state(state[found[branch.name]], names, branch.shares_of_new())
-        self._retained = {n: state[n] for n in state if n not in set(found.values())}
-
-    def _interleaves(self) -> list[tuple["_Branch", InterleaveSampler]]:
-        branches = self._root.branches()
-        return [(b, b.sampler) for b in branches if isinstance(b.sampler, InterleaveSampler)]
+                found.append((branch, sampler, state[saved]))
+        for branch, sampler, own in found:
+            sampler.restore_state(own, names, branch.shares_of_new())
+        self._retained = {name: own for name, own in state.items() if name in left}
 
 
 class _Branch:
     """One node at work."""
 
     def __init__(
-        self,
-        tree: Tree,
-        name: str,
-        numbers: Mapping[str, int],
-        new_sampler: Callable[[str, str, list[str]], Sampler],
+        self, tree: Tree, name: str, numbers: Mapping[str, int], seed: str, row_tokens: int
     ):
         node = tree.node
         self.name, self.identity = name, node.identity
@@ -160,11 +148,16 @@ class _Branch:
             for index, member in enumerate(tree.members)
         ]
         self._children = {
-            index: _Branch(member, names[index], numbers, new_sampler)
+            index: _Branch(member, names[index], numbers, seed, row_tokens)
             for index, member in enumerate(tree.members)
             if isinstance(member, Tree)
         }
-        self.sampler = new_sampler(node.rule, name, names)
+        key = f"{seed}/{name}"
+        self.sampler: BlendSampler | InterleaveSampler | InOrderSampler = InOrderSampler()
+        if node.rule == BLEND:
+            self.sampler = BlendSampler(key)
+        elif node.rule == INTERLEAVE:
+            self.sampler = InterleaveSampler(names, key, row_tokens)
 
     def branches(self) -> list["_Branch"]:
         """This one and all below."""
@@ -205,5 +198,5 @@ class _Branch:
             child.add_shares(shares, above * float(self._shares[index]))
 
     def shares_of_new(self) -> np.ndarray | None:
-        """The shares of now, where new members of an interleave begin at zero; else None."""
+        """The current shares, where new members of an interleave begin at zero; else None."""
         return self._shares if self._new_source == NEW_SOURCES[1] else None

@@ -128,16 +128,15 @@ def blend_of(weights: dict[str, WeightSpec], rule: str = BLEND, **options: Any) 
     return Tree(Node(rule, list(weights.values()), **options), list(weights))
 
 
-def check_nested_schedules(tree: Tree) -> None:
+def check_nested_schedules(tree: Tree, above: tuple[Node, str] | None = None) -> None:
     """Refuse a schedule inside a schedule where the outer node does not allow it.
+
+    Args:
+        above: the node of the schedule above this tree, and its place in the YAML.
 
     Raises:
         ConfigError: names both places.
     """
-    _check_below(tree, None)
-
-
-def _check_below(tree: Tree, above: tuple[Node, str] | None) -> None:
     node = tree.node
     for index, (member, weight) in enumerate(zip(tree.members, node.weights)):
         nearest = above
@@ -150,4 +149,4 @@ def _check_below(tree: Tree, above: tuple[Node, str] | None) -> None:
                 )
             nearest = node, where
         if isinstance(member, Tree):
-            _check_below(member, nearest)
+            check_nested_schedules(member, nearest)

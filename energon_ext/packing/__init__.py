@@ -14,7 +14,7 @@ none drops one:
   transition of every document is trained exactly once.
 
 All work on arrays of many documents at once: :class:`Pieces` in, a :class:`PackPlan` out. A new
-packer is a module with a subclass of :class:`Packer`, and a line in ``PACKERS``.
+packer is a module with a subclass of :class:`Packer`, listed in ``PACKERS``.
 """
 
 from typing import Any
@@ -22,32 +22,16 @@ from typing import Any
 from energon_ext.arguments import choices
 from energon_ext.errors import ConfigError
 from energon_ext.packing.best_fit import BestFitPacker
-from energon_ext.packing.bins import best_fit_decreasing
 from energon_ext.packing.packer import Packer
 from energon_ext.packing.pieces import PackPlan, Pieces
 from energon_ext.packing.sequential import SequentialPacker
 
 #: Every packer, by its name.
-PACKERS: dict[str, type[Packer]] = {
-    packer.name: packer
-    for packer in (
-        BestFitPacker,
-        SequentialPacker,
-    )
-}
+PACKERS: dict[str, type[Packer]] = {each.name: each for each in (BestFitPacker, SequentialPacker)}
 
 
 def make_packer(name: str, seq_len: int, **options: Any) -> Packer:
     """Build the packer of a name.
-
-    Args:
-        name: one of ``PACKERS``.
-        seq_len: T, positions of a row.
-        options: of this packer.
-
-    Raises:
-        ConfigError: an unknown name, or an option that the packer does not have or that is out of
-            range.
 
     Example:
         >>> make_packer("bin", 4096, max_docs_per_bin=8).to_json()["max_docs_per_bin"]
@@ -56,7 +40,7 @@ def make_packer(name: str, seq_len: int, **options: Any) -> Packer:
         Traceback (most recent call last):
         energon_ext.errors.ConfigError: packing='sequential' has no option 'carry'; it has none.
     """
-    if not isinstance(name, str) or name not in PACKERS:
+    if name not in list(PACKERS):
         raise ConfigError(f"packing: {name!r} found, choose from {choices(name, PACKERS)}")
     known = PACKERS[name].option_names()
     for option in options:
@@ -74,6 +58,5 @@ __all__ = [
     "Packer",
     "Pieces",
     "SequentialPacker",
-    "best_fit_decreasing",
     "make_packer",
 ]

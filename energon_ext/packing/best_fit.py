@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from energon_ext.arguments import check_integer, check_kind, check_number
-from energon_ext.errors import ConfigError, SampleError
+from energon_ext.arguments import check_integer, check_number
+from energon_ext.errors import ConfigError
 from energon_ext.packing.bins import best_fit, longest_first
 from energon_ext.packing.packer import Packer
 from energon_ext.packing.pieces import PackPlan, Pieces
@@ -40,9 +40,6 @@ class BestFitPacker(Packer):
         max_docs_per_bin: most pieces in one row, None for no limit.
         carry: share of the bins that is carried over to the next plan, 0 <= carry < 1.
         alignment: positions that every document is rounded up to.
-        divisible: True fills bins of T + 1 tokens, the last of them a label only, and cuts longer
-            documents into pieces that share their boundary token. False fills bins of T with whole
-            samples, without a shift between inputs and labels; a longer one is an error.
 
     Example:
         >>> packer = BestFitPacker(seq_len=7, carry=0)
@@ -58,7 +55,6 @@ class BestFitPacker(Packer):
     max_docs_per_bin: int | None = field(default=None, kw_only=True)
     carry: float = field(default=0.3, kw_only=True)
     alignment: int = field(default=1, kw_only=True)
-    divisible: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,21 +64,15 @@ class BestFitPacker(Packer):
         if self.carry >= 1:
             raise ConfigError(f"packing_carry: {self.carry!r} found, a number < 1 is needed.")
         check_integer("alignment", self.alignment, 1)
-        check_kind("divisible", self.divisible, bool)
-
-    @property
-    def capacity(self) -> int:
-        """Tokens of a bin."""
-        return self.seq_len + self.divisible
 
     def resumed(self, carried: Pieces) -> Pieces:
-        stops = np.minimum(carried.starts + self.capacity, carried.lengths)
+        stops = np.minimum(carried.starts + self.seq_len + 1, carried.lengths)
         return Pieces(carried.documents, carried.places, carried.starts, stops, carried.lengths)
 
     def plan(
         self, carried: Pieces, new: Pieces, *, rows_before: int = 0, last: bool = False
     ) -> PackPlan:
-        pieces = carried + self._cut(new)
+        pieces = carried + new.cut(self.seq_len + 1)
         sizes, capacity = self._sizes(pieces.stops - pieces.starts)
         num_due = -(-len(carried) // CARRIED_PER_DUE)
         items = np.concatenate(
@@ -100,20 +90,10 @@ class BestFitPacker(Packer):
         documents = np.diff(finished[ends], prepend=0)
         return PackPlan.of(placed, ends, documents, left, self.seq_len)
 
-    def _cut(self, documents: Pieces) -> Pieces:
-        """The pieces that are packed."""
-        if self.divisible or documents.lengths.max(initial=0) <= self.capacity:
-            return documents.cut(self.capacity)
-        longest = documents.lengths.argmax()
-        raise SampleError(
-            f"Sample {documents.documents[longest]} has {documents.lengths[longest]} tokens, a row "
-            f"has {self.capacity} and samples are not cut; leave it out or increase seq_len."
-        )
-
     def _sizes(self, lengths: np.ndarray) -> tuple[np.ndarray, int]:
         """Lengths of pieces, and the capacity of a bin, in tokens or in units of the alignment."""
         if self.alignment == 1:
-            return lengths, self.capacity
+            return lengths, self.seq_len + 1
         positions = np.minimum(lengths, self.seq_len)  # the T + 1st token, a label, has none
         return -(-positions // self.alignment), self.seq_len // self.alignment
 

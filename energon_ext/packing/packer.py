@@ -55,9 +55,6 @@ class Packer(ABC):
             rows_before: rows that earlier plans made of the same stream. A stream ends with a plan
                 that is the last one; documents that come after it begin another stream.
             last: no more will come; nothing is carried over.
-
-        Raises:
-            SampleError: a document that fits no row.
         """
 
     @abstractmethod
@@ -66,7 +63,6 @@ class Packer(ABC):
 
     @classmethod
     def option_names(cls) -> list[str]:
-        """The options that the packer declares."""
         return [field.name for field in fields(cls) if field.name != "seq_len"]
 
     def to_json(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@
 
 import functools
 from dataclasses import dataclass, fields
-from typing import Any, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -45,14 +45,12 @@ class Pieces:
     def __getitem__(self, where: Any) -> "Pieces":
         return Pieces(*(getattr(self, field.name)[where] for field in fields(self)))
 
-    @classmethod
-    def joined(cls, parts: Sequence["Pieces"]) -> "Pieces":
-        """All pieces of several, one after another."""
-        names = (field.name for field in fields(cls))
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-
     def __add__(self, others: "Pieces") -> "Pieces":
-        return Pieces.joined((self, others)) if len(self) else others
+        if not len(self):
+            return others
+        names = [field.name for field in fields(self)]
+        pairs = [(getattr(self, name), getattr(others, name)) for name in names]
+        return Pieces(*map(np.concatenate, pairs))
 
     def ranges(self) -> list[tuple[int, int, int]]:
         """``(document, start, stop)`` of each."""
@@ -100,9 +98,8 @@ class PackPlan:
         cls, pieces: Pieces, ends: np.ndarray, documents: np.ndarray, carried: Pieces, seq_len: int
     ) -> "PackPlan":
         """A plan whose ``tokens`` follow from the pieces."""
-        begins = np.concatenate(([0], ends[:-1])).astype(np.int64)
-        sizes = pieces.stops - pieces.starts
-        tokens = np.add.reduceat(sizes, begins) if len(ends) else ends
+        before = np.concatenate(([0], np.cumsum(pieces.stops - pieces.starts)))
+        tokens = np.diff(before[ends], prepend=0)
         return cls(pieces, ends, np.minimum(tokens, seq_len), documents, carried)
 
     @classmethod
@@ -115,6 +112,11 @@ class PackPlan:
     def totals(self) -> np.ndarray:
         """Tokens and documents of the rows before each row and of all rows, int64 [2, rows + 1]."""
         return np.cumsum([[0, *self.tokens], [0, *self.documents]], axis=1)
+
+    @functools.cached_property
+    def sizes(self) -> np.ndarray:
+        """Tokens of each piece."""
+        return self.pieces.stops - self.pieces.starts
 
     def extent(self, row: int) -> slice:
         """Where the pieces of a row are among all."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from energon_ext.errors import ConfigError
 from energon_ext.plan.deal import Topology
 from energon_ext.weights import ScheduleAxis
 
@@ -27,9 +28,21 @@ class Clock:
     skip: tuple[tuple[int, int], ...] = ()
 
     def at(self, step: int, row: int) -> int:
-        """After some steps that had some rows in all."""
-        batch = row // self.topology.rows_per_round
-        return self.axis.position(step, row, batch, self.row_tokens)
+        """The position after some steps that had some rows in all.
+
+        Raises:
+            ConfigError: the axis counts tokens, and rows have no fixed length.
+        """
+        if self.axis.unit == "tokens":
+            if not self.row_tokens:
+                raise ConfigError(
+                    "schedule_axis: tokens cannot be counted where rows have no fixed length; "
+                    "count steps or samples, or set `tokens_per_sample` on the TaskEncoder."
+                )
+            return row * self.row_tokens
+        if self.axis.unit == "samples":
+            return row
+        return row // self.topology.rows_per_round if self.axis.unit == "batches" else step
 
     def at_step(self, step: int, row: int | None = None) -> int:
         """At an optimizer step that begins with a row; by default all have as many rows as now."""

@@ -18,8 +18,7 @@ class AttentionCost:
     """Matrix products of a causal transformer over a document that attends to itself alone.
 
     Every token costs the same in projections, MLP and vocabulary; in attention it costs as much as
-    it has tokens to look at. All that matters here is the ratio of the two. Context parallelism
-    divides both alike.
+    it has tokens to look at. Only the ratio of the two matters.
 
     Attributes:
         linear: floating-point operations of a token outside the attention scores.
@@ -40,12 +39,9 @@ class AttentionCost:
 
     @classmethod
     def of_model(cls, config: Any, vocab_size: int = 0) -> "AttentionCost":
-        """By the configuration of a model.
+        """By a ``megatron.core.transformer.TransformerConfig``, and the size of the output layer.
 
-        Args:
-            config: with the fields of ``megatron.core.transformer.TransformerConfig``: dense and
-                MoE, grouped queries, gated MLP, sliding window, multi-latent attention.
-            vocab_size: of the output layer.
+        Dense and MoE, grouped queries, gated MLP, sliding window, multi-latent attention.
         """
         hidden, layers, heads = config.hidden_size, config.num_layers, config.num_attention_heads
         channels = config.kv_channels or hidden // heads

@@ -72,9 +72,7 @@ class PlannedDataset(Blend, SavableDataset):
     """Yields the batches of one rank.
 
     Args:
-        sources: their rows are planned; see :class:`~energon_ext.plan.source.Blend`.
-        tree: the mixture, over their keys.
-        clock: with the topology, the schedule axis and the steps that are skipped.
+        sources, tree, clock: of the :class:`~energon_ext.plan.source.Blend`; rows are planned.
         worker_config: Energon's.
         batches: how rows become batches.
         passes: how long a pass is.
@@ -112,7 +110,7 @@ class PlannedDataset(Blend, SavableDataset):
     def reset_state_own(self) -> None:
         self.retained: dict[str, Any] = {}
         self._begin()
-        self.progress = Progress.at(self.plan.whole())
+        self.progress = Progress(self.plan.advance())
         self._stream: Iterator[Round] | None = None
         self._has_begun = self._is_restored = False
 
@@ -149,7 +147,6 @@ class PlannedDataset(Blend, SavableDataset):
             if not self.passes.repeats or not self.plan.row:
                 return
             self._begin()
-            self.plan.note_all()
 
     def _drawn(self, step: Step) -> DrawnStep:
         number = self.plan.step - 1
@@ -157,8 +154,7 @@ class PlannedDataset(Blend, SavableDataset):
         rounds = range(self.topology.rounds if is_read else 0)
         own = map(self.topology.rows_of, rounds)
         described = [[self._describe(step, row) for row in rows] for rows in own]
-        ended = tuple(self.plan.just_ended())
-        return DrawnStep(number, described, self.plan.advance(), ended)
+        return DrawnStep(number, described, self.plan.advance(), tuple(self.plan.just_ended))
 
     @staticmethod
     def _describe(step: Step, row: int) -> DescribedRow:
@@ -166,23 +162,24 @@ class PlannedDataset(Blend, SavableDataset):
         return None if found is None else (found[2], found[0].description(found[1]))
 
     @functools.cached_property
-    def draw_options(self) -> dict[str, Any]:
-        """The configuration that the draw of a step depends on, as JSON values.
+    def inside(self) -> dict[str, Any]:
+        """Everything that the draw of a step depends on beside the plan, as JSON values.
 
         What may be long is a digest, under the name of its option.
         """
         cost, axis = self.batches.cost, self.clock.axis
-        of_sources = {key: rows.options() for key, rows in zip(self.keys, self.rows)}
-        names = {name for options in of_sources.values() for name in options}
-        by_name = {
-            name: [[key, own[name]] for key, own in of_sources.items() if name in own]
-            for name in sorted(names)
-        }
+        options: dict[str, list[Any]] = {}
+        for key, rows in zip(self.keys, self.rows):
+            for name, value in rows.options().items():
+                options.setdefault(name, []).append([key, value])
         return {
+            "rows_per_step": self.topology.rows_per_step,
+            "batch_size": self.topology.batch_rows,
+            "ranks": self.topology.ranks,
             "axis": axis.unit,
             "cost": None if cost is None else getattr(cost, "__qualname__", repr(cost)),
             "mixture": digest_of(self.tree.to_json())[:16],
-            **{name: digest_of(values)[:16] for name, values in by_name.items()},
+            **{name: digest_of(values)[:16] for name, values in options.items()},
         }
 
     # Batches ------------------------------------------------------------------------------------

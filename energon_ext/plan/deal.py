@@ -24,13 +24,10 @@ class Topology:
     ``[r * batch_rows, (r + 1) * batch_rows)`` of a round, and the workers of a rank take turns.
 
     Attributes:
-        rows_per_step: rows of a global batch.
+        rows_per_step: rows of a global batch, a multiple of those of a round.
         batch_rows: rows of one batch of one rank.
         ranks, rank: data-parallel ranks, and which of them this is.
         workers: worker processes of a rank; 1 where the rank itself reads.
-
-    Raises:
-        ConfigError: the rows of a step do not divide into rounds.
 
     Example:
         >>> topology = Topology(rows_per_step=8, batch_rows=2, ranks=2, rank=1)
@@ -55,16 +52,7 @@ class Topology:
     def of(
         cls, worker_config: WorkerConfig, batch_rows: int | None, rows_per_step: int | None
     ) -> "Topology":
-        """The topology of an Energon dataset; one round a step unless told otherwise.
-
-        Raises:
-            ConfigError: it has ``logical_workers``, as a branch of Energon knows them.
-        """
-        if getattr(worker_config, "logical_workers", None) is not None:
-            raise ConfigError(
-                "WorkerConfig.logical_workers: None is needed; without it a planned run continues "
-                "on any ranks and workers, and a streamed one on as many workers in all."
-            )
+        """The topology of an Energon dataset; one round per step unless told otherwise."""
         batch_rows = batch_rows or 1
         return cls(
             rows_per_step or batch_rows * worker_config.world_size,
@@ -93,11 +81,11 @@ class Topology:
 def balanced(costs: np.ndarray, topology: Topology) -> np.ndarray:
     """Which row of a step goes to which place, so that all ranks are busy equally long.
 
-    From the dearest row on, each goes to the rank that has the least so far and has room (the
-    longest processing time first, Graham 1969, with as many rows for every rank); then the rank
-    with the most and the one with the least swap rows. A rank hands out its dearest rows first, so
-    that the batches of one round are alike; where a batch has more than one row, it holds dear ones
-    beside cheap ones.
+    Rows are assigned from the most to the least expensive, each to the rank with the smallest total
+    that has room (longest processing time first, Graham 1969, with as many rows for every rank);
+    then the ranks with the largest and the smallest total swap rows. A rank hands out its most
+    expensive rows first, so that the batches of one round are alike; a batch of several rows holds
+    expensive ones beside cheap ones.
 
     Args:
         costs: float64 [rows per step], of the rows by number.
@@ -129,7 +117,7 @@ def balanced(costs: np.ndarray, topology: Topology) -> np.ndarray:
 
 
 def _swapped(rows: np.ndarray, costs: np.ndarray) -> np.ndarray:
-    """Rows of each rank, the dearest first, int64 [ranks, rows], after some swaps."""
+    """Rows of each rank, the most expensive first, int64 [ranks, rows], after some swaps."""
     busy = costs[rows].sum(1)
     enough = NEARLY_EQUAL * busy.mean()
     for _ in range(MOST_SWAPS):
@@ -143,7 +131,3 @@ def _swapped(rows: np.ndarray, costs: np.ndarray) -> np.ndarray:
         busy[most] -= gains[one, other]
         busy[least] += gains[one, other]
     return np.take_along_axis(rows, np.argsort(-costs[rows], axis=1, kind="stable"), axis=1)
-
-
-#: One reader that has every row to itself, one at a time.
-ALONE = Topology(rows_per_step=1)

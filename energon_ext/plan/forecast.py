@@ -12,7 +12,7 @@ import itertools
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Any, Iterable
+from typing import Any, Iterable, Sequence
 
 import numpy as np
 
@@ -22,14 +22,14 @@ from energon_ext.mixture.tree import BLEND
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.deal import Topology, balanced
 from energon_ext.plan.row_source import RowSource
+from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.source import Blend, Source
 
 #: Parts of a run of which each has its own figures.
 WINDOWS = 240
 
-#: Rows of which the fill of all is estimated, the fuller ones that a packer begins with, and
-#: sources that are asked for some.
-_TRIED_ROWS, _FIRST_ROWS, _TRIED_SOURCES = 256, 256, 8
+#: Rows of which the fill of all is estimated, and the fuller ones that a packer begins with.
+_TRIED_ROWS, _FIRST_ROWS = 256, 256
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,6 @@ class Forecast:
         return self.documents.cumsum(0) / np.maximum(self.epoch_documents, 1)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it."""
         return {
             "exact": self.is_exact,
             "steps": self.steps,
@@ -92,42 +91,51 @@ class Forecast:
         }
 
 
+def _forecast(blend: Blend, begins: Sequence[int], **figures: Any) -> Forecast:
+    """A forecast of windows that begin with some steps."""
+    mixture = Mixture(blend.tree, blend.keys, seed="")
+    return Forecast(
+        keys=blend.keys,
+        titles=tuple(blend.names.get(key, key) for key in blend.keys),
+        shares=np.array([mixture.shares(blend.position(step)) for step in begins]),
+        epoch_documents=np.array([source.documents for source in blend.sources.values()]),
+        **figures,
+    )
+
+
 def planned(blend: PlannedDataset, steps: int, progress: Any = iter) -> Forecast:
     """By making the plan of some steps.
 
     Args:
-        blend: with a shared plan.
+        blend: the dataset.
         progress: is handed the steps, and hands them on.
     """
     edges = _edges(steps, [])
     drawn = blend.planned_steps()
     plan = blend.plan
-    tokens, documents, done = [plan.tokens.copy()], [plan.documents.copy()], 0
+    ends, counts, done = [0], [(plan.tokens.copy(), plan.documents.copy())], 0
     lasts = np.zeros(len(blend.keys), np.int64)  # steps up to the last one with a token of each
     before = plan.tokens.copy()
     for done, _ in enumerate(progress(itertools.islice(drawn, steps)), 1):
         lasts[plan.tokens != before] = done
         before[:] = plan.tokens
-        if done == edges[len(tokens)]:
-            tokens.append(plan.tokens.copy())
-            documents.append(plan.documents.copy())
-    ends = edges[1 : len(tokens)]
-    if done > edges[len(tokens) - 1]:  # all sources have ended inside a window
-        ends = [*ends, done]
-        tokens.append(plan.tokens)
-        documents.append(plan.documents)
-    return Forecast(
-        keys=blend.keys,
-        titles=tuple(blend.names.get(key, key) for key in blend.keys),
-        ends=np.array(ends),
-        shares=_shares_at(blend, [0, *ends[:-1]]),
-        tokens=np.diff(tokens, axis=0).astype(np.float64),
-        documents=np.diff(documents, axis=0).astype(np.float64),
-        epoch_documents=np.array([s.documents for s in blend.sources.values()]),
+        if done == edges[len(ends)]:
+            ends.append(done)
+            counts.append((plan.tokens.copy(), plan.documents.copy()))
+    if done > ends[-1]:  # all sources have ended inside a window
+        ends.append(done)
+        counts.append((plan.tokens, plan.documents))
+    read = np.diff(np.array(counts, np.float64), axis=0)
+    return _forecast(
+        blend,
+        ends[:-1],
+        ends=np.array(ends[1:]),
+        tokens=read[:, 0],
+        documents=read[:, 1],
         exhausted={
             key: last
-            for (key, source), last in zip(blend.sources.items(), lasts.tolist())
-            if source.rows.is_finite and source.rows.ended
+            for key, rows, last in zip(blend.keys, blend.rows, lasts.tolist())
+            if rows.is_finite and rows.ended
         },
         positions=done * blend.topology.rows_per_step * blend.clock.row_tokens,
         is_exact=True,
@@ -138,8 +146,8 @@ def planned(blend: PlannedDataset, steps: int, progress: Any = iter) -> Forecast
 def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None) -> Forecast:
     """By summing up the shares of the weights.
 
-    Rows of all sources are taken as equally full. A source of a blend is read more or less often
-    than its share says by chance, which ``spread`` tells.
+    A source of a blend is read more or less often than its share says by chance, which ``spread``
+    tells.
 
     Args:
         tokens_per_document: of streamed sources, which do not know.
@@ -148,26 +156,25 @@ def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None
         ConfigError: a streamed source, and no ``tokens_per_document``.
     """
     mixture = Mixture(blend.tree, blend.keys, seed="")
-    tokens_a_row, documents_a_row = _row_contents(blend, tokens_per_document)
-    limits = np.array(
-        [(s.max_epochs or np.inf) * max(s.documents, 1) for s in blend.sources.values()]
-    )
-    left = limits / documents_a_row  # rows
-    rows_a_step = blend.topology.rows_per_step
-    edges = _edges(steps, _breakpoint_steps(blend, steps))
-    rows, shares, variance = [], [], np.zeros(len(left))
+    sources = list(blend.sources.values())
+    row_tokens = blend.clock.row_tokens
+    contents = [_row_contents(each, row_tokens, tokens_per_document) for each in sources]
+    tokens_per_row, documents_per_row = np.array(contents).T
+    limits = np.array([(each.max_epochs or np.inf) * max(each.documents, 1) for each in sources])
+    left = limits / documents_per_row  # rows
+    rows_per_step = blend.topology.rows_per_step
+    rows, begins, ends, variance = [], [], [], np.zeros(len(left))
     exhausted: dict[str, int] = {}
-    ends = []
-    for begin, end in itertools.pairwise(edges):
+    for begin, end in itertools.pairwise(_edges(steps, _breakpoint_steps(blend, steps))):
         position = blend.position((begin + end) // 2)
         missing, drawn = float(end - begin), np.zeros(len(left))
         while missing > 0 and (share := mixture.shares(position)).any():
-            rate = share * rows_a_step
+            rate = share * rows_per_step
             lasts = np.divide(left, rate, out=np.full(len(left), np.inf), where=rate > 0)
             part = min(missing, float(lasts.min()))
             drawn += part * rate
             left -= part * rate
-            variance += part * rows_a_step * share * (1 - share)
+            variance += part * rows_per_step * share * (1 - share)
             missing -= part
             if part == lasts.min():
                 number = int(lasts.argmin())
@@ -175,8 +182,8 @@ def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None
                 exhausted[blend.keys[number]] = math.ceil(end - missing)
         if drawn.any():
             rows.append(drawn)
+            begins.append(begin)
             ends.append(math.ceil(end - missing))
-            shares.append(begin)
         if missing > 0:
             break
     by_window = np.array(rows)
@@ -184,16 +191,14 @@ def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None
     is_random = any(node.rule == BLEND for node in blend.tree.nodes())
     # An interleave stays within a row or so of its share.
     deviation = np.sqrt(variance) if is_random else np.minimum(1.3, variance)
-    return Forecast(
-        keys=blend.keys,
-        titles=tuple(blend.names.get(key, key) for key in blend.keys),
+    return _forecast(
+        blend,
+        begins,
         ends=np.array(ends),
-        shares=_shares_at(blend, shares),
-        tokens=by_window * tokens_a_row,
-        documents=by_window * documents_a_row,
-        epoch_documents=np.array([s.documents for s in blend.sources.values()]),
+        tokens=by_window * tokens_per_row,
+        documents=by_window * documents_per_row,
         exhausted=exhausted,
-        positions=int(total * blend.clock.row_tokens),
+        positions=int(total * row_tokens),
         is_exact=False,
         spread=2 * deviation / total,
     )
@@ -236,45 +241,23 @@ def _breakpoint_steps(blend: Blend, steps: int) -> list[int]:
     return [bisect_left(range(steps), point, key=blend.position) for point in points]
 
 
-def _shares_at(blend: Blend, steps: Iterable[int]) -> np.ndarray:
-    mixture = Mixture(blend.tree, blend.keys, seed="")
-    return np.array([mixture.shares(blend.position(step)) for step in steps])
-
-
-def _row_contents(blend: Blend, tokens_per_document: float | None) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and documents of a row of each source, float64 [sources] both."""
-    sources = list(blend.sources.values())
-    planned_ones = [source for source in sources if isinstance(source.rows, RowSource)]
-    tried = planned_ones[:: -(-len(sources) // _TRIED_SOURCES)]
-    contents = {source.key: _tried(source) for source in tried}
-    seq_len = blend.clock.row_tokens
-    usual = float(seq_len)
-    if contents and seq_len:
-        usual = float(np.mean([tokens for tokens, _ in contents.values()]))
-    for source in sources:
-        rows: Any = source.rows
-        if not isinstance(rows, RowSource):
-            if tokens_per_document is None or not tokens_per_document >= 1:
-                raise ConfigError(
-                    f"{source.key}: is streamed, so its lengths are not known; give "
-                    f"--tokens-per-doc."
-                )
-            found = usual or tokens_per_document
-            contents[source.key] = found, found / tokens_per_document
-        elif hasattr(rows, "documents"):
-            tokens = contents.get(source.key, (usual, 0))[0]
-            mean = rows.documents.num_tokens / max(1, len(rows.documents))
-            contents[source.key] = tokens, tokens / mean
-        elif source.key not in contents:
-            contents[source.key] = _tried(source)
-    table = np.array([contents[source.key] for source in sources])
-    return table[:, 0], np.maximum(table[:, 1], 1e-12)
-
-
-def _tried(source: Source) -> tuple[float, float]:
-    """Tokens and documents of a row, as the first ones of a source have them."""
-    source.rows.restart()
-    first, later = source.rows.take(_FIRST_ROWS), source.rows.take(_TRIED_ROWS)
-    source.rows.restart()
-    taken = later if len(later) else first
-    return taken.num_tokens / len(taken), taken.num_documents / len(taken)
+def _row_contents(
+    source: Source, row_tokens: int, tokens_per_document: float | None
+) -> tuple[float, float]:
+    """Tokens and documents of a row; of planned sources as the first rows have them."""
+    rows = source.rows
+    if not isinstance(rows, RowSource):
+        if tokens_per_document is None or not tokens_per_document >= 1:
+            raise ConfigError(
+                f"{source.key}: is streamed, so its lengths are not known; give --tokens-per-doc."
+            )
+        tokens = float(row_tokens or tokens_per_document)
+        return tokens, tokens / tokens_per_document
+    rows.restart()
+    first, later = rows.take(_FIRST_ROWS), rows.take(_TRIED_ROWS)
+    rows.restart()
+    tried = later if len(later) else first
+    tokens = tried.num_tokens / len(tried)
+    if isinstance(rows, PlannedRows):
+        return tokens, tokens / (rows.documents.num_tokens / len(rows.documents))
+    return tokens, max(tried.num_documents / len(tried), 1e-12)

@@ -9,11 +9,11 @@ last row of the step is out.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Iterator, NamedTuple
 
-from energon_ext.plan.row_source import Window
 from energon_ext.plan.step import Advance
 
 #: The number of a source and the description of one of its rows; None for a row of padding.
@@ -22,10 +22,9 @@ DescribedRow = tuple[int, Any] | None
 
 @dataclass(frozen=True, eq=False)
 class DrawnStep:
-    """A step, as one rank reads it.
+    """A step, as one rank reads it; ``number`` is that of the plan.
 
     Attributes:
-        number: of the step in the plan.
         rounds: the rows of each batch of this rank; empty where the step is skipped.
         after: the state of the plan behind the step.
         ended: keys of the sources that the step has read to their end.
@@ -38,13 +37,8 @@ class DrawnStep:
 
 
 class Round(NamedTuple):
-    """One batch of every rank.
-
-    Attributes:
-        rows: of this rank.
-        skipped: steps that were skipped right before it.
-        completes: its step, if it is the last round of that.
-    """
+    """One batch of every rank: the rows of this one, the steps that were skipped right before it,
+    and the step that it completes, if any."""
 
     rows: list[DescribedRow]
     skipped: tuple[DrawnStep, ...]
@@ -71,50 +65,35 @@ class Progress:
     """How much of a plan has been handed out.
 
     Attributes:
-        plan: the state of the plan at the start of the step that is open.
-        windows: of all sources, at that point.
+        plan: the state of the plan, with all windows, at the start of the step that is open.
         done: rows of that step that all ranks have handed out.
         read: rows that all ranks have handed out since the run began.
         skipped: ranges of the steps that were skipped.
     """
 
     plan: Advance
-    windows: list[Window]
     done: int = 0
     read: int = 0
-    skipped: list[list[int]] = field(default_factory=list)
-
-    @classmethod
-    def at(cls, whole: Advance, **fields: Any) -> "Progress":
-        """The beginning of a plan, or the point that it was restored at."""
-        return cls(whole, [whole.windows[number] for number in sorted(whole.windows)], **fields)
+    skipped: tuple[tuple[int, int], ...] = ()
 
     def hand_out(self, round_: Round, rows: int) -> None:
         """Go on behind a round of ``rows`` rows over all ranks."""
         for step in round_.skipped:
             self._finish(step)
-            self._note_skipped(step.number)
+            first = step.number
+            if self.skipped and self.skipped[-1][1] == step.number:
+                first, _ = self.skipped[-1]
+                self.skipped = self.skipped[:-1]
+            self.skipped = (*self.skipped, (first, step.number + 1))
         self.done += rows
         self.read += rows
         if round_.completes is not None:
             self._finish(round_.completes)
 
     def _finish(self, step: DrawnStep) -> None:
-        for number, window in step.after.windows.items():
-            self.windows[number] = window
-        self.plan, self.done = step.after, 0
-
-    def _note_skipped(self, step: int) -> None:
-        if self.skipped and self.skipped[-1][1] == step:
-            self.skipped[-1][1] += 1
-        else:
-            self.skipped.append([step, step + 1])
+        windows = {**self.plan.windows, **step.after.windows}
+        self.plan, self.done = dataclasses.replace(step.after, windows=windows), 0
 
     def copy(self) -> "Progress":
         """The same position, which does not move on."""
-        skipped = [list(each) for each in self.skipped]
-        return dataclasses.replace(self, windows=list(self.windows), skipped=skipped)
-
-    def whole(self) -> Advance:
-        """The state of the plan, with all windows."""
-        return dataclasses.replace(self.plan, windows=dict(enumerate(self.windows)))
+        return copy.copy(self)

@@ -97,10 +97,7 @@ class RowSource(ABC):
         """Begin with the first row again."""
 
     def options(self) -> dict[str, Any]:
-        """What decides, beside the fingerprint, which rows come next: JSON values by their names.
-
-        They may change between two steps.
-        """
+        """What else decides which rows come next, as JSON values; may change between two steps."""
         return {}
 
     def state_at(self, window: Window, next_row: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ were taken. On a resume the plan is made again, and no token is read for it.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, Mapping
 
@@ -37,7 +38,7 @@ class PackWindow(Window):
     Attributes:
         epoch, position: of the order, at the first document that was taken.
         documents, starts: of the pieces that were carried over, int64 [n].
-        rows_before: rows of all earlier plans.
+        rows_before: rows of all earlier plans of the stream.
         taken: documents that were taken from the order; None before the first plan.
         excluded: of these, the numbers of those that are not read, int64 [n].
         is_last: whether the order ended with them.
@@ -130,14 +131,10 @@ class PlannedRows(RowSource):
         stop = self._first + self._order.size
         for begin in range(self._first, stop, 64):
             numbers = np.arange(begin, min(begin + 64, stop))
-            if self.documents.locate(numbers)[1][~self._is_excluded(numbers)].any():
+            if self.documents.locate(numbers)[1][~np.isin(numbers, self.excluded)].any():
                 return
         reason = "empty or excluded" if len(self.excluded) else "empty"
         raise ConfigError(f"{self.key}: all of its documents are {reason}; leave it out.")
-
-    def _is_excluded(self, numbers: np.ndarray) -> np.ndarray:
-        """Which of some documents are, bool [n]."""
-        return np.isin(numbers, self.excluded)
 
     def options(self) -> dict[str, Any]:
         return {
@@ -156,33 +153,24 @@ class PlannedRows(RowSource):
 
     @property
     def ended(self) -> bool:
-        return self.next_row == len(self._plan) and self._is_through
+        is_out = self.next_row == len(self._plan)
+        return is_out and not len(self._plan.carried) and self._order.ended
 
     def take(self, count: int) -> "TakenRows":
         taken = TakenRows()
-        while count and self._has_next():
+        while count and not self.ended:
+            if self.next_row == len(self._plan):
+                self._pack_next()
             number = min(count, len(self._plan) - self.next_row)
             taken.add(self._plan, self.next_row, self.next_row + number)
             self.next_row += number
             count -= number
         return taken
 
-    def _has_next(self) -> bool:
-        while self.next_row == len(self._plan):
-            if self._is_through:
-                return False
-            self._pack_next()
-        return True
-
-    @property
-    def _is_through(self) -> bool:
-        """Whether no plan follows the present one."""
-        return not len(self._plan.carried) and self._order.ended
-
     def _pack_next(self) -> None:
         """Make the plan that follows the present one."""
         carried = self._plan.carried
-        is_excluded = self._is_excluded(carried.documents)
+        is_excluded = np.isin(carried.documents, self.excluded)
         # The first token of a new stream is no label of a row before.
         is_new_stream = self.window.is_last or bool(is_excluded[:1].any())
         rows_before = 0 if is_new_stream else self.window.rows_before + len(self._plan)
@@ -195,7 +183,7 @@ class PlannedRows(RowSource):
         fitting = int(np.searchsorted(np.cumsum(lengths), most, "right"))
         count = min(len(numbers), max(1, fitting))
         self._order.position += count
-        is_excluded = self._is_excluded(numbers[:count])
+        is_excluded = np.isin(numbers[:count], self.excluded)
         kept = np.flatnonzero(~is_excluded)
         self.window = PackWindow(
             epoch=epoch,
@@ -232,12 +220,6 @@ class PlannedRows(RowSource):
     # State --------------------------------------------------------------------------------------
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse what these documents cannot continue.
-
-        Raises:
-            StateMismatchError: the state of other documents.
-            StateFormatError: the state has pieces that these documents do not have.
-        """
         super().check_state(state)
         numbers, starts = state["carried"]["documents"], state["carried"]["starts"]
         is_sound = len(numbers) == len(starts) and max(numbers, default=0) < len(self.documents)
@@ -271,50 +253,34 @@ class TakenRows(Taken):
     """Some packed rows, not yet read."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[int, PackPlan, int]] = []  # first row here, plan, first row there
+        self._rows: list[tuple[PackPlan, int]] = []  # and its number in the plan
         self.num_tokens = self.num_documents = 0
-        self._count = 0
 
     def add(self, plan: PackPlan, first: int, stop: int) -> None:
         """Append rows of a plan."""
-        self._parts.append((self._count, plan, first))
-        totals = plan.totals
-        tokens, documents = (totals[:, stop] - totals[:, first]).tolist()
+        self._rows += zip(itertools.repeat(plan), range(first, stop))
+        tokens, documents = (plan.totals[:, stop] - plan.totals[:, first]).tolist()
         self.num_tokens += tokens
         self.num_documents += documents
-        self._count += stop - first
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._rows)
 
     def pieces(self) -> tuple[np.ndarray, np.ndarray]:
-        lengths, ends, before = [], [], 0
-        counts = np.diff([begin for begin, _, _ in self._parts], append=self._count)
-        for (_, plan, first), count in zip(self._parts, counts.tolist()):
-            start = int(plan.ends[first - 1]) if first else 0
-            own = plan.ends[first : first + count] - start
-            pieces = plan.pieces[start : start + int(own[-1])]
-            lengths.append(pieces.stops - pieces.starts)
-            ends.append(own + before)
-            before += int(own[-1])
-        return np.concatenate(lengths), np.concatenate(ends)
+        lengths = [plan.sizes[plan.extent(row)] for plan, row in self._rows]
+        return np.concatenate(lengths), np.cumsum([len(each) for each in lengths])
 
     def contents(self, number: int) -> list[tuple[int, int, int]]:
-        plan, number = self._planned(number)
-        return plan.pieces[plan.extent(number)].ranges()
+        plan, row = self._rows[number]
+        return plan.pieces[plan.extent(row)].ranges()
 
     def description(self, number: int) -> Description:
-        plan, number = self._planned(number)
-        pieces, own = plan.pieces, plan.extent(number)
+        plan, row = self._rows[number]
+        pieces, own = plan.pieces, plan.extent(row)
         return (
             pieces.places[own].tolist(),
             pieces.starts[own].tolist(),
             pieces.stops[own].tolist(),
-            int(plan.documents[number]),
-            int(plan.tokens[number]),
+            int(plan.documents[row]),
+            int(plan.tokens[row]),
         )
-
-    def _planned(self, number: int) -> tuple[PackPlan, int]:
-        """The pack plan of a row, and its number there."""
-        begin, plan, first = next(part for part in reversed(self._parts) if part[0] <= number)
-        return plan, number + first - begin

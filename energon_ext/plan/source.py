@@ -57,16 +57,9 @@ class Blend:
     """Several sources, and the shares that a tree of weights gives them.
 
     Args:
-        sources: at least one, with distinct keys, in any order.
+        sources: at least one, with distinct keys, in any order; kept by key, sorted.
         tree: over their keys.
         clock: positions of the run on its schedule axis.
-
-    Attributes:
-        sources: by key, sorted.
-        keys: of the sources.
-
-    Raises:
-        ConfigError: no source, or two of one key.
     """
 
     is_planned: bool
@@ -82,7 +75,6 @@ class Blend:
 
     @property
     def topology(self) -> Topology:
-        """Ranks, workers and rows of a step."""
         return self.clock.topology
 
     @property
@@ -103,7 +95,6 @@ class Blend:
 
     @property
     def source_names(self) -> dict[str, SourceNames]:
-        """The names by which the state of each source is found."""
         return {key: source.names for key, source in self.sources.items()}
 
     @property
@@ -116,10 +107,7 @@ class Blend:
         return self.clock.at_step(step, row)
 
     def planned_shares(self, position: int) -> dict[str, float]:
-        """The share that the weights give each source at a position, as if none had ended.
-
-        A source whose batches name its parts, as spliced documents are, is given as these.
-        """
+        """The share of each source, or part of it, at a position, as if none had ended."""
         shares = Mixture(self.tree, self.keys, seed="").shares(position).tolist()
         return {
             part: share * of_source

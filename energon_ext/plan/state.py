@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def cursor_of(dataset: "PlannedDataset", progress: Progress) -> dict[str, Any]:
     """The state of a dataset at some progress."""
     names = list(dataset.source_names.values())
-    plan = dataset.plan.to_json(progress.whole(), names)
+    plan = dataset.plan.to_json(progress.plan, names)
     plan["sources"] = {**dataset.retained, **plan["sources"]}
     return {
         "__class__": STATE_CLASS,
@@ -42,15 +42,12 @@ def cursor_of(dataset: "PlannedDataset", progress: Progress) -> dict[str, Any]:
         "done": progress.done,
         "read": progress.read,
         "skipped": [list(each) for each in progress.skipped],
-        "inside": _inside(dataset) if progress.done else None,
+        "inside": dataset.inside if progress.done else None,
     }
 
 
 def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
-    """Put a dataset where a cursor stands.
-
-    Returns:
-        The change of every source.
+    """Put a dataset where a cursor stands; returns the change of every source.
 
     Raises:
         StateFormatError: the state is damaged, or of another version.
@@ -62,7 +59,7 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
     if state["done"]:
         check_fingerprint(
             state["inside"] or {},
-            _inside(dataset),
+            dataset.inside,
             advice="The state was saved inside a step, which needs the weights, limits, excluded "
             "documents and packing buffers it was begun with; save at the end of a step to change "
             "them.",
@@ -81,26 +78,11 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
             rows.restore_state(own["rows"])
             plan.documents[number], plan.tokens[number] = own["documents"], own["tokens"]
     plan.step, plan.row = saved["step"], saved["row"]
-    plan.just_ended()
+    plan.begin_here()
     renamed = {old: key for key, old in matched.items() if old != key}
     plan.mixture.restore_state(saved["mixture"], renamed, clock.at(plan.step, plan.row))
     claimed = set(matched.values())
     dataset.retained = {k: own for k, own in saved["sources"].items() if k not in claimed}
-    dataset.progress = Progress.at(
-        plan.whole(),
-        done=state["done"],
-        read=state["read"],
-        skipped=[list(each) for each in state["skipped"]],
-    )
+    skipped = tuple((first, stop) for first, stop in state["skipped"])
+    dataset.progress = Progress(plan.advance(), state["done"], state["read"], skipped)
     return compare_sources([saved["sources"]], dataset.source_names)
-
-
-def _inside(dataset: "PlannedDataset") -> dict[str, Any]:
-    """Everything that the draw of a step depends on beside the plan."""
-    topology = dataset.topology
-    return {
-        "rows_per_step": topology.rows_per_step,
-        "batch_size": topology.batch_rows,
-        "ranks": topology.ranks,
-        **dataset.draw_options,
-    }

@@ -54,7 +54,6 @@ class Step:
 
     @functools.cached_property
     def _places(self) -> dict[int, tuple[Taken, int, int]]:
-        """Which of the rows taken of a source each row is."""
         return {
             place: (taken, own, source)
             for where, taken, source in self._parts
@@ -64,7 +63,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Advance:
-    """The state of a plan after a step, but for the windows that the step did not change.
+    """The state of a plan after a step.
 
     Attributes:
         step, row: steps and rows drawn so far.
@@ -93,30 +92,28 @@ class Plan:
     Attributes:
         step, row: steps and rows drawn so far.
         documents, tokens: drawn of each source so far, int64 [sources]; documents that ended.
+        just_ended: keys of the sources that ended with the last step.
     """
 
     def __init__(self, sources: Sequence[RowSource], mixture: Mixture):
         self.sources, self.mixture = list(sources), mixture
         self._finite = [(number, rows) for number, rows in enumerate(sources) if rows.is_finite]
-        self._windows: list[Window | None] = [None] * len(self.sources)  # as they were noticed
-        self._changed: dict[int, Window] = {}
-        self._next_rows = np.zeros(len(self.sources), np.int64)
-        self._known_ended = np.zeros(len(self.sources), bool)
         self.step = self.row = 0
         self.documents = np.zeros(len(self.sources), np.int64)
         self.tokens = np.zeros(len(self.sources), np.int64)
+        self.just_ended: list[str] = []
+        self.begin_here()
 
-    def note_ended(self) -> None:
+    def begin_here(self) -> None:
+        """Take all sources as they stand; the next advance has all windows."""
+        self._next_rows = np.array([rows.next_row for rows in self.sources], np.int64)
+        self._changed = {number: rows.window for number, rows in enumerate(self.sources)}
+        self._note_ended()
+
+    def _note_ended(self) -> None:
         """Let the mixture leave out the sources that have no row left."""
         for number, rows in self._finite:
             self.mixture.ended[number] = rows.ended
-
-    def just_ended(self) -> list[str]:
-        """Keys of the sources that ended since the last call."""
-        self.note_ended()
-        new = self.mixture.ended & ~self._known_ended
-        self._known_ended = self.mixture.ended.copy()
-        return [self.mixture.keys[number] for number in np.flatnonzero(new).tolist()]
 
     def next(self, count: int, position: int) -> Step | None:
         """Draw a step of ``count`` rows; None where no source has a row left.
@@ -129,7 +126,7 @@ class Plan:
         """
         step = Step()
         missing = np.arange(count)
-        self.note_ended()
+        before = self.mixture.ended.copy()
         attempt = 0
         while len(missing) and self.mixture.open(position):
             missing = self._draw(step, missing, attempt)
@@ -145,6 +142,9 @@ class Plan:
             return None
         self.step += 1
         self.row += count
+        self._note_ended()
+        new = np.flatnonzero(self.mixture.ended & ~before)
+        self.just_ended = [self.mixture.keys[number] for number in new.tolist()]
         return step
 
     def _draw(self, step: Step, missing: np.ndarray, attempt: int) -> np.ndarray:
@@ -156,9 +156,12 @@ class Plan:
         left_over = []
         bounds = [*begins.tolist(), len(drawn)]
         for number, begin, end in zip(numbers.tolist(), bounds, bounds[1:]):
-            own = by_source[begin:end]
-            taken = self.sources[number].take(len(own))
-            self._note(number)
+            own, rows = by_source[begin:end], self.sources[number]
+            window = rows.window
+            taken = rows.take(len(own))
+            self._next_rows[number] = rows.next_row
+            if rows.window is not window:
+                self._changed[number] = rows.window
             found = len(taken)
             if found:
                 step.put(missing[own[:found]], taken, number)
@@ -183,24 +186,6 @@ class Plan:
             credits=self.mixture.credits(),
             windows=changed,
         )
-
-    def whole(self) -> Advance:
-        """The state now, with all windows."""
-        self.note_all()
-        return self.advance()
-
-    def note_all(self) -> None:
-        """Let the next advance have all windows."""
-        self._windows = [None] * len(self.sources)
-        for number in range(len(self.sources)):
-            self._note(number)
-
-    def _note(self, number: int) -> None:
-        """Notice what has become of a source."""
-        rows = self.sources[number]
-        self._next_rows[number] = rows.next_row
-        if rows.window is not self._windows[number]:
-            self._windows[number] = self._changed[number] = rows.window
 
     def to_json(self, now: Advance, names: Sequence[Sequence[str]]) -> dict[str, Any]:
         """A whole advance as JSON values, by the keys of sources and the names of interleaves.

@@ -16,9 +16,8 @@ class TracedRow:
     Attributes:
         row: its number in the step.
         rank, micro_batch: which data-parallel rank reads it, in which of its micro-batches.
-        source: key of its source; None of a row without a document, which completes the last step.
+        source: key of its source; None for padding, which completes the last step.
         contents: (document, first token, the one behind the last) of everything in it, in order.
-            The T + 1st token is the label of the T-th alone.
     """
 
     row: int

@@ -11,7 +11,6 @@ from energon_ext.weights.schedule import (
     ScheduledWeight,
     Weights,
     WeightSpec,
-    eval_weight,
     weight_from_config,
 )
 
@@ -21,6 +20,5 @@ __all__ = [
     "ScheduledWeight",
     "WeightSpec",
     "Weights",
-    "eval_weight",
     "weight_from_config",
 ]

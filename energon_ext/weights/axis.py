@@ -27,10 +27,8 @@ class ScheduleAxis:
         ConfigError: an unknown unit, an end below 0.
 
     Example:
-        >>> ScheduleAxis("tokens").position(step=3, row=24, batch=6, row_tokens=1024)
-        24576
-        >>> ScheduleAxis("samples").position(step=3, row=24, batch=6)
-        24
+        >>> ScheduleAxis("batches", end=10_000).one
+        'batch'
     """
 
     unit: str | None = None
@@ -51,20 +49,3 @@ class ScheduleAxis:
     def counted(self) -> str:
         """The unit, steps where none is given."""
         return self.unit or STEPS
-
-    def position(self, step: int, row: int, batch: int, row_tokens: int = 0) -> int:
-        """The position of a step.
-
-        Args:
-            step: steps before it.
-            row: rows before it, of all ranks.
-            batch: batches of a rank before it.
-            row_tokens: positions of a row; needed to count tokens.
-        """
-        if self.unit == "tokens" and not row_tokens:
-            raise ConfigError(
-                "schedule_axis: tokens cannot be counted where rows have no fixed length; count "
-                "steps or samples, or set `tokens_per_sample` on the TaskEncoder."
-            )
-        counts = {STEPS: step, "tokens": row * row_tokens, "samples": row, "batches": batch}
-        return counts[self.counted]

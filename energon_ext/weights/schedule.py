@@ -53,6 +53,20 @@ KINDS = {
 }
 
 
+class Segment(NamedTuple):
+    """A weight between two breakpoints: ``kind`` from ``(x0, y0)`` to ``(x1, y1)``.
+
+    ``end`` is the first position at which another rule holds; a step needs only ``y0`` beside it.
+    """
+
+    kind: str
+    end: float
+    y0: float
+    x0: int = 0
+    y1: float = 0.0
+    x1: int = 1
+
+
 class WeightSpec(ABC):
     """A weight that may depend on the position in the run. Immutable, picklable, never negative."""
 
@@ -60,16 +74,16 @@ class WeightSpec(ABC):
     is_scheduled: bool = False
 
     @abstractmethod
-    def evaluate(self, position: int) -> float:
-        """The weight at one position."""
-
-    @abstractmethod
-    def segment(self, position: int) -> "Segment":
+    def segment(self, position: int) -> Segment:
         """The rule that holds at a position, and how far."""
 
     @abstractmethod
     def to_json(self) -> Any:
         """The weight as JSON values; two weights are equal where these are."""
+
+    def evaluate(self, position: int) -> float:
+        """The weight at one position."""
+        return float(Weights([self]).at(position)[0])
 
     def breakpoints(self) -> tuple[int, ...]:
         """Every position at which the rule changes."""
@@ -82,22 +96,6 @@ class WeightSpec(ABC):
         return hash(repr(self.to_json()))
 
 
-class Segment(NamedTuple):
-    """A weight between two breakpoints: ``kind`` from ``(x0, y0)`` to ``(x1, y1)``.
-
-    Attributes:
-        end: first position at which another rule holds.
-        y0: all that a step needs.
-    """
-
-    kind: str
-    end: float
-    y0: float
-    x0: int = 0
-    y1: float = 0.0
-    x1: int = 1
-
-
 class ConstantWeight(WeightSpec):
     """A weight that never changes.
 
@@ -108,9 +106,6 @@ class ConstantWeight(WeightSpec):
 
     def __init__(self, value: float):
         self.value = _checked_value(value, "weight")
-
-    def evaluate(self, position: int) -> float:
-        return self.value
 
     def segment(self, position: int) -> Segment:
         return Segment("step", math.inf, self.value)
@@ -131,8 +126,7 @@ class ScheduledWeight(WeightSpec):
         where: what an error names as the place.
 
     Raises:
-        ConfigError: unknown kind, no points, a breakpoint that is not an integer >= 0 or is given
-            twice, a value that is not finite and >= 0 (> 0 for ``exponential``).
+        ConfigError: what is given is no schedule; names the place, and what was found.
 
     Example:
         >>> weight = ScheduledWeight("step", {0: 100, 100: 10, 1000: 0})
@@ -169,9 +163,6 @@ class ScheduledWeight(WeightSpec):
         self._breakpoints = tuple(sorted(pairs))
         self._values = tuple(pairs[breakpoint] for breakpoint in self._breakpoints)
 
-    def evaluate(self, position: int) -> float:
-        return float(Weights([self]).at(position)[0])
-
     def segment(self, position: int) -> Segment:
         points, values = self._breakpoints, self._values
         index = bisect.bisect_right(points, position) - 1
@@ -194,7 +185,10 @@ class ScheduledWeight(WeightSpec):
 
 
 class Weights:
-    """Many weights at one position after another; costs no call a weight between breakpoints.
+    """Many weights at one position after another; costs no call per weight between breakpoints.
+
+    Positions are exact integers up to the last segment that began; only what is left of them is
+    rounded, so that schedules over 10^30 tokens are followed to the token.
 
     Example:
         >>> weights = Weights([ConstantWeight(2), weight_from_config({"linear": {0: 0, 10: 5}})])
@@ -213,8 +207,15 @@ class Weights:
         if not self._moving:
             return self._values
         values = self._values.copy()
-        for kind, where, ways in self._moving:
-            values[where] = ways.at(kind, position)
+        rest = float(position - self._origin)
+        for kind, where, before, widths, low, high in self._moving:
+            warp = np.minimum(kind.warp((rest + before) / widths), _BELOW_ONE)
+            if kind.is_ratio:
+                # In two halves, since the ratio itself may be larger than every float.
+                half = np.exp(0.5 * warp * (np.log(high) - np.log(low)))
+                values[where] = low * half * half
+            else:
+                values[where] = low + warp * (high - low)
         return values
 
     def _open(self, position: int) -> None:
@@ -222,42 +223,18 @@ class Weights:
         self._first = float(position)
         self._end = min((segment.end for segment in segments), default=math.inf)
         self._values = np.array([segment.y0 for segment in segments])
-        self._moving: list[tuple[Kind, np.ndarray, _Ways]] = []
+        self._origin = max((segment.x0 for segment in segments), default=0)
+        self._moving: list[tuple[Kind, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
+        self._moving = []
         for name, kind in KINDS.items():
             where = [i for i, s in enumerate(segments) if s.kind == name != "step" and s.y0 != s.y1]
             if where:
-                ways = _Ways([segments[i] for i in where])
-                self._moving.append((kind, np.array(where), ways))
-
-
-class _Ways:
-    """From the left ends of some segments of one kind to the right ones.
-
-    Positions are exact integers up to the last segment that began; only what is left of them is
-    rounded, so that schedules over 10^30 tokens are followed to the token.
-    """
-
-    def __init__(self, segments: Sequence[Segment]):
-        self._origin = max(segment.x0 for segment in segments)
-        self._before = np.array([float(self._origin - segment.x0) for segment in segments])
-        self._widths = np.array([float(segment.x1 - segment.x0) for segment in segments])
-        self._y0 = np.array([segment.y0 for segment in segments])
-        self._y1 = np.array([segment.y1 for segment in segments])
-
-    def at(self, kind: Kind, position: int) -> np.ndarray:
-        """The value of each at a position, float64 [n]."""
-        t = (float(position - self._origin) + self._before) / self._widths
-        warp = np.minimum(kind.warp(t), _BELOW_ONE)
-        if not kind.is_ratio:
-            return self._y0 + warp * (self._y1 - self._y0)
-        # In two halves, since the ratio itself may be larger than every float.
-        half = np.exp(0.5 * warp * (np.log(self._y1) - np.log(self._y0)))
-        return self._y0 * half * half
-
-
-def eval_weight(weight: Any, position: int) -> float:
-    """The value of a spec or a plain number at a position."""
-    return weight.evaluate(position) if isinstance(weight, WeightSpec) else float(weight)
+                own = [segments[i] for i in where]
+                before = np.array([float(self._origin - segment.x0) for segment in own])
+                widths = np.array([float(segment.x1 - segment.x0) for segment in own])
+                low = np.array([segment.y0 for segment in own])
+                high = np.array([segment.y1 for segment in own])
+                self._moving.append((kind, np.array(where), before, widths, low, high))
 
 
 def weight_from_config(value: Any, where: str = "weight") -> WeightSpec:
@@ -267,9 +244,6 @@ def weight_from_config(value: Any, where: str = "weight") -> WeightSpec:
         value: a number, or one of ``{step: ...}``, ``{linear: ...}``, ``{cosine: ...}``,
             ``{exponential: ...}``, with ``{breakpoint: value}`` or ``[[breakpoint, value], ...]``.
         where: the place in the YAML, for errors.
-
-    Raises:
-        ConfigError: says where, what was found and what is allowed.
 
     Example:
         >>> weight_from_config({"linear": {"0": 1, "3000": 100}}).evaluate(1500)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_ext.errors import ConfigError, SampleError
+from energon_ext.errors import ConfigError
 from energon_ext.packing import BestFitPacker, Pieces, best_fit
 from tests.packing import slow
 from tests.packing.buffers import documents, pack_all, pieces_of, plans_of, rows_of
@@ -162,34 +162,6 @@ def test_aligned_documents_never_need_more_units_than_a_row_has(lengths, buffer_
     for spans, _ in pack_all(BestFitPacker(12, alignment=4), lengths, buffer_docs):
         positions = [min(stop - start, 12) for _, start, stop in spans]
         assert sum(-(-count // 4) for count in positions) <= 3
-
-
-def test_a_sample_that_must_stay_whole_fills_a_row_of_t_and_not_of_one_more():
-    """Documents have a label more than inputs: 8 + 1 tokens are a row of 8 positions."""
-    whole, cut = BestFitPacker(8, divisible=False), BestFitPacker(8)
-    assert (whole.capacity, cut.capacity) == (8, 9)
-    one_row = rows_of(cut.plan(Pieces.none(), documents(0, [5, 4]), last=True))
-    assert one_row == [([(0, 0, 5), (1, 0, 4)], 2)]
-    two_rows = rows_of(whole.plan(Pieces.none(), documents(0, [5, 4]), last=True))
-    assert sorted(two_rows) == [([(0, 0, 5)], 1), ([(1, 0, 4)], 1)]
-    full = whole.plan(Pieces.none(), documents(0, [5, 3, 8]), last=True)
-    assert sorted(rows_of(full)) == [([(0, 0, 5), (1, 0, 3)], 2), ([(2, 0, 8)], 1)]
-    assert full.tokens.tolist() == [8, 8]
-
-
-def test_a_sample_that_must_stay_whole_and_is_longer_than_a_row_is_an_error():
-    samples = documents(3, [2, 9, 1])
-    assert len(BestFitPacker(8).plan(Pieces.none(), samples, last=True)) == 2
-    with pytest.raises(SampleError, match="Sample 4 has 9 tokens, a row has 8 and samples are not"):
-        BestFitPacker(8, divisible=False).plan(Pieces.none(), samples, last=True)
-
-
-@given(lengths=st.lists(st.integers(0, 12), max_size=40), buffer_docs=st.integers(1, 9))
-def test_samples_that_must_stay_whole_are_whole_and_once(lengths, buffer_docs):
-    rows = pack_all(BestFitPacker(12, divisible=False), lengths, buffer_docs)
-    spans = sorted(span for spans, _ in rows for span in spans)
-    assert spans == [(number, 0, length) for number, length in enumerate(lengths) if length]
-    assert all(sum(stop - start for _, start, stop in spans) <= 12 for spans, _ in rows)
 
 
 @pytest.mark.parametrize("carry", [1, -0.1, 2.0, "0.3", None])

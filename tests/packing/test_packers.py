@@ -22,7 +22,6 @@ PACKERS = {
     "best fit, nothing is carried": lambda seq_len: BestFitPacker(seq_len, carry=0),
     "best fit, most is carried": lambda seq_len: BestFitPacker(seq_len, carry=0.9),
     "best fit, aligned": lambda seq_len: BestFitPacker(2 * seq_len, alignment=2),
-    "best fit, nothing is cut": lambda seq_len: BestFitPacker(28 + seq_len, divisible=False),
 }
 every_packer = pytest.mark.parametrize("make", PACKERS.values(), ids=PACKERS)
 lengths_lists = st.lists(st.integers(0, 30), min_size=1, max_size=25)
@@ -134,7 +133,7 @@ def test_a_row_without_a_transition_is_refused(make, seq_len):
 def test_a_packer_is_made_by_its_name_with_its_options():
     assert make_packer("sequential", 8) == SequentialPacker(8)
     assert make_packer("bin", 8) == BestFitPacker(8)
-    options = {"max_docs_per_bin": 3, "carry": 0.5, "alignment": 2, "divisible": False}
+    options = {"max_docs_per_bin": 3, "carry": 0.5, "alignment": 2}
     assert make_packer("bin", 8, **options) == BestFitPacker(8, **options)
     assert {name: packer.cuts_documents for name, packer in REGISTRY.items()} == {
         "bin": False,
@@ -160,7 +159,6 @@ def test_a_packer_is_made_again_from_its_json(name):
         (["bin"], {}, r"packing: \['bin'\] found, choose from bin, sequential."),
         ("sequential", {"carry": 0.1}, "packing='sequential' has no option 'carry'; it has none."),
         ("bin", {"cary": 0.1}, "packing='bin' has no option 'cary'; .*; did you mean carry?"),
-        ("bin", {"divisible": 1}, "divisible: 1 found, true or false is needed."),
         ("bin", {"alignment": 0}, "alignment: 0 found, an integer >= 1 is needed."),
     ],
 )

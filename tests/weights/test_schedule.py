@@ -15,7 +15,6 @@ from energon_ext.weights import (
     ConstantWeight,
     ScheduledWeight,
     Weights,
-    eval_weight,
     weight_from_config,
 )
 from energon_ext.weights.schedule import KINDS
@@ -41,7 +40,6 @@ def test_a_weight_has_the_values_worked_out_by_hand(config, expected):
     together = Weights([ConstantWeight(3), weight])
     for position, value in expected.items():
         assert weight.evaluate(position) == pytest.approx(value, abs=1e-12)
-        assert eval_weight(weight, position) == weight.evaluate(position)
         assert together.at(position).tolist() == [3, weight.evaluate(position)]
 
 
@@ -208,10 +206,6 @@ def test_a_weight_is_monotone_and_zero_nowhere_or_everywhere_between_breakpoints
 
 def test_no_weights_have_no_values_at_every_position():
     assert [Weights([]).at(position).tolist() for position in (0, 7)] == [[], []]
-
-
-def test_a_plain_number_is_the_same_at_every_position():
-    assert [eval_weight(weight, 5) for weight in (2, 0.5)] == [2, 0.5]
 
 
 def test_a_weight_survives_a_pickle():
