@@ -42,14 +42,13 @@ class InterleaveSampler:
 
     Args:
         names: of the members.
-        key: of the run's seed and the node; names the order of equals.
         row_tokens: tokens that a row is taken to have until it is known; 0 where rows differ.
         seed: decides between members that are due alike.
 
     State: one number per member, and the tokens drawn.
 
     Example:
-        >>> sampler = InterleaveSampler(["a", "b"], "seed 0", row_tokens=10)
+        >>> sampler = InterleaveSampler(["a", "b"], row_tokens=10)
         >>> shares = np.array([0.75, 0.25])
         >>> sampler.pick(np.arange(8), shares, 0).tolist()
         [0, 0, 1, 0, 0, 0, 1, 0]
@@ -63,7 +62,6 @@ class InterleaveSampler:
         self._turns = np.argsort([stable_hash(f"{seed}/{number}") for number in range(len(names))])
         self.credits = np.zeros(len(names))
         self.tokens = 0
-        self._order = KeyedPermutation(len(names), key)(np.arange(len(names)))
         self._row_tokens = row_tokens
         self._retained: dict[str, float] = {}
 

@@ -37,17 +37,12 @@ class Mixture:
         >>> mixture.open(position=0)
         True
         >>> mixture.draw(np.arange(4)).tolist()
-        [1, 0, 1, 1]
+        [1, 0, 1, 0]
     """
 
     def __init__(self, tree: Tree, keys: Sequence[str], *, seed: str, row_tokens: int = 0):
         self.keys = tuple(keys)
         self.ended = np.zeros(len(self.keys), bool)
-
-        def new_sampler(rule: str, name: str, members: list[str]) -> Sampler:
-            if rule == INTERLEAVE:
-                return InterleaveSampler(members, row_tokens, seed)
-            return BlendSampler(f"{seed}/{name}") if rule == BLEND else InOrderSampler()
 
         numbers = {key: number for number, key in enumerate(self.keys)}
         self._root = _Branch(tree, "", numbers, seed, row_tokens)
@@ -152,12 +147,11 @@ class _Branch:
             for index, member in enumerate(tree.members)
             if isinstance(member, Tree)
         }
-        key = f"{seed}/{name}"
         self.sampler: BlendSampler | InterleaveSampler | InOrderSampler = InOrderSampler()
         if node.rule == BLEND:
-            self.sampler = BlendSampler(key)
+            self.sampler = BlendSampler(f"{seed}/{name}")
         elif node.rule == INTERLEAVE:
-            self.sampler = InterleaveSampler(names, key, row_tokens)
+            self.sampler = InterleaveSampler(names, row_tokens, seed)
 
     def branches(self) -> list["_Branch"]:
         """This one and all below."""

@@ -117,7 +117,7 @@ WITHIN_ONE_ROW = [
     (cosine_crossing, (2, 3, 5, 10, 30, 100)),
     (waves, (2, 3, 5, 10, 30, 100)),
     (steps_of_three_decades, (2, 3, 5, 10)),
-    (from_and_to_zero, (2, 3, 5, 10, 30)),
+    (from_and_to_zero, (2, 3, 5, 10, 30, 100)),
     (skewed, (2, 3, 5, 10, 30, 100)),
 ]
 
@@ -130,14 +130,10 @@ def test_no_member_is_ever_a_row_off_its_integral(make, members, rows):
     assert furthest(make(members), steps=300, rows=rows) < 1
 
 
-@pytest.mark.parametrize("rows", [1, 20])
-@pytest.mark.parametrize(
-    ("make", "members"),
-    [(steps_of_three_decades, 30), (steps_of_three_decades, 100), (from_and_to_zero, 100)],
-)
-def test_many_members_that_all_jump_at_once_keep_to_little_more_than_a_row(make, members, rows):
+@pytest.mark.parametrize(("members", "rows"), [(30, 1), (30, 20), (100, 1), (100, 20)])
+def test_many_members_that_all_jump_at_once_keep_to_little_more_than_a_row(members, rows):
     """Measured are .98 to 1.17: what comes after a jump is not known before it."""
-    assert furthest(make(members), steps=300, rows=rows) < 1.25
+    assert furthest(steps_of_three_decades(members), steps=300, rows=rows) < 1.25
 
 
 def test_the_largest_credit_would_not_do():
@@ -148,7 +144,7 @@ def test_the_largest_credit_would_not_do():
 def test_where_nobody_has_the_credit_the_member_that_will_have_it_first_is_next():
     """It takes a quarter of a row: the first has it after 2.5 rows, the second after 3.25 / .9. The
     second is due earlier, but the rule looks only at those who have the credit."""
-    sampler = InterleaveSampler(["slow", "fast", "away"], "any", row_tokens=10)
+    sampler = InterleaveSampler(["slow", "fast", "away"], row_tokens=10)
     sampler.credits = np.array([0.0, -30.0, 30.0])
     assert sampler.pick(np.arange(1), np.array([0.1, 0.9, 0.0]), 0).tolist() == [0]
 
@@ -195,23 +191,10 @@ def test_many_members_whose_weights_jump_keep_to_what_the_largest_credit_would(l
     assert furthest([always_there, *moving], steps=30, rows=rows) < harmonic
 
 
-@pytest.mark.parametrize("row_tokens", [0, 1])
-def test_of_equal_members_the_first_in_an_order_of_the_seed_is_next(row_tokens):
-    firsts = []
-    for seed in range(40):
-        order = InterleaveSampler("abcd", f"{seed}/", row_tokens).pick(
-            np.arange(12), np.full(4, 0.25), 0
-        )
-        firsts.append(order[0])
-        assert sorted(order[:4]) == [0, 1, 2, 3]
-        assert order.tolist() == order[:4].tolist() * 3
-    assert np.bincount(firsts).min() >= 3  # 10 each on average
-
-
 @given(st.integers(2, 12), st.integers(0, 10**6))
 def test_with_equal_weights_the_member_with_the_fewest_tokens_is_next(members, seed):
     lengths = np.random.default_rng(seed).integers(1, 10_000, 200).tolist()
-    sampler = InterleaveSampler([f"s{n}" for n in range(members)], "any")
+    sampler = InterleaveSampler([f"s{n}" for n in range(members)])
     shares = np.full(members, 1 / members)
     got = [0] * members
     for row, length in enumerate(lengths):
@@ -289,8 +272,8 @@ MOVING = [{"linear": {0: 1, 90: 9}}, {"step": {0: 1, 30: 0, 60: 1}}, {"linear": 
 def test_one_draw_at_a_time_is_as_many_at_once(row_tokens):
     """Shares that a float holds exactly, since rounding may turn a tie."""
     shares = np.array([0.5, 0.125, 0.375])
-    together = InterleaveSampler("abc", "any", row_tokens)
-    alone = InterleaveSampler("abc", "any", row_tokens)
+    together = InterleaveSampler("abc", row_tokens)
+    alone = InterleaveSampler("abc", row_tokens)
     expected = together.pick(np.arange(1000), shares, 0)
     for row in range(1000):
         (member,) = alone.pick(np.array([row]), shares, 0)
@@ -327,7 +310,7 @@ def test_a_state_continues_at_every_step_through_json(row_tokens):
 
 
 def sampler_with(credits, tokens, names="ab", renamed=None, shares=None):
-    sampler = InterleaveSampler(list(names), "any")
+    sampler = InterleaveSampler(list(names))
     state = {"credits": dict(credits), "tokens": tokens}
     sampler.restore_state(json.loads(json.dumps(state)), renamed or {}, shares)
     return sampler
@@ -380,12 +363,12 @@ def test_what_is_owed_to_a_new_member_follows_its_share():
 
 def test_a_member_that_leaves_keeps_its_credit_until_it_comes_back():
     state = {"credits": {"a": 30.0, "b": -20.0, "c": -10.0}, "tokens": 500}
-    without_b = InterleaveSampler(["a", "c"], "any")
+    without_b = InterleaveSampler(["a", "c"])
     without_b.restore_state(state, {}, None)
     order_of(without_b, HALVES, [10, 10], 4)
     between = saved(without_b)
     assert between == {"credits": {"a": 10.0, "b": -20.0, "c": 10.0}, "tokens": 540}
-    back = InterleaveSampler(["a", "b", "c"], "any")
+    back = InterleaveSampler(["a", "b", "c"])
     back.restore_state(between, {}, None)
     assert back.credits.tolist() == [10, -20, 10]
     assert saved(back) == between
@@ -398,11 +381,11 @@ def test_a_renamed_member_keeps_its_credit():
 
 
 def test_what_was_drawn_for_a_start_is_scaled_and_not_counted():
-    """13 rows of a and b, 1 : 3, in the order b b a b: credits are those after one row."""
+    """13 rows of a and b, 1 : 3, in the order b a b b: credits are those after one row."""
     mixture, _ = interleave([1, 3], row_tokens=0)
     mixture.open(0)
     drawn = mixture.draw(np.arange(13))
-    assert drawn.tolist() == [1, 1, 0, 1] * 3 + [1]
+    assert drawn.tolist() == [1, 0, 1, 1] * 3 + [1]
     mixture.settle(np.bincount(drawn, minlength=2))
     mixture.begin_here()
     assert saved(mixture)[""] == {

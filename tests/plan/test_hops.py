@@ -25,8 +25,7 @@ class ListModel:
     """An interleave over lists of rows, row by row.
 
     Next is, among the sources that are owed at least e rows, the one that reaches 1 - e rows first
-    if it goes on waiting, at one row of all a turn; e = 1 / (2 n - 2). Ties go to the first
-    in the order of the seed.
+    if it goes on waiting, at one row of all a turn; e = 1 / (2 n - 2). Ties go to the first name.
 
     Args:
         streams: rows of each source, in the order it yields them when it is read alone.
@@ -40,7 +39,7 @@ class ListModel:
 
     def step(self, weights):
         """The rows of a step under some weights, by source."""
-        names = in_keyed_order(weights)  # the first of equals is drawn
+        names = sorted(weights)
         total = sum(map(Fraction, weights.values()))
         share = {name: Fraction(weights[name]) / total for name in names}
         least = Fraction(1, max(2 * len(names) - 2, 2))
@@ -80,12 +79,6 @@ class NestedListModel(ListModel):
         if name == "inner":
             name = "b" if uniform("0/inner.yaml:train", self.row) < 2 / 3 else "c"
         return super().take(name)
-
-
-def in_keyed_order(names):
-    """The members of the outermost node in the order of the seed 0."""
-    places = KeyedPermutation(len(names), "0/")(np.arange(len(names)))
-    return [sorted(names)[place] for place in places]
 
 
 def uniform(key, number):

@@ -149,12 +149,6 @@ class ListRun:
             yield next(name for name, end in zip(names, ends) if chance < end)
 
 
-def in_keyed_order(names):
-    """The members of the outermost node in the order of the seed 0."""
-    places = KeyedPermutation(len(names), "0/")(np.arange(len(names)))
-    return [sorted(names)[place] for place in places]
-
-
 def uniform(key, number):
     """The number-th random number of a node of a mixture."""
     words = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=16).digest(), "little")
