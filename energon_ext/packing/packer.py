@@ -23,8 +23,6 @@ class Packer(ABC):
 
     Attributes:
         name: under which users choose the packer.
-        cuts_documents: True where documents form one stream that is cut at any token; False where
-            a document stays whole unless it is longer than a row.
 
     Raises:
         ConfigError: an option out of range.
@@ -33,7 +31,6 @@ class Packer(ABC):
     seq_len: int
 
     name: ClassVar[str]
-    cuts_documents: ClassVar[bool]
 
     def __post_init__(self) -> None:
         seq_len: Any = self.seq_len

@@ -11,6 +11,7 @@ import pytest
 from megatron.energon.wrappers.batch_dataset import BatchDataset
 
 from energon_ext import ConfigError, LeastConsumedDataset, ScheduleAxis
+from energon_ext.documents.permutation import KeyedPermutation
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.deal import Topology
 from energon_ext.weights import weight_from_config
@@ -124,13 +125,18 @@ def test_counters_0_and_100_are_read_a_a_a_b_b_b():
 
 
 def least_consumed(lengths, weights, count):
-    """What the requirement says, with fractions of the tokens so far: who is furthest behind."""
+    """What the requirement says, with fractions of the tokens so far: who is furthest behind.
+
+    Of equals the first in the order of the seed, the worker and the node.
+    """
+    places = KeyedPermutation(len(lengths), "0/worker 0/")(np.arange(len(lengths)))
+    names = [sorted(lengths)[place] for place in places]
     read = dict.fromkeys(lengths, 0)
     total = sum(weights.values())
     for _ in range(count):
         tokens = sum(read.values())
         # The draw itself counts as one token to come.
-        behind = {key: (tokens + 1) * weights[key] - total * read[key] for key in sorted(lengths)}
+        behind = {key: (tokens + 1) * weights[key] - total * read[key] for key in names}
         key = max(behind, key=behind.get)
         read[key] += lengths[key]
         yield key
