@@ -50,6 +50,7 @@ class BestFitPacker(Packer):
     """
 
     name = "bin"
+    cuts_documents = False
 
     max_docs_per_bin: int | None = field(default=None, kw_only=True)
     carry: float = field(default=0.3, kw_only=True)

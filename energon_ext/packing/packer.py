@@ -23,6 +23,8 @@ class Packer(ABC):
 
     Attributes:
         name: under which users choose the packer.
+        cuts_documents: documents form one stream that is cut at any token; else a document stays
+            whole unless it is longer than a row.
 
     Raises:
         ConfigError: an option out of range.
@@ -31,6 +33,7 @@ class Packer(ABC):
     seq_len: int
 
     name: ClassVar[str]
+    cuts_documents: ClassVar[bool]
 
     def __post_init__(self) -> None:
         seq_len: Any = self.seq_len

@@ -29,6 +29,7 @@ class SequentialPacker(Packer):
     """
 
     name = "sequential"
+    cuts_documents = True
 
     def resumed(self, carried: Pieces) -> Pieces:
         return carried  # they reach to the end of their documents
