@@ -32,7 +32,7 @@ def test_packed_documents_are_whole_and_once_and_no_row_overflows(make, count):
         assert (sizes >= 1).all() and (in_rows <= seq_len + 1).all()
         assert plan.tokens.tolist() == np.minimum(in_rows, seq_len).tolist()
     assert sum(int(plan.documents.sum()) for plan in plans) == np.count_nonzero(lengths)
-    pieces = Pieces.joined([plan.pieces for plan in plans])
+    pieces = sum((plan.pieces for plan in plans), Pieces.none())
     pieces = pieces[np.lexsort((pieces.starts, pieces.documents))]
     is_first = np.diff(pieces.documents, prepend=-1) > 0
     is_last = np.append(is_first[1:], True)
