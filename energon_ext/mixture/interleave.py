@@ -26,8 +26,8 @@ import numpy as np
 
 from energon_ext.documents.permutation import stable_hash
 
-#: Fractions of rows, and credits, are compared up to this.
-ROUNDING = 1e-9
+#: Fractions of rows, and credits in tokens, are compared up to these.
+ROUNDING, TOKEN_ROUNDING = 1e-9, 1e-6
 
 
 class Credits(NamedTuple):
@@ -121,7 +121,7 @@ def _by_credit(credits: np.ndarray, shares: np.ndarray, rows: int) -> np.ndarray
     credits, picked = np.where(shares > 0, credits, -np.inf), np.empty(rows, np.int64)
     for row in range(rows):
         credits += shares
-        picked[row] = member = credits.argmax()
+        picked[row] = member = (credits >= credits.max() - TOKEN_ROUNDING).argmax()
         credits[member] -= 1
     return picked
 

@@ -23,8 +23,8 @@ class Packer(ABC):
 
     Attributes:
         name: under which users choose the packer.
-        cuts_documents: True where documents form one stream that is cut at any token; False where
-            a document stays whole unless it is longer than a row.
+        cuts_documents: documents form one stream that is cut at any token; else a document stays
+            whole unless it is longer than a row.
 
     Raises:
         ConfigError: an option out of range.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_ext.mixture.blend import BlendSampler, InOrderSampler, Uniforms
+from energon_ext.mixture.blend import BlendSampler, Uniforms
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import IN_ORDER, blend_of
 from energon_ext.weights import weight_from_config
@@ -215,9 +215,3 @@ def test_an_ended_source_is_not_drawn_and_a_source_that_is_back_is():
     assert counts_at(drawing, 300, 0, 5000)[2] == 0
     drawing.ended[2] = False
     assert counts_at(drawing, 300, 0, 5000)[2] > 0
-
-
-def test_in_order_is_the_first_that_is_left():
-    sampler = InOrderSampler()
-    assert sampler.pick(np.arange(3), np.array([0.5, 0.2, 0.3]), 0).tolist() == [0, 0, 0]
-    assert sampler.pick(np.arange(3), np.array([0.0, 0.4, 0.6]), 0).tolist() == [1, 1, 1]

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from energon_ext import PackedTaskEncoder, get_train_dataset, get_val_datasets
-from energon_ext.encoders import sources
 from tests.support import (
     LargeTokenizer,
     batch_hash,
-    close_loaders,
     config,
     loader_for,
     take,
@@ -49,12 +47,6 @@ def data(tmp_path_factory):
     write_tokens(folder / "b", B, dtype=np.int32)
     write_tokens(folder / "c", C, dtype=np.int32)
     return folder
-
-
-@pytest.fixture
-def small_buffers(monkeypatch):
-    """Token files are packed ``packing_buffer_docs`` at a time."""
-    monkeypatch.setattr(sources, "MOST_PLANNED_BUFFER_DOCS", 1)
 
 
 def write(path, node, split="train"):
@@ -154,42 +146,6 @@ def test_a_state_of_the_second_pass_continues_there(data, packing):
     assert [batch_hash(batch) for batch in resumed] == first
 
 
-# Other buffers ------------------------------------------------------------------------------------
-
-
-@every_packing
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (40, 3),
-        (1, 300),
-        pytest.param(3, 40, marks=pytest.mark.nightly),
-        pytest.param(8, 1, marks=pytest.mark.nightly),
-    ],
-)
-def test_a_resume_with_another_buffer_reads_every_document_as_often_as_it_should(
-    data, packing, before, after, small_buffers
-):
-    path = write(data / "limited.yaml", {"interleave": [entry("a", 2), entry("b", 3)]})
-    expected = transitions(A, 2) + transitions(B, 3)
-    whole = len(list(load(path, packing, batch_size=8, buffer_docs=before)))
-    for done in range(1, whole, 5):
-        loader = load(path, packing, batch_size=8, buffer_docs=before)
-        batches = take(loader, done)
-        resumed = load(path, packing, batch_size=8, buffer_docs=after)
-        resumed.load_state_dict(loader.state_dict())
-        batches += list(resumed)
-        assert trained_transitions(batches) == expected
-        assert ended(batches) == {"a": 200, "b": 120}
-
-
-def test_a_buffer_makes_other_rows_of_a_token_file(data, small_buffers):
-    """Else the test above would say nothing."""
-    path = write(data / "limited.yaml", {"interleave": [entry("a", 2), entry("b", 3)]})
-    few, many = (len(list(load(path, buffer_docs=count))) for count in (1, 40))
-    assert few > 1.2 * many
-
-
 # Other limits -------------------------------------------------------------------------------------
 
 
@@ -216,31 +172,3 @@ def test_a_raised_limit_adds_its_epochs_at_every_save_point(data, packing, worke
         assert trained_transitions(found) == transitions(B, 2) + transitions(C, 3), done
         assert ended(found) == {"b": 80, "c": 75}
         resumed.close()
-
-
-@pytest.mark.parametrize("packing", ["sequential", pytest.param("bin", marks=pytest.mark.nightly)])
-def test_a_limit_that_is_lowered_and_raised_again_loses_and_repeats_nothing(
-    data, packing, small_buffers
-):
-    """4 epochs of c, then 1 for some batches, then 4 again."""
-
-    def run(limit):
-        path = write(data / "lowered.yaml", {"interleave": [entry("c", limit), entry("b", 9)]})
-        return load(path, packing, batch_size=8, buffer_docs=8)
-
-    reference = run(4)
-    iterator, batches, states = iter(reference), [], []
-    while not states or "c" in batches[-1].documents_per_source() or len(batches) < 35:
-        batches.append(next(iterator))
-        states.append(reference.state_dict())
-    for done, state in enumerate(states, 1):
-        for between in [(0,), (3,), (12,)][done % 3]:
-            lowered = run(1)
-            lowered.load_state_dict(state)
-            found = batches[:done] + take(lowered, between)
-            raised = run(4)
-            raised.load_state_dict(lowered.state_dict())
-            found += list(raised)
-            assert trained_transitions(found) == transitions(C, 4) + transitions(B, 9), done
-            assert ended(found) == {"c": 100, "b": 360}
-        close_loaders()

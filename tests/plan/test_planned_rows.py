@@ -251,7 +251,7 @@ def test_a_restart_in_the_middle_of_a_pass_begins_with_the_first_row(packing, ro
 
 @pytest.mark.parametrize("packing", ["sequential", pytest.param("bin", marks=pytest.mark.nightly)])
 def test_a_limit_that_is_lowered_and_raised_again_loses_and_repeats_nothing(packing):
-    """At every row, with a limit of 1 in between that is used for some rows, or for all."""
+    """Anywhere, with a limit of 1 in between that is used for some rows, or for all."""
     whole = len(take(planned(LENGTHS, packing=packing, epochs=4)))
     for done in range(0, whole + 1, 7):
         for between in (0, 2, None):

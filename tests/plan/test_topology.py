@@ -151,7 +151,7 @@ def test_a_validation_reads_every_row_once_on_all_topologies(data, packing):
     for number in range(2):
         alone = rows_of_source(number, 1, 0, 1)
         assert len(alone) > 20
-        for ranks, workers, batch in [(1, 0, 4), (2, 0, 2), (8, 0, 1), (2, 2, 2), (1, 3, 1)]:
+        for ranks, workers, batch in [(1, 0, 4), (8, 0, 1), (2, 2, 2)]:
             assert rows_of_source(number, ranks, workers, batch) == alone
 
 
