@@ -37,7 +37,7 @@ class Mixture:
         >>> mixture.open(position=0)
         True
         >>> mixture.draw(np.arange(4)).tolist()
-        [1, 1, 0, 1]
+        [1, 0, 1, 1]
     """
 
     def __init__(self, tree: Tree, keys: Sequence[str], *, seed: str, row_tokens: int = 0):
