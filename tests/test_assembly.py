@@ -176,6 +176,22 @@ def test_metrics_of_a_policy_stand_where_their_tokens_are_labels():
     assert batch.rewards.tolist() == [1.0, 0.25, 0.0]
 
 
+@pytest.mark.parametrize("name", ["rewards", "log_probs"])
+def test_a_batch_has_rewards_and_log_probabilities_of_all_its_rows_or_of_none(name):
+    values = {"rewards": [1.0], "log_probs": [np.array([0, -1.5])]}[name]
+    with_values, padding = (
+        Row([np.array([5, 6])], "web", **{name: values}),
+        Row([], slice_sources=[]),
+    )
+    batch = BatchAssembler(4)([padding, with_values], SOURCES)
+    assert (batch.rewards is not None, batch.log_probs is not None) == (
+        name == "rewards",
+        name == "log_probs",
+    )
+    with pytest.raises(SampleError, match=f"Some rows of a batch have {name}, some do not"):
+        BatchAssembler(4)([with_values, Row([np.array([7])], "web")], SOURCES)
+
+
 def test_tokens_wider_than_those_of_a_neighbour_are_not_cut():
     narrow, wide = np.array([65535, 3], np.uint16), np.array([70000, 4], np.int32)
     rows = [Row([narrow], source="web"), Row([wide], source="code")]

@@ -58,14 +58,16 @@ class BatchAssembler:
 
         Raises:
             SampleError: no rows, an empty row or slice, a row of more than T + 1 tokens and gaps,
-                or of a source that is not in ``sources``.
+                of a source that is not in ``sources``, or only some with rewards or with
+                log-probabilities.
         """
         if not rows:
             raise SampleError("A PackedBatch needs at least one row, got none.")
         shape = len(rows), self.seq_len + 1
         tokens = np.full(shape, self.pad_id, np.int64)
         weights = np.ones(shape, np.float32)
-        log_probs = None if rows[0].log_probs is None else np.zeros(shape, np.float32)
+        has_log_probs, has_rewards = _have(rows, "log_probs"), _have(rows, "rewards")
+        log_probs = np.zeros(shape, np.float32) if has_log_probs else None
         segments = _Segments(sources)
         for number, row in enumerate(rows):
             starts = self._write(row, tokens[number], weights[number], segments)
@@ -90,7 +92,7 @@ class BatchAssembler:
             source_documents=_int32(segments.documents),
             cu_seqlens_padded=_int32(segments.aligned_ends) if self.alignment > 1 else None,
             log_probs=None if log_probs is None else _at_labels(log_probs),
-            rewards=torch.tensor(segments.rewards).float() if rows[0].rewards is not None else None,
+            rewards=torch.tensor(segments.rewards).float() if has_rewards else None,
         )
 
     def _write(
@@ -177,6 +179,14 @@ class _Segments:
         for index in indices:
             self.documents[index] += 1
         return indices
+
+
+def _have(rows: Sequence[Row], name: str) -> bool:
+    """Whether the rows have an optional field; rows of padding do not count."""
+    found = {getattr(row, name) is not None for row in rows if row.slices}
+    if len(found) > 1:
+        raise SampleError(f"Some rows of a batch have {name}, some do not; give all or none.")
+    return found == {True}
 
 
 def _at_labels(stream: np.ndarray) -> torch.Tensor:
