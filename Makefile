@@ -14,8 +14,8 @@ PIP := $(BIN)/python -m pip install --constraint constraints.txt
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
-# Two processes; more threads than that would only wait for each other.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+# A third process for two cores: many tests wait for processes of their own.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile
 
 # On Linux the plain wheel of torch is a CUDA build of gigabytes: ask for the CPU build by name.
 TORCH := $(shell grep '^torch==' constraints.txt)$(if $(filter Linux,$(shell uname)),+cpu)
