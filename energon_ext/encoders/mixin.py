@@ -7,6 +7,8 @@ need none of these stages. For streamed ones the override hands the body a singl
 whose factory returns our blend over the real sources, so that it never has anything to blend.
 """
 
+import copy
+import logging
 from typing import Any, Mapping, Sequence
 
 from megatron.energon import WorkerConfig
@@ -16,6 +18,7 @@ from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
 from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry, mix_of
+from energon_ext.encoders.planned_samples import obstacle, sample_batches, sample_rows
 from energon_ext.encoders.sources import (
     absent_sources,
     check_omissions,
@@ -28,7 +31,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.mixture.checks import check_mixture
 from energon_ext.mixture.tree import INTERLEAVE
 from energon_ext.plan.clock import Clock
-from energon_ext.plan.dataset import PassOptions
+from energon_ext.plan.dataset import PassOptions, PlannedDataset
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.source import Source
 from energon_ext.splice.source import SpliceSource
@@ -37,16 +40,22 @@ from energon_ext.streamed.blend import DynamicBlendDataset, LeastConsumedDataset
 from energon_ext.streamed.samples import RepeatUpTo
 from energon_ext.weights import ScheduleAxis
 
+logger = logging.getLogger(__name__)
+
 
 class DynamicBlendMixin:
     """Adds scheduled weights, and a state by source, to any TaskEncoder.
 
-    Put it first among the base classes. Energon's own order stays: draw, shuffle, encode, pack,
-    batch. With a shuffle or packing buffer, samples drawn under old weights are still in it when a
-    weight changes; :class:`~energon_ext.PackedTaskEncoder` plans, and has no such lag.
+    Put it first among the base classes. Where ``encode_sample`` is stateless, samples are planned
+    by number: a run continues exactly on any ranks and workers, and an ``interleave`` counts each
+    sample as 1. The sample's random numbers depend on the seed, its source, number and epoch; one
+    that cannot be used is replaced by another one of its source.
 
-    An ``interleave`` counts each sample as its ``num_tokens``, or as 1 where it has none; where an
-    encoder has a method ``blend_sample_size(sample)``, as what that returns.
+    Else, and with a ``packing_buffer_size``, samples are streamed in Energon's own order: draw,
+    shuffle, encode, pack, batch. Samples drawn under old weights are then still in a buffer when a
+    weight changes. An ``interleave`` counts each as its ``num_tokens``, or as 1 where it has none;
+    where an encoder has a method ``blend_sample_size(sample)``, as what that returns. A line in the
+    log gives the reason.
 
     Attributes:
         schedule_axis: where the run ends; its unit is the field of the metadataset.
@@ -63,6 +72,11 @@ class DynamicBlendMixin:
 
     #: Positions of a row that the blend hands out, where all have as many; else 0.
     tokens_per_sample: int = 0
+
+    #: Whether samples are planned by number, where the encoder allows it.
+    plan_samples: bool = True
+
+    _plans_samples: bool = False
 
     #: Rows of a global batch; one batch of each rank where it is None.
     rows_per_step: int | None = None
@@ -84,7 +98,7 @@ class DynamicBlendMixin:
         mix = mix_of(datasets)
         if not repeat:
             check_unlimited(mix.entries)
-        bound = self._bound_to(mix.entries, stages)
+        bound = self._bound_to(mix.entries, stages, repeat)
         # Sources of a plain blend repeat one by one; an epochized blend as a whole.
         epochized = blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
         sources = read_sources(
@@ -115,7 +129,12 @@ class DynamicBlendMixin:
         )
 
     def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> Any:
-        """The samples of one source, before the draw. Override to add stages per source."""
+        """The rows of one source, or its samples before the draw where they are streamed.
+
+        Override it to add stages of your own to each source; its samples are streamed then.
+        """
+        if self._plans_samples:
+            return sample_rows(self, entry, worker_config=worker_config, repeat=repeat)
         dataset = load_source(self, entry, worker_config)
         repetitions = entry.loaded.repetitions or 1
         if not repeat and repetitions == 1:
@@ -132,7 +151,9 @@ class DynamicBlendMixin:
         stages: Mapping[str, Any],
         **options: Any,  # of a blend: tree, clock, worker_config
     ) -> SavableDataset:
-        """Energon's stages behind the draw among streamed sources."""
+        """A plan, or Energon's stages behind the draw among streamed sources."""
+        if self._plans_samples:
+            return PlannedDataset(sources, passes=passes, batches=sample_batches(self), **options)
         if hasattr(self, "blend_sample_size"):
             options["size_of"] = self.blend_sample_size
         is_interleave = options["tree"].node.rule == INTERLEAVE
@@ -157,14 +178,29 @@ class DynamicBlendMixin:
         """JSON values that a saved state depends on; extend it with what changes your samples."""
         return {ENCODER: type(self).__qualname__}
 
-    def _bound_to(self, entries: Sequence[Entry], stages: dict[str, Any]) -> Any:
+    def _bound_to(self, entries: Sequence[Entry], stages: dict[str, Any], repeat: bool) -> Any:
         """The encoder of one dataset, checked against its sources; several may share this one.
 
         Args:
             stages: options of Energon's stages; the encoder takes away what is its own.
         """
         refuse_splices(self, entries)
-        return self
+        bound = copy.copy(self)
+        reason = self._obstacle(entries, stages, repeat)
+        bound._plans_samples = reason is None
+        if reason is not None:
+            logger.info("Samples are streamed, on the ranks x workers of this run: %s.", reason)
+        return bound
+
+    def _obstacle(
+        self, entries: Sequence[Entry], stages: Mapping[str, Any], repeat: bool
+    ) -> str | None:
+        """Why samples have to be streamed; None where they are planned."""
+        if not self.plan_samples:
+            return "plan_samples is False"
+        if type(self).build_source is not DynamicBlendMixin.build_source:
+            return "build_source makes samples of its own"
+        return obstacle(self, entries, stages, repeat)
 
 
 def refuse_splices(encoder: DynamicBlendMixin, entries: Sequence[Entry]) -> None:

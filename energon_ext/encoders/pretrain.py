@@ -27,11 +27,15 @@ from energon_ext.documents.base import Documents
 from energon_ext.documents.file_set import TokenFiles
 from energon_ext.documents.order import EpochOrder
 from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.sources import planned_buffer_docs, read_sources
+from energon_ext.encoders.sources import (
+    document_range,
+    epochs_of,
+    planned_buffer_docs,
+    read_sources,
+)
 from energon_ext.encoders.splicing import (
     check_names,
     check_splices,
-    document_range,
     names_of,
     spliced_rows,
 )
@@ -219,7 +223,7 @@ has no transition to train.
     ) -> PlannedDataset:
         """Energon's method: every document once, source after source, in order."""
         mix = mix_of(datasets)
-        bound = self._bound_to(mix.entries, stages, validating=True)
+        bound = self._bound_to(mix.entries, stages, repeat=False, validating=True)
         sources = read_sources(bound, mix, worker_config=worker_config, repeat=False)
         tree = blend_of({source.key: ConstantWeight(1.0) for source in sources}, IN_ORDER)
         clock = Clock(mix.axis, Topology.of(worker_config, batch_size, None), self.seq_len)
@@ -230,7 +234,7 @@ has no transition to train.
 
     def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> RowSource:
         """Plan the rows of one source; one that is spliced is planned as frames."""
-        epochs = entry.max_epochs if repeat else (entry.loaded.repetitions or 1)
+        epochs = epochs_of(entry, repeat)
         splice = self.splice_of(entry)
         if splice is not None:
             return spliced_rows(self, splice, entry, worker_config.seed_offset, epochs)
@@ -239,7 +243,7 @@ has no transition to train.
                 f"{entry.key}: {epochs} repetitions; a source is read in whole epochs."
             )
         files = self.token_files(entry)
-        first, stop = document_range(entry.dataset, len(files))
+        first, stop = document_range(entry, len(files))
         return PlannedRows(
             self.documents_of(files, entry.key),
             source=entry.key,
@@ -290,7 +294,11 @@ has no transition to train.
         return self.encode_batch(self.batch(rows))
 
     def _bound_to(
-        self, entries: Sequence[Entry], stages: Mapping[str, Any], validating: bool = False
+        self,
+        entries: Sequence[Entry],
+        stages: Mapping[str, Any],
+        repeat: bool,
+        validating: bool = False,
     ) -> "PackedTaskEncoder":
         """A copy for one dataset, whose text is tokenized; several may share this encoder."""
         for name in ("shuffle_buffer_size", "packing_buffer_size"):

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Prompts for reinforcement learning, from the same YAML and with the same schedules as text."""
 
-import copy
 import functools
 from typing import Any, Sequence
 
@@ -144,9 +143,11 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
             else prompts
         )
 
-    def _bound_to(self, entries: Sequence[Entry], stages: dict[str, Any]) -> "PromptTaskEncoder":
+    def _bound_to(
+        self, entries: Sequence[Entry], stages: dict[str, Any], repeat: bool
+    ) -> "PromptTaskEncoder":
         """A copy for one dataset; shuffling moves in front of the draw."""
-        bound = copy.copy(super()._bound_to(entries, stages))
+        bound = super()._bound_to(entries, stages, repeat)
         bound._shuffle_buffer_prompts = stages.pop("shuffle_buffer_size", None) or 0
         return bound
 

@@ -32,6 +32,27 @@ def planned_buffer_docs(sources: int) -> int:
     return min(MOST_PLANNED_BUFFER_DOCS, max(LEAST_PLANNED_BUFFER_DOCS, shared))
 
 
+def document_range(entry: Entry, total: int) -> tuple[int, int]:
+    """First document of a source and the one after the last, of all that its files hold."""
+    if shuffles_over_epochs(entry):
+        raise ConfigError(
+            f"{entry.dataset.paths[0]}: shuffle_over_epochs_multiplier is of samples that are "
+            f"streamed; every epoch of text has an order of its own."
+        )
+    subset = getattr(entry.dataset, "subset", None)
+    return (0, total) if subset is None else subset.compute_subset(total)
+
+
+def shuffles_over_epochs(entry: Entry) -> bool:
+    """Whether a source asks for an order of several epochs together."""
+    return getattr(entry.dataset, "shuffle_over_epochs", 1) not in (1, None, -1)
+
+
+def epochs_of(entry: Entry, repeat: bool) -> float | None:
+    """How often a source is read; None for no end."""
+    return entry.max_epochs if repeat else (entry.loaded.repetitions or 1)
+
+
 def load_source(task_encoder: Any, entry: Entry, worker_config: WorkerConfig) -> SavableDataset:
     """The raw (or cooked) samples of one source, in an order that its name and the seed decide."""
     number = stable_hash(entry.names.shuffle_key)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any, Iterable, Sequence
+from typing import TYPE_CHECKING, Iterable, Sequence
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.documents.file_set import TokenFiles
 from energon_ext.documents.origins import origins_of
+from energon_ext.encoders.sources import document_range
 from energon_ext.errors import ConfigError
 from energon_ext.splice import SpliceIndex, select_documents
 from energon_ext.splice.config import SpliceFields
@@ -103,7 +104,7 @@ def spliced_rows(
     """The frames of one source; in validation those of a grid."""
     key, shuffle_key = entry.key, entry.names.shuffle_key
     files = encoder.token_files(entry)
-    first, stop = document_range(entry.dataset, len(files))
+    first, stop = document_range(entry, len(files))
     places, lengths = files.locate(np.arange(first, stop))
     keys = None if isinstance(entry.dataset, TokenFileFactory) else _keys(files)[first:stop]
     numbers = select_documents(
@@ -147,14 +148,3 @@ def _keys(files: TokenFiles) -> list[str]:
     """The keys of the samples that token files were made of."""
     found = [origins_of(prefix) for prefix in files.prefixes]
     return [each[number] for each in found if each is not None for number in range(len(each))]
-
-
-def document_range(factory: Any, total: int) -> tuple[int, int]:
-    """First document of a source and the one after the last, of all that its files hold."""
-    if getattr(factory, "shuffle_over_epochs", 1) not in (1, None, -1):
-        raise ConfigError(
-            f"{factory.paths[0]}: shuffle_over_epochs_multiplier is of samples that are streamed; "
-            f"every epoch of text has an order of its own."
-        )
-    subset = getattr(factory, "subset", None)
-    return (0, total) if subset is None else subset.compute_subset(total)

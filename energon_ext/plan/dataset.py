@@ -55,14 +55,15 @@ class BatchOptions:
 
     Attributes:
         assemble: makes a batch of rows.
-        padding: makes a row without a document; such rows complete the last step.
+        padding: makes a row without a document; such rows complete the last step. Where it is
+            None, rows that make no whole step are left out.
         fingerprint: JSON values under which a state is saved; it is refused under others.
         encoder: JSON values from which the encoder can be made again.
         cost: of rows; those of a step are then dealt so that ranks end together.
     """
 
-    assemble: Callable[[list[Row]], Any]
-    padding: Callable[[], Row]
+    assemble: Callable[[list[Any]], Any]
+    padding: Callable[[], Row] | None
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     encoder: Mapping[str, Any] = field(default_factory=dict)
     cost: Cost | None = None
@@ -135,6 +136,9 @@ class PlannedDataset(Blend, SavableDataset):
     def _steps(self) -> Iterator[Step]:
         plan, clock, rows = self.plan, self.clock, self.topology.rows_per_step
         while (step := plan.next(rows, clock.at(plan.step, plan.row))) is not None:
+            if self.batches.padding is None and step.num_rows < rows:
+                logger.info("The last %d rows make no whole step and are left out.", step.num_rows)
+                return
             if self.batches.cost is not None:
                 step.balance(self.batches.cost, self.topology)
             yield step
@@ -219,9 +223,13 @@ class PlannedDataset(Blend, SavableDataset):
 
     def read(self, rows: Sequence[DescribedRow]) -> Any:
         """The batch of some rows."""
-        padding, sources = self.batches.padding, self.rows
-        read = [padding() if row is None else sources[row[0]].read(row[1]) for row in rows]
-        return self.batches.assemble(read)
+        return self.batches.assemble([self._read_row(row) for row in rows])
+
+    def _read_row(self, row: DescribedRow) -> Any:
+        if row is not None:
+            return self.rows[row[0]].read(row[1])
+        assert self.batches.padding is not None
+        return self.batches.padding()
 
     def end_pass(self) -> None:
         """Begin with the first row again, where every pass does."""

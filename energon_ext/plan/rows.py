@@ -9,7 +9,6 @@ were taken. On a resume the plan is made again, and no token is read for it.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from typing import Any, Mapping
 
@@ -157,15 +156,18 @@ class PlannedRows(RowSource):
         return is_out and not len(self._plan.carried) and self._order.ended
 
     def take(self, count: int) -> "TakenRows":
-        taken = TakenRows()
+        taken = self._taken()
         while count and not self.ended:
             if self.next_row == len(self._plan):
                 self._pack_next()
             number = min(count, len(self._plan) - self.next_row)
-            taken.add(self._plan, self.next_row, self.next_row + number)
+            taken.add(self._plan, self.next_row, self.next_row + number, self.window.epoch)
             self.next_row += number
             count -= number
         return taken
+
+    def _taken(self) -> "TakenRows":
+        return TakenRows()
 
     def _pack_next(self) -> None:
         """Make the plan that follows the present one."""
@@ -253,12 +255,12 @@ class TakenRows(Taken):
     """Some packed rows, not yet read."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[PackPlan, int]] = []  # and its number in the plan
+        self._rows: list[tuple[PackPlan, int, int]] = []  # its number in the plan, the epoch
         self.num_tokens = self.num_documents = 0
 
-    def add(self, plan: PackPlan, first: int, stop: int) -> None:
+    def add(self, plan: PackPlan, first: int, stop: int, epoch: int) -> None:
         """Append rows of a plan."""
-        self._rows += zip(itertools.repeat(plan), range(first, stop))
+        self._rows += [(plan, row, epoch) for row in range(first, stop)]
         tokens, documents = (plan.totals[:, stop] - plan.totals[:, first]).tolist()
         self.num_tokens += tokens
         self.num_documents += documents
@@ -267,15 +269,15 @@ class TakenRows(Taken):
         return len(self._rows)
 
     def pieces(self) -> tuple[np.ndarray, np.ndarray]:
-        lengths = [plan.sizes[plan.extent(row)] for plan, row in self._rows]
+        lengths = [plan.sizes[plan.extent(row)] for plan, row, _ in self._rows]
         return np.concatenate(lengths), np.cumsum([len(each) for each in lengths])
 
     def contents(self, number: int) -> list[tuple[int, int, int]]:
-        plan, row = self._rows[number]
+        plan, row, _ = self._rows[number]
         return plan.pieces[plan.extent(row)].ranges()
 
     def description(self, number: int) -> Description:
-        plan, row = self._rows[number]
+        plan, row, _ = self._rows[number]
         pieces, own = plan.pieces, plan.extent(row)
         return (
             pieces.places[own].tolist(),

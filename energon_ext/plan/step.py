@@ -33,6 +33,11 @@ class Step:
         """Place rows of a source, int64 [rows taken]; ``source`` is its number."""
         self._parts.append((where, taken, source))
 
+    @property
+    def num_rows(self) -> int:
+        """Rows that were placed."""
+        return sum(len(where) for where, _, _ in self._parts)
+
     def balance(self, cost: Cost, topology: Topology) -> None:
         """Deal the rows by cost."""
         self._order = balanced(self.costs(cost, topology.rows_per_step), topology)

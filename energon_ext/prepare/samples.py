@@ -9,11 +9,10 @@ from typing import Any
 
 from megatron.energon import SkipSample
 from megatron.energon.flavors.base_dataset import SavableDataset
-from megatron.energon.flavors.webdataset.sample_loader import WebdatasetSampleLoaderDataset
-from megatron.energon.wrappers.map_dataset import MapDataset
 
 from energon_ext.errors import LEFT_OUT, ConfigError, EnergonExtError, SampleError
 from energon_ext.prepare.documents import Documents, InputDocument, Unit
+from energon_ext.samples.numbered import NumberedSamples, key_of
 
 UNIT_SAMPLES = 65_536
 
@@ -58,56 +57,38 @@ def sample_units(source: SampleSource) -> list[Unit]:
 
 
 def _read(source: SampleSource, numbers: range) -> Documents:
-    dataset = source.open()
-    read = _reader(dataset, source.path)
-    dataset.worker_config.worker_activate(0)  # decorators of Energon ask for it
+    samples = NumberedSamples(source.open(), source.path)
+    samples.worker_config.worker_activate(0)  # decorators of Energon ask for it
     try:
         for number in numbers:
-            key, sample = read(number)
+            key, sample = _read_one(samples, number)
             if isinstance(sample, Exception) and not source.keeps_damaged:
                 raise ConfigError(f"{source.path}: {sample}") from sample
             if sample is not None or source.keeps_damaged:
                 yield source.document(sample, key)
     finally:
-        dataset.worker_config.worker_deactivate()
+        samples.worker_config.worker_deactivate()
 
 
-def _reader(dataset: SavableDataset, path: str) -> Callable[[int], tuple[str, Any]]:
-    """Reads the key and the sample of a number; the sample is its error where it has one."""
-    stages: list[Callable[[Any], Any]] = []
-    inner: Any = dataset
-    while isinstance(inner, MapDataset):
-        stages.insert(0, inner.map_fn)
-        inner = inner.dataset
-    if not isinstance(inner, WebdatasetSampleLoaderDataset):
+def _read_one(samples: NumberedSamples, number: int) -> tuple[str, Any]:
+    """The key and the sample of a number; the sample is its error where it has one."""
+    stored = samples.stored(number)
+    if stored is None:  # excluded by the split
+        return str(number), None
+    key = key_of(stored)
+    try:
+        sample = samples.cooked(stored)
+    except SampleError as error:  # of a cooker, which names the sample
+        return key, error
+    except (SkipSample, *LEFT_OUT) as error:
+        return key, SampleError(f"Sample {key}: {type(error).__name__} ({error}).")
+    except EnergonExtError:
+        raise
+    except Exception as error:  # whatever a loader or a cooker raises
+        where = f"{samples.path}: {type(error).__name__} in sample {key}"
+        raise ConfigError(f"{where}: {error}.") from error
+    if isinstance(sample, Generator):
         raise ConfigError(
-            f"{path}: a {type(inner).__name__} has no samples by number; write it as JSON Lines."
+            f"{samples.path}: several samples are made of one; write them as JSON Lines first."
         )
-
-    def read(number: int) -> tuple[str, Any]:
-        try:
-            sample: Any = inner._get_sample(number)
-        except Exception as error:  # whatever Energon raises of a damaged file
-            raise ConfigError(f"{path}: sample {number} cannot be read ({error}).") from error
-        if sample.data[0] is None:  # excluded by the split
-            return str(number), None
-        key = sample.data[0]["__key__"]
-        try:
-            for stage in stages:
-                sample = stage(sample)
-        except SampleError as error:  # of a cooker, which names the sample
-            return key, error
-        except (SkipSample, *LEFT_OUT) as error:
-            return key, SampleError(f"Sample {key}: {type(error).__name__} ({error}).")
-        except EnergonExtError:
-            raise
-        except Exception as error:  # whatever a loader or a cooker raises
-            where = f"{path}: {type(error).__name__} in sample {key}"
-            raise ConfigError(f"{where}: {error}.") from error
-        if isinstance(sample, Generator):
-            raise ConfigError(
-                f"{path}: several samples are made of one; write them as JSON Lines first."
-            )
-        return key, sample
-
-    return read
+    return key, sample

@@ -43,7 +43,7 @@ _PLANNED = {
     "last": bool,
 }
 _SPLICED = {"kind": str, "documents": {str: object}, "next_row": COUNT}
-_ROWS = {"planned": _PLANNED, "spliced": _SPLICED}
+_ROWS = {"planned": _PLANNED, "samples": _PLANNED, "spliced": _SPLICED}
 _NODE = {"identity": str, "credits": {str: float}, "tokens": COUNT}
 _SOURCE = {
     "rows": lambda value, where: check_shape(value, _rows_shape(value, where), where),

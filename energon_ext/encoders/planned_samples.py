@@ -1,0 +1,232 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Samples of any TaskEncoder by number: which encoders allow it, and how a row is made."""
+
+import contextlib
+import copy
+import functools
+import inspect
+import logging
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.energon import DefaultTaskEncoder, TaskEncoder, WorkerConfig
+from megatron.energon.rng import SystemRng
+from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
+
+from energon_ext.config.mix import Entry
+from energon_ext.documents.order import EpochOrder
+from energon_ext.documents.permutation import stable_hash
+from energon_ext.documents.stored_files import fingerprint_files
+from energon_ext.encoders.quiet import quiet_energon
+from energon_ext.encoders.sources import (
+    MOST_PLANNED_BUFFER_DOCS,
+    document_range,
+    epochs_of,
+    shuffles_over_epochs,
+)
+from energon_ext.errors import EnergonExtError, SampleError
+from energon_ext.plan.dataset import BatchOptions
+from energon_ext.samples.numbered import NumberedSamples, key_of
+from energon_ext.samples.rows import OneEach, OnePerRow, SampleRows
+
+logger = logging.getLogger(__name__)
+
+#: Methods that build stages, which a plan has not.
+_STAGES = ("build_encode_sample", "build_batch", "build_cook_crude_sample", "_load_dataset")
+
+#: Errors of a sample in a row after which a run ends, unless the encoder says how many.
+_TOLERANCE = 100
+
+
+def obstacle(
+    encoder: Any, entries: Sequence[Entry], stages: Mapping[str, Any], repeat: bool
+) -> str | None:
+    """Why samples have to be streamed; None where they can be planned."""
+    if not repeat:
+        return "repeat=False reads every sample once, and the last batch may be short"
+    if stages.get("batch_size") is None:
+        return "without a batch_size there are no batches"
+    if stages.get("packing_buffer_size") is not None:
+        return "packing_buffer_size packs samples whose lengths are known only by reading them"
+    for name in _STAGES:
+        if getattr(type(encoder), name) is not getattr(TaskEncoder, name):
+            return f"{name} builds stages of its own"
+    if _is_own(encoder, "batch_group_criterion"):
+        return "batch_group_criterion asks for one sample after another"
+    for name in ("encode_sample", "preencode_sample", "postencode_sample"):
+        method = getattr(encoder, name)
+        if inspect.isgeneratorfunction(method):
+            return f"{name} makes several samples of one"
+        if not get_stateless(method):
+            return f"{name} is not marked @stateless"
+    for entry in entries:
+        if shuffles_over_epochs(entry):
+            return f"{entry.key} has a shuffle_over_epochs_multiplier"
+        if int(entry.loaded.repetitions or 1) != (entry.loaded.repetitions or 1):
+            return f"{entry.key} is repeated {entry.loaded.repetitions} times"
+    return None
+
+
+def _is_own(encoder: Any, name: str) -> bool:
+    """Whether an encoder has a method of its own."""
+    stock = [getattr(each, name, None) for each in (TaskEncoder, DefaultTaskEncoder)]
+    return getattr(type(encoder), name) not in stock
+
+
+@dataclass
+class SampleReader:
+    """Reads and encodes samples of a source by number.
+
+    A sample that cannot be used is replaced by another one of the source, the same on every rank
+    and worker, so that a batch is always full.
+
+    Args:
+        encoder: of the user.
+        key: of the source.
+        seed: of the run.
+        numbers: of the samples.
+        open_samples: opens them, once in each process.
+    """
+
+    encoder: Any
+    key: str
+    seed: int
+    numbers: range
+    open_samples: Callable[[], NumberedSamples]
+    _samples: NumberedSamples | None = field(default=None, init=False)
+    _replaced: int = field(default=0, init=False)
+    _reason: str = field(default="", init=False)
+
+    def __call__(self, numbers: Sequence[int], epoch: int) -> Any:
+        """The one encoded sample of a row."""
+        (number,) = numbers
+        for chosen in self._candidates(number, epoch):
+            sample = self._usable(chosen, epoch)
+            if sample is not None:
+                return sample
+        raise SampleError(
+            f"{self.key}: {self._tolerance + 1} samples one after another cannot be used; the "
+            f"last: {self._reason} Is this the data of another task?"
+        )
+
+    def _candidates(self, number: int, epoch: int) -> Iterator[int]:
+        """A sample and those that may replace it, the same wherever it is read."""
+        yield number
+        for attempt in range(self._tolerance):
+            again = stable_hash(f"{self.seed}/{self.key}/{number}/{epoch}/{attempt}")
+            yield self.numbers[again % len(self.numbers)]
+
+    @property
+    def _tolerance(self) -> int:
+        default = getattr(self.encoder, "__default_failure_tolerance__", _TOLERANCE)
+        return get_failure_tolerance(self.encoder.encode_sample, default) or _TOLERANCE
+
+    def _usable(self, number: int, epoch: int) -> Any:
+        """An encoded sample; None for one that cannot be used."""
+        if self._samples is None:
+            self._samples = self.open_samples()
+        stored = self._samples.stored(number)
+        if stored is None:
+            self._reason = "The split excludes them."
+            return None
+        try:
+            with keyed_random(f"{self.seed}/{self.key}/{number}/{epoch}"):
+                return self._encoded(self._samples.cooked(stored))
+        except SampleError as error:
+            self._note(str(error))
+        except EnergonExtError:
+            raise
+        except Exception as error:  # of a decoder, a cooker or an encoder, SkipSample among them
+            self._note(f"Sample {key_of(stored)}: {type(error).__name__} ({error}).")
+        return None
+
+    def _encoded(self, sample: Any) -> Any:
+        """A sample behind all of the encoder's methods for one."""
+        encoder = self.encoder
+        return encoder.postencode_sample(encoder.encode_sample(encoder.preencode_sample(sample)))
+
+    def _note(self, reason: str) -> None:
+        self._replaced += 1
+        self._reason = reason
+        if str(self._replaced).strip("0") == "1":
+            logger.warning("%s: sample replaced (%d so far): %s", self.key, self._replaced, reason)
+
+
+@contextlib.contextmanager
+def keyed_random(key: str) -> Iterator[None]:
+    """Random numbers of torch, NumPy and ``random`` that depend on a key alone.
+
+    ``@stateless(restore_seeds=True)`` would seed them from the number of the worker; inside, it
+    leaves them as they are. Energon's counter of samples is a number of the key.
+    """
+    config = WorkerConfig.active_worker_config
+    before, own_seed = SystemRng.save_state(), SystemRng.seed_args
+    number = stable_hash(key)
+    torch.default_generator.manual_seed(number)  # torch.manual_seed would seed the GPU's as well
+    np.random.seed(number % 2**32)
+    random.seed(number)
+    SystemRng.seed_args = staticmethod(_leave)
+    config.worker_push_sample_index(number)
+    try:
+        yield
+    finally:
+        config.worker_pop_sample_index()
+        SystemRng.seed_args = staticmethod(own_seed)
+        SystemRng.restore_state(before)
+
+
+def _leave(*args: Any) -> None:
+    """What :func:`keyed_random` puts in the place of Energon's seeding."""
+
+
+def sample_rows(
+    encoder: Any, entry: Entry, *, worker_config: WorkerConfig, repeat: bool
+) -> SampleRows:
+    """The rows of one source, a sample each."""
+    factory, seed = entry.dataset, worker_config.seed_offset
+    first, stop = document_range(entry, len(factory))
+    epochs = epochs_of(entry, repeat)
+    open_samples = functools.partial(_open, encoder, entry)
+    return SampleRows(
+        OneEach(len(factory), fingerprint_files(factory)),
+        SampleReader(encoder, entry.key, seed, range(first, stop), open_samples),
+        source=entry.key,
+        packer=OnePerRow(),
+        order=EpochOrder(
+            stop - first,
+            f"{seed}/{entry.names.shuffle_key}",
+            epochs=None if epochs is None else int(epochs),
+        ),
+        buffer_docs=MOST_PLANNED_BUFFER_DOCS,
+        first=first,
+        excluded=entry.excluded,
+    )
+
+
+def _open(encoder: Any, entry: Entry) -> NumberedSamples:
+    """The samples of a source, as on one rank without workers."""
+    alone = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    own = copy.copy(entry.loaded)
+    own.dataset = copy.copy(entry.dataset)
+    own.dataset.worker_config = alone
+    with quiet_energon():
+        dataset = encoder._load_dataset(own, 0, worker_config=alone)
+    return NumberedSamples(dataset, str(entry.dataset.paths[0]))
+
+
+def sample_batches(encoder: Any) -> BatchOptions:
+    """How samples become batches: by the encoder's own methods."""
+    return BatchOptions(
+        assemble=functools.partial(_assemble, encoder),
+        padding=None,
+        fingerprint=encoder.state_fingerprint(),
+    )
+
+
+def _assemble(encoder: Any, samples: list[Any]) -> Any:
+    return encoder.encode_batch(encoder.batch(samples))

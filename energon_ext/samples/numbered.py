@@ -1,0 +1,69 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Samples of an Energon dataset by number.
+
+Energon numbers the samples of a webdataset, of a JSONL file and of a join from 0 on, in the order
+of their index. Its loaders are readers by number with functions over them, that decode and cook.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.flavors.webdataset.sample_loader import WebdatasetSampleLoaderDataset
+from megatron.energon.wrappers.map_dataset import MapDataset
+
+from energon_ext.errors import ConfigError
+
+
+class NumberedSamples:
+    """Reads samples of a dataset in any order.
+
+    Args:
+        dataset: as an encoder's ``_load_dataset`` builds it.
+        path: of the dataset, for messages.
+
+    Raises:
+        ConfigError: its samples have no numbers.
+    """
+
+    def __init__(self, dataset: SavableDataset, path: str):
+        self.path = path
+        self.worker_config = dataset.worker_config
+        self._stages: list[Callable[[Any], Any]] = []
+        inner: Any = dataset
+        while isinstance(inner, MapDataset):
+            self._stages.insert(0, inner.map_fn)
+            inner = inner.dataset
+        if not isinstance(inner, WebdatasetSampleLoaderDataset):
+            raise ConfigError(
+                f"{path}: a {type(inner).__name__} has no samples by number; write it as JSON "
+                f"Lines."
+            )
+        self._reader = inner
+
+    def stored(self, number: int) -> Any:
+        """A sample as it is stored, for :meth:`cooked`; None where the split excludes it.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        try:
+            sample = self._reader._get_sample(number)
+        except Exception as error:  # whatever Energon raises of a damaged file
+            raise ConfigError(
+                f"{self.path}: sample {number} cannot be read ({error}); copy its files again."
+            ) from error
+        return None if sample.data[0] is None else sample
+
+    def cooked(self, stored: Any) -> Any:
+        """A stored sample as the encoder gets it; raises whatever decoders and cookers do."""
+        sample = stored
+        for stage in self._stages:
+            sample = stage(sample)
+        return sample
+
+
+def key_of(stored: Any) -> str:
+    """The key of a stored sample."""
+    return str(stored.data[0]["__key__"])

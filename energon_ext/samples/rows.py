@@ -1,0 +1,100 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Rows of whole samples: planned by number, made by the user's own encoder wherever they are read.
+
+A sample is never cut. It is encoded with random numbers of its own, which depend on the run's seed,
+the source, its number and the epoch, so a row is the same on any rank and worker.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from energon_ext.packing import Packer, PackPlan, Pieces
+from energon_ext.plan.rows import PlannedRows, TakenRows
+
+
+class RowReader(Protocol):
+    """Makes what the samples of a row become."""
+
+    def __call__(self, numbers: Sequence[int], epoch: int) -> Any: ...
+
+
+@dataclass(frozen=True)
+class OneEach:
+    """Lengths of samples that are a row each, and count as 1.
+
+    Args:
+        count: number of samples.
+        version: JSON values by which a change of the data is noticed.
+    """
+
+    count: int
+    version: dict[str, Any]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers themselves, and 1 for each."""
+        return numbers, np.ones(len(numbers), np.int64)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self.version
+
+
+@dataclass(frozen=True)
+class OnePerRow(Packer):
+    """A row for every sample."""
+
+    name = "samples"
+    cuts_documents = False
+
+    seq_len: int = 1
+
+    def __post_init__(self) -> None:
+        """Any length will do."""
+
+    def plan(
+        self, carried: Pieces, new: Pieces, *, rows_before: int = 0, last: bool = False
+    ) -> PackPlan:
+        count = len(new)
+        ends, documents = np.arange(1, count + 1), np.ones(count, np.int64)
+        return PackPlan.of(new, ends, documents, Pieces.none(), self.seq_len)
+
+    def resumed(self, carried: Pieces) -> Pieces:
+        return carried
+
+
+class SampleRows(PlannedRows):
+    """The rows of samples.
+
+    Args:
+        lengths: of the samples.
+        read_row: makes a row of its numbers.
+        **options: of :class:`~energon_ext.plan.rows.PlannedRows`.
+    """
+
+    kind = "samples"
+
+    def __init__(self, lengths: Any, read_row: RowReader, **options: Any):
+        super().__init__(lengths, **options)
+        self._read_row = read_row
+
+    def _taken(self) -> TakenRows:
+        return TakenSamples()
+
+    def read(self, description: tuple[list[int], int]) -> Any:  # type: ignore[override]
+        """What the reader makes of the samples of a row."""
+        return self._read_row(*description)
+
+
+class TakenSamples(TakenRows):
+    """Some rows of samples, not yet read."""
+
+    def description(self, number: int) -> tuple[list[int], int]:  # type: ignore[override]
+        """The numbers of its samples, and the epoch they are read in."""
+        plan, row, epoch = self._rows[number]
+        return plan.pieces.places[plan.extent(row)].tolist(), epoch
