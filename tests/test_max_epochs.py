@@ -30,7 +30,9 @@ from tests.support import config, loader_for, take, write_dataset
 
 
 class Encoder(DynamicBlendMixin, DefaultTaskEncoder):
-    """Nothing but the mixin."""
+    """Nothing but the mixin, and samples that are streamed."""
+
+    plan_samples = False
 
 
 def limits_of(dataset):

@@ -27,7 +27,9 @@ from tests.support import close_loaders, config, loader_for, take, write_dataset
 
 
 class UpperCase(DynamicBlendMixin, DefaultTaskEncoder):
-    """A TaskEncoder that knows nothing of this package but the mixin."""
+    """A TaskEncoder that knows nothing of this package but the mixin; its samples are streamed."""
+
+    plan_samples = False
 
     @stateless
     def encode_sample(self, sample: TextSample) -> TextSample:

@@ -76,6 +76,9 @@ class DynamicBlendMixin:
     #: Whether samples are planned by number, where the encoder allows it.
     plan_samples: bool = True
 
+    #: Of the sample that is encoded, where samples are planned.
+    sample_number: int | None = None
+
     _plans_samples: bool = False
 
     #: Rows of a global batch; one batch of each rank where it is None.
@@ -127,6 +130,13 @@ class DynamicBlendMixin:
         return bound.build_blend(
             sources, passes, stages, tree=mix.tree, clock=clock, worker_config=worker_config
         )
+
+    @property
+    def current_sample_index(self) -> int:
+        """Energon's number for random choices; where samples are planned, one of the sample."""
+        if self.sample_number is not None:
+            return self.sample_number
+        return super().current_sample_index  # type: ignore[misc]  # of the encoder behind
 
     def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> Any:
         """The rows of one source, or its samples before the draw where they are streamed.
@@ -198,8 +208,11 @@ class DynamicBlendMixin:
         """Why samples have to be streamed; None where they are planned."""
         if not self.plan_samples:
             return "plan_samples is False"
-        if type(self).build_source is not DynamicBlendMixin.build_source:
-            return "build_source makes samples of its own"
+        for name in ("build_source", "build_blend"):
+            if getattr(type(self), name) is not getattr(DynamicBlendMixin, name):
+                return f"{name} is the encoder's own"
+        if hasattr(self, "blend_sample_size"):
+            return "blend_sample_size counts samples that were read"
         return obstacle(self, entries, stages, repeat)
 
 

@@ -135,7 +135,7 @@ class SampleReader:
             self._reason = "The split excludes them."
             return None
         try:
-            with keyed_random(f"{self.seed}/{self.key}/{number}/{epoch}"):
+            with keyed_random(self.encoder, f"{self.seed}/{self.key}/{number}/{epoch}"):
                 return self._encoded(self._samples.cooked(stored))
         except SampleError as error:
             self._note(str(error))
@@ -158,30 +158,29 @@ class SampleReader:
 
 
 @contextlib.contextmanager
-def keyed_random(key: str) -> Iterator[None]:
+def keyed_random(encoder: Any, key: str) -> Iterator[None]:
     """Random numbers of torch, NumPy and ``random`` that depend on a key alone.
 
-    ``@stateless(restore_seeds=True)`` would seed them from the number of the worker; inside, it
-    leaves them as they are. Energon's counter of samples is a number of the key.
+    ``@stateless(restore_seeds=True)`` would seed them by the number of the worker; inside, it
+    leaves them as they are. ``current_sample_index`` is a number of the key.
     """
-    config = WorkerConfig.active_worker_config
-    before, own_seed = SystemRng.save_state(), SystemRng.seed_args
     number = stable_hash(key)
+    before, own_seed = SystemRng.save_state(), SystemRng.seed_args
     torch.default_generator.manual_seed(number)  # torch.manual_seed would seed the GPU's as well
     np.random.seed(number % 2**32)
     random.seed(number)
     SystemRng.seed_args = staticmethod(_leave)
-    config.worker_push_sample_index(number)
+    encoder.sample_number = number
     try:
         yield
     finally:
-        config.worker_pop_sample_index()
+        encoder.sample_number = None
         SystemRng.seed_args = staticmethod(own_seed)
         SystemRng.restore_state(before)
 
 
 def _leave(*args: Any) -> None:
-    """What :func:`keyed_random` puts in the place of Energon's seeding."""
+    """Stands for Energon's seeding while a key decides."""
 
 
 def sample_rows(

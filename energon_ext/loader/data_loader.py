@@ -279,7 +279,8 @@ def _planned(dataset: Any) -> PlannedDataset:
         )
     raise ConfigError(
         f"ExactDataLoader: a {type(dataset).__name__} with streamed sources found, whose rows are "
-        f"known only by reading them; use megatron.energon.get_savable_loader(dataset)."
+        f"known only by reading them; use megatron.energon.get_savable_loader(dataset). The log "
+        f"says why they are streamed."
     )
 
 

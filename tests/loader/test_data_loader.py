@@ -271,7 +271,9 @@ def test_an_option_that_cannot_be_is_refused(folder, option, value):
 
 
 class Plain(DynamicBlendMixin, DefaultTaskEncoder):
-    """Samples as they are."""
+    """Samples as they are, streamed."""
+
+    plan_samples = False
 
 
 def test_a_dataset_that_is_not_planned_is_refused_with_what_to_do(folder, tmp_path):

@@ -31,6 +31,8 @@ def data(tmp_path_factory):
 class Streamed(DynamicBlendMixin, DefaultTaskEncoder):
     """Every worker draws from its own samples."""
 
+    plan_samples = False
+
 
 def load(data, entries, *, rule="blend", axis=None, num_workers=0, encoder=None, **fields):
     """``entries``: ``(path, weight)``, or ``(path, weight, max_epochs)``."""

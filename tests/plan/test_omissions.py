@@ -217,7 +217,9 @@ def test_a_source_of_which_nothing_is_left_is_refused(folder):
 
 
 class Plain(DynamicBlendMixin, DefaultTaskEncoder):
-    """Samples as they are."""
+    """Samples as they are, streamed."""
+
+    plan_samples = False
 
 
 @pytest.mark.parametrize("fields", [{"skip": [[1, 2]]}, {"exclude": "excluded.txt"}])

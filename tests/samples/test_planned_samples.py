@@ -1,0 +1,293 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Samples of a user's own TaskEncoder: the same on any ranks and workers, each once an epoch."""
+
+import json
+import logging
+from collections import Counter
+
+import pytest
+from megatron.energon import SkipSample, stateless
+
+from energon_ext import ExactDataLoader, get_train_dataset
+from energon_ext.errors import ConfigError, SampleError
+from energon_ext.plan.lookup import find_blend
+from energon_ext.streamed.blend import StreamedBlend
+from tests.samples.vision import PlannedCaptions, write_images
+from tests.support import config, loader_for, stock_loader_for, take, write_dataset
+
+TOPOLOGIES = [(1, 0), (1, 2), (2, 0), (2, 1), (4, 0), (4, 3)]
+ROWS = 8
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_images(folder / "photos", 50)
+    write_images(folder / "charts", 30, shard_size=7)
+    return folder
+
+
+def write(path, split):
+    content = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
+    path.write_text(json.dumps({**content, "splits": {"train": split}}))
+    return path
+
+
+def mix(folder, name="mix", rule="blend", **fields):
+    entries = [
+        {"path": "photos", "weight": {"linear": {0: 1, 6: 3}}, **fields},
+        {"path": "charts", "weight": 2},
+    ]
+    return write(folder / f"{name}.yaml", {rule: entries})
+
+
+def dataset_of(path, ranks=1, workers=0, rank=0, encoder=None, seed=0, **options):
+    options = {"batch_size": ROWS // ranks, "rows_per_step": ROWS, **options}
+    worker_config = config(workers, rank, ranks, seed)
+    encoder = encoder or PlannedCaptions()
+    return get_train_dataset(path, worker_config=worker_config, task_encoder=encoder, **options)
+
+
+def run(path, steps, ranks=1, workers=0, state=None, **options):
+    """Samples of each step in the order of the plan, and the state of every rank."""
+    read, states = [[] for _ in range(steps)], []
+    for rank in range(ranks):
+        loader = loader_for(dataset_of(path, ranks, workers, rank, **options))
+        if state is not None:
+            loader.load_state_dict(state)
+        for step, batch in zip(read, take(loader, steps)):
+            step += batch
+        states.append(loader.state_dict())
+        loader.close()
+    assert all(each == states[0] for each in states)
+    return read, states[0]
+
+
+@pytest.mark.parametrize("rule", ["blend", "interleave"])
+def test_steps_states_and_random_numbers_are_the_same_on_any_ranks_and_workers(data, rule):
+    path = mix(data, rule, rule)
+    expected = run(path, 12)
+    for ranks, workers in TOPOLOGIES[1:]:
+        assert run(path, 12, ranks, workers) == expected, (ranks, workers)
+
+
+def test_a_run_continues_on_other_ranks_and_workers(data):
+    path = mix(data)
+    expected, _ = run(path, 12)
+    read, state = [], None
+    for steps, ranks, workers in ((3, 4, 0), (2, 1, 2), (4, 2, 1), (3, 1, 0)):
+        found, state = run(path, steps, ranks, workers, state)
+        read += found
+    assert read == expected
+
+
+def test_every_sample_is_read_once_an_epoch_with_its_own_images(data):
+    path = write(data / "alone.yaml", {"blend": [{"path": "photos", "max_epochs": 2}]})
+    read, _ = run(path, 12)
+    samples = [sample for step in read for sample in step]
+    first, second = samples[:50], samples[50:]
+    assert sorted(number for _, number, *_ in first) == list(range(50))
+    assert len({number for _, number, *_ in second}) == 46  # four are left for half a step
+    assert all(len(greys) == number % 3 for _, number, greys, _ in samples)
+    assert all(abs(grey - number) <= 2 for _, number, greys, _ in samples for grey in greys)
+
+
+def test_random_numbers_depend_on_the_epoch_the_sample_and_the_seed(data):
+    path = write(data / "noise.yaml", {"blend": [{"path": "photos"}]})
+    samples = [sample for step in run(path, 12)[0] for sample in step]
+    drawn = Counter(tuple(noise) for *_, noise in samples)
+    assert max(drawn.values()) == 1 and len(drawn) == 96
+    others = [sample for step in run(path, 12, seed=1)[0] for sample in step]
+    assert not {tuple(noise) for *_, noise in others} & set(drawn)
+
+
+def test_an_encoder_leaves_the_random_numbers_of_the_trainer_alone(data):
+    import random
+
+    import numpy as np
+    import torch
+
+    def drawn(steps):
+        torch.manual_seed(3), np.random.seed(3), random.seed(3)
+        run(mix(data), steps)
+        return torch.rand(()).item(), np.random.rand(), random.random()
+
+    assert drawn(0) == drawn(4)
+
+
+def test_the_last_rows_that_make_no_whole_step_are_left_for_a_raised_limit(data, caplog):
+    path = write(data / "ends.yaml", {"blend": [{"path": "photos", "max_epochs": 1}]})
+    with caplog.at_level(logging.INFO, "energon_ext"):
+        loader = loader_for(dataset_of(path))
+        read = list(loader)
+    assert [len(step) for step in read] == [8] * 6
+    assert "The last 2 rows make no whole step and are left out." in caplog.text
+    write(path, {"blend": [{"path": "photos", "max_epochs": 2}]})
+    more, _ = run(path, 6, state=loader.state_dict())
+    numbers = [number for step in read + more for _, number, *_ in step]
+    assert sorted(numbers[:50]) == list(range(50))
+    assert max(Counter(numbers).values()) == 2
+
+
+def test_energons_own_loader_reads_the_same(data):
+    path = mix(data)
+    expected, _ = run(path, 6, 2, 0)
+    for workers in (0, 1, 3):
+        ranks = [take(stock_loader_for(dataset_of(path, 2, workers, rank)), 6) for rank in (0, 1)]
+        assert [a + b for a, b in zip(*ranks)] == expected
+
+
+# What cannot be used ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("damaged")
+    write_images(folder / "photos", 50, damaged=range(0, 50, 5))
+    return write(folder / "mix.yaml", {"blend": [{"path": "photos"}]})
+
+
+def test_a_sample_that_cannot_be_decoded_is_replaced_by_the_same_one_everywhere(damaged, caplog):
+    with caplog.at_level(logging.WARNING, "energon_ext"):
+        expected = run(damaged, 12)
+    assert all(len(step) == ROWS for step in expected[0])
+    assert all(greys or not number % 3 for step in expected[0] for _, number, greys, _ in step)
+    cut_off = {number for number in range(0, 50, 5) if number % 3}
+    assert not cut_off & {number for step in expected[0] for _, number, *_ in step}
+    assert ": sample replaced (1 so far): Sample 0000" in caplog.text
+    for ranks, workers in TOPOLOGIES[1:4]:
+        assert run(damaged, 12, ranks, workers) == expected
+
+
+class Choosy(PlannedCaptions):
+    """Leaves out most samples."""
+
+    wanted = set(range(0, 50, 5))
+
+    @stateless
+    def encode_sample(self, sample):
+        if int(sample.caption.split()[1]) not in self.wanted:
+            raise SkipSample
+        return super().encode_sample(sample)
+
+
+def test_random_numbers_are_the_same_where_the_method_of_the_parent_class_seeds_them(data):
+    expected = run(mix(data), 3, encoder=Choosy())
+    assert {number for step in expected[0] for _, number, *_ in step} <= Choosy.wanted
+    assert run(mix(data), 3, 2, 1, encoder=Choosy()) == expected
+
+
+def test_where_no_sample_can_be_used_the_run_ends_with_the_reason(data):
+    encoder = Choosy()
+    encoder.wanted = set()
+    with pytest.raises(SampleError, match="101 samples one after another.*SkipSample"):
+        run(mix(data), 1, encoder=encoder)
+
+
+def test_a_tar_that_lost_its_end_is_named(tmp_path):
+    folder = write_images(tmp_path / "photos", 40)
+    path = write(tmp_path / "mix.yaml", {"blend": [{"path": "photos"}]})
+    shard = folder / "shard_001.tar"
+    dataset = dataset_of(path)
+    shard.write_bytes(shard.read_bytes()[:4000])
+    with pytest.raises(ConfigError, match="photos: sample [0-9]+ cannot be read.*copy its files"):
+        take(loader_for(dataset), 6)
+    with pytest.raises(ConfigError, match="shard_001.tar: has 4000 bytes, .* it was cut"):
+        dataset_of(path)
+
+
+# What is planned and what is streamed -----------------------------------------------------------
+
+
+class Stateful(PlannedCaptions):
+    def encode_sample(self, sample):
+        return sample
+
+
+class FansOut(PlannedCaptions):
+    @stateless
+    def encode_sample(self, sample):
+        yield sample
+        yield sample
+
+
+class Grouped(PlannedCaptions):
+    def batch_group_criterion(self, sample):
+        return len(sample.images), 2
+
+
+class OwnStages(PlannedCaptions):
+    def build_batch(self, dataset, **options):
+        return super().build_batch(dataset, **options)
+
+
+class Sized(PlannedCaptions):
+    def blend_sample_size(self, sample):
+        return 3
+
+
+class Packing(PlannedCaptions):
+    def select_samples_to_pack(self, samples):
+        return [samples]
+
+    @stateless
+    def pack_selected_samples(self, samples):
+        return samples[0]
+
+
+def streamed():
+    encoder = PlannedCaptions()
+    encoder.plan_samples = False
+    return encoder
+
+
+@pytest.mark.parametrize(
+    ("encoder", "options", "reason"),
+    [
+        (Stateful(), {}, "encode_sample is not marked @stateless"),
+        (FansOut(), {}, "encode_sample makes several samples of one"),
+        (Grouped(), {}, "batch_group_criterion asks for one sample after another"),
+        (OwnStages(), {}, "build_batch builds stages of its own"),
+        (Sized(), {}, "blend_sample_size counts samples that were read"),
+        (Packing(), {"packing_buffer_size": 4}, "packing_buffer_size packs samples whose lengths"),
+        (PlannedCaptions(), {"repeat": False}, "repeat=False reads every sample once"),
+        (PlannedCaptions(), {"batch_size": None}, "without a batch_size there are no batches"),
+        (streamed(), {}, "plan_samples is False"),
+    ],
+)
+def test_what_cannot_be_planned_is_streamed_and_the_log_says_why(
+    data, caplog, encoder, options, reason
+):
+    with caplog.at_level(logging.INFO, "energon_ext"):
+        dataset = dataset_of(mix(data), encoder=encoder, **options)
+    assert isinstance(find_blend(dataset), StreamedBlend)
+    assert f"Samples are streamed, on the ranks x workers of this run: {reason}" in caplog.text
+
+
+def test_a_subset_and_excluded_samples_are_left_out_on_any_topology(data):
+    key = 'photos:train[10, 30]{"caption": true}'
+    (data / "excluded.txt").write_text(f"{key}:12\n{key}:17\n")
+    split = {"blend": [{"path": "photos", "subset": {"range": [10, 30]}}]}
+    path = write(data / "subset.yaml", split)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "exclude": "excluded.txt"}))
+    expected = run(path, 6)
+    numbers = {number for step in expected[0] for _, number, *_ in step}
+    assert numbers == set(range(10, 30)) - {12, 17}
+    assert run(path, 6, 2, 1) == expected
+
+
+def test_a_stateless_encoder_over_text_samples_is_planned_too(tmp_path):
+    from megatron.energon import DefaultTaskEncoder
+
+    from energon_ext import DynamicBlendMixin
+
+    class Plain(DynamicBlendMixin, DefaultTaskEncoder):
+        """Samples as they are."""
+
+    write_dataset(tmp_path / "text", [f"text {number}" for number in range(20)])
+    options = {"batch_size": 5, "rows_per_step": 5}
+    loader = ExactDataLoader(dataset_of(tmp_path / "text", encoder=Plain(), **options))
+    texts = [text for batch in take(loader, 4) for text in batch.text]
+    assert sorted(texts) == sorted(f"text {number}" for number in range(20))

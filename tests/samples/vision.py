@@ -1,0 +1,130 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Images with captions as a webdataset, and a TaskEncoder as a user would have it."""
+
+import io
+import json
+import random
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from megatron.energon import (
+    Cooker,
+    DefaultTaskEncoder,
+    Sample,
+    SampleDecoder,
+    basic_sample_keys,
+    stateless,
+)
+from megatron.energon.edataclass import edataclass
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
+from PIL import Image
+
+from energon_ext import DynamicBlendMixin
+
+CRUDE = {
+    "__module__": "megatron.energon",
+    "__class__": "CrudeWebdataset",
+    "subflavors": {"caption": True},
+}
+FORMATS = ("jpeg", "png", "webp")
+
+
+def image_bytes(number, format_="png"):
+    """A small image whose first pixel is grey of the number."""
+    pixels = np.full((4 + number % 5, 6, 3), number % 256, np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format_, **({"lossless": True} if format_ == "webp" else {}))
+    return file.getvalue()
+
+
+def parts_of(number, images):
+    """The files of a sample by their extensions."""
+    formats = [FORMATS[(number + place) % len(FORMATS)] for place in range(images)]
+    found = {f"{place}.{name}": image_bytes(number, name) for place, name in enumerate(formats)}
+    return {**found, "json": json.dumps({"caption": f"caption {number}"}).encode()}
+
+
+def write_images(folder, count, *, images=lambda number: number % 3, shard_size=20, damaged=()):
+    """A prepared webdataset; every third sample has no image, the images of some are cut off."""
+    folder = Path(folder)
+    folder.mkdir(parents=True)
+    for begin in range(0, count, shard_size):
+        with tarfile.open(folder / f"shard_{begin // shard_size:03d}.tar", "w") as tar:
+            for number in range(begin, min(begin + shard_size, count)):
+                for name, content in parts_of(number, images(number)).items():
+                    if number in damaged and name != "json":
+                        content = content[: len(content) // 2]
+                    info = tarfile.TarInfo(f"{number:06d}.{name}")
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+    prepare(folder, CRUDE)
+    return folder
+
+
+def prepare(folder, dataset_config):
+    """What ``energon prepare`` writes."""
+    BaseWebdatasetFactory.prepare_dataset(
+        EPath(folder),
+        sorted(file.name for file in folder.glob("*.tar")),
+        split_parts_patterns=[("train", ".*")],
+        progress_fn=lambda items, total: items,
+        tar_index_only=False,
+        workers=1,
+    )
+    (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps(dataset_config))
+
+
+@edataclass
+class Captioned(Sample):
+    caption: str
+    images: list
+
+
+@edataclass
+class Encoded(Sample):
+    number: int
+    greys: list
+    noise: torch.Tensor
+
+    @property
+    def total_len(self):
+        return len(self.noise)
+
+
+@stateless
+def cook(sample):
+    images = [sample[name] for name in sorted(sample) if name.split(".")[-1] in FORMATS]
+    return Captioned(**basic_sample_keys(sample), caption=sample["json"]["caption"], images=images)
+
+
+class Captions(DefaultTaskEncoder):
+    """Images of any form and captions, with random numbers of all three kinds."""
+
+    cookers = [Cooker(cook, has_subflavors={"caption": True})]
+    decoder = SampleDecoder(image_decode="pilrgb")
+
+    @stateless(restore_seeds=True)
+    def encode_sample(self, sample: Captioned) -> Encoded:
+        drawn = torch.rand(()).item(), np.random.rand(), random.random()
+        noise = [*drawn, self.current_sample_index % 2**32]
+        return Encoded.derive_from(
+            sample,
+            number=int(sample.caption.split()[1]),
+            greys=[np.asarray(image)[0, 0, 0].item() for image in sample.images],
+            noise=torch.tensor(noise, dtype=torch.float64),
+        )
+
+    @stateless
+    def batch(self, samples):
+        return samples
+
+    def encode_batch(self, batch):
+        return [[each.__key__, each.number, each.greys, each.noise.tolist()] for each in batch]
+
+
+class PlannedCaptions(DynamicBlendMixin, Captions):
+    """The same with this package in front."""
