@@ -26,6 +26,7 @@ from energon_ext.prepare import inputs
 from energon_ext.prepare.documents import InputDocument, Unit, check_object, text_under
 from energon_ext.prepare.job import Job, Record
 from energon_ext.prepare.samples import sample_units
+from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.prepare.units import check_files, left_out, run_units
 
 #: The kinds of input, and the options that each has beside those of all.
@@ -179,7 +180,7 @@ def _job(
     meta = encoder.token_file_meta()
     return Job(
         encode=functools.partial(encode_all, encoder),
-        vocab_size=encoder.tokenizer.vocab_size,
+        writer=functools.partial(TokenWriter, vocab_size=encoder.tokenizer.vocab_size),
         meta=meta,
         options={"input": [kind, *named], **{name: options[name] for name in compared}, **meta},
         val_fraction=options["val"],

@@ -20,7 +20,7 @@ from energon_ext.config.yaml_file import read_mapping
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.text_sources import cached_text, load_split
 from energon_ext.errors import ConfigError
-from energon_ext.prepare.cache import CachedText, make
+from energon_ext.prepare.cache import Cached, make
 
 
 @click.command()
@@ -59,7 +59,7 @@ def tokenize(
         made = make_encoder(tokenizer, **options)
     else:
         raise ConfigError("--tokenizer is missing: the one of the run; or give --encoder.")
-    texts: dict[Path, CachedText] = {}
+    texts: dict[Path, Cached] = {}
     for name in split or _splits_of(metadataset):
         for entry in load_split(metadataset, name, made, trusted_modules):
             if not isinstance(entry.dataset, TokenFileFactory):

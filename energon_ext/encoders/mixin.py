@@ -9,6 +9,7 @@ whose factory returns our blend over the real sources, so that it never has anyt
 
 import copy
 import logging
+from types import MappingProxyType
 from typing import Any, Mapping, Sequence
 
 from megatron.energon import WorkerConfig
@@ -18,7 +19,14 @@ from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
 from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry, mix_of
-from energon_ext.encoders.planned_samples import obstacle, sample_batches, sample_rows
+from energon_ext.encoders.measured import ensure_measured
+from energon_ext.encoders.planned_samples import (
+    obstacle,
+    packer_of,
+    packs_samples,
+    sample_batches,
+    sample_rows,
+)
 from energon_ext.encoders.sources import (
     absent_sources,
     check_omissions,
@@ -34,6 +42,7 @@ from energon_ext.plan.clock import Clock
 from energon_ext.plan.dataset import PassOptions, PlannedDataset
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.source import Source
+from energon_ext.prepare.lengths import LengthTable
 from energon_ext.splice.source import SpliceSource
 from energon_ext.state.match import ENCODER
 from energon_ext.streamed.blend import DynamicBlendDataset, LeastConsumedDataset
@@ -80,6 +89,7 @@ class DynamicBlendMixin:
     sample_number: int | None = None
 
     _plans_samples: bool = False
+    _tables: Mapping[str, LengthTable] = MappingProxyType({})
 
     #: Rows of a global batch; one batch of each rank where it is None.
     rows_per_step: int | None = None
@@ -144,7 +154,8 @@ class DynamicBlendMixin:
         Override it to add stages of your own to each source; its samples are streamed then.
         """
         if self._plans_samples:
-            return sample_rows(self, entry, worker_config=worker_config, repeat=repeat)
+            table = self._tables.get(entry.key)
+            return sample_rows(self, entry, table, worker_config=worker_config, repeat=repeat)
         dataset = load_source(self, entry, worker_config)
         repetitions = entry.loaded.repetitions or 1
         if not repeat and repetitions == 1:
@@ -186,7 +197,11 @@ class DynamicBlendMixin:
 
     def state_fingerprint(self) -> dict[str, Any]:
         """JSON values that a saved state depends on; extend it with what changes your samples."""
-        return {ENCODER: type(self).__qualname__}
+        named = {ENCODER: type(self).__qualname__}
+        if not packs_samples(self):
+            return named
+        packer = packer_of(self)
+        return {**named, "seq_len": packer.seq_len, "packing": packer.to_json()}
 
     def _bound_to(self, entries: Sequence[Entry], stages: dict[str, Any], repeat: bool) -> Any:
         """The encoder of one dataset, checked against its sources; several may share this one.
@@ -200,6 +215,9 @@ class DynamicBlendMixin:
         bound._plans_samples = reason is None
         if reason is not None:
             logger.info("Samples are streamed, on the ranks x workers of this run: %s.", reason)
+        elif packs_samples(self):
+            bound.tokens_per_sample = packer_of(bound).seq_len
+            bound._tables = ensure_measured(bound, entries)
         return bound
 
     def _obstacle(

@@ -18,6 +18,7 @@ from megatron.energon import DefaultTaskEncoder, TaskEncoder, WorkerConfig
 from megatron.energon.rng import SystemRng
 from megatron.energon.task_encoder.base import get_failure_tolerance, get_stateless
 
+from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry
 from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.permutation import stable_hash
@@ -26,13 +27,16 @@ from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.sources import (
     MOST_PLANNED_BUFFER_DOCS,
     document_range,
-    epochs_of,
     shuffles_over_epochs,
+    whole_epochs,
 )
-from energon_ext.errors import EnergonExtError, SampleError
+from energon_ext.errors import ConfigError, EnergonExtError, SampleError
+from energon_ext.packing import Packer
 from energon_ext.plan.dataset import BatchOptions
+from energon_ext.prepare.lengths import LengthTable
 from energon_ext.samples.numbered import NumberedSamples, key_of
-from energon_ext.samples.rows import OneEach, OnePerRow, SampleRows
+from energon_ext.samples.packers import OnePerRow, OwnPacker, WholePacker
+from energon_ext.samples.rows import OneEach, SampleRows
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +55,7 @@ def obstacle(
         return "repeat=False reads every sample once, and the last batch may be short"
     if stages.get("batch_size") is None:
         return "without a batch_size there are no batches"
-    if stages.get("packing_buffer_size") is not None:
+    if stages.get("packing_buffer_size") is not None and not packs_samples(encoder):
         return "packing_buffer_size packs samples whose lengths are known only by reading them"
     for name in _STAGES:
         if getattr(type(encoder), name) is not getattr(TaskEncoder, name):
@@ -82,8 +86,8 @@ def _is_own(encoder: Any, name: str) -> bool:
 class SampleReader:
     """Reads and encodes samples of a source by number.
 
-    A sample that cannot be used is replaced by another one of the source, the same on every rank
-    and worker, so that a batch is always full.
+    A sample that cannot be used is left out of its row. One that would leave the row empty is
+    replaced by another one of the source, the same on every rank and worker.
 
     Args:
         encoder: of the user.
@@ -91,6 +95,7 @@ class SampleReader:
         seed: of the run.
         numbers: of the samples.
         open_samples: opens them, once in each process.
+        table: lengths of the samples, where some are packed together.
     """
 
     encoder: Any
@@ -98,14 +103,23 @@ class SampleReader:
     seed: int
     numbers: range
     open_samples: Callable[[], NumberedSamples]
+    table: LengthTable | None = None
     _samples: NumberedSamples | None = field(default=None, init=False)
-    _replaced: int = field(default=0, init=False)
+    _left_out: int = field(default=0, init=False)
     _reason: str = field(default="", init=False)
 
     def __call__(self, numbers: Sequence[int], epoch: int) -> Any:
-        """The one encoded sample of a row."""
-        (number,) = numbers
-        for chosen in self._candidates(number, epoch):
+        """The encoded sample of a row, or the samples packed into one."""
+        read = [self._usable(number, epoch) for number in numbers]
+        found = [sample for sample in read if sample is not None]
+        if not found:
+            found = [self._replacement(numbers[0], epoch)]
+        return found[0] if self.table is None else self.encoder.pack_selected_samples(found)
+
+    def _replacement(self, number: int, epoch: int) -> Any:
+        for attempt in range(self._tolerance):
+            again = stable_hash(f"{self.seed}/{self.key}/{number}/{epoch}/{attempt}")
+            chosen = self.numbers[again % len(self.numbers)]
             sample = self._usable(chosen, epoch)
             if sample is not None:
                 return sample
@@ -113,13 +127,6 @@ class SampleReader:
             f"{self.key}: {self._tolerance + 1} samples one after another cannot be used; the "
             f"last: {self._reason} Is this the data of another task?"
         )
-
-    def _candidates(self, number: int, epoch: int) -> Iterator[int]:
-        """A sample and those that may replace it, the same wherever it is read."""
-        yield number
-        for attempt in range(self._tolerance):
-            again = stable_hash(f"{self.seed}/{self.key}/{number}/{epoch}/{attempt}")
-            yield self.numbers[again % len(self.numbers)]
 
     @property
     def _tolerance(self) -> int:
@@ -136,25 +143,49 @@ class SampleReader:
             return None
         try:
             with keyed_random(self.encoder, f"{self.seed}/{self.key}/{number}/{epoch}"):
-                return self._encoded(self._samples.cooked(stored))
+                sample = encoded(self.encoder, self._samples.cooked(stored))
+                self._check_length(number, sample)
+                return sample
         except SampleError as error:
-            self._note(str(error))
+            self._note(f"Sample {key_of(stored)}: {error}")
         except EnergonExtError:
             raise
         except Exception as error:  # of a decoder, a cooker or an encoder, SkipSample among them
-            self._note(f"Sample {key_of(stored)}: {type(error).__name__} ({error}).")
+            self._note(f"Sample {key_of(stored)}: {type(error).__name__} ({reason_of(error)}).")
         return None
 
-    def _encoded(self, sample: Any) -> Any:
-        """A sample behind all of the encoder's methods for one."""
-        encoder = self.encoder
-        return encoder.postencode_sample(encoder.encode_sample(encoder.preencode_sample(sample)))
+    def _check_length(self, number: int, sample: Any) -> None:
+        """Refuse a sample that takes more room than its row has for it."""
+        if self.table is None:
+            return
+        tokens = tokens_of(self.encoder.length_of(sample))
+        measured = int(self.table.locate(np.array([number]))[1][0])
+        if tokens > measured:
+            raise SampleError(
+                f"{tokens} tokens, {measured} were measured; measure the largest that random "
+                f"choices make of it."
+            )
 
     def _note(self, reason: str) -> None:
-        self._replaced += 1
+        self._left_out += 1
         self._reason = reason
-        if str(self._replaced).strip("0") == "1":
-            logger.warning("%s: sample replaced (%d so far): %s", self.key, self._replaced, reason)
+        if str(self._left_out).strip("0") == "1":
+            logger.warning("%s: sample left out (%d so far): %s", self.key, self._left_out, reason)
+
+
+def encoded(encoder: Any, sample: Any) -> Any:
+    """A cooked sample behind all methods that an encoder has for one."""
+    return encoder.postencode_sample(encoder.encode_sample(encoder.preencode_sample(sample)))
+
+
+def reason_of(error: Exception) -> str:
+    """What an error says, or the one that it was raised for: some of Energon's say nothing."""
+    return " ".join(str(error).split()) or type(error.__cause__ or error).__name__
+
+
+def tokens_of(found: Any) -> int:
+    """Of what a ``length_of`` gives: tokens, or tokens and a cost."""
+    return int(found[0] if isinstance(found, tuple) else found)
 
 
 @contextlib.contextmanager
@@ -184,27 +215,52 @@ def _leave(*args: Any) -> None:
 
 
 def sample_rows(
-    encoder: Any, entry: Entry, *, worker_config: WorkerConfig, repeat: bool
+    encoder: Any,
+    entry: Entry,
+    table: LengthTable | None,
+    *,
+    worker_config: WorkerConfig,
+    repeat: bool,
 ) -> SampleRows:
-    """The rows of one source, a sample each."""
+    """The rows of one source: a sample each, or samples that are packed by their lengths."""
     factory, seed = entry.dataset, worker_config.seed_offset
     first, stop = document_range(entry, len(factory))
-    epochs = epochs_of(entry, repeat)
     open_samples = functools.partial(_open, encoder, entry)
     return SampleRows(
-        OneEach(len(factory), fingerprint_files(factory)),
-        SampleReader(encoder, entry.key, seed, range(first, stop), open_samples),
+        OneEach(len(factory), fingerprint_files(factory)) if table is None else table,
+        SampleReader(encoder, entry.key, seed, range(first, stop), open_samples, table),
         source=entry.key,
-        packer=OnePerRow(),
+        packer=packer_of(encoder),
         order=EpochOrder(
             stop - first,
             f"{seed}/{entry.names.shuffle_key}",
-            epochs=None if epochs is None else int(epochs),
+            epochs=whole_epochs(entry, repeat),
         ),
         buffer_docs=MOST_PLANNED_BUFFER_DOCS,
         first=first,
         excluded=entry.excluded,
     )
+
+
+def packs_samples(encoder: Any) -> bool:
+    """Whether an encoder says how long its samples are, so that some make a row."""
+    return hasattr(encoder, "length_of")
+
+
+def packer_of(encoder: Any) -> Packer:
+    """What packs an encoder's samples: its own method, or best fit."""
+    if not packs_samples(encoder):
+        return OnePerRow()
+    for name in ("seq_len", "pack_selected_samples"):
+        if not hasattr(encoder, name) or (name != "seq_len" and not _is_own(encoder, name)):
+            raise ConfigError(
+                f"{type(encoder).__qualname__}: a length_of and no {name}; samples are packed "
+                f"into rows of `seq_len` positions, and `pack_selected_samples` makes a row."
+            )
+    check_integer(f"{type(encoder).__qualname__}.seq_len", encoder.seq_len, 2)
+    if _is_own(encoder, "select_samples_to_pack"):
+        return OwnPacker(encoder.seq_len, select=encoder.select_samples_to_pack)
+    return WholePacker(encoder.seq_len)
 
 
 def _open(encoder: Any, entry: Entry) -> NumberedSamples:

@@ -32,6 +32,7 @@ from energon_ext.encoders.sources import (
     epochs_of,
     planned_buffer_docs,
     read_sources,
+    whole_epochs,
 )
 from energon_ext.encoders.splicing import (
     check_names,
@@ -234,14 +235,9 @@ has no transition to train.
 
     def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> RowSource:
         """Plan the rows of one source; one that is spliced is planned as frames."""
-        epochs = epochs_of(entry, repeat)
-        splice = self.splice_of(entry)
+        seed, splice = worker_config.seed_offset, self.splice_of(entry)
         if splice is not None:
-            return spliced_rows(self, splice, entry, worker_config.seed_offset, epochs)
-        if epochs is not None and epochs != int(epochs):
-            raise ConfigError(
-                f"{entry.key}: {epochs} repetitions; a source is read in whole epochs."
-            )
+            return spliced_rows(self, splice, entry, seed, epochs_of(entry, repeat))
         files = self.token_files(entry)
         first, stop = document_range(entry, len(files))
         return PlannedRows(
@@ -250,8 +246,8 @@ has no transition to train.
             packer=self._packer,
             order=EpochOrder(
                 stop - first,
-                f"{worker_config.seed_offset}/{entry.names.shuffle_key}",
-                epochs=None if epochs is None else int(epochs),
+                f"{seed}/{entry.names.shuffle_key}",
+                epochs=whole_epochs(entry, repeat),
                 shuffled=not self._validating,
             ),
             buffer_docs=self._buffer_docs,

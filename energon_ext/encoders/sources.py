@@ -53,6 +53,14 @@ def epochs_of(entry: Entry, repeat: bool) -> float | None:
     return entry.max_epochs if repeat else (entry.loaded.repetitions or 1)
 
 
+def whole_epochs(entry: Entry, repeat: bool) -> int | None:
+    """How often a source is read, where every pass is a whole one; None for no end."""
+    epochs = epochs_of(entry, repeat)
+    if epochs is not None and epochs != int(epochs):
+        raise ConfigError(f"{entry.key}: {epochs} repetitions; a source is read in whole epochs.")
+    return None if epochs is None else int(epochs)
+
+
 def load_source(task_encoder: Any, entry: Entry, worker_config: WorkerConfig) -> SavableDataset:
     """The raw (or cooked) samples of one source, in an order that its name and the seed decide."""
     number = stable_hash(entry.names.shuffle_key)

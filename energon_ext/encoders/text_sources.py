@@ -20,22 +20,25 @@ from megatron.energon.metadataset.loader import load_dataset
 from energon_ext.config.mix import Entry, mix_of
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.yaml_check import YamlChecker
-from energon_ext.documents.file_set import TokenFiles
+from energon_ext.documents.file_set import TokenFiles, open_token_files
 from energon_ext.documents.stored_files import fingerprint_files, times_of_files
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.text import is_text
 from energon_ext.errors import LEFT_OUT, ConfigError, SampleError
 from energon_ext.prepare.cache import (
+    BYTES_PER_SECOND,
     CACHE_VARIABLE,
     SPLIT,
-    CachedText,
+    Cached,
     cache_folder,
     cache_root,
     ensure_made,
 )
 from energon_ext.prepare.documents import InputDocument
 from energon_ext.prepare.job import Encoded, Job
-from energon_ext.prepare.samples import SampleSource
+from energon_ext.prepare.samples import SampleSource, sample_units
+from energon_ext.prepare.token_writer import TokenWriter
+from energon_ext.samples.numbered import as_worker
 
 #: Whose samples may be tokenized many at a time.
 _OF_TEXT = "energon_ext.encoders.pretrain.PackedTaskEncoder.encode_document"
@@ -90,7 +93,8 @@ def encode_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded
     texts = [each.text or getattr(each.sample, "text", None) for each in documents]
     if _code_of(encoder)[0] == _OF_TEXT and all(map(is_text, texts)):
         return [(tokens, None) for tokens in encoder.tokenizer.encode_batch(texts)]
-    return [_encoded(encoder, sample) for sample in samples]
+    with as_worker():
+        return [_encoded(encoder, sample) for sample in samples]
 
 
 def _encoded(encoder: Any, sample: Any) -> Encoded:
@@ -121,43 +125,70 @@ def ensure_tokenized(encoder: Any, entries: Sequence[Entry]) -> dict[str, TokenF
     return {each.key: found.open() for each, found in zip(texts, cached)}
 
 
-def cached_text(encoder: Any, entry: Entry) -> CachedText:
+def cached_text(encoder: Any, entry: Entry) -> Cached:
     """The token files of a source that is text, as an encoder makes them; they may not be there."""
-    factory = entry.dataset
     encoding = encoder.saved_encoding or encoding_of(encoder)
-    root = entry.root or factory.paths[0].parent
-    if not root.is_local() and CACHE_VARIABLE not in os.environ:
-        raise ConfigError(f"{root}: is not local; set {CACHE_VARIABLE} to a folder for its tokens.")
 
     def document(sample: Any, key: str) -> InputDocument:
         return InputDocument("", key, source.sample_bytes, sample, SPLIT)
 
     source = sample_source(encoder, entry, document, keeps_damaged=True)
-    parts = getattr(factory, "inner_datasets", [factory])
     depends_on = {
-        "encoding": encoding,
+        **what_samples_depend_on(entry, encoding),
         "files": dict(source.version),
-        "split": [getattr(part, "split_part_files", None) for part in parts],
-        "excluded": [sorted(getattr(part, "sample_excludes", ())) for part in parts],
-        "subflavors": getattr(factory, "subflavors", None),
-        "aux": sorted(str(store.get_path()) for store in (entry.loaded.aux or {}).values()),
+        "split": [getattr(part, "split_part_files", None) for part in parts_of(entry)],
     }
     text = json.dumps(depends_on, sort_keys=True, default=str)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return CachedText(
+    num_bytes = source.version.get("bytes")
+    folder = cache_folder_of(entry, text)
+    return Cached(
         name=source.path,
-        folder=cache_folder(cache_root(Path(str(root))), Path(source.path).name, digest),
-        source=source,
+        folder=folder,
         job=Job(
             encode=functools.partial(encode_all, encoder),
-            vocab_size=encoder.tokenizer.vocab_size,
+            writer=functools.partial(
+                TokenWriter,
+                vocab_size=encoder.tokenizer.vocab_size,
+                weights_dtype="float32" if _own_code(encoder) else "uint8",
+            ),
             meta=encoder.token_file_meta(),
             options=json.loads(text),
-            weights_dtype="float32" if _own_code(encoder) else "uint8",
             keeps_all=True,
         ),
-        num_bytes=source.version.get("bytes"),
+        units=sample_units(source),
+        count=source.count,
+        seconds=None if num_bytes is None else num_bytes / BYTES_PER_SECOND,
+        open_folder=_open_tokens,
+        verb="tokenized",
     )
+
+
+def _open_tokens(folder: Path) -> TokenFiles:
+    return open_token_files(folder / SPLIT)
+
+
+def what_samples_depend_on(entry: Entry, encoding: Any) -> dict[str, Any]:
+    """JSON values that decide how the samples of a source are read and encoded, but its files."""
+    return {
+        "encoding": encoding,
+        "excluded": [sorted(getattr(part, "sample_excludes", ())) for part in parts_of(entry)],
+        "subflavors": getattr(entry.dataset, "subflavors", None),
+        "aux": sorted(str(store.get_path()) for store in (entry.loaded.aux or {}).values()),
+    }
+
+
+def parts_of(entry: Entry) -> list[Any]:
+    """The datasets that a join joins; the one of another source."""
+    return getattr(entry.dataset, "inner_datasets", [entry.dataset])
+
+
+def cache_folder_of(entry: Entry, depends_on: str) -> Path:
+    """Where that lies which is made of a source once, by all that it depends on."""
+    root = entry.root or entry.dataset.paths[0].parent
+    if not root.is_local() and CACHE_VARIABLE not in os.environ:
+        raise ConfigError(f"{root}: is not local; set {CACHE_VARIABLE} to a folder for its cache.")
+    digest = hashlib.sha256(depends_on.encode()).hexdigest()
+    return cache_folder(cache_root(Path(str(root))), Path(str(entry.dataset.paths[0])).name, digest)
 
 
 def encoding_of(encoder: Any) -> dict[str, Any]:

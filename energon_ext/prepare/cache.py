@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The cache of text: token files of sources that are text, made once and found by their name.
+"""What is made of the samples of a source once: the tokens of text, or a table of lengths.
 
-The name is a digest of all that the tokens depend on. A folder of that name is complete: it is made
-beside, under another name, and renamed. Several processes may ask for it at once, on several
-machines; one of them makes it and the others wait. No collective is used.
+It is found by its name, a digest of all that it depends on. A folder of that name is complete: it
+is made beside, under another name, and renamed. Several processes may ask for it at once, on
+several machines; one of them makes it and the others wait. No collective is used.
 """
 
 import logging
@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from energon_ext.documents.file_set import TokenFiles, open_token_files
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.claim import ClaimedError
+from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import Job
-from energon_ext.prepare.samples import SampleSource, sample_units
 from energon_ext.prepare.units import left_out, run_units
 
 logger = logging.getLogger(__name__)
@@ -40,41 +40,48 @@ _LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class CachedText:
-    """The token files of one source.
+class Cached:
+    """What is made of the samples of one source.
 
     Attributes:
         name: of the source, for messages.
-        folder: where they are, or will be.
-        num_bytes: of its files; None where that is not known.
+        folder: where it is, or will be.
+        job, units: what makes it.
+        count: samples of the source.
+        seconds: that one core takes for it, about; None where that is not known.
+        open_folder: opens the folder, which is made.
+        verb: what is done to the samples, ``tokenized`` for one.
     """
 
     name: str
     folder: Path
-    source: SampleSource
     job: Job
-    num_bytes: int | None
+    units: Sequence[Unit]
+    count: int
+    seconds: float | None
+    open_folder: Callable[[Path], Any]
+    verb: str
 
     @property
     def is_there(self) -> bool:
-        """Whether they are made."""
+        """Whether it is made."""
         try:  # a listing is newer than what a network file system remembers of a missing file
             return self.folder.name in os.listdir(self.folder.parent)
         except OSError:
             return False
 
-    def open(self) -> TokenFiles:
-        """The token files, which are made."""
+    def open(self) -> Any:
+        """What is made, with an entry for each sample."""
         try:
-            files = open_token_files(self.folder / SPLIT) if self.source.count else TokenFiles([])
+            found = self.open_folder(self.folder)
         except ConfigError as error:
             raise ConfigError(f"{error} Remove {self.folder}, and it is made again.") from error
-        if len(files) != self.source.count:
+        if len(found) != self.count:
             raise ConfigError(
-                f"{self.folder}: holds {len(files)} documents of the {self.source.count} samples "
-                f"of {self.name}. Remove it, and it is made again."
+                f"{self.folder}: holds {len(found)} documents of the {self.count} samples of "
+                f"{self.name}. Remove it, and it is made again."
             )
-        return files
+        return found
 
 
 def cache_root(beside: Path) -> Path:
@@ -89,7 +96,7 @@ def cache_folder(root: Path, name: str, digest: str) -> Path:
     return root / f"{words}-{digest[:24]}"
 
 
-def ensure_made(texts: Sequence[CachedText], command: Callable[[], str]) -> None:
+def ensure_made(wanted: Sequence[Cached], command: Callable[[], str]) -> None:
     """Make what is missing, where that is soon done.
 
     Args:
@@ -98,49 +105,48 @@ def ensure_made(texts: Sequence[CachedText], command: Callable[[], str]) -> None
     Raises:
         ConfigError: it takes longer, cannot be written, or the process that makes it does not end.
     """
-    missing = [text for text in texts if not text.is_there]
+    missing = [each for each in wanted if not each.is_there]
     if not missing:
         return
-    known = [text.num_bytes for text in missing if text.num_bytes is not None]
-    seconds = sum(known) / BYTES_PER_SECOND
-    if seconds > MOST_SECONDS or len(known) < len(missing):
+    known = [each.seconds for each in missing if each.seconds is not None]
+    if sum(known) > MOST_SECONDS or len(known) < len(missing):
         names = missing[0].name + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
-        size = f"some {sum(known):,} bytes, {seconds:,.0f} s of work" if known else "not local"
+        work = f"some {sum(known):,.0f} s of work" if known else "not local"
         raise ConfigError(
-            f"{names}: text that is not tokenized yet ({size}). Run `{command()}` first; "
-            f"{CACHE_VARIABLE} names the folder where the tokens are kept."
+            f"{names}: samples that are not {missing[0].verb} yet ({work}). Run `{command()}` "
+            f"first; {CACHE_VARIABLE} names the folder where the result is kept."
         )
-    for text in missing:
-        make(text)
+    for each in missing:
+        make(each)
 
 
-def make(text: CachedText, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -> None:
-    """Make the token files of a source, or wait until another process has made them."""
+def make(cached: Cached, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -> None:
+    """Make what is missing of a source, or wait until another process has made it."""
     deadline = time.monotonic() + wait_seconds
-    while not text.is_there:
+    while not cached.is_there:
         try:
-            _write(text, jobs)
+            _write(cached, jobs)
         except OSError as error:
             raise ConfigError(
-                f"{text.name}: its tokens cannot be written to {text.folder.parent} "
+                f"{cached.name}: {cached.folder.parent} cannot be written to "
                 f"({error.strerror or error}); set {CACHE_VARIABLE} to a folder that can be "
                 f"written and has room."
             ) from error
         except ClaimedError as error:
             if time.monotonic() > deadline:
                 raise ConfigError(
-                    f"{text.name}: {error} It has not ended in {wait_seconds:.0f} s; wait for it, "
-                    f"or end it, and start again."
+                    f"{cached.name}: {error} It has not ended in {wait_seconds:.0f} s; wait for "
+                    f"it, or end it, and start again."
                 ) from error
             time.sleep(_LOOK_SECONDS)
 
 
-def _write(text: CachedText, jobs: int) -> None:
-    what = f"tokenizing {text.name}"
-    prepared, _ = run_units(text.job, sample_units(text.source), text.folder, jobs=jobs, what=what)
+def _write(cached: Cached, jobs: int) -> None:
+    what = f"{cached.name} is {cached.verb}"
+    prepared, _ = run_units(cached.job, cached.units, cached.folder, jobs=jobs, what=what)
     count, first = left_out(prepared, "refused")
     if count:
         logger.warning(
-            "%s: %d of %d samples have no tokens, the first: %s",
-            *(text.name, count, text.source.count, first),
+            "%s: %d of %d samples cannot be %s, the first: %s",
+            *(cached.name, count, cached.count, cached.verb, first),
         )

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.prepare.documents import InputDocument, Unit
-from energon_ext.prepare.token_writer import TokenWriter
 
 logger = logging.getLogger(__name__)
 
@@ -39,16 +38,31 @@ STAGING = ".staging-"
 Record = dict[str, Any]
 
 
+class Writer(Protocol):
+    """Files that grow by a document at a time."""
+
+    num_tokens: int
+
+    @property
+    def num_documents(self) -> int: ...
+
+    def write(self, tokens: np.ndarray, weights: np.ndarray | None, origin: str) -> None: ...
+
+    def close(self, meta: Mapping[str, Any] | None) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Job:
     """What becomes of every document.
 
     Attributes:
         encode: documents to tokens.
-        vocab_size: ids are below it.
+        writer: of the files of a prefix, see
+            :class:`~energon_ext.prepare.token_writer.TokenWriter`.
         meta: for the ``.meta.json`` beside each pair.
         options: JSON values on which the files depend beside the input.
-        weights_dtype: see :class:`~energon_ext.prepare.token_writer.TokenWriter`.
         val_fraction, seed: documents that are in no split go to ``val`` by a hash of their text.
         min_chars: shorter documents are left out; white space at the ends does not count.
         skips_unreadable: leave out and count what cannot be read, in place of an error.
@@ -56,10 +70,9 @@ class Job:
     """
 
     encode: Callable[[Sequence[InputDocument]], Sequence[Encoded]]
-    vocab_size: int
+    writer: Callable[[Path], Writer]
     meta: Mapping[str, Any]
     options: Mapping[str, Any]
-    weights_dtype: str = "uint8"
     val_fraction: float = 0.0
     seed: int = 0
     min_chars: int = 0
@@ -100,14 +113,14 @@ def write_unit(
         The counts, and size and SHA-256 of each file.
     """
     losses, characters = _UnitLosses(), Counter[str]()
-    writers: dict[str, TokenWriter] = {}
+    writers: dict[str, Writer] = {}
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=STAGING, dir=folder) as staging, ExitStack() as opened:
         for document, split, tokens, weights in _encoded(job, unit, losses, advance):
             if split not in writers:
                 prefix = Path(staging, split, name)
                 prefix.parent.mkdir()
-                writers[split] = TokenWriter(prefix, job.vocab_size, job.weights_dtype)
+                writers[split] = job.writer(prefix)
                 opened.callback(writers[split].abandon)
             writers[split].write(tokens, weights, document.origin)
             characters[split] += len(document.text)

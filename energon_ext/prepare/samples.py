@@ -9,10 +9,11 @@ from typing import Any
 
 from megatron.energon import SkipSample
 from megatron.energon.flavors.base_dataset import SavableDataset
+from webdataset.autodecode import DecodingError  # type: ignore[import-untyped]
 
 from energon_ext.errors import LEFT_OUT, ConfigError, EnergonExtError, SampleError
 from energon_ext.prepare.documents import Documents, InputDocument, Unit
-from energon_ext.samples.numbered import NumberedSamples, key_of
+from energon_ext.samples.numbered import NumberedSamples, as_worker, key_of
 
 UNIT_SAMPLES = 65_536
 
@@ -43,31 +44,31 @@ class SampleSource:
 
 def sample_units(source: SampleSource) -> list[Unit]:
     """All samples of a source, in ranges."""
-    units = []
-    for begin in range(0, source.count, UNIT_SAMPLES):
-        own = range(begin, min(begin + UNIT_SAMPLES, source.count))
-        description = {
-            "path": source.path,
-            "version": dict(source.version),
-            "range": [own.start, own.stop],
-        }
-        num_bytes = len(own) * source.sample_bytes
-        units.append(Unit(description, functools.partial(_read, source, own), num_bytes))
-    return units
+    begins = range(0, source.count, UNIT_SAMPLES)
+    ranges = [range(begin, min(begin + UNIT_SAMPLES, source.count)) for begin in begins]
+    version = {"path": source.path, "version": dict(source.version)}
+    return [unit_of(source, own, {**version, "range": [own.start, own.stop]}) for own in ranges]
+
+
+def unit_of(source: SampleSource, numbers: range, description: Mapping[str, Any]) -> Unit:
+    """Some samples of a source as a unit.
+
+    Args:
+        description: JSON values by which a change of them is noticed; ``path`` is among them.
+    """
+    num_bytes = len(numbers) * source.sample_bytes
+    return Unit(description, functools.partial(_read, source, numbers), num_bytes)
 
 
 def _read(source: SampleSource, numbers: range) -> Documents:
     samples = NumberedSamples(source.open(), source.path)
-    samples.worker_config.worker_activate(0)  # decorators of Energon ask for it
-    try:
-        for number in numbers:
+    for number in numbers:
+        with as_worker():
             key, sample = _read_one(samples, number)
-            if isinstance(sample, Exception) and not source.keeps_damaged:
-                raise ConfigError(f"{source.path}: {sample}") from sample
-            if sample is not None or source.keeps_damaged:
-                yield source.document(sample, key)
-    finally:
-        samples.worker_config.worker_deactivate()
+        if isinstance(sample, Exception) and not source.keeps_damaged:
+            raise ConfigError(f"{source.path}: {sample}") from sample
+        if sample is not None or source.keeps_damaged:
+            yield source.document(sample, key)
 
 
 def _read_one(samples: NumberedSamples, number: int) -> tuple[str, Any]:
@@ -80,8 +81,9 @@ def _read_one(samples: NumberedSamples, number: int) -> tuple[str, Any]:
         sample = samples.cooked(stored)
     except SampleError as error:  # of a cooker, which names the sample
         return key, error
-    except (SkipSample, *LEFT_OUT) as error:
-        return key, SampleError(f"Sample {key}: {type(error).__name__} ({error}).")
+    except (SkipSample, DecodingError, *LEFT_OUT) as error:
+        reason = error.__cause__ or error  # what decoders raise says nothing by itself
+        return key, SampleError(f"Sample {key}: {type(error).__name__} ({reason}).")
     except EnergonExtError:
         raise
     except Exception as error:  # whatever a loader or a cooker raises

@@ -91,6 +91,14 @@ def run_units(
     return prepared, remarks
 
 
+def is_prepared(output: Path, units: Sequence[Unit]) -> bool:
+    """Whether these units are what a folder holds."""
+    prepared = _read_json(output / PREPARED) or {"units": []}
+    return [unit["unit"] for unit in prepared["units"]] == [
+        _plain(unit.description) for unit in units
+    ]
+
+
 def check_files(output: Path) -> int:
     """Compare all files of a prepared folder with their hashes; the number of files.
 

@@ -6,9 +6,11 @@ Energon numbers the samples of a webdataset, of a JSONL file and of a join from 
 of their index. Its loaders are readers by number with functions over them, that decode and cook.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.flavors.webdataset.sample_loader import WebdatasetSampleLoaderDataset
 from megatron.energon.wrappers.map_dataset import MapDataset
@@ -29,7 +31,6 @@ class NumberedSamples:
 
     def __init__(self, dataset: SavableDataset, path: str):
         self.path = path
-        self.worker_config = dataset.worker_config
         self._stages: list[Callable[[Any], Any]] = []
         inner: Any = dataset
         while isinstance(inner, MapDataset):
@@ -62,6 +63,17 @@ class NumberedSamples:
         for stage in self._stages:
             sample = stage(sample)
         return sample
+
+
+@contextlib.contextmanager
+def as_worker() -> Iterator[None]:
+    """Work as the one worker of one rank; decorators of Energon ask for a worker."""
+    alone = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    alone.worker_activate(0)
+    try:
+        yield
+    finally:
+        alone.worker_deactivate()
 
 
 def key_of(stored: Any) -> str:

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from energon_ext.packing import Packer, PackPlan, Pieces
 from energon_ext.plan.rows import PlannedRows, TakenRows
 
 
@@ -45,34 +44,11 @@ class OneEach:
         return self.version
 
 
-@dataclass(frozen=True)
-class OnePerRow(Packer):
-    """A row for every sample."""
-
-    name = "samples"
-    cuts_documents = False
-
-    seq_len: int = 1
-
-    def __post_init__(self) -> None:
-        """Any length will do."""
-
-    def plan(
-        self, carried: Pieces, new: Pieces, *, rows_before: int = 0, last: bool = False
-    ) -> PackPlan:
-        count = len(new)
-        ends, documents = np.arange(1, count + 1), np.ones(count, np.int64)
-        return PackPlan.of(new, ends, documents, Pieces.none(), self.seq_len)
-
-    def resumed(self, carried: Pieces) -> Pieces:
-        return carried
-
-
 class SampleRows(PlannedRows):
     """The rows of samples.
 
     Args:
-        lengths: of the samples.
+        lengths: of the samples: :class:`OneEach`, or a table of lengths.
         read_row: makes a row of its numbers.
         **options: of :class:`~energon_ext.plan.rows.PlannedRows`.
     """

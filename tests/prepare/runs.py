@@ -7,6 +7,7 @@ import time
 
 from energon_ext.documents.file_set import open_token_files
 from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.prepare import token_writer
 from energon_ext.prepare.documents import InputDocument, Unit
 from energon_ext.prepare.job import Job
 from energon_ext.prepare.units import run_units
@@ -29,7 +30,11 @@ def bytes_job(**options):
         return [(tokenizer.encode_array(document.text), None) for document in documents]
 
     meta = {"tokenizer": tokenizer.fingerprint(), "vocab_size": tokenizer.vocab_size}
-    return Job(encode, tokenizer.vocab_size, meta, dict(options), min_chars=1, **options)
+
+    def open_writer(prefix):
+        return token_writer.TokenWriter(prefix, tokenizer.vocab_size)
+
+    return Job(encode, open_writer, meta, dict(options), min_chars=1, **options)
 
 
 def run(units, output, *, jobs=1, force=False, **options):

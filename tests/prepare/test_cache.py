@@ -16,6 +16,7 @@ from megatron.energon import Cooker, SkipSample, TextSample, stateless
 from megatron.energon.task_encoder.cooking import basic_sample_keys
 
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset, get_val_datasets
+from energon_ext.encoders import text_sources
 from energon_ext.encoders.text import Document
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.prepare import cache, job, samples
@@ -68,7 +69,7 @@ def refuse_to_make(monkeypatch):
     def fail(*arguments, **options):
         raise AssertionError("tokenized again")
 
-    monkeypatch.setattr(job, "TokenWriter", fail)
+    monkeypatch.setattr(text_sources, "TokenWriter", fail)
 
 
 def test_text_is_tokenized_at_first_use_and_found_afterwards(mix, tmp_path, monkeypatch):
@@ -129,7 +130,7 @@ def test_a_refused_or_empty_sample_is_a_document_without_a_token(tmp_path, caplo
     (rows,) = [source.rows for source in dataset.sources.values()]
     assert rows.documents.locate(np.arange(4))[1].tolist() == [3, 0, 0, 5]
     (said,) = caplog.messages
-    assert "lines.jsonl: 2 of 4 samples have no tokens, the first: Sample 1: no `text`" in said
+    assert "lines.jsonl: 2 of 4 samples cannot be tokenized, the first: Sample 1: no `text`" in said
     (tmp_path / "excluded.txt").write_text("lines.jsonl:0\n")
     content = {**json.loads(mix.read_text()), "exclude": "excluded.txt"}
     mix.write_text(json.dumps(content))
@@ -221,14 +222,14 @@ def test_an_own_encode_document_decides_tokens_and_weights(mix, caplog):
         text += ByteTokenizer().decode(batch.tokens)
     assert weights == {0.0, 0.5}
     assert "WORD" in text and "word" not in text and "<13>" not in text and "<14>" in text
-    assert "1 of 300 samples have no tokens, the first: " in caplog.text
+    assert "1 of 300 samples cannot be tokenized, the first: " in caplog.text
 
 
 # What takes long ----------------------------------------------------------------------------------
 
 
 def test_much_text_is_one_line_with_the_command_that_tokenizes_it(mix, tmp_path, monkeypatch):
-    monkeypatch.setattr(cache, "BYTES_PER_SECOND", 100)
+    monkeypatch.setattr(text_sources, "BYTES_PER_SECOND", 100)
     with pytest.raises(ConfigError) as error:
         load(mix)
     command = f"energon-ext tokenize {mix} --tokenizer bytes"
@@ -369,7 +370,7 @@ def test_a_full_disk_is_one_line_and_the_next_start_goes_on(mix, tmp_path):
     process.start()
     said = here.recv()
     process.join()
-    assert "tokens cannot be written to" in said and "(File too large)" in said
+    assert "cannot be written to" in said and "(File too large)" in said
     assert f"set {cache.CACHE_VARIABLE} to a folder" in said
     left = [path for path in (tmp_path / cache.DEFAULT_NAME).rglob("*") if path.is_file()]
     assert not [path for path in left if ".staging" in str(path) or path.suffix == ".claim"]

@@ -15,7 +15,7 @@ import pytest
 from energon_ext.cli.main import main
 from energon_ext.documents.file_set import open_token_files
 from energon_ext.errors import ConfigError, WorkerError
-from energon_ext.prepare import inputs, job
+from energon_ext.prepare import inputs, job, token_writer
 from energon_ext.prepare.claim import ClaimedError, claimed
 from energon_ext.prepare.documents import Unit, text_under
 from energon_ext.prepare.token_writer import TokenWriter
@@ -179,7 +179,7 @@ def test_a_run_that_ended_while_it_gave_the_output_its_name_goes_on_without_maki
     for leave in (lambda: None, lambda: (tmp_path / ".out.old").mkdir()):
         output.rename(tmp_path / ".out.unfinished")
         leave()
-        monkeypatch.setattr(job, "TokenWriter", None)
+        monkeypatch.setattr(token_writer, "TokenWriter", None)
         run(units, output)
         assert [path.name for path in tmp_path.iterdir()] == ["out"]
 

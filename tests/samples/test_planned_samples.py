@@ -155,7 +155,7 @@ def test_a_sample_that_cannot_be_decoded_is_replaced_by_the_same_one_everywhere(
     assert all(greys or not number % 3 for step in expected[0] for _, number, greys, _ in step)
     cut_off = {number for number in range(0, 50, 5) if number % 3}
     assert not cut_off & {number for step in expected[0] for _, number, *_ in step}
-    assert ": sample replaced (1 so far): Sample 0000" in caplog.text
+    assert ": sample left out (1 so far): Sample 0000" in caplog.text
     for ranks, workers in TOPOLOGIES[1:4]:
         assert run(damaged, 12, ranks, workers) == expected
 

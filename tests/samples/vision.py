@@ -128,3 +128,44 @@ class Captions(DefaultTaskEncoder):
 
 class PlannedCaptions(DynamicBlendMixin, Captions):
     """The same with this package in front."""
+
+
+@edataclass
+class Packed(Sample):
+    samples: list
+
+
+class PackedCaptions(PlannedCaptions):
+    """Samples of 5 to 25 tokens in rows of 40."""
+
+    seq_len = 40
+    encoding_fingerprint = {"version": 1}
+    longest_extra = 0
+
+    @stateless
+    def encode_sample(self, sample: Captioned) -> Encoded:
+        encoded = super().encode_sample(sample)
+        number = encoded.number
+        extra = int(np.random.randint(0, self.longest_extra + 1))
+        return Encoded.derive_from(
+            encoded,
+            number=number,
+            greys=encoded.greys,
+            noise=torch.full((length_of_number(number) + extra,), float(number)),
+        )
+
+    def length_of(self, encoded):
+        return encoded.total_len
+
+    @stateless
+    def pack_selected_samples(self, samples):
+        return Packed.derive_from(
+            samples[0], samples=[(each.number, each.total_len, each.greys) for each in samples]
+        )
+
+    def encode_batch(self, batch):
+        return [each.samples for each in batch]
+
+
+def length_of_number(number):
+    return 5 + number * 8 % 21

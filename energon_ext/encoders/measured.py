@@ -1,0 +1,168 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Lengths of the samples of any TaskEncoder, measured once and found in the cache."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from energon_ext.config.mix import Entry
+from energon_ext.encoders.planned_samples import encoded, keyed_random
+from energon_ext.encoders.text_sources import (
+    cache_folder_of,
+    sample_source,
+    what_samples_depend_on,
+)
+from energon_ext.errors import ConfigError, EnergonExtError, SampleError
+from energon_ext.prepare.cache import SPLIT, Cached, ensure_made
+from energon_ext.prepare.documents import InputDocument, Unit
+from energon_ext.prepare.job import Encoded, Job
+from energon_ext.prepare.lengths import LengthTable, LengthWriter
+from energon_ext.prepare.samples import SampleSource, sample_units, unit_of
+from energon_ext.prepare.units import is_prepared
+from energon_ext.samples.numbered import as_worker
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that one core takes for a sample, about, by its sizes alone and by encoding it.
+SECONDS_BY_SIZE, SECONDS_BY_ENCODING = 0.001, 0.02
+
+
+def ensure_measured(encoder: Any, entries: Sequence[Entry]) -> dict[str, LengthTable]:
+    """The lengths of all sources, by their keys."""
+    cached = [cached_lengths(encoder, entry) for entry in entries]
+    ensure_made(cached, lambda: _command(entries[0]))
+    tables: dict[str, LengthTable] = {
+        entry.key: each.open() for entry, each in zip(entries, cached)
+    }
+    for key, table in tables.items():
+        if table.num_too_long:
+            logger.warning(
+                "%s: %d of %d samples are longer than a row of %d tokens and are left out.",
+                *(key, table.num_too_long, len(table), table.longest),
+            )
+    return tables
+
+
+def cached_lengths(encoder: Any, entry: Entry) -> Cached:
+    """The table of lengths of a source; it may not be there.
+
+    Raises:
+        ConfigError: the encoder says nothing by which its tables are told apart.
+    """
+    name, encoding = type(encoder).__qualname__, getattr(encoder, "encoding_fingerprint", None)
+    if encoding is None:
+        raise ConfigError(
+            f"{name}: has a length_of; give the class an encoding_fingerprint as well, JSON "
+            f"values such as {{'version': 1}}, and change it whenever the length of a sample "
+            f"changes. Lengths are kept, and found by it."
+        )
+
+    def document(sample: Any, key: str) -> InputDocument:
+        return InputDocument("", key, source.sample_bytes, sample, SPLIT)
+
+    source = sample_source(encoder, entry, document, keeps_damaged=True)
+    depends_on = {
+        **what_samples_depend_on(entry, {"class": name, "own": encoding}),
+        "path": source.path,
+        "first": _units(entry, source)[0].description["path"],  # of the shards of a split
+    }
+    text = json.dumps(depends_on, sort_keys=True, default=str)
+    seconds = SECONDS_BY_SIZE if hasattr(encoder, "sample_length") else SECONDS_BY_ENCODING
+    return _CachedTable(
+        name=source.path,
+        folder=cache_folder_of(entry, text),
+        job=Job(
+            encode=functools.partial(measure_all, encoder),
+            writer=LengthWriter,
+            meta={},
+            options=json.loads(text),
+            keeps_all=True,
+        ),
+        units=_units(entry, source),
+        count=source.count,
+        seconds=source.count * seconds,
+        open_folder=functools.partial(LengthTable.open, longest=encoder.seq_len),
+        verb="measured",
+    )
+
+
+class _CachedTable(Cached):
+    """A table, to which shards that were appended since are added."""
+
+    @property
+    def is_there(self) -> bool:
+        return super().is_there and is_prepared(self.folder, self.units)
+
+
+def measure_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded]:
+    """Length and cost of some samples, or why one has none."""
+    with as_worker():
+        return [_measured(encoder, each.sample, each.origin) for each in documents]
+
+
+def _measured(encoder: Any, sample: Any, key: str) -> Encoded:
+    if sample is None:  # excluded by the split
+        return np.zeros(0, np.int64), None
+    if isinstance(sample, SampleError):
+        return sample
+    try:
+        with keyed_random(encoder, f"measured/{key}"):
+            return length_and_cost(encoder, sample)
+    except EnergonExtError as error:
+        if isinstance(error, SampleError):
+            return error
+        raise
+    except Exception as error:  # whatever an encoder raises of a sample, SkipSample among it
+        return SampleError(f"Sample {key}: {type(error).__name__} ({error}).")
+
+
+def length_and_cost(encoder: Any, sample: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and cost of a cooked sample, as arrays of one.
+
+    Raises:
+        ConfigError: the encoder gives something else.
+    """
+    if hasattr(encoder, "sample_length"):
+        found, method = encoder.sample_length(sample), "sample_length"
+    else:
+        found, method = encoder.length_of(encoded(encoder, sample)), "length_of"
+    tokens, cost = found if isinstance(found, tuple) else (found, 0.0)
+    if isinstance(tokens, bool) or not isinstance(tokens, (int, np.integer)) or tokens < 1:
+        raise ConfigError(
+            f"{type(encoder).__qualname__}.{method}: {found!r} found, a number of tokens >= 1 is "
+            f"needed, or that and a cost."
+        )
+    return np.array([tokens]), np.array([cost], np.float32)
+
+
+def _units(entry: Entry, source: SampleSource) -> list[Unit]:
+    """A unit for each shard, which later shards leave as it is; else ranges of samples."""
+    shards = getattr(entry.dataset, "shards", None)
+    if not shards:
+        return sample_units(source)
+    ends = np.cumsum([shard.count for shard in shards]).tolist()
+    return [
+        unit_of(source, range(end - shard.count, end), _version(shard))
+        for shard, end in zip(shards, ends)
+    ]
+
+
+def _version(shard: Any) -> dict[str, Any]:
+    """JSON values by which a change of a shard is noticed."""
+    path = str(shard.path)
+    found = os.stat(path) if os.path.isfile(path) else None
+    times = {} if found is None else {"bytes": found.st_size, "modified": found.st_mtime_ns}
+    return {"path": path, "samples": shard.count, **times}
+
+
+def _command(entry: Entry) -> str:
+    path = entry.where.partition(": ")[0] or str(entry.dataset.paths[0])
+    return f"energon-ext measure {path} --encoder MODULE:FUNCTION"

@@ -1,0 +1,131 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The table of lengths: tokens and cost of every sample of a source, eight bytes in all.
+
+A folder holds a pair of files for each part of the source, a shard for one: ``.lengths.bin`` with
+uint32 and ``.costs.bin`` with float32 for each of its samples, in their order.
+"""
+
+import json
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from energon_ext.documents.permutation import stable_hash
+from energon_ext.errors import ConfigError
+from energon_ext.prepare.cache import SPLIT
+from energon_ext.prepare.job import Record
+from energon_ext.prepare.units import PREPARED
+
+LENGTHS, COSTS = ".lengths.bin", ".costs.bin"
+
+
+class LengthWriter:
+    """One part of a table that grows.
+
+    Args:
+        prefix: path without suffix.
+    """
+
+    def __init__(self, prefix: str | Path):
+        self._prefix = str(prefix)
+        self._lengths, self._costs = array("I"), array("f")
+        self.num_tokens = 0
+
+    @property
+    def num_documents(self) -> int:
+        return len(self._lengths)
+
+    def write(self, lengths: np.ndarray, costs: np.ndarray | None, origin: str = "") -> None:
+        """Append a sample: its length alone in an array, and its cost; an empty one has 0."""
+        length = int(lengths.sum())
+        self._lengths.append(length)
+        self._costs.append(0.0 if costs is None else float(costs.sum()))
+        self.num_tokens += length
+
+    def abandon(self) -> None:
+        """Nothing is open."""
+
+    def close(self, meta: Mapping[str, Any] | None = None) -> None:
+        """Write the files."""
+        for suffix, values in ((LENGTHS, self._lengths), (COSTS, self._costs)):
+            Path(self._prefix + suffix).write_bytes(values.tobytes())
+
+
+@dataclass(frozen=True, eq=False)
+class LengthTable:
+    """The lengths of the samples of a source.
+
+    Args:
+        lengths: uint32 [n]; 0 for a sample that could not be measured.
+        costs: float32 [n], in the unit of the encoder's ``cost``.
+        longest: of the samples that are read, the positions of a row.
+
+    Longer samples count as empty, and are in no row.
+    """
+
+    lengths: np.ndarray
+    costs: np.ndarray
+    longest: int
+
+    @classmethod
+    def open(cls, folder: Path, longest: int) -> "LengthTable":
+        """Read a table that :mod:`~energon_ext.prepare.units` made.
+
+        Raises:
+            ConfigError: a file is missing or of another size.
+        """
+        units = _units(folder)
+        lengths = [_column(folder, unit, LENGTHS, "<u4") for unit in units]
+        costs = [_column(folder, unit, COSTS, "<f4") for unit in units]
+        nothing = np.zeros(0)
+        return cls(
+            np.concatenate([nothing.astype("<u4"), *lengths]),
+            np.concatenate([nothing.astype("<f4"), *costs]),
+            longest,
+        )
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def num_too_long(self) -> int:
+        """Samples that are longer than a row."""
+        return int((self.lengths > self.longest).sum())
+
+    def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers themselves, and the tokens of each, 0 for one that is in no row."""
+        lengths = self.lengths[numbers].astype(np.int64)
+        return numbers, np.where(lengths <= self.longest, lengths, 0)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Number of samples and tokens, and a digest of all lengths."""
+        digest = stable_hash(self.lengths.tobytes().hex())
+        tokens = int(self.lengths.sum(dtype=np.int64))
+        return {"documents": len(self), "tokens": tokens, "lengths": f"{digest:016x}"}
+
+
+def _units(folder: Path) -> list[Record]:
+    try:
+        return json.loads((folder / PREPARED).read_bytes())["units"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(folder, str(error)) from error
+
+
+def _column(folder: Path, unit: Record, suffix: str, dtype: str) -> np.ndarray:
+    file = f"{SPLIT}/{unit['name']}{suffix}"
+    try:
+        content = (folder / file).read_bytes()
+    except OSError as error:
+        raise _damaged(folder, str(error)) from error
+    if len(content) != unit["files"].get(file, {}).get("bytes", 0):
+        raise _damaged(folder, f"{file} has {len(content)} bytes")
+    return np.frombuffer(content, dtype)
+
+
+def _damaged(folder: Path, reason: str) -> ConfigError:
+    return ConfigError(f"{folder}: a damaged table of lengths ({reason}).")

@@ -1,0 +1,245 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Samples of a user's own TaskEncoder in full rows, by lengths that were measured once."""
+
+import logging
+import shutil
+from collections import Counter
+
+import pytest
+from megatron.energon import stateless
+
+from energon_ext.errors import ConfigError
+from energon_ext.prepare.cache import DEFAULT_NAME
+from tests.samples.test_planned_samples import ROWS, dataset_of, run, write
+from tests.samples.vision import (
+    CRUDE,
+    PackedCaptions,
+    PlannedCaptions,
+    length_of_number,
+    prepare,
+    write_images,
+)
+from tests.support import loader_for, take
+
+TOPOLOGIES = [(1, 2), (2, 0), (4, 1)]
+
+
+@pytest.fixture
+def data(tmp_path):
+    write_images(tmp_path / "photos", 50)
+    write_images(tmp_path / "charts", 30, shard_size=7)
+    return tmp_path
+
+
+def mix(folder, rule="interleave"):
+    entries = [{"path": "photos", "weight": {"linear": {0: 1, 6: 3}}}, {"path": "charts"}]
+    return write(folder / "mix.yaml", {rule: entries})
+
+
+def alone(folder, **fields):
+    return write(folder / "alone.yaml", {"blend": [{"path": "photos", **fields}]})
+
+
+class OwnPacker(PackedCaptions):
+    """Packs the longest samples first, and leaves the last one for later."""
+
+    def select_samples_to_pack(self, samples):
+        rows = []
+        for sample in sorted(samples[:-1], key=lambda each: -each.total_len):
+            for row in rows:
+                if sum(each.total_len for each in row) + sample.total_len <= self.seq_len:
+                    row.append(sample)
+                    break
+            else:
+                rows.append([sample])
+        return rows
+
+
+@pytest.mark.parametrize("encoder", [PackedCaptions, OwnPacker])
+def test_rows_and_states_are_the_same_on_any_ranks_and_workers_and_over_resumes(data, encoder):
+    path = mix(data)
+    expected = run(path, 10, encoder=encoder())
+    for ranks, workers in TOPOLOGIES:
+        assert run(path, 10, ranks, workers, encoder=encoder()) == expected
+    read, state = [], None
+    for steps, ranks, workers in ((3, 4, 0), (3, 1, 2), (4, 2, 0)):
+        found, state = run(path, steps, ranks, workers, state, encoder=encoder())
+        read += found
+    assert read == expected[0]
+
+
+@pytest.mark.parametrize("encoder", [PackedCaptions, OwnPacker])
+def test_every_sample_is_in_one_row_an_epoch_and_no_row_overflows(data, encoder):
+    loader = loader_for(dataset_of(alone(data, max_epochs=8), encoder=encoder()))
+    rows = [row for step in loader for row in step]
+    assert all(sum(length for _, length, _ in row) <= 40 for row in rows)
+    samples = [sample for row in rows for sample in row]
+    assert all(length == length_of_number(number) for number, length, _ in samples)
+    counts = Counter(number for number, *_ in samples)
+    assert set(counts) == set(range(50)) and max(counts.values()) <= 8
+    left = 8 * 50 - len(samples)  # in the last rows, which make no whole step
+    assert left < ROWS * 8
+    tokens = sum(length for _, length, _ in samples)
+    assert tokens / (40 * len(rows)) > (0.9 if encoder is OwnPacker else 0.97)
+
+
+def test_an_interleave_counts_the_tokens_of_the_rows(data):
+    path = write(data / "even.yaml", {"interleave": [{"path": "photos"}, {"path": "charts"}]})
+    loader = loader_for(dataset_of(path, encoder=PackedCaptions()))
+    take(loader, 20)
+    sources = loader.state_dict()["plan"]["sources"]
+    photos, charts = (own["tokens"] for own in sources.values())
+    assert photos + charts > 0.97 * 20 * ROWS * 40
+    assert abs(photos - charts) <= 2 * 40
+
+
+def test_lengths_are_measured_once(data, monkeypatch):
+    path = alone(data)
+    run(path, 1, encoder=PackedCaptions())
+    (table,) = (data / DEFAULT_NAME).iterdir()
+    assert sum(file.stat().st_size for file in table.glob("*/*")) == 8 * 50
+    before = {file: file.stat().st_mtime_ns for file in table.rglob("*")}
+    run(path, 1, 2, 1, encoder=PackedCaptions())
+    assert {file: file.stat().st_mtime_ns for file in table.rglob("*")} == before
+
+
+def test_another_version_of_the_encoder_measures_anew(data):
+    class Longer(PackedCaptions):
+        encoding_fingerprint = {"version": 2}
+
+    path = alone(data)
+    run(path, 1, encoder=PackedCaptions())
+    run(path, 1, encoder=Longer())
+    assert len(list((data / DEFAULT_NAME).iterdir())) == 2
+
+
+def test_shards_that_are_appended_are_measured_alone(data):
+    path = alone(data)
+    run(path, 1, encoder=PackedCaptions())
+    (table,) = (data / DEFAULT_NAME).iterdir()
+    before = {file.name: file.stat().st_ino for file in table.glob("*/part-*")}
+    assert len(before) == 6
+    write_images(data / "more", 80)
+    shutil.copy(data / "more" / "shard_003.tar", data / "photos" / "shard_003.tar")
+    prepare(data / "photos", CRUDE)
+    run(path, 1, encoder=PackedCaptions())
+    after = {file.name: file.stat().st_ino for file in table.glob("*/part-*")}
+    assert len(after) == 8 and before.items() <= after.items()
+    write_images(data / "other", 80, images=lambda number: 1)
+    shutil.copy(data / "other" / "shard_001.tar", data / "photos" / "shard_001.tar")
+    (data / "photos" / "shard_001.tar.idx").unlink()
+    prepare(data / "photos", CRUDE)
+    run(path, 1, encoder=PackedCaptions())
+    changed = {file.name: file.stat().st_ino for file in table.glob("*/part-*")}
+    assert {name for name in after if changed[name] != after[name]} == {
+        "part-00001.lengths.bin",
+        "part-00001.costs.bin",
+    }
+
+
+def test_sizes_alone_give_the_lengths_without_encoding(data):
+    class BySize(PackedCaptions):
+        encoded = 0
+
+        @stateless
+        def encode_sample(self, sample):
+            BySize.encoded += 1
+            return super().encode_sample(sample)
+
+        def sample_length(self, sample):
+            return length_of_number(int(sample.caption.split()[1]))
+
+    dataset = dataset_of(alone(data), encoder=BySize())
+    assert BySize.encoded == 0
+    rows = [row for step in take(loader_for(dataset), 3) for row in step]
+    assert BySize.encoded == sum(map(len, rows))
+    assert rows == [
+        row for step in run(alone(data), 3, encoder=PackedCaptions())[0] for row in step
+    ]
+
+
+# What does not fit ------------------------------------------------------------------------------
+
+
+def test_samples_longer_than_a_row_are_left_out_and_counted(data, caplog):
+    encoder = PackedCaptions()
+    encoder.seq_len = 20
+    with caplog.at_level(logging.WARNING, "energon_ext"):
+        loader = loader_for(dataset_of(alone(data, max_epochs=2), encoder=encoder))
+    too_long = {number for number in range(50) if length_of_number(number) > 20}
+    assert f"{len(too_long)} of 50 samples are longer than a row of 20 tokens" in caplog.text
+    read = {number for step in loader for row in step for number, *_ in row}
+    assert not read & too_long and read
+
+
+def test_a_sample_that_is_longer_than_measured_is_left_out_of_its_row(data, caplog):
+    path = alone(data)
+    run(path, 1, encoder=PackedCaptions())
+    growing = PackedCaptions()
+    growing.longest_extra = 1
+    with caplog.at_level(logging.WARNING, "energon_ext"):
+        expected = run(path, 6, encoder=growing)
+    rows = [row for step in expected[0] for row in step]
+    assert all(rows) and all(length == length_of_number(n) for row in rows for n, length, _ in row)
+    assert "were measured; measure the largest that random choices make of it" in caplog.text
+    assert run(path, 6, 2, 1, encoder=growing) == expected
+
+
+def test_a_damaged_sample_has_no_length_and_is_in_no_row(tmp_path, caplog):
+    write_images(tmp_path / "photos", 50, damaged=range(0, 50, 5))
+    with caplog.at_level(logging.WARNING, "energon_ext"):
+        loader = loader_for(dataset_of(alone(tmp_path, max_epochs=3), encoder=PackedCaptions()))
+    assert "6 of 50 samples cannot be measured, the first: Sample 000005" in caplog.text
+    read = {number for step in loader for row in step for number, *_ in row}
+    assert read == {n for n in range(50) if n % 5 or not n % 3}
+
+
+class NoFingerprint(PackedCaptions):
+    encoding_fingerprint = None
+
+
+class NoPacker(PlannedCaptions):
+    seq_len, encoding_fingerprint = 40, {"version": 1}
+
+    def length_of(self, encoded):
+        return encoded.total_len
+
+
+class WrongLength(PackedCaptions):
+    def length_of(self, encoded):
+        return 0.5
+
+
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        (NoFingerprint(), "NoFingerprint: has a length_of; give the class an encoding_fingerprint"),
+        (NoPacker(), "NoPacker: a length_of and no pack_selected_samples"),
+        (WrongLength(), "WrongLength.length_of: 0.5 found, a number of tokens >= 1"),
+    ],
+)
+def test_an_encoder_that_does_not_say_enough_is_refused(data, encoder, message):
+    with pytest.raises(ConfigError, match=message):
+        dataset_of(alone(data), encoder=encoder)
+
+
+def test_a_large_source_without_lengths_is_refused_with_the_command(data, monkeypatch):
+    monkeypatch.setattr("energon_ext.encoders.measured.SECONDS_BY_ENCODING", 2.0)
+    path = alone(data)
+    with pytest.raises(
+        ConfigError,
+        match=f"photos: samples that are not measured yet .some 100 s of work.. Run `energon-ext "
+        f"measure {path} --encoder MODULE:FUNCTION` first",
+    ):
+        dataset_of(path, encoder=PackedCaptions())
+
+
+@pytest.mark.parametrize("change", ["cut", "removed"])
+def test_a_damaged_table_is_named(data, change):
+    path = alone(data)
+    run(path, 1, encoder=PackedCaptions())
+    file = next((data / DEFAULT_NAME).glob("*/*/part-00001.lengths.bin"))
+    file.unlink() if change == "removed" else file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(ConfigError, match="a damaged table of lengths.*Remove"):
+        dataset_of(path, encoder=PackedCaptions())
