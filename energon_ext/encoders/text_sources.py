@@ -22,8 +22,10 @@ from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.documents.file_set import TokenFiles
 from energon_ext.documents.stored_files import fingerprint_files, times_of_files
+from energon_ext.encoders.chat import named_template
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.text import is_text
+from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import LEFT_OUT, ConfigError, SampleError
 from energon_ext.prepare.cache import (
     CACHE_VARIABLE,
@@ -36,6 +38,9 @@ from energon_ext.prepare.cache import (
 from energon_ext.prepare.documents import InputDocument
 from energon_ext.prepare.job import Encoded, Job
 from energon_ext.prepare.samples import SampleSource
+
+#: What the command can make.
+_COMMANDS_ENCODERS = ("PackedTaskEncoder", "SFTTaskEncoder")
 
 #: Whose samples may be tokenized many at a time.
 _OF_TEXT = "energon_ext.encoders.pretrain.PackedTaskEncoder.encode_document"
@@ -117,7 +122,8 @@ def ensure_tokenized(encoder: Any, entries: Sequence[Entry]) -> dict[str, TokenF
     texts = [each for each in entries if not isinstance(each.dataset, TokenFileFactory)]
     cached = [cached_text(encoder, each) for each in texts]
     different = {each.folder: each for each in cached}
-    ensure_made(list(different.values()), lambda: _command(encoder, texts[0]))
+    first_missing = (text for text, found in zip(texts, cached) if not found.is_there)
+    ensure_made(list(different.values()), lambda: _command(encoder, next(first_missing)))
     return {each.key: found.open() for each, found in zip(texts, cached)}
 
 
@@ -191,14 +197,27 @@ def _own_code(encoder: Any) -> list[str]:
 
 
 def _command(encoder: Any, entry: Entry) -> str:
-    """How text is tokenized before a run."""
-    path = entry.where.partition(": ")[0] or str(entry.dataset.paths[0])
-    words = ["energon-ext", "tokenize", path]
-    if _own_code(encoder):
+    """How the text of a source is tokenized before a run."""
+    words = ["energon-ext", "tokenize", str(entry.metadataset or entry.dataset.paths[0])]
+    name = getattr(encoder.tokenizer, "name", None)
+    template = encoder.chat_template.name if hasattr(encoder, "chat_template") else None
+    if name is None or not _is_made_by_names(encoder, name, template):
         return " ".join([*words, "--encoder", "MODULE:FUNCTION"])
-    words += ["--tokenizer", getattr(encoder.tokenizer, "name", "NAME")]
+    words += ["--tokenizer", name]
     if hasattr(encoder, "chat_template"):
         words += ["--task", "chat"]
-        named = encoder.chat_template.name
-        words += ["--chat-template", named] if named else []
+        words += ["--chat-template", template] if template else []
     return " ".join(words)
+
+
+def _is_made_by_names(encoder: Any, tokenizer: str, template: str | None) -> bool:
+    """Whether the command's own options make an encoder with the same tokens."""
+    if _own_code(encoder):
+        return False
+    try:
+        loaded = load_tokenizer(tokenizer)
+        options = {} if template is None else {"chat_template": named_template(template)}
+        made_by = next(c for c in type(encoder).__mro__ if c.__name__ in _COMMANDS_ENCODERS)
+        return encoding_of(made_by(loaded, encoder.seq_len, **options)) == encoding_of(encoder)
+    except ConfigError:  # it is not found by this name from here
+        return False

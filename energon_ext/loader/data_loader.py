@@ -107,9 +107,12 @@ class ExactDataLoader:
         Raises:
             ConfigError: the loader was closed.
         """
+        self._check_open()
+        return self._one_pass()
+
+    def _check_open(self) -> None:
         if self._is_closed:
             raise ConfigError("This loader was closed; make a new one and load the state.")
-        return self._one_pass()
 
     def _one_pass(self) -> Iterator[Any]:
         while (found := self._next()) is not None:
@@ -120,6 +123,7 @@ class ExactDataLoader:
 
     def _next(self) -> tuple[Any, bool] | None:
         """The next batch, and whether the pass ends with it; None at the end of the plan."""
+        self._check_open()
         workers = self.worker_config.num_workers
         try:
             with deaths_named(self._timeout) if workers else contextlib.nullcontext():

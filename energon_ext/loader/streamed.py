@@ -91,9 +91,11 @@ class StreamedLoader:
         return self._drawn
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._opened():
+        batches = iter(self._opened())
+        while (batch := next(batches, None)) is not None:
             self._drawn += 1
             yield batch
+            self._opened()
 
     def _opened(self) -> SavableDataLoader:
         if self._loader is None:
