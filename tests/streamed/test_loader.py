@@ -184,7 +184,13 @@ def test_a_closed_loader_has_no_processes_and_says_so(workers):
     loader.close()
     assert multiprocessing.active_children() == []
     assert loader.state_dict(mark) == mark
-    for use in (lambda: next(iter(loader)), loader.state_dict, lambda: loader.load_state_dict({})):
+    use_again = lambda: next(iterator)  # noqa: E731
+    for use in (
+        use_again,
+        lambda: next(iter(loader)),
+        loader.state_dict,
+        lambda: loader.load_state_dict({}),
+    ):
         with pytest.raises(ConfigError, match="closed; make a new one and load the state"):
             use()
 
