@@ -17,7 +17,6 @@ The state is that of the last batch that the trainer took, whatever was read ahe
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 from collections import deque
@@ -25,7 +24,7 @@ from typing import Any, Iterator, Mapping
 
 import torch
 from megatron.energon import WorkerConfig
-from megatron.energon.cache import CachePool, NoCachePool
+from megatron.energon.cache import NoCachePool
 from megatron.energon.rng import SystemRng
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
@@ -55,11 +54,11 @@ class ExactDataLoader:
         dataset: of :func:`energon_ext.get_train_dataset`, with planned sources.
         prefetch_factor: batches that each worker reads ahead.
         timeout: seconds to wait for a batch of the workers.
-        cache_pool: of Energon, for encoders that ask for one.
 
     Attributes:
         dataset: as given.
-        changes: what the last restore did with each source.
+        worker_config: of the dataset.
+        changes: what the restore did with each source.
 
     Raises:
         ConfigError: the dataset is streamed, or is wrapped in other datasets.
@@ -70,28 +69,17 @@ class ExactDataLoader:
         >>> json.dump(loader.state_dict(), open("data.json", "w"))    # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        prefetch_factor: int = 2,
-        timeout: float = 1800.0,
-        cache_pool: CachePool | None = None,
-    ):
+    def __init__(self, dataset: Any, *, prefetch_factor: int = 2, timeout: float = 1800.0):
         check_integer("ExactDataLoader: prefetch_factor", prefetch_factor, 1)
         check_number("ExactDataLoader: timeout", timeout, above_zero=True)
-        self.dataset: PlannedDataset = _planned(dataset)
+        _check_planned(dataset)
+        self.dataset: PlannedDataset = dataset
+        self.worker_config: WorkerConfig = dataset.worker_config
         self.changes: list[SourceChange] = []
         self._timeout, self._prefetch_factor = timeout, prefetch_factor
-        self._reader = _Reader(self.dataset, cache_pool or NoCachePool())
         self._batches: Iterator[Any] | None = None
         self._pending: deque[Round] = deque()  # handed to readers, and not yet to the trainer
         self._is_closed = False
-
-    @property
-    def worker_config(self) -> WorkerConfig:
-        """Of the dataset."""
-        return self.dataset.worker_config
 
     @property
     def batches_drawn(self) -> int:
@@ -117,9 +105,8 @@ class ExactDataLoader:
 
     def _next(self) -> tuple[Any, bool] | None:
         """The next batch, and whether the pass ends with it; None at the end of the plan."""
-        workers = self.worker_config.num_workers
         try:
-            with deaths_named(self._timeout) if workers else contextlib.nullcontext():
+            with deaths_named(self.worker_config.num_workers):
                 if self._batches is None:
                     self._batches = self._start()
                 batch = next(self._batches, None)
@@ -140,17 +127,27 @@ class ExactDataLoader:
         return batch, is_last
 
     def _start(self) -> Iterator[Any]:
-        workers = self.worker_config.num_workers
         self.dataset.begin()
         return iter(
             DataLoader(
-                self._reader,
+                _Reader(self.dataset),
                 sampler=_Rounds(self._rounds),
-                **_options(workers, self._prefetch_factor, self._timeout),
+                **self._options(self.worker_config.num_workers, self._prefetch_factor),
                 worker_init_fn=self._begin_reader,
                 pin_memory=torch.cuda.is_available(),
             )
         )
+
+    def _options(self, workers: int, prefetch_factor: int) -> dict[str, Any]:
+        return {
+            "batch_size": None,
+            "num_workers": workers,
+            "multiprocessing_context": "fork" if workers else None,  # as Energon
+            "collate_fn": _same,
+            "prefetch_factor": prefetch_factor if workers else None,
+            "timeout": self._timeout if workers else 0,
+            "generator": torch.Generator(),  # torch would draw from that of the model
+        }
 
     def _rounds(self) -> Iterator[tuple[int, list[DescribedRow] | Failure]]:
         """The number and the rows of every batch; the last one may be an error of the planner.
@@ -173,7 +170,7 @@ class ExactDataLoader:
             return
         planner = DataLoader(
             _Planner(self.dataset),
-            **_options(1, PLANNED_STEPS, self._timeout),
+            **self._options(1, PLANNED_STEPS),
             worker_init_fn=begin_worker,
         )
         for step in planner:
@@ -209,17 +206,14 @@ class ExactDataLoader:
         Raises:
             StateFormatError: it is damaged, or something else.
             StateMismatchError: it belongs to another configuration.
-            ConfigError: batches were drawn already.
+            ConfigError: batches were drawn already, a state was loaded, or the loader was closed.
         """
-        if self._batches is not None or self._is_closed:
+        if self._batches is not None or self._is_closed or self.changes:
             raise ConfigError("Restore a data state before the first batch, in a new loader.")
         content = check_seal(state)
         self.changes = self.dataset.continue_from(content)
         if self.worker_config.rank == 0:
-            saved, now = (
-                of.get(ENCODER) for of in (content["fingerprint"], self.dataset.fingerprint)
-            )
-            log_resume(self.changes, saved, now)
+            log_resume(self.changes, content["fingerprint"], self.dataset.fingerprint)
             if content["axis"] != (axis := self.dataset.clock.axis.unit):
                 logger.warning(
                     "Breakpoints counted %s, and count %s from here on.", content["axis"], axis
@@ -266,8 +260,8 @@ class _Planner(IterableDataset[Any]):
 class _Reader(Dataset[Any]):
     """Turns the rows of a batch into the batch; it needs no plan and has no state."""
 
-    def __init__(self, dataset: PlannedDataset, cache_pool: CachePool):
-        self._dataset, self._cache_pool = dataset, cache_pool
+    def __init__(self, dataset: PlannedDataset):
+        self._dataset = dataset
 
     def __getitem__(self, item: tuple[int, list[DescribedRow] | Failure]) -> Any:
         number, rows = item
@@ -282,37 +276,26 @@ class _Reader(Dataset[Any]):
         info = get_worker_info()
         if info is not None:
             WorkerConfig.worker_id_offset = (number - info.id) % workers
-        config.worker_activate(number // workers, cache_pool=self._cache_pool)
+        config.worker_activate(number // workers, cache_pool=NoCachePool())
         try:
             return self._dataset.read(rows)
         finally:
             config.worker_deactivate()
 
 
-def _planned(dataset: Any) -> PlannedDataset:
+def _check_planned(dataset: Any) -> None:
     if isinstance(dataset, PlannedDataset):
-        return dataset
+        return
+    name = type(dataset).__name__
     if isinstance(find_blend(dataset), PlannedDataset):
         raise ConfigError(
-            f"ExactDataLoader: a {type(dataset).__name__} around a planned dataset found; pass the "
-            f"planned dataset itself, and change batches in the TaskEncoder (`encode_batch`)."
+            f"ExactDataLoader: a {name} around a planned dataset found; pass the planned dataset "
+            f"itself, and change batches in the TaskEncoder (`encode_batch`)."
         )
     raise ConfigError(
-        f"ExactDataLoader: a {type(dataset).__name__} with streamed sources found, whose rows are "
-        f"known only by reading them; use megatron.energon.get_savable_loader(dataset)."
+        f"ExactDataLoader: a {name} with streamed sources found, whose rows are known only by "
+        f"reading them; use megatron.energon.get_savable_loader(dataset)."
     )
-
-
-def _options(workers: int, prefetch_factor: int, timeout: float) -> dict[str, Any]:
-    return {
-        "batch_size": None,
-        "num_workers": workers,
-        "multiprocessing_context": "fork" if workers else None,  # as Energon
-        "collate_fn": _same,
-        "prefetch_factor": prefetch_factor if workers else None,
-        "timeout": timeout if workers else 0,
-        "generator": torch.Generator(),  # torch would draw from that of the model
-    }
 
 
 def _same(item: Any) -> Any:
@@ -320,11 +303,16 @@ def _same(item: Any) -> Any:
     return item
 
 
-def log_resume(changes: list[SourceChange], saved_encoder: Any, encoder: Any) -> None:
-    """Say what a resume does with each source, and whether the encoder has another name."""
+def log_resume(
+    changes: list[SourceChange], saved: Mapping[str, Any], current: Mapping[str, Any]
+) -> None:
+    """Say what a resume does with each source, and whether the encoder has another name.
+
+    Args:
+        saved, current: the fingerprints.
+    """
     lines = "\n  ".join(printable(str(change)) for change in changes)
     logger.info("Resuming the data of %d sources:\n  %s", len(changes), lines)
-    if saved_encoder != encoder:
-        logger.warning(
-            "The TaskEncoder was %s, and is %s; see that it reads alike.", saved_encoder, encoder
-        )
+    before, now = saved.get(ENCODER), current.get(ENCODER)
+    if before != now:
+        logger.warning("The TaskEncoder was %s, and is %s; see that it reads alike.", before, now)

@@ -10,17 +10,20 @@ pickling, and the trainer would wait for ever.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
+import signal
 import traceback
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
 from multiprocessing.reduction import ForkingPickler
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from typing import Any, Callable, Iterator
 
 from megatron.energon.wrappers.gc_dataset import gc_init_worker
 from torch.utils.data import get_worker_info
+from torch.utils.data._utils import signal_handling
 
 from energon_ext.documents.file_set import check_open_files
 from energon_ext.errors import WorkerError
@@ -58,6 +61,7 @@ class Failure:
     @classmethod
     def of(cls, error: Exception) -> "Failure":
         text = "".join(traceback.format_exception(error))
+        error = _raisable(error)
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:  # an exception of user code may fail in any way to be pickled
@@ -70,13 +74,25 @@ class Failure:
 
 def handed_over(work: Callable[[], Any]) -> Any:
     """The result of some work of a worker, or its error, as the trainer can receive it."""
+    if get_worker_info() is None:
+        try:
+            return work()
+        except StopIteration as error:
+            raise _raisable(error) from error
     try:
-        result = work()
-        return result if get_worker_info() is None else _packed(result)
+        return _packed(work())
     except Exception as error:  # whatever a reader or an encoder raises
-        if get_worker_info() is None:
-            raise
         return Failure.of(error)
+
+
+def _raisable(error: Exception) -> Exception:
+    """The error, unless it would end the epoch without a word."""
+    if isinstance(error, StopIteration):
+        return WorkerError(
+            "The TaskEncoder raised StopIteration, as next() does at an end. Catch it there, or "
+            "write next(iterator, None)."
+        )
+    return error
 
 
 def _packed(result: Any) -> Parcel:
@@ -104,32 +120,57 @@ def full_memory_named() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def deaths_named(timeout: float) -> Iterator[None]:
-    """Say what a process of the loader died of, and what to do.
+def deaths_named(workers: int) -> Iterator[None]:
+    """Say what a worker died of, and what to do; also while the trainer does something else.
 
     Raises:
         WorkerError: one died, or handed over nothing in time.
         ConfigError: a token file was cut under the run.
     """
+    if not workers:
+        yield
+        return
+    _name_reported_deaths()
+    with _named():
+        yield
+
+
+def _name_reported_deaths() -> None:
+    """torch reports a death by an error wherever the trainer is: have it raise ours instead."""
+    if current_thread() is not main_thread():
+        return  # torch cannot report there
+    signal_handling._set_SIGCHLD_handler()
+    report = signal.getsignal(signal.SIGCHLD)
+    if getattr(report, "func", None) is not _report:
+        signal.signal(signal.SIGCHLD, functools.partial(_report, report))
+
+
+def _report(report: Callable[..., None], *arguments: Any) -> None:
+    with _named():
+        report(*arguments)
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
     try:
         with full_memory_named():
             yield
     except (ConnectionError, EOFError) as error:  # while it handed over a tensor
         raise WorkerError(f"A data worker died: {error!r}. {_PERHAPS}") from error
     except RuntimeError as error:
-        said = " ".join(str(error).split())
-        if "DataLoader timed out" in said:
-            raise WorkerError(
-                f"No batch within {timeout:.0f} s. Look at what the data workers wait for (py-spy "
-                f"dump), or give ExactDataLoader a longer timeout."
-            ) from error
-        if "DataLoader worker" not in said:
+        said = " ".join(str(error).split()).rstrip(".")
+        if isinstance(error, WorkerError) or "DataLoader" not in said:
             raise
+        if "timed out" in said:
+            raise WorkerError(
+                f"No batch: {said}. Look at what the data workers wait for (py-spy dump), or give "
+                f"the loader a longer timeout."
+            ) from error
         check_open_files()
         why = _PERHAPS
-        if "Bus error" in said or "bus error" in said:
+        if "bus error" in said.lower():
             why = f"A file it read was overwritten in place; or: {_FULL}"
-        raise WorkerError(f"A data worker died: {said.rstrip('.')}. {why}") from error
+        raise WorkerError(f"A data worker died: {said}. {why}") from error
 
 
 def begin_worker(worker: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ import torch
 
 from energon_ext.errors import StateFormatError
 from energon_ext.state.files import first_line, read_json, read_small_file, write_file
-from energon_ext.state.plain import from_plain, to_plain
 from energon_ext.state.schema import STOCK_RUN, check_seal, sealed
 
 TRACKER, CURSOR = "latest_checkpointed_iteration.txt", "data.json"
@@ -72,10 +70,10 @@ def cursors_in(folder: Path) -> Iterator[tuple[int | None, Any]]:
         StateFormatError: a file is damaged.
     """
     for rank, path in _files(folder):
-        if rank is None:
-            yield None, read_sealed(path)
+        if path.suffix == ".pt":
+            yield rank, read_megatron_lm_state(path)
         else:
-            yield rank, (read_state if path.suffix == ".json" else read_megatron_lm_state)(path)
+            yield rank, read_sealed(path) if rank is None else read_state(path)
 
 
 def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
@@ -98,8 +96,8 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def write_state(path: Path, state: Any) -> None:
-    """Write the data state of one rank."""
-    write_sealed(path, {"state": to_plain(state)})
+    """Write the data state of one rank, JSON values."""
+    write_sealed(path, {"state": state})
 
 
 def read_state(path: Path) -> Any:
@@ -109,7 +107,7 @@ def read_state(path: Path) -> Any:
         StateFormatError: the file is missing or damaged.
     """
     try:
-        return from_plain(read_sealed(path)["state"])
+        return read_sealed(path)["state"]
     except KeyError as error:
         raise StateFormatError(f"{path} holds no data state of a rank.") from error
 
@@ -120,17 +118,12 @@ def read_megatron_lm_state(path: Path) -> Any:
     Raises:
         StateFormatError: the file is missing, damaged, or holds objects.
     """
-    content = read_small_file(path, MOST_BYTES)
+    content = io.BytesIO(read_small_file(path, MOST_BYTES))
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > len(content):
-                raise ValueError("it unpacks to more than its size")  # torch.save does not pack
-        saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        saved = torch.load(content, map_location="cpu", weights_only=True)
         if not isinstance(saved, dict) or "dataloader_state_dict" not in saved:
             raise ValueError("it has no dataloader_state_dict, so Megatron-LM did not write it")
-        state = saved["dataloader_state_dict"]
-        from_plain(state, most_values=len(content))  # refuses what is larger than its file
-        return state
+        return saved["dataloader_state_dict"]
     except Exception as error:  # a malformed pickle can raise anything
         # torch wraps its reason in many lines of advice on how to switch the check off
         reason = first_line(error.__context__ or error).split(" by default")[0]

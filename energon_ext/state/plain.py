@@ -1,23 +1,21 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The stock states of Energon as JSON values, and back.
+"""The states of Energon, and of waiting prompts and answers, as JSON values, and back.
 
 What JSON has stays as it is; everything else becomes a mapping with a tag::
 
     (1, 2)              {"__type__": "tuple", "value": [1, 2]}
-    np.array([1.5])     {"__type__": "ndarray", "value": ["<f8", [1], "AAAAAAAA+D8="]}
+    b"abc"              {"__type__": "bytes", "value": "YWJj"}
     SliceState(...)     {"__type__": "SliceState", "value": {"index": 0, "current": 7}}
-
-So a state can be written as JSON, or by ``torch.save`` as plain containers, which
-``torch.load(weights_only=True)`` reads with torch's own list of classes.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
+import io
 import math
 import operator
-import re
 from typing import Any, Callable
 
 import numpy as np
@@ -34,15 +32,13 @@ from megatron.energon.state import FlexState
 from energon_ext.errors import StateFormatError
 
 TAG = "__type__"
-MOST_DEPTH = 200  # levels of JSON
-MOST_VALUES = 2**26
 
 
-def to_plain(value: Any, depth: int = MOST_DEPTH) -> Any:
+def to_plain(value: Any) -> Any:
     """Turn a state into JSON values.
 
     Raises:
-        StateFormatError: it holds an object of another type, named, or is too deep.
+        StateFormatError: it holds an object of another type, which is named.
 
     Example:
         >>> to_plain({"rank": 3, "key": (1, None)})
@@ -51,99 +47,74 @@ def to_plain(value: Any, depth: int = MOST_DEPTH) -> Any:
     kind = np.generic if isinstance(value, np.generic) else type(value)
     if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
         return value
-    if depth == 0:
-        raise StateFormatError(f"A data state is nested more than {MOST_DEPTH} deep.")
     if kind is list:
-        return [to_plain(each, depth - 1) for each in value]
+        return [to_plain(each) for each in value]
     if kind is dict and TAG not in value and all(type(key) is str for key in value):
-        return {key: to_plain(each, depth - 1) for key, each in value.items()}
+        return {key: to_plain(each) for key, each in value.items()}
     if kind not in _TYPES:
         raise StateFormatError(
             f"A data state holds a {kind.__module__}.{kind.__qualname__}; allowed are numbers, "
             "strings, bytes, containers, numeric arrays, tensors and the states of Energon."
         )
     take_apart, _ = _TYPES[kind]
-    return {TAG: kind.__name__, "value": to_plain(take_apart(value), depth - 1)}
+    return {TAG: kind.__name__, "value": to_plain(take_apart(value))}
 
 
-def from_plain(value: Any, most_values: int = MOST_VALUES) -> Any:
+def from_plain(value: Any) -> Any:
     """Turn the JSON values of :func:`to_plain` back into a state, running nobody's code.
 
-    Args:
-        most_values: allowed; a list that is held twice, as in a pickle, counts twice.
-
     Raises:
-        StateFormatError: :func:`to_plain` returns no such value, or it is too large or deep.
+        StateFormatError: :func:`to_plain` returns no such value.
     """
-    left = most_values
-
-    def read(value: Any, depth: int) -> Any:
-        nonlocal left
-        left -= 1
-        if left < 0 or depth == 0:
-            raise ValueError("it is larger or deeper than any state")
-        kind = type(value)
-        if value is None or kind in (bool, int, float, str):
-            return value
-        if kind is list:
-            return [read(each, depth - 1) for each in value]
-        if kind is not dict or not all(type(key) is str for key in value):
-            raise ValueError(f"it holds a {kind.__name__}")
-        if TAG not in value:
-            return {key: read(each, depth - 1) for key, each in value.items()}
-        _, put_together = _TYPES[_NAMED[value[TAG]]]
-        return put_together(read(value["value"], depth - 1))
-
     try:
-        return read(value, MOST_DEPTH + 1)
-    except (ValueError, TypeError, KeyError, RuntimeError) as error:
+        return _read(value)
+    except (ValueError, TypeError, LookupError, RuntimeError, MemoryError) as error:
         raise StateFormatError(f"The data state is damaged: {error!r:.200}.") from error
 
 
-def _bytes_to_text(value: bytes) -> str:
-    return base64.b64encode(value).decode()
+def _read(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_read(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if TAG not in value:
+        return {key: _read(each) for key, each in value.items()}
+    _, put_together = _TYPES[_NAMED[value[TAG]]]
+    return put_together(_read(value["value"]))
 
 
-def _array_to_list(array: np.ndarray) -> list[Any]:
-    if array.dtype.kind not in "biufc":
+def _array_to_bytes(array: np.ndarray) -> bytes:
+    if array.dtype.hasobject:
         raise StateFormatError(f"A data state holds an array of {array.dtype}, not of numbers.")
-    return [array.dtype.str, [*array.shape], _bytes_to_text(array.tobytes())]
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
 
 
-def _array_from_list(content: list[Any]) -> np.ndarray:
-    dtype, shape, text = content
-    if not re.fullmatch(r"[<>|][biufc]\d{1,2}", dtype):
-        raise ValueError(f"an array of {dtype}")
-    data = bytearray(base64.b64decode(text))  # writable
-    return np.frombuffer(data, dtype).reshape(shape)
-
-
-def _tensor_to_array(tensor: torch.Tensor) -> np.ndarray:
-    if tensor.dtype == torch.bfloat16:
-        raise StateFormatError("A data state holds a tensor of bfloat16, which numpy has not.")
-    return tensor.detach().cpu().numpy()
+def _array_from_bytes(content: bytes) -> np.ndarray:
+    return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
 
 
 def _fields_of(state: Any) -> dict[str, Any]:
     return {name: getattr(state, name) for name in state.__dataclass_fields__}
 
 
-def _builder(cls: type) -> Callable[[dict[str, Any]], Any]:
-    return lambda fields: cls(**fields)
+def _build(cls: type, fields: dict[str, Any]) -> Any:
+    return cls(**fields)
 
 
 #: How a value of the type is taken apart, and put together from what was read.
 _TYPES: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     float: (str, float),  # infinite, or no number
-    bytes: (_bytes_to_text, base64.b64decode),
+    bytes: (lambda value: base64.b64encode(value).decode(), base64.b64decode),
     tuple: (list, tuple),
     dict: (lambda value: [list(pair) for pair in value.items()], dict),
-    np.ndarray: (_array_to_list, _array_from_list),
+    np.ndarray: (_array_to_bytes, _array_from_bytes),
     np.generic: (np.asarray, operator.itemgetter(())),
-    torch.Tensor: (_tensor_to_array, torch.from_numpy),
+    torch.Tensor: (lambda value: value.detach().cpu().numpy(), torch.from_numpy),
     FlexState: (dict, FlexState),
 }
 _STATES = (SavableDataLoaderState, SavableDatasetCheckpoint, SavableDatasetState)
 for _class in (*_STATES, SystemRngState, SliceState):
-    _TYPES[_class] = (_fields_of, _builder(_class))
+    _TYPES[_class] = (_fields_of, functools.partial(_build, _class))
 _NAMED = {cls.__name__: cls for cls in _TYPES}

@@ -26,18 +26,17 @@ from energon_ext.state.checkpoint_folder import (
     read_state,
     write_state,
 )
-from energon_ext.state.plain import to_plain
 from energon_ext.state.schema import sealed
 from tests.saves import save_cursor, save_states
 
-STATE = FlexState(key=("web", 3), rng=np.arange(4, dtype=np.uint32), raw=b"\0\xff")
+STATE = {"key": ["web", 3], "credits": -0.1, "none": None}
 
 
 def save_as_megatron_lm(folder, iteration, ranks=2, state=STATE, part="mp_rank_00"):
     folder = folder / f"iter_{iteration:07d}" / part
     folder.mkdir(parents=True)
     for rank in range(ranks):
-        saved = {"dataloader_state_dict": to_plain({"rank": rank, "state": state})}
+        saved = {"dataloader_state_dict": {"rank": rank, "state": state}}
         torch.save(saved, folder / f"train_dataloader_dprank{rank:03d}.pt")
     return folder.parent
 
@@ -105,7 +104,7 @@ def test_the_states_that_megatron_lm_saved_come_back(tmp_path):
     save_as_megatron_lm(tmp_path, 3, part="mp_rank_00_001", state=None)
     found = dict(cursors_in(folder))
     assert [found[rank]["rank"] for rank in found] == [0, 1]
-    assert found[1]["state"] == to_plain(STATE)
+    assert found[1]["state"] == STATE
 
 
 def damage(path):
@@ -132,7 +131,7 @@ def test_a_file_cut_anywhere_or_with_any_bit_flipped_is_named(state, tmp_path):
         with pytest.raises(StateFormatError) as caught:
             read_state(tmp_path / "a.json")
         assert str(tmp_path / "a.json") in str(caught.value)
-    assert to_plain(read_state(tmp_path / "a.json")) == to_plain(state)
+    assert read_state(tmp_path / "a.json") == state
 
 
 def test_a_cursor_cut_anywhere_or_with_any_bit_flipped_is_named(tmp_path):
@@ -161,8 +160,8 @@ def test_states_are_read_in_threads_and_torchs_list_of_classes_stays_as_it_was(t
         with ThreadPoolExecutor(8) as pool:
             plain = pool.map(read_state, [tmp_path / "data_rank00000.json"] * 100)
             pickled = pool.map(read_megatron_lm_state, [path] * 100)
-            assert all(to_plain(each) == to_plain(STATE) for each in plain)
-            assert all(each["state"] == to_plain(STATE) for each in pickled)
+            assert all(each == STATE for each in plain)
+            assert all(each["state"] == STATE for each in pickled)
     finally:
         sys.setswitchinterval(interval)
     assert set(torch.serialization.get_safe_globals()) == allowed
@@ -200,7 +199,6 @@ def hostile_files(marker):
     in_pickle = [RunsCode(marker), Stranger(), ArrayOverMemory(), np.array([RunsCode(marker)])]
     yield from map(saved_bytes, in_pickle)
     yield saved_bytes(FlexState(state=[RunsCode(marker)]))
-    yield saved_bytes(torch.zeros(3))  # which torch reads, and no plain state has
     yield pickle.dumps(RunsCode(marker))
     script = torch.jit.script(torch.nn.Identity())
     buffer = io.BytesIO()
@@ -216,7 +214,7 @@ def refusal(path):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns of old formats before it refuses them
-@pytest.mark.parametrize("index", range(8))
+@pytest.mark.parametrize("index", range(7))
 def test_a_hostile_file_runs_nothing_and_is_refused(index, tmp_path):
     marker = tmp_path / "ran"
     (tmp_path / "a.pt").write_bytes(list(hostile_files(marker))[index])
@@ -224,24 +222,8 @@ def test_a_hostile_file_runs_nothing_and_is_refused(index, tmp_path):
     assert not marker.exists()
 
 
-def test_a_file_that_unpacks_to_more_than_its_size_is_refused_before_it_does(tmp_path):
-    old = zipfile.ZipFile(io.BytesIO(saved_bytes("0" * 2**24)))
-    with zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as new:
-        for name in old.namelist():
-            new.writestr(name, old.read(name))
-    assert "it unpacks to more than its size" in refusal(tmp_path / "a.pt")
-
-
-def test_a_file_of_lists_of_one_list_twice_is_refused_before_anybody_counts_them(tmp_path):
-    value = [0]
-    for _ in range(50):
-        value = [value, value]
-    (tmp_path / "a.pt").write_bytes(saved_bytes(value))
-    assert "larger or deeper than any state" in refusal(tmp_path / "a.pt")
-
-
 def test_a_state_of_stock_energon_is_refused_with_the_way_over(tmp_path):
-    (tmp_path / "a.pt").write_bytes(saved_bytes(STATE))
+    (tmp_path / "a.pt").write_bytes(saved_bytes(FlexState(key=("web", 3))))
     assert "FlexState" in (said := refusal(tmp_path / "a.pt"))
     assert "Finish that run with stock Energon; or start a new one" in said
 
@@ -252,7 +234,7 @@ def test_a_file_of_something_else_is_refused(tmp_path):
 
 
 def test_a_mutated_pickle_is_loaded_or_refused_and_nothing_else(tmp_path):
-    intact, path = saved_bytes(to_plain(STATE)), tmp_path / "a.pt"
+    intact, path = saved_bytes(STATE), tmp_path / "a.pt"
     chance, refused = random.Random(0), 0
     with zipfile.ZipFile(io.BytesIO(intact)) as old:
         entries = {name: old.read(name) for name in old.namelist()}

@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """States of Energon as JSON values and back, exactly, and nothing else."""
 
+import base64
 import copy
 import enum
+import io
 import json
 import random
 from collections import OrderedDict
@@ -25,7 +27,7 @@ from megatron.energon.savable_loader import (
 from megatron.energon.state import FlexState
 
 from energon_ext.errors import StateFormatError
-from energon_ext.state.plain import MOST_DEPTH, from_plain, to_plain
+from energon_ext.state.plain import from_plain, to_plain
 from tests.state.mutations import mutations
 from tests.support import config, stock_loader_for, take, write_dataset
 
@@ -159,9 +161,6 @@ class Words(list):
         ({1, 2}, "builtins.set"),
         (bytearray(b"x"), "builtins.bytearray"),
         (np.array([object()]), "an array of object"),
-        (np.array(["text"]), "an array of <U4"),
-        (np.str_("text"), "an array of <U4"),
-        (torch.ones(2, dtype=torch.bfloat16), "bfloat16"),
         (torch.nn.Parameter(torch.ones(2)), "torch.nn.parameter.Parameter"),
         (lambda: 0, "builtins.function"),
     ],
@@ -171,31 +170,18 @@ def test_anything_else_is_refused_by_its_name(value, name):
         to_plain({"deep": [(value,)]})
 
 
-def test_what_holds_itself_is_refused():
-    value = []
-    value.append(value)
-    with pytest.raises(StateFormatError, match=f"nested more than {MOST_DEPTH} deep"):
-        to_plain(value)
-
-
-def test_what_is_as_deep_as_may_be_is_read_back():
-    value = 1
-    for _ in range(MOST_DEPTH // 2):  # a tuple is a mapping and a list
-        value = (value,)
-    assert through_json(value) == value
-    with pytest.raises(StateFormatError, match="deep"):
-        to_plain((value,))
-
-
 def tagged(name, value):
     return {"__type__": name, "value": value}
 
 
-def nested(levels):
-    value = 1
-    for _ in range(levels):
-        value = [value]
-    return value
+def encoded(content):
+    return tagged("bytes", base64.b64encode(content).decode())
+
+
+def saved(array):
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -209,34 +195,19 @@ def nested(levels):
         tagged("SliceState", {"index": 1}),
         tagged("SliceState", {"index": 1, "current": 2, "more": 3}),
         tagged("SliceState", 1),
-        tagged("ndarray", ["O", [1], "QUFBQUFBQUE="]),  # an address
-        tagged("ndarray", ["<U1", [1], "QUFBQQ=="]),
-        tagged("ndarray", ["<f8", [2**40], "AAAAAAAA+D8="]),
-        tagged("ndarray", ["<f8", [0], "AAAAAAAA+D8="]),
-        tagged("ndarray", ["i4,i4", [1], "AAAAAAAA+D8="]),
+        tagged("ndarray", encoded(b"no array")),
+        tagged("ndarray", encoded(saved(np.array([Path("/data")])))),  # a pickle
+        tagged("ndarray", encoded(saved(np.arange(9))[:-1])),
+        tagged("ndarray", 7),
         tagged("Tensor", [1, 2]),
         tagged("generic", 5),
         {"__type__": "tuple"},
-        {1: 2},
-        OrderedDict(),
-        Path("/data"),
-        nested(1000),
     ],
 )
 def test_what_no_state_becomes_is_refused_in_one_line(value):
     with pytest.raises(StateFormatError, match="damaged") as caught:
         from_plain([value])
     assert "\n" not in str(caught.value)
-
-
-def test_lists_of_one_list_twice_are_refused_before_anybody_counts_them():
-    """Two to the power of fifty values, as a pickle of some hundred bytes has them."""
-    value = [0]
-    for _ in range(50):
-        value = [value, value]
-    with pytest.raises(StateFormatError, match="larger or deeper than any state"):
-        from_plain(value, most_values=1000)
-    assert from_plain([1, 2], most_values=3) == [1, 2]
 
 
 def test_a_mutated_state_is_read_or_refused_and_nothing_else():
