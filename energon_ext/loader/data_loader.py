@@ -30,7 +30,13 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from energon_ext.arguments import check_integer, check_number
 from energon_ext.errors import ConfigError, printable
-from energon_ext.loader.processes import Failure, begin_worker, deaths_named, handed_over
+from energon_ext.loader.processes import (
+    Failure,
+    begin_worker,
+    deaths_named,
+    end_workers,
+    handed_over,
+)
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round
@@ -78,6 +84,7 @@ class ExactDataLoader:
         self.changes: list[SourceChange] = []
         self._timeout, self._prefetch_factor = timeout, prefetch_factor
         self._batches: Iterator[Any] | None = None
+        self._planned: Iterator[Any] | None = None
         self._pending: deque[Round] = deque()  # handed to readers, and not yet to the trainer
         self._is_closed = False
 
@@ -168,12 +175,10 @@ class ExactDataLoader:
         if self.worker_config.num_workers == 0:
             yield from self.dataset.drawn_steps()
             return
-        planner = DataLoader(
-            _Planner(self.dataset),
-            **self._options(1, PLANNED_STEPS),
-            worker_init_fn=begin_worker,
-        )
-        for step in planner:
+        options = self._options(1, PLANNED_STEPS)
+        planner = DataLoader(_Planner(self.dataset), **options, worker_init_fn=begin_worker)
+        self._planned = iter(planner)
+        for step in self._planned:
             if isinstance(step, Failure):
                 failures.append(step)
                 return
@@ -231,7 +236,9 @@ class ExactDataLoader:
     def close(self) -> None:
         """End the processes. The state can still be saved."""
         self._is_closed = True
-        self._batches = None
+        end_workers(self._batches)
+        end_workers(self._planned)
+        self._batches = self._planned = None
 
 
 class _Rounds:

@@ -173,6 +173,18 @@ def _named() -> Iterator[None]:
         raise WorkerError(f"A data worker died: {said}. {why}") from error
 
 
+def end_workers(batches: Any) -> None:
+    """End the processes of a DataLoader's iterator at once; torch would wait for each of them."""
+    if not hasattr(batches, "_workers"):
+        return
+    batches._shutdown = True
+    signal_handling._remove_worker_pids(id(batches))  # type: ignore[attr-defined]
+    batches._worker_pids_set = False
+    for worker in batches._workers:
+        worker.kill()
+        worker.join()
+
+
 def begin_worker(worker: int) -> None:
     """Prepare a process of the loader, as Energon does; it ends with its trainer."""
     gc_init_worker(worker)

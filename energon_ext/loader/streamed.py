@@ -13,11 +13,10 @@ from typing import Any, Iterator, Mapping
 from megatron.energon import SavableDataLoader
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState
-from torch.utils.data._utils import signal_handling
 
 from energon_ext.errors import ConfigError
 from energon_ext.loader.data_loader import ExactDataLoader, log_resume
-from energon_ext.loader.processes import deaths_named
+from energon_ext.loader.processes import deaths_named, end_workers
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.match import SourceChange, check_fingerprint, compare_sources
@@ -167,16 +166,9 @@ class StreamedLoader:
             self.load_state_dict(state)
 
     def close(self) -> None:
-        """End the worker processes at once; torch would wait five seconds for each of them."""
-        loader, self._loader = self._loader, None
-        iterator = getattr(loader, "_iterator", None)
-        if iterator is not None:
-            iterator._shutdown = True
-            signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
-            iterator._worker_pids_set = False
-            for worker in iterator._workers:
-                worker.kill()
-                worker.join()
+        """End the processes; save the state before."""
+        end_workers(getattr(self._loader, "_iterator", None))
+        self._loader = None
 
 
 def _stages_of(dataset: Any) -> list[str]:

@@ -30,10 +30,10 @@ from energon_ext.rl.dataset_state import (
 from energon_ext.rl.group_rows import WeightedGroup, arrange, row_of
 from energon_ext.rl.rollout_metrics import RolloutMetrics
 from energon_ext.rl.sampler import BatchSampler, Sampler, ScoredGroup, Unanswered
-from energon_ext.state.together import end_together
 from energon_ext.state.match import check_fingerprint
 from energon_ext.state.plain import from_plain, to_plain
 from energon_ext.state.schema import check_seal, sealed
+from energon_ext.state.together import end_together
 
 _logger = logging.getLogger(__name__)
 

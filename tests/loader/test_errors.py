@@ -94,6 +94,16 @@ def test_an_error_of_the_encoder_comes_at_its_batch_as_it_is(folder, workers, er
     check_the_run_goes_on(loader, folder / "mix.yaml", found)
 
 
+@every_number_of_workers
+def test_an_encoder_that_raises_stop_iteration_does_not_end_the_epoch(folder, workers):
+    loader = new_loader(folder / "mix.yaml", workers, Failing, StopIteration())
+    found, raised = drawn_before(loader, WorkerError)
+    assert len(found) == 7
+    assert str(raised).startswith("The TaskEncoder raised StopIteration, as next() does at an end.")
+    assert raised.__cause__ is not None
+    check_the_run_goes_on(loader, folder / "mix.yaml", found)
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize(
     ("error", "words"),

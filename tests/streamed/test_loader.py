@@ -4,6 +4,8 @@
 
 import json
 import multiprocessing
+import time
+from threading import Timer
 
 import pytest
 from megatron.energon import get_savable_loader
@@ -11,7 +13,7 @@ from megatron.energon.wrappers.batch_dataset import BatchDataset
 from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
 from energon_ext import ConfigError, ExactDataLoader, StateMismatchError
-from energon_ext.errors import StateFormatError
+from energon_ext.errors import StateFormatError, WorkerError
 from energon_ext.loader.streamed import StreamedLoader, open_loader
 from energon_ext.mixture.tree import blend_of
 from energon_ext.plan.clock import Clock
@@ -111,7 +113,7 @@ def test_a_state_with_anything_changed_is_refused():
     [
         ({"version": 2}, StateFormatError, "of version 2 was found, 1 is known"),
         ({"drawn": -1}, StateFormatError, "state.drawn: -1 found"),
-        ({"topology": {}}, StateFormatError, "state.topology"),
+        ({"topology": 7}, StateFormatError, "state.topology: 7 found"),
         ({"__class__": "Other"}, StateMismatchError, "dataset: saved 'Other'"),
     ],
 )
@@ -188,6 +190,20 @@ def test_a_closed_loader_has_no_processes_and_says_so(workers):
     for use in (lambda: next(iter(loader)), loader.state_dict, lambda: loader.load_state_dict({})):
         with pytest.raises(ConfigError, match="closed; make a new one and load the state"):
             use()
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+def test_a_worker_that_is_killed_is_named(is_waiting):
+    loader = loader_for(dataset(of={"num_workers": 1}))
+    take(loader, 1)
+    (worker,) = multiprocessing.active_children()
+    if is_waiting:
+        Timer(0.5, worker.kill).start()
+    else:
+        worker.kill()
+    with pytest.raises(WorkerError, match=f"^A data worker died: .*pid.*{worker.pid}.* Perhaps "):
+        for _ in loader if is_waiting else range(20):
+            time.sleep(0 if is_waiting else 0.5)
 
 
 def test_a_dataset_gets_the_loader_of_its_kind():
