@@ -14,6 +14,7 @@ import functools
 import os
 import pickle
 import signal
+import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
@@ -97,7 +98,7 @@ def _raisable(error: Exception) -> Exception:
 
 def _packed(result: Any) -> Parcel:
     try:
-        with full_memory_named():
+        with _named():
             return Parcel(ForkingPickler.dumps(result))
     except WorkerError:
         raise
@@ -106,17 +107,6 @@ def _packed(result: Any) -> Parcel:
             f"A worker cannot hand over its batch ({type(error).__name__}: {error}). Leave out of "
             f"the batch what cannot be pickled, or take num_workers=0."
         ) from error
-
-
-@contextlib.contextmanager
-def full_memory_named() -> Iterator[None]:
-    """Name the cause where no space is left: batches are in shared memory."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:  # torch raises the latter
-        if "No space left" not in str(error) and "unable to write to file" not in str(error):
-            raise
-        raise WorkerError(_FULL) from error
 
 
 @contextlib.contextmanager
@@ -145,21 +135,26 @@ def _name_reported_deaths() -> None:
         signal.signal(signal.SIGCHLD, functools.partial(_report, report))
 
 
-def _report(report: Callable[..., None], *arguments: Any) -> None:
+def _report(report: Any, *arguments: Any) -> None:
     with _named():
         report(*arguments)
 
 
 @contextlib.contextmanager
 def _named() -> Iterator[None]:
+    """Name the cause of what torch and multiprocessing say of workers and their memory."""
     try:
-        with full_memory_named():
-            yield
+        yield
+    except WorkerError:
+        raise
     except (ConnectionError, EOFError) as error:  # while it handed over a tensor
+        time.sleep(1.0)  # its death is reported right after that, with its number
         raise WorkerError(f"A data worker died: {error!r}. {_PERHAPS}") from error
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         said = " ".join(str(error).split()).rstrip(".")
-        if isinstance(error, WorkerError) or "DataLoader" not in said:
+        if "No space left" in said or "unable to write to file" in said:
+            raise WorkerError(_FULL) from error
+        if "DataLoader" not in said:
             raise
         if "timed out" in said:
             raise WorkerError(
