@@ -17,7 +17,6 @@ The state is that of the last batch that the trainer took, whatever was read ahe
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 from collections import deque
@@ -124,9 +123,8 @@ class ExactDataLoader:
     def _next(self) -> tuple[Any, bool] | None:
         """The next batch, and whether the pass ends with it; None at the end of the plan."""
         self._check_open()
-        workers = self.worker_config.num_workers
         try:
-            with deaths_named(self._timeout) if workers else contextlib.nullcontext():
+            with deaths_named(self.worker_config.num_workers):
                 if self._batches is None:
                     self._batches = self._start()
                 batch = next(self._batches, None)
