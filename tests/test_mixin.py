@@ -228,8 +228,9 @@ def test_a_source_with_buffered_samples_cannot_leave(data, encoder):
     take(loader, 2)
     path = write_mix(data / "without_a.yaml", [("b", 1), ("c", 1)])
     other = loader_for(build(path, encoder()))
-    with pytest.raises(StateMismatchError, match="samples of a:train.*weight: 0"):
+    with pytest.raises(StateMismatchError, match="sample of source.*a:train.*weight: 0"):
         other.restore_state_rank(loader.save_state_rank())
+        take(other, 1)
 
 
 class Renamed(UpperCase):

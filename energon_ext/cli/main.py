@@ -15,6 +15,7 @@ from energon_ext.errors import EnergonExtError
 COMMANDS = {
     "checkpoint": "Look into a checkpoint.",
     "import": "Write the metadataset OUTPUT from Megatron's --data-path or a metadataset.",
+    "measure": "Measure the samples of METADATASET once, for rows of whole samples.",
     "peek": "Show the first rows that METADATASET gives, before any training.",
     "plan": "Show the shares that METADATASET plans, and what a splice would show.",
     "prepare": "Write text to OUTPUT as Megatron's token files.",

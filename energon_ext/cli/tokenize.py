@@ -54,13 +54,13 @@ def tokenize(
     Example: energon-ext tokenize mix.yaml --tokenizer my/tokenizer.json --jobs 16
     """
     if encoder is not None:
-        made = _named_encoder(encoder)
+        made = named_encoder(encoder, PackedTaskEncoder)
     elif tokenizer is not None:
         made = make_encoder(tokenizer, **options)
     else:
         raise ConfigError("--tokenizer is missing: the one of the run; or give --encoder.")
     texts: dict[Path, Cached] = {}
-    for name in split or _splits_of(metadataset):
+    for name in split or splits_of(metadataset):
         for entry in load_split(metadataset, name, made, trusted_modules):
             if not isinstance(entry.dataset, TokenFileFactory):
                 text = cached_text(made, entry)
@@ -73,7 +73,7 @@ def tokenize(
         echo(f"{text.name}: {len(files):,} documents, {files.num_tokens:,} tokens in {text.folder}")
 
 
-def _named_encoder(name: str) -> PackedTaskEncoder:
+def named_encoder(name: str, needed: type) -> Any:
     """The encoder that a function of the user's makes."""
     sys.path.insert(0, os.getcwd())
     try:
@@ -83,14 +83,14 @@ def _named_encoder(name: str) -> PackedTaskEncoder:
             f"--encoder {name}: MODULE:FUNCTION is needed, a function without arguments in a "
             f"module that can be imported here ({error})."
         ) from error
-    if not isinstance(found, PackedTaskEncoder):
+    if not isinstance(found, needed):
         raise ConfigError(
-            f"--encoder {name}: makes a {type(found).__name__}, a PackedTaskEncoder is needed."
+            f"--encoder {name}: makes a {type(found).__name__}, a {needed.__name__} is needed."
         )
     return found
 
 
-def _splits_of(path: Path) -> list[str]:
+def splits_of(path: Path) -> list[str]:
     """The splits of a metadataset, of a prepared folder, or the only one of JSON Lines."""
     if path.suffix in (".yaml", ".yml"):
         return list(read_mapping(EPath(str(path))).get("splits") or {})

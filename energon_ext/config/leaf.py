@@ -26,7 +26,7 @@ class Leaf:
         name: display name of the source, None for its key.
         splice: how its documents are shown, None for in rows.
         splice_where: place of that in the YAML.
-        root: folder of the outermost metadataset; its key is relative to it, or absolute for None.
+        metadataset: file of the outermost metadataset; None without one of ours.
         run: what its metadatasets say for the whole run, None where none of them is ours.
     """
 
@@ -36,8 +36,13 @@ class Leaf:
     name: str | None = None
     splice: SpliceFields | None = None
     splice_where: str = ""
-    root: EPath | None = None
+    metadataset: EPath | None = None
     run: RunFields | None = None
+
+    @property
+    def root(self) -> EPath | None:
+        """The folder to which the key is relative; it is absolute for None."""
+        return None if self.metadataset is None else self.metadataset.parent
 
     @property
     def subflavors(self) -> dict[str, Any]:

@@ -258,7 +258,7 @@ class ScheduledMetadataset(MetadatasetV2):
         here = f"{self.path}: {split_part}"
 
         def place(leaf: Leaf) -> Leaf:
-            return replace(leaf, where=leaf.where or here, root=self.path.parent, run=run)
+            return replace(leaf, where=leaf.where or here, metadataset=self.path, run=run)
 
         tree = map_leaves(part.tree, place)
         if isinstance(tree, Leaf) or part.factor is not None:  # the outermost node is a stock one

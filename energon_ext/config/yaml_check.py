@@ -293,7 +293,11 @@ def _resolve(join: Callable[[Any], EPath], path: Any, where: str) -> EPath:
 
 def _why_invalid(path: EPath) -> str:
     if path.is_file():
-        return f"{path}: neither a metadataset (.yaml), nor a .jsonl file."
+        kind = "parquet" if path.name.endswith(".parquet") else "text"
+        return (
+            f"{path}: neither a metadataset (.yaml), nor a .jsonl file; `energon-ext prepare "
+            f"FOLDER --{kind} {path} --tokenizer NAME` makes token files of it."
+        )
     if path.is_dir():
         return (
             f"{path}: a folder that is not prepared (no {MAIN_FOLDER_NAME} in it); run "

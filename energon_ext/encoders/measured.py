@@ -17,11 +17,11 @@ from energon_ext.config.mix import Entry
 from energon_ext.encoders.planned_samples import encoded, keyed_random
 from energon_ext.encoders.text_sources import (
     cache_folder_of,
-    sample_source,
+    cached_source,
     what_samples_depend_on,
 )
 from energon_ext.errors import ConfigError, EnergonExtError, SampleError
-from energon_ext.prepare.cache import SPLIT, Cached, ensure_made
+from energon_ext.prepare.cache import Cached, ensure_made
 from energon_ext.prepare.documents import InputDocument, Unit
 from energon_ext.prepare.job import Encoded, Job
 from energon_ext.prepare.lengths import LengthTable, LengthWriter
@@ -38,7 +38,8 @@ SECONDS_BY_SIZE, SECONDS_BY_ENCODING = 0.001, 0.02
 def ensure_measured(encoder: Any, entries: Sequence[Entry]) -> dict[str, LengthTable]:
     """The lengths of all sources, by their keys."""
     cached = [cached_lengths(encoder, entry) for entry in entries]
-    ensure_made(cached, lambda: _command(entries[0]))
+    first_missing = (entry for entry, each in zip(entries, cached) if not each.is_there)
+    ensure_made(cached, lambda: _command(next(first_missing)))
     tables: dict[str, LengthTable] = {
         entry.key: each.open() for entry, each in zip(entries, cached)
     }
@@ -64,11 +65,7 @@ def cached_lengths(encoder: Any, entry: Entry) -> Cached:
             f"values such as {{'version': 1}}, and change it whenever the length of a sample "
             f"changes. Lengths are kept, and found by it."
         )
-
-    def document(sample: Any, key: str) -> InputDocument:
-        return InputDocument("", key, source.sample_bytes, sample, SPLIT)
-
-    source = sample_source(encoder, entry, document, keeps_damaged=True)
+    source = cached_source(encoder, entry)
     depends_on = {
         **what_samples_depend_on(entry, {"class": name, "own": encoding}),
         "path": source.path,
@@ -106,6 +103,18 @@ def measure_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encode
     """Length and cost of some samples, or why one has none."""
     with as_worker():
         return [_measured(encoder, each.sample, each.origin) for each in documents]
+
+
+def measure_again(encoder: Any, entry: Entry, numbers: Sequence[int]) -> np.ndarray:
+    """The lengths of some samples, measured anew, int64 [n]; 0 for one that has none."""
+    source = cached_source(encoder, entry)
+    found = []
+    for number in numbers:
+        unit = unit_of(source, range(number, number + 1), {"path": source.path})
+        documents = [each for each in unit.read() if isinstance(each, InputDocument)]
+        (measured,) = measure_all(encoder, documents)
+        found.append(0 if isinstance(measured, SampleError) else int(measured[0].sum()))
+    return np.array(found)
 
 
 def _measured(encoder: Any, sample: Any, key: str) -> Encoded:
@@ -164,5 +173,5 @@ def _version(shard: Any) -> dict[str, Any]:
 
 
 def _command(entry: Entry) -> str:
-    path = entry.where.partition(": ")[0] or str(entry.dataset.paths[0])
+    path = entry.metadataset or entry.dataset.paths[0]
     return f"energon-ext measure {path} --encoder MODULE:FUNCTION"

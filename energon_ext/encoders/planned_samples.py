@@ -20,15 +20,14 @@ from megatron.energon.task_encoder.base import get_failure_tolerance, get_statel
 
 from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry
-from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.documents.stored_files import fingerprint_files
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.sources import (
     MOST_PLANNED_BUFFER_DOCS,
     document_range,
+    order_of,
     shuffles_over_epochs,
-    whole_epochs,
 )
 from energon_ext.errors import ConfigError, EnergonExtError, SampleError
 from energon_ext.packing import Packer
@@ -231,11 +230,7 @@ def sample_rows(
         SampleReader(encoder, entry.key, seed, range(first, stop), open_samples, table),
         source=entry.key,
         packer=packer_of(encoder),
-        order=EpochOrder(
-            stop - first,
-            f"{seed}/{entry.names.shuffle_key}",
-            epochs=whole_epochs(entry, repeat),
-        ),
+        order=order_of(entry, stop - first, seed=seed, repeat=repeat),
         buffer_docs=MOST_PLANNED_BUFFER_DOCS,
         first=first,
         excluded=entry.excluded,

@@ -25,14 +25,13 @@ from energon_ext.config.mix import Entry, mix_of
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.documents.base import Documents
 from energon_ext.documents.file_set import TokenFiles
-from energon_ext.documents.order import EpochOrder
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sources import (
     document_range,
     epochs_of,
+    order_of,
     planned_buffer_docs,
     read_sources,
-    whole_epochs,
 )
 from energon_ext.encoders.splicing import (
     check_names,
@@ -45,7 +44,7 @@ from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized
 from energon_ext.encoders.tokenizers import TOKENIZER_ATTRIBUTES, Tokenizer, check_tokenizer
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.mixture.tree import IN_ORDER, blend_of
-from energon_ext.packing import make_packer
+from energon_ext.packing import Packer, make_packer
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.cost import AttentionCost, Cost
 from energon_ext.plan.dataset import BatchOptions, PassOptions, PlannedDataset
@@ -65,7 +64,8 @@ class PackedTaskEncoder(DynamicBlendMixin, TaskEncoder):
     Args:
         tokenizer: text to token ids.
         seq_len: T, positions of a row, at least 2.
-        packing: ``bin`` (whole documents in full rows) or ``sequential`` (one stream, cut at T).
+        packing: ``bin`` (whole documents in full rows), ``sequential`` (one stream, cut at T), or
+            a :class:`~energon_ext.packing.Packer`.
         packing_buffer_docs: documents that ``bin`` looks at together.
         packing_max_docs_per_bin: most documents in a row, None for no limit.
         packing_carry: share of the rows that is carried over to the next buffer, for fuller rows;
@@ -115,7 +115,7 @@ has no transition to train.
         tokenizer: Tokenizer,
         seq_len: int,
         *,
-        packing: str = "bin",
+        packing: str | Packer = "bin",
         packing_buffer_docs: int = 512,
         packing_max_docs_per_bin: int | None = None,
         packing_carry: float | None = None,
@@ -135,13 +135,13 @@ has no transition to train.
         self.seq_len = self.tokens_per_sample = seq_len
         self.packing_buffer_docs = packing_buffer_docs
         self.alignment = alignment
-        options = {
-            "max_docs_per_bin": packing_max_docs_per_bin,
-            "carry": packing_carry,
-            "alignment": None if alignment == 1 else alignment,
-        }
-        given = {name: value for name, value in options.items() if value is not None}
-        self._packer = make_packer(packing, seq_len, **given)
+        self._packer = make_packer(
+            packing,
+            seq_len,
+            max_docs_per_bin=packing_max_docs_per_bin,
+            carry=packing_carry,
+            alignment=None if alignment == 1 else alignment,
+        )
         self.mask_boundary_loss = (
             not self._packer.cuts_documents if mask_boundary_loss is None else mask_boundary_loss
         )
@@ -190,12 +190,11 @@ has no transition to train.
 
     def _row_options(self) -> dict[str, Any]:
         """What a state depends on beside the tokenizer."""
-        packing = self._packer.to_json()
+        packing = {**self._packer.to_json(), "alignment": None}
         return {
             "seq_len": self.seq_len,
-            "packing": packing["name"],
-            "packing_max_docs_per_bin": packing.get("max_docs_per_bin"),
-            "packing_carry": packing.get("carry"),
+            "packing": packing.pop("name"),
+            **{f"packing_{name}": value for name, value in packing.items() if value is not None},
             "alignment": self.alignment,
             "mask_boundary_loss": self.mask_boundary_loss,
             "train_on_eos": self.train_on_eos,
@@ -244,11 +243,8 @@ has no transition to train.
             self.documents_of(files, entry.key),
             source=entry.key,
             packer=self._packer,
-            order=EpochOrder(
-                stop - first,
-                f"{seed}/{entry.names.shuffle_key}",
-                epochs=whole_epochs(entry, repeat),
-                shuffled=not self._validating,
+            order=order_of(
+                entry, stop - first, seed=seed, repeat=repeat, shuffled=not self._validating
             ),
             buffer_docs=self._buffer_docs,
             first=first,

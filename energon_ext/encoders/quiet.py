@@ -5,6 +5,8 @@
 import contextlib
 import io
 import logging
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,16 +19,34 @@ from energon_ext.errors import LEFT_OUT
 logger = logging.getLogger(__name__)
 
 
+#: There is one standard output: of two threads the second would put back that of the first.
+_REDIRECTED = threading.RLock()
+
+
+class _OfThisThread(io.StringIO):
+    """Keeps what this thread prints; what others print goes where it would have gone."""
+
+    def __init__(self, others: Any):
+        super().__init__()
+        self._others, self._own = others, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() == self._own:
+            return super().write(text)
+        return self._others.write(text) if self._others is not None else len(text)
+
+
 @contextlib.contextmanager
 def quiet_energon() -> Iterator[None]:
     """Energon prints which samples of every shard each worker reads, for one."""
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(printed):
-            yield
-    finally:
-        for line in printed.getvalue().splitlines():
-            logger.debug("%s", line)
+    with _REDIRECTED:
+        printed = _OfThisThread(sys.stdout)
+        try:
+            with contextlib.redirect_stdout(printed):
+                yield
+        finally:
+            for line in printed.getvalue().splitlines():
+                logger.debug("%s", line)
 
 
 def quiet_errors(dataset: Any, source: str) -> SavableDataset:

@@ -59,8 +59,10 @@ def load_encoder(
         raise StateFormatError("The data state does not say how its rows were encoded.")
     options = {**saved["options"], **changed}
     if options.get("packing") != saved["options"].get("packing"):
-        of_packing = ("packing_max_docs_per_bin", "packing_carry", "mask_boundary_loss")
-        options.update(dict.fromkeys(of_packing))
+        kept = ("packing", "packing_buffer_docs")
+        others = [name for name in options if name.startswith("packing_") and name not in kept]
+        for name in (*others, "mask_boundary_loss"):
+            options.pop(name, None)
     if "chat_template" in options:
         options["chat_template"] = named_template(options["chat_template"])
     if options.get("splice") is not None:

@@ -11,6 +11,7 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.arguments import check_integer, choices
 from energon_ext.config.mix import Entry, Mix
+from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.documents.stored_files import fingerprint_files
 from energon_ext.encoders.quiet import quiet_errors
@@ -53,12 +54,19 @@ def epochs_of(entry: Entry, repeat: bool) -> float | None:
     return entry.max_epochs if repeat else (entry.loaded.repetitions or 1)
 
 
-def whole_epochs(entry: Entry, repeat: bool) -> int | None:
-    """How often a source is read, where every pass is a whole one; None for no end."""
+def order_of(
+    entry: Entry, size: int, *, seed: int, repeat: bool, shuffled: bool = True
+) -> EpochOrder:
+    """The order in which the documents or samples of a source are read."""
     epochs = epochs_of(entry, repeat)
     if epochs is not None and epochs != int(epochs):
         raise ConfigError(f"{entry.key}: {epochs} repetitions; a source is read in whole epochs.")
-    return None if epochs is None else int(epochs)
+    return EpochOrder(
+        size,
+        f"{seed}/{entry.names.shuffle_key}",
+        epochs=None if epochs is None else int(epochs),
+        shuffled=shuffled,
+    )
 
 
 def load_source(task_encoder: Any, entry: Entry, worker_config: WorkerConfig) -> SavableDataset:

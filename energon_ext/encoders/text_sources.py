@@ -22,8 +22,10 @@ from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.documents.file_set import TokenFiles, open_token_files
 from energon_ext.documents.stored_files import fingerprint_files, times_of_files
+from energon_ext.encoders.chat import named_template
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.text import is_text
+from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import LEFT_OUT, ConfigError, SampleError
 from energon_ext.prepare.cache import (
     BYTES_PER_SECOND,
@@ -39,6 +41,9 @@ from energon_ext.prepare.job import Encoded, Job
 from energon_ext.prepare.samples import SampleSource, sample_units
 from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.samples.numbered import as_worker
+
+#: What the command can make.
+_COMMANDS_ENCODERS = ("PackedTaskEncoder", "SFTTaskEncoder")
 
 #: Whose samples may be tokenized many at a time.
 _OF_TEXT = "energon_ext.encoders.pretrain.PackedTaskEncoder.encode_document"
@@ -121,18 +126,15 @@ def ensure_tokenized(encoder: Any, entries: Sequence[Entry]) -> dict[str, TokenF
     texts = [each for each in entries if not isinstance(each.dataset, TokenFileFactory)]
     cached = [cached_text(encoder, each) for each in texts]
     different = {each.folder: each for each in cached}
-    ensure_made(list(different.values()), lambda: _command(encoder, texts[0]))
+    first_missing = (text for text, found in zip(texts, cached) if not found.is_there)
+    ensure_made(list(different.values()), lambda: _command(encoder, next(first_missing)))
     return {each.key: found.open() for each, found in zip(texts, cached)}
 
 
 def cached_text(encoder: Any, entry: Entry) -> Cached:
     """The token files of a source that is text, as an encoder makes them; they may not be there."""
     encoding = encoder.saved_encoding or encoding_of(encoder)
-
-    def document(sample: Any, key: str) -> InputDocument:
-        return InputDocument("", key, source.sample_bytes, sample, SPLIT)
-
-    source = sample_source(encoder, entry, document, keeps_damaged=True)
+    source = cached_source(encoder, entry)
     depends_on = {
         **what_samples_depend_on(entry, encoding),
         "files": dict(source.version),
@@ -161,6 +163,16 @@ def cached_text(encoder: Any, entry: Entry) -> Cached:
         open_folder=_open_tokens,
         verb="tokenized",
     )
+
+
+def cached_source(encoder: Any, entry: Entry) -> SampleSource:
+    """The samples of a source with those that cannot be used, so that each keeps its number."""
+
+    def document(sample: Any, key: str) -> InputDocument:
+        return InputDocument("", key, source.sample_bytes, sample, SPLIT)
+
+    source = sample_source(encoder, entry, document, keeps_damaged=True)
+    return source
 
 
 def _open_tokens(folder: Path) -> TokenFiles:
@@ -222,14 +234,27 @@ def _own_code(encoder: Any) -> list[str]:
 
 
 def _command(encoder: Any, entry: Entry) -> str:
-    """How text is tokenized before a run."""
-    path = entry.where.partition(": ")[0] or str(entry.dataset.paths[0])
-    words = ["energon-ext", "tokenize", path]
-    if _own_code(encoder):
+    """How the text of a source is tokenized before a run."""
+    words = ["energon-ext", "tokenize", str(entry.metadataset or entry.dataset.paths[0])]
+    name = getattr(encoder.tokenizer, "name", None)
+    template = encoder.chat_template.name if hasattr(encoder, "chat_template") else None
+    if name is None or not _is_made_by_names(encoder, name, template):
         return " ".join([*words, "--encoder", "MODULE:FUNCTION"])
-    words += ["--tokenizer", getattr(encoder.tokenizer, "name", "NAME")]
+    words += ["--tokenizer", name]
     if hasattr(encoder, "chat_template"):
         words += ["--task", "chat"]
-        named = encoder.chat_template.name
-        words += ["--chat-template", named] if named else []
+        words += ["--chat-template", template] if template else []
     return " ".join(words)
+
+
+def _is_made_by_names(encoder: Any, tokenizer: str, template: str | None) -> bool:
+    """Whether the command's own options make an encoder with the same tokens."""
+    if _own_code(encoder):
+        return False
+    try:
+        loaded = load_tokenizer(tokenizer)
+        options = {} if template is None else {"chat_template": named_template(template)}
+        made_by = next(c for c in type(encoder).__mro__ if c.__name__ in _COMMANDS_ENCODERS)
+        return encoding_of(made_by(loaded, encoder.seq_len, **options)) == encoding_of(encoder)
+    except ConfigError:  # it is not found by this name from here
+        return False

@@ -17,7 +17,6 @@ The state is that of the last batch that the trainer took, whatever was read ahe
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 from collections import deque
@@ -107,9 +106,12 @@ class ExactDataLoader:
         Raises:
             ConfigError: the loader was closed.
         """
+        self._check_open()
+        return self._one_pass()
+
+    def _check_open(self) -> None:
         if self._is_closed:
             raise ConfigError("This loader was closed; make a new one and load the state.")
-        return self._one_pass()
 
     def _one_pass(self) -> Iterator[Any]:
         while (found := self._next()) is not None:
@@ -120,9 +122,9 @@ class ExactDataLoader:
 
     def _next(self) -> tuple[Any, bool] | None:
         """The next batch, and whether the pass ends with it; None at the end of the plan."""
-        workers = self.worker_config.num_workers
+        self._check_open()
         try:
-            with deaths_named(self._timeout) if workers else contextlib.nullcontext():
+            with deaths_named(self.worker_config.num_workers):
                 if self._batches is None:
                     self._batches = self._start()
                 batch = next(self._batches, None)

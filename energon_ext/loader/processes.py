@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import pickle
+import signal
 import traceback
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from typing import Any, Iterator
 
 from megatron.energon.wrappers.gc_dataset import gc_init_worker
+from torch.utils.data._utils import signal_handling
 
 from energon_ext.documents.file_set import check_open_files
 from energon_ext.errors import WorkerError
@@ -56,15 +59,41 @@ class Failure:
 
 
 @contextlib.contextmanager
-def deaths_named(timeout: float) -> Iterator[None]:
-    """Say what a process of the loader died of, and what to do.
+def deaths_named(workers: int) -> Iterator[None]:
+    """Say what a process of the loader died of, also while the trainer does something else.
 
     Raises:
         WorkerError: one died, or handed over nothing in time.
         ConfigError: a token file was cut under the run.
     """
+    if workers:
+        _name_reported_deaths()
+    with _named():
+        yield
+
+
+def _name_reported_deaths() -> None:
+    """torch raises an error for a death wherever the trainer is: have it raise ours instead."""
+    if current_thread() is not main_thread():
+        return  # torch cannot report there
+    signal_handling._set_SIGCHLD_handler()
+    report = signal.getsignal(signal.SIGCHLD)
+    if getattr(report, "func", None) is not _report:
+        signal.signal(signal.SIGCHLD, functools.partial(_report, report))
+
+
+def _report(report: Any, *arguments: Any) -> None:
+    with _named():
+        report(*arguments)
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    """Name the cause of what torch says of workers."""
     try:
         yield
+    except WorkerError:
+        raise
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -73,11 +102,11 @@ def deaths_named(timeout: float) -> Iterator[None]:
             "make room, or take num_workers=0."
         ) from error
     except RuntimeError as error:
-        said = " ".join(str(error).split())
+        said = " ".join(str(error).split()).rstrip(".")
         if "DataLoader timed out" in said:
             raise WorkerError(
-                f"No batch within {timeout:.0f} s. Look at what the data workers wait for (py-spy "
-                f"dump), or give ExactDataLoader a longer timeout."
+                f"No batch: {said}. Look at what the data workers wait for (py-spy dump), or give "
+                f"the loader a longer timeout."
             ) from error
         if "DataLoader worker" not in said:
             raise
@@ -85,7 +114,19 @@ def deaths_named(timeout: float) -> Iterator[None]:
         why = _PERHAPS
         if "bus error" in said.lower():
             why = "Perhaps a file it read was overwritten in place."
-        raise WorkerError(f"A data worker died: {said.rstrip('.')}. {why}") from error
+        raise WorkerError(f"A data worker died: {said}. {why}") from error
+
+
+def end_workers(batches: Any) -> None:
+    """End the processes of a DataLoader's iterator at once; torch would wait for each of them."""
+    if not hasattr(batches, "_workers"):
+        return
+    batches._shutdown = True
+    signal_handling._remove_worker_pids(id(batches))  # type: ignore[attr-defined]
+    batches._worker_pids_set = False
+    for worker in batches._workers:
+        worker.kill()
+        worker.join()
 
 
 def begin_worker(worker: int) -> None:

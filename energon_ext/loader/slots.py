@@ -53,7 +53,15 @@ class Slots:
 
     def __init__(self, count: int):
         self._count, self._num_bytes = count, SLOT_BYTES
-        self._memory = np.frombuffer(mmap.mmap(-1, count * self._num_bytes), np.uint8)
+        try:
+            memory = mmap.mmap(-1, count * self._num_bytes)
+        except OSError as error:
+            raise WorkerError(
+                f"No memory for {count} batches of workers, {self._num_bytes:,} bytes each "
+                f"({error.strerror}); take fewer workers, a smaller prefetch_factor, or raise the "
+                f"limit of the process."
+            ) from error
+        self._memory = np.frombuffer(memory, np.uint8)
 
     def put(self, number: int, batch: Any) -> SlotBatch:
         """Write the arrays of a batch into its slot; those of a larger one stay in its pickle."""

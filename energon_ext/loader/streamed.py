@@ -7,26 +7,19 @@ Its state belongs to one rank: it continues on the ranks x workers that saved it
 
 from __future__ import annotations
 
-import copy
 import time
 from typing import Any, Iterator, Mapping
 
-from megatron.energon import SavableDataLoader, WorkerConfig
+from megatron.energon import SavableDataLoader
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState
-from torch.utils.data._utils import signal_handling
 
-from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
+from energon_ext.errors import ConfigError
 from energon_ext.loader.data_loader import ExactDataLoader, log_resume
+from energon_ext.loader.processes import deaths_named, end_workers
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
-from energon_ext.state.match import (
-    ENCODER,
-    RETAINED,
-    SourceChange,
-    check_fingerprint,
-    compare_sources,
-)
+from energon_ext.state.match import ENCODER, SourceChange, check_fingerprint, compare_sources
 from energon_ext.state.plain import from_plain, to_plain
 from energon_ext.state.schema import COUNT, check_class, check_seal, check_shape, sealed
 from energon_ext.streamed.blend import STATE_CLASS, StreamedBlend
@@ -35,7 +28,7 @@ _CLASS, _VERSION = "EnergonExtStreamed", 1
 _SHAPE = {
     "__class__": str,
     "version": COUNT,
-    "topology": {"ranks": COUNT, "workers": COUNT, "batch_size": COUNT},
+    "topology": {str: object},
     "drawn": COUNT,
     "state": (None, {str: object}),
 }
@@ -65,6 +58,8 @@ class StreamedLoader:
         **options: as for ``megatron.energon.get_savable_loader``.
 
     Attributes:
+        worker_config: of the dataset.
+        batches_drawn: of this rank since the beginning of the run.
         changes: what the last restore did with each source.
 
     State: of this rank alone; grows with its workers, and with the samples that wait in buffers.
@@ -74,26 +69,26 @@ class StreamedLoader:
         options.setdefault("checkpoint_every_sec", 0)  # a state after every batch
         options.setdefault("checkpoint_every_min_n_samples", 1)
         self.dataset = dataset
-        self.blend: StreamedBlend = find_blend(dataset)
+        self.worker_config = dataset.worker_config
+        self.batches_drawn = 0
         self.changes: list[SourceChange] = []
+        self._blend: StreamedBlend = find_blend(dataset)
         self._loader: SavableDataLoader | None = SavableDataLoader(dataset, **options)
-        self._drawn = 0
-        self._is_restored = False
-
-    @property
-    def worker_config(self) -> WorkerConfig:
-        """Of the dataset."""
-        return self.dataset.worker_config
-
-    @property
-    def batches_drawn(self) -> int:
-        """Batches of this rank since the beginning of the run."""
-        return self._drawn
+        self._topology = {
+            "ranks": self.worker_config.world_size,
+            "rank": self.worker_config.rank,
+            "workers": self.worker_config.num_workers,
+            "batch_size": self._blend.topology.batch_rows,
+            "stages": _stages_of(self._loader.dataset.dataset),
+        }
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._opened():
-            self._drawn += 1
-            yield batch
+        with deaths_named(self.worker_config.num_workers):
+            batches = iter(self._opened())
+            while (batch := next(batches, None)) is not None:
+                self.batches_drawn += 1
+                yield batch
+                self._opened()
 
     def _opened(self) -> SavableDataLoader:
         if self._loader is None:
@@ -114,14 +109,13 @@ class StreamedLoader:
         """
         if mark is not None:
             return dict(mark)
-        state = self._save() if self._drawn or self._is_restored else None
         return sealed(
             {
                 "__class__": _CLASS,
                 "version": _VERSION,
-                "topology": self._topology(),
-                "drawn": self._drawn,
-                "state": to_plain(state),
+                "topology": self._topology,
+                "drawn": self.batches_drawn,
+                "state": to_plain(self._save() if self.batches_drawn else None),
             }
         )
 
@@ -134,58 +128,36 @@ class StreamedLoader:
             state = loader.save_state_rank()
         return state
 
-    def _topology(self) -> dict[str, int]:
-        config = self.worker_config
-        return {
-            "ranks": config.world_size,
-            "workers": config.num_workers,
-            "batch_size": self.blend.topology.batch_rows,
-        }
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict` of this rank.
 
         Raises:
             StateFormatError: it is damaged, or something else.
             StateMismatchError: it belongs to another configuration, rank or number of workers.
-            ConfigError: batches were drawn already, or the loader was closed.
+            ConfigError: batches were drawn already, a state was loaded, or the loader was closed.
         """
         loader = self._opened()
-        if self._drawn or self._is_restored:
+        if self.batches_drawn:
             raise ConfigError("Restore a data state before the first batch, in a new loader.")
         content = check_seal(state)
         advice = "It was saved with planned sources, or without this package. Finish that run as "
         check_class(content, _CLASS, _VERSION, f"{advice}it was begun, or start a new one.")
         check_shape(content, _SHAPE, "state")
-        saved = from_plain(content["state"])
-        if saved is None:
+        if content["state"] is None:
             return
-        self._check(_workers_in(saved), content["topology"])
-        loader.restore_state_rank(copy.deepcopy(saved))
-        self._drawn, self._is_restored = content["drawn"], True
-
-    def _check(self, workers: list[list[Mapping[str, Any]]], topology: Mapping[str, Any]) -> None:
-        """Refuse what cannot be continued, before a worker has started.
-
-        Args:
-            workers: stages in the state of each worker, from the outermost to the blend.
-        """
-        stages = [str(stage["__class__"]) for stage in workers[0][:-1]]
-        check_fingerprint(
-            {**topology, "stages": stages},
-            {**self._topology(), "stages": _stages_of(self._opened().dataset.dataset)},
-            advice="A streamed run continues with the ranks, workers, batch size and buffers that "
-            "saved it.",
-        )
-        blends = [stages[-1] for stages in workers]
-        for number, blend in enumerate(blends):
-            self.blend.check_state(blend, self.worker_config.rank * len(blends) + number)
-        changes = compare_sources([blend["sources"] for blend in blends], self.blend.source_names)
-        _check_buffers(workers, changes)
-        self.changes = changes
+        advice = "A streamed run continues with the ranks, workers, batch size and buffers that "
+        check_fingerprint(content["topology"], self._topology, advice=f"{advice}saved it.")
+        saved = from_plain(content["state"])
+        blends = [_blend_in(worker) for worker in saved.worker_states]
+        for blend in blends:  # the workers themselves would refuse it at the first batch
+            self._blend.check_state(blend)
+        loader.restore_state_rank(saved)
+        self.batches_drawn = content["drawn"]
+        sources = [blend["sources"] for blend in blends]
+        self.changes = compare_sources(sources, self._blend.source_names)
         if self.worker_config.rank == 0:
-            saved, now = blends[0]["fingerprint"], self.blend.fingerprint
-            log_resume(changes, saved.get(ENCODER), now.get(ENCODER))
+            saved_encoder = blends[0]["fingerprint"].get(ENCODER)
+            log_resume(self.changes, saved_encoder, self._blend.fingerprint.get(ENCODER))
 
     def save_state_rank(self) -> dict[str, Any]:
         """:meth:`state_dict`, by the name that Energon's loader has for it."""
@@ -197,38 +169,9 @@ class StreamedLoader:
             self.load_state_dict(state)
 
     def close(self) -> None:
-        """End the worker processes at once; torch would wait five seconds for each of them."""
-        loader, self._loader = self._loader, None
-        iterator = getattr(loader, "_iterator", None)
-        if iterator is not None:
-            iterator._shutdown = True
-            signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
-            iterator._worker_pids_set = False
-            for worker in iterator._workers:
-                worker.kill()
-                worker.join()
-
-
-def _workers_in(state: Any) -> list[list[Mapping[str, Any]]]:
-    """For every worker of a rank the states of its stages, from the outermost to the blend.
-
-    Raises:
-        StateFormatError: it is no state of Energon's loader, or has no blend.
-    """
-    workers = state.worker_states if isinstance(state, SavableDataLoaderState) else None
-    if not workers:
-        raise StateFormatError(f"A {type(state).__name__} is no state of Energon's loader.")
-    found = []
-    for worker in workers:
-        inner = getattr(getattr(worker, "state", None), "dataset_state", None)
-        stages: list[Any] = [worker["datasets"][0] if isinstance(worker, dict) else inner]
-        while isinstance(stages[-1], dict) and stages[-1].get("__class__") != STATE_CLASS:
-            inside = stages[-1].get("datasets")
-            stages.append(inside[0] if isinstance(inside, list) and len(inside) == 1 else None)
-        if not isinstance(stages[-1], dict):
-            raise StateFormatError("A data state without a blend of sources was found.")
-        found.append(stages)
-    return found
+        """End the processes; save the state before."""
+        end_workers(getattr(self._loader, "_iterator", None))
+        self._loader = None
 
 
 def _stages_of(dataset: Any) -> list[str]:
@@ -238,29 +181,9 @@ def _stages_of(dataset: Any) -> list[str]:
     return [type(dataset).__name__, *_stages_of(dataset.datasets[0])]
 
 
-def _check_buffers(workers: list[list[Mapping[str, Any]]], changes: list[SourceChange]) -> None:
-    """Refuse to leave a source that has samples behind the draw: they are read again on a resume.
-
-    Raises:
-        StateMismatchError: names the source.
-    """
-    gone = {change.key for change in changes if change.change == RETAINED}
-    for key in (key for stages in workers for key in _keys_behind_draw(stages[0])):
-        if key in gone:
-            raise StateMismatchError(
-                {f"samples of {key}": ("in a buffer", "no such source")},
-                "A source with samples in a shuffle or packing buffer cannot leave; keep it with "
-                "`weight: 0` until they are gone.",
-            )
-
-
-def _keys_behind_draw(state: Any) -> Iterator[str]:
-    """The source of every restore key in a state, but for those inside the blend."""
-    if isinstance(state, dict) and state.get("__class__") != STATE_CLASS:
-        for value in state.values():
-            yield from _keys_behind_draw(value)
-    elif isinstance(state, tuple) and STATE_CLASS in state[:-1]:
-        yield state[state.index(STATE_CLASS) + 1]
-    elif isinstance(state, (list, tuple)):
-        for value in state:
-            yield from _keys_behind_draw(value)
+def _blend_in(worker: Any) -> Mapping[str, Any]:
+    """The state of the blend within that of a worker."""
+    state: Mapping[str, Any] = worker if isinstance(worker, dict) else worker.state.dataset_state
+    while state["__class__"] != STATE_CLASS:
+        state = state["datasets"][0]
+    return state

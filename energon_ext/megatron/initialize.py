@@ -6,13 +6,14 @@ Megatron draws weights rank by rank, so the same seed gives other weights under 
 parallelism, and losses of two launches cannot be compared.
 """
 
-import hashlib
 import math
 
 import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 from megatron.core.transformer.module import MegatronModule
+
+from energon_ext.documents.permutation import stable_hash
 
 #: Projections back into the residual stream, drawn with a smaller deviation.
 _RESIDUAL_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")
@@ -45,6 +46,6 @@ def _draw(shard: ShardedTensor, seed: int) -> torch.Tensor:
     front = shard.prepend_axis_num
     name = f"{seed}/{shard.key}/{shard.global_offset[:front]}"
     generator = torch.Generator()
-    generator.manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"))
+    generator.manual_seed(stable_hash(name))
     whole = torch.randn(shard.global_shape[front:], generator=generator)
     return whole[shard.global_slice()[front:]]

@@ -16,8 +16,8 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from energon_ext.errors import ConfigError
 from energon_ext.loader.streamed import open_loader
 from energon_ext.plan.lookup import find_blend
-from energon_ext.state.exhaustion import end_together
 from energon_ext.state.match import SourceChange
+from energon_ext.state.together import end_together
 
 
 class MegatronEnergonLoader:

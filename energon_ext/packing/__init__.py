@@ -14,7 +14,8 @@ none drops one:
   transition of every document is trained exactly once.
 
 All work on arrays of many documents at once: :class:`Pieces` in, a :class:`PackPlan` out. A new
-packer is a module with a subclass of :class:`Packer`, listed in ``PACKERS``.
+packer is a subclass of :class:`Packer`; an encoder takes an instance, or the name of one in
+``PACKERS``.
 """
 
 from typing import Any
@@ -30,8 +31,11 @@ from energon_ext.packing.sequential import SequentialPacker
 PACKERS: dict[str, type[Packer]] = {each.name: each for each in (BestFitPacker, SequentialPacker)}
 
 
-def make_packer(name: str, seq_len: int, **options: Any) -> Packer:
-    """Build the packer of a name.
+def make_packer(name: str | Packer, seq_len: int, **options: Any) -> Packer:
+    """Build the packer of a name, or check one that is given.
+
+    Args:
+        **options: of the packer; None for its default.
 
     Example:
         >>> make_packer("bin", 4096, max_docs_per_bin=8).to_json()["max_docs_per_bin"]
@@ -40,6 +44,14 @@ def make_packer(name: str, seq_len: int, **options: Any) -> Packer:
         Traceback (most recent call last):
         energon_ext.errors.ConfigError: packing='sequential' has no option 'carry'; it has none.
     """
+    options = {option: value for option, value in options.items() if value is not None}
+    if isinstance(name, Packer):
+        if options or name.seq_len != seq_len:
+            raise ConfigError(
+                f"packing: a {type(name).__name__} has its own options, and seq_len "
+                f"{name.seq_len} of the encoder's {seq_len}; give both there alone."
+            )
+        return name
     if name not in list(PACKERS):
         raise ConfigError(f"packing: {name!r} found, choose from {choices(name, PACKERS)}")
     known = PACKERS[name].option_names()

@@ -13,7 +13,7 @@ from energon_ext.mixture.tree import Tree
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.deal import Topology
 from energon_ext.state.match import SourceNames
-from energon_ext.weights import ConstantWeight, WeightSpec
+from energon_ext.weights import ConstantWeight, WeightSpec, weight_from_config
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Source:
         key: its identity, see :func:`energon_ext.config.source_key.source_key`.
         rows: its rows: a :class:`~energon_ext.plan.row_source.RowSource` where they are planned,
             an Energon dataset where its samples are streamed.
-        weight: where the blend is given no tree.
+        weight: a number or a schedule, where the blend is given no tree.
         documents: number of documents in one epoch.
         max_epochs: epochs after which ``rows`` end, None where they do not.
         names: by which its state is found where the key has changed.
@@ -41,6 +41,10 @@ class Source:
     names: SourceNames = SourceNames()
     shown_as: str | None = None
     fingerprint: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.weight, WeightSpec):
+            self.weight = weight_from_config(self.weight, f"Source {self.key}: weight")
 
     @property
     def part_documents(self) -> dict[str, int]:

@@ -167,7 +167,7 @@ def _made(
 
 def _progress_bar(what: str, num_bytes: int | None) -> Any:
     """A bar on a terminal, in a log now and then a line."""
-    is_closed = sys.stderr is None
+    is_closed = sys.stderr is None or sys.stderr.closed
     seconds = 0.1 if not is_closed and sys.stderr.isatty() else _SECONDS_BETWEEN_LINES
     return tqdm(
         desc=what,

@@ -7,8 +7,8 @@ from typing import Any, Callable, Sequence
 import torch
 
 from energon_ext.encoders.prompts import Prompt
-from energon_ext.errors import SampleError, SamplerError
-from energon_ext.rl.sampler import BatchSampler, Sampler, ScoredGroup, Unanswered, check_group
+from energon_ext.errors import SamplerError
+from energon_ext.rl.sampler import BatchSampler, Sampler, ScoredGroup, Unanswered
 
 #: What a rank tells the others; 1 that it needs groups, 0 that it has enough.
 _FAILED = 2
@@ -53,18 +53,24 @@ def ask_sampler(
         SamplerError: names the prompt; of a call that failed as a whole the first one.
     """
     if hasattr(sampler, "sample_and_score_batch"):
-        return _call(prompts, vocab_size, sampler.sample_and_score_batch, prompts, seed)
-    ask = sampler.sample_and_score
-    return [
-        _call([prompt], vocab_size, lambda tokens: [ask(tokens)], torch.as_tensor(prompt.tokens))[0]
-        for prompt in prompts
-    ]
+        groups = _call(prompts, sampler.sample_and_score_batch, prompts, seed)
+    else:
+        groups = []
+        for prompt in prompts:
+            tokens = torch.as_tensor(prompt.tokens)
+            groups += _call([prompt], lambda tokens: [sampler.sample_and_score(tokens)], tokens)
+    found = []
+    for prompt, group in zip(prompts, groups):
+        if not isinstance(group, Unanswered):
+            if fault := _fault(group, prompt, vocab_size):
+                raise SamplerError(fault, key=prompt.__key__)
+            group = group.plain()
+        found.append(group)
+    return found
 
 
-def _call(
-    prompts: Sequence[Prompt], vocab_size: int, call: Callable[..., Any], *asked: Any
-) -> list[ScoredGroup | Unanswered]:
-    key = prompts[0].__key__ if prompts else ""
+def _call(prompts: Sequence[Prompt], call: Callable[..., Any], *asked: Any) -> list[Any]:
+    key = prompts[0].__key__
     if len(prompts) > 1:
         key += f" (and {len(prompts) - 1} more in the same call)"
     try:
@@ -77,15 +83,51 @@ def _call(
     if not isinstance(groups, list) or len(groups) != len(prompts):
         found = f"{len(groups)} groups" if isinstance(groups, list) else type(groups).__name__
         raise SamplerError(f"the sampler returned {found} for {len(prompts)} prompts", key=key)
-    return [
-        group if isinstance(group, Unanswered) else _checked(group, prompt, vocab_size)
-        for prompt, group in zip(prompts, groups)
-    ]
+    return groups
 
 
-def _checked(group: Any, prompt: Prompt, vocab_size: int) -> ScoredGroup:
-    try:
-        check_group(group, prompt, vocab_size)
-    except SampleError as error:
-        raise SamplerError(str(error), key=prompt.__key__) from error
-    return group.plain()
+def _fault(group: Any, prompt: Prompt, vocab_size: int) -> str | None:
+    """What is wrong with a sampler's answer to a prompt."""
+    if not isinstance(group, ScoredGroup):
+        return f"the sampler returned a {type(group).__name__}, not a ScoredGroup"
+    for name in ("tokens", "log_probs", "rewards", "response_lens", "truncated"):
+        value = getattr(group, name)
+        is_absent = value is None and name in ("response_lens", "truncated")
+        if not isinstance(value, torch.Tensor) and not is_absent:
+            return f"{name} must be a tensor, got a {type(value).__name__}"
+    tokens, length, lengths = group.tokens, group.prompt_len, group.response_lens
+    if tokens.dim() != 2 or tokens.is_floating_point() or len(tokens) < 2:
+        return f"tokens must be integers [N >= 2, T], got {_shape(tokens)}"
+    samples, generated = len(tokens), tokens.shape[1] - length
+    if not isinstance(length, int) or length != len(prompt.tokens) or generated < 1:
+        return (
+            f"prompt_len is {length} in {_shape(tokens)} tokens; the prompt has "
+            f"{len(prompt.tokens)} tokens, and a response at least one"
+        )
+    if not bool((tokens[:, :length].cpu() == torch.as_tensor(prompt.tokens)).all()):
+        return "tokens do not begin with the prompt"
+    shapes = {"log_probs": [samples, generated]}
+    for name in ("log_probs", "rewards", "response_lens", "truncated"):
+        value, shape = getattr(group, name), shapes.get(name, [samples])
+        if value is not None and list(value.shape) != shape:
+            return f"{name} must be {shape}, got {_shape(value)}"
+        if value is not None and not bool(torch.isfinite(value).all()):
+            return f"{name} must be finite, got {value.tolist()!s:.80}"
+    if lengths is not None and (
+        lengths.is_floating_point()
+        or not 1 <= int(lengths.min()) <= int(lengths.max()) <= generated
+    ):
+        return f"response_lens must be integers from 1 to {generated}, got {lengths.tolist()}"
+    is_held = torch.arange(tokens.shape[1]) < torch.tensor(group.sample_lengths())[:, None]
+    held = tokens.cpu()[is_held]
+    unknown = held[(held < 0) | (held >= vocab_size)]
+    if len(unknown):
+        return (
+            f"tokens of a response must be in [0, {vocab_size}), those of the tokenizer, got "
+            f"{unknown.tolist()!s:.80}"
+        )
+    return None
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -19,21 +19,13 @@ from energon_ext.loader.streamed import open_loader
 from energon_ext.losses import group_advantages
 from energon_ext.plan.lookup import find_blend
 from energon_ext.rl.ask import ask_sampler, sample_in_step
-from energon_ext.rl.dataset_state import (
-    STATE_VERSION,
-    check_state,
-    load_group,
-    load_prompt,
-    save_group,
-    save_prompt,
-)
 from energon_ext.rl.group_rows import WeightedGroup, arrange, row_of
 from energon_ext.rl.rollout_metrics import RolloutMetrics
 from energon_ext.rl.sampler import BatchSampler, Sampler, ScoredGroup, Unanswered
-from energon_ext.state.exhaustion import end_together
 from energon_ext.state.match import check_fingerprint
 from energon_ext.state.plain import from_plain, to_plain
-from energon_ext.state.schema import check_seal, sealed
+from energon_ext.state.schema import COUNT, check_class, check_seal, check_shape, sealed
+from energon_ext.state.together import end_together
 
 _logger = logging.getLogger(__name__)
 
@@ -43,6 +35,21 @@ _SAVED_UNDER = (
     *("groups_per_batch", "max_staleness", "batches_per_step", "alignment"),
     *("reward_clip", "advantage_clip", "min_reward_std"),
 )
+_CLASS, _VERSION = "EnergonExtRL", 1
+#: The parts of a state that become JSON values by :func:`to_plain`.
+_OWN = {
+    "drawn": [{str: object}],
+    "groups": [{str: object}],
+    "calls": COUNT,
+    "rollout": {str: object},
+}
+_SHAPE = {
+    "__class__": str,
+    "version": COUNT,
+    "fingerprint": {str: object},
+    "prompts": object,
+    **_OWN,
+}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -50,16 +57,15 @@ class RLDataset:
     """Yields a :class:`~energon_ext.PackedBatch` of ``rows`` rows from sampled answers.
 
     1. Prompts are drawn, as many as the loader's batch has, and sampled.
-    2. Rewards are clipped. A group whose rewards do not vary teaches nothing and is dropped.
+    2. Rewards are clipped. A group whose rewards do not vary teaches nothing and is dropped; one
+       that is unanswered or too long for a batch is logged and left out.
     3. Once ``groups_per_batch`` groups are there, their samples are packed, the longest first, each
        into the row with the fewest tokens. A group that does not fit, or was one too many, comes
        with the next batch; a row that gets no sample is padding.
     4. ``token_weights`` are the advantage of the sample on its response and 0 on the prompt;
        ``log_probs`` and ``rewards`` of the batch are for metrics.
 
-    Nothing is sampled ahead, so the policy that answers is the one that is trained. Only groups
-    that wait are older: by so many batches as one call of the sampler fills, at most, or by
-    ``max_staleness``. A group that is unanswered or too long for a batch is logged and left out.
+    Nothing is sampled ahead, so only groups that wait are older than the policy that is trained.
 
     Args:
         prompts: a dataset of :class:`~energon_ext.PromptTaskEncoder`, or a loader over one: any
@@ -114,9 +120,8 @@ class RLDataset:
 
     def __post_init__(self) -> None:
         check_integers("RLDataset", **{name: getattr(self, name) for name in _SIZES})
-        check_integers("RLDataset", least=0, pad_id=self.pad_id)
-        if self.max_staleness is not None:
-            check_integers("RLDataset", least=0, max_staleness=self.max_staleness)
+        staleness = 0 if self.max_staleness is None else self.max_staleness
+        check_integers("RLDataset", least=0, pad_id=self.pad_id, max_staleness=staleness)
         check_number("RLDataset.min_reward_std", self.min_reward_std)
         methods = ("sample_and_score_batch", "sample_and_score")
         if not any(callable(getattr(self.sampler, name, None)) for name in methods):
@@ -191,15 +196,19 @@ class RLDataset:
 
     def save_state(self) -> dict[str, Any]:
         """The state of this rank after the last batch, as JSON values."""
+        own = {
+            "drawn": [_saved_prompt(prompt) for prompt in self._drawn],
+            "groups": [{**vars(each), "group": vars(each.group)} for each in self._groups],
+            "calls": self._calls,
+            "rollout": self._rollout.save_state(),
+        }
         return sealed(
             {
-                "version": STATE_VERSION,
+                "__class__": _CLASS,
+                "version": _VERSION,
                 "fingerprint": dict(self._fingerprint),
                 "prompts": self.prompts.state_dict(),
-                "drawn": [to_plain(save_prompt(prompt)) for prompt in self._drawn],
-                "groups": [to_plain(save_group(group)) for group in self._groups],
-                "calls": self._calls,
-                "rollout": to_plain(self._rollout.save_state()),
+                **to_plain(own),
             }
         )
 
@@ -207,20 +216,25 @@ class RLDataset:
         """Continue after the batch that ``state`` was saved after.
 
         Raises:
-            StateFormatError: ``state`` is damaged, something else, or of another version.
-            StateMismatchError: saved under other arguments.
+            StateFormatError: ``state`` is damaged, or of another version.
+            StateMismatchError: saved under other arguments, or by something else.
             ConfigError: this dataset has drawn prompts already.
         """
-        check_seal(state)
-        check_state(state, self.save_state())
+        content = check_seal(state)
+        check_class(content, _CLASS, _VERSION, "Restore a state that an RLDataset saved.")
+        check_shape(content, _SHAPE, "state")
+        check_fingerprint(content["fingerprint"], self._fingerprint)
         if self._iterator is not None:
             raise ConfigError("Restore a state before the first batch, in a new RLDataset.")
-        check_fingerprint(state["fingerprint"], self._fingerprint)
-        self.prompts.load_state_dict(state["prompts"])
-        self._calls = state["calls"]
-        self._rollout.restore_state(from_plain(state["rollout"]))
-        drawn = [load_prompt(from_plain(prompt)) for prompt in state["drawn"]]
-        groups = [load_group(from_plain(group)) for group in state["groups"]]
+        self.prompts.load_state_dict(content["prompts"])
+        own = from_plain({name: content[name] for name in _OWN})
+        self._calls = own["calls"]
+        self._rollout.restore_state(own["rollout"])
+        drawn = [_loaded_prompt(**fields) for fields in own["drawn"]]
+        groups = [
+            WeightedGroup(**{**fields, "group": ScoredGroup(**fields["group"])})
+            for fields in own["groups"]
+        ]
         if gone := ({p.source for p in drawn} | {g.source for g in groups}) - {*self._sources}:
             _logger.warning("What waits of prompts that are gone is left out: %s", sorted(gone))
         self._drawn = [prompt for prompt in drawn if prompt.source not in gone]
@@ -305,3 +319,12 @@ class RLDataset:
         if not self._drawn and not self._epoch_limits:
             raise ConfigError("The dataset has no prompts for this rank; use fewer ranks.")
         return bool(self._drawn)
+
+
+def _saved_prompt(prompt: Prompt) -> dict[str, Any]:
+    fields = {name: getattr(prompt, name) for name in ("source", "tokens", "metadata")}
+    return {"key": prompt.__key__, **fields}
+
+
+def _loaded_prompt(key: str, **fields: Any) -> Prompt:
+    return Prompt(__key__=key, __restore_key__=(), __subflavors__=None, **fields)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any, Mapping, Sequence
 
@@ -15,15 +14,23 @@ from energon_ext.rl.sampler import ScoredGroup
 from energon_ext.state.together import collective_device
 
 #: What becomes of a group that is not trained on, and what an error advises if all are so.
-REASONS = {
-    "zero_var_groups": "look at the reward function, or take other prompts",
-    "too_long_groups": "ask for shorter answers, or resume with longer or more rows (seq_len, "
-    "rows)",
-    "unanswered_groups": "look at why the sampler leaves them (the log says it)",
+_DROPPED = {
+    "zero_var_groups": (
+        "whose rewards do not vary",
+        "look at the reward function, or take other prompts",
+    ),
+    "too_long_groups": (
+        "too long for the rows",
+        "ask for shorter answers, or resume with longer or more rows (seq_len, rows)",
+    ),
+    "unanswered_groups": (
+        "not answered",
+        "look at why the sampler leaves them (the log says it)",
+    ),
 }
-_COUNTS = ("groups", "valid_groups", *REASONS, "stale_groups", "batches")
+_COUNTS = ("groups", "valid_groups", *_DROPPED, "stale_groups", "batches")
 #: Counted for one batch.
-_OF_BATCH = ("attempts_per_batch", *REASONS, "stale_groups")
+_OF_BATCH = ("attempts_per_batch", *_DROPPED, "stale_groups")
 
 _SAVED = ("counts", "failures_in_a_row", "since_batch", "sampled")
 
@@ -81,8 +88,8 @@ class RolloutMetrics:
         rewards = group.rewards.double()
         lengths = [length - group.prompt_len for length in group.sample_lengths()]
         seen = sum(float(row[:n].sum()) for row, n in zip(group.log_probs, lengths))
-        self._add("reward", float(rewards.sum()), len(rewards))
-        self._add(source, float(rewards.sum()), len(rewards))
+        self._add("reward/mean", float(rewards.sum()), len(rewards))
+        self._add(f"reward/mean/{source}", float(rewards.sum()), len(rewards))
         self._add("squares", float(rewards.square().sum()), len(rewards))
         self._add("response_length", sum(lengths), len(lengths))
         self._add("entropy", -seen, sum(lengths))
@@ -113,12 +120,13 @@ class RolloutMetrics:
             sums = torch.tensor(values, dtype=torch.float64, device=collective_device())
             dist.all_reduce(sums, group=group)
             found = dict(zip(found, sums.tolist()))
-        counts = ("valid_groups", *_OF_BATCH)
-        means: dict[str, float] = {name: int(found[name][0]) for name in counts if name in found}
+        means: dict[str, float] = {}
         for name, (total, number) in found.items():
-            if name not in counts and name != "squares" and number:
-                means[_label(name, self.sources)] = total / number
-        total, number = found.get("reward", (0.0, 0.0))
+            if name in ("valid_groups", *_OF_BATCH):
+                means[name] = int(total)
+            elif name != "squares" and number:
+                means[name] = total / number
+        total, number = found.get("reward/mean", (0.0, 0.0))
         if number > 1:
             squares = found["squares"][0] - total**2 / number
             means["reward/std"] = math.sqrt(max(0.0, squares) / (number - 1))
@@ -126,31 +134,24 @@ class RolloutMetrics:
 
     def failures(self) -> str:
         """The groups that were dropped in a row, and what may help."""
-        words = {"zero_var_groups": "whose rewards do not vary", "too_long_groups": "too long for "
-                 "the rows", "unanswered_groups": "not answered"}  # fmt: skip
-        found = [f"{n} {words[reason]}" for reason, n in self.failures_in_a_row.items()]
-        return f"{', '.join(found)}; " + "; ".join(REASONS[r] for r in self.failures_in_a_row)
+        found = [f"{n} {_DROPPED[reason][0]}" for reason, n in self.failures_in_a_row.items()]
+        return f"{', '.join(found)}; " + "; ".join(_DROPPED[r][1] for r in self.failures_in_a_row)
 
     def save_state(self) -> dict[str, Any]:
-        return {name: copy.deepcopy(getattr(self, name)) for name in _SAVED}
+        return {name: getattr(self, name) for name in _SAVED}
 
-    def restore_state(self, state: dict[str, Any]) -> None:
+    def restore_state(self, state: Mapping[str, Any]) -> None:
         for name in _SAVED:
-            setattr(self, name, copy.deepcopy(state[name]))
+            setattr(self, name, state[name])
         self.sampled = self._sums(self.sampled)
 
     def _sums(self, known: Mapping[str, list[float]]) -> dict[str, list[float]]:
         """``[sum, number]`` by name, of the sources that there are now."""
-        names = ("reward", "squares", "response_length", "truncated", "entropy", *self.sources)
+        by_source = [f"reward/mean/{source}" for source in self.sources]
+        names = ("reward/mean", *by_source, "squares", "response_length", "truncated", "entropy")
         return {name: known.get(name, [0.0, 0.0]) for name in names}
 
     def _add(self, name: str, total: float, number: int) -> None:
         entry = self.sampled[name]
         entry[0] += total
         entry[1] += number
-
-
-def _label(name: str, sources: Sequence[str]) -> str:
-    if name in sources:
-        return f"reward/mean/{name}"
-    return "reward/mean" if name == "reward" else name

@@ -4,7 +4,7 @@
 
 import operator
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator, Protocol, Sequence
+from typing import Callable, Iterator, Protocol, Sequence
 
 import numpy as np
 import torch
@@ -157,63 +157,3 @@ def score(reward: RewardFunction, prompt: Prompt, responses: list[list[int]]) ->
             key=prompt.__key__,
         )
     return numbers
-
-
-def check_group(group: Any, prompt: Prompt, vocab_size: int) -> None:
-    """Raise SampleError, which says what is wrong with a sampler's answer to a prompt."""
-    if not isinstance(group, ScoredGroup):
-        raise SampleError(f"the sampler returned a {type(group).__name__}, not a ScoredGroup")
-    _check_types(group)
-    length = group.prompt_len
-    tokens, log_probs, rewards = group.tokens, group.log_probs, group.rewards
-    if tokens.dim() != 2 or tokens.is_floating_point() or len(tokens) < 2:
-        raise SampleError(f"tokens must be integers [N >= 2, T], got {_shape(tokens)}")
-    samples, generated = len(tokens), tokens.shape[1] - length
-    if length != len(prompt.tokens) or generated < 1:
-        raise SampleError(
-            f"prompt_len is {length} in {_shape(tokens)} tokens; the prompt has "
-            f"{len(prompt.tokens)} tokens, and a response at least one"
-        )
-    if not bool((tokens[:, :length].cpu() == torch.as_tensor(prompt.tokens)).all()):
-        raise SampleError("tokens do not begin with the prompt")
-    shapes = {"log_probs": [samples, generated], "rewards": [samples], "truncated": [samples]}
-    for field, shape in shapes.items():
-        value = getattr(group, field)
-        if value is not None and list(value.shape) != shape:
-            raise SampleError(f"{field} must be {shape}, got {_shape(value)}")
-    if not bool(torch.isfinite(rewards).all()):
-        raise SampleError(f"rewards must be finite, got {rewards.tolist()}")
-    lengths = group.response_lens
-    if lengths is not None and (
-        tuple(lengths.shape) != (samples,)
-        or not 1 <= int(lengths.min()) <= int(lengths.max()) <= generated
-    ):
-        raise SampleError(
-            f"response_lens must be [{samples}] from 1 to {generated}, got {lengths.tolist()}"
-        )
-    if not bool(torch.isfinite(log_probs).all()):
-        raise SampleError("log_probs must be finite")
-    for sample, held in enumerate(group.sample_lengths()):
-        ids = tokens[sample, :held]
-        if not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
-            raise SampleError(
-                f"tokens of a response must be in [0, {vocab_size}), those of the tokenizer, got "
-                f"{ids[length:].tolist()}"
-            )
-
-
-def _check_types(group: ScoredGroup) -> None:
-    for field in ("tokens", "log_probs", "rewards", "response_lens", "truncated"):
-        value = getattr(group, field)
-        optional = field in ("response_lens", "truncated")
-        if not isinstance(value, torch.Tensor) and not (optional and value is None):
-            raise SampleError(f"{field} must be a tensor, got a {type(value).__name__}")
-    lengths = group.response_lens
-    if lengths is not None and lengths.is_floating_point():
-        raise SampleError(f"response_lens must be integers, got {_shape(lengths)}")
-    if not isinstance(group.prompt_len, int):
-        raise SampleError(f"prompt_len must be an integer, got {group.prompt_len!r}")
-
-
-def _shape(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -19,7 +19,7 @@ import torch
 
 from energon_ext.errors import StateFormatError
 from energon_ext.state.files import first_line, read_json, read_small_file, write_file
-from energon_ext.state.plain import from_plain, to_plain
+from energon_ext.state.plain import from_plain
 from energon_ext.state.schema import STOCK_RUN, check_seal, sealed
 
 TRACKER, CURSOR = "latest_checkpointed_iteration.txt", "data.json"
@@ -72,10 +72,10 @@ def cursors_in(folder: Path) -> Iterator[tuple[int | None, Any]]:
         StateFormatError: a file is damaged.
     """
     for rank, path in _files(folder):
-        if rank is None:
-            yield None, read_sealed(path)
+        if path.suffix == ".pt":
+            yield rank, read_megatron_lm_state(path)
         else:
-            yield rank, (read_state if path.suffix == ".json" else read_megatron_lm_state)(path)
+            yield rank, read_sealed(path) if rank is None else read_state(path)
 
 
 def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
@@ -98,8 +98,8 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def write_state(path: Path, state: Any) -> None:
-    """Write the data state of one rank."""
-    write_sealed(path, {"state": to_plain(state)})
+    """Write the data state of one rank, JSON values."""
+    write_sealed(path, {"state": state})
 
 
 def read_state(path: Path) -> Any:
@@ -109,7 +109,7 @@ def read_state(path: Path) -> Any:
         StateFormatError: the file is missing or damaged.
     """
     try:
-        return from_plain(read_sealed(path)["state"])
+        return read_sealed(path)["state"]
     except KeyError as error:
         raise StateFormatError(f"{path} holds no data state of a rank.") from error
 

@@ -18,8 +18,10 @@ import torch.distributed as dist
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import StateFormatError
 from energon_ext.state.match import SourceChange
+from energon_ext.state.schema import COUNT, check_shape
 
 VERSION = 1
+_ENTRY = {"spec": str, "row_offset": COUNT, "token_offset": COUNT}
 
 
 class Consumption:
@@ -111,7 +113,8 @@ class Consumption:
             >>> Consumption.from_json(old).tokens["web"]
             0
         """
-        if not isinstance(state, Mapping) or not isinstance(state.get("datasets"), list):
+        entries = state.get("datasets") if isinstance(state, Mapping) else None
+        if not isinstance(entries, list):
             raise StateFormatError(f"Not a consumption state, no list of datasets in {state!r:.80}")
         if state.get("version", VERSION) != VERSION:
             raise StateFormatError(
@@ -119,20 +122,14 @@ class Consumption:
                 f"known; use the energon_ext that wrote it, or a newer one."
             )
         consumed = cls()
-        moved: dict[str, str] = {c.saved_key: c.key for c in changes if c.saved_key}
-        for entry in state["datasets"]:
-            if not isinstance(entry, Mapping) or not isinstance(entry.get("spec"), str):
-                raise StateFormatError(f"Not an entry of a consumption state: {entry!r:.80}")
+        moved = {change.saved_key: change.key for change in changes}
+        for number, entry in enumerate(entries):
+            if isinstance(entry, Mapping):
+                entry = {"row_offset": 0, "token_offset": 0, **entry}
+            check_shape(entry, _ENTRY, f"datasets[{number}]")
             consumed.add(
-                moved.get(entry["spec"]) or entry["spec"],
-                rows=_count(entry, "row_offset"),
-                tokens=_count(entry, "token_offset"),
+                moved.get(entry["spec"], entry["spec"]),
+                rows=entry["row_offset"],
+                tokens=entry["token_offset"],
             )
         return consumed
-
-
-def _count(entry: Mapping[str, Any], field: str) -> int:
-    value = entry.get(field, 0)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise StateFormatError(f"{entry['spec']}: {field} is {value!r}, not a count.")
-    return value

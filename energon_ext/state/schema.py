@@ -42,11 +42,14 @@ _PLANNED = {
     "excluded": [COUNT],
     "last": bool,
 }
-_SPLICED = {"kind": str, "documents": {str: object}, "next_row": COUNT}
-_ROWS = {"planned": _PLANNED, "samples": _PLANNED, "spliced": _SPLICED}
+_ROWS = {
+    "planned": _PLANNED,
+    "samples": _PLANNED,
+    "spliced": {"kind": str, "documents": {str: object}, "next_row": COUNT},
+}
 _NODE = {"identity": str, "credits": {str: float}, "tokens": COUNT}
 _SOURCE = {
-    "rows": lambda value, where: check_shape(value, _rows_shape(value, where), where),
+    "rows": lambda value, where: _check_rows(value, where),
     "documents": COUNT,
     "tokens": COUNT,
     "names": [str],
@@ -145,11 +148,10 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _rows_shape(value: Any, where: str) -> Any:
-    kind = value.get("kind") if isinstance(value, Mapping) else None
-    if not isinstance(kind, str) or kind not in _ROWS:
-        raise StateFormatError(f"{where}.kind: {kind!r} found, one of {', '.join(_ROWS)} is known.")
-    return _ROWS[kind]
+def _check_rows(value: Any, where: str) -> None:
+    kind = str(value.get("kind")) if isinstance(value, Mapping) else None
+    _require(kind in _ROWS, kind, " or ".join(_ROWS), f"{where}.kind")
+    check_shape(value, _ROWS[str(kind)], where)
 
 
 def check_shape(value: Any, shape: Any, where: str) -> None:
@@ -161,8 +163,6 @@ def check_shape(value: Any, shape: Any, where: str) -> None:
         shape(value, where)
     elif isinstance(shape, list):
         _require(isinstance(value, (list, tuple)), value, "a list", where)
-        if shape[0] == COUNT and set(map(type, value)) == {int} and is_count(min(value)):
-            value = [max(value)]  # in their stead
         for each in value:
             check_shape(each, shape[0], where)
     elif isinstance(shape, dict):

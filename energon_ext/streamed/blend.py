@@ -42,7 +42,6 @@ _SHAPE = {
     "__class__": str,
     "version": COUNT,
     "fingerprint": {str: object},
-    "worker": COUNT,
     "drawn": COUNT,
     "batch": COUNT,
     "moved": {str: str},
@@ -122,7 +121,8 @@ class StreamedBlend(Blend, BaseWrapperDataset):
             samples.open()
         yield from self._pass()
         while self._repeats and self._drawn:
-            self._begin_again()
+            for samples in self._samples:
+                samples.begin_again()
             yield from self._pass()
         if self._restarts:
             self.reset_state_own()
@@ -137,14 +137,6 @@ class StreamedBlend(Blend, BaseWrapperDataset):
             self._settle(number, samples.size_of(sample))
             self._drawn += 1
             yield add_sample_restore_key(sample, self.keys[number], src=_BLEND)
-
-    def _begin_again(self) -> None:
-        """Begin every source again; the mixture goes on."""
-        for samples in self._samples:
-            documents, tokens = samples.documents, samples.tokens
-            samples.reset()
-            samples.open()
-            samples.documents, samples.tokens = documents, tokens
 
     def _draw(self) -> int | None:
         """The number of the next source; None where none is left."""
@@ -177,18 +169,15 @@ class StreamedBlend(Blend, BaseWrapperDataset):
     def _active_mixture(self) -> Mixture:
         """The mixture of this worker; its interleaves begin anywhere, see ``begin_here``."""
         if self._mixture is None:
-            key = f"{self.worker_config.seed_offset}/worker {self._worker_number()}"
+            config = self.worker_config
+            worker = config.rank * self.topology.workers + config.rank_worker_id()
+            key = f"{config.seed_offset}/worker {worker}"
             mixture = self._mixture = Mixture(self.tree, self.keys, seed=key)
-            if self._worker_number() and mixture.credits() and mixture.open(self.clock.at(0, 0)):
+            if worker and mixture.credits() and mixture.open(self.clock.at(0, 0)):
                 drawn = mixture.draw(np.arange(1 + stable_hash(key) % _MOST_DRAWS_BEFORE))
                 mixture.settle(np.bincount(drawn, minlength=len(self.keys)))
                 mixture.begin_here()
         return self._mixture
-
-    def _worker_number(self) -> int:
-        """The number of this worker among those of all ranks."""
-        config = self.worker_config
-        return config.rank * self.topology.workers + config.rank_worker_id()
 
     # State --------------------------------------------------------------------------------------
 
@@ -199,7 +188,6 @@ class StreamedBlend(Blend, BaseWrapperDataset):
             __class__=STATE_CLASS,
             version=STATE_VERSION,
             fingerprint=dict(self.fingerprint),
-            worker=self._worker_number(),
             drawn=self._drawn,
             batch=self._batch,
             moved=dict(self._moved),
@@ -208,30 +196,18 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         )
 
     def restore_state(self, state: FlexState) -> None:
-        """Continue from :meth:`save_state`; begins nothing with a state that is refused.
+        """Continue from :meth:`save_state`.
 
-        Raises:
-            StateFormatError: it is damaged, or of another version.
-            StateMismatchError: it belongs to another configuration or worker.
+        Raises: as of :meth:`check_state`.
         """
-        self.check_state(state, self._worker_number())
-        own = copy.deepcopy(dict(state))  # stock datasets keep references into it
-        self.reset_state_own()
-        try:
-            self._restore(own)
-        except BaseException:  # Ctrl-C too: half a state must not be continued
-            self.reset_state_deep()
-            raise
-
-    def _restore(self, state: Mapping[str, Any]) -> None:
+        self.check_state(state)
+        state = copy.deepcopy(state)  # stock datasets keep references into it
+        self.reset_state_deep()
         states = dict(state["sources"])
         matched = match_sources(states, self.source_names)
         for samples in self._samples:
-            key = samples.source.key
-            if key in matched:
-                samples.restore_state(states.pop(matched[key]))
-            else:
-                samples.dataset.reset_state_deep()
+            if (key := matched.get(samples.source.key)) is not None:
+                samples.restore_state(states.pop(key))
         self._retained = states
         self._drawn, self._batch = state["drawn"], state["batch"]
         renamed = {old: key for key, old in matched.items() if old != key}
@@ -241,16 +217,21 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         mixture.ended[:] = [samples.ended for samples in self._samples]
         mixture.restore_state(state["mixture"], renamed, self._position())
 
-    def check_state(self, state: Any, worker: int) -> None:
-        """Raise as :meth:`restore_state` for a state of another one of the workers of all ranks."""
+    def check_state(self, state: Any) -> None:
+        """Refuse a state that this blend cannot continue.
+
+        Raises:
+            StateFormatError: it is damaged, or of another version.
+            StateMismatchError: it belongs to another configuration.
+        """
         advice = "It was saved without this package's mixin, or with planned sources: finish that "
         check_class(
             state, STATE_CLASS, STATE_VERSION, f"{advice}run as it was begun, or start a new one."
         )
         check_shape(state, _SHAPE, "state")
         check_fingerprint(
-            {**without_encoder(state["fingerprint"]), "worker": state["worker"]},
-            {**without_encoder(self.fingerprint), "worker": worker},
+            without_encoder(state["fingerprint"]),
+            without_encoder(self.fingerprint),
             advice="A streamed blend continues on the ranks x workers that saved it; planned "
             "sources continue on any.",
         )
@@ -267,7 +248,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
             raise StateMismatchError(
                 {"buffered sample of source": (key, list(self.keys))},
                 "A source with samples in a shuffle or packing buffer cannot leave; keep it with "
-                "`weight: 0`.",
+                "`weight: 0` until they are gone.",
             )
         sample = self.sources[key].rows.restore_sample(restore_key[2:])
         return add_sample_restore_key(sample, key, src=_BLEND)
@@ -296,7 +277,8 @@ class LeastConsumedDataset(StreamedBlend):
 
     Args:
         sources: as of :class:`StreamedBlend`; weights are target shares.
-        new_source: ``baseline`` or ``zero``, where a source starts that a resumed state lacks.
+        new_source: ``baseline`` or ``zero``, where a source starts that a resumed state lacks;
+            of the one node, where no tree is given.
         **options: as of :class:`StreamedBlend`.
     """
 
@@ -307,9 +289,7 @@ class LeastConsumedDataset(StreamedBlend):
     ):
         if new_source not in NEW_SOURCES:
             raise ConfigError(f"new_source: {new_source!r} found, {' or '.join(NEW_SOURCES)}.")
-        if options.get("tree") is None:
-            options["new_source"] = new_source
-        super().__init__(sources, **options)
+        super().__init__(sources, new_source=new_source, **options)
 
 
 def current_batch_index() -> int:

@@ -61,6 +61,11 @@ class StreamedSamples:
         self._iterator = None
         self._is_empty = not self.dataset.worker_has_samples()
 
+    def begin_again(self) -> None:
+        """Begin with the first sample again, and count on."""
+        self._has_ended = False
+        self.open()
+
     @property
     def ended(self) -> bool:
         """Whether no sample is left, or none is for this worker."""

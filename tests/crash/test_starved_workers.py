@@ -17,6 +17,7 @@ import pytest
 
 from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.errors import WorkerError
 from tests.crash.starved import mount_for_itself, outcome, said
 from tests.support import batch_hash, config, take, write_mix, write_tokens
 
@@ -142,6 +143,32 @@ def test_a_killed_reader_or_planner_is_named_and_the_run_goes_on_from_its_state(
     resumed.load_state_dict(state)
     assert hashes(resumed, 3) == expected[-3:]
     resumed.close()
+
+
+def lose_one_behind_the_trainer(mix, place):
+    """Kill a process while the trainer computes."""
+    loader = new_loader(mix, 2, seq_len=64)
+    take(loader, 3)
+    state, victim = loader.state_dict(), pids()[place]
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(WorkerError) as raised:
+        time.sleep(SOON)
+    loader.close()
+    words, cause = str(raised.value), type(raised.value.__cause__).__name__
+    return words, cause, victim, loader.state_dict() == state, pids()
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_process_that_dies_while_the_trainer_computes_is_named_at_once(mix, tmp_path, place):
+    words, cause, victim, keeps_state, left = outcome(
+        lose_one_behind_the_trainer, mix, place, stderr=tmp_path / "stderr"
+    )
+    assert words == (
+        f"A data worker died: DataLoader worker (pid {victim}) is killed by signal: Killed. "
+        "Perhaps memory is short: see `dmesg`."
+    )
+    assert (cause, keeps_state) == ("RuntimeError", True)
+    assert not still_alive(left)
 
 
 def start_and_return(mix, batches, pause):

@@ -3,6 +3,7 @@
 """The loader of planned datasets: its state after every batch, its passes, its end."""
 
 import json
+import multiprocessing
 
 import pytest
 import torch
@@ -242,7 +243,11 @@ def test_a_closed_loader_still_has_its_state_and_draws_nothing(folder, workers):
     path = mix(folder)
     loader = new_loader(path, workers)
     expected = history(loader, 4)
+    iterator = iter(loader)
     loader.close()
+    with pytest.raises(ConfigError, match="^This loader was closed; make a new one and load "):
+        next(iterator)
+    assert multiprocessing.active_children() == []
     for _ in range(2):
         with pytest.raises(ConfigError, match="^This loader was closed; make a new one and load "):
             iter(loader)

@@ -3,7 +3,9 @@
 """A state from inside a step goes on as that step was begun, or is refused with the field."""
 
 import json
+from functools import partial
 
+import numpy as np
 import pytest
 
 from energon_ext import PackedTaskEncoder, StateMismatchError
@@ -83,7 +85,7 @@ CHANGES = {
     "exclude": ({"exclude": ["a:5"]}, "exclude"),
     "axis": ({"axis": "tokens"}, "axis: saved 'steps', now 'tokens'"),
     "packing_buffer_docs": ({"packing_buffer_docs": 20}, "packing_buffer_docs"),
-    "balance": ({"balance": "attention"}, "cost: saved None, now 'AttentionCost"),
+    "balance": ({"balance": "attention"}, "cost: saved None, now '"),
     "ranks": ({"ranks": 1}, "ranks: saved 2, now 1"),
     "batch_size": ({"batch": 4}, "batch_size: saved 2, now 4"),
     "rows_per_step": ({"rows": 32}, "rows_per_step: saved 16, now 32"),
@@ -116,3 +118,25 @@ def test_inside_a_step_its_rest_comes_on_any_workers(folder, cost, workers):
     if cost is not None:
         with pytest.raises(StateMismatchError, match="cost: .*saved inside a step"):
             new_run(folder, balance="attention", cost=AttentionCost(1, 1)).resume(state)
+
+
+def closure(sign):
+    return lambda lengths: sign * lengths.astype(float)
+
+
+class Instance:
+    def __init__(self, sign):
+        self.sign = sign
+
+    def __call__(self, lengths):
+        return closure(self.sign)(lengths)
+
+
+@pytest.mark.parametrize("cost", [closure, Instance, lambda sign: partial(np.multiply, sign)])
+def test_a_cost_of_the_user_is_known_by_its_values(folder, cost):
+    state, expected = inside(new_run(folder, balance="attention", cost=cost(1)))
+    again = new_run(folder, balance="attention", cost=cost(1)).resume(state)
+    iterators = [iter(loader) for loader in again.loaders]
+    assert [next(i).tokens.tolist() for _ in range(6) for i in iterators] == expected
+    with pytest.raises(StateMismatchError, match="cost: .*saved inside a step"):
+        new_run(folder, balance="attention", cost=cost(-1)).resume(state)

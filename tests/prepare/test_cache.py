@@ -2,13 +2,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Text is tokenized once: by one process of many, whatever ends it, and never from other text."""
 
+import io
 import json
 import logging
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -242,6 +246,59 @@ def test_much_text_is_one_line_with_the_command_that_tokenizes_it(mix, tmp_path,
     assert "web: 90 documents, " in result.stdout
     refuse_to_make(monkeypatch)
     assert len(hashes(mix)) == 12
+
+
+def test_the_command_is_that_of_the_outermost_metadataset_and_makes_what_is_missing(
+    tmp_path, monkeypatch
+):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        write_lines(tmp_path / name / "lines.jsonl", [f"{name} {n}" for n in range(30)])
+        write_mix(tmp_path / name / "mix.yaml", [("lines.jsonl", 1)])
+    outer = write_mix(tmp_path / "outer.yaml", [("first/mix.yaml", 1), ("second/mix.yaml", 1)])
+    monkeypatch.setattr(text_sources, "BYTES_PER_SECOND", 1)
+    command = ("tokenize", outer, "--tokenizer", "bytes")
+    for missing in ("first/lines.jsonl and 1 more", "second/lines.jsonl"):
+        with pytest.raises(ConfigError, match=missing) as error:
+            load(outer)
+        assert f"Run `energon-ext tokenize {outer} --tokenizer bytes` first" in str(error.value)
+        said = energon_ext(*command).stdout
+        of_second = next(line for line in said.splitlines() if "second" in line)
+        shutil.rmtree(of_second.rpartition(" ")[2])
+    assert energon_ext(*command).exit_code == 0
+    load(outer)
+
+
+def test_where_the_command_knows_no_such_tokenizer_it_takes_the_users_encoder(mix, monkeypatch):
+    monkeypatch.setattr(text_sources, "BYTES_PER_SECOND", 100)
+    encoder = PackedTaskEncoder(ByteTokenizer(add_bos=False), 64)
+    with pytest.raises(ConfigError, match="tokenize .*mix.yaml --encoder MODULE:FUNCTION. first"):
+        load(mix, encoder)
+
+
+def test_text_is_tokenized_where_standard_error_is_closed(mix, monkeypatch):
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    assert len(load(mix).sources) == 2
+
+
+def test_datasets_are_built_in_threads_and_each_prints_where_it_did(mix, capsys):
+    before = sys.stdout
+
+    def build(number):
+        for _ in range(3):
+            print(f"thread {number}")
+            load(mix)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(build, range(4)))
+    assert sys.stdout is before
+    print("and now")
+    said = capsys.readouterr().out
+    assert sorted(said.split("\n")) == sorted(
+        [f"thread {n}" for n in range(4)] * 3 + ["and now", ""]
+    )
 
 
 def test_the_command_divides_the_samples_among_processes(mix, tmp_path, monkeypatch):

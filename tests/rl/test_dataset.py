@@ -435,22 +435,22 @@ class TooFew:
         (Changed(tokens=torch.ones(1, 5).long()), "tokens must be integers"),
         (Changed(tokens=torch.ones(2, 5).long()), "tokens do not begin with the prompt"),
         (Changed(tokens=torch.ones(2, 3).long()), "prompt_len is 3 in int64 .2, 3. tokens"),
-        (Changed(response_lens=torch.tensor([2, 3])), r"response_lens must be .2. from 1 to 2"),
-        (Changed(response_lens=torch.tensor([0, 2])), r"response_lens must be .2. from 1 to 2"),
+        (Changed(response_lens=torch.tensor([2, 3])), "response_lens must be integers from 1 to 2"),
+        (Changed(response_lens=torch.tensor([0, 2])), "response_lens must be integers from 1 to 2"),
         (Changed(response_lens=torch.tensor([1.0, 2.0])), "response_lens must be integers"),
         (Changed(response_lens=[2, 2]), "response_lens must be a tensor, got a list"),
         (Changed(rewards=[1.0, 0.0]), "rewards must be a tensor, got a list"),
         (Changed(rewards=None), "rewards must be a tensor, got a NoneType"),
         (Changed(log_probs=np.zeros((2, 2))), "log_probs must be a tensor, got a ndarray"),
         (Changed(tokens=[[1, 101, 102, 5, 6]]), "tokens must be a tensor, got a list"),
-        (Changed(prompt_len=3.0), "prompt_len must be an integer, got 3.0"),
+        (Changed(prompt_len=3.0), r"prompt_len is 3.0 in int64 .2, 5. tokens"),
         (
             Changed(tokens=torch.tensor([[1, 101, 102, 5, -1], [1, 101, 102, 5, 6]])),
-            r"tokens of a response must be in .0, 260., those of the tokenizer, got .5, -1.",
+            r"tokens of a response must be in .0, 260., those of the tokenizer, got .-1.",
         ),
         (
             Changed(tokens=torch.tensor([[1, 101, 102, 5, 6], [1, 101, 102, 259, 260]])),
-            r"tokens of a response must be in .0, 260., those of the tokenizer, got .259, 260.",
+            r"tokens of a response must be in .0, 260., those of the tokenizer, got .260.",
         ),
     ],
 )
@@ -526,12 +526,12 @@ def test_states_of_other_runs_are_refused(sums):
     with pytest.raises(StateMismatchError, match="seed: saved '1/0', now '0/0'"):
         build(sums, Dice()).restore_state(state)
     content = {key: value for key, value in state.items() if key != SEAL}
-    with pytest.raises(StateFormatError, match="version 1, is needed, found 9"):
+    with pytest.raises(StateFormatError, match="version 9 was found, 1 is known"):
         build(sums, Dice()).restore_state(sealed({**content, "version": 9}))
     with pytest.raises(StateFormatError, match="A NoneType is no data state"):
         build(sums, Dice()).restore_state(None)
     for field in ("fingerprint", "drawn", "groups", "calls", "rollout"):
-        with pytest.raises(StateFormatError, match=f"damaged: {field} is None"):
+        with pytest.raises(StateFormatError, match=f"state.{field}: None found"):
             build(sums, Dice(), seed=1).restore_state(sealed({**content, field: None}))
     with pytest.raises(ConfigError, match="before the first batch"):
         dataset.restore_state(state)

@@ -10,8 +10,7 @@ from megatron.energon import WorkerConfig
 
 from energon_ext.errors import DataExhaustedError, EnergonExtError, StateFormatError
 from energon_ext.state.consumption import Consumption
-from energon_ext.state.exhaustion import end_together
-from energon_ext.state.together import on_all_ranks
+from energon_ext.state.together import end_together, on_all_ranks
 
 RANKS = 3
 

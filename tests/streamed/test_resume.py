@@ -10,8 +10,6 @@ from megatron.energon import SavableDataLoader
 from megatron.energon.wrappers.batch_dataset import BatchDataset
 from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
-from energon_ext.errors import StateMismatchError
-from energon_ext.plan.lookup import find_blend
 from tests.streamed.numbers import assert_nothing_lost, blend, drawn_of, order_of, resumed, source
 from tests.support import config, loader_for, take
 
@@ -222,19 +220,3 @@ def test_a_sample_in_a_buffer_is_read_again_from_its_source_under_the_key_of_now
         state = moved.save_state_rank()
     numbers = sorted(sample.number for sample in seen if sample.source != "b")
     assert numbers[:20] == list(range(1, 21))
-    gone = stock_loader(ShuffleBufferDataset(blend([source("b")]), 8, worker_config=config()))
-    gone.restore_state_rank(first.save_state_rank())
-    with pytest.raises(StateMismatchError, match="'web'.*keep it with `weight: 0`"):
-        take(gone, 1)
-
-
-def test_a_restore_that_fails_leaves_the_beginning():
-    """Of three sources the first is restored before Energon refuses the second."""
-    loader = loader_for(batched())
-    take(loader, 5)
-    state = find_blend(loader).save_state()
-    state["sources"]["b"]["dataset"]["datasets"] = []
-    other = batched()
-    with pytest.raises(AssertionError):
-        find_blend(other).restore_state(state)
-    assert told(take(loader_for(other), 5)) == told(take(loader_for(batched()), 5))

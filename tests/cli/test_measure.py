@@ -1,0 +1,56 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""``energon-ext measure`` makes what a run finds, by several processes and again."""
+
+import pytest
+
+from energon_ext.prepare.cache import DEFAULT_NAME
+from tests.cli.command import energon_ext, error_line
+from tests.samples.test_planned_samples import run, write
+from tests.samples.vision import PackedCaptions, length_of_number, write_images
+
+
+@pytest.fixture
+def mix(tmp_path, monkeypatch):
+    write_images(tmp_path / "photos", 50)
+    (tmp_path / "own_vision.py").write_text(
+        "from tests.samples.vision import PackedCaptions, PlannedCaptions\n"
+        "class Longer(PackedCaptions):\n"
+        "    def length_of(self, encoded): return super().length_of(encoded) + 1\n"
+        "Longer.__qualname__ = 'PackedCaptions'\n"
+        "def encoder(): return PackedCaptions()\n"
+        "def plain(): return PlannedCaptions()\n"
+        "def longer(): return Longer()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    return write(tmp_path / "mix.yaml", {"blend": [{"path": "photos"}]})
+
+
+def measure(mix, function="encoder", *options):
+    return energon_ext("measure", mix, "--encoder", f"own_vision:{function}", *options)
+
+
+def test_a_run_finds_the_lengths_that_were_measured_by_several_processes(mix, monkeypatch):
+    result = measure(mix, "encoder", "--jobs", 3)
+    assert result.exit_code == 0, result.stderr
+    lengths = [length_of_number(number) for number in range(50)]
+    tokens, mean = sum(lengths), sum(lengths) / 50
+    expected = f"photos: 50 samples, {tokens} tokens, {mean:.1f} on average, 25 at most in "
+    assert expected in result.stdout
+    monkeypatch.setattr("energon_ext.encoders.measured.SECONDS_BY_ENCODING", 1000)
+    run(mix, 1, encoder=PackedCaptions())
+    assert len(list((mix.parent / DEFAULT_NAME).iterdir())) == 1
+    assert measure(mix).stdout == result.stdout
+
+
+def test_a_check_measures_some_samples_again(mix):
+    result = measure(mix, "encoder", "--check", 20)
+    assert "20 samples measured again: all as before" in result.stdout
+    said = error_line(measure(mix, "longer", "--check", 7))
+    assert "photos" in said and "7 of 7 samples have other lengths now" in said
+    assert "Change the encoding_fingerprint" in said
+
+
+def test_an_encoder_that_packs_nothing_is_refused(mix):
+    assert "own_vision:plain: has no length_of" in error_line(measure(mix, "plain"))
+    assert "MODULE:FUNCTION is needed" in error_line(measure(mix, "absent"))
