@@ -12,10 +12,15 @@ from typing import Any
 
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
-from megatron.energon.flavors.webdataset.sample_loader import WebdatasetSampleLoaderDataset
+from megatron.energon.flavors.webdataset.itar_reader import ITarReader
+from megatron.energon.flavors.webdataset.sample_loader import (
+    RawSampleData,
+    WebdatasetSampleLoaderDataset,
+)
 from megatron.energon.wrappers.map_dataset import MapDataset
 
 from energon_ext.errors import ConfigError
+from energon_ext.samples.tar_reader import TarReader
 
 
 class NumberedSamples:
@@ -41,7 +46,10 @@ class NumberedSamples:
                 f"{path}: a {type(inner).__name__} has no samples by number; write it as JSON "
                 f"Lines."
             )
-        self._reader = inner
+        self._readers = [
+            TarReader(reader) if isinstance(reader, ITarReader) else reader
+            for reader in inner.join_readers
+        ]
 
     def stored(self, number: int) -> Any:
         """A sample as it is stored, for :meth:`cooked`; None where the split excludes it.
@@ -50,12 +58,14 @@ class NumberedSamples:
             ConfigError: it cannot be read.
         """
         try:
-            sample = self._reader._get_sample(number)
+            data = tuple(reader[number] for reader in self._readers)
         except Exception as error:  # whatever Energon raises of a damaged file
             raise ConfigError(
                 f"{self.path}: sample {number} cannot be read ({error}); copy its files again."
             ) from error
-        return None if sample.data[0] is None else sample
+        if data[0] is None:
+            return None
+        return RawSampleData(__restore_key__=("Webdataset", number), data=data)
 
     def cooked(self, stored: Any) -> Any:
         """A stored sample as the encoder gets it; raises whatever decoders and cookers do."""

@@ -1,0 +1,135 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Samples of local tar files by number, each in one read.
+
+Energon's reader looks for the headers of a sample one after another, opens the index anew for each
+look-up, and keeps what it found of every sample. It still reads whatever is not plain: another file
+system, a join, a header with an extension.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+from megatron.energon.flavors.webdataset.config import skip_meta_re, split_name_re
+from megatron.energon.flavors.webdataset.itar_reader import ITarReader, ShardInfosITarReader
+from megatron.energon.flavors.webdataset.structs import FilteredSample
+from megatron.energon.source_info import SourceInfo
+
+#: Shards that are open at once.
+MOST_OPEN = 64
+
+_BLOCK = 512
+_PLAIN = (b"ustar\x0000", b"ustar  \x00")
+
+
+class TarReader:
+    """Reads by number what a reader of Energon would.
+
+    Args:
+        reader: of Energon.
+    """
+
+    def __init__(self, reader: ITarReader[int]):
+        self._reader: Any = reader
+        self._is_local = isinstance(reader, ShardInfosITarReader) and all(
+            shard.path.is_local() for shard in reader.shard_infos
+        )
+        self._opened: OrderedDict[int, tuple[int, np.ndarray]] = OrderedDict()
+
+    def __getitem__(self, number: int) -> FilteredSample | None:
+        """A sample; None where the split excludes it."""
+        files = self._files(number) if self._is_local else None
+        if files:
+            return self._sample(number, files)
+        sample = self._reader[number]
+        for tar in self._reader.itar_files_cache.values():
+            tar.members.clear()  # one for every sample that was read
+        return sample
+
+    def _files(self, number: int) -> list[tuple[str, bytes]] | None:
+        """Names and contents of the files of a sample; None where they are not plain."""
+        shard = self._shard_of(number)
+        file, offsets = self._open(shard)
+        first = number - self._reader.shard_count_cumsum[shard]
+        begin, end = offsets[first : first + 2].tolist()
+        content = os.pread(file, end - begin, begin)
+        return plain_files(content) if len(content) == end - begin else None
+
+    def _shard_of(self, number: int) -> int:
+        return bisect_right(self._reader.shard_count_cumsum, number) - 1
+
+    def _open(self, shard: int) -> tuple[int, np.ndarray]:
+        """The descriptor of a shard, and where each of its samples begins."""
+        if shard in self._opened:
+            self._opened.move_to_end(shard)
+        else:
+            path = str(self._reader.shard_infos[shard].path)
+            offsets = np.fromfile(f"{path}.idx", "<u8")
+            self._opened[shard] = os.open(path, os.O_RDONLY | os.O_CLOEXEC), offsets
+            if len(self._opened) > MOST_OPEN:
+                os.close(self._opened.popitem(last=False)[1][0])
+        return self._opened[shard]
+
+    def _sample(self, number: int, files: list[tuple[str, bytes]]) -> FilteredSample | None:
+        """The files of a sample as Energon hands them on."""
+        reader, shard = self._reader, self._reader.shard_infos[self._shard_of(number)]
+        keys, parts, names = set(), {}, []
+        for name, content in files:
+            match = None if skip_meta_re.match(name) else split_name_re.match(name)
+            if match is None:
+                continue
+            keys.add(match[1])
+            if reader.part_filter is None or reader.part_filter(match[2]):
+                parts[match[2]] = content
+                names.append(name)
+        if len(keys) != 1:
+            raise ValueError(f"{shard.name}: sample {number} has files of {sorted(keys) or 'none'}")
+        (key,) = keys
+        if reader.sample_filter is not None and not reader.sample_filter(f"{shard.name}/{key}"):
+            return None
+        source = SourceInfo(
+            dataset_path=reader.base_path,
+            index=number,
+            shard_name=shard.name,
+            file_names=tuple(names),
+        )
+        return FilteredSample(
+            __key__=key,
+            __shard__=shard.name,
+            __restore_key__=("Webdataset", number),
+            __sources__=(source,),
+            **parts,
+        )
+
+
+def plain_files(content: bytes) -> list[tuple[str, bytes]] | None:
+    """Names and contents of the files in a part of a tar; None where a header is not plain.
+
+    Example:
+        >>> import io, tarfile
+        >>> with tarfile.open(fileobj=(file := io.BytesIO()), mode="w") as tar:
+        ...     info = tarfile.TarInfo("7.txt")
+        ...     info.size = 2
+        ...     tar.addfile(info, io.BytesIO(b"hi"))
+        >>> plain_files(file.getvalue()[:1024])
+        [('7.txt', b'hi')]
+    """
+    files, begin = [], 0
+    while begin + _BLOCK <= len(content):
+        header = content[begin : begin + _BLOCK]
+        if header[257:265] not in _PLAIN or header[156:157] not in b"0\0" or header[345]:
+            return None
+        try:
+            name = header[:100].rstrip(b"\0").decode()
+            size = int(header[124:136].rstrip(b" \0"), 8)
+        except ValueError:  # of another encoding, or larger than eight octal digits say
+            return None
+        begin += _BLOCK
+        files.append((name, content[begin : begin + size]))
+        begin += -(-size // _BLOCK) * _BLOCK
+    return files if begin == len(content) else None
