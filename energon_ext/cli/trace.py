@@ -19,6 +19,7 @@ from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.step import Step
 from energon_ext.plan.trace import TracedRow, rows_of
+from energon_ext.samples.rows import SampleRows
 from energon_ext.state.match import KEPT, compare_sources
 
 
@@ -144,7 +145,10 @@ def _files(
     """Where in which file the contents of a row are, and how they begin."""
     if row.source is None:
         return []
-    files, found = blend.sources[row.source].rows.documents, []
+    rows = blend.sources[row.source].rows
+    if isinstance(rows, SampleRows):
+        return [_sample(rows, number) for number, *_ in row.contents]
+    files, found = rows.documents, []
     for document, start, stop in row.contents:
         prefix, number = files.file_of(document)
         text = f"document {document} [{start}, {stop}), number {number} of {prefix}"
@@ -158,6 +162,12 @@ def _files(
             {"document": document, "file": prefix, "number": number, "origin": origin, "text": text}
         )
     return found
+
+
+def _sample(rows: SampleRows, number: int) -> dict[str, Any]:
+    shard, key = rows.place_of(number)
+    text = f"sample {number}, {key} of {shard}"
+    return {"document": number, "file": shard, "number": number, "origin": key, "text": text}
 
 
 def _say(content: dict[str, Any], as_json: bool, text: str) -> None:

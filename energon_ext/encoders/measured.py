@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from energon_ext.config.mix import Entry
-from energon_ext.encoders.planned_samples import encoded, keyed_random
+from energon_ext.encoders.planned_samples import encoded, identity_of_lengths, keyed_random
 from energon_ext.encoders.text_sources import (
     cache_folder_of,
     cached_source,
@@ -53,21 +53,11 @@ def ensure_measured(encoder: Any, entries: Sequence[Entry]) -> dict[str, LengthT
 
 
 def cached_lengths(encoder: Any, entry: Entry) -> Cached:
-    """The table of lengths of a source; it may not be there.
-
-    Raises:
-        ConfigError: the encoder says nothing by which its tables are told apart.
-    """
-    name, encoding = type(encoder).__qualname__, getattr(encoder, "encoding_fingerprint", None)
-    if encoding is None:
-        raise ConfigError(
-            f"{name}: has a length_of; give the class an encoding_fingerprint as well, JSON "
-            f"values such as {{'version': 1}}, and change it whenever the length of a sample "
-            f"changes. Lengths are kept, and found by it."
-        )
+    """The table of lengths of a source; it may not be there."""
+    encoding = identity_of_lengths(encoder)
     source = cached_source(encoder, entry)
     depends_on = {
-        **what_samples_depend_on(entry, {"class": name, "own": encoding}),
+        **what_samples_depend_on(entry, encoding),
         "path": source.path,
         "first": _units(entry, source)[0].description["path"],  # of the shards of a split
     }

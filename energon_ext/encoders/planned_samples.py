@@ -107,6 +107,12 @@ class SampleReader:
     _left_out: int = field(default=0, init=False)
     _reason: str = field(default="", init=False)
 
+    def place_of(self, number: int) -> tuple[str, str]:
+        """The shard and the key of a sample, for people."""
+        stored = self.open_samples().stored(number)
+        found = {} if stored is None else stored.data[0]
+        return str(found.get("__shard__", "")), str(found.get("__key__", "left out by the split"))
+
     def __call__(self, numbers: Sequence[int], epoch: int) -> Any:
         """The encoded sample of a row, or the samples packed into one."""
         read = [self._usable(number, epoch) for number in numbers]
@@ -244,6 +250,8 @@ def packs_samples(encoder: Any) -> bool:
 
 def packer_of(encoder: Any) -> Packer:
     """What packs an encoder's samples: its own method, or best fit."""
+    if getattr(encoder, "saved_packer", None) is not None:
+        return encoder.saved_packer
     if not packs_samples(encoder):
         return OnePerRow()
     for name in ("seq_len", "pack_selected_samples"):
@@ -275,7 +283,39 @@ def sample_batches(encoder: Any) -> BatchOptions:
         assemble=functools.partial(_assemble, encoder),
         padding=None,
         fingerprint=encoder.state_fingerprint(),
+        encoder=saved_samples(encoder),
     )
+
+
+def saved_samples(encoder: Any) -> dict[str, Any]:
+    """What plans the same rows again without the user's code, as JSON values."""
+    is_packing = packs_samples(encoder)
+    return {
+        "class": "samples",
+        "fingerprint": encoder.state_fingerprint(),
+        "lengths": identity_of_lengths(encoder) if is_packing else None,
+        "packer": {**packer_of(encoder).to_json(), "seq_len": encoder.seq_len}
+        if is_packing
+        else None,
+    }
+
+
+def identity_of_lengths(encoder: Any) -> dict[str, Any]:
+    """JSON values by which the tables of an encoder are told from those of others.
+
+    Raises:
+        ConfigError: the encoder says nothing by which its tables are told apart.
+    """
+    if getattr(encoder, "saved_lengths", None) is not None:
+        return encoder.saved_lengths
+    name, own = type(encoder).__qualname__, getattr(encoder, "encoding_fingerprint", None)
+    if own is None:
+        raise ConfigError(
+            f"{name}: has a length_of; give the class an encoding_fingerprint as well, JSON "
+            f"values such as {{'version': 1}}, and change it whenever the length of a sample "
+            f"changes. Lengths are kept, and found by it."
+        )
+    return {"class": name, "own": own}
 
 
 def _assemble(encoder: Any, samples: list[Any]) -> Any:

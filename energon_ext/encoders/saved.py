@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from megatron.energon import TaskEncoder
 
 from energon_ext.encoders.chat import named_template
+from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
@@ -21,6 +23,7 @@ from energon_ext.encoders.text_sources import encoding_of
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, StateFormatError
 from energon_ext.plan.cost import AttentionCost
+from energon_ext.samples.packers import WholePacker
 from energon_ext.splice.config import splice_from_config
 
 _CLASSES = {
@@ -47,14 +50,48 @@ class SavedTokenizer(Tokenizer):
         return self._fingerprint
 
 
+class SavedSamples(DynamicBlendMixin, TaskEncoder):
+    """Plans the samples of a saved run as its encoder did; it encodes none.
+
+    Args:
+        saved: of :func:`energon_ext.encoders.planned_samples.saved_samples`.
+    """
+
+    def __init__(self, saved: Mapping[str, Any]):
+        self._fingerprint = dict(saved["fingerprint"])
+        self.saved_lengths, packer = saved["lengths"], saved["packer"]
+        if packer is None:
+            return
+        options = dict(packer)
+        if options.pop("name") != WholePacker.name:
+            raise ConfigError(
+                f"The rows of this run were packed by {packer['name']} of its encoder, which a "
+                f"state does not hold."
+            )
+        self.saved_packer = WholePacker(options.pop("seq_len"), **options)
+        self.seq_len = self.saved_packer.seq_len
+        self.length_of = None
+
+    def state_fingerprint(self) -> dict[str, Any]:
+        return self._fingerprint
+
+    def _obstacle(self, *arguments: Any) -> None:
+        """Nothing: they were planned."""
+
+    def _load_dataset(self, dataset: Any, offset: int, worker_config: Any) -> Any:
+        return dataset.dataset.build(offset)  # not cooked
+
+
 def load_encoder(
     saved: Mapping[str, Any], tokenizer: Tokenizer | None = None, **changed: Any
-) -> PackedTaskEncoder:
+) -> DynamicBlendMixin:
     """The encoder that a state describes, with another tokenizer or with options changed.
 
     Args:
         saved: of :func:`energon_ext.encoders.pretrain.saved_encoder`.
     """
+    if saved.get("class") == "samples":
+        return SavedSamples(saved)
     if saved.get("class") not in _CLASSES or not isinstance(saved.get("options"), Mapping):
         raise StateFormatError("The data state does not say how its rows were encoded.")
     options = {**saved["options"], **changed}

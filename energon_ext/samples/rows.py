@@ -20,6 +20,8 @@ class RowReader(Protocol):
 
     def __call__(self, numbers: Sequence[int], epoch: int) -> Any: ...
 
+    def place_of(self, number: int) -> tuple[str, str]: ...
+
 
 @dataclass(frozen=True)
 class OneEach:
@@ -61,6 +63,10 @@ class SampleRows(PlannedRows):
 
     def _taken(self) -> TakenRows:
         return TakenSamples()
+
+    def place_of(self, number: int) -> tuple[str, str]:
+        """The shard and the key of a sample."""
+        return self._read_row.place_of(number)
 
     def read(self, description: tuple[list[int], int]) -> Any:  # type: ignore[override]
         """What the reader makes of the samples of a row."""

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Samples of a user's own TaskEncoder in full rows, by lengths that were measured once."""
 
+import json
 import logging
 import shutil
 from collections import Counter
@@ -11,6 +12,7 @@ from megatron.energon import stateless
 
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.cache import DEFAULT_NAME
+from tests.cli.command import energon_ext, error_line
 from tests.samples.test_planned_samples import ROWS, dataset_of, run, write
 from tests.samples.vision import (
     CRUDE,
@@ -20,6 +22,7 @@ from tests.samples.vision import (
     prepare,
     write_images,
 )
+from tests.saves import save_cursor
 from tests.support import loader_for, take
 
 TOPOLOGIES = [(1, 2), (2, 0), (4, 1)]
@@ -243,3 +246,43 @@ def test_a_damaged_table_is_named(data, change):
     file.unlink() if change == "removed" else file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(ConfigError, match="a damaged table of lengths.*Remove"):
         dataset_of(path, encoder=PackedCaptions())
+
+
+# Commands ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoder", [PlannedCaptions, PackedCaptions])
+def test_a_trace_names_the_samples_that_a_step_reads_without_the_users_code(data, encoder):
+    path = mix(data, "blend")
+    loader = loader_for(dataset_of(path, encoder=encoder()))
+    read = take(loader, 5)[4]
+    state = loader_for(dataset_of(path, encoder=encoder())).state_dict()
+    save_cursor(data / "run", 0, state)
+    result = energon_ext("trace", data / "run", path, "--step", 4, "--json")
+    assert result.exit_code == 0, result.stderr
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    keys = [[file["origin"] for file in row["files"]] for row in rows]
+    if encoder is PackedCaptions:
+        assert keys == [[f"{number:06d}" for number, *_ in row] for row in read]
+    else:
+        assert keys == [[key] for key, *_ in read]
+    assert all(file["file"].startswith("shard_00") for row in rows for file in row["files"])
+
+
+def test_the_difference_of_a_resume_is_shown_without_the_users_code(data):
+    path = mix(data)
+    loader = loader_for(dataset_of(path, encoder=PackedCaptions()))
+    take(loader, 3)
+    save_cursor(data / "run", 3, loader.state_dict())
+    write(path, {"interleave": [{"path": "charts"}]})
+    result = energon_ext("checkpoint", "diff", data / "run", path)
+    assert result.exit_code == 0, result.output
+    assert "photos" in result.stdout and "charts" in result.stdout
+
+
+def test_a_run_packed_by_the_users_own_method_is_not_traced(data):
+    path = mix(data)
+    loader = loader_for(dataset_of(path, encoder=OwnPacker()))
+    save_cursor(data / "run", 0, loader.state_dict())
+    said = error_line(energon_ext("trace", data / "run", path, "--step", 0))
+    assert "packed by select_samples_to_pack of its encoder" in said
