@@ -234,9 +234,8 @@ def test_if_one_of_two_ranks_fails_or_dies_both_raise_and_the_last_checkpoint_st
             process.kill()
     for rank, results in enumerate((first, second)):
         assert (results[0], results[3]) == (1, 4)
-        for error, message in zip(
-            results[1:3], ("No space left on device", "type set is not JSON")
-        ):
+        expected = ("No space left on device", "type set is not JSON")
+        for error, message in zip(results[1:3], expected):
             assert message in error and ("On rank 1" in error) == (rank == 0)
     assert died.startswith("EnergonExtError: ") and "iter_0000005: the save failed" in died
     checkpoints = Checkpoints(tmp_path / "checkpoints")

@@ -68,6 +68,8 @@ def obstacle(
         if not get_stateless(method):
             return f"{name} is not marked @stateless"
     for entry in entries:
+        if not all(path.is_local() for path in entry.dataset.paths):
+            return f"the files of {entry.key} are not local"
         if shuffles_over_epochs(entry):
             return f"{entry.key} has a shuffle_over_epochs_multiplier"
         if int(entry.loaded.repetitions or 1) != (entry.loaded.repetitions or 1):
