@@ -23,6 +23,7 @@ BENCHMARKS = (
     "balanced_training",
     "splice",
     "text_source",
+    "any_dataset",
     "memory",
 )
 
