@@ -121,7 +121,7 @@ class DynamicBlendMixin:
         clock = Clock(
             mix.axis_with(self.schedule_axis),
             Topology.of(worker_config, stages.get("batch_size"), self.rows_per_step),
-            self.tokens_per_sample,
+            bound.tokens_per_sample,
             mix.run.skip.ranges,
         )
         check_mixture(

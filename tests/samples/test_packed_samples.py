@@ -97,6 +97,23 @@ def test_an_interleave_counts_the_tokens_of_the_rows(data):
     assert abs(photos - charts) <= 2 * 40
 
 
+def test_breakpoints_may_count_the_tokens_of_rows(data):
+    entries = [
+        {"path": "photos", "weight": {"step": {0: 1, 2 * ROWS * 40: 0}}},
+        {"path": "charts", "weight": {"step": {0: 0, 2 * ROWS * 40: 1}}},
+    ]
+    path = write(data / "tokens.yaml", {"blend": entries})
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schedule_axis": "tokens"}))
+    loader = loader_for(dataset_of(path, encoder=PackedCaptions()))
+    read = []
+    for _ in range(2):
+        take(loader, 2)
+        sources = loader.state_dict()["plan"]["sources"]
+        read.append([own["tokens"] for own in sources.values()])
+    (charts, photos), (more_charts, more_photos) = read
+    assert charts == 0 < photos == more_photos and more_charts > 0
+
+
 def test_lengths_are_measured_once(data, monkeypatch):
     path = alone(data)
     run(path, 1, encoder=PackedCaptions())
