@@ -19,6 +19,7 @@ BENCHMARKS = (
     "token_source",
     "assembly",
     "packing",
+    "sample_order",
     "balance",
     "balanced_training",
     "splice",
