@@ -330,7 +330,10 @@ def test_bad_samples_are_reported_by_name_and_left_out(tmp_path, capsys, caplog)
     assert answers_in(loader_for(load(tmp_path / "mixed.jsonl"))) == [f"{n}!" for n in range(5)]
     assert capsys.readouterr().out == ""
     (warning,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
-    assert "mixed.jsonl: 3 of 8 samples have no tokens, the first: Sample 5: neither the" in warning
+    assert (
+        "mixed.jsonl: 3 of 8 samples cannot be tokenized, the first: Sample 5: neither the"
+        in warning
+    )
     reported = caplog.text
     assert "has ['prompt']" in reported
     assert "Sample 6: no assistant message" in reported

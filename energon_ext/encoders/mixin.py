@@ -85,6 +85,10 @@ class DynamicBlendMixin:
     #: Whether samples are planned by number, where the encoder allows it.
     plan_samples: bool = True
 
+    #: Planned samples that are stored side by side and read close to each other; some 2 MB of them
+    #: make larger reads where one node reads all.
+    sample_block: int = 1
+
     #: Of the sample that is encoded, where samples are planned.
     sample_number: int | None = None
 
@@ -197,7 +201,9 @@ class DynamicBlendMixin:
 
     def state_fingerprint(self) -> dict[str, Any]:
         """JSON values that a saved state depends on; extend it with what changes your samples."""
-        named = {ENCODER: type(self).__qualname__}
+        named: dict[str, Any] = {ENCODER: type(self).__qualname__}
+        if self.sample_block != 1:
+            named["sample_block"] = self.sample_block
         if not packs_samples(self):
             return named
         packer = packer_of(self)

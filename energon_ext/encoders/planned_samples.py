@@ -238,7 +238,7 @@ def sample_rows(
         SampleReader(encoder, entry.key, seed, range(first, stop), open_samples, table),
         source=entry.key,
         packer=packer_of(encoder),
-        order=order_of(entry, stop - first, seed=seed, repeat=repeat),
+        order=order_of(entry, stop - first, seed=seed, repeat=repeat, block=encoder.sample_block),
         buffer_docs=MOST_PLANNED_BUFFER_DOCS,
         first=first,
         excluded=entry.excluded,

@@ -59,6 +59,7 @@ class SavedSamples(DynamicBlendMixin, TaskEncoder):
 
     def __init__(self, saved: Mapping[str, Any]):
         self._fingerprint = dict(saved["fingerprint"])
+        self.sample_block = self._fingerprint.get("sample_block", 1)
         self.saved_lengths, packer = saved["lengths"], saved["packer"]
         if packer is None:
             return

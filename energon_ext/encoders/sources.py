@@ -54,9 +54,7 @@ def epochs_of(entry: Entry, repeat: bool) -> float | None:
     return entry.max_epochs if repeat else (entry.loaded.repetitions or 1)
 
 
-def order_of(
-    entry: Entry, size: int, *, seed: int, repeat: bool, shuffled: bool = True
-) -> EpochOrder:
+def order_of(entry: Entry, size: int, *, seed: int, repeat: bool, **options: Any) -> EpochOrder:
     """The order in which the documents or samples of a source are read."""
     epochs = epochs_of(entry, repeat)
     if epochs is not None and epochs != int(epochs):
@@ -65,7 +63,7 @@ def order_of(
         size,
         f"{seed}/{entry.names.shuffle_key}",
         epochs=None if epochs is None else int(epochs),
-        shuffled=shuffled,
+        **options,
     )
 
 

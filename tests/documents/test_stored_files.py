@@ -192,7 +192,9 @@ def test_lines_that_are_no_json_are_left_out_and_said_with_their_number(folder, 
     batches = take(loader, 1)
     text = " ".join(ByteTokenizer().decode(batch.tokens.flatten()) for batch in batches)
     assert "one" in text and "four" in text and "tw" not in text and "thr" not in text
-    said = "broken.jsonl: 2 of 4 samples have no tokens, the first: Sample 1: JSONDecodeError ("
+    said = (
+        "broken.jsonl: 2 of 4 samples cannot be tokenized, the first: Sample 1: JSONDecodeError ("
+    )
     assert said in caplog.text
 
 

@@ -420,6 +420,8 @@ def test_a_planned_run_saved_inside_a_step_goes_on_with_its_ranks_only(
 class Samples(DynamicBlendMixin, DefaultTaskEncoder):
     """Yields streamed samples one by one; they count as batches."""
 
+    plan_samples = False
+
     @stateless
     def encode_sample(self, sample):
         return sample

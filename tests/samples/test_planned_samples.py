@@ -5,15 +5,19 @@
 import json
 import logging
 from collections import Counter
+from functools import partial
 
 import pytest
+import torch
 from megatron.energon import SkipSample, stateless
 
 from energon_ext import ExactDataLoader, get_train_dataset
-from energon_ext.errors import ConfigError, SampleError
+from energon_ext.documents.order import EpochOrder
+from energon_ext.encoders import sources
+from energon_ext.errors import ConfigError, SampleError, StateMismatchError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.streamed.blend import StreamedBlend
-from tests.samples.vision import PlannedCaptions, write_images
+from tests.samples.vision import Encoded, PlannedCaptions, write_images
 from tests.support import config, loader_for, stock_loader_for, take, write_dataset
 
 TOPOLOGIES = [(1, 0), (1, 2), (2, 0), (2, 1), (4, 0), (4, 3)]
@@ -138,6 +142,26 @@ def test_energons_own_loader_reads_the_same(data):
         assert [a + b for a, b in zip(*ranks)] == expected
 
 
+def blocks_of(size):
+    encoder = PlannedCaptions()
+    encoder.sample_block = size
+    return encoder
+
+
+def test_samples_in_blocks_are_read_close_to_each_other_on_any_topology(data, monkeypatch):
+    monkeypatch.setattr(sources, "EpochOrder", partial(EpochOrder, mixed=1))
+    path = write(data / "blocks.yaml", {"blend": [{"path": "photos", "max_epochs": 1}]})
+    expected, state = run(path, 6, encoder=blocks_of(10))
+    numbers = [number for step in expected for _, number, *_ in step]
+    assert len(set(numbers)) == 48
+    for begin in range(0, 40, 10):  # each block is ten samples in a row, the last one goes around
+        own = numbers[begin : begin + 10]
+        assert {(number - min(own)) % 50 for number in own} <= {*range(10), *range(40, 50)}
+    assert run(path, 6, 2, 1, encoder=blocks_of(10)) == (expected, state)
+    with pytest.raises(StateMismatchError, match="sample_block: saved 10, now 5"):
+        run(path, 1, state=state, encoder=blocks_of(5))
+
+
 # What cannot be used ----------------------------------------------------------------------------
 
 
@@ -158,6 +182,27 @@ def test_a_sample_that_cannot_be_decoded_is_replaced_by_the_same_one_everywhere(
     assert ": sample left out (1 so far): Sample 0000" in caplog.text
     for ranks, workers in TOPOLOGIES[1:4]:
         assert run(damaged, 12, ranks, workers) == expected
+
+
+def fresh_encoder():
+    """Of a class of its own: Energon keeps a worker's seed in each decorated method."""
+
+    class Fresh(PlannedCaptions):
+        @stateless(restore_seeds=True)
+        def encode_sample(self, sample):
+            number = int(sample.caption.split()[1])
+            return Encoded.derive_from(sample, number=number, greys=[], noise=torch.rand(3))
+
+    return Fresh()
+
+
+def test_the_seeds_of_energons_workers_have_no_say(data):
+    path, per_rank = mix(data), []
+    for rank in (0, 1):
+        loader = loader_for(dataset_of(path, 2, 0, rank, encoder=fresh_encoder()))
+        per_rank.append(take(loader, 3))
+    expected, _ = run(path, 3, encoder=fresh_encoder())
+    assert [a + b for a, b in zip(*per_rank)] == expected
 
 
 class Choosy(PlannedCaptions):
