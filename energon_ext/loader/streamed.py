@@ -16,7 +16,7 @@ from megatron.energon.savable_loader import SavableDataLoaderState
 
 from energon_ext.errors import ConfigError
 from energon_ext.loader.data_loader import ExactDataLoader, log_resume
-from energon_ext.loader.processes import deaths_named, end_workers
+from energon_ext.loader.processes import deaths_named, end_workers, name_deaths_anywhere
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.match import ENCODER, SourceChange, check_fingerprint, compare_sources
@@ -83,9 +83,10 @@ class StreamedLoader:
         }
 
     def __iter__(self) -> Iterator[Any]:
-        with deaths_named(self.worker_config.num_workers):
+        with deaths_named():
             batches = iter(self._opened())
             while (batch := next(batches, None)) is not None:
+                name_deaths_anywhere()
                 self.batches_drawn += 1
                 yield batch
                 self._opened()
@@ -159,9 +160,7 @@ class StreamedLoader:
             saved_encoder = blends[0]["fingerprint"].get(ENCODER)
             log_resume(self.changes, saved_encoder, self._blend.fingerprint.get(ENCODER))
 
-    def save_state_rank(self) -> dict[str, Any]:
-        """:meth:`state_dict`, by the name that Energon's loader has for it."""
-        return self.state_dict()
+    save_state_rank = state_dict  # as Energon's loader calls it
 
     def restore_state_rank(self, state: Mapping[str, Any] | None) -> None:
         """:meth:`load_state_dict`, by the name that Energon's loader has for it."""
