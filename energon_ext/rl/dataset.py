@@ -226,8 +226,8 @@ class RLDataset:
         check_fingerprint(content["fingerprint"], self._fingerprint)
         if self._iterator is not None:
             raise ConfigError("Restore a state before the first batch, in a new RLDataset.")
-        self.prompts.load_state_dict(content["prompts"])
         own = from_plain({name: content[name] for name in _OWN})
+        self.prompts.load_state_dict(content["prompts"])
         self._calls = own["calls"]
         self._rollout.restore_state(own["rollout"])
         drawn = [_loaded_prompt(**fields) for fields in own["drawn"]]

@@ -46,9 +46,18 @@ _ROWS = {
     "planned": _PLANNED,
     "spliced": {"kind": str, "documents": {str: object}, "next_row": COUNT},
 }
-_NODE = {"identity": str, "credits": {str: float}, "tokens": COUNT}
+#: The shape of the state of a mixture, for other states that hold one.
+MIXTURE = {str: {"identity": str, "credits": {str: float}, "tokens": COUNT}}
+
+
+def _check_rows(value: Any, where: str) -> None:
+    kind = str(value.get("kind")) if isinstance(value, Mapping) else None
+    _require(kind in _ROWS, kind, " or ".join(_ROWS), f"{where}.kind")
+    check_shape(value, _ROWS[str(kind)], where)
+
+
 _SOURCE = {
-    "rows": lambda value, where: _check_rows(value, where),
+    "rows": _check_rows,
     "documents": COUNT,
     "tokens": COUNT,
     "names": [str],
@@ -60,15 +69,12 @@ _STATE = {
     "encoder": {str: object},
     "axis": str,
     "rows_per_step": COUNT,
-    "plan": {"step": COUNT, "row": COUNT, "mixture": {str: _NODE}, "sources": {str: _SOURCE}},
+    "plan": {"step": COUNT, "row": COUNT, "mixture": MIXTURE, "sources": {str: _SOURCE}},
     "done": COUNT,
     "read": COUNT,
     "skipped": [[COUNT]],
     "inside": (None, {str: object}),
 }
-
-#: The shape of the state of a mixture, for other states that hold one.
-MIXTURE = {str: _NODE}
 
 
 def check_format(state: Any) -> None:
@@ -145,12 +151,6 @@ def digest_of(value: Any) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise StateFormatError(f"A data state holds a value that no state has: {error}.") from error
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _check_rows(value: Any, where: str) -> None:
-    kind = str(value.get("kind")) if isinstance(value, Mapping) else None
-    _require(kind in _ROWS, kind, " or ".join(_ROWS), f"{where}.kind")
-    check_shape(value, _ROWS[str(kind)], where)
 
 
 def check_shape(value: Any, shape: Any, where: str) -> None:

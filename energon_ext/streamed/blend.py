@@ -140,7 +140,13 @@ class StreamedBlend(Blend, BaseWrapperDataset):
 
     def _draw(self) -> int | None:
         """The number of the next source; None where none is left."""
-        self._batch = current_batch_index()
+        config = WorkerConfig.active_worker_config
+        if config is None:
+            raise ConfigError(
+                "A scheduled blend was iterated without a loader, so it has no batch index; wrap "
+                "the dataset with megatron.energon.get_savable_loader(dataset)."
+            )
+        self._batch = int(config.active_worker_batch_index)
         mixture, position = self._active_mixture(), self._position()
         mixture.ended[:] = [samples.ended for samples in self._samples]
         if mixture.ended.all():
@@ -290,18 +296,3 @@ class LeastConsumedDataset(StreamedBlend):
         if new_source not in NEW_SOURCES:
             raise ConfigError(f"new_source: {new_source!r} found, {' or '.join(NEW_SOURCES)}.")
         super().__init__(sources, new_source=new_source, **options)
-
-
-def current_batch_index() -> int:
-    """The index of the batch that the active worker is assembling, per rank.
-
-    Raises:
-        ConfigError: no loader is iterating, so there is no such index.
-    """
-    active = WorkerConfig.active_worker_config
-    if active is None:
-        raise ConfigError(
-            "A scheduled blend was iterated without a loader, so it has no batch index; wrap the "
-            "dataset with megatron.energon.get_savable_loader(dataset)."
-        )
-    return int(active.active_worker_batch_index)
