@@ -103,11 +103,7 @@ class StreamedLoader:
         return self.state_dict()
 
     def state_dict(self, mark: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The state of this rank after the last batch, or after that of a mark, as JSON values.
-
-        Raises:
-            ConfigError: the loader was closed.
-        """
+        """The state of this rank after the last batch, or after that of a mark, as JSON values."""
         if mark is not None:
             return dict(mark)
         return sealed(

@@ -78,12 +78,7 @@ _STATE = {
 
 
 def check_format(state: Any) -> None:
-    """Refuse what is not the state of a planned run.
-
-    Raises:
-        StateMismatchError: a state of another loader.
-        StateFormatError: another version, or not of the shape that this version writes.
-    """
+    """Refuse what is not the state of a planned run, of this version and its shape."""
     check_class(
         state,
         STATE_CLASS,
@@ -96,12 +91,7 @@ def check_format(state: Any) -> None:
 
 
 def check_class(state: Any, name: str, version: int, advice: str) -> None:
-    """Refuse a state of another class or version.
-
-    Raises:
-        StateMismatchError: another class; ends with the advice.
-        StateFormatError: another version.
-    """
+    """Raise StateMismatchError, with the advice, or StateFormatError for another version."""
     if not isinstance(state, Mapping) or state.get("__class__") != name:
         found = state.get("__class__") if isinstance(state, Mapping) else type(state).__name__
         raise StateMismatchError({"dataset": (found, name)}, advice)
@@ -118,11 +108,7 @@ def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_seal(state: Any) -> dict[str, Any]:
-    """The values that were sealed.
-
-    Raises:
-        StateFormatError: they are not as they were saved.
-    """
+    """The values that were sealed; StateFormatError where they are not as they were saved."""
     if not isinstance(state, Mapping):
         raise StateFormatError(f"A {type(state).__name__} is no data state.")
     content = {key: value for key, value in state.items() if key != SEAL}
@@ -135,10 +121,7 @@ def check_seal(state: Any) -> dict[str, Any]:
 
 
 def digest_of(value: Any) -> str:
-    """SHA-256 of JSON values.
-
-    Raises:
-        StateFormatError: they are no JSON values.
+    """SHA-256 of JSON values; StateFormatError for anything else.
 
     Example:
         >>> digest_of({"a": 1, "b": [2.0]}) == digest_of({"b": [2.0], "a": 1})

@@ -202,10 +202,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         )
 
     def restore_state(self, state: FlexState) -> None:
-        """Continue from :meth:`save_state`.
-
-        Raises: as of :meth:`check_state`.
-        """
+        """Continue from :meth:`save_state`; what :meth:`check_state` refuses changes nothing."""
         self.check_state(state)
         state = copy.deepcopy(state)  # stock datasets keep references into it
         self.reset_state_deep()
