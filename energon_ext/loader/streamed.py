@@ -76,7 +76,6 @@ class StreamedLoader:
         self._loader: SavableDataLoader | None = SavableDataLoader(dataset, **options)
         self._topology = {
             "ranks": self.worker_config.world_size,
-            "rank": self.worker_config.rank,
             "workers": self.worker_config.num_workers,
             "batch_size": self._blend.topology.batch_rows,
             "stages": _stages_of(self._loader.dataset.dataset),

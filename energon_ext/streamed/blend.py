@@ -94,9 +94,12 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         BaseWrapperDataset.__init__(self, datasets, worker_config=worker_config)
         self._samples = [StreamedSamples(each, size_of) for each in self.sources.values()]
         self._repeats, self._restarts = repeats, restarts
-        workers = self.topology.workers * self.topology.ranks
-        seed = worker_config.seed_offset
-        self.fingerprint = {**(fingerprint or {}), "seed": seed, "workers of all ranks": workers}
+        self.fingerprint = {
+            **(fingerprint or {}),
+            "seed": worker_config.seed_offset,
+            "rank": worker_config.rank,
+            "workers of all ranks": self.topology.workers * self.topology.ranks,
+        }
         self.reset_state_own()
 
     @property
