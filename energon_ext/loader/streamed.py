@@ -21,17 +21,11 @@ from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.match import ENCODER, SourceChange, check_fingerprint, compare_sources
 from energon_ext.state.plain import from_plain, to_plain
-from energon_ext.state.schema import COUNT, check_class, check_seal, check_shape, sealed
+from energon_ext.state.schema import COUNT, check_class, check_seal, sealed
 from energon_ext.streamed.blend import STATE_CLASS, StreamedBlend
 
 _CLASS, _VERSION = "EnergonExtStreamed", 1
-_SHAPE = {
-    "__class__": str,
-    "version": COUNT,
-    "topology": {str: object},
-    "drawn": COUNT,
-    "state": (None, {str: object}),
-}
+_SHAPE = {"topology": {str: object}, "drawn": COUNT, "state": (None, {str: object})}
 
 
 def open_loader(dataset: SavableDataset, **options: Any) -> Any:
@@ -137,8 +131,8 @@ class StreamedLoader:
             raise ConfigError("Restore a data state before the first batch, in a new loader.")
         content = check_seal(state)
         advice = "It was saved with planned sources, or without this package. Finish that run as "
-        check_class(content, _CLASS, _VERSION, f"{advice}it was begun, or start a new one.")
-        check_shape(content, _SHAPE, "state")
+        advice += "it was begun, or start a new one."
+        check_class(content, _CLASS, _VERSION, _SHAPE, advice)
         if content["state"] is None:
             return
         advice = "A streamed run continues with the ranks, workers, batch size and buffers that "

@@ -63,8 +63,6 @@ _SOURCE = {
     "names": [str],
 }
 _STATE = {
-    "__class__": str,
-    "version": COUNT,
     "fingerprint": {str: object},
     "encoder": {str: object},
     "axis": str,
@@ -79,19 +77,16 @@ _STATE = {
 
 def check_format(state: Any) -> None:
     """Refuse what is not the state of a planned run, of this version and its shape."""
-    check_class(
-        state,
-        STATE_CLASS,
-        STATE_VERSION,
+    advice = (
         "The state was saved by another loader or TaskEncoder: it knows its sources by their "
         "places and holds samples drawn by weights of then, so no source can be continued alone. "
-        f"{STOCK_RUN}",
+        f"{STOCK_RUN}"
     )
-    check_shape(state, _STATE, "state")
+    check_class(state, STATE_CLASS, STATE_VERSION, _STATE, advice)
 
 
-def check_class(state: Any, name: str, version: int, advice: str) -> None:
-    """Raise StateMismatchError, with the advice, or StateFormatError for another version."""
+def check_class(state: Any, name: str, version: int, shape: dict[str, Any], advice: str) -> None:
+    """Refuse a state of another class, with the advice, of another version or of another shape."""
     if not isinstance(state, Mapping) or state.get("__class__") != name:
         found = state.get("__class__") if isinstance(state, Mapping) else type(state).__name__
         raise StateMismatchError({"dataset": (found, name)}, advice)
@@ -100,6 +95,7 @@ def check_class(state: Any, name: str, version: int, advice: str) -> None:
             f"A data state of version {state.get('version')!r} was found, {version} is known; use "
             f"the energon_ext that wrote it, or a newer one."
         )
+    check_shape(state, {"__class__": str, "version": COUNT, **shape}, "state")
 
 
 def sealed(state: Mapping[str, Any]) -> dict[str, Any]:

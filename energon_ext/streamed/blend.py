@@ -28,7 +28,7 @@ from energon_ext.plan.clock import Clock
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.source import Blend, Source
 from energon_ext.state.match import check_fingerprint, match_sources, without_encoder
-from energon_ext.state.schema import COUNT, MIXTURE, check_class, check_shape
+from energon_ext.state.schema import COUNT, MIXTURE, check_class
 from energon_ext.streamed.samples import SAMPLES, StreamedSamples, num_tokens_of
 from energon_ext.weights import ScheduleAxis
 
@@ -39,8 +39,6 @@ STATE_CLASS, STATE_VERSION = "EnergonExtBlend", 3
 _BLEND = type(STATE_CLASS, (), {})()
 
 _SHAPE = {
-    "__class__": str,
-    "version": COUNT,
     "fingerprint": {str: object},
     "drawn": COUNT,
     "batch": COUNT,
@@ -231,10 +229,8 @@ class StreamedBlend(Blend, BaseWrapperDataset):
             StateMismatchError: it belongs to another configuration.
         """
         advice = "It was saved without this package's mixin, or with planned sources: finish that "
-        check_class(
-            state, STATE_CLASS, STATE_VERSION, f"{advice}run as it was begun, or start a new one."
-        )
-        check_shape(state, _SHAPE, "state")
+        advice += "run as it was begun, or start a new one."
+        check_class(state, STATE_CLASS, STATE_VERSION, _SHAPE, advice)
         check_fingerprint(
             without_encoder(state["fingerprint"]),
             without_encoder(self.fingerprint),
