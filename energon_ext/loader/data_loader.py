@@ -217,10 +217,7 @@ class ExactDataLoader:
         content = check_seal(state)
         self.changes = self.dataset.continue_from(content)
         if self.worker_config.rank == 0:
-            saved, now = (
-                of.get(ENCODER) for of in (content["fingerprint"], self.dataset.fingerprint)
-            )
-            log_resume(self.changes, saved, now)
+            log_resume(self.changes, content["fingerprint"], self.dataset.fingerprint)
             if content["axis"] != (axis := self.dataset.clock.axis.unit):
                 logger.warning(
                     "Breakpoints counted %s, and count %s from here on.", content["axis"], axis
@@ -293,11 +290,12 @@ def _same(item: Any) -> Any:
     return item
 
 
-def log_resume(changes: list[SourceChange], saved_encoder: Any, encoder: Any) -> None:
-    """Say what a resume does with each source, and whether the encoder has another name."""
+def log_resume(
+    changes: list[SourceChange], saved: Mapping[str, Any], current: Mapping[str, Any]
+) -> None:
+    """Say what a resume does with each source, and from the fingerprints if the encoder changed."""
     lines = "\n  ".join(printable(str(change)) for change in changes)
     logger.info("Resuming the data of %d sources:\n  %s", len(changes), lines)
-    if saved_encoder != encoder:
-        logger.warning(
-            "The TaskEncoder was %s, and is %s; see that it reads alike.", saved_encoder, encoder
-        )
+    before, now = saved.get(ENCODER), current.get(ENCODER)
+    if before != now:
+        logger.warning("The TaskEncoder was %s, and is %s; see that it reads alike.", before, now)

@@ -19,7 +19,7 @@ from energon_ext.loader.data_loader import ExactDataLoader, log_resume
 from energon_ext.loader.processes import deaths_named, end_workers, name_deaths_anywhere
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
-from energon_ext.state.match import ENCODER, SourceChange, check_fingerprint, compare_sources
+from energon_ext.state.match import SourceChange, check_fingerprint, compare_sources
 from energon_ext.state.plain import from_plain, to_plain
 from energon_ext.state.schema import COUNT, check_class, check_seal, sealed
 from energon_ext.streamed.blend import STATE_CLASS, StreamedBlend
@@ -146,8 +146,7 @@ class StreamedLoader:
         sources = [blend["sources"] for blend in blends]
         self.changes = compare_sources(sources, self._blend.source_names)
         if self.worker_config.rank == 0:
-            saved_encoder = blends[0]["fingerprint"].get(ENCODER)
-            log_resume(self.changes, saved_encoder, self._blend.fingerprint.get(ENCODER))
+            log_resume(self.changes, blends[0]["fingerprint"], self._blend.fingerprint)
 
     save_state_rank = state_dict  # as Energon's loader calls it
 

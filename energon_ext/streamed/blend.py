@@ -27,7 +27,7 @@ from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Tree, blend
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.source import Blend, Source
-from energon_ext.state.match import check_fingerprint, match_sources, without_encoder
+from energon_ext.state.match import check_fingerprint, match_sources
 from energon_ext.state.schema import COUNT, MIXTURE, check_class
 from energon_ext.streamed.samples import SAMPLES, StreamedSamples, num_tokens_of
 from energon_ext.weights import ScheduleAxis
@@ -64,6 +64,8 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         size_of: the tokens that a sample counts as; its ``num_tokens``, else 1.
         repeats: the end of all sources is followed by their beginning at once.
         restarts: another iteration after the end begins with the first sample again.
+        new_source: ``baseline`` or ``zero``, where a source starts that a resumed state of an
+            interleave lacks; a tree has its own.
 
     State: of the mixture and of each source; grows with the buffers of the sources.
     """
@@ -82,10 +84,12 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         size_of: Callable[[Any], float] = num_tokens_of,
         repeats: bool = False,
         restarts: bool = False,
-        **node_options: Any,
+        new_source: str = NEW_SOURCES[0],
     ):
+        if new_source not in NEW_SOURCES:
+            raise ConfigError(f"new_source: {new_source!r} found, {' or '.join(NEW_SOURCES)}.")
         weights = {source.key: source.weight for source in sources}
-        tree = tree or blend_of(dict(sorted(weights.items())), self.rule, **node_options)
+        tree = tree or blend_of(dict(sorted(weights.items())), self.rule, new_source=new_source)
         clock = clock or Clock(ScheduleAxis(), Topology.of(worker_config, None, None))
         Blend.__init__(self, sources, tree, clock)
         datasets = [source.rows for source in self.sources.values()]
@@ -232,8 +236,8 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         advice += "run as it was begun, or start a new one."
         check_class(state, STATE_CLASS, STATE_VERSION, _SHAPE, advice)
         check_fingerprint(
-            without_encoder(state["fingerprint"]),
-            without_encoder(self.fingerprint),
+            state["fingerprint"],
+            self.fingerprint,
             advice="A streamed blend continues on the ranks x workers that saved it; planned "
             "sources continue on any.",
         )
@@ -277,18 +281,7 @@ class LeastConsumedDataset(StreamedBlend):
     Within a worker the tokens of each source follow the weights to within about one sample; see
     :class:`~energon_ext.mixture.interleave.InterleaveSampler`.
 
-    Args:
-        sources: as of :class:`StreamedBlend`; weights are target shares.
-        new_source: ``baseline`` or ``zero``, where a source starts that a resumed state lacks;
-            of the one node, where no tree is given.
-        **options: as of :class:`StreamedBlend`.
+    Args: as of :class:`StreamedBlend`; weights are target shares.
     """
 
     rule = INTERLEAVE
-
-    def __init__(
-        self, sources: Sequence[Source], *, new_source: str = NEW_SOURCES[0], **options: Any
-    ):
-        if new_source not in NEW_SOURCES:
-            raise ConfigError(f"new_source: {new_source!r} found, {' or '.join(NEW_SOURCES)}.")
-        super().__init__(sources, new_source=new_source, **options)
