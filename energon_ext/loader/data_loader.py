@@ -116,7 +116,7 @@ class ExactDataLoader:
         """The next batch, and whether the pass ends with it; None at the end of the plan."""
         self._check_open()
         try:
-            with deaths_named():
+            with deaths_named(self.worker_config.num_workers):
                 if self._batches is None:
                     self._batches = self._start()
                 batch = next(self._batches, None)

@@ -59,8 +59,8 @@ class Failure:
 
 
 @contextlib.contextmanager
-def deaths_named() -> Iterator[None]:
-    """Say what a process of the loader died of.
+def deaths_named(workers: int) -> Iterator[None]:
+    """Say what a process of the loader died of; errors of work in place stay as they are.
 
     Raises:
         WorkerError: one died, or handed over nothing in time.
@@ -71,7 +71,7 @@ def deaths_named() -> Iterator[None]:
     except WorkerError:
         raise
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if not workers or error.errno != errno.ENOSPC:
             raise
         raise WorkerError(
             "Shared memory (/dev/shm) is full, where the locks of workers are: see `df /dev/shm`, "
@@ -105,7 +105,7 @@ def name_deaths_anywhere() -> None:
 
 
 def _handle(handler: Callable[..., Any], *arguments: Any) -> None:
-    with deaths_named():
+    with deaths_named(workers=1):
         handler(*arguments)
 
 

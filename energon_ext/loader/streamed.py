@@ -76,7 +76,7 @@ class StreamedLoader:
         }
 
     def __iter__(self) -> Iterator[Any]:
-        with deaths_named():
+        with deaths_named(self.worker_config.num_workers):
             batches = iter(self._opened())
             while (batch := next(batches, None)) is not None:
                 name_deaths_anywhere()

@@ -4,6 +4,7 @@
 
 import json
 import signal
+from errno import ENOSPC
 
 import pytest
 from megatron.energon import WorkerConfig
@@ -83,7 +84,8 @@ def check_the_run_goes_on(loader, path, drawn):
 
 @every_number_of_workers
 @pytest.mark.parametrize(
-    "error", [ValueError("no such batch"), SampleError("No text."), KeyError(3)]
+    "error",
+    [ValueError("no such batch"), SampleError("No text."), KeyError(3), OSError(ENOSPC, "Full")],
 )
 def test_an_error_of_the_encoder_comes_at_its_batch_as_it_is(folder, workers, error):
     loader = new_loader(folder / "mix.yaml", workers, Failing, error)
