@@ -15,7 +15,7 @@ from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import EnergonExtError
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.rows import PlannedRows
-from energon_ext.state.match import SourceChange, without_encoder
+from energon_ext.state.match import ENCODER, SourceChange
 
 
 @click.group()
@@ -80,8 +80,8 @@ def diff(
     echo(_changes(changes))
     for line in _left_out(cursor, dataset):
         echo(line)
-    fixed = sorted(without_encoder(dataset.fingerprint).items())
-    echo("must stay: " + ", ".join(f"{name}={value!r}" for name, value in fixed))
+    fixed = [f"{k}={v!r}" for k, v in sorted(dataset.fingerprint.items()) if k != ENCODER]
+    echo("must stay: " + ", ".join(fixed))
     if cursor.inside:
         ranks = cursor.inside["ranks"]
         echo(f"possible on {ranks} rank(s), as it was saved inside a step")

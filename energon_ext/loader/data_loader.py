@@ -24,13 +24,17 @@ from typing import Any, Iterator, Mapping
 
 import torch
 from megatron.energon import WorkerConfig
-from megatron.energon.cache import CachePool, NoCachePool
 from megatron.energon.rng import SystemRng
 from torch.utils.data import DataLoader, IterableDataset
 
 from energon_ext.arguments import check_integer, check_number
 from energon_ext.errors import ConfigError, printable
-from energon_ext.loader.processes import Failure, begin_worker, deaths_named
+from energon_ext.loader.processes import (
+    Failure,
+    begin_worker,
+    deaths_named,
+    name_deaths_anywhere,
+)
 from energon_ext.loader.reader import Reader
 from energon_ext.loader.slots import SlotBatch, Slots
 from energon_ext.plan.dataset import PlannedDataset
@@ -56,11 +60,11 @@ class ExactDataLoader:
         dataset: of :func:`energon_ext.get_train_dataset`, with planned sources.
         prefetch_factor: batches that each worker reads ahead.
         timeout: seconds to wait for a batch of the workers.
-        cache_pool: of Energon, for encoders that ask for one.
 
     Attributes:
         dataset: as given.
-        changes: what the last restore did with each source.
+        worker_config: of the dataset.
+        changes: what the restore did with each source.
 
     Raises:
         ConfigError: the dataset is streamed, or is wrapped in other datasets.
@@ -71,29 +75,17 @@ class ExactDataLoader:
         >>> json.dump(loader.state_dict(), open("data.json", "w"))    # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        prefetch_factor: int = 2,
-        timeout: float = 1800.0,
-        cache_pool: CachePool | None = None,
-    ):
+    def __init__(self, dataset: Any, *, prefetch_factor: int = 2, timeout: float = 1800.0):
         check_integer("ExactDataLoader: prefetch_factor", prefetch_factor, 1)
         check_number("ExactDataLoader: timeout", timeout, above_zero=True)
         self.dataset: PlannedDataset = _planned(dataset)
+        self.worker_config: WorkerConfig = dataset.worker_config
         self.changes: list[SourceChange] = []
         self._timeout, self._prefetch_factor = timeout, prefetch_factor
-        self._cache_pool = cache_pool or NoCachePool()
         self._slots: Slots | None = None  # with workers
         self._batches: Iterator[Any] | None = None
         self._pending: deque[Round] = deque()  # handed to readers, and not yet to the trainer
         self._is_closed = False
-
-    @property
-    def worker_config(self) -> WorkerConfig:
-        """Of the dataset."""
-        return self.dataset.worker_config
 
     @property
     def batches_drawn(self) -> int:
@@ -150,15 +142,16 @@ class ExactDataLoader:
         workers = self.worker_config.num_workers
         self._slots = Slots(workers * self._prefetch_factor + 1) if workers else None
         self.dataset.begin()
-        return iter(
-            DataLoader(
-                Reader(self.dataset, self._cache_pool, self._slots),
-                sampler=_Rounds(self._rounds),
-                **_options(workers, self._prefetch_factor, self._timeout),
-                worker_init_fn=self._begin_reader,
-                pin_memory=torch.cuda.is_available() and not workers,
-            )
+        readers = DataLoader(
+            Reader(self.dataset, self._slots),
+            sampler=_Rounds(self._rounds),
+            **_options(workers, self._prefetch_factor, self._timeout),
+            worker_init_fn=self._begin_reader,
+            pin_memory=torch.cuda.is_available() and not workers,
         )
+        batches = iter(readers)
+        name_deaths_anywhere()
+        return batches
 
     def _rounds(self) -> Iterator[tuple[int, list[DescribedRow] | Failure]]:
         """The number and the rows of every batch; the last one may be an error of the planner.
@@ -217,25 +210,20 @@ class ExactDataLoader:
         Raises:
             StateFormatError: it is damaged, or something else.
             StateMismatchError: it belongs to another configuration.
-            ConfigError: batches were drawn already.
+            ConfigError: batches were drawn already, a state was loaded, or the loader was closed.
         """
-        if self._batches is not None or self._is_closed:
+        if self._batches is not None or self._is_closed or self.changes:
             raise ConfigError("Restore a data state before the first batch, in a new loader.")
         content = check_seal(state)
         self.changes = self.dataset.continue_from(content)
         if self.worker_config.rank == 0:
-            saved, now = (
-                of.get(ENCODER) for of in (content["fingerprint"], self.dataset.fingerprint)
-            )
-            log_resume(self.changes, saved, now)
+            log_resume(self.changes, content["fingerprint"], self.dataset.fingerprint)
             if content["axis"] != (axis := self.dataset.clock.axis.unit):
                 logger.warning(
                     "Breakpoints counted %s, and count %s from here on.", content["axis"], axis
                 )
 
-    def save_state_rank(self) -> dict[str, Any]:
-        """:meth:`state_dict`, by the name that Energon's loader has for it."""
-        return self.state_dict()
+    save_state_rank = state_dict  # as Energon's loader calls it
 
     def restore_state_rank(self, state: Mapping[str, Any] | None) -> None:
         """:meth:`load_state_dict`, by the name that Energon's loader has for it."""
@@ -303,11 +291,12 @@ def _same(item: Any) -> Any:
     return item
 
 
-def log_resume(changes: list[SourceChange], saved_encoder: Any, encoder: Any) -> None:
-    """Say what a resume does with each source, and whether the encoder has another name."""
+def log_resume(
+    changes: list[SourceChange], saved: Mapping[str, Any], current: Mapping[str, Any]
+) -> None:
+    """Say what a resume does with each source, and from the fingerprints if the encoder changed."""
     lines = "\n  ".join(printable(str(change)) for change in changes)
     logger.info("Resuming the data of %d sources:\n  %s", len(changes), lines)
-    if saved_encoder != encoder:
-        logger.warning(
-            "The TaskEncoder was %s, and is %s; see that it reads alike.", saved_encoder, encoder
-        )
+    before, now = saved.get(ENCODER), current.get(ENCODER)
+    if before != now:
+        logger.warning("The TaskEncoder was %s, and is %s; see that it reads alike.", before, now)

@@ -18,7 +18,7 @@ import traceback
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
 from threading import Thread, current_thread, main_thread
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 from megatron.energon.wrappers.gc_dataset import gc_init_worker
 from torch.utils.data._utils import signal_handling
@@ -60,42 +60,18 @@ class Failure:
 
 @contextlib.contextmanager
 def deaths_named(workers: int) -> Iterator[None]:
-    """Say what a process of the loader died of, also while the trainer does something else.
+    """Say what a process of the loader died of; errors of work in place stay as they are.
 
     Raises:
         WorkerError: one died, or handed over nothing in time.
         ConfigError: a token file was cut under the run.
     """
-    if workers:
-        _name_reported_deaths()
-    with _named():
-        yield
-
-
-def _name_reported_deaths() -> None:
-    """torch raises an error for a death wherever the trainer is: have it raise ours instead."""
-    if current_thread() is not main_thread():
-        return  # torch cannot report there
-    signal_handling._set_SIGCHLD_handler()
-    report = signal.getsignal(signal.SIGCHLD)
-    if getattr(report, "func", None) is not _report:
-        signal.signal(signal.SIGCHLD, functools.partial(_report, report))
-
-
-def _report(report: Any, *arguments: Any) -> None:
-    with _named():
-        report(*arguments)
-
-
-@contextlib.contextmanager
-def _named() -> Iterator[None]:
-    """Name the cause of what torch says of workers."""
     try:
         yield
     except WorkerError:
         raise
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if not workers or error.errno != errno.ENOSPC:
             raise
         raise WorkerError(
             "Shared memory (/dev/shm) is full, where the locks of workers are: see `df /dev/shm`, "
@@ -115,6 +91,22 @@ def _named() -> Iterator[None]:
         if "bus error" in said.lower():
             why = "Perhaps a file it read was overwritten in place."
         raise WorkerError(f"A data worker died: {said}. {why}") from error
+
+
+def name_deaths_anywhere() -> None:
+    """Name deaths also while the trainer does something else, where torch's signal handler raises.
+
+    Call it after torch has started the workers. Signals come to the main thread only.
+    """
+    handler = signal.getsignal(signal.SIGCHLD)
+    is_ours = getattr(handler, "func", None) is _handle
+    if callable(handler) and not is_ours and current_thread() is main_thread():
+        signal.signal(signal.SIGCHLD, functools.partial(_handle, handler))
+
+
+def _handle(handler: Callable[..., Any], *arguments: Any) -> None:
+    with deaths_named(workers=1):
+        handler(*arguments)
 
 
 def end_workers(batches: Any) -> None:

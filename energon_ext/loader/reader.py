@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from megatron.energon import WorkerConfig
-from megatron.energon.cache import CachePool
+from megatron.energon.cache import NoCachePool
 from torch.utils.data import Dataset, get_worker_info
 
 from energon_ext.loader.processes import Failure
@@ -19,8 +19,8 @@ from energon_ext.plan.progress import DescribedRow
 class Reader(Dataset[Any]):
     """Turns the rows of a batch into the batch; it needs no plan and has no state."""
 
-    def __init__(self, dataset: PlannedDataset, cache_pool: CachePool, slots: Slots | None):
-        self._dataset, self._cache_pool, self._slots = dataset, cache_pool, slots
+    def __init__(self, dataset: PlannedDataset, slots: Slots | None):
+        self._dataset, self._slots = dataset, slots
 
     def __getitem__(self, item: tuple[int, list[DescribedRow] | Failure]) -> Any:
         number, rows = item
@@ -40,7 +40,7 @@ class Reader(Dataset[Any]):
         info = get_worker_info()
         if info is not None:
             WorkerConfig.worker_id_offset = (number - info.id) % workers
-        config.worker_activate(number // workers, cache_pool=self._cache_pool)
+        config.worker_activate(number // workers, cache_pool=NoCachePool())
         try:
             return self._dataset.read(rows)
         except StopIteration as error:  # which would end the pass without a word

@@ -16,22 +16,16 @@ from megatron.energon.savable_loader import SavableDataLoaderState
 
 from energon_ext.errors import ConfigError
 from energon_ext.loader.data_loader import ExactDataLoader, log_resume
-from energon_ext.loader.processes import deaths_named, end_workers
+from energon_ext.loader.processes import deaths_named, end_workers, name_deaths_anywhere
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
-from energon_ext.state.match import ENCODER, SourceChange, check_fingerprint, compare_sources
+from energon_ext.state.match import SourceChange, check_fingerprint, compare_sources
 from energon_ext.state.plain import from_plain, to_plain
-from energon_ext.state.schema import COUNT, check_class, check_seal, check_shape, sealed
+from energon_ext.state.schema import COUNT, check_class, check_seal, sealed
 from energon_ext.streamed.blend import STATE_CLASS, StreamedBlend
 
 _CLASS, _VERSION = "EnergonExtStreamed", 1
-_SHAPE = {
-    "__class__": str,
-    "version": COUNT,
-    "topology": {str: object},
-    "drawn": COUNT,
-    "state": (None, {str: object}),
-}
+_SHAPE = {"topology": {str: object}, "drawn": COUNT, "state": (None, {str: object})}
 
 
 def open_loader(dataset: SavableDataset, **options: Any) -> Any:
@@ -76,7 +70,6 @@ class StreamedLoader:
         self._loader: SavableDataLoader | None = SavableDataLoader(dataset, **options)
         self._topology = {
             "ranks": self.worker_config.world_size,
-            "rank": self.worker_config.rank,
             "workers": self.worker_config.num_workers,
             "batch_size": self._blend.topology.batch_rows,
             "stages": _stages_of(self._loader.dataset.dataset),
@@ -86,6 +79,7 @@ class StreamedLoader:
         with deaths_named(self.worker_config.num_workers):
             batches = iter(self._opened())
             while (batch := next(batches, None)) is not None:
+                name_deaths_anywhere()
                 self.batches_drawn += 1
                 yield batch
                 self._opened()
@@ -102,11 +96,7 @@ class StreamedLoader:
         return self.state_dict()
 
     def state_dict(self, mark: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The state of this rank after the last batch, or after that of a mark, as JSON values.
-
-        Raises:
-            ConfigError: the loader was closed.
-        """
+        """The state of this rank after the last batch, or after that of a mark, as JSON values."""
         if mark is not None:
             return dict(mark)
         return sealed(
@@ -141,8 +131,8 @@ class StreamedLoader:
             raise ConfigError("Restore a data state before the first batch, in a new loader.")
         content = check_seal(state)
         advice = "It was saved with planned sources, or without this package. Finish that run as "
-        check_class(content, _CLASS, _VERSION, f"{advice}it was begun, or start a new one.")
-        check_shape(content, _SHAPE, "state")
+        advice += "it was begun, or start a new one."
+        check_class(content, _CLASS, _VERSION, _SHAPE, advice)
         if content["state"] is None:
             return
         advice = "A streamed run continues with the ranks, workers, batch size and buffers that "
@@ -156,12 +146,9 @@ class StreamedLoader:
         sources = [blend["sources"] for blend in blends]
         self.changes = compare_sources(sources, self._blend.source_names)
         if self.worker_config.rank == 0:
-            saved_encoder = blends[0]["fingerprint"].get(ENCODER)
-            log_resume(self.changes, saved_encoder, self._blend.fingerprint.get(ENCODER))
+            log_resume(self.changes, blends[0]["fingerprint"], self._blend.fingerprint)
 
-    def save_state_rank(self) -> dict[str, Any]:
-        """:meth:`state_dict`, by the name that Energon's loader has for it."""
-        return self.state_dict()
+    save_state_rank = state_dict  # as Energon's loader calls it
 
     def restore_state_rank(self, state: Mapping[str, Any] | None) -> None:
         """:meth:`load_state_dict`, by the name that Energon's loader has for it."""

@@ -116,16 +116,6 @@ class InterleaveSampler:
             self.credits += (shares - before / before.sum()) * self.tokens
 
 
-def _by_credit(credits: np.ndarray, shares: np.ndarray, rows: int) -> np.ndarray:
-    """Members for some rows by the largest credit, each row taken as one token."""
-    credits, picked = np.where(shares > 0, credits, -np.inf), np.empty(rows, np.int64)
-    for row in range(rows):
-        credits += shares
-        picked[row] = member = (credits >= credits.max() - TOKEN_ROUNDING).argmax()
-        credits[member] -= 1
-    return picked
-
-
 def _by_deadline(credits: np.ndarray, shares: np.ndarray, rows: int) -> np.ndarray:
     """Members for some rows of one length, by credits in rows and shares, float64 [members]."""
     least = 1 / max(2 * len(shares) - 2, 2)

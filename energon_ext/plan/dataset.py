@@ -115,7 +115,7 @@ class PlannedDataset(Blend, SavableDataset):
         self._begin()
         self.progress = Progress(self.plan.advance())
         self._stream: Iterator[Round] | None = None
-        self._has_begun = self._is_restored = False
+        self._has_begun = False
 
     def _begin(self) -> None:
         """Make the plan anew."""
@@ -285,7 +285,7 @@ class PlannedDataset(Blend, SavableDataset):
         return FlexState(cursor_of(self, self.progress))
 
     def restore_state(self, state: Any) -> None:
-        """Continue from :meth:`save_state`; a state that is refused changes nothing.
+        """Continue from :meth:`save_state`; a state that is refused leaves the beginning.
 
         Raises: as of :func:`~energon_ext.plan.state.restore_cursor`.
         """
@@ -293,17 +293,12 @@ class PlannedDataset(Blend, SavableDataset):
 
     def continue_from(self, state: Any) -> list[SourceChange]:
         """:meth:`restore_state`, with the change of every source."""
-        before = cursor_of(self, self.progress) if self._is_restored else None
         self.reset_state_own()
         try:
-            changes = restore_cursor(self, state)
+            return restore_cursor(self, state)
         except BaseException:  # Ctrl-C too: half a state must not be continued
             self.reset_state_own()
-            if before is not None:
-                self.continue_from(before)
             raise
-        self._is_restored = True
-        return changes
 
 
 def _digest_of_cost(cost: Cost, row_tokens: int) -> str:

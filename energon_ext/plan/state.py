@@ -18,7 +18,6 @@ from energon_ext.state.match import (
     check_fingerprint,
     compare_sources,
     match_sources,
-    without_encoder,
 )
 from energon_ext.state.schema import STATE_CLASS, STATE_VERSION, check_format
 
@@ -55,7 +54,7 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
         ConfigError: the step that is open is to be skipped.
     """
     check_format(state)
-    check_fingerprint(without_encoder(state["fingerprint"]), without_encoder(dataset.fingerprint))
+    check_fingerprint(state["fingerprint"], dataset.fingerprint)
     if state["done"]:
         check_fingerprint(
             state["inside"] or {},

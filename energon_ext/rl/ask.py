@@ -95,14 +95,14 @@ def _fault(group: Any, prompt: Prompt, vocab_size: int) -> str | None:
         is_absent = value is None and name in ("response_lens", "truncated")
         if not isinstance(value, torch.Tensor) and not is_absent:
             return f"{name} must be a tensor, got a {type(value).__name__}"
-    tokens, length, lengths = group.tokens, group.prompt_len, group.response_lens
+    tokens, length, lengths = group.tokens, len(prompt.tokens), group.response_lens
     if tokens.dim() != 2 or tokens.is_floating_point() or len(tokens) < 2:
         return f"tokens must be integers [N >= 2, T], got {_shape(tokens)}"
     samples, generated = len(tokens), tokens.shape[1] - length
-    if not isinstance(length, int) or length != len(prompt.tokens) or generated < 1:
+    if not isinstance(group.prompt_len, int) or group.prompt_len != length or generated < 1:
         return (
-            f"prompt_len is {length} in {_shape(tokens)} tokens; the prompt has "
-            f"{len(prompt.tokens)} tokens, and a response at least one"
+            f"prompt_len is {group.prompt_len!r} in {_shape(tokens)} tokens; the prompt has "
+            f"{length} tokens, and a response at least one"
         )
     if not bool((tokens[:, :length].cpu() == torch.as_tensor(prompt.tokens)).all()):
         return "tokens do not begin with the prompt"

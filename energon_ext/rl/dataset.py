@@ -24,7 +24,7 @@ from energon_ext.rl.rollout_metrics import RolloutMetrics
 from energon_ext.rl.sampler import BatchSampler, Sampler, ScoredGroup, Unanswered
 from energon_ext.state.match import check_fingerprint
 from energon_ext.state.plain import from_plain, to_plain
-from energon_ext.state.schema import COUNT, check_class, check_seal, check_shape, sealed
+from energon_ext.state.schema import COUNT, check_class, check_seal, sealed
 from energon_ext.state.together import end_together
 
 _logger = logging.getLogger(__name__)
@@ -43,13 +43,7 @@ _OWN = {
     "calls": COUNT,
     "rollout": {str: object},
 }
-_SHAPE = {
-    "__class__": str,
-    "version": COUNT,
-    "fingerprint": {str: object},
-    "prompts": object,
-    **_OWN,
-}
+_SHAPE = {"fingerprint": {str: object}, "prompts": object, **_OWN}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -221,13 +215,12 @@ class RLDataset:
             ConfigError: this dataset has drawn prompts already.
         """
         content = check_seal(state)
-        check_class(content, _CLASS, _VERSION, "Restore a state that an RLDataset saved.")
-        check_shape(content, _SHAPE, "state")
+        check_class(content, _CLASS, _VERSION, _SHAPE, "Restore a state that an RLDataset saved.")
         check_fingerprint(content["fingerprint"], self._fingerprint)
         if self._iterator is not None:
             raise ConfigError("Restore a state before the first batch, in a new RLDataset.")
-        self.prompts.load_state_dict(content["prompts"])
         own = from_plain({name: content[name] for name in _OWN})
+        self.prompts.load_state_dict(content["prompts"])
         self._calls = own["calls"]
         self._rollout.restore_state(own["rollout"])
         drawn = [_loaded_prompt(**fields) for fields in own["drawn"]]

@@ -84,11 +84,7 @@ def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """Read a JSON object that carries a digest, which is verified and stays in it.
-
-    Raises:
-        StateFormatError: the file is missing or damaged.
-    """
+    """Read a JSON object that carries a digest, which is verified and stays in it."""
     content = read_json(path, MOST_BYTES)
     try:
         check_seal(content)

@@ -19,6 +19,7 @@ from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import StateFormatError
 from energon_ext.state.match import SourceChange
 from energon_ext.state.schema import COUNT, check_shape
+from energon_ext.state.together import on_all_ranks
 
 VERSION = 1
 _ENTRY = {"spec": str, "row_offset": COUNT, "token_offset": COUNT}
@@ -61,10 +62,7 @@ class Consumption:
 
         The local counts stay what they are. Without torch.distributed, a copy.
         """
-        if not dist.is_available() or not dist.is_initialized():
-            return Consumption(self.rows, self.tokens)
-        ranks: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(ranks, (self.rows, self.tokens), group=group)
+        ranks = on_all_ranks(lambda: (self.rows, self.tokens), group)
         return Consumption(
             sum((rows for rows, _ in ranks), Counter()),
             sum((tokens for _, tokens in ranks), Counter()),

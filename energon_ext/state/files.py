@@ -60,11 +60,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def read_json(path: Path, most_bytes: int) -> Any:
-    """Read a file of JSON.
-
-    Raises:
-        StateFormatError: as :func:`read_small_file`; or it holds no JSON.
-    """
+    """Read a file of JSON; StateFormatError where it holds none, or as :func:`read_small_file`."""
     content = read_small_file(path, most_bytes)
     try:
         return json.loads(content)

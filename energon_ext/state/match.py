@@ -21,11 +21,6 @@ KEPT, MOVED, NEW, RETAINED = "kept", "moved", "new", "retained"
 ENCODER = "task_encoder"
 
 
-def without_encoder(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a fingerprint that are compared."""
-    return {name: value for name, value in fingerprint.items() if name != ENCODER}
-
-
 class SourceNames(NamedTuple):
     """By which the state of a source is found where its key has changed.
 
@@ -132,7 +127,7 @@ def check_fingerprint(
     where: str = "",
     advice: str = "Use the saved values, or start a new run.",
 ) -> None:
-    """Compare what a state was saved under with what it is restored under.
+    """Compare what a state was saved under with what it is restored under, but for the encoder.
 
     Args:
         where: of what, for the message.
@@ -149,7 +144,7 @@ def check_fingerprint(
     prefix = f"{where}: " if where else ""
     differences = {
         f"{prefix}{field}": (saved.get(field), current.get(field))
-        for field in {*saved, *current}
+        for field in {*saved, *current} - {ENCODER}
         if saved.get(field) != current.get(field)
     }
     if differences:

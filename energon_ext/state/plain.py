@@ -34,15 +34,14 @@ from megatron.energon.state import FlexState
 from energon_ext.errors import StateFormatError
 
 TAG = "__type__"
-MOST_DEPTH = 200  # levels of JSON
 MOST_VALUES = 2**26
 
 
-def to_plain(value: Any, depth: int = MOST_DEPTH) -> Any:
+def to_plain(value: Any) -> Any:
     """Turn a state into JSON values.
 
     Raises:
-        StateFormatError: it holds an object of another type, named, or is too deep.
+        StateFormatError: it holds an object of another type, which is named.
 
     Example:
         >>> to_plain({"rank": 3, "key": (1, None)})
@@ -51,19 +50,17 @@ def to_plain(value: Any, depth: int = MOST_DEPTH) -> Any:
     kind = np.generic if isinstance(value, np.generic) else type(value)
     if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
         return value
-    if depth == 0:
-        raise StateFormatError(f"A data state is nested more than {MOST_DEPTH} deep.")
     if kind is list:
-        return [to_plain(each, depth - 1) for each in value]
+        return [to_plain(each) for each in value]
     if kind is dict and TAG not in value and all(type(key) is str for key in value):
-        return {key: to_plain(each, depth - 1) for key, each in value.items()}
+        return {key: to_plain(each) for key, each in value.items()}
     if kind not in _TYPES:
         raise StateFormatError(
             f"A data state holds a {kind.__module__}.{kind.__qualname__}; allowed are numbers, "
             "strings, bytes, containers, numeric arrays, tensors and the states of Energon."
         )
     take_apart, _ = _TYPES[kind]
-    return {TAG: kind.__name__, "value": to_plain(take_apart(value), depth - 1)}
+    return {TAG: kind.__name__, "value": to_plain(take_apart(value))}
 
 
 def from_plain(value: Any, most_values: int = MOST_VALUES) -> Any:
@@ -73,30 +70,30 @@ def from_plain(value: Any, most_values: int = MOST_VALUES) -> Any:
         most_values: allowed; a list that is held twice, as in a pickle, counts twice.
 
     Raises:
-        StateFormatError: :func:`to_plain` returns no such value, or it is too large or deep.
+        StateFormatError: :func:`to_plain` returns no such value, or it is too large.
     """
     left = most_values
 
-    def read(value: Any, depth: int) -> Any:
+    def read(value: Any) -> Any:
         nonlocal left
         left -= 1
-        if left < 0 or depth == 0:
-            raise ValueError("it is larger or deeper than any state")
+        if left < 0:
+            raise ValueError("it is larger than any state")
         kind = type(value)
         if value is None or kind in (bool, int, float, str):
             return value
         if kind is list:
-            return [read(each, depth - 1) for each in value]
+            return [read(each) for each in value]
         if kind is not dict or not all(type(key) is str for key in value):
             raise ValueError(f"it holds a {kind.__name__}")
         if TAG not in value:
-            return {key: read(each, depth - 1) for key, each in value.items()}
+            return {key: read(each) for key, each in value.items()}
         _, put_together = _TYPES[_NAMED[value[TAG]]]
-        return put_together(read(value["value"], depth - 1))
+        return put_together(read(value["value"]))
 
     try:
-        return read(value, MOST_DEPTH + 1)
-    except (ValueError, TypeError, KeyError, RuntimeError) as error:
+        return read(value)
+    except (ValueError, TypeError, KeyError, RuntimeError) as error:  # RecursionError as well
         raise StateFormatError(f"The data state is damaged: {error!r:.200}.") from error
 
 

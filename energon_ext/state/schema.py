@@ -47,56 +47,47 @@ _ROWS = {
     "samples": _PLANNED,
     "spliced": {"kind": str, "documents": {str: object}, "next_row": COUNT},
 }
-_NODE = {"identity": str, "credits": {str: float}, "tokens": COUNT}
+#: The shape of the state of a mixture, for other states that hold one.
+MIXTURE = {str: {"identity": str, "credits": {str: float}, "tokens": COUNT}}
+
+
+def _check_rows(value: Any, where: str) -> None:
+    kind = str(value.get("kind")) if isinstance(value, Mapping) else None
+    _require(kind in _ROWS, kind, " or ".join(_ROWS), f"{where}.kind")
+    check_shape(value, _ROWS[str(kind)], where)
+
+
 _SOURCE = {
-    "rows": lambda value, where: _check_rows(value, where),
+    "rows": _check_rows,
     "documents": COUNT,
     "tokens": COUNT,
     "names": [str],
 }
 _STATE = {
-    "__class__": str,
-    "version": COUNT,
     "fingerprint": {str: object},
     "encoder": {str: object},
     "axis": str,
     "rows_per_step": COUNT,
-    "plan": {"step": COUNT, "row": COUNT, "mixture": {str: _NODE}, "sources": {str: _SOURCE}},
+    "plan": {"step": COUNT, "row": COUNT, "mixture": MIXTURE, "sources": {str: _SOURCE}},
     "done": COUNT,
     "read": COUNT,
     "skipped": [[COUNT]],
     "inside": (None, {str: object}),
 }
 
-#: The shape of the state of a mixture, for other states that hold one.
-MIXTURE = {str: _NODE}
-
 
 def check_format(state: Any) -> None:
-    """Refuse what is not the state of a planned run.
-
-    Raises:
-        StateMismatchError: a state of another loader.
-        StateFormatError: another version, or not of the shape that this version writes.
-    """
-    check_class(
-        state,
-        STATE_CLASS,
-        STATE_VERSION,
+    """Refuse what is not the state of a planned run, of this version and its shape."""
+    advice = (
         "The state was saved by another loader or TaskEncoder: it knows its sources by their "
         "places and holds samples drawn by weights of then, so no source can be continued alone. "
-        f"{STOCK_RUN}",
+        f"{STOCK_RUN}"
     )
-    check_shape(state, _STATE, "state")
+    check_class(state, STATE_CLASS, STATE_VERSION, _STATE, advice)
 
 
-def check_class(state: Any, name: str, version: int, advice: str) -> None:
-    """Refuse a state of another class or version.
-
-    Raises:
-        StateMismatchError: another class; ends with the advice.
-        StateFormatError: another version.
-    """
+def check_class(state: Any, name: str, version: int, shape: dict[str, Any], advice: str) -> None:
+    """Refuse a state of another class, with the advice, of another version or of another shape."""
     if not isinstance(state, Mapping) or state.get("__class__") != name:
         found = state.get("__class__") if isinstance(state, Mapping) else type(state).__name__
         raise StateMismatchError({"dataset": (found, name)}, advice)
@@ -105,6 +96,7 @@ def check_class(state: Any, name: str, version: int, advice: str) -> None:
             f"A data state of version {state.get('version')!r} was found, {version} is known; use "
             f"the energon_ext that wrote it, or a newer one."
         )
+    check_shape(state, {"__class__": str, "version": COUNT, **shape}, "state")
 
 
 def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,11 +105,7 @@ def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_seal(state: Any) -> dict[str, Any]:
-    """The values that were sealed.
-
-    Raises:
-        StateFormatError: they are not as they were saved.
-    """
+    """The values that were sealed; StateFormatError where they are not as they were saved."""
     if not isinstance(state, Mapping):
         raise StateFormatError(f"A {type(state).__name__} is no data state.")
     content = {key: value for key, value in state.items() if key != SEAL}
@@ -130,10 +118,7 @@ def check_seal(state: Any) -> dict[str, Any]:
 
 
 def digest_of(value: Any) -> str:
-    """SHA-256 of JSON values.
-
-    Raises:
-        StateFormatError: they are no JSON values.
+    """SHA-256 of JSON values; StateFormatError for anything else.
 
     Example:
         >>> digest_of({"a": 1, "b": [2.0]}) == digest_of({"b": [2.0], "a": 1})
@@ -146,12 +131,6 @@ def digest_of(value: Any) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise StateFormatError(f"A data state holds a value that no state has: {error}.") from error
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _check_rows(value: Any, where: str) -> None:
-    kind = str(value.get("kind")) if isinstance(value, Mapping) else None
-    _require(kind in _ROWS, kind, " or ".join(_ROWS), f"{where}.kind")
-    check_shape(value, _ROWS[str(kind)], where)
 
 
 def check_shape(value: Any, shape: Any, where: str) -> None:

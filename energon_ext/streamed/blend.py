@@ -27,8 +27,8 @@ from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Tree, blend
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.source import Blend, Source
-from energon_ext.state.match import check_fingerprint, match_sources, without_encoder
-from energon_ext.state.schema import COUNT, MIXTURE, check_class, check_shape
+from energon_ext.state.match import check_fingerprint, match_sources
+from energon_ext.state.schema import COUNT, MIXTURE, check_class
 from energon_ext.streamed.samples import SAMPLES, StreamedSamples, num_tokens_of
 from energon_ext.weights import ScheduleAxis
 
@@ -39,8 +39,6 @@ STATE_CLASS, STATE_VERSION = "EnergonExtBlend", 3
 _BLEND = type(STATE_CLASS, (), {})()
 
 _SHAPE = {
-    "__class__": str,
-    "version": COUNT,
     "fingerprint": {str: object},
     "drawn": COUNT,
     "batch": COUNT,
@@ -66,6 +64,8 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         size_of: the tokens that a sample counts as; its ``num_tokens``, else 1.
         repeats: the end of all sources is followed by their beginning at once.
         restarts: another iteration after the end begins with the first sample again.
+        new_source: ``baseline`` or ``zero``, where a source starts that a resumed state of an
+            interleave lacks; a tree has its own.
 
     State: of the mixture and of each source; grows with the buffers of the sources.
     """
@@ -84,19 +84,24 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         size_of: Callable[[Any], float] = num_tokens_of,
         repeats: bool = False,
         restarts: bool = False,
-        **node_options: Any,
+        new_source: str = NEW_SOURCES[0],
     ):
+        if new_source not in NEW_SOURCES:
+            raise ConfigError(f"new_source: {new_source!r} found, {' or '.join(NEW_SOURCES)}.")
         weights = {source.key: source.weight for source in sources}
-        tree = tree or blend_of(dict(sorted(weights.items())), self.rule, **node_options)
+        tree = tree or blend_of(dict(sorted(weights.items())), self.rule, new_source=new_source)
         clock = clock or Clock(ScheduleAxis(), Topology.of(worker_config, None, None))
         Blend.__init__(self, sources, tree, clock)
         datasets = [source.rows for source in self.sources.values()]
         BaseWrapperDataset.__init__(self, datasets, worker_config=worker_config)
         self._samples = [StreamedSamples(each, size_of) for each in self.sources.values()]
         self._repeats, self._restarts = repeats, restarts
-        workers = self.topology.workers * self.topology.ranks
-        seed = worker_config.seed_offset
-        self.fingerprint = {**(fingerprint or {}), "seed": seed, "workers of all ranks": workers}
+        self.fingerprint = {
+            **(fingerprint or {}),
+            "seed": worker_config.seed_offset,
+            "rank": worker_config.rank,
+            "workers of all ranks": self.topology.workers * self.topology.ranks,
+        }
         self.reset_state_own()
 
     @property
@@ -140,7 +145,13 @@ class StreamedBlend(Blend, BaseWrapperDataset):
 
     def _draw(self) -> int | None:
         """The number of the next source; None where none is left."""
-        self._batch = current_batch_index()
+        config = WorkerConfig.active_worker_config
+        if config is None:
+            raise ConfigError(
+                "A scheduled blend was iterated without a loader, so it has no batch index; wrap "
+                "the dataset with megatron.energon.get_savable_loader(dataset)."
+            )
+        self._batch = int(config.active_worker_batch_index)
         mixture, position = self._active_mixture(), self._position()
         mixture.ended[:] = [samples.ended for samples in self._samples]
         if mixture.ended.all():
@@ -196,10 +207,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         )
 
     def restore_state(self, state: FlexState) -> None:
-        """Continue from :meth:`save_state`.
-
-        Raises: as of :meth:`check_state`.
-        """
+        """Continue from :meth:`save_state`; what :meth:`check_state` refuses changes nothing."""
         self.check_state(state)
         state = copy.deepcopy(state)  # stock datasets keep references into it
         self.reset_state_deep()
@@ -225,13 +233,11 @@ class StreamedBlend(Blend, BaseWrapperDataset):
             StateMismatchError: it belongs to another configuration.
         """
         advice = "It was saved without this package's mixin, or with planned sources: finish that "
-        check_class(
-            state, STATE_CLASS, STATE_VERSION, f"{advice}run as it was begun, or start a new one."
-        )
-        check_shape(state, _SHAPE, "state")
+        advice += "run as it was begun, or start a new one."
+        check_class(state, STATE_CLASS, STATE_VERSION, _SHAPE, advice)
         check_fingerprint(
-            without_encoder(state["fingerprint"]),
-            without_encoder(self.fingerprint),
+            state["fingerprint"],
+            self.fingerprint,
             advice="A streamed blend continues on the ranks x workers that saved it; planned "
             "sources continue on any.",
         )
@@ -275,33 +281,7 @@ class LeastConsumedDataset(StreamedBlend):
     Within a worker the tokens of each source follow the weights to within about one sample; see
     :class:`~energon_ext.mixture.interleave.InterleaveSampler`.
 
-    Args:
-        sources: as of :class:`StreamedBlend`; weights are target shares.
-        new_source: ``baseline`` or ``zero``, where a source starts that a resumed state lacks;
-            of the one node, where no tree is given.
-        **options: as of :class:`StreamedBlend`.
+    Args: as of :class:`StreamedBlend`; weights are target shares.
     """
 
     rule = INTERLEAVE
-
-    def __init__(
-        self, sources: Sequence[Source], *, new_source: str = NEW_SOURCES[0], **options: Any
-    ):
-        if new_source not in NEW_SOURCES:
-            raise ConfigError(f"new_source: {new_source!r} found, {' or '.join(NEW_SOURCES)}.")
-        super().__init__(sources, new_source=new_source, **options)
-
-
-def current_batch_index() -> int:
-    """The index of the batch that the active worker is assembling, per rank.
-
-    Raises:
-        ConfigError: no loader is iterating, so there is no such index.
-    """
-    active = WorkerConfig.active_worker_config
-    if active is None:
-        raise ConfigError(
-            "A scheduled blend was iterated without a loader, so it has no batch index; wrap the "
-            "dataset with megatron.energon.get_savable_loader(dataset)."
-        )
-    return int(active.active_worker_batch_index)

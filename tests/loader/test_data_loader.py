@@ -18,7 +18,6 @@ from energon_ext import (
 )
 from energon_ext.encoders import sources
 from energon_ext.encoders.tokenizers import ByteTokenizer
-from energon_ext.errors import StateMismatchError
 from tests.support import (
     batch_hash,
     config,
@@ -255,16 +254,6 @@ def test_a_closed_loader_still_has_its_state_and_draws_nothing(folder, workers):
         loader.close()
     with pytest.raises(ConfigError, match="before the first batch, in a new loader"):
         loader.load_state_dict(loader.state_dict())
-
-
-def test_a_state_that_is_refused_after_another_was_loaded_changes_nothing(folder):
-    path = mix(folder)
-    expected = history(new_loader(path, 0), 6)
-    loader = resumed(path, expected[2][1], 0)
-    other = new_loader(path, 0, packing="sequential")
-    with pytest.raises(StateMismatchError, match="packing: saved 'sequential', now 'bin'"):
-        loader.load_state_dict(other.state_dict())
-    assert history(loader, 3) == expected[3:]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 """An error of a reader or of the planner: at its batch, in one line, with its traceback."""
 
 import json
+import signal
+from errno import ENOSPC
 
 import pytest
 from megatron.energon import WorkerConfig
@@ -10,6 +12,7 @@ from megatron.energon import WorkerConfig
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import SampleError, WorkerError
+from energon_ext.loader.processes import name_deaths_anywhere
 from tests.support import batch_hash, config, loader_for, write_mix, write_tokens
 
 every_number_of_workers = pytest.mark.parametrize("workers", [0, 1, 3])
@@ -81,7 +84,8 @@ def check_the_run_goes_on(loader, path, drawn):
 
 @every_number_of_workers
 @pytest.mark.parametrize(
-    "error", [ValueError("no such batch"), SampleError("No text."), KeyError(3)]
+    "error",
+    [ValueError("no such batch"), SampleError("No text."), KeyError(3), OSError(ENOSPC, "Full")],
 )
 def test_an_error_of_the_encoder_comes_at_its_batch_as_it_is(folder, workers, error):
     loader = new_loader(folder / "mix.yaml", workers, Failing, error)
@@ -140,3 +144,21 @@ def test_an_error_of_the_planner_comes_behind_all_batches_of_the_steps_before(fo
     if workers:
         assert "drawn_steps" in str(raised.__cause__)
     assert loader.state_dict()["plan"]["step"] == step
+
+
+def test_a_signal_handler_is_wrapped_once_and_its_absence_is_left_alone():
+    before, calls = signal.getsignal(signal.SIGCHLD), []
+    try:
+        for absent in (signal.SIG_DFL, signal.SIG_IGN):
+            signal.signal(signal.SIGCHLD, absent)
+            name_deaths_anywhere()
+            assert signal.getsignal(signal.SIGCHLD) is absent
+        signal.signal(signal.SIGCHLD, lambda *_: calls.append(1))
+        name_deaths_anywhere()
+        wrapped = signal.getsignal(signal.SIGCHLD)
+        name_deaths_anywhere()
+        assert signal.getsignal(signal.SIGCHLD) is wrapped
+        signal.raise_signal(signal.SIGCHLD)
+        assert calls == [1]
+    finally:
+        signal.signal(signal.SIGCHLD, before)

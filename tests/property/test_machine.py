@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from energon_ext.errors import StateFormatError, StateMismatchError
+from energon_ext.errors import ConfigError, StateFormatError, StateMismatchError
 from tests.plan.runs import Run, write_numbered
 from tests.support import close_loaders
 
@@ -63,7 +63,7 @@ def machine(mix, steps):
             ranks, workers, batch = topology
             close_loaders()
             self.run = Run(mix, ranks=ranks, workers=workers, batch=batch, rows=ROWS)
-            self.place, self.has_drawn = place, False
+            self.place, self.has_begun = place, state is not None
             if state is not None:
                 self.run.resume(state)
 
@@ -73,7 +73,7 @@ def machine(mix, steps):
         @rule()
         def draw(self):
             assert self.run.step() == steps[min(self.place, len(steps) - 1)]
-            self.place, self.has_drawn = min(self.place + 1, len(steps) - 1), True
+            self.place, self.has_begun = min(self.place + 1, len(steps) - 1), True
 
         @rule()
         def save(self):
@@ -84,13 +84,16 @@ def machine(mix, steps):
         def restore(self, data, topology):
             self.open(topology, *data.draw(st.sampled_from(self.saved)))
 
-        @precondition(lambda self: self.saved and not self.has_drawn)
+        @precondition(lambda self: self.saved and self.has_begun)
         @rule(data=st.data())
         def restore_again(self, data):
-            state, self.place = data.draw(st.sampled_from(self.saved))
-            self.run.resume(state)
+            """Another state comes too late, and changes nothing."""
+            state, _ = data.draw(st.sampled_from(self.saved))
+            for loader in self.run.loaders:
+                with pytest.raises(ConfigError, match="in a new loader"):
+                    loader.load_state_dict(json.loads(state))
 
-        @precondition(lambda self: self.saved and not self.has_drawn)
+        @precondition(lambda self: self.saved and not self.has_begun)
         @rule(data=st.data(), seed=st.integers(0, 2**32))
         def damage(self, data, seed):
             """A state that was damaged is refused by every rank, and changes nothing."""

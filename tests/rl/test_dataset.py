@@ -444,6 +444,7 @@ class TooFew:
         (Changed(log_probs=np.zeros((2, 2))), "log_probs must be a tensor, got a ndarray"),
         (Changed(tokens=[[1, 101, 102, 5, 6]]), "tokens must be a tensor, got a list"),
         (Changed(prompt_len=3.0), r"prompt_len is 3.0 in int64 .2, 5. tokens"),
+        (Changed(prompt_len=None), r"prompt_len is None in int64 .2, 5. tokens"),
         (
             Changed(tokens=torch.tensor([[1, 101, 102, 5, -1], [1, 101, 102, 5, 6]])),
             r"tokens of a response must be in .0, 260., those of the tokenizer, got .-1.",

@@ -193,3 +193,14 @@ def test_a_loader_that_has_begun_is_not_restored(data, cursors, workers):
     with pytest.raises(ConfigError, match="before the first batch, in a new loader"):
         loader.load_state_dict(cursors["both"][0])
     assert hashes(loader, 1) == hashes(new_loader(data), 2)[1:]
+
+
+def test_a_second_state_is_refused_and_the_first_one_stays(data, cursors):
+    at_end, inside = cursors["both"]
+    loader = new_loader(data)
+    loader.load_state_dict(at_end)
+    for second in (inside, at_end, None):
+        with pytest.raises(ConfigError, match="before the first batch, in a new loader"):
+            loader.load_state_dict(second)
+        assert loader.state_dict() == at_end
+    assert hashes(loader, 4) == hashes(new_loader(data), 12)[8:]

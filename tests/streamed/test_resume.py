@@ -10,6 +10,7 @@ from megatron.energon import SavableDataLoader
 from megatron.energon.wrappers.batch_dataset import BatchDataset
 from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
+from energon_ext.errors import StateMismatchError
 from tests.streamed.numbers import assert_nothing_lost, blend, drawn_of, order_of, resumed, source
 from tests.support import config, loader_for, take
 
@@ -220,3 +221,10 @@ def test_a_sample_in_a_buffer_is_read_again_from_its_source_under_the_key_of_now
         state = moved.save_state_rank()
     numbers = sorted(sample.number for sample in seen if sample.source != "b")
     assert numbers[:20] == list(range(1, 21))
+
+
+def test_energons_own_loader_refuses_the_state_of_another_rank():
+    loader, other = (stock_loader(batched(rank=rank, ranks=2)) for rank in range(2))
+    take(loader, 3)
+    with pytest.raises(StateMismatchError, match="rank: saved 0, now 1"):
+        other.restore_state_rank(loader.save_state_rank())
