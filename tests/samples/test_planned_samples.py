@@ -20,7 +20,7 @@ from energon_ext.streamed.blend import StreamedBlend
 from tests.samples.vision import Encoded, PlannedCaptions, write_images
 from tests.support import config, loader_for, stock_loader_for, take, write_dataset
 
-TOPOLOGIES = [(1, 0), (1, 2), (2, 0), (2, 1), (4, 0), (4, 3)]
+TOPOLOGIES = [(1, 2), (2, 0), (4, 1)]
 ROWS = 8
 
 
@@ -72,7 +72,7 @@ def run(path, steps, ranks=1, workers=0, state=None, **options):
 def test_steps_states_and_random_numbers_are_the_same_on_any_ranks_and_workers(data, rule):
     path = mix(data, rule, rule)
     expected = run(path, 12)
-    for ranks, workers in TOPOLOGIES[1:]:
+    for ranks, workers in TOPOLOGIES:
         assert run(path, 12, ranks, workers) == expected, (ranks, workers)
 
 
@@ -80,7 +80,7 @@ def test_a_run_continues_on_other_ranks_and_workers(data):
     path = mix(data)
     expected, _ = run(path, 12)
     read, state = [], None
-    for steps, ranks, workers in ((3, 4, 0), (2, 1, 2), (4, 2, 1), (3, 1, 0)):
+    for steps, ranks, workers in ((3, 4, 0), (2, 1, 2), (7, 2, 0)):
         found, state = run(path, steps, ranks, workers, state)
         read += found
     assert read == expected
@@ -180,7 +180,7 @@ def test_a_sample_that_cannot_be_decoded_is_replaced_by_the_same_one_everywhere(
     cut_off = {number for number in range(0, 50, 5) if number % 3}
     assert not cut_off & {number for step in expected[0] for _, number, *_ in step}
     assert ": sample left out (1 so far): Sample 0000" in caplog.text
-    for ranks, workers in TOPOLOGIES[1:4]:
+    for ranks, workers in TOPOLOGIES[:2]:
         assert run(damaged, 12, ranks, workers) == expected
 
 
