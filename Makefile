@@ -15,7 +15,7 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
 # A third process for two cores: many tests wait for processes of their own.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # On Linux the plain wheel of torch is a CUDA build of gigabytes: ask for the CPU build by name.
 TORCH := $(shell grep '^torch==' constraints.txt)$(if $(filter Linux,$(shell uname)),+cpu)

@@ -44,3 +44,25 @@ def processes():
 # A shell starts background jobs with Ctrl-C ignored, and programs hand that down to their tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+#: Files whose tests are few and take long: begun last, one process would be left with them.
+SLOW_FILES = (
+    "test_random_chains.py",
+    "test_example.py",
+    "test_task_examples.py",
+    "test_energons_loader.py",
+    "test_starved_workers.py",
+    "test_killed_rank.py",
+    "test_yaml_spy.py",
+    "test_documentation.py",
+    "test_packed_samples.py",
+    "test_lockstep.py",
+    "test_parallel_training.py",
+    "test_random_configurations.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the slow files."""
+    items.sort(key=lambda item: item.path.name not in SLOW_FILES)
