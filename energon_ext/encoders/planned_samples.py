@@ -8,7 +8,7 @@ import functools
 import inspect
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,7 +95,7 @@ class SampleReader:
         key: of the source.
         seed: of the run.
         numbers: of the samples.
-        open_samples: opens them, once in each process.
+        samples: of the source; their files are opened by each process that reads.
         table: lengths of the samples, where some are packed together.
     """
 
@@ -103,15 +103,14 @@ class SampleReader:
     key: str
     seed: int
     numbers: range
-    open_samples: Callable[[], NumberedSamples]
+    samples: NumberedSamples
     table: LengthTable | None = None
-    _samples: NumberedSamples | None = field(default=None, init=False)
     _left_out: int = field(default=0, init=False)
     _reason: str = field(default="", init=False)
 
     def place_of(self, number: int) -> tuple[str, str]:
         """The shard and the key of a sample, for people."""
-        stored = self.open_samples().stored(number)
+        stored = self.samples.stored(number)
         found = {} if stored is None else stored.data[0]
         return str(found.get("__shard__", "")), str(found.get("__key__", "left out by the split"))
 
@@ -142,15 +141,13 @@ class SampleReader:
 
     def _usable(self, number: int, epoch: int) -> Any:
         """An encoded sample; None for one that cannot be used."""
-        if self._samples is None:
-            self._samples = self.open_samples()
-        stored = self._samples.stored(number)
+        stored = self.samples.stored(number)
         if stored is None:
             self._reason = "The split excludes them."
             return None
         try:
             with keyed_random(self.encoder, f"{self.seed}/{self.key}/{number}/{epoch}"):
-                sample = encoded(self.encoder, self._samples.cooked(stored))
+                sample = encoded(self.encoder, self.samples.cooked(stored))
                 self._check_length(number, sample)
                 return sample
         except SampleError as error:
@@ -232,10 +229,9 @@ def sample_rows(
     """The rows of one source: a sample each, or samples that are packed by their lengths."""
     factory, seed = entry.dataset, worker_config.seed_offset
     first, stop = document_range(entry, len(factory))
-    open_samples = functools.partial(_open, encoder, entry)
     return SampleRows(
         OneEach(len(factory), fingerprint_files(factory)) if table is None else table,
-        SampleReader(encoder, entry.key, seed, range(first, stop), open_samples, table),
+        SampleReader(encoder, entry.key, seed, range(first, stop), _opened(encoder, entry), table),
         source=entry.key,
         packer=packer_of(encoder),
         order=order_of(entry, stop - first, seed=seed, repeat=repeat, block=encoder.sample_block),
@@ -268,7 +264,7 @@ def packer_of(encoder: Any) -> Packer:
     return WholePacker(encoder.seq_len)
 
 
-def _open(encoder: Any, entry: Entry) -> NumberedSamples:
+def _opened(encoder: Any, entry: Entry) -> NumberedSamples:
     """The samples of a source, as on one rank without workers."""
     alone = WorkerConfig(rank=0, world_size=1, num_workers=0)
     own = copy.copy(entry.loaded)

@@ -9,16 +9,16 @@ from functools import partial
 
 import pytest
 import torch
-from megatron.energon import SkipSample, stateless
+from megatron.energon import DefaultTaskEncoder, SkipSample, stateless
 
-from energon_ext import ExactDataLoader, get_train_dataset
+from energon_ext import DynamicBlendMixin, ExactDataLoader, get_train_dataset
 from energon_ext.documents.order import EpochOrder
 from energon_ext.encoders import sources
 from energon_ext.errors import ConfigError, SampleError, StateMismatchError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.streamed.blend import StreamedBlend
 from tests.samples.vision import Encoded, PlannedCaptions, write_images
-from tests.support import config, loader_for, stock_loader_for, take, write_dataset
+from tests.support import config, loader_for, stock_loader_for, take, write_dataset, write_tokens
 
 TOPOLOGIES = [(1, 2), (2, 0), (4, 1)]
 ROWS = 8
@@ -324,10 +324,6 @@ def test_a_subset_and_excluded_samples_are_left_out_on_any_topology(data):
 
 
 def test_a_stateless_encoder_over_text_samples_is_planned_too(tmp_path):
-    from megatron.energon import DefaultTaskEncoder
-
-    from energon_ext import DynamicBlendMixin
-
     class Plain(DynamicBlendMixin, DefaultTaskEncoder):
         """Samples as they are."""
 
@@ -336,3 +332,22 @@ def test_a_stateless_encoder_over_text_samples_is_planned_too(tmp_path):
     loader = ExactDataLoader(dataset_of(tmp_path / "text", encoder=Plain(), **options))
     texts = [text for batch in take(loader, 4) for text in batch.text]
     assert sorted(texts) == sorted(f"text {number}" for number in range(20))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("photos", "[Nn]o cookers registered"),
+        ("tokens", "a token file gives packed rows; load it with a PackedTaskEncoder"),
+    ],
+)
+def test_sources_that_the_encoder_cannot_read_are_refused_when_the_dataset_is_built(
+    data, path, message
+):
+    class Plain(DynamicBlendMixin, DefaultTaskEncoder):
+        """Knows no crude samples."""
+
+    write_tokens(data / "tokens", [[1, 2, 3]])
+    mix_path = write(data / "refused.yaml", {"blend": [{"path": path}]})
+    with pytest.raises(ConfigError, match=message):
+        dataset_of(mix_path, encoder=Plain())
