@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, AsyncIterator, Mapping, Sequence
 
 from energon_ext.arguments import check_integer, check_number
 from energon_ext.encoders.prompts import Prompt
@@ -19,6 +19,9 @@ from energon_ext.rl.sampler import RewardFunction, ScoredGroup, Unanswered, scor
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
+#: An answer may be so large, beside what its tokens take.
+_MOST_BYTES, _MOST_BYTES_OF_A_TOKEN = 64 * 2**20, 2**10
 
 #: Statuses by which a server refuses one prompt: no valid request, too large, cannot be processed.
 _REFUSED = (400, 413, 422)
@@ -132,7 +135,9 @@ class OpenAISampler:
 
     async def _ask_all(self, prompts: Sequence[Prompt], seed: int) -> list[Answers | Unanswered]:
         turn = asyncio.Semaphore(self.max_concurrent)
+        http_client = self._openai.DefaultAsyncHttpxClient(event_hooks={"response": [self._limit]})
         async with self._openai.AsyncOpenAI(
+            http_client=http_client,
             base_url=self.base_url,
             api_key=self.api_key or "none",  # else the client takes one of the environment
             timeout=self.timeout_seconds,
@@ -149,6 +154,21 @@ class OpenAISampler:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _limit(self, response: Any) -> None:
+        """Read an answer, however it is compressed, no further than answers go."""
+        most = _MOST_BYTES + _MOST_BYTES_OF_A_TOKEN * self.group_size * self.max_new_tokens
+        parts = response.aiter_bytes
+
+        async def limited(chunk_size: int | None = None) -> AsyncIterator[bytes]:
+            size = 0
+            async for part in parts(chunk_size):
+                size += len(part)
+                if size > most:
+                    raise self._openai.OpenAIError(f"the answer is larger than {most:,} bytes")
+                yield part
+
+        response.aiter_bytes = limited
 
     async def _ask(
         self, client: AsyncOpenAI, turn: asyncio.Semaphore, prompt: Prompt, seed: int

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The HTTP sampler against a real local server that speaks both dialects and fails on demand."""
 
+import gzip
 import json
 import socket
 import sys
@@ -20,6 +21,9 @@ from energon_ext.losses import unified_loss
 from energon_ext.rl import OpenAISampler, RLDataset, Unanswered
 from energon_ext.rl.ask import ask_sampler
 from tests.rl.prompts import prompt_loader, write_sums
+
+#: 256 MiB in a quarter of a megabyte.
+BOMB = gzip.compress(bytes(2**28), 1)
 
 
 class Server(ThreadingHTTPServer):
@@ -48,6 +52,12 @@ class Handler(BaseHTTPRequestHandler):
         happens = server.misfortunes.pop(0) if server.misfortunes else None
         if happens == "hang":
             server.release.wait(30)
+        elif happens == "bomb":
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Encoding", "gzip")
+            self.end_headers()
+            self.wfile.write(BOMB)
         elif happens == "drip":
             self.send_response(200)
             self.end_headers()
@@ -237,6 +247,13 @@ def test_a_server_that_sends_for_ever_is_not_waited_for(server):
     server.misfortunes = ["drip"]
     with pytest.raises(SamplerError, match=message):
         ask_sampler(sampler, prompts(10, 20), 0, 260)
+
+
+def test_an_answer_is_unpacked_to_a_limit(server):
+    server.misfortunes = ["bomb"]
+    with pytest.raises(SamplerError, match="the answer is larger than 67,133,440 bytes"):
+        sampler_for(server).sample_and_score_batch(prompts(10), 0)
+    assert len(server.requests) == 1
 
 
 def test_a_missing_client_is_named(monkeypatch):
