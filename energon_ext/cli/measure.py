@@ -16,7 +16,7 @@ from energon_ext.encoders.measured import cached_lengths, measure_again
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.text_sources import load_split
 from energon_ext.errors import ConfigError
-from energon_ext.prepare.cache import make
+from energon_ext.prepare.cache import Cached, make
 from energon_ext.prepare.lengths import LengthTable
 
 
@@ -56,12 +56,12 @@ def measure(
     made = named_encoder(encoder, DynamicBlendMixin)
     if not hasattr(made, "length_of"):
         raise ConfigError(f"--encoder {encoder}: has no length_of, so it packs no samples.")
-    entries: dict[Path, Entry] = {}
+    found: dict[Path, tuple[Entry, Cached]] = {}
     for name in split or splits_of(metadataset):
         for entry in load_split(metadataset, name, made, trusted_modules):
-            entries[cached_lengths(made, entry).folder] = entry
-    for entry in entries.values():
-        cached = cached_lengths(made, entry)
+            cached = cached_lengths(made, entry)
+            found[cached.folder] = entry, cached
+    for entry, cached in found.values():
         make(cached, jobs, wait_seconds=0.0)
         table = cached.open()
         echo(f"{cached.name}: {_summary(table)} in {cached.folder}")

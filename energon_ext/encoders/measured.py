@@ -56,10 +56,11 @@ def cached_lengths(encoder: Any, entry: Entry) -> Cached:
     """The table of lengths of a source; it may not be there."""
     encoding = identity_of_lengths(encoder)
     source = cached_source(encoder, entry)
+    units = _units(entry, source)
     depends_on = {
         **what_samples_depend_on(entry, encoding),
         "path": source.path,
-        "first": _units(entry, source)[0].description["path"],  # of the shards of a split
+        "first": units[0].description["path"],  # of the shards of a split
     }
     text = json.dumps(depends_on, sort_keys=True, default=str)
     seconds = SECONDS_BY_SIZE if hasattr(encoder, "sample_length") else SECONDS_BY_ENCODING
@@ -73,7 +74,7 @@ def cached_lengths(encoder: Any, entry: Entry) -> Cached:
             options=json.loads(text),
             keeps_all=True,
         ),
-        units=_units(entry, source),
+        units=units,
         count=source.count,
         seconds=source.count * seconds,
         open_folder=functools.partial(LengthTable.open, longest=encoder.seq_len),
@@ -134,7 +135,8 @@ def length_and_cost(encoder: Any, sample: Any) -> tuple[np.ndarray, np.ndarray]:
     else:
         found, method = encoder.length_of(encoded(encoder, sample)), "length_of"
     tokens, cost = found if isinstance(found, tuple) else (found, 0.0)
-    if isinstance(tokens, bool) or not isinstance(tokens, (int, np.integer)) or tokens < 1:
+    is_integer = isinstance(tokens, (int, np.integer)) and not isinstance(tokens, bool)
+    if not is_integer or not 1 <= tokens < 2**31:
         raise ConfigError(
             f"{type(encoder).__qualname__}.{method}: {found!r} found, a number of tokens >= 1 is "
             f"needed, or that and a cost."

@@ -95,6 +95,7 @@ class SampleReader:
         key: of the source.
         seed: of the run.
         numbers: of the samples.
+        excluded: numbers of those that are not read.
         samples: of the source; their files are opened by each process that reads.
         table: lengths of the samples, where some are packed together.
     """
@@ -103,6 +104,7 @@ class SampleReader:
     key: str
     seed: int
     numbers: range
+    excluded: frozenset[int]
     samples: NumberedSamples
     table: LengthTable | None = None
     _left_out: int = field(default=0, init=False)
@@ -126,7 +128,7 @@ class SampleReader:
         for attempt in range(self._tolerance):
             again = stable_hash(f"{self.seed}/{self.key}/{number}/{epoch}/{attempt}")
             chosen = self.numbers[again % len(self.numbers)]
-            sample = self._usable(chosen, epoch)
+            sample = None if chosen in self.excluded else self._usable(chosen, epoch)
             if sample is not None:
                 return sample
         raise SampleError(
@@ -229,9 +231,13 @@ def sample_rows(
     """The rows of one source: a sample each, or samples that are packed by their lengths."""
     factory, seed = entry.dataset, worker_config.seed_offset
     first, stop = document_range(entry, len(factory))
+    excluded = frozenset(() if entry.excluded is None else entry.excluded.tolist())
+    reader = SampleReader(
+        encoder, entry.key, seed, range(first, stop), excluded, _opened(encoder, entry), table
+    )
     return SampleRows(
         OneEach(len(factory), fingerprint_files(factory)) if table is None else table,
-        SampleReader(encoder, entry.key, seed, range(first, stop), _opened(encoder, entry), table),
+        reader,
         source=entry.key,
         packer=packer_of(encoder),
         order=order_of(entry, stop - first, seed=seed, repeat=repeat, block=encoder.sample_block),

@@ -92,7 +92,10 @@ def load_encoder(
         saved: of :func:`energon_ext.encoders.pretrain.saved_encoder`.
     """
     if saved.get("class") == "samples":
-        return SavedSamples(saved)
+        try:
+            return SavedSamples(saved)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StateFormatError(f"The data state is damaged: {error!r:.200}.") from error
     if saved.get("class") not in _CLASSES or not isinstance(saved.get("options"), Mapping):
         raise StateFormatError("The data state does not say how its rows were encoded.")
     options = {**saved["options"], **changed}

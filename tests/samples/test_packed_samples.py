@@ -12,6 +12,7 @@ from megatron.energon import stateless
 
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.cache import DEFAULT_NAME
+from energon_ext.state.schema import sealed
 from tests.cli.command import energon_ext, error_line
 from tests.samples.test_planned_samples import ROWS, dataset_of, run, write
 from tests.samples.vision import (
@@ -303,3 +304,15 @@ def test_a_run_packed_by_the_users_own_method_is_not_traced(data):
     save_cursor(data / "run", 0, loader.state_dict())
     said = error_line(energon_ext("trace", data / "run", path, "--step", 0))
     assert "packed by select_samples_to_pack of its encoder" in said
+
+
+def test_a_state_whose_encoder_is_damaged_is_named(data):
+    path = mix(data)
+    state = loader_for(dataset_of(path, encoder=PackedCaptions())).state_dict()
+    del state["energon_ext_digest"]
+    for damage in ({"packer": {"name": "whole samples"}}, {"fingerprint": 7}):
+        damaged = sealed({**state, "encoder": {**state["encoder"], **damage}})
+        folder = data / f"run_{next(iter(damage))}"
+        save_cursor(folder, 0, damaged)
+        said = error_line(energon_ext("trace", folder, path, "--step", 0))
+        assert "The data state is damaged" in said

@@ -223,6 +223,15 @@ def test_random_numbers_are_the_same_where_the_method_of_the_parent_class_seeds_
     assert run(mix(data), 3, 2, 1, encoder=Choosy()) == expected
 
 
+def test_an_excluded_sample_replaces_none(data):
+    key = 'photos:train{"caption": true}'
+    (data / "tens.txt").write_text("".join(f"{key}:{number}\n" for number in range(0, 50, 10)))
+    path = write(data / "replaced.yaml", {"blend": [{"path": "photos"}]})
+    path.write_text(json.dumps({**json.loads(path.read_text()), "exclude": "tens.txt"}))
+    steps, _ = run(path, 6, encoder=Choosy())
+    assert {number for step in steps for _, number, *_ in step} == {5, 15, 25, 35, 45}
+
+
 def test_where_no_sample_can_be_used_the_run_ends_with_the_reason(data):
     encoder = Choosy()
     encoder.wanted = set()
