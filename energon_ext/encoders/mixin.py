@@ -39,6 +39,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.mixture.checks import check_mixture
 from energon_ext.mixture.tree import INTERLEAVE
 from energon_ext.plan.clock import Clock
+from energon_ext.plan.cost import Cost
 from energon_ext.plan.dataset import PassOptions, PlannedDataset
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.source import Source
@@ -88,6 +89,10 @@ class DynamicBlendMixin:
     #: Planned samples that are stored side by side and read close to each other; some 2 MB of them
     #: make larger reads where one node reads all.
     sample_block: int = 1
+
+    #: Of the lengths in a row, where samples are packed by length: rows of a step are then dealt
+    #: so that ranks end together. A cost that ``length_of`` gives beside the tokens is added.
+    cost: Cost | None = None
 
     #: Of the sample that is encoded, where samples are planned.
     sample_number: int | None = None
@@ -224,6 +229,11 @@ class DynamicBlendMixin:
         elif packs_samples(self):
             bound.tokens_per_sample = packer_of(bound).seq_len
             bound._tables = ensure_measured(bound, entries)
+        if self.cost is not None and not bound._tables:
+            raise ConfigError(
+                f"{type(self).__qualname__}.cost: deals planned rows of samples with lengths; "
+                f"{reason or 'the encoder has no length_of'}."
+            )
         return bound
 
     def _obstacle(

@@ -31,6 +31,7 @@ from energon_ext.encoders.sources import (
 )
 from energon_ext.errors import ConfigError, EnergonExtError, SampleError
 from energon_ext.packing import Packer
+from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.dataset import BatchOptions
 from energon_ext.prepare.lengths import LengthTable
 from energon_ext.samples.numbered import NumberedSamples, key_of
@@ -288,14 +289,17 @@ def sample_batches(encoder: Any) -> BatchOptions:
         padding=None,
         fingerprint=encoder.state_fingerprint(),
         encoder=saved_samples(encoder),
+        cost=encoder.cost,
     )
 
 
 def saved_samples(encoder: Any) -> dict[str, Any]:
     """What plans the same rows again without the user's code, as JSON values."""
     is_packing = packs_samples(encoder)
+    cost = encoder.cost if isinstance(encoder.cost, AttentionCost) else None
     return {
         "class": "samples",
+        "cost": None if cost is None else vars(cost),
         "fingerprint": encoder.state_fingerprint(),
         "lengths": identity_of_lengths(encoder) if is_packing else None,
         "packer": {**packer_of(encoder).to_json(), "seq_len": encoder.seq_len}

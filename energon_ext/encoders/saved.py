@@ -72,6 +72,7 @@ class SavedSamples(DynamicBlendMixin, TaskEncoder):
         self.saved_packer = WholePacker(options.pop("seq_len"), **options)
         self.seq_len = self.saved_packer.seq_len
         self.length_of = None
+        self.cost = None if saved["cost"] is None else AttentionCost(**saved["cost"])
 
     def state_fingerprint(self) -> dict[str, Any]:
         return self._fingerprint

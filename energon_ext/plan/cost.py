@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""How long a row keeps a rank busy, by the lengths of the documents in it."""
+"""How long a row keeps a rank busy, by the lengths of its documents and the size of its images."""
 
 from __future__ import annotations
 
@@ -81,3 +81,45 @@ class AttentionCost:
         seen = np.minimum(lengths, self.window or np.inf)
         looks = seen * (seen + 1) / 2 + (lengths - seen) * seen
         return self.linear * lengths + self.quadratic * looks
+
+
+@dataclass(frozen=True)
+class VisionCost:
+    """Matrix products of a vision encoder, in the unit of :class:`AttentionCost`.
+
+    All patches of an image attend to each other. Give it, summed over the images of a sample, as
+    the cost beside the tokens in ``length_of``.
+
+    Attributes:
+        linear: floating-point operations of a patch outside the attention scores.
+        quadratic: those of a patch for one that it looks at.
+
+    Example:
+        >>> VisionCost(linear=10, quadratic=2)(np.array([1, 4]))
+        array([12., 72.])
+    """
+
+    linear: float
+    quadratic: float
+
+    @classmethod
+    def of_model(cls, vision: Any, projection: Any = None, *, frozen: bool = False) -> "VisionCost":
+        """By the configurations of the parts of a ``megatron.core.models.multimodal.LLaVAModel``.
+
+        Args:
+            vision: ``TransformerConfig`` of the vision encoder.
+            projection: that of the MLP behind it, which sees each patch.
+            frozen: whether both are not trained; they then run forward alone, a third of the work.
+        """
+        of_patches = AttentionCost.of_model(vision)
+        linear = of_patches.linear
+        if projection is not None:
+            widths = vision.hidden_size + projection.hidden_size
+            linear += 2.0 * projection.ffn_hidden_size * widths
+        share = 1 / 3 if frozen else 1.0
+        return cls(share * linear, share * of_patches.quadratic)
+
+    def __call__(self, patches: np.ndarray) -> np.ndarray:
+        """Costs of images, by their numbers of patches."""
+        patches = patches.astype(np.float64)
+        return self.linear * patches + self.quadratic * patches**2

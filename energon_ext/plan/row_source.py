@@ -45,6 +45,10 @@ class Taken(ABC):
     def pieces(self) -> tuple[np.ndarray, np.ndarray]:
         """Lengths that attend to themselves in all rows, row after row, and where each row ends."""
 
+    def further_costs(self) -> np.ndarray:
+        """Cost of each row beside that of its lengths, float64 [rows]; images have one."""
+        return np.zeros(len(self))
+
 
 @dataclass(frozen=True)
 class Window:

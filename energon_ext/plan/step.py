@@ -47,7 +47,8 @@ class Step:
         costs = np.zeros(rows)
         for where, taken, _ in self._parts:
             lengths, ends = taken.pieces()
-            costs[where] = np.diff(np.cumsum(cost(lengths))[ends - 1], prepend=0.0)
+            of_lengths = np.diff(np.cumsum(cost(lengths))[ends - 1], prepend=0.0)
+            costs[where] = of_lengths + taken.further_costs()
         return costs
 
     def taken(self, number: int) -> tuple[Taken, int, int] | None:

@@ -62,7 +62,7 @@ class LengthTable:
 
     Args:
         lengths: uint32 [n]; 0 for a sample that could not be measured.
-        costs: float32 [n], in the unit of the encoder's ``cost``.
+        costs: float32 [n], beside those of the lengths, in the unit of the encoder's ``cost``.
         longest: of the samples that are read, the positions of a row.
 
     Longer samples count as empty, and are in no row.
@@ -102,11 +102,22 @@ class LengthTable:
         lengths = self.lengths[numbers].astype(np.int64)
         return numbers, np.where(lengths <= self.longest, lengths, 0)
 
+    def costs_of(self, numbers: np.ndarray) -> np.ndarray:
+        """The cost of each, float32 [n], beside that of its tokens."""
+        return self.costs[numbers]
+
     def fingerprint(self) -> dict[str, Any]:
         """Number of samples and tokens, and a digest of all lengths."""
-        digest = stable_hash(self.lengths.tobytes().hex())
         tokens = int(self.lengths.sum(dtype=np.int64))
-        return {"documents": len(self), "tokens": tokens, "lengths": f"{digest:016x}"}
+        return {"documents": len(self), "tokens": tokens, "lengths": _digest(self.lengths)}
+
+    def options(self) -> dict[str, Any]:
+        """A digest of all costs: they decide which rank has which row of a step."""
+        return {"costs": _digest(self.costs)}
+
+
+def _digest(column: np.ndarray) -> str:
+    return f"{stable_hash(column.tobytes().hex()):016x}"
 
 
 def _units(folder: Path) -> list[Record]:

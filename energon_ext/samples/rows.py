@@ -42,6 +42,12 @@ class OneEach:
         """The numbers themselves, and 1 for each."""
         return numbers, np.ones(len(numbers), np.int64)
 
+    def costs_of(self, numbers: np.ndarray) -> np.ndarray:
+        return np.zeros(len(numbers))
+
+    def options(self) -> dict[str, Any]:
+        return {}
+
     def fingerprint(self) -> dict[str, Any]:
         return self.version
 
@@ -58,11 +64,14 @@ class SampleRows(PlannedRows):
     kind = "samples"
 
     def __init__(self, lengths: Any, read_row: RowReader, **options: Any):
+        self._lengths, self._read_row = lengths, read_row
         super().__init__(lengths, **options)
-        self._read_row = read_row
+
+    def options(self) -> dict[str, Any]:
+        return {**super().options(), **self._lengths.options()}
 
     def _taken(self) -> TakenRows:
-        return TakenSamples()
+        return TakenSamples(self._lengths)
 
     def place_of(self, number: int) -> tuple[str, str]:
         """The shard and the key of a sample."""
@@ -76,7 +85,18 @@ class SampleRows(PlannedRows):
 class TakenSamples(TakenRows):
     """Some rows of samples, not yet read."""
 
+    def __init__(self, lengths: Any):
+        super().__init__()
+        self._lengths = lengths
+
+    def further_costs(self) -> np.ndarray:
+        costs = [self._lengths.costs_of(self._numbers(row)).sum() for row in range(len(self))]
+        return np.array(costs, np.float64)
+
+    def _numbers(self, number: int) -> np.ndarray:
+        plan, row, _ = self._rows[number]
+        return plan.pieces.places[plan.extent(row)]
+
     def description(self, number: int) -> tuple[list[int], int]:  # type: ignore[override]
         """The numbers of its samples, and the epoch they are read in."""
-        plan, row, epoch = self._rows[number]
-        return plan.pieces.places[plan.extent(row)].tolist(), epoch
+        return self._numbers(number).tolist(), self._rows[number][2]

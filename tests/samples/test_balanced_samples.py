@@ -1,0 +1,100 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Rows of samples dealt by what their tokens and their images cost."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from energon_ext.errors import ConfigError, StateMismatchError
+from energon_ext.plan.cost import AttentionCost
+from tests.samples.test_packed_samples import alone
+from tests.samples.test_planned_samples import dataset_of
+from tests.samples.vision import PackedCaptions, PlannedCaptions, length_of_number, write_images
+from tests.support import loader_for, take
+
+ROWS = 8
+
+
+class Dear(PackedCaptions):
+    """A token costs 1, an image 100 times its number."""
+
+    encoding_fingerprint = {"version": "dear"}
+    cost = AttentionCost(linear=1, quadratic=0)
+    dear = 100
+
+    def length_of(self, encoded):
+        return encoded.total_len, self.dear * len(encoded.greys)
+
+
+@pytest.fixture
+def data(tmp_path):
+    write_images(tmp_path / "photos", 60)
+    return tmp_path
+
+
+def cost_of(row):
+    return sum(length + 100 * len(greys) for _, length, greys in row)
+
+
+def test_the_cost_of_a_row_is_that_of_its_tokens_and_its_images(data):
+    dataset = dataset_of(alone(data), encoder=Dear())
+    dataset.batches = dataclasses.replace(dataset.batches, cost=None)  # in their natural order
+    step = next(dataset.planned_steps())
+    for row, cost in enumerate(step.costs(AttentionCost(1, 0), ROWS).tolist()):
+        taken, own, _ = step.taken(row)
+        numbers, _ = taken.description(own)
+        assert cost == sum(length_of_number(n) + 100 * (n % 3) for n in numbers)
+
+
+def test_ranks_end_together_and_the_rows_of_a_step_stay_the_same(data):
+    natural, balanced = PackedCaptions(), Dear()
+    path = alone(data)
+
+    def busy(encoder):
+        datasets = [dataset_of(path, 2, rank=rank, encoder=encoder) for rank in range(2)]
+        ranks = [take(loader_for(dataset), 6) for dataset in datasets]
+        steps = [[sorted(map(str, step)) for step in of_rank] for of_rank in ranks]
+        costs = np.array([[sum(map(cost_of, step)) for step in of_rank] for of_rank in ranks])
+        return [sorted(a + b) for a, b in zip(*steps)], costs.max(0) / costs.mean(0)
+
+    rows, waits = busy(natural)
+    same_rows, shorter_waits = busy(balanced)
+    assert rows == same_rows
+    assert shorter_waits.mean() - 1 < (waits.mean() - 1) / 2
+
+
+def test_costs_that_changed_are_refused_inside_a_step_and_taken_between_two(data):
+    path = alone(data)
+
+    def resume(batches, encoder):
+        loader = loader_for(dataset_of(path, 2, encoder=encoder, batch_size=1))
+        take(loader, batches)
+        state = loader.state_dict()
+
+        class Dearer(Dear):
+            dear = 500
+            encoding_fingerprint = {"version": "dearer"}
+
+        other = Dearer()
+        other.__class__.__qualname__ = Dear.__qualname__
+        again = loader_for(dataset_of(path, 2, encoder=other, batch_size=1))
+        again.load_state_dict(state)
+        return again
+
+    take(resume(4, Dear()), 1)
+    with pytest.raises(StateMismatchError, match="costs"):
+        resume(1, Dear())
+
+
+@pytest.mark.parametrize("encoder, reason", [(PlannedCaptions, "has no length_of")])
+def test_a_cost_that_deals_nothing_is_refused(data, encoder, reason):
+    chosen = encoder()
+    chosen.cost = AttentionCost()
+    with pytest.raises(ConfigError, match=reason):
+        dataset_of(alone(data), encoder=chosen)
+    streamed = Dear()
+    streamed.plan_samples = False
+    with pytest.raises(ConfigError, match="plan_samples is False"):
+        dataset_of(alone(data), encoder=streamed)
