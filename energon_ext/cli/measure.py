@@ -12,7 +12,7 @@ from energon_ext.cli import echo, option
 from energon_ext.cli.tokenize import named_encoder, splits_of
 from energon_ext.config.mix import Entry
 from energon_ext.documents.permutation import KeyedPermutation
-from energon_ext.encoders.measured import cached_lengths, measure_again
+from energon_ext.encoders.measured import cached_lengths, measure_again, of_samples
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.text_sources import load_split
 from energon_ext.errors import ConfigError
@@ -58,7 +58,7 @@ def measure(
         raise ConfigError(f"--encoder {encoder}: has no length_of, so it packs no samples.")
     found: dict[Path, tuple[Entry, Cached]] = {}
     for name in split or splits_of(metadataset):
-        for entry in load_split(metadataset, name, made, trusted_modules):
+        for entry in of_samples(load_split(metadataset, name, made, trusted_modules)):
             cached = cached_lengths(made, entry)
             found[cached.folder] = entry, cached
     for entry, cached in found.values():

@@ -49,7 +49,8 @@ class TokenFileFactory(BaseCoreDatasetFactory):
 
     def build(self, worker_rotation_offset: int = 0) -> SavableDataset:
         raise ConfigError(
-            f"{self.paths[0]}: a token file gives packed rows; load it with a PackedTaskEncoder."
+            f"{self.paths[0]}: a token file gives packed rows; load it with a PackedTaskEncoder, "
+            f"or with an encoder that has length_of and pack_tokens."
         )
 
     def as_file_store(self) -> Any:

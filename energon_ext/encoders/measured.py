@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from energon_ext.config.mix import Entry
+from energon_ext.config.references import TokenFileFactory
 from energon_ext.encoders.planned_samples import encoded, identity_of_lengths, keyed_random
 from energon_ext.encoders.text_sources import (
     cache_folder_of,
@@ -36,7 +37,8 @@ SECONDS_BY_SIZE, SECONDS_BY_ENCODING = 0.001, 0.02
 
 
 def ensure_measured(encoder: Any, entries: Sequence[Entry]) -> dict[str, LengthTable]:
-    """The lengths of all sources, by their keys."""
+    """The lengths of all sources of samples, by their keys."""
+    entries = of_samples(entries)
     cached = [cached_lengths(encoder, entry) for entry in entries]
     first_missing = (entry for entry, each in zip(entries, cached) if not each.is_there)
     ensure_made(cached, lambda: _command(next(first_missing)))
@@ -50,6 +52,11 @@ def ensure_measured(encoder: Any, entries: Sequence[Entry]) -> dict[str, LengthT
                 *(key, table.num_too_long, len(table), table.longest),
             )
     return tables
+
+
+def of_samples(entries: Sequence[Entry]) -> list[Entry]:
+    """The sources that are no token files."""
+    return [each for each in entries if not isinstance(each.dataset, TokenFileFactory)]
 
 
 def cached_lengths(encoder: Any, entry: Entry) -> Cached:

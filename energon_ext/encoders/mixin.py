@@ -19,6 +19,7 @@ from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
 from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry, mix_of
+from energon_ext.config.references import TokenFileFactory
 from energon_ext.encoders.measured import ensure_measured
 from energon_ext.encoders.planned_samples import (
     obstacle,
@@ -26,6 +27,7 @@ from energon_ext.encoders.planned_samples import (
     packs_samples,
     sample_batches,
     sample_rows,
+    token_rows,
 )
 from energon_ext.encoders.sources import (
     absent_sources,
@@ -37,7 +39,7 @@ from energon_ext.encoders.sources import (
 )
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.checks import check_mixture
-from energon_ext.mixture.tree import INTERLEAVE
+from energon_ext.mixture.tree import IN_ORDER, INTERLEAVE, blend_of
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.cost import Cost
 from energon_ext.plan.dataset import PassOptions, PlannedDataset
@@ -48,7 +50,7 @@ from energon_ext.splice.source import SpliceSource
 from energon_ext.state.match import ENCODER
 from energon_ext.streamed.blend import DynamicBlendDataset, LeastConsumedDataset
 from energon_ext.streamed.samples import RepeatUpTo
-from energon_ext.weights import ScheduleAxis
+from energon_ext.weights import ConstantWeight, ScheduleAxis
 
 logger = logging.getLogger(__name__)
 
@@ -94,10 +96,15 @@ class DynamicBlendMixin:
     #: so that ranks end together. A cost that ``length_of`` gives beside the tokens is added.
     cost: Cost | None = None
 
-    #: Of the sample that is encoded, where samples are planned.
+    #: Of the sample that is encoded, where samples are planned, and the key of its source.
     sample_number: int | None = None
+    source_key: str = ""
 
-    _plans_samples: bool = False
+    #: Keys of all sources of the dataset, sorted.
+    source_keys: tuple[str, ...] = ()
+
+    _is_planned: bool = False
+    _validating: bool = False
     _tables: Mapping[str, LengthTable] = MappingProxyType({})
 
     #: Rows of a global batch; one batch of each rank where it is None.
@@ -127,6 +134,7 @@ class DynamicBlendMixin:
             bound, mix, worker_config=worker_config, repeat=repeat and not epochized
         )
         check_omissions(mix, sources)
+        bound.source_keys = _keys_in_batches(sources)
         clock = Clock(
             mix.axis_with(self.schedule_axis),
             Topology.of(worker_config, stages.get("batch_size"), self.rows_per_step),
@@ -150,6 +158,39 @@ class DynamicBlendMixin:
             sources, passes, stages, tree=mix.tree, clock=clock, worker_config=worker_config
         )
 
+    def build_val_datasets(
+        self,
+        *,
+        datasets: list[LoadedDataset],
+        worker_config: WorkerConfig,
+        batch_size: int,
+        limit: int | None = None,
+        **stages: Any,
+    ) -> SavableDataset:
+        """Energon's method: all of each source once, in order; Energon's own where it is streamed.
+
+        Samples of which there is no further whole batch for every rank are left out.
+        """
+        mix, options = mix_of(datasets), {**stages, "batch_size": batch_size}
+        bound = self._bound_to(mix.entries, options, repeat=False, validating=True)
+        if not bound._is_planned:
+            return super().build_val_datasets(  # type: ignore[misc]  # of the encoder behind
+                datasets=datasets,
+                worker_config=worker_config,
+                batch_size=batch_size,
+                limit=limit,
+                **stages,
+            )
+        sources = read_sources(bound, mix, worker_config=worker_config, repeat=False)
+        bound.source_keys = _keys_in_batches(sources)
+        tree = blend_of({source.key: ConstantWeight(1.0) for source in sources}, IN_ORDER)
+        topology = Topology.of(worker_config, batch_size, None)
+        clock = Clock(mix.axis, topology, bound.tokens_per_sample)
+        passes = PassOptions(batches=limit or 0, restarts=True)
+        return bound.build_blend(
+            sources, passes, {}, tree=tree, clock=clock, worker_config=worker_config
+        )
+
     @property
     def current_sample_index(self) -> int:
         """Energon's number for random choices; where samples are planned, one of the sample."""
@@ -162,9 +203,9 @@ class DynamicBlendMixin:
 
         Override it to add stages of your own to each source; its samples are streamed then.
         """
-        if self._plans_samples:
-            table = self._tables.get(entry.key)
-            return sample_rows(self, entry, table, worker_config=worker_config, repeat=repeat)
+        if self._is_planned:
+            build = token_rows if isinstance(entry.dataset, TokenFileFactory) else sample_rows
+            return build(self, entry, seed=worker_config.seed_offset, repeat=repeat)
         dataset = load_source(self, entry, worker_config)
         repetitions = entry.loaded.repetitions or 1
         if not repeat and repetitions == 1:
@@ -182,7 +223,7 @@ class DynamicBlendMixin:
         **options: Any,  # of a blend: tree, clock, worker_config
     ) -> SavableDataset:
         """A plan, or Energon's stages behind the draw among streamed sources."""
-        if self._plans_samples:
+        if self._is_planned:
             return PlannedDataset(sources, passes=passes, batches=sample_batches(self), **options)
         if hasattr(self, "blend_sample_size"):
             options["size_of"] = self.blend_sample_size
@@ -214,7 +255,13 @@ class DynamicBlendMixin:
         packer = packer_of(self)
         return {**named, "seq_len": packer.seq_len, "packing": packer.to_json()}
 
-    def _bound_to(self, entries: Sequence[Entry], stages: dict[str, Any], repeat: bool) -> Any:
+    def _bound_to(
+        self,
+        entries: Sequence[Entry],
+        stages: dict[str, Any],
+        repeat: bool,
+        validating: bool = False,
+    ) -> Any:
         """The encoder of one dataset, checked against its sources; several may share this one.
 
         Args:
@@ -222,14 +269,16 @@ class DynamicBlendMixin:
         """
         refuse_splices(self, entries)
         bound = copy.copy(self)
-        reason = self._obstacle(entries, stages, repeat)
-        bound._plans_samples = reason is None
+        bound._validating = validating
+        is_finite = not repeat and not (validating and packs_samples(self))
+        reason = self._obstacle(entries, stages, not is_finite)
+        bound._is_planned = reason is None
         if reason is not None:
             logger.info("Samples are streamed, on the ranks x workers of this run: %s.", reason)
         elif packs_samples(self):
             bound.tokens_per_sample = packer_of(bound).seq_len
             bound._tables = ensure_measured(bound, entries)
-        if self.cost is not None and not bound._tables:
+        if self.cost is not None and not bound.tokens_per_sample:
             raise ConfigError(
                 f"{type(self).__qualname__}.cost: deals planned rows of samples with lengths; "
                 f"{reason or 'the encoder has no length_of'}."
@@ -258,6 +307,10 @@ def refuse_splices(encoder: DynamicBlendMixin, entries: Sequence[Entry]) -> None
                 f"{entry.splice_where}: a {type(encoder).__name__} splices nothing; use an "
                 f"energon_ext.PackedTaskEncoder, or leave it out."
             )
+
+
+def _keys_in_batches(sources: Sequence[Source]) -> tuple[str, ...]:
+    return tuple(sorted({name for source in sources for name in source.part_shares}))
 
 
 class _BlendFactory:

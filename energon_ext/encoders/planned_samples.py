@@ -20,23 +20,25 @@ from megatron.energon.task_encoder.base import get_failure_tolerance, get_statel
 
 from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry
+from energon_ext.config.references import TokenFileFactory
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.documents.stored_files import fingerprint_files
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.sources import (
     MOST_PLANNED_BUFFER_DOCS,
     document_range,
-    order_of,
+    planned_options,
     shuffles_over_epochs,
 )
+from energon_ext.encoders.tokenizers import check_tokenizer, saved_tokenizer
 from energon_ext.errors import ConfigError, EnergonExtError, SampleError
-from energon_ext.packing import Packer
+from energon_ext.packing import BestFitPacker, Packer
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.dataset import BatchOptions
 from energon_ext.prepare.lengths import LengthTable
 from energon_ext.samples.numbered import NumberedSamples, key_of
 from energon_ext.samples.packers import OnePerRow, OwnPacker, WholePacker
-from energon_ext.samples.rows import OneEach, SampleRows
+from energon_ext.samples.rows import OneEach, SampleRows, TokenRows
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,12 @@ def obstacle(
         if not get_stateless(method):
             return f"{name} is not marked @stateless"
     for entry in entries:
+        if isinstance(entry.dataset, TokenFileFactory):
+            if not packs_samples(encoder) or not hasattr(encoder, "pack_tokens"):
+                return (
+                    f"{entry.key} has rows of tokens, and the encoder no length_of or pack_tokens"
+                )
+            continue
         if not all(path.is_local() for path in entry.dataset.paths):
             return f"the files of {entry.key} are not local"
         if shuffles_over_epochs(entry):
@@ -119,6 +127,7 @@ class SampleReader:
 
     def __call__(self, numbers: Sequence[int], epoch: int) -> Any:
         """The encoded sample of a row, or the samples packed into one."""
+        self.encoder.source_key = self.key
         read = [self._usable(number, epoch) for number in numbers]
         found = [sample for sample in read if sample is not None]
         if not found:
@@ -221,30 +230,34 @@ def _leave(*args: Any) -> None:
     """Stands for Energon's seeding while a key decides."""
 
 
-def sample_rows(
-    encoder: Any,
-    entry: Entry,
-    table: LengthTable | None,
-    *,
-    worker_config: WorkerConfig,
-    repeat: bool,
-) -> SampleRows:
+def sample_rows(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> SampleRows:
     """The rows of one source: a sample each, or samples that are packed by their lengths."""
-    factory, seed = entry.dataset, worker_config.seed_offset
-    first, stop = document_range(entry, len(factory))
+    factory, table = entry.dataset, encoder._tables.get(entry.key)
+    numbers = range(*document_range(entry, len(factory)))
     excluded = frozenset(() if entry.excluded is None else entry.excluded.tolist())
-    reader = SampleReader(
-        encoder, entry.key, seed, range(first, stop), excluded, _opened(encoder, entry), table
-    )
+    samples = _opened(encoder, entry)
     return SampleRows(
         OneEach(len(factory), fingerprint_files(factory)) if table is None else table,
-        reader,
-        source=entry.key,
+        SampleReader(encoder, entry.key, seed, numbers, excluded, samples, table),
         packer=packer_of(encoder),
-        order=order_of(entry, stop - first, seed=seed, repeat=repeat, block=encoder.sample_block),
         buffer_docs=MOST_PLANNED_BUFFER_DOCS,
-        first=first,
-        excluded=entry.excluded,
+        **planned_options(
+            encoder, entry, len(factory), seed=seed, repeat=repeat, block=encoder.sample_block
+        ),
+    )
+
+
+def token_rows(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> TokenRows:
+    """The rows of token files, as the encoder makes them those of its samples."""
+    files = entry.dataset.files
+    check_tokenizer(getattr(encoder, "tokenizer", None))
+    files.check_tokenizer(encoder.tokenizer.fingerprint(), encoder.tokenizer.vocab_size)
+    return TokenRows(
+        files,
+        encoder.pack_tokens,
+        packer=BestFitPacker(encoder.seq_len),
+        buffer_docs=MOST_PLANNED_BUFFER_DOCS,
+        **planned_options(encoder, entry, len(files), seed=seed, repeat=repeat),
     )
 
 
@@ -304,6 +317,9 @@ def saved_samples(encoder: Any) -> dict[str, Any]:
         "lengths": identity_of_lengths(encoder) if is_packing else None,
         "packer": {**packer_of(encoder).to_json(), "seq_len": encoder.seq_len}
         if is_packing
+        else None,
+        "tokenizer": saved_tokenizer(encoder.tokenizer)
+        if hasattr(encoder, "pack_tokens")
         else None,
     }
 

@@ -15,24 +15,17 @@ from types import MappingProxyType
 from typing import Any
 
 from megatron.energon import Cooker, TaskEncoder, TextSample, WorkerConfig, stateless
-from megatron.energon.metadataset.loader_interface import LoadedDataset
 
 from energon_ext.arguments import check_integer
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.batch.rows import Row
-from energon_ext.config.mix import Entry, mix_of
+from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.documents.base import Documents
 from energon_ext.documents.file_set import TokenFiles
 from energon_ext.encoders.mixin import DynamicBlendMixin
-from energon_ext.encoders.sources import (
-    document_range,
-    epochs_of,
-    order_of,
-    planned_buffer_docs,
-    read_sources,
-)
+from energon_ext.encoders.sources import epochs_of, planned_buffer_docs, planned_options
 from energon_ext.encoders.splicing import (
     check_names,
     check_splices,
@@ -41,19 +34,15 @@ from energon_ext.encoders.splicing import (
 )
 from energon_ext.encoders.text import Document, TextDecoder, cook_text, is_text
 from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized
-from energon_ext.encoders.tokenizers import TOKENIZER_ATTRIBUTES, Tokenizer, check_tokenizer
+from energon_ext.encoders.tokenizers import Tokenizer, check_tokenizer, saved_tokenizer
 from energon_ext.errors import ConfigError, SampleError
-from energon_ext.mixture.tree import IN_ORDER, blend_of
 from energon_ext.packing import Packer, make_packer
-from energon_ext.plan.clock import Clock
 from energon_ext.plan.cost import AttentionCost, Cost
 from energon_ext.plan.dataset import BatchOptions, PassOptions, PlannedDataset
-from energon_ext.plan.deal import Topology
 from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.source import Source
 from energon_ext.splice.config import SpliceFields
-from energon_ext.weights import ConstantWeight
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +96,7 @@ has no transition to train.
     named_documents: bool | None = None
     validation_starts: int = 4
     validation_offsets: int = 8
-    _validating: bool = False
+    _is_planned = True
     _tokenized: Mapping[str, TokenFiles] = MappingProxyType({})
 
     def __init__(
@@ -147,7 +136,6 @@ has no transition to train.
         )
         self.train_on_eos = train_on_eos
         self.cost = (cost or AttentionCost()) if balance else None
-        self._sources: tuple[str, ...] = ()
         self._assembler = BatchAssembler(
             seq_len,
             pad_id=tokenizer.pad_id,
@@ -212,43 +200,17 @@ has no transition to train.
 
     # A planned dataset ----------------------------------------------------------------------
 
-    def build_val_datasets(
-        self,
-        *,
-        datasets: list[LoadedDataset],
-        worker_config: WorkerConfig,
-        batch_size: int,
-        limit: int | None = None,
-        **stages: Any,
-    ) -> PlannedDataset:
-        """Energon's method: every document once, source after source, in order."""
-        mix = mix_of(datasets)
-        bound = self._bound_to(mix.entries, stages, repeat=False, validating=True)
-        sources = read_sources(bound, mix, worker_config=worker_config, repeat=False)
-        tree = blend_of({source.key: ConstantWeight(1.0) for source in sources}, IN_ORDER)
-        clock = Clock(mix.axis, Topology.of(worker_config, batch_size, None), self.seq_len)
-        passes = PassOptions(batches=limit or 0, restarts=True)
-        return bound.build_blend(
-            sources, passes, {}, tree=tree, clock=clock, worker_config=worker_config
-        )
-
     def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> RowSource:
         """Plan the rows of one source; one that is spliced is planned as frames."""
         seed, splice = worker_config.seed_offset, self.splice_of(entry)
         if splice is not None:
             return spliced_rows(self, splice, entry, seed, epochs_of(entry, repeat))
         files = self.token_files(entry)
-        first, stop = document_range(entry, len(files))
         return PlannedRows(
             self.documents_of(files, entry.key),
-            source=entry.key,
             packer=self._packer,
-            order=order_of(
-                entry, stop - first, seed=seed, repeat=repeat, shuffled=not self._validating
-            ),
             buffer_docs=self._buffer_docs,
-            first=first,
-            excluded=None if self._validating else entry.excluded,
+            **planned_options(self, entry, len(files), seed=seed, repeat=repeat),
         )
 
     def build_blend(
@@ -259,7 +221,6 @@ has no transition to train.
         **options: Any,
     ) -> PlannedDataset:
         """One plan over all sources; Energon's stages have nothing to do."""
-        self._sources = tuple(sorted({name for source in sources for name in source.part_shares}))
         batches = BatchOptions(
             assemble=self._assemble,
             padding=functools.partial(Row, [], slice_sources=[]),
@@ -280,7 +241,7 @@ has no transition to train.
     @stateless
     def batch(self, rows: list[Row]) -> PackedBatch:
         """Write rows into a batch."""
-        return self._assembler(rows, self._sources)
+        return self._assembler(rows, self.source_keys)
 
     def _assemble(self, rows: list[Row]) -> Any:
         return self.encode_batch(self.batch(rows))
@@ -320,10 +281,7 @@ def saved_encoder(encoder: PackedTaskEncoder) -> dict[str, Any]:
     own = (c for c in type(encoder).__mro__ if c.__module__.startswith("energon_ext."))
     return {
         "class": next(own).__name__,
-        "tokenizer": {
-            "fingerprint": encoder.tokenizer.fingerprint(),
-            "attributes": {name: getattr(encoder.tokenizer, name) for name in TOKENIZER_ATTRIBUTES},
-        },
+        "tokenizer": saved_tokenizer(encoder.tokenizer),
         "options": encoder.saved_options(),
         "encoding": encoding_of(encoder) if encoder._tokenized else None,
     }

@@ -144,10 +144,14 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         )
 
     def _bound_to(
-        self, entries: Sequence[Entry], stages: dict[str, Any], repeat: bool
+        self,
+        entries: Sequence[Entry],
+        stages: dict[str, Any],
+        repeat: bool,
+        validating: bool = False,
     ) -> "PromptTaskEncoder":
         """A copy for one dataset; shuffling moves in front of the draw."""
-        bound = super()._bound_to(entries, stages, repeat)
+        bound = super()._bound_to(entries, stages, repeat, validating)
         bound._shuffle_buffer_prompts = stages.pop("shuffle_buffer_size", None) or 0
         return bound
 

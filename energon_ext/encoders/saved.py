@@ -72,6 +72,8 @@ class SavedSamples(DynamicBlendMixin, TaskEncoder):
         self.saved_packer = WholePacker(options.pop("seq_len"), **options)
         self.seq_len = self.saved_packer.seq_len
         self.length_of = None
+        if saved["tokenizer"] is not None:
+            self.tokenizer, self.pack_tokens = SavedTokenizer(saved["tokenizer"]), None
         self.cost = None if saved["cost"] is None else AttentionCost(**saved["cost"])
 
     def state_fingerprint(self) -> dict[str, Any]:

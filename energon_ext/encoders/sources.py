@@ -67,6 +67,25 @@ def order_of(entry: Entry, size: int, *, seed: int, repeat: bool, **options: Any
     )
 
 
+def planned_options(
+    task_encoder: Any, entry: Entry, total: int, *, seed: int, repeat: bool, **of_order: Any
+) -> dict[str, Any]:
+    """Arguments of :class:`PlannedRows` that say which things of a source are read, in which order.
+
+    Args:
+        total: documents or samples in the files of the source.
+    """
+    first, stop = document_range(entry, total)
+    validating = task_encoder._validating
+    order = {"seed": seed, "repeat": repeat, "shuffled": not validating, **of_order}
+    return {
+        "source": entry.key,
+        "order": order_of(entry, stop - first, **order),
+        "first": first,
+        "excluded": None if validating else entry.excluded,
+    }
+
+
 def load_source(task_encoder: Any, entry: Entry, worker_config: WorkerConfig) -> SavableDataset:
     """The raw (or cooked) samples of one source, in an order that its name and the seed decide."""
     number = stable_hash(entry.names.shuffle_key)

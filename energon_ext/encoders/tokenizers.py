@@ -89,6 +89,14 @@ class Tokenizer(ABC):
 TOKENIZER_ATTRIBUTES = tuple(Tokenizer.__annotations__)
 
 
+def saved_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
+    """JSON values that stand for a tokenizer in a state."""
+    return {
+        "fingerprint": tokenizer.fingerprint(),
+        "attributes": {name: getattr(tokenizer, name) for name in TOKENIZER_ATTRIBUTES},
+    }
+
+
 def check_tokenizer(tokenizer: Any) -> None:
     """Raise ConfigError where a tokenizer of a user lacks something of the protocol."""
     needed = (*TOKENIZER_ATTRIBUTES, "encode_array", "encode_batch", "decode", "fingerprint")

@@ -6,13 +6,15 @@ A sample is never cut. It is encoded with random numbers of its own, which depen
 the source, its number and the epoch, so a row is the same on any rank and worker.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from energon_ext.plan.rows import PlannedRows, TakenRows
+from energon_ext.batch.rows import Row
+from energon_ext.documents.base import Documents
+from energon_ext.plan.rows import Description, PlannedRows, TakenRows
 
 
 class RowReader(Protocol):
@@ -80,6 +82,23 @@ class SampleRows(PlannedRows):
     def read(self, description: tuple[list[int], int]) -> Any:  # type: ignore[override]
         """What the reader makes of the samples of a row."""
         return self._read_row(*description)
+
+
+class TokenRows(PlannedRows):
+    """Rows of token files beside those of samples.
+
+    Args:
+        documents: of the files.
+        pack_tokens: makes a row what the samples of one become.
+        **options: of :class:`~energon_ext.plan.rows.PlannedRows`.
+    """
+
+    def __init__(self, documents: Documents, pack_tokens: Callable[[Row], Any], **options: Any):
+        super().__init__(documents, **options)
+        self._pack_tokens = pack_tokens
+
+    def read(self, description: Description) -> Any:
+        return self._pack_tokens(super().read(description))
 
 
 class TakenSamples(TakenRows):

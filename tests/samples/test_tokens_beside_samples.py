@@ -1,0 +1,174 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Token files and images in one plan, and the validation of samples that are packed."""
+
+import json
+
+import pytest
+
+from energon_ext import get_val_datasets
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.errors import ConfigError
+from tests.cli.command import energon_ext
+from tests.samples.test_planned_samples import ROWS, dataset_of, run, write
+from tests.samples.vision import Packed, PackedCaptions, PlannedCaptions, write_images
+from tests.saves import save_cursor
+from tests.support import config, loader_for, stock_loader_for, write_texts
+
+TOPOLOGIES = [(1, 1), (2, 0), (4, 2)]
+TEXTS = [f"Text {number} {'x' * (number * 7 % 60)}." for number in range(80)]
+
+
+class CaptionsAndText(PackedCaptions):
+    """A row of text is its bytes, under the keys of its source."""
+
+    tokenizer = ByteTokenizer()
+
+    def pack_tokens(self, row):
+        texts = [self.tokenizer.decode(each) for each in row.slices]
+        return Packed(
+            __key__=row.source, __restore_key__=(), samples=[(text, row.source) for text in texts]
+        )
+
+    def pack_selected_samples(self, samples):
+        packed = super().pack_selected_samples(samples)
+        packed.samples = [(*each, self.source_key) for each in packed.samples]
+        return packed
+
+    def encode_batch(self, batch):
+        return [(self.source_keys, each.samples) for each in batch]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_images(folder / "photos", 50)
+    write_images(folder / "charts", 30, shard_size=7)
+    write_texts(folder / "text", TEXTS)
+    return folder
+
+
+def mix(folder, **fields):
+    write(folder / "images.yaml", {"interleave": [{"path": "photos"}, {"path": "charts"}]})
+    images = {"path": "images.yaml", "weight": 1}
+    text = {"path": "text/train", "name": "text", **fields}
+    return write(folder / "mix.yaml", {"blend": [images, text]})
+
+
+def test_steps_and_states_are_the_same_on_any_ranks_and_workers_and_over_resumes(data):
+    path = mix(data, weight={"linear": {0: 0, 8: 4}})
+    expected = run(path, 10, encoder=CaptionsAndText())
+    for ranks, workers in TOPOLOGIES:
+        assert run(path, 10, ranks, workers, encoder=CaptionsAndText()) == expected
+    read, state = [], None
+    for steps, ranks, workers in ((3, 4, 0), (3, 1, 2), (4, 2, 0)):
+        found, state = run(path, steps, ranks, workers, state, encoder=CaptionsAndText())
+        read += found
+    assert read == expected[0]
+
+
+def test_every_row_is_of_one_source_and_weights_act_on_its_step(data):
+    path = mix(data, weight={"step": {0: 0, 2: 9}})
+    steps, state = run(path, 12, encoder=CaptionsAndText())
+    sources = sorted(state["plan"]["sources"])
+    for number, step in enumerate(steps):
+        of_text = 0
+        for keys, samples in step:
+            assert list(keys) == sources
+            (key,) = {sample[-1] for sample in samples}
+            of_text += key.startswith("text")
+        assert of_text == 0 if number < 2 else of_text >= ROWS // 2
+    texts = [sample[0] for step in steps for _, samples in step for sample in samples]
+    words = {text.split()[1] for text in texts if str(text).startswith("Text ")}
+    assert words <= {str(number) for number in range(80) if number % 4} and len(words) > 40
+
+
+def test_a_trace_names_the_documents_and_the_samples_without_the_users_code(data):
+    path = mix(data, weight=1)
+    state = loader_for(dataset_of(path, encoder=CaptionsAndText())).state_dict()
+    save_cursor(data / "run", 0, state)
+    result = energon_ext("trace", data / "run", path, "--step", 3, "--json")
+    assert result.exit_code == 0, result.stderr
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    named = {file["file"].split("/")[-1] for row in rows for file in row["files"]}
+    assert any(name.startswith("shard_00") for name in named)
+    assert any(name.startswith("train") for name in named)
+
+
+@pytest.mark.parametrize("encoder", [PlannedCaptions, PackedCaptions])
+def test_an_encoder_that_cannot_take_rows_of_tokens_is_told_what_it_needs(data, encoder):
+    with pytest.raises(ConfigError, match="has length_of and pack_tokens"):
+        dataset_of(mix(data), encoder=encoder())
+
+
+def test_token_files_of_another_tokenizer_are_refused(data):
+    class Other(CaptionsAndText):
+        class tokenizer(ByteTokenizer):
+            def fingerprint(self):
+                return {"other": True}
+
+        tokenizer = tokenizer()
+
+    prefix = data / "text" / "train"
+    (data / "text" / "train.meta.json").write_text(
+        json.dumps({"tokenizer": ByteTokenizer().fingerprint()})
+    )
+    with pytest.raises(ConfigError, match="tokenizer"):
+        dataset_of(mix(data), encoder=Other())
+    prefix.with_suffix(".meta.json").unlink()
+
+    class Without(CaptionsAndText):
+        tokenizer = None
+
+    with pytest.raises(ConfigError, match="a NoneType has no"):
+        dataset_of(mix(data), encoder=Without())
+
+
+# Validation -------------------------------------------------------------------------------------
+
+
+def validation(path, ranks, rank, encoder, **options):
+    found = get_val_datasets(
+        path,
+        worker_config=config(0, rank, ranks),
+        batch_size=4 // ranks,
+        task_encoder=encoder,
+        split_part="train",
+        **options,
+    )
+    return [dataset for dataset, _ in found]
+
+
+def test_packed_samples_are_validated_once_in_order_on_any_ranks_and_alike_each_time(data):
+    path = mix(data)
+    by_ranks = []
+    for ranks in (1, 2):
+        steps = {}
+        for rank in range(ranks):
+            for place, dataset in enumerate(validation(path, ranks, rank, CaptionsAndText())):
+                loader = loader_for(dataset)
+                first, second = list(loader), list(loader)
+                assert first == second
+                for number, rows in enumerate(first):
+                    steps.setdefault((place, number), []).extend(rows)
+        by_ranks.append(steps)
+    assert by_ranks[0] == by_ranks[1]
+    numbers = [
+        [sample[0] for (place, _), rows in by_ranks[0].items() if place == source for _, row in rows
+         for sample in row]
+        for source in range(3)
+    ]  # fmt: skip
+    for read, count in zip(numbers[:2], (50, 30)):
+        assert len(read) == len(set(read)) and count - 4 * 4 <= len(read) <= count
+
+
+def test_a_limit_ends_the_validation(data):
+    for dataset in validation(mix(data), 1, 0, CaptionsAndText(), limit=2):
+        assert len(list(loader_for(dataset))) == 2
+
+
+def test_samples_that_are_not_packed_are_validated_by_energon(data):
+    path = write(data / "photos.yaml", {"path": "photos"})
+    (dataset,) = validation(path, 1, 0, PlannedCaptions())
+    read = [sample[1] for batch in stock_loader_for(dataset) for sample in batch]
+    assert sorted(read) == list(range(50))
