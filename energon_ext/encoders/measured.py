@@ -15,7 +15,8 @@ import numpy as np
 
 from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
-from energon_ext.encoders.planned_samples import encoded, identity_of_lengths, keyed_random
+from energon_ext.encoders.planned_samples import identity_of_lengths
+from energon_ext.encoders.sample_reader import encoded, keyed_random
 from energon_ext.encoders.text_sources import (
     cache_folder_of,
     cached_source,

@@ -225,6 +225,9 @@ class PlannedDataset(Blend, SavableDataset):
 
     def read(self, rows: Sequence[DescribedRow]) -> Any:
         """The batch of some rows."""
+        for row in rows:
+            if row is not None:
+                self.rows[row[0]].announce(row[1])
         return self.batches.assemble([self._read_row(row) for row in rows])
 
     def _read_row(self, row: DescribedRow) -> Any:

@@ -96,6 +96,9 @@ class RowSource(ABC):
     def read(self, description: Any) -> Row:
         """A row that :meth:`Taken.description` describes, with its tokens."""
 
+    def announce(self, description: Any) -> None:  # noqa: B027 - few have something to do
+        """Tell the storage that a row is read soon, where that helps."""
+
     @abstractmethod
     def restart(self) -> None:
         """Begin with the first row again."""

@@ -67,6 +67,12 @@ class NumberedSamples:
             return None
         return RawSampleData(__restore_key__=("Webdataset", number), data=data)
 
+    def announce(self, number: int) -> None:
+        """Tell the system that a sample is read soon, where its files are local tars."""
+        for reader in self._readers:
+            if isinstance(reader, TarReader):
+                reader.announce(number)
+
     def cooked(self, stored: Any) -> Any:
         """A stored sample as the encoder gets it; raises whatever decoders and cookers do."""
         sample = stored

@@ -22,6 +22,8 @@ class RowReader(Protocol):
 
     def __call__(self, numbers: Sequence[int], epoch: int) -> Any: ...
 
+    def announce(self, numbers: Sequence[int]) -> None: ...
+
     def place_of(self, number: int) -> tuple[str, str]: ...
 
 
@@ -78,6 +80,9 @@ class SampleRows(PlannedRows):
     def place_of(self, number: int) -> tuple[str, str]:
         """The shard and the key of a sample."""
         return self._read_row.place_of(number)
+
+    def announce(self, description: tuple[list[int], int]) -> None:
+        self._read_row.announce(description[0])
 
     def read(self, description: tuple[list[int], int]) -> Any:  # type: ignore[override]
         """What the reader makes of the samples of a row."""

@@ -4,6 +4,7 @@
 
 import json
 import logging
+import os
 import shutil
 from collections import Counter
 
@@ -316,3 +317,27 @@ def test_a_state_whose_encoder_is_damaged_is_named(data):
         save_cursor(folder, 0, damaged)
         said = error_line(energon_ext("trace", folder, path, "--step", 0))
         assert "The data state is damaged" in said
+
+
+def test_every_sample_of_a_batch_is_announced_to_the_disk_before_the_first_is_read(
+    data, monkeypatch
+):
+    calls, advise, read = [], os.posix_fadvise, os.pread
+
+    def announced(file, begin, size, advice):
+        calls.append(("announced", begin, size))
+        return advise(file, begin, size, advice)
+
+    def read_at(file, size, begin):
+        calls.append(("read", begin, size))
+        return read(file, size, begin)
+
+    loader = loader_for(dataset_of(alone(data), encoder=PackedCaptions()))
+    take(loader, 1)  # the samples are measured, and the shards open
+    monkeypatch.setattr(os, "posix_fadvise", announced)
+    monkeypatch.setattr(os, "pread", read_at)
+    (batch,) = take(loader, 1)
+    half = len(calls) // 2
+    assert half == sum(map(len, batch)) > ROWS
+    assert [name for name, *_ in calls] == ["announced"] * half + ["read"] * half
+    assert [place for _, *place in calls[:half]] == [place for _, *place in calls[half:]]
