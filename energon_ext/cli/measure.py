@@ -9,7 +9,8 @@ import click
 import numpy as np
 
 from energon_ext.cli import echo, option
-from energon_ext.cli.tokenize import named_encoder, splits_of
+from energon_ext.cli.mix import named_encoder
+from energon_ext.cli.tokenize import splits_of
 from energon_ext.config.mix import Entry
 from energon_ext.documents.permutation import KeyedPermutation
 from energon_ext.encoders.measured import cached_lengths, measure_again, of_samples

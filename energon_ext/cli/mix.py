@@ -3,21 +3,27 @@
 """The options by which a command opens a metadataset as a run would, and the dataset of them."""
 
 import json
+import os
+import pkgutil
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.cli import option
 from energon_ext.encoders.chat import named_template
 from energon_ext.encoders.load import get_train_dataset
+from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.prompts import PromptTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
-from energon_ext.encoders.tokenizers import Tokenizer, load_tokenizer
+from energon_ext.encoders.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.packing import PACKERS
 from energon_ext.splice.config import MultiSpliceConfig, splice_from_config
@@ -37,6 +43,11 @@ _OPTIONS = (
         "--splice",
         help='Fields of a splice as JSON, as \'{"num_docs": 3, "content_length": 128}\'.',
     ),
+    click.option(
+        "--encoder",
+        metavar="MODULE:FUNCTION",
+        help="Makes a task encoder of your own, in place of the options of ours.",
+    ),
     option.trusted_module,
 )
 
@@ -53,6 +64,7 @@ def open_mix(
     *,
     split_part: str,
     trusted_modules: tuple[str, ...],
+    encoder: str | None = None,
     ranks: int = 1,
     batch_size: int = 1,
     rows_per_step: int | None = None,
@@ -61,19 +73,48 @@ def open_mix(
     """The training dataset of the first rank, by default a row or a prompt a step; tokenizer.
 
     Args:
-        options: of :func:`make_encoder`.
+        encoder: where a function of the user's makes it.
+        options: of :func:`make_encoder`, where they make it.
     """
-    encoder = make_encoder(**options)
+    made = make_encoder(**options) if encoder is None else _own_encoder(encoder, options)
     dataset = get_train_dataset(
         metadataset,
         worker_config=WorkerConfig(rank=0, world_size=ranks, num_workers=0),
         batch_size=batch_size,
         rows_per_step=rows_per_step,
         split_part=split_part,
-        task_encoder=encoder,
+        task_encoder=made,
         trusted_modules=trusted_modules,
     )
-    return dataset, encoder.tokenizer
+    return dataset, getattr(made, "tokenizer", None) or ByteTokenizer()
+
+
+def _own_encoder(name: str, options: Mapping[str, Any]) -> DynamicBlendMixin:
+    context = click.get_current_context()
+    for option_name in options:
+        if context.get_parameter_source(option_name) is ParameterSource.COMMANDLINE:
+            raise ConfigError(
+                f"--{option_name.replace('_', '-')}: the encoder that --encoder makes says it; "
+                f"leave it out."
+            )
+    return named_encoder(name, DynamicBlendMixin)
+
+
+def named_encoder(name: str, needed: type) -> Any:
+    """The encoder that a function of the user's makes."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = pkgutil.resolve_name(name)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"--encoder {name}: MODULE:FUNCTION is needed, a function without arguments in a "
+            f"module that can be imported here ({error})."
+        ) from error
+    if not isinstance(found, needed):
+        raise ConfigError(
+            f"--encoder {name}: makes a {type(found).__name__}, a {needed.__name__} is needed."
+        )
+    return found
 
 
 def make_encoder(

@@ -9,19 +9,27 @@ from pathlib import Path
 from typing import Any
 
 import click
+from megatron.energon.flavors.base_dataset import SavableDataset
 
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.cli import echo, option
 from energon_ext.cli.mix import mix_options, open_mix
+from energon_ext.cli.stored_samples import ContactSheet, StoredSample, stored_samples
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, printable
 from energon_ext.loader.streamed import open_loader
+from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
+from energon_ext.plan.rows import PlannedRows
+from energon_ext.samples.rows import SampleRows
 
 #: Source, numbers, and the text, with < and > around what is not trained on.
 Segment = tuple[str, str, str]
+
+#: A summary, the segments of a row, and its samples where they are stored as such.
+ShownRow = tuple[str, list[Segment], list[StoredSample]]
 
 #: Characters of a segment that are shown without --text.
 MOST_CHARACTERS = 300
@@ -42,7 +50,10 @@ MOST_ROWS = 10_000
 @click.option("--rows", type=click.IntRange(1), default=4, help="How many rows to show.")
 @click.option("--source", default="", help="Show rows of this source; a part of its key is enough.")
 @click.option("--text", is_flag=True, help="Show all of the text.")
-def peek(metadataset: Path, rows: int, source: str, text: bool, **options: Any) -> None:
+@click.option("--png", type=option.FILE, help="Draw the images of these rows, as PNG.")
+def peek(
+    metadataset: Path, rows: int, source: str, text: bool, png: Path | None, **options: Any
+) -> None:
     """Show the first rows that METADATASET gives, before any training.
 
     Every row is a list of segments with their sources. What stands between < and > is read and not
@@ -52,6 +63,7 @@ def peek(metadataset: Path, rows: int, source: str, text: bool, **options: Any) 
     \b
     energon-ext peek mix.yaml --tokenizer my/tokenizer.json --source web --rows 2 --text
     energon-ext peek chats.yaml --task chat --chat-template NAME --tokenizer NAME
+    energon-ext peek photos.yaml --encoder my_vlm:encoder --png photos.png
     """
     dataset, tokenizer = open_mix(metadataset, **options)
     blend = find_blend(dataset)
@@ -59,19 +71,13 @@ def peek(metadataset: Path, rows: int, source: str, text: bool, **options: Any) 
     titles = {key: f"{name} ({key})" for key, name in blend.names.items()}
     if not any(source in titles.get(key, key) for key in keys):
         raise ConfigError(f"--source {source}: none of {', '.join(keys)}.")
-    shown = 0
-    loader = open_loader(dataset)
-    batches = iter(loader)
-    for number in range(MOST_ROWS):
-        with quiet_energon():
-            batch = next(batches, None)
-        if batch is None:
-            break
-        show = _prompts if isinstance(batch, list) else _segments
-        segments = list(show(batch, tokenizer))
+    sheet, shown = ContactSheet(), 0
+    found = _planned(blend, tokenizer) if _has_samples(blend) else _read(dataset, tokenizer)
+    for number, (summary, segments, samples) in enumerate(itertools.islice(found, MOST_ROWS)):
         if not any(source in titles.get(key, key) for key, *_ in segments if key):
             continue
-        echo(f"row {number}: {_summary(batch)}")
+        echo(f"row {number}: {summary}")
+        sheet.add(f"{number}:", samples)
         for key, about, content in segments:
             echo(f"  {titles.get(key, key) or 'padding'}: {about}")
             if len(content) > MOST_CHARACTERS and not text:
@@ -80,8 +86,47 @@ def peek(metadataset: Path, rows: int, source: str, text: bool, **options: Any) 
                 click.echo(f"    {printable(content, sys.maxsize)}")
         shown += 1
         if shown == rows:
+            break
+    if shown < rows:
+        echo(f"{shown} of {rows} rows found.")
+    if png is not None:
+        sheet.save(png)
+
+
+def _has_samples(blend: Any) -> bool:
+    return blend.is_planned and any(isinstance(rows, SampleRows) for rows in blend.rows)
+
+
+def _planned(blend: PlannedDataset, tokenizer: Tokenizer) -> Iterator[ShownRow]:
+    """Rows of samples as they are stored, so that any encoder's can be shown."""
+    for step in blend.planned_steps():
+        for row in range(step.num_rows):
+            taken, own, number = step.taken(row) or (None, 0, 0)
+            assert taken is not None
+            rows, description = blend.rows[number], taken.description(own)
+            if not isinstance(rows, SampleRows):
+                yield "tokens", list(_slices(blend.keys[number], rows, description, tokenizer)), []
+                continue
+            samples = stored_samples(rows, description[0])
+            segments = [(blend.keys[number], each.about(), each.text()) for each in samples]
+            yield f"{len(description[0])} samples", segments, samples
+
+
+def _slices(key: str, rows: Any, description: Any, tokenizer: Tokenizer) -> Iterator[Segment]:
+    for tokens in PlannedRows.read(rows, description).slices:
+        yield key, f"{len(tokens)} tokens", tokenizer.decode(tokens.tolist())
+
+
+def _read(dataset: SavableDataset, tokenizer: Tokenizer) -> Iterator[ShownRow]:
+    """Rows or prompts as a run reads them."""
+    batches = iter(open_loader(dataset))
+    while True:
+        with quiet_energon():
+            batch = next(batches, None)
+        if batch is None:
             return
-    echo(f"{shown} of {rows} rows found.")
+        show = _prompts if isinstance(batch, list) else _segments
+        yield _summary(batch), list(show(batch, tokenizer)), []
 
 
 def _summary(batch: Any) -> str:

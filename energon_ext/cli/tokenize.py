@@ -2,9 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext tokenize``: the cache of text, made before a run."""
 
-import os
-import pkgutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ from megatron.energon.eyaml import load_yaml_json
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
 from energon_ext.cli import echo, option
-from energon_ext.cli.mix import make_encoder
+from energon_ext.cli.mix import make_encoder, named_encoder
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.yaml_file import read_mapping
 from energon_ext.encoders.pretrain import PackedTaskEncoder
@@ -71,23 +68,6 @@ def tokenize(
         make(text, jobs, wait_seconds=0.0)
         files = text.open()
         echo(f"{text.name}: {len(files):,} documents, {files.num_tokens:,} tokens in {text.folder}")
-
-
-def named_encoder(name: str, needed: type) -> Any:
-    """The encoder that a function of the user's makes."""
-    sys.path.insert(0, os.getcwd())
-    try:
-        found = pkgutil.resolve_name(name)()
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"--encoder {name}: MODULE:FUNCTION is needed, a function without arguments in a "
-            f"module that can be imported here ({error})."
-        ) from error
-    if not isinstance(found, needed):
-        raise ConfigError(
-            f"--encoder {name}: makes a {type(found).__name__}, a {needed.__name__} is needed."
-        )
-    return found
 
 
 def splits_of(path: Path) -> list[str]:

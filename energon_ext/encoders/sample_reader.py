@@ -5,7 +5,7 @@
 import contextlib
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,11 +52,10 @@ class SampleReader:
     _left_out: int = field(default=0, init=False)
     _reason: str = field(default="", init=False)
 
-    def place_of(self, number: int) -> tuple[str, str]:
-        """The shard and the key of a sample, for people."""
-        stored = self.samples.stored(number)
-        found = {} if stored is None else stored.data[0]
-        return str(found.get("__shard__", "")), str(found.get("__key__", "left out by the split"))
+    def stored(self, number: int) -> Sequence[Mapping[str, Any]]:
+        """The files of a sample, for people."""
+        found = self.samples.stored(number)
+        return () if found is None else [part for part in found.data if part is not None]
 
     def announce(self, numbers: Sequence[int]) -> None:
         """Let local files be read ahead."""

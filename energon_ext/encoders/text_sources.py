@@ -128,7 +128,14 @@ def ensure_tokenized(encoder: Any, entries: Sequence[Entry]) -> dict[str, TokenF
     different = {each.folder: each for each in cached}
     first_missing = (text for text, found in zip(texts, cached) if not found.is_there)
     ensure_made(list(different.values()), lambda: _command(encoder, next(first_missing)))
-    return {each.key: found.open() for each, found in zip(texts, cached)}
+    files = {each.key: found.open() for each, found in zip(texts, cached)}
+    for key, found in files.items():
+        if len(found) and not found.num_tokens:
+            raise ConfigError(
+                f"{key}: none of its {len(found):,} samples gives a token. Samples that are no "
+                f"text need a TaskEncoder of your own; commands take it by --encoder."
+            )
+    return files
 
 
 def cached_text(encoder: Any, entry: Entry) -> Cached:

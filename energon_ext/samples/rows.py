@@ -6,7 +6,7 @@ A sample is never cut. It is encoded with random numbers of its own, which depen
 the source, its number and the epoch, so a row is the same on any rank and worker.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ class RowReader(Protocol):
 
     def announce(self, numbers: Sequence[int]) -> None: ...
 
-    def place_of(self, number: int) -> tuple[str, str]: ...
+    def stored(self, number: int) -> Sequence[Mapping[str, Any]]: ...
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,12 @@ class SampleRows(PlannedRows):
 
     def place_of(self, number: int) -> tuple[str, str]:
         """The shard and the key of a sample."""
-        return self._read_row.place_of(number)
+        first, *_ = [*self.stored(number), {}]
+        return str(first.get("__shard__", "")), str(first.get("__key__", "left out by the split"))
+
+    def stored(self, number: int) -> Sequence[Mapping[str, Any]]:
+        """The files of a sample by extension, of each that a join joins; none if excluded."""
+        return self._read_row.stored(number)
 
     def announce(self, description: tuple[list[int], int]) -> None:
         self._read_row.announce(description[0])

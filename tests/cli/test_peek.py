@@ -4,9 +4,12 @@
 
 import json
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.cli.command import energon_ext, error_line
+from tests.samples.vision import write_images
 from tests.support import write_mix, write_tokens, write_weights
 
 ABC = [1, 101, 102, 103, 2]  # <bos> a b c <eos>
@@ -95,3 +98,55 @@ def test_what_a_user_gets_wrong_is_one_line(mix):
     )
     line = error_line(energon_ext("peek", mix, "--task", "chat", "--splice", "{}"))
     assert line == "--splice: of text; --task chat has none."
+
+
+# Samples of an encoder of the user's -----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos")
+    write_images(folder / "photos", 12, damaged=[4])
+    return write_mix(folder / "photos.yaml", [("photos", 1)])
+
+
+def test_samples_are_shown_as_they_are_stored_with_the_sizes_of_their_images(photos):
+    shown = peek(photos, "--encoder", "tests.samples.vision:PlannedCaptions", "--rows", 12)
+    assert len(shown) == 3 * 12
+    by_sample = {line.split("sample ")[1][:6]: line for line in shown if "sample 0" in line}
+    # Sample n has n % 3 images of 6 x (4 + n % 5) pixels.
+    assert by_sample["000008"].endswith("sample 000008 of shard_000.tar, 0.webp 6x7, 1.jpeg 6x7")
+    assert by_sample["000009"].endswith("sample 000009 of shard_000.tar")
+    assert " bytes" in by_sample["000004"]  # cut off, so no image
+    assert '    {"caption": "caption 8"}' in shown
+
+
+def test_the_rows_of_packed_samples_are_shown_and_drawn(photos, tmp_path):
+    encoder = ("--encoder", "tests.samples.vision:PackedCaptions")
+    shown = peek(photos, *encoder, "--rows", 2, "--png", tmp_path / "sheet.png")
+    samples = [line for line in shown if "sample 0" in line]
+    assert sum(int(line.split()[2]) for line in shown if line.startswith("row")) == len(samples)
+    images = [line.count("6x") for line in samples]
+    sheet = Image.open(tmp_path / "sheet.png").convert("RGB")
+    grey = np.asarray(sheet).reshape(-1, 3).std(0).max()
+    assert sum(images) and grey > 0  # something is drawn
+
+
+def test_an_option_of_our_encoders_beside_one_of_the_users_is_refused(photos):
+    encoder = ("--encoder", "tests.samples.vision:PlannedCaptions")
+    said = error_line(energon_ext("peek", photos, *encoder, "--seq-length", 8))
+    assert "--seq-length: the encoder that --encoder makes says it" in said
+
+
+def test_without_the_encoder_of_images_it_is_asked_for(photos):
+    assert "need a TaskEncoder of your own; commands take it by --encoder" in error_line(
+        energon_ext("plan", photos)
+    )
+
+
+def test_the_forecast_of_samples_has_their_documents_and_epochs(photos):
+    encoder = ("--encoder", "tests.samples.vision:PlannedCaptions")
+    result = energon_ext("plan", photos, *encoder, "--steps", 9, "--global-batch-size", 4, "--json")
+    assert result.exit_code == 0, result.output
+    (source,) = json.loads(result.stdout)["sources"].values()
+    assert sum(source["documents"]) == 36 and source["epochs"] == pytest.approx(3.0)

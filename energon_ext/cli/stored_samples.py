@@ -1,0 +1,130 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Samples as they are stored, for people: their texts, and their images as sizes or a picture."""
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw, ImageOps
+
+from energon_ext.errors import ConfigError, printable
+from energon_ext.samples.rows import SampleRows
+
+_TEXTS = ("json", "txt", "md", "text", "cls")
+
+#: Pixels of a thumbnail's side, and of the line below it.
+_SIDE, _LINE, _GAP = 160, 14, 8
+
+#: Characters of a name below a thumbnail.
+_LONGEST_NAME = 26
+
+
+@dataclass
+class StoredSample:
+    """One sample.
+
+    Attributes:
+        number: in its source.
+        files: their contents by extension; ``__key__`` and ``__shard__`` name it.
+    """
+
+    number: int
+    files: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.files.get("__key__", self.number))
+
+    def about(self) -> str:
+        """Its key and shard, and what else there is beside texts."""
+        parts = [
+            f"{ext} {_shape(content)}"
+            for ext, content in sorted(self._contents())
+            if not _is_text(ext)
+        ]
+        shard = self.files.get("__shard__")
+        where = f"sample {self.name}" + (f" of {shard}" if shard else "")
+        return ", ".join([where, *parts])
+
+    def text(self) -> str:
+        """All texts, in the order of their extensions."""
+        return " ".join(_text(each) for ext, each in sorted(self._contents()) if _is_text(ext))
+
+    def images(self) -> Iterator[Image.Image]:
+        """Those that can be decoded."""
+        for _, content in sorted(self._contents()):
+            image = _image(content)
+            if image is not None:
+                yield image
+
+    def _contents(self) -> Iterator[tuple[str, Any]]:
+        return ((name, each) for name, each in self.files.items() if not name.startswith("__"))
+
+
+def stored_samples(source: SampleRows, numbers: Sequence[int]) -> list[StoredSample]:
+    """The samples of a row."""
+    return [StoredSample(number, files) for number in numbers for files in source.stored(number)]
+
+
+@dataclass
+class ContactSheet:
+    """Images of rows as one picture, a line for each row."""
+
+    rows: list[list[tuple[str, Image.Image]]] = field(default_factory=list)
+
+    def add(self, title: str, samples: Sequence[StoredSample]) -> None:
+        """Append a row, where it has images."""
+        found = [(sample.name, image) for sample in samples for image in sample.images()]
+        if found:
+            self.rows.append([(f"{title} {name}", image) for name, image in found])
+
+    def save(self, path: Path) -> None:
+        """Write the picture.
+
+        Raises:
+            ConfigError: there is no image.
+        """
+        if not self.rows:
+            raise ConfigError(f"{path}: none of the rows has an image; no picture was drawn.")
+        width = max(map(len, self.rows)) * (_SIDE + _GAP) + _GAP
+        height = len(self.rows) * (_SIDE + _LINE + _GAP) + _GAP
+        sheet = Image.new("RGB", (width, height), "white")
+        draw = ImageDraw.Draw(sheet)
+        for line, images in enumerate(self.rows):
+            top = _GAP + line * (_SIDE + _LINE + _GAP)
+            for place, (name, image) in enumerate(images):
+                left = _GAP + place * (_SIDE + _GAP)
+                sheet.paste(ImageOps.contain(image, (_SIDE, _SIDE)), (left, top))
+                shown = printable(name).encode("ascii", "replace").decode()
+                draw.text((left, top + _SIDE), shown[-_LONGEST_NAME:], fill="black")
+        sheet.save(path, "PNG")
+
+
+def _is_text(ext: str) -> bool:
+    return ext.rpartition(".")[2] in _TEXTS
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, bytes):
+        return content.decode(errors="replace")
+    return content if isinstance(content, str) else json.dumps(content, default=str)
+
+
+def _shape(content: Any) -> str:
+    image = _image(content)
+    if image is not None:
+        return f"{image.width}x{image.height}"
+    return f"of {len(content):,} bytes" if isinstance(content, bytes) else type(content).__name__
+
+
+def _image(content: Any) -> Image.Image | None:
+    """A decoded image; None for whatever is none."""
+    try:
+        image = Image.open(io.BytesIO(content))
+        return image.convert("RGB")
+    except Exception:  # noqa: BLE001 - of damaged files decoders raise anything
+        return None
