@@ -79,13 +79,28 @@ def start_megatron(args):
 
 
 def build_model(args, vocab_size):
+    config = build_config(args)
+    model = GPTModel(
+        config,
+        gpt_layer_spec(config),
+        vocab_size,
+        args.seq_length,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=False,
+        position_embedding_type="rope",
+    )
+    return ready_to_train(args, model)
+
+
+def build_config(args):
     if args.hidden_size % HEADS:
         raise ConfigError(
             f"--hidden-size: {args.hidden_size} found, a multiple of {HEADS} is needed."
         )
     on_gpu = torch.cuda.is_available()
     dtype = torch.bfloat16 if on_gpu else torch.float32
-    config = TransformerConfig(
+    return TransformerConfig(
         num_layers=args.num_layers,
         hidden_size=args.hidden_size,
         ffn_hidden_size=2 * args.hidden_size,
@@ -107,18 +122,13 @@ def build_model(args, vocab_size):
         gradient_accumulation_fusion=False,
         calculate_per_token_loss=True,  # the loss is a mean over tokens, not over micro-batches
     )
-    model = GPTModel(
-        config,
-        gpt_layer_spec(config),
-        vocab_size,
-        args.seq_length,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-        share_embeddings_and_output_weights=False,
-        position_embedding_type="rope",
-    )
+
+
+def ready_to_train(args, model):
+    """A model with its first weights, on its device, whose gradients are summed over ranks."""
+    config = model.config
     initialize_weights(model, args.seed)
-    if on_gpu:
+    if config.bf16:
         model = Float16Module(config, model.cuda())
     ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
     return DistributedDataParallel(config, ddp_config, model)
@@ -161,12 +171,11 @@ def forward(args, model, batches):
 
 
 def _run_batches(args, model, batches, forward_only=False):
+    # A model that takes more than tokens brings its own.
+    own_step = getattr(unwrap_model(model), "forward_step", None)
+    text_step = partial(forward_step, ratio_limit=getattr(args, "ratio_limit", None))
     return get_forward_backward_func()(
-        forward_step_func=partial(
-            forward_step,
-            weight_scale=WEIGHT_SCALE,
-            ratio_limit=getattr(args, "ratio_limit", None),
-        ),
+        forward_step_func=partial(own_step or text_step, weight_scale=WEIGHT_SCALE),
         data_iterator=iter(batches),
         model=[model],
         num_microbatches=len(batches),

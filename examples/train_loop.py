@@ -43,7 +43,7 @@ from energon_ext.state.together import on_all_ranks
 #: What a resumed run may change; what the data depends on is checked with its state.
 FREE_ARGUMENTS = {"metadataset", "run_dir", "resume", "stop_after", "save_interval"}
 FREE_ARGUMENTS |= {"tensorboard", "wandb_project", "eval_interval", "eval_iters", "num_workers"}
-FREE_ARGUMENTS |= {"train_iters", "log_interval"}
+FREE_ARGUMENTS |= {"train_iters", "log_interval", "balance"}
 FREE_ARGUMENTS |= {"micro_batch_rows", "micro_batches"}
 FREE_ARGUMENTS |= {"tensor_model_parallel_size", "pipeline_model_parallel_size"}
 

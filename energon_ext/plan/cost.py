@@ -114,8 +114,8 @@ class VisionCost:
         of_patches = AttentionCost.of_model(vision)
         linear = of_patches.linear
         if projection is not None:
-            widths = vision.hidden_size + projection.hidden_size
-            linear += 2.0 * projection.ffn_hidden_size * widths
+            into = (2 if projection.gated_linear_unit else 1) * vision.hidden_size
+            linear += 2.0 * projection.ffn_hidden_size * (into + projection.hidden_size)
         share = 1 / 3 if frozen else 1.0
         return cls(share * linear, share * of_patches.quadratic)
 

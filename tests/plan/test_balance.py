@@ -12,7 +12,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from energon_ext import ConfigError, PackedTaskEncoder
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder
 from energon_ext.packing import BestFitPacker, Pieces
-from energon_ext.plan.cost import AttentionCost
+from energon_ext.plan.cost import AttentionCost, VisionCost
 from energon_ext.plan.deal import Topology, balanced
 from energon_ext.splice import MultiSpliceConfig
 from tests.plan.runs import SEQ_LEN, Run
@@ -207,6 +207,40 @@ def test_a_token_of_a_mixture_of_experts_costs_the_experts_it_goes_to():
     # Projections 4 * 32 * 32; MLP of 128 in layers 0 and 2, two experts of 16 in layer 1.
     weights = 3 * 4 * 32 * 32 + (128 + 2 * 16 + 128) * 32 * 2
     assert AttentionCost.of_model(config).linear == 2 * weights
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_patch_costs_two_operations_a_weight_and_looks_at_all_of_its_image(gated):
+    from megatron.core.models.vision.clip_vit_model import CLIPViTModel
+    from megatron.core.models.vision.multimodal_projector import MultimodalProjector
+    from megatron.core.models.vision.vit_layer_specs import get_vit_layer_with_local_spec
+    from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+    from megatron.core.transformer.mlp import MLPSubmodules
+
+    from energon_ext.megatron.attention import TorchNorm
+    from tests.megatron import small_gpt
+
+    options = {"add_bias_linear": False, "use_cpu_initialization": True, "gated_linear_unit": gated}
+    vision = TransformerConfig(**DENSE, **options)
+    vision.vision_model_type = "clip"
+    sizes = {"num_layers": 1, "hidden_size": 48, "num_attention_heads": 1, "ffn_hidden_size": 20}
+    projection = TransformerConfig(**sizes, **options)
+    norms = {"ln_pre_impl": TorchNorm, "ln_post_impl": TorchNorm}
+    mlp = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    with small_gpt.megatron():
+        encoder = CLIPViTModel(vision, get_vit_layer_with_local_spec(), **norms)
+        projector = MultimodalProjector(projection, mlp, "mlp", 32)
+        weights, behind = (
+            sum(p.numel() for p in module.parameters() if p.dim() == 2)
+            for module in (encoder.decoder, projector)
+        )
+    assert VisionCost.of_model(vision).linear == 2 * weights
+    cost = VisionCost.of_model(vision, projection)
+    # Of each layer, two products of queries and keys, and of scores and values, for each channel.
+    assert (cost.linear, cost.quadratic) == (2 * (weights + behind), 3 * 2 * 2 * 32)
+    assert cost(np.array([5])).tolist() == [cost.linear * 5 + cost.quadratic * 25]
+    frozen = VisionCost.of_model(vision, projection, frozen=True)
+    assert frozen(np.array([5, 7])) * 3 == pytest.approx(cost(np.array([5, 7])))
 
 
 def test_what_megatron_core_would_fill_in_may_be_missing():

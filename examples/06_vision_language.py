@@ -1,0 +1,99 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Train a small vision-language model on images, captions and text, packed by length.
+
+    python examples/drawn_images.py vision
+    python examples/06_vision_language.py vision/mix.yaml --run-dir runs/vision --stop-after 75
+    torchrun --nproc-per-node 2 examples/06_vision_language.py vision/mix.yaml \
+        --run-dir runs/vision --resume --num-workers 1
+
+The samples are read by number, by an encoder of the user's own (vision_language.py): lengths are
+measured once, rows planned for the whole run, and the state is one cursor. So a run goes on with
+other ranks and workers, and the loss of every step is that of a run that was never stopped. At its
+end captions of unseen images are predicted twice, the second time beside images of other samples.
+"""
+
+import dataclasses
+import itertools
+from functools import partial
+
+import torch
+from megatron.core import parallel_state
+from megatron_gpt import build_config, forward, ready_to_train, run
+from options import add_arguments, add_data_arguments, new_parser
+from train_loop import build_source, train, validation
+from vision_language import ImageTextEncoder, build_llava, forward_step, vision_configs
+
+from energon_ext import ConfigError, ExactDataLoader, get_val_datasets, load_tokenizer
+from energon_ext.megatron import data_parallel_worker_config
+from energon_ext.plan.cost import AttentionCost, VisionCost
+
+
+def parse_args():
+    parser = new_parser(
+        __doc__.splitlines()[0],
+        "python examples/06_vision_language.py vision/mix.yaml --run-dir runs/vision",
+    )
+    add_data_arguments(parser)
+    add_arguments(parser)
+    parser.add_argument(
+        "--balance", action="store_true", help="deal rows so that ranks end together"
+    )
+    parser.set_defaults(
+        train_iters=300,
+        save_interval=100,
+        global_batch_rows=16,
+        seed=1234,
+        num_layers=2,
+        hidden_size=128,
+        lr=4e-3,
+        lr_warmup_iters=15,
+        eval_iters=2,
+    )
+    return parser.parse_args()
+
+
+def train_vision_language(args):
+    refuse_split_models(args)
+    tokenizer, config = load_tokenizer(args.tokenizer), build_config(args)
+    costs = AttentionCost.of_model(config), VisionCost.of_model(*vision_configs(config))
+    encoder = ImageTextEncoder(tokenizer, args.seq_length, costs if args.balance else None)
+    model = build_model(args, config, encoder)
+    source = build_source(args, encoder)
+    evaluate = validation(args, encoder, model)
+    train(args, args.run_dir, model, source, evaluate=evaluate)
+    compare_with_wrong_images(args, encoder, model)
+
+
+def refuse_split_models(args):
+    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
+        if getattr(args, name) > 1:
+            raise ConfigError(f"--{name.replace('_', '-')}: this example splits data alone; 1.")
+
+
+def build_model(args, config, encoder):
+    vocab_size = encoder.tokenizer.padded_vocab_size(128)
+    positions = args.global_batch_rows * args.seq_length  # the most of a micro-batch
+    llava = build_llava(config, vocab_size, positions, encoder.image_id)
+    llava.forward_step = partial(forward_step, image_id=encoder.image_id)
+    return ready_to_train(args, llava)
+
+
+@torch.no_grad()
+def compare_with_wrong_images(args, encoder, model):
+    """Print the loss of unseen captions beside their images, and beside those of others."""
+    ((dataset, _),) = get_val_datasets(
+        args.metadataset,
+        worker_config=data_parallel_worker_config(0, seed=args.seed),
+        batch_size=args.micro_batch_rows,
+        task_encoder=encoder,
+    )
+    batches = list(itertools.islice(ExactDataLoader(dataset), args.eval_iters))
+    swapped = [dataclasses.replace(each, images=each.images.roll(1, 0)) for each in batches]
+    own, other = (forward(args, model, each)["loss"] for each in (batches, swapped))
+    if parallel_state.get_data_parallel_rank() == 0:
+        print(f"Unseen captions: loss {own:.3f} with their images, {other:.3f} with others.")
+
+
+if __name__ == "__main__":
+    run(train_vision_language, parse_args())

@@ -1,0 +1,58 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A vision-language model of megatron-core on images and text: stopped, split and resumed."""
+
+import importlib
+import sys
+
+import pytest
+
+from tests.megatron import processes
+from tests.megatron.pretraining import PROSE, SCRIPT, events, steps_of, write_token_file
+from tests.megatron.test_example import assert_same_rows_and_losses
+
+EXAMPLES = SCRIPT.parent
+SMALL = [
+    *("--train-iters", "5", "--save-interval", "10", "--lr-warmup-iters", "1"),
+    *("--num-layers", "1", "--hidden-size", "32", "--global-batch-rows", "4"),
+    *("--eval-interval", "3", "--eval-iters", "2"),
+]
+
+
+def run(mix, run_dir, *options, ranks=1):
+    arguments = [mix, "--run-dir", run_dir, *SMALL, *options]
+    stderr = run_dir.with_suffix(".stderr")
+    script = EXAMPLES / "06_vision_language.py"
+    codes = processes.finish(processes.start_script(script, arguments, stderr, ranks))
+    assert not any(codes), stderr.read_text()[-3000:]
+
+
+@pytest.fixture(scope="module")
+def mix(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vision")
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        drawn = importlib.import_module("drawn_images")
+    finally:
+        sys.path.remove(str(EXAMPLES))
+    drawn.write_webdataset(folder / "shapes", 120, lambda number: number % 10 != 9, 30)
+    drawn.write_webdataset(folder / "pairs", 40, lambda number: 2, 20)
+    write_token_file(folder / "prose" / "train", PROSE)
+    path = folder / "mix.yaml"
+    path.write_text(drawn.MIX.replace("60:", "4:"))
+    return path
+
+
+def test_a_run_goes_on_with_other_ranks_and_workers_and_has_equal_losses(mix, tmp_path):
+    run(mix, tmp_path / "whole")
+    whole = steps_of(tmp_path / "whole")
+    sources = {source for step in whole.values() for source in step["loss_by_source"]}
+    assert len(sources) == 3  # the pictures, the pairs and the prose
+    parts = tmp_path / "parts"
+    run(mix, parts, "--stop-after", "2", "--num-workers", "2")
+    options = ("--resume", "--num-workers", "1", "--micro-batch-rows", "1", "--balance")
+    run(mix, parts, *options, ranks=2)
+    assert_same_rows_and_losses(steps_of(parts), whole)
+    assert whole[5]["loss"] < whole[1]["loss"] - 0.5
+    losses = [event["val/loss"] for event in events(tmp_path / "whole", "evaluation")]
+    assert len(losses) == 3 and losses[-1] < losses[0]
