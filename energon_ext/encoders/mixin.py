@@ -92,6 +92,10 @@ class DynamicBlendMixin:
     #: make larger reads where one node reads all.
     sample_block: int = 1
 
+    #: By which ``select_samples_to_pack`` reads the length of a sample, if it is not one of
+    #: ``num_tokens``, ``total_len`` and ``length``.
+    length_attribute: str = "length"
+
     #: Of the lengths in a row, where samples are packed by length: rows of a step are then dealt
     #: so that ranks end together. A cost that ``length_of`` gives beside the tokens is added.
     cost: Cost | None = None

@@ -4,7 +4,6 @@
 
 import copy
 import functools
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,10 +51,7 @@ def obstacle(
     if _is_own(encoder, "batch_group_criterion"):
         return "batch_group_criterion asks for one sample after another"
     for name in ("encode_sample", "preencode_sample", "postencode_sample"):
-        method = getattr(encoder, name)
-        if inspect.isgeneratorfunction(method):
-            return f"{name} makes several samples of one"
-        if not get_stateless(method):
+        if not get_stateless(getattr(encoder, name)):
             return f"{name} is not marked @stateless"
     for entry in entries:
         if isinstance(entry.dataset, TokenFileFactory):
@@ -129,7 +125,11 @@ def packer_of(encoder: Any) -> Packer:
             )
     check_integer(f"{type(encoder).__qualname__}.seq_len", encoder.seq_len, 2)
     if _is_own(encoder, "select_samples_to_pack"):
-        return OwnPacker(encoder.seq_len, select=encoder.select_samples_to_pack)
+        return OwnPacker(
+            encoder.seq_len,
+            select=encoder.select_samples_to_pack,
+            length_attribute=encoder.length_attribute,
+        )
     return WholePacker(encoder.seq_len)
 
 

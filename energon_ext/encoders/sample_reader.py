@@ -3,6 +3,8 @@
 """Reads and encodes samples by number, with random numbers of their own."""
 
 import contextlib
+import inspect
+import itertools
 import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +17,7 @@ from megatron.energon.rng import SystemRng
 from megatron.energon.task_encoder.base import get_failure_tolerance
 
 from energon_ext.documents.permutation import stable_hash
-from energon_ext.errors import EnergonExtError, SampleError
+from energon_ext.errors import ConfigError, EnergonExtError, SampleError
 from energon_ext.prepare.lengths import LengthTable
 from energon_ext.samples.numbered import NumberedSamples, key_of
 
@@ -127,8 +129,29 @@ class SampleReader:
 
 
 def encoded(encoder: Any, sample: Any) -> Any:
-    """A cooked sample behind all methods that an encoder has for one."""
-    return encoder.postencode_sample(encoder.encode_sample(encoder.preencode_sample(sample)))
+    """A cooked sample behind all methods that an encoder has for one.
+
+    Raises:
+        ConfigError: one of them makes several samples of it.
+    """
+    for name in ("preencode_sample", "encode_sample", "postencode_sample"):
+        found = getattr(encoder, name)(sample)
+        sample = _only(encoder, name, sample, found) if inspect.isgenerator(found) else found
+    return sample
+
+
+def _only(encoder: Any, name: str, sample: Any, found: Iterator[Any]) -> Any:
+    """The one sample of a generator."""
+    samples = list(itertools.islice(found, 2))
+    if not samples:
+        raise SampleError(f"{name} makes no sample of it.")
+    if len(samples) > 1:
+        raise ConfigError(
+            f"{type(encoder).__qualname__}.{name} makes several samples of "
+            f"{getattr(sample, '__key__', 'one')}, and a plan knows one of each number; set "
+            f"plan_samples = False to stream them."
+        )
+    return samples[0]
 
 
 def reason_of(error: Exception) -> str:

@@ -52,9 +52,10 @@ class Stub:
         number: its place in the buffer.
     """
 
-    def __init__(self, number: int, length: int):
+    def __init__(self, number: int, length: int, length_attribute: str):
         self.number = number
         self.num_tokens = self.total_len = self.length = length
+        setattr(self, length_attribute, length)
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,14 @@ class OwnPacker(Packer):
 
     Args:
         select: the method.
+        length_attribute: one more name by which it reads the tokens of a sample.
     """
 
     name = "select_samples_to_pack"
     cuts_documents = False
 
     select: Callable[[list[Any]], list[list[Any]]] = field(kw_only=True)
+    length_attribute: str = field(kw_only=True)
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name}
@@ -80,8 +83,15 @@ class OwnPacker(Packer):
     ) -> PackPlan:
         pieces = carried + new
         lengths = (pieces.stops - pieces.starts).tolist()
-        stubs = [Stub(number, length) for number, length in enumerate(lengths)]
-        rows = [[stub.number for stub in row] for row in self.select(list(stubs)) if row]
+        name = self.length_attribute
+        stubs = [Stub(number, length, name) for number, length in enumerate(lengths)]
+        try:
+            rows = [[stub.number for stub in row] for row in self.select(list(stubs)) if row]
+        except AttributeError as error:
+            raise ConfigError(
+                f"select_samples_to_pack: {error}. It sees lengths alone, as num_tokens, "
+                f"total_len and length; name another in length_attribute."
+            ) from error
         if last:
             left = set(range(len(stubs))).difference(*rows)
             rows += [[number] for number in sorted(left)]

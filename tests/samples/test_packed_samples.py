@@ -217,6 +217,22 @@ def test_a_damaged_sample_has_no_length_and_is_in_no_row(tmp_path, caplog):
     assert read == {n for n in range(50) if n % 5 or not n % 3}
 
 
+class OwnName(OwnPacker):
+    """Reads the length under a name of its own."""
+
+    def select_samples_to_pack(self, samples):
+        return [[sample] for sample in samples if sample.num_patches]
+
+
+def test_a_packer_may_read_the_length_under_a_name_of_its_own_if_it_says_so(data):
+    with pytest.raises(ConfigError, match="no attribute 'num_patches'. It sees lengths alone"):
+        take(loader_for(dataset_of(alone(data), encoder=OwnName())), 1)
+    named = OwnName()
+    named.length_attribute = "num_patches"
+    (batch,) = take(loader_for(dataset_of(alone(data), encoder=named)), 1)
+    assert [len(row) for row in batch] == [1] * ROWS
+
+
 class NoFingerprint(PackedCaptions):
     encoding_fingerprint = None
 

@@ -259,11 +259,15 @@ class Stateful(PlannedCaptions):
         return sample
 
 
-class FansOut(PlannedCaptions):
+class Yields(PlannedCaptions):
+    """As encoders of Megatron-LM do; one sample has another number of them."""
+
+    odd, times = -1, 0
+
     @stateless
     def encode_sample(self, sample):
-        yield sample
-        yield sample
+        encoded = super().encode_sample(sample)
+        yield from [encoded] * (self.times if encoded.number == self.odd else 1)
 
 
 class Grouped(PlannedCaptions):
@@ -300,7 +304,6 @@ def streamed():
     ("encoder", "options", "reason"),
     [
         (Stateful(), {}, "encode_sample is not marked @stateless"),
-        (FansOut(), {}, "encode_sample makes several samples of one"),
         (Grouped(), {}, "batch_group_criterion asks for one sample after another"),
         (OwnStages(), {}, "build_batch builds stages of its own"),
         (Sized(), {}, "blend_sample_size counts samples that were read"),
@@ -317,6 +320,21 @@ def test_what_cannot_be_planned_is_streamed_and_the_log_says_why(
         dataset = dataset_of(mix(data), encoder=encoder, **options)
     assert isinstance(find_blend(dataset), StreamedBlend)
     assert f"Samples are streamed, on the ranks x workers of this run: {reason}" in caplog.text
+
+
+def test_an_encoder_that_yields_its_one_sample_reads_what_one_that_returns_it_reads(data):
+    assert run(mix(data), 4, encoder=Yields())[0] == run(mix(data), 4)[0]
+
+
+def test_a_sample_of_which_several_are_made_ends_the_run_and_one_of_none_is_replaced(data):
+    encoder = Yields()
+    encoder.odd, encoder.times = 7, 2
+    loader = loader_for(dataset_of(mix(data), encoder=encoder))
+    with pytest.raises(ConfigError, match="encode_sample makes several samples of 000007, and a"):
+        take(loader, 20)
+    encoder.times = 0
+    read = run(mix(data), 12, encoder=encoder)[0]
+    assert 7 not in {number for step in read for _, number, *_ in step}
 
 
 def test_a_subset_and_excluded_samples_are_left_out_on_any_topology(data):
