@@ -44,8 +44,8 @@ __class__: ScheduledMetadataset
 splits:
   train:
     blend:
-      - {path: shapes, weight: {linear: {0: 6, 60: 2}}}
-      - {path: pairs, weight: {linear: {0: 3, 60: 1}}}
+      - {path: shapes, weight: {linear: {0: 6, 60: 2}}, name: shapes}
+      - {path: pairs, weight: {linear: {0: 3, 60: 1}}, name: pairs}
       - {path: prose/train, weight: {linear: {0: 1, 60: 3}}, name: prose}
   val:
     path: shapes
@@ -69,7 +69,7 @@ def write_data(folder, images):
     (folder / "mix.yaml").write_text(MIX)
 
 
-def write_webdataset(folder, samples, images_of, shard_samples=250):
+def write_webdataset(folder, samples, images_of, shard_samples=20):
     """A webdataset of samples with 0, 1 or 2 images, prepared as ``energon prepare`` does."""
     folder.mkdir(parents=True)
     drawn = random.Random(folder.name)
@@ -99,7 +99,7 @@ def sample(drawn, images):
     for place, thing in enumerate(things):
         format_ = drawn.choice(FORMATS)
         files[f"{place}.{format_}"] = draw(drawn, *thing, format_)
-    captions = [f"a {color} {shape} at the {row} {column}" for color, shape, row, column in things]
+    captions = [f"one {color} {shape} at the {row} {column}" for color, shape, row, column in things]
     text = " and ".join(captions) or f"no image, and {drawn.randrange(10)} is a digit"
     return {**files, "txt": text.encode()}
 

@@ -31,7 +31,7 @@ from megatron.energon import (
 )
 from megatron.energon.edataclass import edataclass
 
-from energon_ext import DynamicBlendMixin, PackedBatch
+from energon_ext import DynamicBlendMixin, PackedBatch, load_tokenizer
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
 from energon_ext.megatron import build_packed_seq_params, gpt_layer_spec, make_loss_func
@@ -154,6 +154,11 @@ class ImageTextEncoder(DynamicBlendMixin, TaskEncoder):
         batch = self._assemble([each.row for each in rows], self.source_keys)
         fields = {name.name: getattr(batch, name.name) for name in dataclasses.fields(batch)}
         return ImageBatch(**fields, images=torch.cat([each.images for each in rows]))
+
+
+def encoder() -> ImageTextEncoder:
+    """For commands: ``energon-ext peek vision/mix.yaml --encoder vision_language:encoder``."""
+    return ImageTextEncoder(load_tokenizer("bytes"), seq_len=256)
 
 
 def _resized(image: torch.Tensor) -> torch.Tensor:
