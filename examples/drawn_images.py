@@ -99,8 +99,10 @@ def sample(drawn, images):
     for place, thing in enumerate(things):
         format_ = drawn.choice(FORMATS)
         files[f"{place}.{format_}"] = draw(drawn, *thing, format_)
-    captions = [f"one {color} {shape} at the {row} {column}" for color, shape, row, column in things]
-    text = " and ".join(captions) or f"no image, and {drawn.randrange(10)} is a digit"
+    text = (
+        " and ".join("one {} {} at the {} {}".format(*thing) for thing in things)
+        or f"no image, and {drawn.randrange(10)} is a digit"
+    )
     return {**files, "txt": text.encode()}
 
 

@@ -36,6 +36,7 @@ from energon_ext.encoders.sources import (
     even_virtual_epoch,
     load_source,
     read_sources,
+    refuse_splices,
 )
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.checks import check_mixture
@@ -301,16 +302,6 @@ class DynamicBlendMixin:
         if hasattr(self, "blend_sample_size"):
             return "blend_sample_size counts samples that were read"
         return obstacle(self, entries, stages, repeat)
-
-
-def refuse_splices(encoder: DynamicBlendMixin, entries: Sequence[Entry]) -> None:
-    """Raise ConfigError for a ``splice:`` on an entry of the YAML."""
-    for entry in entries:
-        if entry.splice is not None:
-            raise ConfigError(
-                f"{entry.splice_where}: a {type(encoder).__name__} splices nothing; use an "
-                f"energon_ext.PackedTaskEncoder, or leave it out."
-            )
 
 
 def _keys_in_batches(sources: Sequence[Source]) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from energon_ext.documents.base import Documents
 from energon_ext.documents.cut import CutDocuments
 from energon_ext.documents.file_set import TokenFiles
 from energon_ext.encoders.chat import ChatTemplate, check_messages, default_template, split_answers
-from energon_ext.encoders.mixin import refuse_splices
 from energon_ext.encoders.pretrain import PackedTaskEncoder
+from energon_ext.encoders.sources import refuse_splices
 from energon_ext.encoders.text import Document
 from energon_ext.encoders.tokenizers import Tokenizer
 from energon_ext.errors import ConfigError, SampleError

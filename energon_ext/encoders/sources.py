@@ -171,3 +171,13 @@ def even_virtual_epoch(length: int, worker_config: WorkerConfig) -> int:
     if even != length and worker_config.rank == 0:
         logger.info("virtual_epoch_length: %d, from %d, for %d workers", even, length, workers)
     return even
+
+
+def refuse_splices(encoder: Any, entries: Sequence[Entry]) -> None:
+    """Raise ConfigError for a ``splice:`` on an entry of the YAML."""
+    for entry in entries:
+        if entry.splice is not None:
+            raise ConfigError(
+                f"{entry.splice_where}: a {type(encoder).__name__} splices nothing; use an "
+                f"energon_ext.PackedTaskEncoder, or leave it out."
+            )
