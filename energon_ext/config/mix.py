@@ -32,6 +32,7 @@ from energon_ext.config.carried import parts_of, tree_of
 from energon_ext.config.leaf import Leaf, runs_of
 from energon_ext.config.run_fields import RunFields
 from energon_ext.config.source_key import keys_and_names, portable_path
+from energon_ext.documents.stored_files import num_samples
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import BLEND, Node, Tree, check_nested_schedules
 from energon_ext.state.match import SourceNames
@@ -126,7 +127,7 @@ def _check_entries(entries: Sequence[Entry]) -> None:
     shown = Counter(entry.key for entry in entries)
     shown.update(entry.name for entry in entries if entry.name is not None)
     for entry in entries:
-        if len(entry.dataset) == 0:
+        if num_samples(entry.dataset) == 0:
             place = f" ({entry.where})" if entry.where else ""
             raise ConfigError(
                 f"Source {entry.key}{place} has no samples; prepare it again or leave it out."

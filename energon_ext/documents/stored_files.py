@@ -16,6 +16,7 @@ from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFa
 from megatron.energon.flavors.webdataset.default_generic_webdataset import (
     DefaultGenericWebdatasetFactory,
 )
+from megatron.energon.flavors.webdataset.indexing import JoinIndexReader
 from megatron.energon.flavors.webdataset.itar import ITAR_SUFFIX
 
 from energon_ext.documents.file_map import map_file
@@ -37,6 +38,25 @@ class StoredFile(NamedTuple):
     samples: int
 
 
+def num_samples(factory: Any) -> int:
+    """Samples of a dataset; of a join those of its index, which Energon does not count.
+
+    Raises:
+        ConfigError: the index of a join is missing or damaged.
+    """
+    index = getattr(factory, "join_index", None)
+    if index is None:
+        return len(factory)
+    try:
+        with JoinIndexReader(index) as rows:
+            return len(rows)
+    except (OSError, AssertionError, ValueError) as error:
+        raise ConfigError(
+            f"{index}: the index of a join cannot be read ({error}); run `energon prepare` on its "
+            f"metadataset."
+        ) from error
+
+
 def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
     """JSON values by which a change of a dataset is noticed, without reading it all.
 
@@ -47,7 +67,9 @@ def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
     its index is missing or cut; the ends of up to 64 are looked at.
     """
     files = [file for file in _files_of(factory) if file.samples]
-    counted: dict[str, Any] = {"documents": len(factory)}
+    counted: dict[str, Any] = {"documents": num_samples(factory)}
+    if hasattr(factory, "join_index"):
+        counted["join"] = factory.join_index.name  # a hash of what is joined, and how
     fields = [each for each in map(_fields_of, _parts_of(factory)) if each]
     if fields:
         counted["fields"] = fields

@@ -155,7 +155,7 @@ def length_and_cost(encoder: Any, sample: Any) -> tuple[np.ndarray, np.ndarray]:
 def _units(entry: Entry, source: SampleSource) -> list[Unit]:
     """A unit for each shard, which later shards leave as it is; else ranges of samples."""
     shards = getattr(entry.dataset, "shards", None)
-    if not shards:
+    if not shards or hasattr(entry.dataset, "join_index"):
         return sample_units(source)
     ends = np.cumsum([shard.count for shard in shards]).tolist()
     return [

@@ -13,7 +13,7 @@ from megatron.energon.task_encoder.base import get_stateless
 from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
-from energon_ext.documents.stored_files import fingerprint_files
+from energon_ext.documents.stored_files import fingerprint_files, num_samples
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.sample_reader import SampleReader
 from energon_ext.encoders.sources import (
@@ -78,16 +78,17 @@ def _is_own(encoder: Any, name: str) -> bool:
 def sample_rows(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> SampleRows:
     """The rows of one source: a sample each, or samples that are packed by their lengths."""
     factory, table = entry.dataset, encoder._tables.get(entry.key)
-    numbers = range(*document_range(entry, len(factory)))
+    count = num_samples(factory)
+    numbers = range(*document_range(entry, count))
     excluded = frozenset(() if entry.excluded is None else entry.excluded.tolist())
     samples = _opened(encoder, entry)
     return SampleRows(
-        OneEach(len(factory), fingerprint_files(factory)) if table is None else table,
+        OneEach(count, fingerprint_files(factory)) if table is None else table,
         SampleReader(encoder, entry.key, seed, numbers, excluded, samples, table),
         packer=packer_of(encoder),
         buffer_docs=MOST_PLANNED_BUFFER_DOCS,
         **planned_options(
-            encoder, entry, len(factory), seed=seed, repeat=repeat, block=encoder.sample_block
+            encoder, entry, count, seed=seed, repeat=repeat, block=encoder.sample_block
         ),
     )
 

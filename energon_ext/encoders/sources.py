@@ -13,7 +13,7 @@ from energon_ext.arguments import check_integer, choices
 from energon_ext.config.mix import Entry, Mix
 from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.permutation import stable_hash
-from energon_ext.documents.stored_files import fingerprint_files
+from energon_ext.documents.stored_files import fingerprint_files, num_samples
 from energon_ext.encoders.quiet import quiet_errors
 from energon_ext.errors import ConfigError
 from energon_ext.plan.row_source import RowSource
@@ -110,7 +110,7 @@ def read_sources(
             Source(
                 key=entry.key,
                 rows=rows,
-                documents=len(entry.dataset),
+                documents=num_samples(entry.dataset),
                 max_epochs=entry.max_epochs,
                 names=entry.names,
                 shown_as=entry.name,

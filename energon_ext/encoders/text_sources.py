@@ -21,7 +21,7 @@ from energon_ext.config.mix import Entry, mix_of
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.documents.file_set import TokenFiles, open_token_files
-from energon_ext.documents.stored_files import fingerprint_files, times_of_files
+from energon_ext.documents.stored_files import fingerprint_files, num_samples, times_of_files
 from energon_ext.encoders.chat import named_template
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.text import is_text
@@ -75,7 +75,7 @@ def sample_source(
         with quiet_energon():
             return encoder._load_dataset(alone, 0, worker_config=_alone())
 
-    count = len(factory)
+    count = num_samples(factory)
     return SampleSource(
         path=str(factory.paths[0]),
         version={**files, "times": times_of_files(factory)},

@@ -82,6 +82,7 @@ def train_without_shared_memory(mix):
     return found
 
 
+@pytest.mark.nightly
 def test_workers_need_shared_memory_to_start_alone_and_say_where_it_is_full(mix, tmp_path):
     found = outcome(train_without_shared_memory, mix, stderr=tmp_path / "stderr")
     expected = hashes(new_loader(mix, 0), 8)
@@ -209,6 +210,7 @@ print(*hashes(new_loader(mix, 2, 64), 3))
 """
 
 
+@pytest.mark.nightly
 def test_a_program_that_leaves_its_loaders_open_ends_without_a_word(mix):
     """Neither do processes that were forked between those of another loader complain."""
     done = subprocess.run(

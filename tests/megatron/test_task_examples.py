@@ -88,6 +88,7 @@ def test_grpo_says_what_was_sampled(grpo_run):
     assert {"eval/sampled", "eval/greedy"} <= set(found[4])
 
 
+@pytest.mark.nightly
 def test_grpo_stopped_and_resumed_is_the_run_that_was_not(grpo_run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(grpo_run / "warm_up", folder / "warm_up")

@@ -1,0 +1,194 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Forms of data that Energon reads, planned by number: sound, auxiliary files and joins."""
+
+import io
+import json
+import tarfile
+import wave
+
+import numpy as np
+from megatron.energon import Cooker, DefaultTaskEncoder, Sample, basic_sample_keys, stateless
+from megatron.energon.edataclass import edataclass
+from megatron.energon.epathlib import EPath
+from megatron.energon.metadataset.loader import load_dataset
+
+from energon_ext import DynamicBlendMixin
+from tests.samples.test_planned_samples import run, write
+from tests.samples.vision import prepare, write_images
+from tests.support import TEXT_SAMPLE
+
+
+def write_shards(folder, samples, subflavors, shard_size=8):
+    """A prepared webdataset of dictionaries from extensions to bytes."""
+    folder.mkdir(parents=True)
+    for begin in range(0, len(samples), shard_size):
+        with tarfile.open(folder / f"shard_{begin // shard_size:03d}.tar", "w") as tar:
+            for number, files in enumerate(samples[begin : begin + shard_size], begin):
+                for name, content in files.items():
+                    info = tarfile.TarInfo(f"{number:06d}.{name}")
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+    crude = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+    prepare(folder, {**crude, "subflavors": subflavors})
+
+
+@edataclass
+class Whatever(Sample):
+    content: object
+
+
+class Plain(DynamicBlendMixin, DefaultTaskEncoder):
+    """Samples as their cookers make them."""
+
+    decoder = None
+
+    @stateless
+    def encode_sample(self, sample):
+        return sample
+
+    @stateless
+    def batch(self, samples):
+        return samples
+
+    def encode_batch(self, batch):
+        return [(each.__key__, each.content) for each in batch]
+
+
+def read_once(path, encoder, samples):
+    """The samples of a first epoch by key, the same on two ranks with a worker each."""
+    steps = -(-samples // 8)
+    expected = run(path, steps, encoder=encoder)
+    assert run(path, steps, 2, 1, encoder=encoder) == expected
+    return dict(sample for step in expected[0] for sample in step)
+
+
+class Packed(Plain):
+    """Rows of two samples."""
+
+    seq_len, encoding_fingerprint = 60, {"version": 1}
+
+    def length_of(self, sample):
+        return 30
+
+    @stateless
+    def pack_selected_samples(self, samples):
+        return samples
+
+    def encode_batch(self, batch):
+        return [(each.__key__, each.content) for row in batch for each in row]
+
+
+# Sound --------------------------------------------------------------------------------------------
+
+
+def wav(number):
+    """A tone of 100 + number samples, 8 kHz."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(8000)
+        sound.writeframes(np.arange(100 + number, dtype=np.int16).tobytes())
+    return file.getvalue()
+
+
+@stateless
+def cook_sound(sample):
+    with wave.open(io.BytesIO(sample["wav"])) as sound:
+        frames = np.frombuffer(sound.readframes(sound.getnframes()), np.int16)
+    return Whatever(**basic_sample_keys(sample), content=(len(frames), sample["txt"].decode()))
+
+
+def test_sound_is_read_by_number(tmp_path):
+    class Heard(Plain):
+        cookers = [Cooker(cook_sound, has_subflavors={"sound": True})]
+
+    spoken = [{"wav": wav(n), "txt": f"word {n}".encode()} for n in range(24)]
+    write_shards(tmp_path / "speech", spoken, {"sound": True})
+    path = write(tmp_path / "mix.yaml", {"path": "speech"})
+    found = read_once(path, Heard(), 24)
+    assert found == {f"{n:06d}": (100 + n, f"word {n}") for n in range(24)}
+
+
+# Subflavors and auxiliary files -------------------------------------------------------------------
+
+
+@stateless
+def cook_with_file(sample, pictures):
+    name = sample["txt"].decode()
+    kind = sample["__subflavors__"]["kind"]
+    content = (kind, len(pictures[f"{name}.0.jpeg"][0]))
+    return Whatever(**basic_sample_keys(sample), content=content)
+
+
+def test_auxiliary_files_and_the_subflavors_of_an_entry_reach_the_cooker(tmp_path):
+    class WithFiles(Plain):
+        cookers = [Cooker(cook_with_file)]
+
+    write_images(tmp_path / "pictures", 16, images=lambda number: 1)
+    names = [{"txt": f"{n:06d}".encode()} for n in range(0, 16, 3)]
+    write_shards(tmp_path / "names", names, {})
+    entry = {
+        "path": "names",
+        "subflavors": {"kind": "photo"},
+        "aux": {"pictures": "pictures"},
+    }
+    path = write(tmp_path / "mix.yaml", {"blend": [entry]})
+    found = read_once(path, WithFiles(), 6)
+    with tarfile.open(tmp_path / "pictures" / "shard_000.tar") as tar:
+        sizes = {member.name: member.size for member in tar}
+    assert found == {
+        f"{number:06d}": ("photo", sizes[f"{n:06d}.0.jpeg"])
+        for number, n in enumerate(range(0, 16, 3))
+    }
+
+
+# Joins --------------------------------------------------------------------------------------------
+
+
+@edataclass
+class Joined(Sample):
+    content: object
+
+    @classmethod
+    def from_joined(cls, one, other):
+        return cls.derive_from(one, content=f"{one.text.decode()}, {other.text.decode()}")
+
+
+def test_a_join_is_numbered_by_its_own_index(tmp_path):
+    """Of two webdatasets with the same keys in other shards; the second lacks every fifth."""
+    texts = [{"txt": f"question {n}".encode()} for n in range(20)]
+    write_shards(tmp_path / "questions", texts, {})
+    answers = tmp_path / "answers"
+    answers.mkdir()
+    with tarfile.open(answers / "all.tar", "w") as tar:
+        for number in (n for n in reversed(range(20)) if n % 5):
+            content = f"answer {number}".encode()
+            info = tarfile.TarInfo(f"{number:06d}.txt")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    for name in ("questions", "answers"):
+        prepare(tmp_path / name, {"sample_type": TEXT_SAMPLE, "field_map": {"text": "txt"}})
+    joined = {
+        "__module__": "megatron.energon",
+        "__class__": "MetadatasetV2",
+        "splits": {
+            "train": {
+                "join": [{"path": "questions"}, {"path": "answers", "nonmatch": "skip"}],
+                "joiner": {"__module__": __name__, "__class__": "Joined"},
+            }
+        },
+    }
+    (tmp_path / "joined.yaml").write_text(json.dumps(joined))
+    load_dataset(EPath(str(tmp_path / "joined.yaml"))).prepare("train")
+
+    def pairs(steps, encoder, **options):
+        path = tmp_path / "joined.yaml"
+        return run(path, steps, encoder=encoder(), trusted_modules=[__name__], **options)
+
+    whole = {f"{n:06d}": f"question {n}, answer {n}" for n in range(20) if n % 5}
+    for encoder, steps in ((Plain, 2), (Packed, 1)):
+        expected = pairs(steps, encoder)
+        assert pairs(steps, encoder, ranks=2, workers=1) == expected
+        assert dict(sample for step in expected[0] for sample in step) == whole
