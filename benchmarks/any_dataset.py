@@ -9,6 +9,7 @@ measured once. Both begin, are saved, and continue from the state.
 
 import bisect
 import io
+import itertools
 import json
 import pickle
 import resource
@@ -35,12 +36,18 @@ from PIL import Image
 from timing import fresh_process, markdown
 
 from energon_ext import DynamicBlendMixin, ExactDataLoader, get_train_dataset
+from energon_ext.plan.cost import AttentionCost, VisionCost
+from energon_ext.plan.deal import balanced
 from energon_ext.state.plain import to_plain
 
 SAMPLES, SHARD_SAMPLES, IMAGES = 4000, 500, 60
 SEQ_LEN, PACKING_BUFFER = 8192, 512
 BATCHES, BEFORE_SAVE = 120, 40
 UNIT = 28  # pixels of a token's side
+RANKS, ROUNDS, STEPS = 64, 8, 5
+
+#: A vision encoder of 0.63 billion parameters, 32 layers and width 1280, with 4 patches a token.
+VISION = VisionCost(linear=2 * 0.63e9, quadratic=4 * 32 * 1280)
 
 
 def run():
@@ -57,6 +64,7 @@ def run():
             (name, *fresh_process(figures, mix, make, 0), fresh_process(speed, mix, make, 2))
             for name, make in (("`energon_ext`", planned), ("stock Energon", stock))
         ]
+        waits = imbalance(mix)
     header = (
         "loader",
         "fill of the rows",
@@ -67,7 +75,29 @@ def run():
         "with two workers",
     )
     title = f"Images and text in rows of {SEQ_LEN} tokens, measured in {measuring:.2f} ms a sample"
-    return markdown(title, header, rows)
+    orders = ("natural", "dealt by tokens", "dealt by tokens and images")
+    title_of_waits = f"Busiest of {RANKS} ranks over their mean, {ROUNDS} rows each"
+    return markdown(title, header, rows) + "\n" + markdown(title_of_waits, orders, [waits])
+
+
+def imbalance(mix):
+    """How much longer the busiest rank takes than the mean, on average over some steps."""
+    dataset = get_train_dataset(
+        mix,
+        worker_config=WorkerConfig(rank=0, world_size=RANKS, num_workers=0),
+        batch_size=1,
+        rows_per_step=RANKS * ROUNDS,
+        task_encoder=Costly(),
+    )
+    topology, rows = dataset.topology, RANKS * ROUNDS
+    found = []
+    for step in itertools.islice(dataset.planned_steps(), STEPS):
+        images = step.costs(lambda lengths: np.zeros(len(lengths)), rows)
+        both = step.costs(AttentionCost(), rows)
+        orders = np.arange(rows), balanced(both - images, topology), balanced(both, topology)
+        busy = [both[order].reshape(ROUNDS, RANKS).sum(0) for order in orders]
+        found.append([each.max() / each.mean() for each in busy])
+    return [f"{waits:.3f}" for waits in np.mean(found, 0)]
 
 
 def figures(mix, make_loader, workers):
@@ -259,3 +289,14 @@ class Planned(DynamicBlendMixin, Encoder):
     def sample_length(self, sample):
         sizes = [Image.open(io.BytesIO(content)).size for content in sample.images]
         return min(self.seq_len, sample.words + sum(map(tokens_of, sizes)))
+
+
+class Costly(Planned):
+    """The same with the cost of its images."""
+
+    encoding_fingerprint = {"version": "with costs"}
+
+    def sample_length(self, sample):
+        sizes = [Image.open(io.BytesIO(content)).size for content in sample.images]
+        patches = np.array([4 * tokens_of(size) for size in sizes], np.int64)
+        return super().sample_length(sample), float(VISION(patches).sum())
