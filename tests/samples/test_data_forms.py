@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Forms of data that Energon reads, planned by number: sound, auxiliary files and joins."""
+"""Forms of data that Energon reads, planned by number: sound, auxiliary files, joins, video."""
 
 import io
 import json
@@ -8,7 +8,15 @@ import tarfile
 import wave
 
 import numpy as np
-from megatron.energon import Cooker, DefaultTaskEncoder, Sample, basic_sample_keys, stateless
+import pytest
+from megatron.energon import (
+    Cooker,
+    DefaultTaskEncoder,
+    Sample,
+    SampleDecoder,
+    basic_sample_keys,
+    stateless,
+)
 from megatron.energon.edataclass import edataclass
 from megatron.energon.epathlib import EPath
 from megatron.energon.metadataset.loader import load_dataset
@@ -192,3 +200,39 @@ def test_a_join_is_numbered_by_its_own_index(tmp_path):
         expected = pairs(steps, encoder)
         assert pairs(steps, encoder, ranks=2, workers=1) == expected
         assert dict(sample for step in expected[0] for sample in step) == whole
+
+
+# Video --------------------------------------------------------------------------------------------
+
+
+def mp4(av, number):
+    """Some frames of one grey."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=5)
+        stream.width = stream.height = 32
+        for _ in range(3 + number % 4):
+            pixels = np.full((32, 32, 3), 10 * number, np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+@stateless
+def cook_video(sample):
+    frames = sample["mp4"].get_video().video_clips[0]
+    content = (len(frames), round(frames.float().mean().item() / 10))
+    return Whatever(**basic_sample_keys(sample), content=content)
+
+
+def test_video_is_decoded_by_number(tmp_path):
+    av = pytest.importorskip("av")
+
+    class Watched(Plain):
+        decoder = SampleDecoder(av_decode="AVDecoder")
+        cookers = [Cooker(cook_video, has_subflavors={"video": True})]
+
+    write_shards(tmp_path / "clips", [{"mp4": mp4(av, n)} for n in range(16)], {"video": True})
+    path = write(tmp_path / "mix.yaml", {"path": "clips"})
+    found = read_once(path, Watched(), 16)
+    assert found == {f"{n:06d}": (3 + n % 4, n) for n in range(16)}

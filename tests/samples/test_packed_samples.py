@@ -357,3 +357,37 @@ def test_every_sample_of_a_batch_is_announced_to_the_disk_before_the_first_is_re
     assert half == sum(map(len, batch)) > ROWS
     assert [name for name, *_ in calls] == ["announced"] * half + ["read"] * half
     assert [place for _, *place in calls[:half]] == [place for _, *place in calls[half:]]
+
+
+# A mix that changes -----------------------------------------------------------------------------
+
+
+def test_sources_come_and_go_over_resumes_and_every_sample_is_read_as_often_as_it_may(data):
+    photos, charts = ({"path": name, "max_epochs": 2} for name in ("photos", "charts"))
+    path, read, state = data / "changing.yaml", [], None
+    for entries, steps, ranks, workers in (
+        ([photos, charts], 2, 1, 0),
+        ([photos], 2, 2, 1),
+        ([{**charts, "weight": 3}, photos], 1, 4, 0),
+        ([charts, {**photos, "weight": {"linear": {0: 1, 9: 4}}}], None, 1, 2),
+    ):
+        write(path, {"blend": entries})
+        if steps is not None:
+            found, state = run(path, steps, ranks, workers, state, encoder=PackedCaptions())
+            read += found
+            continue
+        loader = loader_for(dataset_of(path, ranks, workers, encoder=PackedCaptions()))
+        loader.load_state_dict(state)
+        read += loader
+    counts = Counter(number for step in read for row in step for number, *_ in row)
+    allowed = {number: 4 if number < 30 else 2 for number in range(50)}  # in both, or in photos
+    assert all(counts[number] <= times for number, times in allowed.items())
+    missing = sum(allowed.values()) - counts.total()
+    assert missing < ROWS * 8  # in the last rows, which make no whole step
+
+
+def test_steps_that_are_skipped_are_planned_and_not_read(data):
+    expected = run(alone(data), 6, encoder=PackedCaptions())[0]
+    path = alone(data)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "skip": [[1, 3]]}))
+    assert run(path, 3, encoder=PackedCaptions())[0] == [expected[0], *expected[3:5]]
