@@ -8,21 +8,28 @@ from typing import Any
 
 import click
 
-from energon_ext.cli import MOST_LISTED, echo, echo_json, forecast, integers, option, table
+from energon_ext.cli import MOST_LISTED, echo, echo_json, forecast, one_of, option, table
 from energon_ext.cli.mix import mix_options, open_mix
 from energon_ext.errors import ConfigError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.source import Blend
 from energon_ext.splice import SpliceIndex
 from energon_ext.splice.source import SpliceSource, splices_of
+from energon_ext.weights.axis import STEPS
+from energon_ext.weights.breakpoints import checked_breakpoint
 
 COUNT = click.IntRange(1, 10**12)
 
 
 @click.command()
 @mix_options
-@click.option("--at", show_default="the breakpoints", help="Optimizer steps, as 0,100,500.")
-@click.option("--steps", type=COUNT, help="Forecast a run of so many optimizer steps.")
+@click.option(
+    "--at",
+    show_default="the breakpoints",
+    help="Positions, in what breakpoints of the metadataset count: steps as 0,100,500, or 8k,40B.",
+)
+@click.option("--steps", type=COUNT, help="Forecast a run of this many optimizer steps.")
+@click.option("--train-tokens", help="Forecast a run of this many tokens, as 40B.")
 @click.option("--global-batch-size", type=COUNT, default=1, help="Rows of a step.")
 @click.option("--ranks", type=COUNT, default=1, help="Data-parallel ranks.")
 @click.option("--micro-batch-size", type=COUNT, help="Rows.  [default: all of a rank]")
@@ -41,6 +48,7 @@ def plan(
     ranks: int,
     micro_batch_size: int | None,
     steps: int | None,
+    train_tokens: str | None,
     balance: bool,
     tokens_per_doc: float | None,
     exact: bool,
@@ -52,19 +60,18 @@ def plan(
     """Show the shares that METADATASET plans, and what a splice would show.
 
     A share is one of rows, drawn last: it changes at the step of its breakpoint, without a lag.
-    Steps are optimizer steps, from 0; or what breakpoints of the run count (ScheduleAxis).
 
     Reads the documents of spliced sources once, and no others.
 
-    With --steps it forecasts a run: tokens, documents and epochs of every source, and when which
-    ends. Up to 262,144 rows are planned exactly, more are estimated from the shares.
+    With --steps or --train-tokens it forecasts a run: tokens, documents and epochs of every source,
+    and when which ends. Up to 262,144 rows are planned exactly, more are estimated from the shares.
 
     Example: energon-ext plan mix.yaml --steps 1000 --global-batch-size 64 --seq-length 4096
     """
-    if steps is None and (png or html or as_json or exact):
+    given = {"--at": at, "--steps": steps, "--train-tokens": train_tokens}
+    forecasts = any(given.values()) and one_of(given) != "--at"
+    if not forecasts and (png or html or as_json or exact):
         raise ConfigError("--png, --html, --json and --exact are of a forecast: give --steps.")
-    if steps is not None and at:
-        raise ConfigError("--at: shows shares, and --steps a forecast; give one of them.")
     dataset, _ = open_mix(
         metadataset,
         ranks=ranks,
@@ -73,6 +80,8 @@ def plan(
         **options,
     )
     blend = find_blend(dataset)
+    if train_tokens is not None:
+        steps = _steps_of(blend, train_tokens)
     imbalance = forecast.imbalance_of(blend) if balance else {}
     if steps is not None:
         found = forecast.made(blend, steps, tokens_per_doc, exact)
@@ -82,7 +91,7 @@ def plan(
             echo(forecast.text(found, blend, steps))
         forecast.draw(found, metadataset.name, png, html)
     else:
-        positions = integers("--at", at or "", "0,100,500")
+        positions = [checked_breakpoint(each, "--at") for each in (at or "").split(",") if each]
         echo(_shares(blend, positions or sorted({0, *blend.tree.breakpoints()})))
     if as_json:
         return
@@ -92,9 +101,20 @@ def plan(
         echo("\n" + _documents(source))
 
 
+def _steps_of(blend: Blend, train_tokens: str) -> int:
+    """Optimizer steps in which a run reads some tokens, the last one begun included."""
+    tokens = checked_breakpoint(train_tokens, "--train-tokens")
+    of_a_step = blend.topology.rows_per_step * blend.clock.row_tokens
+    if not of_a_step or not tokens:
+        raise ConfigError("--train-tokens: rows have no fixed length, or 0 found; give --steps.")
+    return -(-tokens // of_a_step)
+
+
 def _shares(blend: Blend, positions: Sequence[int]) -> str:
     columns = [blend.planned_shares(position) for position in positions]
-    rows = [["share at optimizer step", *map(str, positions)]]
+    axis = blend.clock.axis
+    unit = "optimizer step" if axis.counted == STEPS else axis.one
+    rows = [[f"share at {unit}", *(f"{position:,}" for position in positions)]]
     for key in columns[0]:
         rows.append([blend.names.get(key, key), *(f"{shares[key]:.2%}" for shares in columns)])
     return table(rows, most=MOST_LISTED)

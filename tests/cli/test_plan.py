@@ -39,6 +39,19 @@ def test_shares_are_shown_at_the_breakpoints_or_where_asked(mix):
     ]
 
 
+def test_where_breakpoints_count_tokens_shares_are_shown_at_tokens(tmp_path):
+    web, code = (write_tokens(tmp_path / name, [[65] * 9] * 9) for name in ("web", "code"))
+    path = write_mix(tmp_path / "mix.yaml", [(web, {"linear": {0: 1, "2k": 3}}), (code, 1)])
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schedule_axis": "tokens"}))
+    assert cells(energon_ext("plan", path, "--at", "0,1e3,2k")) == [
+        ["share", "at", "token", "0", "1,000", "2,000"],
+        ["code", "50.00%", "33.33%", "25.00%"],
+        ["web", "50.00%", "66.67%", "75.00%"],
+    ]
+    steps = energon_ext("plan", path, "--train-tokens", "1k", "--global-batch-size", 2)
+    assert steps.stdout.startswith("2 steps of 2 rows of 256 positions: 1,024 tokens")
+
+
 def test_documents_of_a_splice_are_listed_with_their_examples(mix):
     splice = '{"num_docs": 2, "content_length": 8, "dataset_name": "book", "balance_mode": '
     result = energon_ext("plan", mix, "--seq-length", 32, "--splice", splice + '"by_document"}')
@@ -72,7 +85,11 @@ def test_the_json_of_a_long_forecast_is_whole(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--at", "a"), "--at: 'a' found; steps like 0,100,500 are needed."),
+        (("--at", "a"), "--at: breakpoint 'a' is not an integer from 0"),
+        (("--at", "1", "--steps", "2"), "Give one of --at, --steps, --train-tokens; found --at"),
+        (("--train-tokens", "2.5"), "--train-tokens: breakpoint '2.5' is not an integer"),
+        (("--train-tokens", "9", "--exact", "--at", "1"), "Give one of --at, --steps"),
+        (("--json",), "--png, --html, --json and --exact are of a forecast: give --steps."),
         (("--splice", "{"), "--splice: '{' is not JSON"),
         (("--splice", "[1]"), "--splice: '[1]' found, a JSON object is needed."),
         (
