@@ -2,34 +2,39 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext trace``: which documents a step of a run reads, and which steps read a document."""
 
+import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from tqdm import tqdm
 
+from energon_ext.arguments import choices
 from energon_ext.cli import echo, echo_json, option
-from energon_ext.cli.saved import saved_cursors
+from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.documents.origins import origins_of
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.plan.dataset import PlannedDataset
-from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.step import Step
 from energon_ext.plan.trace import TracedRow, rows_of
 from energon_ext.samples.rows import SampleRows
+from energon_ext.splice.source import SpliceSource
 from energon_ext.state.match import KEPT, compare_sources
 
 
 @click.command()
 @click.argument("run", type=option.PATH)
 @option.metadataset
+@click.option("--step", type=click.IntRange(0, 10**12), help="Steps before it: 0 is first.")
 @click.option(
-    "--step", type=click.IntRange(0, 10**12), required=True, help="Steps before it: 0 is first."
+    "--document",
+    metavar="SOURCE:NUMBER",
+    help="Show every step that read it, up to --step or to the newest state.",
 )
-@click.option("--document", metavar="SOURCE:NUMBER", help="Which steps up to --step read it.")
 @click.option("--rank", type=click.IntRange(0), help="Only the rows of this data-parallel rank.")
 @click.option(
     "--world-size", "ranks", type=click.IntRange(1), default=1, help="Data-parallel ranks."
@@ -50,7 +55,7 @@ from energon_ext.state.match import KEPT, compare_sources
 def trace(
     run: Path,
     metadataset: Path,
-    step: int,
+    step: int | None,
     document: str | None,
     tokenizer: str | None,
     rank: int | None,
@@ -64,23 +69,29 @@ def trace(
     beginning where there is none. No token is read. The steps of a plan count from 0: step 5 is
     read by the sixth optimizer step.
 
-    Example: energon-ext trace runs/a mix.yaml --step 1203 --world-size 64 --rank 7
+    \b
+    energon-ext trace runs/a mix.yaml --step 1203 --world-size 64 --rank 7
+    energon-ext trace runs/a mix.yaml --document web:17
     """
-    blend, start, steps = _planned(run, metadataset, step, **options)
+    cursors = saved_cursors(run)
+    open_blend = functools.partial(SavedCursor.dataset, metadataset=metadataset, **options)
     if document is not None:
-        source, number = _document(document, blend)
-        for found, row in _rows(blend, start, steps, start, step):
-            if row.source == source and any(each == number for each, *_ in row.contents):
-                skipped = ", skipped" if blend.clock.is_skipped(found) else ""
-                text = f"step {found}{skipped}, {_where(row)}"
-                _say({"step": found, **row.to_json()}, as_json, text)
+        last = cursors[-1].step - 1 if step is None else step
+        _show_document(cursors, open_blend, document, last, as_json)
         return
+    if step is None:
+        raise ConfigError("--step: a number is needed, or a --document whose steps are shown.")
+    before = [each for each in cursors if each.step <= step]
+    cursor = before[-1] if before else cursors[0]
+    blend = open_blend(cursor)
+    _say_changes(cursor, blend)
     if rank is not None and rank >= blend.topology.ranks:
         raise ConfigError(f"--rank {rank}: of {blend.topology.ranks}; see --world-size.")
     if blend.clock.is_skipped(step):
         click.echo(f"Step {step} is skipped: the metadataset says so.", err=True)
     decode = load_tokenizer(tokenizer).decode if tokenizer else None
-    rows = list(_rows(blend, start, steps, step, step))
+    start, state = (cursor.step, cursor.state) if before else (0, None)
+    rows = list(_rows(blend, start, blend.planned_steps(state), step, step))
     if not rows:
         raise ConfigError(f"--step {step}: the run ends before it; all sources have ended.")
     for _, row in rows:
@@ -90,22 +101,36 @@ def trace(
             _say({"step": step, **row.to_json(), "files": files}, as_json, text)
 
 
-def _planned(
-    run: Path, metadataset: Path, step: int, **options: Any
-) -> tuple[PlannedDataset, int, Iterator[Step]]:
-    """The blend, the number of the first step that is planned, and all steps from there on."""
-    cursors = saved_cursors(run)
-    before = [each for each in cursors if each.step <= step]
-    cursor = before[-1] if before else cursors[0]
-    blend = cursor.dataset(metadataset, **options)
-    for key, source in blend.sources.items():
-        if not isinstance(source.rows, PlannedRows):
-            raise ConfigError(f"{key}: is spliced; only documents in rows are traced.")
+def _say_changes(cursor: SavedCursor, blend: PlannedDataset) -> None:
     for change in compare_sources([cursor.state["plan"]["sources"]], blend.source_names):
         if change.change != KEPT:
             click.echo(f"{change.key}: {change.change}, beside the saved state.", err=True)
-    start, state = (cursor.step, cursor.state) if before else (0, None)
-    return blend, start, blend.planned_steps(state)
+
+
+def _show_document(
+    cursors: Sequence[SavedCursor],
+    open_blend: Callable[[SavedCursor], PlannedDataset],
+    text: str,
+    last: int,
+    as_json: bool,
+) -> None:
+    """Print the steps up to one that read a document; every state puts the plan right again."""
+    later = [each for each in cursors if 0 < each.step <= last]
+    starts = [0, *(each.step for each in later)]
+    ends = [*(start - 1 for start in starts[1:]), last]
+    is_read = False
+    for cursor, start, end in zip([cursors[0], *later], starts, ends):
+        blend = open_blend(cursor)
+        source, number = _document(text, blend)
+        steps = blend.planned_steps(cursor.state if start else None)
+        for step, row in list(_rows(blend, start, steps, start, end)):
+            if row.source == source and any(each == number for each, *_ in row.contents):
+                is_read = True
+                skipped = ", skipped" if blend.clock.is_skipped(step) else ""
+                where = f"step {step}{skipped}, {_where(row)}"
+                _say({"step": step, **row.to_json()}, as_json, where)
+    if not is_read:
+        click.echo(f"{text}: not read in the steps from 0 to {last}.", err=True)
 
 
 def _rows(
@@ -113,19 +138,34 @@ def _rows(
 ) -> Iterator[tuple[int, TracedRow]]:
     """The rows of the steps from ``first`` to ``last``; planning begins at ``start``."""
     count = last + 1 - start
-    planned = tqdm(itertools.islice(steps, count), "planning", count, unit="step")
+    planned = tqdm(
+        itertools.islice(steps, count), "planning", count, unit="step", leave=False, disable=None
+    )
     for number, step in enumerate(planned, start):
         if number >= first:
             for row in rows_of(step, blend.topology, blend.keys):
-                yield number, row
+                yield number, _numbered(row, blend)
+
+
+def _numbered(row: TracedRow, blend: PlannedDataset) -> TracedRow:
+    """A row with the numbers of documents in their source; a splice has chosen some of them."""
+    rows = None if row.source is None else blend.sources[row.source].rows
+    if not isinstance(rows, SpliceSource):
+        return row
+    numbers = [about["document"] for about in rows.metadata]
+    contents = [(numbers[chosen], start, stop) for chosen, start, stop in row.contents]
+    return dataclasses.replace(row, contents=contents)
 
 
 def _document(text: str, blend: PlannedDataset) -> tuple[str, int]:
-    source, _, number = text.rpartition(":")
+    """The key of a source, which may be given by its name, and a number of a document."""
+    name, _, number = text.rpartition(":")
+    keys = {shown: key for key, shown in blend.names.items()}
+    source = keys.get(name, name)
     if source not in blend.sources or not number.isdecimal():
-        known = ", ".join(blend.keys[:4])
-        raise ConfigError(f"--document {text}: SOURCE:NUMBER is needed; sources are {known}.")
-    count = len(blend.sources[source].rows.documents)
+        known = choices(name, [*blend.sources, *keys])
+        raise ConfigError(f"--document {text}: SOURCE:NUMBER is needed; sources are {known}")
+    count = blend.sources[source].documents
     if int(number) >= count:
         raise ConfigError(f"--document {text}: {source} has {count:,} documents.")
     return source, int(number)
@@ -148,6 +188,11 @@ def _files(
     rows = blend.sources[row.source].rows
     if isinstance(rows, SampleRows):
         return [_sample(rows, number) for number, *_ in row.contents]
+    if isinstance(rows, SpliceSource):
+        return [
+            {"document": document, "text": f"document {document} [{start}, {stop})"}
+            for document, start, stop in row.contents
+        ]
     files, found = rows.documents, []
     for document, start, stop in row.contents:
         prefix, number = files.file_of(document)

@@ -253,3 +253,11 @@ def test_a_folder_without_data_states_is_named(data, name, message):
     mix = write_mix(data / "mix.yaml", [("book", 1)])
     result = diff(data / name, mix)
     assert result.exit_code == 2 and message in result.output
+
+
+def test_breakpoints_that_count_something_else_from_here_on_are_said(data):
+    run, _ = planned_run(data)
+    mix = data / "mix.yaml"
+    mix.write_text(json.dumps({**json.loads(mix.read_text()), "schedule_axis": "tokens"}))
+    said = "schedule_axis: breakpoints counted steps, and count tokens from here on"
+    assert said in lines(diff(run, mix))

@@ -49,7 +49,7 @@ def test_where_breakpoints_count_tokens_shares_are_shown_at_tokens(tmp_path):
         ["web", "50.00%", "66.67%", "75.00%"],
     ]
     steps = energon_ext("plan", path, "--train-tokens", "1k", "--global-batch-size", 2)
-    assert steps.stdout.startswith("2 steps of 2 rows of 256 positions: 1,024 tokens")
+    assert steps.stdout.startswith("2 steps of 2 rows of 256 positions")
 
 
 def test_documents_of_a_splice_are_listed_with_their_examples(mix):

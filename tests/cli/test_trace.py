@@ -17,7 +17,7 @@ from energon_ext.plan.trace import rows_of as rows_of_step
 from energon_ext.state.schema import check_seal
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, write_numbered
 from tests.saves import save_cursor
-from tests.support import close_loaders, config, loader_for, write_mix
+from tests.support import close_loaders, config, loader_for, take, write_mix
 
 RANKS, BATCH, ROWS = 2, 2, 8
 STEPS, MOVED_AT = 12, 8
@@ -107,22 +107,43 @@ def test_every_row_of_every_step_is_what_the_run_read(data, step):
     assert all(each["file"] == str(folder / source) for source, each in files)
 
 
-def test_the_steps_that_read_a_document_are_found(data):
+def steps_of_document(folder, mix, *arguments):
+    result = call(folder / "run", mix, "--json", *arguments)
+    return [row["step"] for row in rows_of(result)], result.stderr
+
+
+def test_all_steps_that_read_a_document_are_found_whatever_states_there_are(data):
     folder, mixes, steps = data
     read = [
         {token for batch in sum(ranks, []) for token in batch.tokens.tolist()}
         for ranks in steps[:MOVED_AT]
     ]
-    number = next(n for n, ids in enumerate(DOCUMENTS["a"]) if ids[0] in read[5])
-    first = DOCUMENTS["a"][number][0]
-    expected = [step for step, tokens in enumerate(read) if first in tokens]
-    found = []
-    for last in (3, 7):  # each from the state before it
-        result = call(
-            folder / "run", mixes[0], "--step", last, "--document", f"a:{number}", "--json"
-        )
-        found += [row["step"] for row in rows_of(result)]
-    assert sorted(set(found)) == sorted(set(expected))
+    for step in (0, 5, 7):
+        number = next(n for n, ids in enumerate(DOCUMENTS["a"]) if ids[0] in read[step])
+        first = DOCUMENTS["a"][number][0]
+        expected = [step for step, tokens in enumerate(read) if first in tokens]
+        document = ("--document", f"a:{number}", "--step", MOVED_AT - 1)
+        found, _ = steps_of_document(folder, mixes[0], *document)
+        assert set(expected) <= set(found) and min(found) == min(expected)
+
+
+def test_a_document_that_was_not_read_is_said_to_be_so(data):
+    folder, mixes, steps = data
+    tokens = {t for ranks in steps[:4] for batch in sum(ranks, []) for t in batch.tokens.tolist()}
+    number = next(n for n, ids in enumerate(DOCUMENTS["b"]) if not tokens & set(ids))
+    found, said = steps_of_document(folder, mixes[0], "--document", f"b:{number}", "--step", 3)
+    assert found == [] and f"b:{number}: not read in the steps from 0 to 3." in said
+
+
+def test_a_source_is_found_by_its_name(data):
+    folder, mixes, _ = data
+    named = folder / "named.yaml"
+    content = json.loads(mixes[0].read_text())
+    content["splits"]["train"]["blend"][0]["name"] = "Prose, 2023"
+    named.write_text(json.dumps(content))
+    options = ("--step", 3)
+    by_key = steps_of_document(folder, named, "--document", "a:3", *options)
+    assert steps_of_document(folder, named, "--document", "Prose, 2023:3", *options)[0] == by_key[0]
 
 
 def test_rows_of_a_rank_are_shown_with_file_and_text(data):
@@ -160,16 +181,31 @@ def test_a_folder_without_a_cursor_is_named(data, tmp_path):
     assert "no data.json of a planned run" in result.stderr
 
 
-def test_spliced_sources_are_refused_by_name(data):
-    folder = data[0]
-    mix = folder / "third.yaml"
-    entries = [{"path": "a"}, {"path": "b", "splice": {"num_docs": 2, "content_length": 8}}]
-    content = {"splits": {"train": {"blend": entries}}}
-    head = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
-    mix.write_text(json.dumps({**head, **content}))
-    result = call(folder / "run", mix, "--step", 3)
-    assert result.exit_code == 2
-    assert "b: is spliced; only documents in rows are traced." in result.stderr
+def test_a_spliced_source_is_traced_by_the_numbers_of_its_documents(tmp_path):
+    for name in ("a", "b"):
+        write_numbered(tmp_path / name, *SIZES[name])
+    splice = {"num_docs": 2, "content_length": 8}
+    entries = [{"path": "a"}, {"path": "b", "splice": splice}]
+    mix = write_mix(tmp_path / "mix.yaml", [])
+    content = {**json.loads(mix.read_text()), "splits": {"train": {"blend": entries}}}
+    mix.write_text(json.dumps(content))
+    run = Run(mix, ranks=1, batch=ROWS, rows=ROWS)
+    save_cursor(tmp_path / "run", 0, json.loads(run.state()))
+    (batch,) = take(run.loaders[0], 1)
+    rows = rows_of(call(tmp_path / "run", mix, "--step", 0, "--json"))
+    shown = [row for row in rows if row["source"] == "b"]
+    assert shown
+    for row in shown:
+        ((document, start, stop),) = row["contents"]
+        tokens = DOCUMENTS["b"][document][start:stop]
+        assert set(tokens) <= set(batch.tokens.tolist()) and row["files"][0]["document"] == document
+    (document, *_) = shown[0]["contents"][0]
+    found = rows_of(
+        call(tmp_path / "run", mix, "--step", 0, "--document", f"b:{document}", "--json")
+    )
+    assert [row["row"] for row in found] == [
+        row["row"] for row in shown if row["contents"][0][0] == document
+    ]
 
 
 def test_documents_come_with_the_line_that_they_were_prepared_from(tmp_path):
