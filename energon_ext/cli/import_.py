@@ -167,16 +167,22 @@ def _node(
         entry["weight"] = plain[0] if len(set(plain)) == 1 else steps
         if part is not None:
             entry["subset"] = {"range": list(part)}  # YAML would name one list twice
-        if all(given is None for _, given in phases):
+        if any(map(_ends, phases)) and all(given is None for _, given in phases):
             entry["max_epochs"] = 1
         entries.append(entry)
     return {rule: entries}
 
 
+def _ends(blend: Blend) -> bool:
+    """Whether Megatron reads sources once: several without weights; a single one begins again."""
+    prefixes, weights = blend
+    return weights is None and len(prefixes) > 1
+
+
 def _remarks(blends: Sequence[Blend]) -> list[str]:
     """What is another than in Megatron."""
     remarks = ["The order of documents inside a source is another than Megatron's."]
-    if any(weights is None for _, weights in blends):
+    if any(map(_ends, blends)):
         remarks.append(
             "The list has no weights: each source weighs what it holds, and ends once read."
         )

@@ -79,6 +79,11 @@ def test_shares_are_those_of_megatrons_own_blending(folder, words, rows):
         assert count == pytest.approx(expected[key], abs=1)
 
 
+def test_a_single_prefix_begins_again_as_in_megatron(folder):
+    (entry,) = imported("web")["train"]["interleave"]
+    assert "max_epochs" not in entry
+
+
 def test_a_list_without_weights_reads_everything_once(folder):
     splits = imported("web", "code", "wiki")
     assert [entry["max_epochs"] for entry in splits["train"]["interleave"]] == [1, 1, 1]
@@ -142,7 +147,7 @@ def test_a_file_of_splits_becomes_splits(folder):
     splits = imported("--per-split-data-args-path", "splits.json", "--rule", "blend")
     assert splits == {
         "train": {"blend": [{"path": "../web", "weight": 7}, {"path": "../code", "weight": 3}]},
-        "val": {"blend": [{"path": "../wiki", "weight": 960, "max_epochs": 1}]},
+        "val": {"blend": [{"path": "../wiki", "weight": 960}]},
     }
 
 
