@@ -244,6 +244,7 @@ class Run:
                 step,
                 sources=self.blend.keys,
                 documents=self.blend.documents,
+                epoch_tokens=self.blend.epoch_tokens,
                 names=self.blend.names,
                 interleaves=self.blend.interleaves,
                 seq_len=args.seq_length,

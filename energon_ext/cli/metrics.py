@@ -37,6 +37,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "step": COUNT,
         "sources": [str],
         "documents": {str: COUNT},
+        "epoch_tokens": {str: COUNT},
         "rows_per_step": COUNT,
         "config": {str: object},
         "names": {str: str},
@@ -56,7 +57,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 
 #: What an older run does not have.
-ADDED: dict[str, Any] = {"names": {}, "interleaves": {}}
+ADDED: dict[str, Any] = {"names": {}, "interleaves": {}, "epoch_tokens": {}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class Run:
     labels: tuple[str, ...]  # short names of the sources, for people
     titles: tuple[str, ...]  # their names in the metadataset, and the keys of the others
     epoch_documents: np.ndarray  # int64 [n], documents in one epoch of each source
+    epoch_tokens: np.ndarray  # int64 [n], tokens in one epoch; 0 where they are not known
     interleaves: np.ndarray  # int64 [n], above a source; 0 where a blend draws it
     rows_per_step: int
     resumed_after: tuple[int, ...]  # steps after which another process went on
@@ -80,6 +82,13 @@ class Run:
     source_loss: np.ndarray  # float64 [S, n], NaN where a step has no token of the source
     batch_hash: tuple[str, ...]  # one per step, over everything the step consumed
     measured: dict[str, np.ndarray]  # float64 [S] each, reward and evaluations of a policy
+
+    @property
+    def epochs(self) -> np.ndarray:
+        """Of each source, float64 [n]: by tokens, or by documents that ended where it must."""
+        by_documents = self.documents.sum(0) / np.maximum(self.epoch_documents, 1)
+        by_tokens = self.tokens.sum(0) / np.maximum(self.epoch_tokens, 1)
+        return np.where(self.epoch_tokens > 0, by_tokens, by_documents)
 
     @classmethod
     def load(cls, run_dir: Path) -> "Run":
@@ -114,6 +123,7 @@ class Run:
         # Sources may come and go between processes: all that ever were, in order of appearance.
         sources = tuple(dict.fromkeys(key for start in starts for key in start["sources"]))
         documents = {key: count for start in starts for key, count in start["documents"].items()}
+        tokens = {key: count for start in starts for key, count in start["epoch_tokens"].items()}
         measured = sorted({name for step in steps for name in step if REWARD.match(name)})
 
         def of_sources(counts: dict[str, int]) -> np.ndarray:
@@ -130,6 +140,7 @@ class Run:
             labels=short_labels(sources, last["names"]),
             titles=tuple(last["names"].get(key, key) for key in sources),
             epoch_documents=of_sources(documents),
+            epoch_tokens=of_sources(tokens),
             interleaves=of_sources(last["interleaves"]),
             rows_per_step=last["rows_per_step"],
             resumed_after=tuple(s["step"] for s in starts if 0 < s["step"] < len(steps)),

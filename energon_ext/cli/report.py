@@ -188,7 +188,7 @@ def source_table(run: Run) -> Iterable[tuple[str, ...]]:
             f"{100 * planned[index] / total:.1f} %",
             f"{documents[index]:,}",
             f"{run.epoch_documents[index]:,}",
-            f"{documents[index] / max(run.epoch_documents[index], 1):.2f}",
+            f"{run.epochs[index]:.2f}",
             f"{losses[-1]:.3f}" if len(losses) else "–",
         )
 

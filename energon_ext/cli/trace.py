@@ -3,7 +3,6 @@
 """``energon-ext trace``: which documents a step of a run reads, and which steps read a document."""
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -74,7 +73,10 @@ def trace(
     energon-ext trace runs/a mix.yaml --document web:17
     """
     cursors = saved_cursors(run)
-    open_blend = functools.partial(SavedCursor.dataset, metadataset=metadataset, **options)
+
+    def open_blend(cursor: SavedCursor) -> PlannedDataset:
+        return cursor.dataset(metadataset, **options)
+
     if document is not None:
         last = cursors[-1].step - 1 if step is None else step
         _show_document(cursors, open_blend, document, last, as_json)

@@ -23,7 +23,7 @@ from energon_ext.state.together import collective_device, on_all_ranks
 
 FILE_NAME = "metrics.jsonl"
 #: What the line of a start says of the sources.
-ABOUT = ("documents", "names", "interleaves")
+ABOUT = ("documents", "epoch_tokens", "names", "interleaves")
 
 
 class DataLog:

@@ -42,7 +42,8 @@ class Forecast:
         ends: steps before the end of each window, int64 [windows].
         shares: of the weights at the first step of each window, float64 [windows, sources].
         tokens, documents: read in each window, float64 [windows, sources].
-        epoch_documents: documents in one epoch of each source, int64 [sources].
+        epoch_documents, epoch_tokens: in one epoch of each source, float64 [sources]; tokens are
+            NaN where they are not known.
         exhausted: key -> the first step that lacks the source, as its last epoch has ended.
         positions: of all rows, with and without a token.
         is_exact: whether the plan was made.
@@ -56,6 +57,7 @@ class Forecast:
     tokens: np.ndarray
     documents: np.ndarray
     epoch_documents: np.ndarray
+    epoch_tokens: np.ndarray
     exhausted: dict[str, int]
     positions: int
     is_exact: bool
@@ -68,8 +70,14 @@ class Forecast:
 
     @property
     def epochs(self) -> np.ndarray:
-        """Epochs of each source at the end of each window, float64 [windows, sources]."""
-        return self.documents.cumsum(0) / np.maximum(self.epoch_documents, 1)
+        """Epochs of each source at the end of each window, float64 [windows, sources].
+
+        By tokens, of which documents that have not ended have some; by documents where tokens are
+        not known.
+        """
+        by_documents = self.documents.cumsum(0) / np.maximum(self.epoch_documents, 1)
+        by_tokens = self.tokens.cumsum(0) / np.maximum(self.epoch_tokens, 1)
+        return np.where(np.isnan(self.epoch_tokens), by_documents, by_tokens)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -83,6 +91,7 @@ class Forecast:
                     "tokens": self.tokens[:, number].tolist(),
                     "documents": self.documents[:, number].tolist(),
                     "epoch_documents": int(self.epoch_documents[number]),
+                    "epochs": float(self.epochs[-1, number]),
                     "ends_at_step": self.exhausted.get(key),
                     "spread": float(self.spread[number]),
                 }
@@ -99,6 +108,7 @@ def _forecast(blend: Blend, begins: Sequence[int], **figures: Any) -> Forecast:
         titles=tuple(blend.names.get(key, key) for key in blend.keys),
         shares=np.array([mixture.shares(blend.position(step)) for step in begins]),
         epoch_documents=np.array([source.documents for source in blend.sources.values()]),
+        epoch_tokens=np.array([blend.epoch_tokens.get(key, np.nan) for key in blend.keys]),
         **figures,
     )
 

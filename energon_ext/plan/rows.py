@@ -147,6 +147,13 @@ class PlannedRows(RowSource):
         self.window, self._plan, self.next_row = PackWindow(0, 0), PackPlan.none(), 0
 
     @property
+    def epoch_tokens(self) -> int:
+        """Tokens of one epoch."""
+        numbers = np.arange(self._first, self._first + self._order.size)
+        kept = numbers[~np.isin(numbers, self.excluded)]
+        return int(self.documents.locate(kept)[1].sum())
+
+    @property
     def is_finite(self) -> bool:
         return self._order.is_finite
 

@@ -93,6 +93,14 @@ class Blend:
         return {k: n for s in self.sources.values() for k, n in s.part_documents.items()}
 
     @property
+    def epoch_tokens(self) -> dict[str, int]:
+        """Tokens in one epoch of each source whose documents are read whole."""
+        found = {
+            key: getattr(each.rows, "epoch_tokens", None) for key, each in self.sources.items()
+        }
+        return {key: tokens for key, tokens in found.items() if tokens is not None}
+
+    @property
     def names(self) -> dict[str, str]:
         """Display names of the sources that have one."""
         return {key: each.shown_as for key, each in self.sources.items() if each.shown_as}

@@ -42,6 +42,14 @@ def load(run_dir, *events):
     return Run.load(run_dir)
 
 
+def test_epochs_are_of_tokens_and_of_documents_that_ended_where_a_run_does_not_say(tmp_path):
+    steps = [step(1, web=8, code=8), step(2, web=16)]
+    of_documents = load(tmp_path, start(), *steps)
+    assert of_documents.epochs.tolist() == [0.2, 0.0]  # 2 of 10 documents, and none
+    told = load(tmp_path, {**start(), "epoch_tokens": {"web": 16, "code": 80}}, *steps)
+    assert told.epochs.tolist() == [1.5, 0.1]
+
+
 def test_a_run_is_read_as_arrays(tmp_path):
     run = load(
         tmp_path,
