@@ -89,8 +89,9 @@ def warm_up_and_reinforce(args):
     tokenizer = DigitTokenizer()
     held_out = write_data(args.run_dir / "data", args.seed)
     model = build_model(args, tokenizer.vocab_size)
-    warm_up(copy.copy(args), tokenizer, model)
-    grpo(args, tokenizer, model, held_out[: args.eval_prompts])
+    was_stopped = warm_up(copy.copy(args), tokenizer, model)
+    if not was_stopped:
+        grpo(args, tokenizer, model, held_out[: args.eval_prompts])
 
 
 def write_data(folder, seed):
@@ -123,7 +124,7 @@ def warm_up(args, tokenizer, model):
     args.micro_batch_rows = 11
     args.global_batch_rows = 11 * parallel_state.get_data_parallel_world_size()
     encoder = SFTTaskEncoder(tokenizer, SEQ_LEN, packing_buffer_docs=64)
-    train(args, args.run_dir / "warm_up", model, build_source(args, encoder))
+    return train(args, args.run_dir / "warm_up", model, build_source(args, encoder))
 
 
 def grpo(args, tokenizer, model, held_out):

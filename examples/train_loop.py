@@ -78,6 +78,8 @@ def build_source(args, task_encoder):
 def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False):
     """Train to the last step or the end of the data, from the last checkpoint with --resume.
 
+    Returns whether SIGTERM ended it before.
+
     Args:
         args: of the script.
         folder: gets the log and the checkpoints.
@@ -116,8 +118,10 @@ def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False
         reason = "finished" if step >= args.train_iters else "stopped"
         saved = checkpoints.folder_of(step) if saved_step else None
         log.write_end(step, "exhausted" if run.data_ended else reason, saved)
+        was_stopped = bool(asked_to_stop)
         if signal.SIGINT in asked_to_stop:
             raise KeyboardInterrupt(f"saved step {step} in {folder}; go on with --resume")
+    return was_stopped
 
 
 @contextlib.contextmanager

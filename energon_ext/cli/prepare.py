@@ -14,9 +14,11 @@ from megatron.energon import TextSample
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.metadata import EnergonDatasetType, get_dataset_type
 
+from energon_ext.arguments import choices
 from energon_ext.cli import echo, one_of, option, table
 from energon_ext.cli.mix import make_encoder
 from energon_ext.cli.option import PATH
+from energon_ext.cli.tokenize import splits_of
 from energon_ext.documents.token_paths import SPLITS, is_token_file
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
@@ -225,7 +227,13 @@ def _energon_units(path: Path, encoder: PackedTaskEncoder, options: dict[str, An
         raise ConfigError(f"{path}: tokenized already; name it in a metadataset as it is.")
     if get_dataset_type(EPath(str(path))) is EnergonDatasetType.JSONL:
         raise ConfigError(f"{path}: a JSON Lines file has no splits; read it with --jsonl.")
-    splits = options["split"]
+    splits, known = options["split"], splits_of(path)
+    for split in splits:
+        if split not in known:
+            raise ConfigError(
+                f"{path}: no split {split!r}; it has {choices(split, known)} Name those to be read "
+                f"by --split, one option for each."
+            )
     units: list[Unit] = []
     for split in splits:
         for entry in load_split(path, split, encoder, options["trusted_modules"]):

@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Fine-tuning and reinforcement learning as people run them: stopped, resumed, and learning."""
 
+import os
 import runpy
 import shutil
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -144,3 +147,16 @@ def test_grpo_learns_to_sort(seed, tmp_path):
 @pytest.mark.nightly
 def test_shuffled_rewards_teach_nothing(tmp_path):
     assert last_accuracy(tmp_path / "run", "--shuffle-rewards") <= 0.1
+
+
+@pytest.mark.nightly
+def test_a_warm_up_that_is_asked_to_stop_ends_the_run(tmp_path):
+    run_dir, stderr = tmp_path / "run", tmp_path / "stderr"
+    words = [*FEW_STEPS, "--run-dir", str(run_dir), "--warm-up-iters", "100000"]
+    process = processes.start(run_example, ("03_grpo.py", words), stderr)
+    while not events(run_dir / "warm_up", "step"):
+        assert process.is_alive(), stderr.read_text()
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGTERM)
+    assert processes.finish([process]) == [0]
+    assert not (run_dir / "grpo").exists()
