@@ -23,6 +23,7 @@ from energon_ext import (
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import SampleError
 from energon_ext.mixture.checks import BlendWarning
+from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.lookup import find_blend
 from tests.support import (
     batch_hash,
@@ -378,3 +379,8 @@ def test_text_is_known_by_its_tokens_and_its_files_are_looked_at_once(mix, monke
     dataset = build(mix)
     sources = loader_for(dataset).state_dict()["plan"]["sources"].values()
     assert all(source["rows"]["documents"]["tokens"] for source in sources)
+
+
+def test_a_cost_without_the_balance_that_takes_it_is_refused():
+    with pytest.raises(ConfigError, match="cost: rows are dealt by it with balance='attention'"):
+        PackedTaskEncoder(ByteTokenizer(), 8, cost=AttentionCost())

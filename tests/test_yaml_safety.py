@@ -364,10 +364,10 @@ def test_weights_that_cannot_be_shares_are_one_error(tmp_path, good, header, wei
     refuse(write(tmp_path / "mix.yaml", {**header, "splits": {"train": {"blend": blend}}}), "")
 
 
-def test_what_energon_asserts_of_a_join_is_one_error(tmp_path, good):
+def test_a_join_without_an_index_is_one_error(tmp_path, good):
     split = {"join": [{"path": "good"}, {"path": "good"}], "joiner": TEXT_SAMPLE}
     mix = write(tmp_path / "mix.yaml", {**STOCK, "splits": {"train": split}})
-    refuse(mix, "mix.yaml: Join index", "does not exist")
+    refuse(mix, "the index of a join cannot be read", "energon prepare")
 
 
 def test_a_field_that_a_format_does_not_take_is_one_error(good):
@@ -455,3 +455,16 @@ def test_the_decoder_of_text_says_what_it_decodes():
     assert TextDecoder()(sample) == {**sample, "TXT": "a", "a.json": 1}
     assert TextDecoder().decode("1.pyd", b"raw") == b"raw"
     assert TextDecoder().decode("1.txt", b"raw") == "raw"
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        {"blend": [{"path": "good", "weight": {"linear": {0: 1, 9: 2}}}]},
+        {"interleave": [{"path": "good"}]},
+        {"blend": [{"path": "good", "max_epochs": 2}]},
+    ],
+)
+def test_what_only_our_metadatasets_have_is_said_to_be_theirs(tmp_path, good, split):
+    mix = write(tmp_path / "mix.yaml", {**STOCK, "splits": {"train": split}})
+    refuse(mix, "`__module__: energon_ext`", "`__class__: ScheduledMetadataset` has that.")

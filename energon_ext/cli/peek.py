@@ -15,6 +15,7 @@ from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.cli import echo, option
 from energon_ext.cli.mix import mix_options, open_mix
 from energon_ext.cli.stored_samples import ContactSheet, StoredSample, stored_samples
+from energon_ext.documents.file_set import TokenFiles
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.tokenizers import Tokenizer
@@ -71,6 +72,11 @@ def peek(
     titles = {key: f"{name} ({key})" for key, name in blend.names.items()}
     if not any(source in titles.get(key, key) for key in keys):
         raise ConfigError(f"--source {source}: none of {', '.join(keys)}.")
+    for key, found_rows in zip(keys, (each.rows for each in blend.sources.values())):
+        files = getattr(found_rows, "documents", None)
+        if isinstance(files, TokenFiles) and not files.names_tokenizer:
+            said = f"{titles.get(key, key)}: nothing says which tokenizer wrote it; is it this one?"
+            click.echo(printable(said), err=True)
     sheet, shown = ContactSheet(), 0
     found = _planned(blend, tokenizer) if _has_samples(blend) else _read(dataset, tokenizer)
     for number, (summary, segments, samples) in enumerate(itertools.islice(found, MOST_ROWS)):

@@ -18,6 +18,7 @@ from megatron.energon.epathlib import EPath
 from energon_ext.arguments import choices
 from energon_ext.config.metadataset import ScheduledMetadataset
 from energon_ext.errors import ConfigError
+from energon_ext.weights.schedule import KINDS
 
 #: Metadatasets by what a file calls them; Energon takes one that says nothing for its first format.
 FIRST_FORMAT = ("megatron.energon", "Metadataset")
@@ -45,6 +46,12 @@ SAMPLES = {("megatron.energon", name) for name in (
 )}
 # fmt: on
 
+#: Fields that Energon's own metadatasets do not have.
+_ONLY_OURS = {"interleave", "max_epochs", "splice", "name"}
+_OURS = (
+    "A metadataset with `__module__: energon_ext` and `__class__: ScheduledMetadataset` has that."
+)
+
 #: What a message calls the types that a file can give.
 _WORDS = {
     str: "text",
@@ -69,7 +76,9 @@ def _check(node: Any, kind: Any, place: str, owner: str, where: str) -> None:
     fitting = [each for each in kinds if _fits(node, each)]
     if not fitting:
         needed = " or ".join(dict.fromkeys(filter(None, map(_word, kinds))))
-        raise ConfigError(f"{where}: {place}: {node!r:.80} found, {needed} is needed.")
+        is_schedule = isinstance(node, dict) and bool(node.keys() & KINDS.keys())
+        advice = f" {_OURS}" if is_schedule else ""
+        raise ConfigError(f"{where}: {place}: {node!r:.80} found, {needed} is needed.{advice}")
     if isinstance(node, list):
         of_lists = [get_args(each)[0] for each in fitting if get_origin(each) is list]
         of_tuples = [get_args(each) for each in fitting if get_origin(each) is tuple]
@@ -97,13 +106,35 @@ def _fields_for(node: dict[str, Any], classes: list[Any], where: str, owner: str
     fields = _fields(best)
     if unknown := sorted(node.keys() - fields.keys()):
         has = choices(unknown[0], fields)
-        raise ConfigError(f"{where}: no field {unknown[0]!r} {owner}; it has {has}")
+        if not has.endswith("?"):  # it may be meant for another class
+            anywhere = choices(unknown[0], set().union(*map(_fields, classes)))
+            has = anywhere if anywhere.endswith("?") else has
+        advice = _advice(unknown[0], node, classes)
+        raise ConfigError(f"{where}: no field {unknown[0]!r} {owner}; it has {has}{advice}")
     if not meant:
         needed = " or ".join(sorted({min(_needed(each)) for each in classes if _needed(each)}))
         raise ConfigError(f"{where}: {node!r:.80} found, {needed} is needed in it.")
     if missing := sorted(_needed(best) - node.keys()):
         raise ConfigError(f"{where}: no {missing[0]}, which is needed beside {several[0]}.")
     return fields
+
+
+def _advice(unknown: str, node: dict[str, Any], classes: list[Any]) -> str:
+    """Where a field belongs that this place does not have, as the end of a message."""
+    members = [get_args(_fields(each)["blend"])[0] for each in classes if "blend" in _fields(each)]
+    if "path" in node and any(
+        unknown in _fields(kind) for each in members for kind in _kinds(each)
+    ):
+        return f" Members of a blend have it: blend: [{{path: ..., {unknown}: ...}}]."
+    if unknown in _ONLY_OURS and "interleave" not in set().union(*map(_fields, classes)):
+        return f" {_OURS}"
+    return ""
+
+
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    """The classes among some kinds."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return tuple(filter(dataclasses.is_dataclass, kinds))
 
 
 def _fits(node: Any, kind: Any) -> bool:

@@ -147,6 +147,11 @@ class TokenFiles(Documents):
             "sample": read.hexdigest(),
         }
 
+    @property
+    def names_tokenizer(self) -> bool:
+        """Whether each pair says by which tokenizer it was written."""
+        return all((pair.meta or {}).get("tokenizer") for pair in self._pairs)
+
     def check_tokenizer(self, fingerprint: Mapping[str, Any], vocab_size: int) -> None:
         """Raise ConfigError where the tokens are not those of a tokenizer, as far as can be seen.
 

@@ -51,9 +51,10 @@ def num_samples(factory: Any) -> int:
         with JoinIndexReader(index) as rows:
             return len(rows)
     except (OSError, AssertionError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"{index}: the index of a join cannot be read ({error}); run `energon prepare` on its "
-            f"metadataset."
+            f"{index}: the index of a join cannot be read ({reason}); run `energon prepare` on "
+            f"its metadataset."
         ) from error
 
 

@@ -9,6 +9,7 @@ as Energon is: it runs what a YAML file names. The functions here look at all of
 import contextlib
 import copy
 import inspect
+import os
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping
 
@@ -23,6 +24,8 @@ from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.documents.token_paths import is_token_file
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.quiet import quiet_energon
+from energon_ext.encoders.splicing import check_names
+from energon_ext.encoders.text_sources import load_split
 from energon_ext.errors import ConfigError
 
 #: What Energon takes beside its named arguments (7.4.1, ``task_encoder/loader.py``).
@@ -97,6 +100,8 @@ def get_val_datasets(
     check_integer("get_val_datasets: batch_size", batch_size, 1)
     checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
     with _checked(get_val_datasets, checker, path, split_part, options):
+        # Energon builds each source alone, which sees no name that none of them has.
+        check_names(load_split(Path(str(path)), split_part, task_encoder, trusted_modules))
         return megatron.energon.get_val_datasets(
             path,
             worker_config=worker_config,
@@ -124,10 +129,11 @@ def _checked(
         if option not in known:
             raise ConfigError(f"{name}: no option {option!r}; it has {choices(option, known)}")
     if is_token_file(path):
+        of_split = os.path.join(str(path), split_part)
         raise ConfigError(
             f"{path}: token files are named in a metadataset: a YAML file with `__module__: "
             f"energon_ext`, `__class__: ScheduledMetadataset` and `splits: {{{split_part}: "
-            f"{{path: {path}}}}}`."
+            f"{{path: {of_split if os.path.isdir(of_split) else path}}}}}`."
         )
     files = {name: options.get(name) for name in ("dataset_config", "split_config")}
     checker.check(path, split_part, **files)

@@ -118,6 +118,8 @@ has no transition to train.
         check_integer("packing_buffer_docs", packing_buffer_docs, 1)
         if balance not in (None, "attention"):
             raise ConfigError(f"balance: {balance!r} found, 'attention' or None is allowed.")
+        if cost is not None and balance is None:
+            raise ConfigError("cost: rows are dealt by it with balance='attention'; give both.")
         if not train_on_eos and tokenizer.eos_id is None:
             raise ConfigError("train_on_eos=False, but the tokenizer has no EOS; leave it True.")
         self.tokenizer = tokenizer

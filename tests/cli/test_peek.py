@@ -150,3 +150,8 @@ def test_the_forecast_of_samples_has_their_documents_and_epochs(photos):
     assert result.exit_code == 0, result.output
     (source,) = json.loads(result.stdout)["sources"].values()
     assert (sum(source["documents"]), source["epoch_documents"]) == (36, 12)
+
+
+def test_files_that_name_no_tokenizer_are_said_to_be_so(mix):
+    result = energon_ext("peek", mix, "--rows", 1)
+    assert "web: nothing says which tokenizer wrote it; is it this one?" in result.stderr

@@ -181,6 +181,18 @@ def test_a_name_picks_the_sources_of_a_metadataset_that_is_an_entry(data):
         build(mix_of(data, "unnamed", (inner.name, named)))
 
 
+def test_a_name_that_no_source_of_validation_has_is_refused(data):
+    named = {"splice": {**SHORT["splice"], "dataset_name": "letters"}}
+    path = mix_of(data, "misspelt", ("book", named), ("web", {}), split="val")
+    with pytest.raises(ConfigError, match="dataset_name: 'letters' found, .* book"):
+        get_val_datasets(
+            path,
+            worker_config=config(),
+            batch_size=4,
+            task_encoder=PackedTaskEncoder(ByteTokenizer(), SEQ_LEN),
+        )
+
+
 def test_validation_shows_the_grid_of_an_entry(data):
     path = mix_of(data, "val", ("book", LONG), ("web", {}), split="val")
     (dataset, _), (plain, _) = get_val_datasets(
