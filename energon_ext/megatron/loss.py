@@ -76,12 +76,19 @@ def make_loss_func(
         >>> loss.item(), num_tokens.item(), report["lm loss/web"].tolist()
         (1.5, 2, [1.5, 2.0])
     """
+    check_loss_inputs(batch, denominator, weight_scale, ratio_limit)
+    return loss_func_of(batch, denominator, weight_scale, ratio_limit)
+
+
+def check_loss_inputs(
+    batch: PackedBatch, denominator: str, weight_scale: int, ratio_limit: float | None
+) -> None:
+    """Raise what :func:`make_loss_func` raises; of a batch on a GPU this waits for the GPU."""
     check_denominator(denominator)
     check_ratio_limit(ratio_limit, batch.log_probs)
     if weight_scale < 1:
         raise ConfigError(f"weight_scale must be an integer >= 1, got {weight_scale!r}.")
-    weights = batch.token_weights
-    counted = weights.abs() if denominator == "weights" else (weights != 0).float()
+    counted = _counted(batch, denominator)
     if weight_scale == 1 and bool((counted != counted.round()).any()):
         raise SampleError(
             "token_weights hold fractions, which Megatron cannot count: pass weight_scale (for "
@@ -89,6 +96,13 @@ def make_loss_func(
         )
     if weight_scale > 1:
         _check_count(float(counted.sum()) * weight_scale, weight_scale)
+
+
+def loss_func_of(
+    batch: PackedBatch, denominator: str, weight_scale: int, ratio_limit: float | None
+) -> LossFunc:
+    """:func:`make_loss_func` of a batch that was checked before it went to the GPU."""
+    weights, counted = batch.token_weights, _counted(batch, denominator)
 
     def loss_func(output: torch.Tensor) -> Reported:
         nll = output.float().view(-1)
@@ -146,6 +160,11 @@ def check_losses(losses: Mapping[str, Any], step: int) -> None:
         )
 
 
+def _counted(batch: PackedBatch, denominator: str) -> torch.Tensor:
+    weights = batch.token_weights
+    return weights.abs() if denominator == "weights" else (weights != 0).float()
+
+
 def _check_count(count: float, weight_scale: int) -> None:
     """Megatron sums counts in int32, and scales nothing when the sum has wrapped around."""
     alone = not parallel_state.is_initialized()
@@ -175,9 +194,9 @@ def _compare(
     nll: torch.Tensor, seen: torch.Tensor, trained: torch.Tensor, ratio_limit: float | None
 ) -> dict[str, torch.Tensor]:
     number = trained.sum().float().clamp(min=_NO_TOKENS)
-    gaps = (seen + nll)[trained]
-    report = {"log_prob_gap": torch.stack([gaps.sum(), number])}
+    gap = torch.where(trained, seen + nll, 0).sum()
+    report = {"log_prob_gap": torch.stack([gap, number])}
     if ratio_limit is not None:
-        ratios = truncated_ratios(nll, seen, ratio_limit)[trained]
-        report["ratios_truncated"] = torch.stack([(ratios >= ratio_limit).sum().float(), number])
+        reached = truncated_ratios(nll, seen, ratio_limit) >= ratio_limit
+        report["ratios_truncated"] = torch.stack([(reached & trained).sum().float(), number])
     return report
