@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The weighted loss as Megatron's schedules want it: a sum, an integer count and a report."""
 
+import contextlib
 import math
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Iterator, Mapping
 
 import torch
 from megatron.core import parallel_state
@@ -114,9 +115,46 @@ def loss_func_of(
         report = _report(batch, losses.detach(), counted)
         if batch.log_probs is not None:
             report |= _compare(nll.detach(), batch.log_probs, weights != 0, ratio_limit)
+        if _kept is not None:
+            _kept.append({key: own for key, own in report.items() if key != LOSS_KEY})
+            report = {LOSS_KEY: report[LOSS_KEY]}
         return losses.sum() * weight_scale, num_tokens, report
 
     return loss_func
+
+
+_kept: list[dict[str, torch.Tensor]] | None = None
+
+
+@contextlib.contextmanager
+def keep_reports() -> Iterator[list[dict[str, torch.Tensor]]]:
+    """Let loss functions report the loss of the whole batch alone, and keep what else they found.
+
+    Megatron-LM sums every report over the ranks by itself; :func:`means_on_device` sums all.
+    """
+    global _kept
+    _kept = kept = []
+    try:
+        yield kept
+    finally:
+        _kept = None
+
+
+def means_on_device(reports: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The mean of each report over micro-batches and ranks, by one reduction; empty without any."""
+    if not reports:
+        return {}
+    totals, counts = _summed(reports).unbind(1)
+    return dict(zip(reports[0], totals / counts))
+
+
+def _summed(reports: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+    """float32 [number of keys, 2], sums over micro-batches and data-parallel ranks."""
+    sums = torch.stack([torch.stack(list(report.values())) for report in reports]).sum(0)
+    torch.distributed.all_reduce(
+        sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True)
+    )
+    return sums
 
 
 def mean_losses(reports: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
@@ -133,13 +171,9 @@ def mean_losses(reports: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
     """
     if not reports:
         return {}
-    sums = torch.stack([torch.stack(list(report.values())) for report in reports]).sum(0)
-    torch.distributed.all_reduce(
-        sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True)
-    )
     means = {
         key.removeprefix(SOURCE_PREFIX): total / count
-        for key, (total, count) in zip(reports[0], sums.tolist())
+        for key, (total, count) in zip(reports[0], _summed(reports).tolist())
         if key in (LOSS_KEY, *COMPARED_KEYS) or count > 1e6 * _NO_TOKENS  # of so many micro-batches
     }
     compared = {key: means.pop(key) for key in COMPARED_KEYS if key in means}

@@ -25,6 +25,9 @@ LEFT_OUT = {
         ("multiple_validation_sets", "validation_set_names"),
         "the losses of single sources are reported without it",
     ),
+    "sequence_packing_scheduler": "it packs documents, and the rows of energon_ext are packed",
+    "dynamic_context_parallel": "it deals documents to groups of ranks, and rows have one size",
+    "use_varlen_dataset": "it chooses a dataset of Megatron-LM's own",
     "overlap_moe_expert_parallel_comm": "its schedule asks for a forward step in parts",
     "check_for_spiky_loss": "the losses of packed rows are not looked at for it",
     **dict.fromkeys(
@@ -147,10 +150,6 @@ def _rules(args: argparse.Namespace) -> Iterator[tuple[str, Any, str, bool]]:
     # More would be ranks of the same replica that train on the same rows.
     shards = tensor * getattr(args, "gtp_weight_remat_size", 1)
     yield "--tensor-parallel-num-weight-shards", shards, f"{tensor}", shards == tensor
-    # Megatron-LM would fail at its first save: it knows the state of one iterator only.
-    folder, virtual = args.dataloader_save, args.virtual_pipeline_model_parallel_size
-    allowed = "left out, as virtual pipeline stages are used,"
-    yield "--dataloader-save", folder, allowed, not (folder and virtual)
     for name, reason in LEFT_OUT.items():
         found = getattr(args, name, None)
         yield _flag(name), found, f"left out ({reason})", found in (None, False, 0, "none")

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One training step's data, forward pass and loss, as Megatron's schedules call them."""
 
+import sys
 from typing import Any, Callable, Iterator
 
 import megatron.core
@@ -12,9 +13,13 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
 from energon_ext.megatron.broadcast import broadcast
-from energon_ext.megatron.context_parallel import ContextParallelSlice, slice_for_context_parallel
+from energon_ext.megatron.context_parallel import (
+    ContextParallelSlice,
+    document_ends,
+    slice_for_context_parallel,
+)
 from energon_ext.megatron.loss import LossFunc, check_loss_inputs, loss_func_of
-from energon_ext.megatron.moe import check_router_losses, padding_mask_for
+from energon_ext.megatron.moe import check_router_losses, padding_mask_for, unwrap
 from energon_ext.megatron.mtp import loss_mask_for
 from energon_ext.state.together import collective_device
 
@@ -153,6 +158,7 @@ def forward_step(
     _check_state_spaces(model)
     options = (denominator, weight_scale, ratio_limit)
     batch = get_batch(data_iterator, lambda drawn: check_loss_inputs(drawn, *options))
+    _count_work(batch, model)
     output = model(
         batch.tokens[None],
         batch.position_ids[None],
@@ -174,6 +180,18 @@ def _check_state_spaces(model: torch.nn.Module) -> None:
             "The model has layers of state spaces (Mamba), which mix the documents of a packed row "
             "in this version of megatron-core; use megatron-core 0.16 or later."
         )
+
+
+def _count_work(batch: PackedBatch, model: torch.nn.Module) -> None:
+    """Tell Megatron-LM how long the documents are, where it asks (from megatron-core 0.18 on).
+
+    Its FLOPs and throughput are those of attention over whole rows otherwise. It counts what every
+    rank tells it once, so only the first virtual stage of a rank does, and no evaluation.
+    """
+    training = sys.modules.get("megatron.training.training")
+    update = getattr(training, "update_seqlen_stats_from_cu_seqlens", None)
+    if update and torch.is_grad_enabled() and not getattr(unwrap(model), "vp_stage", None):
+        update(document_ends(batch))
 
 
 def _draw(data_iterator: Iterator[PackedBatch] | None) -> PackedBatch:

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Counts what would make the host wait for a GPU, on a machine without one.
 
-A tensor that is copied to ``cuda`` becomes an :class:`OnGpu`: its content lies on the CPU, and every
-operation on it goes through :class:`PretendGpu`, which notes those that a GPU would have to finish
-first: reading a number, a shape that depends on values, a copy to the host. It also counts
-collectives and copies to the GPU.
+A tensor that is copied to ``cuda`` becomes an :class:`OnGpu`: its content lies on the CPU, and
+:class:`PretendGpu` sees every operation on it. It counts those for which the host would wait:
+reading a number, a shape that depends on values, a copy to the host. It also counts collectives and
+copies to the GPU.
 """
 
 import contextlib

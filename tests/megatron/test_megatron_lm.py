@@ -103,7 +103,10 @@ def pretend_megatron_lm(args, set_module=sys.modules.__setitem__):
     training.get_args = lambda: args
     checkpointing = types.ModuleType("megatron.training.checkpointing")
     checkpointing.get_checkpoint_name = checkpoint_name
+    checkpointing.maybe_save_dataloader_state = lambda each, *_: each.iterable.save_state()
+    training.checkpointing = checkpointing
     training.training = types.ModuleType("megatron.training.training")
+    training.training.train_step = training.training.evaluate = lambda: ({}, 0)
     for module in (training, checkpointing, training.training):
         set_module(module.__name__, module)
 
@@ -611,11 +614,9 @@ def test_without_any_file_both_ranks_start_over_and_say_so(two_ranks):
         ("eod_mask_loss", True, "--eod-mask-loss must be left out .*--energon-mask-boundary-loss"),
         ("valid_data_path", ["x"], "--valid-data-path must be left out .*the splits of --data"),
         ("sft", True, "--sft must be left out"),
-        (
-            "virtual_pipeline_model_parallel_size",
-            2,
-            "--dataloader-save must be left out, as virtual",
-        ),
+        ("sequence_packing_scheduler", "dp_balanced", "--sequence-packing-scheduler must be left"),
+        ("dynamic_context_parallel", True, "--dynamic-context-parallel must be left out"),
+        ("use_varlen_dataset", True, "--use-varlen-dataset must be left out"),
     ],
 )
 @pytest.mark.parametrize("tensor_parallel_rank", [0, 1])
@@ -720,9 +721,34 @@ def test_rows_that_cannot_be_cut_over_ranks_are_refused(
         provide()
 
 
-def test_virtual_stages_may_load_without_saving(launch):
-    launch.virtual_pipeline_model_parallel_size, launch.dataloader_save = 2, None
-    assert next(provide()).num_tokens == 32
+def test_virtual_stages_share_one_loader_and_its_state(launch):
+    """The second stage lags behind the first, as in an interleaved schedule."""
+    expected = hashes(provide(), 6)
+    launch.virtual_pipeline_model_parallel_size = 2
+    first, second = (
+        train_valid_test_dataloaders_provider([100, 0, 0], vp_stage=stage)[0] for stage in (0, 1)
+    )
+    assert first.loader is second.loader
+    assert hashes(first, 2) == expected[:2]
+    assert hashes(second, 1) == expected[:1]
+    assert hashes(first, 1) == expected[2:3]
+    assert hashes(second, 2) == expected[1:3]
+    save = sys.modules["megatron.training"].checkpointing.maybe_save_dataloader_state
+    saved = save([types.SimpleNamespace(iterable=each) for each in (first, second)], 3)
+    assert saved == first.loader.save_state()
+    launch.iteration = 3
+    save_as_megatron_does(first, launch, iteration=3)
+    stages = [train_valid_test_dataloaders_provider([100, 0, 0], vp_stage=n)[0] for n in (0, 1)]
+    assert [hashes(stage, 3) for stage in stages] == [expected[3:]] * 2
+
+
+@pytest.mark.parametrize(("length", "warned"), [(96, False), (72, True)])
+def test_rows_that_matrices_in_fp8_cannot_have_are_warned_of(launch, caplog, length, warned):
+    launch.seq_length, launch.context_parallel_size, launch.fp8 = length, 2, "hybrid"
+    with caplog.at_level(logging.WARNING):
+        provide()
+    assert ("each rank holds 36 positions of a row" in caplog.text) is warned
+    assert caplog.text.endswith("make --seq-length a multiple of 32.\n") is warned
 
 
 # Validation --------------------------------------------------------------------------------------

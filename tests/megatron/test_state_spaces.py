@@ -87,6 +87,7 @@ def mixer(monkeypatch, mamba_mixer):
         mamba_num_heads=HEADS, mamba_head_dim=CHANNELS, mamba_state_dim=STATE, mamba_num_groups=1
     )
     backend = LocalSpecProvider()
+    linear = backend.column_parallel_linear(), backend.row_parallel_linear()
     return mamba_mixer.MambaMixer(
         config,
         mamba_mixer.MambaMixerSubmodules(
