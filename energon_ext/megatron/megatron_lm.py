@@ -17,8 +17,8 @@ from energon_ext.megatron.loader import data_parallel_worker_config
 from energon_ext.megatron.megatron_lm_arguments import check_arguments, check_vocabulary, ramps_up
 from energon_ext.megatron.megatron_lm_log import DataLog
 from energon_ext.megatron.megatron_lm_loop import adapt_loop
-from energon_ext.megatron.megatron_lm_state import MegatronLMLoader, restore_together
 from energon_ext.megatron.megatron_lm_stages import save_first_stage, share_among_stages
+from energon_ext.megatron.megatron_lm_state import MegatronLMLoader, restore_together
 from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.lookup import find_blend

@@ -80,10 +80,9 @@ def test_slices_are_the_chunks_of_every_segment_and_each_position_is_held_once(m
 
 
 def partition_of_transformer_engine(ends, total, size, rank):
-    """The rule of its kernel ``thd_partition_indices``: each rank sees all ends divided by ``size``.
+    """The rule of ``thd_get_partitioned_indices``: each rank sees all ends divided by ``size``.
 
-    ``transformer_engine/common/fused_attn/context_parallel.cu``; written from its description: a
-    token of the rank lies in a segment by these ends, and in its first or second half by its place.
+    A token of the rank lies in a segment by these ends, and in one of its two chunks by its place.
     """
     own_ends, held = [end // size for end in ends], []
     for token in range(total // size):

@@ -18,9 +18,12 @@ import pytest
 from click.testing import CliRunner
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from energon_ext.batch.collate import BatchAssembler
+from energon_ext.batch.rows import Row
 from energon_ext.cli.main import main
 from energon_ext.cli.metrics import Run
 from energon_ext.cli.report import write_report
+from energon_ext.megatron.context_parallel import document_ends
 from energon_ext.state.checkpoint_folder import read_megatron_lm_state
 from tests import support
 from tests.megatron import processes
@@ -36,6 +39,9 @@ pytestmark = [
         reason="Megatron-LM of megatron-core 0.18 and later asks for Python 3.12",
     ),
 ]
+
+#: To hang is to take longer than this; a busy machine takes minutes for a run of seconds.
+SECONDS = 1200
 
 RUNNER = Path(__file__).with_name("megatron_lm_on_cpu.py")
 MODEL = """
@@ -106,9 +112,8 @@ def run(mix, folder, *options, ranks=2, nan_at=0, code=0, length=SIX_STEPS):
     for rank in range(ranks):
         Path(f"{out}.{rank}.drawn").unlink(missing_ok=True)
     arguments = [out, nan_at, *" ".join((MODEL, WITHOUT_CUDA, length, *options)).split()]
-    codes = processes.finish(
-        processes.start_script(RUNNER, [*arguments, "--data-path", mix], stderr, ranks=ranks)
-    )
+    started = processes.start_script(RUNNER, [*arguments, "--data-path", mix], stderr, ranks=ranks)
+    codes = processes.finish(started, SECONDS)
     assert codes == [code] * ranks, stderr.read_text()[-3000:]
     text = Path(f"{out}.{ranks - 1}").read_text()  # the last rank logs
     losses = re.findall(r"iteration +(\d+)/.*?lm loss: (\S+)", text)
@@ -116,7 +121,20 @@ def run(mix, folder, *options, ranks=2, nan_at=0, code=0, length=SIX_STEPS):
     return dict(losses), dict(evaluations)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+MTP_NEEDS_TRANSFORMER_ENGINE = pytest.mark.skipif(
+    version("megatron-core") >= "0.20" and importlib.util.find_spec("transformer_engine") is None,
+    reason="without Transformer Engine megatron-core 0.20 fails itself to build the layers of "
+    "multi-token prediction (inference_layers.py: isinstance() with a mock)",
+)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(name, marks=[MTP_NEEDS_TRANSFORMER_ENGINE] if "--mtp" in LAYOUTS[name] else [])
+        for name in LAYOUTS
+    ],
+)
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(layout, mix, tmp_path):
     parallelism = LAYOUTS[layout]
     losses, evaluations = run(mix, tmp_path, parallelism)
@@ -140,6 +158,17 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(layout, mix, tmp_p
         assert resumed[iteration] == losses[iteration]
     assert resumed_evaluations == {"6": evaluations["6"]}
     assert os.listdir(tmp_path / "model")
+
+
+def test_the_flops_of_the_log_are_those_of_attention_inside_documents():
+    """By the sums that Megatron-LM's own function makes of what the step tells it."""
+    training = pytest.importorskip("megatron.training.training")
+    if not hasattr(training, "update_seqlen_stats_from_cu_seqlens"):
+        pytest.skip("megatron-core before 0.18 counts attention over whole rows")
+    rows = [Row([np.arange(5), np.arange(3)], source="a"), Row([np.arange(6)], source="a")]
+    ends = document_ends(BatchAssembler(12)(rows, ["a"]))
+    training.update_seqlen_stats_from_cu_seqlens(ends)
+    assert training.consume_seqlen_stats_in_iteration() == (5 + 3 + 6, 25 + 9 + 36)
 
 
 def drawn(folder, ranks=2):

@@ -90,9 +90,7 @@ def mixer(monkeypatch, mamba_mixer):
     linear = backend.column_parallel_linear(), backend.row_parallel_linear()
     return mamba_mixer.MambaMixer(
         config,
-        mamba_mixer.MambaMixerSubmodules(
-            backend.column_parallel_linear(), backend.row_parallel_linear()
-        ),
+        mamba_mixer.MambaMixerSubmodules(*linear),
         config.hidden_size,
         rmsnorm=False,
         layer_number=1,
