@@ -8,7 +8,6 @@ from typing import Any, Callable, Iterator
 import megatron.core
 import torch
 from megatron.core import parallel_state
-from megatron.core.packed_seq_params import PackedSeqParams
 
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
@@ -21,6 +20,7 @@ from energon_ext.megatron.context_parallel import (
 from energon_ext.megatron.loss import LossFunc, check_loss_inputs, loss_func_of
 from energon_ext.megatron.moe import check_router_losses, padding_mask_for, unwrap
 from energon_ext.megatron.mtp import loss_mask_for
+from energon_ext.megatron.packed_params import build_packed_seq_params
 from energon_ext.state.together import collective_device
 
 _CORE_VERSION = tuple(map(int, megatron.core.__version__.split(".")[:2]))
@@ -63,69 +63,6 @@ def get_batch(
     return held.from_buffer(buffer.to(device, non_blocking=True), header)
 
 
-def build_packed_seq_params(batch: PackedBatch) -> PackedSeqParams:
-    """Return Megatron's description of the segments; padding is a segment of its own.
-
-    Of a slice for context parallelism it describes the aligned segments of the whole batch, padding
-    included: padding follows its document, so causal attention never looks at it.
-
-    ``max_seqlen`` is rounded up. Layers of state spaces (Mamba) find the segments in ``seq_idx``,
-    from megatron-core 0.17 on; 0.16 makes it from the ends.
-
-    Example:
-        >>> import numpy as np
-        >>> from energon_ext.batch.collate import BatchAssembler
-        >>> from energon_ext.batch.rows import Row
-        >>> row = Row([np.array([5, 6, 7]), np.array([8])])
-        >>> params = build_packed_seq_params(BatchAssembler(4)([row, row], sources=[""]))
-        >>> params.cu_seqlens_q.tolist(), params.max_seqlen_q
-        ([0, 3, 4, 7, 8], 4)
-    """
-    ends, longest, positions = batch.cu_seqlens, batch.max_seqlen, batch.num_tokens
-    more: dict[str, Any] = {}
-    if isinstance(batch, ContextParallelSlice):
-        assert batch.aligned_ends is not None  # a default, because those of PackedBatch have one
-        ends, longest, positions = batch.aligned_ends, batch.longest_aligned, batch.whole_length
-        # The same: told of gaps, Transformer Engine does without its fast kernels.
-        more = {"cu_seqlens_q_padded": ends, "cu_seqlens_kv_padded": ends}
-    known = PackedSeqParams.__dataclass_fields__
-    if "pad_between_seqs" in known:  # megatron-core >= 0.19
-        # Not told, Transformer Engine looks for gaps between segments, in every layer.
-        more["pad_between_seqs"] = False
-    if "seq_idx" in known:  # megatron-core >= 0.17
-        more["seq_idx"] = _segment_numbers(ends, positions)
-    longest = _rounded_up(longest, positions)
-    params = PackedSeqParams(
-        qkv_format="thd",
-        cu_seqlens_q=ends,
-        cu_seqlens_kv=ends,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
-        **more,
-    )
-    if "total_tokens" in known:
-        # Afterwards: told at once, Megatron makes seq_idx itself, and waits for the device.
-        params.total_tokens = positions
-    return params
-
-
-def _segment_numbers(ends: torch.Tensor, positions: int) -> torch.Tensor:
-    """int32 [1, positions], by which layers of state spaces know where a segment begins."""
-    numbers = torch.arange(len(ends) - 1, dtype=torch.int32, device=ends.device)
-    return torch.repeat_interleave(numbers, ends.diff(), output_size=positions)[None]
-
-
-def _rounded_up(longest: int, positions: int) -> int:
-    """A power of two, of which there are few: Megatron keeps the angles of RoPE by this number.
-
-    Less than all positions where these are several segments: Megatron takes as many angles as
-    positions for one angle of each.
-    """
-    if longest == positions:
-        return longest
-    return min(1 << (longest - 1).bit_length(), positions - 1)
-
-
 def forward_step(
     data_iterator: Iterator[PackedBatch] | None,
     model: torch.nn.Module,
@@ -164,7 +101,7 @@ def forward_step(
         batch.position_ids[None],
         None,  # attention mask: the segments say it all
         labels=batch.labels[None],
-        packed_seq_params=build_packed_seq_params(batch),
+        packed_seq_params=build_packed_seq_params(batch, _segments_of_graphs(model)),
         **padding_mask_for(model, batch),
         **loss_mask_for(model, batch, weight_scale),
     )
@@ -180,6 +117,15 @@ def _check_state_spaces(model: torch.nn.Module) -> None:
             "The model has layers of state spaces (Mamba), which mix the documents of a packed row "
             "in this version of megatron-core; use megatron-core 0.16 or later."
         )
+
+
+def _segments_of_graphs(model: torch.nn.Module) -> int | None:
+    """Most segments of a row of a Megatron-LM run, where CUDA graphs replay them; else None."""
+    training = sys.modules.get("megatron.training")
+    if training is None or getattr(unwrap(model).config, "cuda_graph_impl", None) in (None, "none"):
+        return None
+    documents: int = training.get_args().energon_packing_max_docs_per_bin
+    return documents + 1  # padding is the last
 
 
 def _count_work(batch: PackedBatch, model: torch.nn.Module) -> None:

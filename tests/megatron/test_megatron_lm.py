@@ -33,13 +33,14 @@ from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import EnergonExtError, StateFormatError
 from energon_ext.megatron import (
     add_energon_args,
+    forward_step,
     megatron_lm,
     train_valid_test_dataloaders_provider,
 )
 from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.plan.lookup import find_blend
 from tests import support
-from tests.megatron.small_gpt import model_parallel
+from tests.megatron.small_gpt import model_parallel, small_config, small_model
 from tests.megatron.small_training import run_ranks
 
 TEXTS = ["one fish two fish", "red fish", "blue fish, black fish, old fish", "new fish"] * 9
@@ -610,7 +611,9 @@ def test_without_any_file_both_ranks_start_over_and_say_so(two_ranks):
         ("gtp_weight_remat_size", 2, "--tensor-parallel-num-weight-shards must be 1 .*, got 2"),
         ("overlap_moe_expert_parallel_comm", True, "--overlap-moe-.* must be left out"),
         ("check_for_spiky_loss", True, "--check-for-spiky-loss must be left out"),
-        ("cuda_graph_impl", "local", "--cuda-graph-impl must be left out .*, got 'local'"),
+        ("cuda_graph_impl", "local", "--energon-packing-max-docs-per-bin must be given, .*None"),
+        ("cuda_graph_impl", "full_iteration", "--cuda-graph-impl must be local or transformer_"),
+        ("enable_cuda_graph", True, "--enable-cuda-graph must be left out"),
         ("eod_mask_loss", True, "--eod-mask-loss must be left out .*--energon-mask-boundary-loss"),
         ("valid_data_path", ["x"], "--valid-data-path must be left out .*the splits of --data"),
         ("sft", True, "--sft must be left out"),
@@ -749,6 +752,32 @@ def test_rows_that_matrices_in_fp8_cannot_have_are_warned_of(launch, caplog, len
         provide()
     assert ("each rank holds 36 positions of a row" in caplog.text) is warned
     assert caplog.text.endswith("make --seq-length a multiple of 32.\n") is warned
+
+
+def test_cuda_graphs_see_rows_of_one_shape_and_train_the_same(launch):
+    """Rows of at most three documents and padding are described as four segments, some empty."""
+    launch.energon_packing_max_docs_per_bin, launch.cuda_graph_impl = 3, "local"
+    model = small_model(small_config(), vocabulary=320)
+    loader, shapes, losses = provide(), [], []
+    plain = [next(loader) for _ in range(16)]
+    assert len({len(batch.cu_seqlens) for batch in plain}) > 1
+
+    def note(module, args, kwargs):
+        params = kwargs["packed_seq_params"]
+        shapes.append((len(params.cu_seqlens_q), int(params.cu_seqlens_q[-1]), params.max_seqlen_q))
+
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    for model.config.cuda_graph_impl in ("none", "local"):
+        shapes.clear()
+        with torch.no_grad():
+            found = [forward_step(iter([batch]), model)[0] for batch in plain]
+        losses.append(torch.cat(found))
+    assert set(shapes) == {(5, 32, 32)}
+    torch.testing.assert_close(*losses, rtol=0, atol=1e-5)
+    launch.energon_packing_max_docs_per_bin = 1
+    with pytest.raises(ConfigError, match="A row has [34] segments, with padding; CUDA graphs"):
+        for batch in plain:
+            forward_step(iter([batch]), model)
 
 
 # Validation --------------------------------------------------------------------------------------
