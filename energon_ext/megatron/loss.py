@@ -133,7 +133,8 @@ def keep_reports() -> Iterator[list[dict[str, torch.Tensor]]]:
     Megatron-LM sums every report over the ranks by itself; :func:`means_on_device` sums all.
     """
     global _kept
-    _kept = kept = []
+    kept: list[dict[str, torch.Tensor]] = []
+    _kept = kept
     try:
         yield kept
     finally:

@@ -3,7 +3,7 @@
 """One training step's data, forward pass and loss, as Megatron's schedules call them."""
 
 import sys
-from typing import Any, Callable, Iterator
+from typing import Callable, Iterator
 
 import megatron.core
 import torch
