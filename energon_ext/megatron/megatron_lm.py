@@ -3,6 +3,7 @@
 """The data of a Megatron-LM launch script: its provider, and what its options make of the data."""
 
 import argparse
+import itertools
 import logging
 from typing import Any
 
@@ -16,8 +17,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.megatron.loader import data_parallel_worker_config
 from energon_ext.megatron.megatron_lm_arguments import check_arguments, check_vocabulary, ramps_up
 from energon_ext.megatron.megatron_lm_log import DataLog
-from energon_ext.megatron.megatron_lm_loop import adapt_loop
-from energon_ext.megatron.megatron_lm_stages import save_first_stage, share_among_stages
+from energon_ext.megatron.megatron_lm_loop import adapt_loop, save_for_all_stages
 from energon_ext.megatron.megatron_lm_state import MegatronLMLoader, restore_together
 from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.plan.cost import AttentionCost
@@ -84,9 +84,10 @@ def train_valid_test_dataloaders_provider(
     adapt_loop(DataLog(training, args) if is_read else None)
     if vp_stage is None:
         return training, validation, None
+    # A batch is kept until every stage has taken it.
     stages = args.virtual_pipeline_model_parallel_size
-    _of_virtual_stages[:] = [each and share_among_stages(each, stages) for each in loaders]
-    save_first_stage()
+    _of_virtual_stages[:] = [each and itertools.tee(each, stages) for each in loaders]
+    save_for_all_stages(training)
     return *(each and each[0] for each in _of_virtual_stages), None
 
 

@@ -3,6 +3,7 @@
 """What the training loop of Megatron-LM does otherwise when its batches are packed rows."""
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 from megatron.core.num_microbatches_calculator import get_num_microbatches
@@ -37,6 +38,27 @@ def adapt_loop(log: DataLog | None) -> None:
         setattr(training, name, _with_losses_of_sources(getattr(training, name)))
     if log is not None:
         training.training_log = _with_data(training.training_log, log)
+
+
+def save_for_all_stages(loader: Any) -> None:
+    """Let Megatron-LM save the state of the loader that the virtual stages of a process share.
+
+    Its own function takes their list of iterators for one, and fails. Between two steps all stages
+    have taken the same batches, so the state of the loader is that of each.
+
+    Args:
+        loader: of this rank, None where it loads nothing.
+    """
+    from megatron.training import checkpointing
+
+    save = checkpointing.maybe_save_dataloader_state
+    save = getattr(save, "of_one_stage", save)
+
+    def save_shared(train_iterator: Any, *arguments: Any, **options: Any) -> Any:
+        return save(loader and SimpleNamespace(iterable=loader), *arguments, **options)
+
+    save_shared.of_one_stage = save  # type: ignore[attr-defined]
+    checkpointing.maybe_save_dataloader_state = save_shared
 
 
 def _with_data(training_log: Any, log: DataLog) -> Any:
