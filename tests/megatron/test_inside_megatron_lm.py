@@ -27,6 +27,7 @@ from energon_ext.megatron.context_parallel import document_ends
 from energon_ext.state.checkpoint_folder import read_megatron_lm_state
 from tests import support
 from tests.megatron import processes
+from tests.megatron.small_gpt import MTP_NEEDS_TRANSFORMER_ENGINE
 
 pytestmark = [
     pytest.mark.nightly,
@@ -119,13 +120,6 @@ def run(mix, folder, *options, ranks=2, nan_at=0, code=0, length=SIX_STEPS):
     losses = re.findall(r"iteration +(\d+)/.*?lm loss: (\S+)", text)
     evaluations = re.findall(r"validation loss at iteration (\d+) \| lm loss value: (\S+)", text)
     return dict(losses), dict(evaluations)
-
-
-MTP_NEEDS_TRANSFORMER_ENGINE = pytest.mark.skipif(
-    version("megatron-core") >= "0.20" and importlib.util.find_spec("transformer_engine") is None,
-    reason="without Transformer Engine megatron-core 0.20 fails itself to build the layers of "
-    "multi-token prediction (inference_layers.py: isinstance() with a mock)",
-)
 
 
 @pytest.mark.parametrize(
