@@ -147,15 +147,13 @@ def _rules(args: argparse.Namespace) -> Iterator[tuple[str, Any, str, bool]]:
     # More would be ranks of the same replica that train on the same rows.
     shards = tensor * getattr(args, "gtp_weight_remat_size", 1)
     yield "--tensor-parallel-num-weight-shards", shards, f"{tensor}", shards == tensor
-    graphs, documents = (
-        getattr(args, "cuda_graph_impl", None),
-        args.energon_packing_max_docs_per_bin,
-    )
+    graphs = getattr(args, "cuda_graph_impl", None)
     if graphs not in (None, "none"):
         # Of whole iterations it copies batches that are dictionaries.
         is_right = graphs in ("local", "transformer_engine")
         yield "--cuda-graph-impl", graphs, "local or transformer_engine", is_right
-        allowed = "given, as a graph replays rows of so many documents,"
+        documents = args.energon_packing_max_docs_per_bin
+        allowed = "given, since a CUDA graph replays one number of segments,"
         yield "--energon-packing-max-docs-per-bin", documents, allowed, documents is not None
     for name, reason in LEFT_OUT.items():
         found = getattr(args, name, None)

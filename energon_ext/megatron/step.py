@@ -79,7 +79,7 @@ def forward_step(
 
     Args:
         data_iterator: the loader on tensor-parallel rank 0; not looked at on other ranks.
-        model: a ``GPTModel``, wrapped or not.
+        model: a ``GPTModel`` or a hybrid model, wrapped or not.
         denominator, weight_scale, ratio_limit: see :func:`energon_ext.megatron.make_loss_func`.
 
     Returns:
@@ -89,7 +89,7 @@ def forward_step(
     Raises:
         ConfigError: with a ``weight_scale``, routers that were not told of it (see
             :func:`energon_ext.megatron.scale_router_losses`) or multi-token prediction, which
-            does without context parallelism too.
+            does without context parallelism too; layers of state spaces in megatron-core 0.15.
     """
     check_router_losses(model, weight_scale)
     _check_state_spaces(model)
