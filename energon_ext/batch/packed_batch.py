@@ -4,7 +4,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import torch
 
@@ -22,7 +22,13 @@ DTYPES = {
     "source_ids": torch.int32,
     "source_documents": torch.int32,
     "rewards": torch.float32,
+    # Of a part of a batch, for context parallelism.
+    "aligned_ends": torch.int32,
+    "document_ends": torch.int32,
 }
+
+#: The other fields; the last two are those of a part of a batch.
+HOST_FIELDS = ("sources", "max_seqlen", "longest_aligned", "whole_length")
 
 
 @dataclass
@@ -78,29 +84,28 @@ class PackedBatch:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The fields that are there, in the order of a buffer."""
-        return {name: value for name in DTYPES if (value := getattr(self, name)) is not None}
+        fields = {name: getattr(self, name, None) for name in DTYPES}
+        return {name: value for name, value in fields.items() if value is not None}
 
-    def layout(self) -> list[tuple[str, int]]:
-        """Name and number of elements of each field of a buffer."""
-        return [(name, tensor.numel()) for name, tensor in self.tensors().items()]
+    def header(self) -> dict[str, Any]:
+        """What a buffer does not hold, as JSON values: its layout and the fields of the host."""
+        of_host = {name: getattr(self, name) for name in HOST_FIELDS if hasattr(self, name)}
+        return {"layout": self._layout(), **of_host}
 
     def as_buffer(self) -> torch.Tensor:
-        """The bytes of all fields, as one uint8 tensor: whatever carries it carries the batch."""
-        return torch.cat([each.contiguous().view(torch.uint8) for each in self.tensors().values()])
+        """The bytes of all fields, as one uint8 tensor: whatever carries it carries the batch.
+
+        It is page-locked where there is a GPU, so that copying it does not wait.
+        """
+        parts = [each.contiguous().view(torch.uint8) for each in self.tensors().values()]
+        buffer = host_buffer(sum(map(len, parts)))
+        return torch.cat(parts, out=buffer)
 
     @classmethod
-    def from_buffer(
-        cls,
-        buffer: torch.Tensor,
-        layout: Sequence[tuple[str, int]],
-        sources: tuple[str, ...],
-        max_seqlen: int,
-    ) -> "PackedBatch":
-        """The batch whose fields are views of a uint8 tensor."""
-        sizes = [count * DTYPES[name].itemsize for name, count in layout]
-        parts = zip(layout, buffer.split(sizes))
-        fields: dict[str, Any] = {name: part.view(DTYPES[name]) for (name, _), part in parts}
-        return cls(**fields, sources=sources, max_seqlen=max_seqlen)
+    def from_buffer(cls, buffer: torch.Tensor, header: Mapping[str, Any]) -> "PackedBatch":
+        """The batch whose fields are views of a uint8 tensor; the inverse of both of these."""
+        fields = {**header, "sources": tuple(header["sources"])}
+        return cls(**fields_of(buffer, fields.pop("layout")), **fields)
 
     @property
     def num_tokens(self) -> int:
@@ -113,7 +118,10 @@ class PackedBatch:
 
     def segment_sources(self) -> torch.Tensor:
         """int64 [N], index into ``sources`` at each position, -1 on padding."""
-        return torch.repeat_interleave(self.source_ids.long(), self.segment_lengths().long())
+        # Told how long the result is, a GPU is not asked for it.
+        return torch.repeat_interleave(
+            self.source_ids.long(), self.segment_lengths().long(), output_size=self.num_tokens
+        )
 
     def padding_mask(self) -> torch.Tensor:
         """bool [N], True on padding."""
@@ -191,8 +199,8 @@ class PackedBatch:
             "rewards": segments,
         }
         for name, tensor in self.tensors().items():
-            of_own_length = len(tensor) if name == "cu_seqlens_padded" else self.num_tokens
-            shape = [lengths.get(name, of_own_length)]
+            of_own_length = name in ("cu_seqlens_padded", "aligned_ends", "document_ends")
+            shape = [len(tensor) if of_own_length else lengths.get(name, self.num_tokens)]
             if tensor.dtype != DTYPES[name] or list(tensor.shape) != shape:
                 raise SampleError(
                     f"PackedBatch.{name} must be {DTYPES[name]} {shape}, "
@@ -221,12 +229,33 @@ class PackedBatch:
 
     def pin_memory(self, device: torch.device | str | None = None) -> "PackedBatch":
         """A copy in page-locked memory; what the data loader calls when there is a GPU."""
-        return self._map(torch.Tensor.pin_memory)
+        return self._in(self.as_buffer())
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> "PackedBatch":
-        """The batch on a device; fields that are there already are not copied."""
-        return self._map(lambda field: field.to(device, non_blocking=non_blocking))
+        """The batch on a device: from the host in one copy, which by default nobody waits for."""
+        if self.tokens.device.type != "cpu" or torch.device(device).type == "cpu":
+            fields: dict[str, Any] = {
+                name: each.to(device, non_blocking=non_blocking)
+                for name, each in self.tensors().items()
+            }
+            return dataclasses.replace(self, **fields)
+        return self._in(self.as_buffer().to(device, non_blocking=non_blocking))
 
-    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "PackedBatch":
-        fields: dict[str, Any] = {name: function(each) for name, each in self.tensors().items()}
-        return dataclasses.replace(self, **fields)
+    def _in(self, buffer: torch.Tensor) -> "PackedBatch":
+        return dataclasses.replace(self, **fields_of(buffer, self._layout()))
+
+    def _layout(self) -> list[tuple[str, int]]:
+        """Name and number of elements of each field of a buffer."""
+        return [(name, tensor.numel()) for name, tensor in self.tensors().items()]
+
+
+def host_buffer(num_bytes: int) -> torch.Tensor:
+    """uint8 [num_bytes] of the host; page-locked where there is a GPU."""
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+
+
+def fields_of(buffer: torch.Tensor, layout: Sequence[tuple[str, int]]) -> dict[str, Any]:
+    """Views of a uint8 tensor: name and number of elements of each, in their order."""
+    sizes = [count * DTYPES[name].itemsize for name, count in layout]
+    parts = zip(layout, buffer.split(sizes))
+    return {name: part.view(DTYPES[name]) for (name, _), part in parts}

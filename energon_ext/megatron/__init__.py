@@ -12,9 +12,10 @@ from energon_ext.megatron.megatron_lm import schedule_axis, train_valid_test_dat
 from energon_ext.megatron.megatron_lm_arguments import add_energon_args
 from energon_ext.megatron.moe import scale_router_losses
 from energon_ext.megatron.mtp import mtp_block_spec
+from energon_ext.megatron.packed_params import build_packed_seq_params
 from energon_ext.megatron.rope import rope_by_position_ids
 from energon_ext.megatron.sampler import MegatronSampler, Sampling, generate
-from energon_ext.megatron.step import build_packed_seq_params, forward_step, get_batch
+from energon_ext.megatron.step import forward_step, get_batch
 from energon_ext.megatron.validation import ValidationLoader
 
 __all__ = [

@@ -25,15 +25,22 @@ class ContextParallelSlice(PackedBatch):
 
     Attributes:
         aligned_ends: int32 [m + 1], ends of the aligned segments of the whole batch.
+        document_ends: int32 [n + 1], what :func:`document_ends` returns for the whole batch.
+        longest_aligned: length of the longest aligned segment.
+        whole_length: positions of the whole batch.
     """
 
     aligned_ends: torch.Tensor | None = None
+    document_ends: torch.Tensor | None = None
+    longest_aligned: int = 0
+    whole_length: int = 0
 
 
 def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> ContextParallelSlice:
     """Return what a context-parallel rank holds of a batch.
 
-    Labels were shifted before, so none is lost at the edge of a chunk.
+    Labels were shifted before, so none is lost at the edge of a chunk. Cut the batch before it goes
+    to a GPU, which would have to be asked for many sizes.
 
     Args:
         batch: its aligned segments are multiples of ``2 * size`` positions.
@@ -59,7 +66,32 @@ def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> Cont
         source_ids=batch.source_ids[segments],
         rewards=None if batch.rewards is None else batch.rewards[segments],
     )
-    return ContextParallelSlice(**values, aligned_ends=aligned_ends)
+    return ContextParallelSlice(
+        **values,
+        aligned_ends=aligned_ends,
+        document_ends=document_ends(batch),
+        longest_aligned=int(aligned_ends.diff().max()),
+        whole_length=batch.num_tokens,
+    )
+
+
+def document_ends(batch: PackedBatch) -> torch.Tensor:
+    """int32 [n + 1], the ends of the segments as if padding had no length.
+
+    Example:
+        >>> import numpy as np
+        >>> from energon_ext.batch.collate import BatchAssembler
+        >>> from energon_ext.batch.rows import Row
+        >>> row = Row([np.array([5, 6, 7])])
+        >>> batch = BatchAssembler(4)([row, row], sources=[""])
+        >>> batch.cu_seqlens.tolist(), document_ends(batch).tolist()
+        ([0, 3, 4, 7, 8], [0, 3, 3, 6, 6])
+    """
+    if isinstance(batch, ContextParallelSlice):
+        assert batch.document_ends is not None  # a default, because those of PackedBatch have one
+        return batch.document_ends
+    lengths = batch.segment_lengths() * (batch.source_ids >= 0)
+    return F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
 
 
 def context_parallel_positions(

@@ -48,4 +48,5 @@ def _draw(shard: ShardedTensor, seed: int) -> torch.Tensor:
     generator = torch.Generator()
     generator.manual_seed(stable_hash(name))
     whole = torch.randn(shard.global_shape[front:], generator=generator)
-    return whole[shard.global_slice()[front:]]
+    own = zip(shard.global_offset[front:], shard.local_shape)
+    return whole[tuple(slice(begin, begin + size) for begin, size in own)]

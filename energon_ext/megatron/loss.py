@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The weighted loss as Megatron's schedules want it: a sum, an integer count and a report."""
 
+import contextlib
 import math
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Iterator, Mapping
 
 import torch
 from megatron.core import parallel_state
@@ -76,12 +77,19 @@ def make_loss_func(
         >>> loss.item(), num_tokens.item(), report["lm loss/web"].tolist()
         (1.5, 2, [1.5, 2.0])
     """
+    check_loss_inputs(batch, denominator, weight_scale, ratio_limit)
+    return loss_func_of(batch, denominator, weight_scale, ratio_limit)
+
+
+def check_loss_inputs(
+    batch: PackedBatch, denominator: str, weight_scale: int, ratio_limit: float | None
+) -> None:
+    """Raise what :func:`make_loss_func` raises; of a batch on a GPU this waits for the GPU."""
     check_denominator(denominator)
     check_ratio_limit(ratio_limit, batch.log_probs)
     if weight_scale < 1:
         raise ConfigError(f"weight_scale must be an integer >= 1, got {weight_scale!r}.")
-    weights = batch.token_weights
-    counted = weights.abs() if denominator == "weights" else (weights != 0).float()
+    counted = _counted(batch, denominator)
     if weight_scale == 1 and bool((counted != counted.round()).any()):
         raise SampleError(
             "token_weights hold fractions, which Megatron cannot count: pass weight_scale (for "
@@ -89,6 +97,13 @@ def make_loss_func(
         )
     if weight_scale > 1:
         _check_count(float(counted.sum()) * weight_scale, weight_scale)
+
+
+def loss_func_of(
+    batch: PackedBatch, denominator: str, weight_scale: int, ratio_limit: float | None
+) -> LossFunc:
+    """:func:`make_loss_func` of a batch that was checked before it went to the GPU."""
+    weights, counted = batch.token_weights, _counted(batch, denominator)
 
     def loss_func(output: torch.Tensor) -> Reported:
         nll = output.float().view(-1)
@@ -100,9 +115,47 @@ def make_loss_func(
         report = _report(batch, losses.detach(), counted)
         if batch.log_probs is not None:
             report |= _compare(nll.detach(), batch.log_probs, weights != 0, ratio_limit)
+        if _kept is not None:
+            _kept.append({key: own for key, own in report.items() if key != LOSS_KEY})
+            report = {LOSS_KEY: report[LOSS_KEY]}
         return losses.sum() * weight_scale, num_tokens, report
 
     return loss_func
+
+
+_kept: list[dict[str, torch.Tensor]] | None = None
+
+
+@contextlib.contextmanager
+def keep_reports() -> Iterator[list[dict[str, torch.Tensor]]]:
+    """Let loss functions report the loss of the whole batch alone, and keep what else they found.
+
+    Megatron-LM sums every report over the ranks by itself; :func:`means_on_device` sums all.
+    """
+    global _kept
+    kept: list[dict[str, torch.Tensor]] = []
+    _kept = kept
+    try:
+        yield kept
+    finally:
+        _kept = None
+
+
+def means_on_device(reports: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The mean of each report over micro-batches and ranks, by one reduction; empty without any."""
+    if not reports:
+        return {}
+    totals, counts = _summed(reports).unbind(1)
+    return dict(zip(reports[0], totals / counts))
+
+
+def _summed(reports: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+    """float32 [number of keys, 2], sums over micro-batches and data-parallel ranks."""
+    sums = torch.stack([torch.stack(list(report.values())) for report in reports]).sum(0)
+    torch.distributed.all_reduce(
+        sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True)
+    )
+    return sums
 
 
 def mean_losses(reports: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
@@ -119,13 +172,9 @@ def mean_losses(reports: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
     """
     if not reports:
         return {}
-    sums = torch.stack([torch.stack(list(report.values())) for report in reports]).sum(0)
-    torch.distributed.all_reduce(
-        sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True)
-    )
     means = {
         key.removeprefix(SOURCE_PREFIX): total / count
-        for key, (total, count) in zip(reports[0], sums.tolist())
+        for key, (total, count) in zip(reports[0], _summed(reports).tolist())
         if key in (LOSS_KEY, *COMPARED_KEYS) or count > 1e6 * _NO_TOKENS  # of so many micro-batches
     }
     compared = {key: means.pop(key) for key in COMPARED_KEYS if key in means}
@@ -144,6 +193,11 @@ def check_losses(losses: Mapping[str, Any], step: int) -> None:
             f"Step {step}: the loss is {losses['loss']:.4g} ({listed}). The step was not taken, "
             f"nothing of it is saved; look at its batches and at the learning rate, then resume."
         )
+
+
+def _counted(batch: PackedBatch, denominator: str) -> torch.Tensor:
+    weights = batch.token_weights
+    return weights.abs() if denominator == "weights" else (weights != 0).float()
 
 
 def _check_count(count: float, weight_scale: int) -> None:
@@ -175,9 +229,9 @@ def _compare(
     nll: torch.Tensor, seen: torch.Tensor, trained: torch.Tensor, ratio_limit: float | None
 ) -> dict[str, torch.Tensor]:
     number = trained.sum().float().clamp(min=_NO_TOKENS)
-    gaps = (seen + nll)[trained]
-    report = {"log_prob_gap": torch.stack([gaps.sum(), number])}
+    gap = torch.where(trained, seen + nll, 0).sum()
+    report = {"log_prob_gap": torch.stack([gap, number])}
     if ratio_limit is not None:
-        ratios = truncated_ratios(nll, seen, ratio_limit)[trained]
-        report["ratios_truncated"] = torch.stack([(ratios >= ratio_limit).sum().float(), number])
+        reached = truncated_ratios(nll, seen, ratio_limit) >= ratio_limit
+        report["ratios_truncated"] = torch.stack([(reached & trained).sum().float(), number])
     return report

@@ -3,6 +3,7 @@
 """The data of a Megatron-LM launch script: its provider, and what its options make of the data."""
 
 import argparse
+import itertools
 import logging
 from typing import Any
 
@@ -16,7 +17,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.megatron.loader import data_parallel_worker_config
 from energon_ext.megatron.megatron_lm_arguments import check_arguments, check_vocabulary, ramps_up
 from energon_ext.megatron.megatron_lm_log import DataLog
-from energon_ext.megatron.megatron_lm_loop import adapt_loop
+from energon_ext.megatron.megatron_lm_loop import adapt_loop, save_for_all_stages
 from energon_ext.megatron.megatron_lm_state import MegatronLMLoader, restore_together
 from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.plan.cost import AttentionCost
@@ -33,7 +34,7 @@ def train_valid_test_dataloaders_provider(
     vp_stage: int | None = None,
     *,
     task_encoder: TaskEncoder | None = None,
-) -> tuple[MegatronLMLoader | None, ValidationLoader | None, None]:
+) -> tuple[Any, Any, None]:
     """Build the loaders for training and validation inside a Megatron-LM launch script.
 
     Reads Megatron-LM's arguments and those of :func:`energon_ext.megatron.add_energon_args`::
@@ -49,7 +50,9 @@ def train_valid_test_dataloaders_provider(
     model was loaded at an iteration > 0, the data continues from the state saved with it.
 
     Args:
-        train_val_test_num_samples, vp_stage: not needed.
+        train_val_test_num_samples: not needed.
+        vp_stage: Megatron-LM asks for the loaders of each virtual pipeline stage, from 0 on; those
+            of a process share one loader.
         task_encoder: of the user; by default a :class:`~energon_ext.PackedTaskEncoder`.
 
     Returns:
@@ -63,6 +66,8 @@ def train_valid_test_dataloaders_provider(
     from megatron.training import get_args
 
     args = get_args()
+    if vp_stage:
+        return *(each and each[vp_stage] for each in _of_virtual_stages), None
     loaders: list[Any] = [None, None]
 
     def build() -> None:
@@ -77,7 +82,17 @@ def train_valid_test_dataloaders_provider(
     logs = ("energon_run_dir", "tensorboard_dir", "wandb_project")
     is_read = any(getattr(args, name, None) for name in logs)
     adapt_loop(DataLog(training, args) if is_read else None)
-    return training, validation, None
+    if vp_stage is None:
+        return training, validation, None
+    # A batch is kept until every stage has taken it.
+    stages = args.virtual_pipeline_model_parallel_size
+    _of_virtual_stages[:] = [each and itertools.tee(each, stages) for each in loaders]
+    save_for_all_stages(training)
+    return *(each and each[0] for each in _of_virtual_stages), None
+
+
+#: Training and validation, each for all virtual pipeline stages of this process.
+_of_virtual_stages: list[Any] = []
 
 
 def _build_loaders(
@@ -101,6 +116,7 @@ def _build_loaders(
             "--save without --dataloader-save: checkpoints will hold the model and not where its "
             "data stands, so a resumed run will start the data over. Give --dataloader-save DIR."
         )
+    _warn_of_fp8(args)
     if not args.eval_iters:
         return training, None
     validation = get_val_datasets(args.data_path[0], **options)
@@ -128,6 +144,21 @@ def schedule_axis(args: argparse.Namespace) -> ScheduleAxis:
     """
     end = None if ramps_up(args) else args.train_iters
     return ScheduleAxis(args.energon_schedule_axis, end=end or None)
+
+
+def _warn_of_fp8(args: argparse.Namespace) -> None:
+    """Transformer Engine multiplies matrices in FP8 only where their sides are multiples of 16."""
+    ranks = args.context_parallel_size
+    ranks *= args.tensor_model_parallel_size if args.sequence_parallel else 1
+    positions = args.seq_length // ranks
+    if getattr(args, "fp8", None) and positions % 16:
+        logger.warning(
+            "--fp8-format with --seq-length %d: each rank holds %d positions of a row, no multiple "
+            "of 16, which matrices in FP8 need; make --seq-length a multiple of %d.",
+            args.seq_length,
+            positions,
+            16 * ranks,
+        )
 
 
 def _check_ramp(training: MegatronLMLoader) -> None:

@@ -25,12 +25,12 @@ LEFT_OUT = {
         ("multiple_validation_sets", "validation_set_names"),
         "the losses of single sources are reported without it",
     ),
+    "sequence_packing_scheduler": "it packs documents, and the rows of energon_ext are packed",
+    "dynamic_context_parallel": "it deals documents to groups of ranks, and rows have one size",
+    "use_varlen_dataset": "it chooses a dataset of Megatron-LM's own",
     "overlap_moe_expert_parallel_comm": "its schedule asks for a forward step in parts",
     "check_for_spiky_loss": "the losses of packed rows are not looked at for it",
-    **dict.fromkeys(
-        ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph"),
-        "the number of documents in a row changes, and with it what a graph would replay",
-    ),
+    **dict.fromkeys(("enable_cuda_graph", "external_cuda_graph"), "use --cuda-graph-impl"),
 }
 
 
@@ -147,10 +147,14 @@ def _rules(args: argparse.Namespace) -> Iterator[tuple[str, Any, str, bool]]:
     # More would be ranks of the same replica that train on the same rows.
     shards = tensor * getattr(args, "gtp_weight_remat_size", 1)
     yield "--tensor-parallel-num-weight-shards", shards, f"{tensor}", shards == tensor
-    # Megatron-LM would fail at its first save: it knows the state of one iterator only.
-    folder, virtual = args.dataloader_save, args.virtual_pipeline_model_parallel_size
-    allowed = "left out, as virtual pipeline stages are used,"
-    yield "--dataloader-save", folder, allowed, not (folder and virtual)
+    graphs = getattr(args, "cuda_graph_impl", None)
+    if graphs not in (None, "none"):
+        # Of whole iterations it copies batches that are dictionaries.
+        is_right = graphs in ("local", "transformer_engine")
+        yield "--cuda-graph-impl", graphs, "local or transformer_engine", is_right
+        documents = args.energon_packing_max_docs_per_bin
+        allowed = "given, since a CUDA graph replays one number of segments,"
+        yield "--energon-packing-max-docs-per-bin", documents, allowed, documents is not None
     for name, reason in LEFT_OUT.items():
         found = getattr(args, name, None)
         yield _flag(name), found, f"left out ({reason})", found in (None, False, 0, "none")

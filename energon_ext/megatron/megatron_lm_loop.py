@@ -2,16 +2,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the training loop of Megatron-LM does otherwise when its batches are packed rows."""
 
+import functools
+from types import SimpleNamespace
 from typing import Any
 
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 
+from energon_ext.megatron.loss import keep_reports, means_on_device
 from energon_ext.megatron.megatron_lm_log import DataLog
 
 
 def adapt_loop(log: DataLog | None) -> None:
-    """Let the loop skip steps of packed rows, and log what it reads.
+    """Let the loop skip steps of packed rows, sum losses once, and log what it reads.
 
     ``--iterations-to-skip``, and a tracker of rejected results, need the first: Megatron-LM's own
     function takes a batch for a dictionary of rows of one shape, and sends them to the tensor-
@@ -31,8 +34,31 @@ def adapt_loop(log: DataLog | None) -> None:
             log.step({}, machine.current_iteration)
 
     training.dummy_train_step = skip
+    for name in ("train_step", "evaluate"):
+        setattr(training, name, _with_losses_of_sources(getattr(training, name)))
     if log is not None:
         training.training_log = _with_data(training.training_log, log)
+
+
+def save_for_all_stages(loader: Any) -> None:
+    """Let Megatron-LM save the state of the loader that the virtual stages of a process share.
+
+    Its own function takes their list of iterators for one, and fails. Between two steps all stages
+    have taken the same batches, so the state of the loader is that of each.
+
+    Args:
+        loader: of this rank, None where it loads nothing.
+    """
+    from megatron.training import checkpointing
+
+    save = checkpointing.maybe_save_dataloader_state
+    save = getattr(save, "of_one_stage", save)
+
+    def save_shared(train_iterator: Any, *arguments: Any, **options: Any) -> Any:
+        return save(loader and SimpleNamespace(iterable=loader), *arguments, **options)
+
+    save_shared.of_one_stage = save  # type: ignore[attr-defined]
+    checkpointing.maybe_save_dataloader_state = save_shared
 
 
 def _with_data(training_log: Any, log: DataLog) -> Any:
@@ -45,3 +71,22 @@ def _with_data(training_log: Any, log: DataLog) -> Any:
 
     write_with_data.without_data = write  # type: ignore[attr-defined]
     return write_with_data
+
+
+def _with_losses_of_sources(function: Any) -> Any:
+    """The function with the losses of single sources added to those that it returns first.
+
+    Megatron-LM would sum the loss of each source over the ranks for itself.
+    """
+    inner = getattr(function, "without_sources", function)
+
+    def with_losses(*arguments: Any, **options: Any) -> Any:
+        with keep_reports() as reports:
+            result = inner(*arguments, **options)
+        means = means_on_device(reports)
+        if result[0]:
+            result[0].update(means)
+        return result
+
+    with_losses.without_sources = inner  # type: ignore[attr-defined]
+    return functools.wraps(inner)(with_losses)

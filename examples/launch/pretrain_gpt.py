@@ -5,10 +5,16 @@
 Against Megatron-LM's own pretrain_gpt.py three arguments at the end change, marked there.
 Run it by torchrun.sh or slurm.sh.
 """
+# ruff: noqa: E402
+
+import time
+
+PROGRAM_START = time.time()
 
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
-from megatron.training import get_args, pretrain
+from megatron.core.transformer.multi_token_prediction import get_mtp_ranks
+from megatron.training import get_args, inprocess_restart, pretrain, set_startup_timestamps
 from megatron.training.arguments import core_transformer_config_from_args
 
 try:  # Megatron-LM of megatron-core 0.18 and later
@@ -50,8 +56,23 @@ def model_provider(pre_process=True, post_process=True, vp_stage=None, config=No
     )
 
 
+def get_embedding_ranks(pipeline_ranks):
+    """The pipeline ranks that hold the embedding: the first, and those that share its weights."""
+    args = get_args()
+    ranks = {pipeline_ranks[0]}
+    if len(pipeline_ranks) > 1:
+        if not args.untie_embeddings_and_output_weights:
+            ranks.add(pipeline_ranks[-1])
+        ranks.update(get_mtp_ranks(pipeline_ranks, core_transformer_config_from_args(args)))
+    return sorted(ranks)
+
+
 if __name__ == "__main__":
+    set_startup_timestamps(program_start=PROGRAM_START, main_entry=time.time())
+    pretrain, store = inprocess_restart.maybe_wrap_for_inprocess_restart(pretrain)
     run = {
+        "store": store,
+        "get_embedding_ranks": get_embedding_ranks,
         "train_valid_test_dataset_provider": train_valid_test_dataloaders_provider,  # 1: the data
         "model_provider": model_provider,
         "model_type": ModelType.encoder_or_decoder,
@@ -61,4 +82,5 @@ if __name__ == "__main__":
     if parse_and_validate_args is None:
         pretrain(**run, **extra)
     else:
+        # Given the config of a model as well, 0.19 would build its own, and not call the provider.
         pretrain(pretrain_cfg_container_from_args(parse_and_validate_args(**extra)), **run)

@@ -56,7 +56,8 @@ def received_batch():
         plain = get_batch(iter([synthetic_batch(1)]) if loads else None)
         assert plain.log_probs is None
         assert plain.rewards is None
-        return [field_hash(found), field_hash(plain)]
+        longer = get_batch(iter([synthetic_batch(2, rows=20)]) if loads else None)
+        return [field_hash(each) for each in (found, plain, longer)]
 
 
 def field_hash(batch):
@@ -183,7 +184,8 @@ def test_every_rank_receives_the_batch_that_one_drew(ranks):
     full.log_probs = torch.linspace(-1, 0, full.num_tokens)
     full.rewards = torch.arange(len(full.source_ids)).float()
     full.cu_seqlens_padded = full.cu_seqlens.clone()
-    expected = [field_hash(full), field_hash(synthetic_batch(1))]
+    longer = synthetic_batch(2, rows=20)  # than the first message
+    expected = [field_hash(each) for each in (full, synthetic_batch(1), longer)]
     assert [rank["received batch"] for rank in ranks] == [expected, expected]
 
 

@@ -14,7 +14,12 @@ import torch
 
 from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
-from energon_ext.megatron import MegatronEnergonLoader, build_packed_seq_params, forward_step
+from energon_ext.megatron import (
+    MegatronEnergonLoader,
+    build_packed_seq_params,
+    forward_step,
+    mean_losses,
+)
 from energon_ext.megatron.attention import SegmentAttention, _has_varlen_kernel
 from tests import support
 from tests.megatron.small_gpt import (
@@ -169,6 +174,29 @@ def test_batches_arrive_pinned_and_equal(one_gpu, loader):
     torch.cuda.synchronize()
     assert torch.equal(there.tokens.cpu(), batch.tokens)
     assert torch.equal(there.cu_seqlens.cpu(), batch.cu_seqlens)
+
+
+class PositionLosses(torch.nn.Module):
+    """A model that waits for nothing, so that only the way to it is looked at."""
+
+    pre_process = True
+    config = small_config(num_moe_experts=None)
+
+    def forward(self, tokens, position_ids, mask, labels, packed_seq_params, **_):
+        return labels.float() * 0.01
+
+
+def test_no_micro_batch_waits_for_the_gpu(one_gpu, loader):
+    model, reports = PositionLosses(), []
+    forward_step(loader, model)  # memory is taken and page-locked once
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(4):
+            output, loss_func = forward_step(loader, model)
+            reports.append(loss_func(output)[2])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert mean_losses(reports)["loss"] > 0
 
 
 def test_loader_to_gpu(one_gpu, loader, table):

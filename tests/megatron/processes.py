@@ -26,10 +26,10 @@ def start(target, arguments, stderr):
     return process
 
 
-def finish(processes):
+def finish(processes, seconds=TIMEOUT_SECONDS):
     """Exit codes; a process that hangs is killed and fails the test."""
     for process in processes:
-        process.join(TIMEOUT_SECONDS)
+        process.join(seconds)
     hanging = [process for process in processes if process.is_alive()]
     for process in hanging:
         process.kill()

@@ -3,9 +3,12 @@
 """A small real GPTModel and synthetic packed batches for it, on the CPU."""
 
 import contextlib
+import importlib.util
 import inspect
+from importlib.metadata import version
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -38,6 +41,12 @@ BALANCED_MOE = {**MOE, "moe_router_load_balancing_type": "aux_loss", "moe_aux_lo
 
 #: Routers of megatron-core 0.15 count padding: they are given no mask.
 ROUTERS_TAKE_A_MASK = "padding_mask" in inspect.signature(GPTModel.forward).parameters
+
+MTP_NEEDS_TRANSFORMER_ENGINE = pytest.mark.skipif(
+    version("megatron-core") >= "0.20" and importlib.util.find_spec("transformer_engine") is None,
+    reason="without Transformer Engine megatron-core 0.20 fails itself to build the layers of "
+    "multi-token prediction (inference_layers.py: isinstance() with a mock)",
+)
 
 
 @contextlib.contextmanager

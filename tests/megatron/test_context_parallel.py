@@ -4,6 +4,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -76,6 +77,38 @@ def test_slices_are_the_chunks_of_every_segment_and_each_position_is_held_once(m
     found = [context_parallel_positions(ends, size, rank).tolist() for rank in range(size)]
     assert found == [slow_positions(ends.tolist(), size, rank) for rank in range(size)]
     assert sorted(sum(found, [])) == list(range(int(ends[-1])))
+
+
+def partition_of_transformer_engine(ends, total, size, rank):
+    """The rule of ``thd_get_partitioned_indices``: each rank sees all ends divided by ``size``.
+
+    A token of the rank lies in a segment by these ends, and in one of its two chunks by its place.
+    """
+    own_ends, held = [end // size for end in ends], []
+    for token in range(total // size):
+        segment = max(n for n, end in enumerate(own_ends[:-1]) if end <= token)
+        start, half = own_ends[segment], (own_ends[segment + 1] - own_ends[segment]) // 2
+        place = token - start
+        chunks_before = rank if place < half else 2 * (size - 1) - rank
+        held.append(start * size + place + half * chunks_before)
+    return held
+
+
+def test_slices_are_those_of_transformer_engine_and_no_gap_is_left():
+    """400 layouts: documents of 1 to 40 tokens, and padding at their ends and at the tail."""
+    random = np.random.default_rng(0)
+    for number in range(100):
+        for size in (2, 3, 4, 8):
+            lengths = random.integers(1, 41, size=random.integers(1, 7)).tolist()
+            batch = aligned_batch(lengths, size, seed=number)
+            rank = number % size
+            part = slice_for_context_parallel(batch, size, rank)
+            params = build_packed_seq_params(part)
+            ends = params.cu_seqlens_q.tolist()
+            assert params.cu_seqlens_q is params.cu_seqlens_q_padded
+            assert ends[0] == 0 and ends[-1] == batch.num_tokens
+            held = partition_of_transformer_engine(ends, batch.num_tokens, size, rank)
+            assert torch.equal(part.labels, batch.labels[held])
 
 
 @pytest.mark.parametrize("size", [2, 4])

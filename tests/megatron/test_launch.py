@@ -167,6 +167,10 @@ def test_the_script_calls_megatron_lm_as_its_version_wants(monkeypatch, parses_b
     modules = {name: types.ModuleType(f"megatron.training{name}") for name in ("", ".arguments")}
     modules[""].get_args = modules[".arguments"].core_transformer_config_from_args = None
     modules[""].pretrain = lambda *args, **kwargs: calls.append((args, kwargs))
+    modules[""].set_startup_timestamps = lambda *, program_start, main_entry: None
+    modules[""].inprocess_restart = types.SimpleNamespace(
+        maybe_wrap_for_inprocess_restart=lambda pretrain: (pretrain, "store")
+    )
     modules[".argument_utils"] = None  # not importable
     if parses_before:
         modules[".argument_utils"] = types.ModuleType("megatron.training.argument_utils")
@@ -181,7 +185,9 @@ def test_the_script_calls_megatron_lm_as_its_version_wants(monkeypatch, parses_b
     parser = kwargs.pop("extra_args_provider", None) or args[0][1]
     assert parser is add_energon_args
     assert args == ((["config", parser],) if parses_before else ())
+    assert kwargs["store"] == "store"
     assert list(kwargs) == [
+        *("store", "get_embedding_ranks"),
         *("train_valid_test_dataset_provider", "model_provider"),
         *("model_type", "forward_step_func"),
     ]
@@ -192,6 +198,7 @@ def test_the_model_of_the_script_has_the_rope_of_its_arguments(check, monkeypatc
     arguments = types.ModuleType("megatron.training.arguments")
     training = types.ModuleType("megatron.training")
     training.pretrain = arguments.core_transformer_config_from_args = None
+    training.inprocess_restart = training.set_startup_timestamps = None
     for module in (training, arguments):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     options = {**check.read_options(LAUNCH / "llama3_8b.args"), "num_layers": 1}

@@ -4,8 +4,10 @@
 
 import argparse
 import functools
+import io
 import json
 import logging
+import pickle
 import re
 import sys
 import time
@@ -33,13 +35,14 @@ from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import EnergonExtError, StateFormatError
 from energon_ext.megatron import (
     add_energon_args,
+    forward_step,
     megatron_lm,
     train_valid_test_dataloaders_provider,
 )
 from energon_ext.megatron.validation import ValidationLoader
 from energon_ext.plan.lookup import find_blend
 from tests import support
-from tests.megatron.small_gpt import model_parallel
+from tests.megatron.small_gpt import model_parallel, small_config, small_model
 from tests.megatron.small_training import run_ranks
 
 TEXTS = ["one fish two fish", "red fish", "blue fish, black fish, old fish", "new fish"] * 9
@@ -103,7 +106,10 @@ def pretend_megatron_lm(args, set_module=sys.modules.__setitem__):
     training.get_args = lambda: args
     checkpointing = types.ModuleType("megatron.training.checkpointing")
     checkpointing.get_checkpoint_name = checkpoint_name
+    checkpointing.maybe_save_dataloader_state = lambda each, *_: each.iterable.save_state()
+    training.checkpointing = checkpointing
     training.training = types.ModuleType("megatron.training.training")
+    training.training.train_step = training.training.evaluate = lambda: ({}, 0)
     for module in (training, checkpointing, training.training):
         set_module(module.__name__, module)
 
@@ -264,6 +270,20 @@ def test_a_save_inside_a_step_stands_before_it(launch, planned, workers, rerun_m
     launch.iteration = 2
     launch.num_workers = 1
     assert hashes(provide(), 8) == step
+
+
+class NoClasses(pickle.Unpickler):
+    """As strict as any that Megatron-Bridge reads states with, which knows Energon's classes."""
+
+    def find_class(self, module, name):
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+def test_a_state_is_read_by_an_unpickler_that_knows_no_class(launch):
+    loader = provide()
+    hashes(loader, 3)
+    state = loader.save_state()
+    assert NoClasses(io.BytesIO(pickle.dumps(state))).load() == state
 
 
 def test_data_can_be_loaded_from_another_folder_than_it_is_saved_to(launch, tmp_path):
@@ -607,15 +627,15 @@ def test_without_any_file_both_ranks_start_over_and_say_so(two_ranks):
         ("gtp_weight_remat_size", 2, "--tensor-parallel-num-weight-shards must be 1 .*, got 2"),
         ("overlap_moe_expert_parallel_comm", True, "--overlap-moe-.* must be left out"),
         ("check_for_spiky_loss", True, "--check-for-spiky-loss must be left out"),
-        ("cuda_graph_impl", "local", "--cuda-graph-impl must be left out .*, got 'local'"),
+        ("cuda_graph_impl", "local", "--energon-packing-max-docs-per-bin must be given, .*None"),
+        ("cuda_graph_impl", "full_iteration", "--cuda-graph-impl must be local or transformer_"),
+        ("enable_cuda_graph", True, "--enable-cuda-graph must be left out"),
         ("eod_mask_loss", True, "--eod-mask-loss must be left out .*--energon-mask-boundary-loss"),
         ("valid_data_path", ["x"], "--valid-data-path must be left out .*the splits of --data"),
         ("sft", True, "--sft must be left out"),
-        (
-            "virtual_pipeline_model_parallel_size",
-            2,
-            "--dataloader-save must be left out, as virtual",
-        ),
+        ("sequence_packing_scheduler", "dp_balanced", "--sequence-packing-scheduler must be left"),
+        ("dynamic_context_parallel", True, "--dynamic-context-parallel must be left out"),
+        ("use_varlen_dataset", True, "--use-varlen-dataset must be left out"),
     ],
 )
 @pytest.mark.parametrize("tensor_parallel_rank", [0, 1])
@@ -720,9 +740,59 @@ def test_rows_that_cannot_be_cut_over_ranks_are_refused(
         provide()
 
 
-def test_virtual_stages_may_load_without_saving(launch):
-    launch.virtual_pipeline_model_parallel_size, launch.dataloader_save = 2, None
-    assert next(provide()).num_tokens == 32
+def test_virtual_stages_share_one_loader_and_its_state(launch):
+    """The second stage lags behind the first, as in an interleaved schedule."""
+    expected = hashes(provide(), 6)
+    launch.virtual_pipeline_model_parallel_size = 2
+    first, second = (
+        train_valid_test_dataloaders_provider([100, 0, 0], vp_stage=stage)[0] for stage in (0, 1)
+    )
+    assert hashes(first, 2) == expected[:2]
+    assert hashes(second, 1) == expected[:1]
+    assert hashes(first, 1) == expected[2:3]
+    assert hashes(second, 2) == expected[1:3]
+    save = sys.modules["megatron.training"].checkpointing.maybe_save_dataloader_state
+    state = save([types.SimpleNamespace(iterable=each) for each in (first, second)], 3)
+    launch.iteration = 3
+    saved = types.SimpleNamespace(save_state=lambda: state)
+    save_as_megatron_does(saved, launch, iteration=3)
+    stages = [train_valid_test_dataloaders_provider([100, 0, 0], vp_stage=n)[0] for n in (0, 1)]
+    assert [hashes(stage, 3) for stage in stages] == [expected[3:]] * 2
+
+
+@pytest.mark.parametrize(("length", "warned"), [(96, False), (72, True)])
+def test_rows_that_matrices_in_fp8_cannot_have_are_warned_of(launch, caplog, length, warned):
+    launch.seq_length, launch.context_parallel_size, launch.fp8 = length, 2, "hybrid"
+    with caplog.at_level(logging.WARNING):
+        provide()
+    assert ("each rank holds 36 positions of a row" in caplog.text) is warned
+    assert caplog.text.endswith("make --seq-length a multiple of 32.\n") is warned
+
+
+def test_cuda_graphs_see_rows_of_one_shape_and_train_the_same(launch):
+    """Rows of at most three documents and padding are described as four segments, some empty."""
+    launch.energon_packing_max_docs_per_bin, launch.cuda_graph_impl = 3, "local"
+    model = small_model(small_config(), vocabulary=320)
+    loader, shapes, losses = provide(), [], []
+    plain = [next(loader) for _ in range(16)]
+    assert len({len(batch.cu_seqlens) for batch in plain}) > 1
+
+    def note(module, args, kwargs):
+        params = kwargs["packed_seq_params"]
+        shapes.append((len(params.cu_seqlens_q), int(params.cu_seqlens_q[-1]), params.max_seqlen_q))
+
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    for model.config.cuda_graph_impl in ("none", "local"):
+        shapes.clear()
+        with torch.no_grad():
+            found = [forward_step(iter([batch]), model)[0] for batch in plain]
+        losses.append(torch.cat(found))
+    assert set(shapes) == {(5, 32, 32)}
+    torch.testing.assert_close(*losses, rtol=0, atol=1e-5)
+    launch.energon_packing_max_docs_per_bin = 1
+    with pytest.raises(ConfigError, match="A row has [34] segments, with padding; CUDA graphs"):
+        for batch in plain:
+            forward_step(iter([batch]), model)
 
 
 # Validation --------------------------------------------------------------------------------------

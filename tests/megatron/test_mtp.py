@@ -12,9 +12,9 @@ from energon_ext import ConfigError
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
 from energon_ext.megatron import forward_step, gpt_layer_spec, initialize_weights, mtp_block_spec
-from tests.megatron.small_gpt import small_config
+from tests.megatron.small_gpt import MTP_NEEDS_TRANSFORMER_ENGINE, small_config
 
-pytestmark = pytest.mark.usefixtures("one_rank")
+pytestmark = [MTP_NEEDS_TRANSFORMER_ENGINE, pytest.mark.usefixtures("one_rank")]
 
 #: Three documents and two positions of padding; the label 31 has no weight.
 ROW = Row(

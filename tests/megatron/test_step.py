@@ -5,6 +5,8 @@
 import dataclasses
 import functools
 import math
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -25,6 +27,8 @@ from energon_ext.megatron import (
     make_loss_func,
     mean_losses,
 )
+from energon_ext.megatron.megatron_lm_loop import adapt_loop
+from tests.megatron.pretend_gpu import PretendGpu
 from tests.megatron.small_gpt import small_config, small_model, synthetic_batch
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -231,6 +235,32 @@ def test_a_loss_that_is_no_number_is_refused_with_its_step_and_sources(value):
         check_losses(found, 7)
 
 
+def test_in_megatron_lm_the_losses_of_all_sources_are_summed_over_the_ranks_at_once(monkeypatch):
+    """Its own step and evaluation sum each report that they see, here that of the whole batch."""
+
+    def two_micro_batches():
+        batches = batch_with_weights(code=[1, 1], web=[1, 0]), batch_with_weights([1, 0], [0, 0])
+        reports = [make_loss_func(batch)(LOSSES)[2] for batch in batches]
+        assert [list(report) for report in reports] == [["lm loss"]] * 2
+        return {"lm loss": torch.tensor(1.75)}, "skipped", "exit"
+
+    training = types.ModuleType("megatron.training.training")
+    training.train_step = training.evaluate = two_micro_batches
+    monkeypatch.setitem(sys.modules, "megatron.training", types.SimpleNamespace(training=training))
+    monkeypatch.setitem(sys.modules, "megatron.training.training", training)
+    adapt_loop(None)
+    adapt_loop(None)  # started again in the same process
+    for function in (training.train_step, training.evaluate):
+        with PretendGpu() as counts:
+            losses, *others = function()
+        assert {key: float(loss) for key, loss in losses.items()} == pytest.approx(
+            {"lm loss": 1.75, "lm loss/code": 4 / 3, "lm loss/empty": 0, "lm loss/web": 3}
+        )
+        assert others == ["skipped", "exit"]
+        assert counts.collectives == {"c10d::allreduce_": 1}
+    assert len(make_loss_func(batch_with_weights([1, 1], [1, 0]))(LOSSES)[2]) == 4
+
+
 def test_segments_become_packed_sequence_parameters():
     batch = batch_with_weights(code=[1, 1], web=[1, 1])
     params = build_packed_seq_params(batch)
@@ -264,3 +294,33 @@ def test_dense_models_are_given_no_padding_mask():
     assert "padding_mask" not in seen
     assert output.shape == (1, synthetic_batch(0).num_tokens)
     assert output.mean().item() > math.log(2)
+
+
+def test_megatron_lm_is_told_the_lengths_of_documents_once_for_each_row_of_training(monkeypatch):
+    """Its sums of lengths and of their squares; two documents of two tokens and no padding."""
+    told = []
+    training = types.SimpleNamespace(update_seqlen_stats_from_cu_seqlens=told.append)
+    monkeypatch.setitem(sys.modules, "megatron.training.training", training)
+    model = small_model(small_config())
+    batch = batch_with_weights(code=[1, 1], web=[1, 1])
+    forward_step(iter([batch]), model)
+    assert [ends.tolist() for ends in told] == [[0, 2, 2, 4, 4]]
+    with torch.no_grad():
+        forward_step(iter([batch]), model)  # an evaluation
+    model.vp_stage = 1  # of the same rank as stage 0, which has told it
+    forward_step(iter([batch]), model)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("lengths", "found"),
+    [
+        ([3, 3], 4),  # a power of two, of which there are few
+        ([5, 2, 1], 7),  # less than the row, which would mean one angle for each position
+        ([8], 8),
+    ],
+)
+def test_the_longest_segment_is_rounded_up(lengths, found):
+    rows = [Row([np.arange(length) for length in lengths])]
+    params = build_packed_seq_params(BatchAssembler(sum(lengths))(rows, ("",)))
+    assert params.max_seqlen_q == params.max_seqlen_kv == found

@@ -1,0 +1,95 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Megatron's description of the segments of a packed row."""
+
+import torch
+import torch.nn.functional as F
+from megatron.core.packed_seq_params import PackedSeqParams
+
+from energon_ext.batch.packed_batch import PackedBatch
+from energon_ext.errors import ConfigError
+from energon_ext.megatron.context_parallel import ContextParallelSlice
+
+
+def build_packed_seq_params(batch: PackedBatch, segments: int | None = None) -> PackedSeqParams:
+    """Return Megatron's description of the segments; padding is a segment of its own.
+
+    Of a slice for context parallelism it describes the aligned segments of the whole batch, padding
+    included: padding follows its document, so causal attention never looks at it.
+
+    ``max_seqlen`` is rounded up. Layers of state spaces (Mamba) find the segments in ``seq_idx``,
+    from megatron-core 0.17 on; 0.16 makes it from the ends.
+
+    Args:
+        segments: describe as many, the last ones empty, each as long as the batch may be. CUDA
+            graphs replay one shape and one ``max_seqlen``.
+
+    Raises:
+        ConfigError: the batch has more segments.
+
+    Example:
+        >>> import numpy as np
+        >>> from energon_ext.batch.collate import BatchAssembler
+        >>> from energon_ext.batch.rows import Row
+        >>> row = Row([np.array([5, 6, 7]), np.array([8])])
+        >>> params = build_packed_seq_params(BatchAssembler(4)([row, row], sources=[""]))
+        >>> params.cu_seqlens_q.tolist(), params.max_seqlen_q
+        ([0, 3, 4, 7, 8], 4)
+    """
+    ends, longest, positions = batch.cu_seqlens, batch.max_seqlen, batch.num_tokens
+    if isinstance(batch, ContextParallelSlice):
+        assert batch.aligned_ends is not None  # a default, because those of PackedBatch have one
+        ends, longest, positions = batch.aligned_ends, batch.longest_aligned, batch.whole_length
+    if segments is None:
+        longest = _rounded_up(longest, positions)
+    else:
+        ends, longest = _filled_up(ends, segments, positions), positions
+    params = PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=ends,
+        cu_seqlens_kv=ends,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
+    )
+    if isinstance(batch, ContextParallelSlice):
+        # The same: told of gaps, Transformer Engine does without its fast kernels.
+        params.cu_seqlens_q_padded = params.cu_seqlens_kv_padded = ends
+    known = PackedSeqParams.__dataclass_fields__
+    if "pad_between_seqs" in known:  # megatron-core >= 0.19
+        # Not told, Transformer Engine looks for gaps between segments, in every layer.
+        params.pad_between_seqs = False
+    if "seq_idx" in known:  # megatron-core >= 0.17
+        params.seq_idx = _segment_numbers(ends, positions)
+    if "total_tokens" in known and segments is None:
+        # Known before, Megatron would make seq_idx by itself, and wait for the device. That it
+        # does in the capture of a graph, which copies these fields.
+        params.total_tokens = positions
+    return params
+
+
+def _segment_numbers(ends: torch.Tensor, positions: int) -> torch.Tensor:
+    """int32 [1, positions], by which layers of state spaces know where a segment begins."""
+    numbers = torch.arange(len(ends) - 1, dtype=torch.int32, device=ends.device)
+    return torch.repeat_interleave(numbers, ends.diff(), output_size=positions)[None]
+
+
+def _filled_up(ends: torch.Tensor, segments: int, positions: int) -> torch.Tensor:
+    missing = segments + 1 - len(ends)
+    if missing < 0:
+        raise ConfigError(
+            f"A row has {len(ends) - 1} segments, with padding; CUDA graphs replay {segments}. Let "
+            f"the task encoder put fewer documents into a row, or raise "
+            f"--energon-packing-max-docs-per-bin."
+        )
+    return F.pad(ends, (0, missing), value=positions)
+
+
+def _rounded_up(longest: int, positions: int) -> int:
+    """A power of two, of which there are few: Megatron keeps the angles of RoPE by this number.
+
+    Less than all positions where these are several segments: Megatron takes as many angles as
+    positions for one angle of each.
+    """
+    if longest == positions:
+        return longest
+    return min(1 << (longest - 1).bit_length(), positions - 1)
