@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from energon_ext.data_files import open_data
 from energon_ext.errors import ConfigError
 from energon_ext.state.schema import COUNT, check_shape
 
 FILE_NAME = "metrics.jsonl"
+MOST_LINE_BYTES = 2**26
 SOURCE_KEY = re.compile(
     r"(?P<path>.*?)(?:_text_document)?(?P<split>:\w+)?(?P<rest>[\[{#].*)?", re.DOTALL
 )
@@ -180,13 +182,14 @@ def short_labels(keys: Sequence[str], names: Mapping[str, str] | None = None) ->
 def _events(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if not path.is_file():
         raise ConfigError(f"{path}: no such file. Give the --run-dir of a training run.")
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+    with open_data(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES), b""), start=1):
             where = f"{path}:{number}"
             try:
                 event = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise ConfigError(f"{where}: damaged, not JSON ({error}).") from error
+                reason = error if len(line) < MOST_LINE_BYTES else f"over {MOST_LINE_BYTES:,} bytes"
+                raise ConfigError(f"{where}: damaged, not JSON ({reason}).") from error
             if not isinstance(event, dict) or not isinstance(event.get("event"), str):
                 raise ConfigError(f"{where}: damaged, an object with 'event' was expected.")
             fields = FIELDS.get(event["event"])

@@ -16,6 +16,7 @@ import ryml  # type: ignore[import-untyped]
 from megatron.energon.epathlib import EPath
 from megatron.energon.eyaml import load_yaml
 
+from energon_ext.data_files import open_data, read_to_limit
 from energon_ext.errors import ConfigError
 
 MAX_YAML_BYTES = 4 * 2**20
@@ -40,10 +41,8 @@ def read_mapping(path: EPath, *, may_be_json: bool = False) -> dict[str, Any]:
     """
     is_json = may_be_json and path.name.endswith(".json")
     most = MAX_JSON_BYTES if is_json else MAX_YAML_BYTES
-    with path.open("rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise ConfigError(f"{path}: larger than {most:,} bytes; split it up.")
+    with open_data(path.local_path()) if path.is_local() else path.open("rb") as file:
+        data = read_to_limit(file, most, path)
     try:
         data.decode("utf-8")
         content = json.loads(data) if is_json else _parse(data, path)

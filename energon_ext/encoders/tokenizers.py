@@ -17,6 +17,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from energon_ext.arguments import check_integer
+from energon_ext.data_files import read_data
 from energon_ext.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,10 @@ END_OF_TEXT = (
     "[EOS]",
     "<｜end▁of▁sentence｜>",
 )
+
+#: Of what a tokenizer is made of; the largest that are known have some 40 MB.
+MOST_FILE_BYTES = 2**28
+_FILE_SUFFIXES = (".json", ".jinja", ".model", ".txt")
 
 
 class Tokenizer(ABC):
@@ -251,7 +256,7 @@ def _load_hf(name: str, finds_eos: bool) -> tuple[Any, dict[str, str | None]]:
 def _named_beside(path: Path) -> dict[str, str | None]:
     """The special tokens that transformers writes to a ``tokenizer_config.json`` beside a file."""
     try:
-        config = json.loads(path.with_name("tokenizer_config.json").read_bytes())
+        config = json.loads(read_data(path.with_name("tokenizer_config.json"), MOST_FILE_BYTES))
         tokens = {role: config.get(f"{role}_token") for role in ("bos", "eos", "pad")}
     except (OSError, ValueError, RecursionError, AttributeError):
         return {}
@@ -270,6 +275,9 @@ def _well_known(tokenizer: Any, name: str) -> dict[str, str | None]:
 def load_with_transformers(name: str, what: str) -> Any:
     """The ``transformers`` tokenizer of a folder or name; ``what`` an error says it is for."""
     transformers = _library("transformers", what)
+    for path in Path(name).glob("*"):  # of a folder; models lie in the same ones
+        if path.suffix in _FILE_SUFFIXES and path.stat().st_size > MOST_FILE_BYTES:
+            raise ConfigError(f"{what}: {path} is larger than {MOST_FILE_BYTES:,} bytes.")
     try:
         return transformers.AutoTokenizer.from_pretrained(
             name, use_fast=True, trust_remote_code=False
@@ -283,8 +291,9 @@ def load_with_transformers(name: str, what: str) -> Any:
 
 def _load_tokenizer_file(path: str) -> Any:
     tokenizers = _library("tokenizers", f"Tokenizer file {path!r}")
+    content = read_data(path, MOST_FILE_BYTES)
     try:
-        return tokenizers.Tokenizer.from_file(path)
+        return tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises plain Exception for a file that is not one
         raise ConfigError(
             f"Tokenizer file {path!r} is not a tokenizer.json ({error}); give the file that "

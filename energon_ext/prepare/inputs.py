@@ -11,8 +11,9 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from energon_ext.data_files import open_data
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.documents import Documents, InputDocument, RowReader, Unit
 
@@ -20,6 +21,7 @@ UNIT_BYTES = 256 * 2**20
 UNIT_ROWS = 65_536  # of a Hugging Face dataset
 READ_CHARACTERS = 1 << 20
 MOST_LINE_BYTES = 1 << 28  # a small compressed file may be one line of any length
+MOST_CHARACTERS = 1 << 28  # of a text
 COMPRESSED = (".gz", ".zst")
 _BLOCK = 1 << 24
 
@@ -68,13 +70,13 @@ def _read_texts(paths: Sequence[Path], separator: str | None) -> Documents:
 
 def _texts(path: Path, separator: str | None) -> Iterator[str]:
     # Line ends stay as they are; a byte-order mark is no text.
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        if separator is None:
-            yield file.read()
-            return
+    with io.TextIOWrapper(open_data(path), encoding="utf-8-sig", newline="") as file:
         unfinished = ""
-        while piece := file.read(READ_CHARACTERS):
-            *finished, unfinished = (unfinished + piece).split(separator)
+        while piece := file.read(READ_CHARACTERS if separator else MOST_CHARACTERS + 1):
+            pieces = [unfinished + piece]
+            *finished, unfinished = pieces[0].split(separator) if separator else pieces
+            if len(unfinished) > MOST_CHARACTERS:
+                raise ConfigError(f"{path}: a text of more than {MOST_CHARACTERS:,} characters.")
             yield from finished
         yield unfinished
 
@@ -102,7 +104,7 @@ def jsonl_units(paths: Iterable[Path], read_row: RowReader) -> list[Unit]:
 def _line_ranges(path: Path, size: int) -> Iterator[tuple[int, int, int]]:
     """First byte, the one behind the last, and first line of each part of a file."""
     begin, line = 0, 1
-    with path.open("rb") as file:
+    with open_data(path) as file:
         while begin < size:
             lines = 0
             for _ in range(0, UNIT_BYTES, _BLOCK):
@@ -123,7 +125,7 @@ def _lines(
     path: Path, begin: int, stop: int | None, first_line: int
 ) -> Iterator[tuple[bytes, str, int]]:
     """Lines with their origins and sizes, from one byte of a file to another or to its end."""
-    with _opened(path) as file:
+    with open_data(path) as stored, _unpacked(stored, path) as file:
         if begin:
             file.seek(begin)
         position, number = begin, first_line
@@ -135,13 +137,13 @@ def _lines(
                 break
 
 
-def _opened(path: Path) -> Any:
+def _unpacked(file: BinaryIO, path: Path) -> Any:
     if path.suffix == ".gz":
-        return gzip.open(path)
+        return gzip.open(file)
     if path.suffix == ".zst":
         pyarrow = _extra("pyarrow", f"{path}: a .zst file")
-        return io.BufferedReader(pyarrow.input_stream(path, compression="zstd"))
-    return path.open("rb")
+        return io.BufferedReader(pyarrow.input_stream(file, compression="zstd"))
+    return file
 
 
 def _read_line(read_row: RowReader, line: bytes, origin: str, num_bytes: int) -> InputDocument:

@@ -20,6 +20,9 @@ from megatron.energon.flavors.webdataset.itar_reader import ITarReader, ShardInf
 from megatron.energon.flavors.webdataset.structs import FilteredSample
 from megatron.energon.source_info import SourceInfo
 
+from energon_ext.data_files import open_descriptor
+from energon_ext.documents.file_map import map_file
+
 #: Shards that are open at once.
 MOST_OPEN = 64
 
@@ -69,8 +72,9 @@ class TarReader:
             self._opened.move_to_end(shard)
         else:
             path = str(self._reader.shard_infos[shard].path)
-            offsets = np.fromfile(f"{path}.idx", "<u8")
-            self._opened[shard] = os.open(path, os.O_RDONLY | os.O_CLOEXEC), offsets
+            index_bytes = 8 * (self._reader.shard_infos[shard].count + 1)
+            offsets = map_file(f"{path}.idx", index_bytes).view("<u8")
+            self._opened[shard] = open_descriptor(path), offsets
             if len(self._opened) > MOST_OPEN:
                 os.close(self._opened.popitem(last=False)[1][0])
         return self._opened[shard]

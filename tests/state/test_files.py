@@ -66,7 +66,7 @@ def missing(path):
 
 def folder(path):
     path.mkdir()
-    return r"cannot be read \(Is a directory\)"
+    return "is no regular file"
 
 
 def pipe(path):
