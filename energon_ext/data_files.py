@@ -16,7 +16,7 @@ def open_descriptor(path: str | Path) -> int:
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
-    raise ConfigError(f"{path} is no regular file.")
+    raise ConfigError(f"{path}: is no regular file.")
 
 
 def open_data(path: str | Path) -> BinaryIO:
@@ -38,5 +38,5 @@ def read_to_limit(file: BinaryIO, most_bytes: int, path: object) -> bytes:
     """The rest of an open file; ConfigError where it is more than a limit."""
     content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        raise ConfigError(f"{path} has more than {most_bytes:,} bytes.")
+        raise ConfigError(f"{path}: has more than {most_bytes:,} bytes.")
     return content

@@ -22,6 +22,8 @@ from energon_ext.state.schema import COUNT, check_shape
 
 FILE_NAME = "metrics.jsonl"
 MOST_LINE_BYTES = 2**26
+MOST_PARTS = 16  # of a path in a short label
+MOST_SOURCES, MOST_COUNTS = 10_000, 100_000_000
 SOURCE_KEY = re.compile(
     r"(?P<path>.*?)(?:_text_document)?(?P<split>:\w+)?(?P<rest>[\[{#].*)?", re.DOTALL
 )
@@ -115,6 +117,11 @@ class Run:
         last = starts[-1]
         # Sources may come and go between processes: all that ever were, in order of appearance.
         sources = tuple(dict.fromkeys(key for start in starts for key in start["sources"]))
+        if len(sources) > MOST_SOURCES or len(sources) * len(steps) > MOST_COUNTS:
+            raise ConfigError(
+                f"{path}: {len(sources):,} sources in {len(steps):,} steps; a report is of "
+                f"{MOST_SOURCES:,} sources at most, and of {MOST_COUNTS:,} for all steps together."
+            )
         documents = {key: count for start in starts for key, count in start["documents"].items()}
         measured = sorted({name for step in steps for name in step if REWARD.match(name)})
 
@@ -167,7 +174,8 @@ def short_labels(keys: Sequence[str], names: Mapping[str, str] | None = None) ->
         return tuple(names.get(key, label) for key, label in zip(keys, short_labels(keys)))
     parts = [match.groupdict("") for match in map(SOURCE_KEY.fullmatch, keys) if match]
     splits = {part["split"] for part in parts}
-    for depth in range(1, 2 + max((key.count("/") for key in keys), default=0)):
+    deepest = max((key.count("/") for key in keys), default=0)
+    for depth in range(1, 2 + min(deepest, MOST_PARTS)):
         labels = tuple(
             "/".join(part["path"].split("/")[-depth:])
             + (part["split"] if len(splits) > 1 else "")

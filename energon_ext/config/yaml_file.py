@@ -118,10 +118,13 @@ def _check_tree(tree: ryml.Tree, path: EPath) -> None:
         pending.extend((child, depth + 1) for child in children)
 
 
-def read_splits(path: EPath) -> dict[str, list[str]]:
-    """The shards of every split in a ``split.yaml`` or ``split.json``."""
+def read_splits(path: EPath) -> tuple[dict[str, list[str]], set[str]]:
+    """The shards of every split in a ``split.yaml`` or ``split.json``, and what is excluded.
+
+    That is a shard, or ``SHARD/KEY`` for a sample.
+    """
     content = read_mapping(path, may_be_json=True)
-    shards_of(content.get("exclude") or [], f"{path}: exclude")
+    excluded = {*shards_of(content.get("exclude") or [], f"{path}: exclude")}
     parts = content.get("split_parts")
     parts = parts.items() if isinstance(parts, dict) else ()
     splits = {name: shards_of(patterns, f"{path}: {name}") for name, patterns in parts}
@@ -129,7 +132,7 @@ def read_splits(path: EPath) -> dict[str, list[str]]:
         if len({*shards}) < len(shards):
             twice = Counter(shards).most_common(1)[0][0]
             raise ConfigError(f"{path}: {name}: {twice} is listed twice, and would be read twice.")
-    return splits
+    return splits, excluded
 
 
 def shards_of(patterns: Any, where: str) -> list[str]:

@@ -19,6 +19,7 @@ from energon_ext.errors import ConfigError
 from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.source import Source
+from energon_ext.samples.numbered import guard_readers
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ def load_source(task_encoder: Any, entry: Entry, worker_config: WorkerConfig) ->
     entry.dataset.worker_config = own_config
     rotation = number % (max(1, worker_config.num_workers) * worker_config.world_size)
     dataset = task_encoder._load_dataset(entry.loaded, rotation, worker_config=own_config)
-    return quiet_errors(dataset, entry.key)
+    return quiet_errors(guard_readers(dataset), entry.key)
 
 
 def read_sources(

@@ -24,6 +24,8 @@ MOST_LINE_BYTES = 1 << 28  # a small compressed file may be one line of any leng
 MOST_CHARACTERS = 1 << 28  # of a text
 COMPRESSED = (".gz", ".zst")
 _BLOCK = 1 << 24
+_MOST_GROUP_BYTES = 1 << 32
+_PARQUET_ROWS = 16  # read at once: a small file may hold rows of any length
 
 
 # Text -------------------------------------------------------------------------------------------
@@ -168,6 +170,13 @@ def parquet_units(paths: Iterable[Path], read_row: RowReader) -> list[Unit]:
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from error
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        for group in groups:
+            packed = sum(group.column(n).total_compressed_size for n in range(group.num_columns))
+            if group.total_byte_size > min(_MOST_GROUP_BYTES, max(UNIT_BYTES, 200 * packed)):
+                raise ConfigError(
+                    f"{path}: a row group of {packed:,} bytes that unpacks to "
+                    f"{group.total_byte_size:,}; write it again, in smaller row groups."
+                )
         first_row = 0
         for begin, stop in _groups([group.total_byte_size for group in groups]):
             read = partial(_read_parquet, path, range(begin, stop), first_row, read_row)
@@ -183,7 +192,7 @@ def _read_parquet(path: Path, groups: range, first_row: int, read_row: RowReader
 def _parquet_rows(path: Path, groups: range, first_row: int) -> Iterator[tuple[Any, str, int]]:
     with _extra("pyarrow.parquet", "--parquet").ParquetFile(path) as file:
         number = first_row
-        for batch in file.iter_batches(row_groups=list(groups)):
+        for batch in file.iter_batches(_PARQUET_ROWS, row_groups=list(groups)):
             for row in batch.to_pylist():
                 yield row, f"{path}[{number}]", 0
                 number += 1

@@ -23,6 +23,19 @@ from energon_ext.errors import ConfigError
 from energon_ext.samples.tar_reader import TarReader
 
 
+def guard_readers(dataset: Any) -> Any:
+    """Let a dataset read the samples of tar files by a :class:`TarReader`; returns the dataset."""
+    inner = dataset
+    while isinstance(inner, MapDataset):
+        inner = inner.dataset
+    if isinstance(inner, WebdatasetSampleLoaderDataset):
+        inner.join_readers = [
+            TarReader(reader) if isinstance(reader, ITarReader) else reader
+            for reader in inner.join_readers
+        ]
+    return dataset
+
+
 class NumberedSamples:
     """Reads samples of a dataset in any order.
 
@@ -37,7 +50,7 @@ class NumberedSamples:
     def __init__(self, dataset: SavableDataset, path: str):
         self.path = path
         self._stages: list[Callable[[Any], Any]] = []
-        inner: Any = dataset
+        inner: Any = guard_readers(dataset)
         while isinstance(inner, MapDataset):
             self._stages.insert(0, inner.map_fn)
             inner = inner.dataset
@@ -46,10 +59,7 @@ class NumberedSamples:
                 f"{path}: a {type(inner).__name__} has no samples by number; write it as JSON "
                 f"Lines."
             )
-        self._readers = [
-            TarReader(reader) if isinstance(reader, ITarReader) else reader
-            for reader in inner.join_readers
-        ]
+        self._readers = inner.join_readers
 
     def stored(self, number: int) -> Any:
         """A sample as it is stored, for :meth:`cooked`; None where the split excludes it.

@@ -73,7 +73,7 @@ DIFF = ("checkpoint", "diff", "run", "d")
 PREPARE = ("prepare", "o", "--text", "text.txt", "--tokenizer", "bytes", "--val", "0")
 IMPORT = ("import", "o.yaml", "--data-args-path", "list")
 OF_SAMPLES = [
-    (pipe, "d/shard_000.tar", ("plan", "d"), "shard_000.tar is no regular file"),
+    (pipe, "d/shard_000.tar", ("plan", "d"), "shard_000.tar: is no regular file"),
     (pipe, "d/shard_000.tar.idx", ("plan", "d"), "no index of 9 samples"),
     (pipe, "d/.nv-meta/split.yaml", ("plan", "d"), "no .nv-meta/split.yaml"),
     (device, "d/.nv-meta/dataset.yaml", ("plan", "d"), "no .nv-meta/dataset.yaml"),
