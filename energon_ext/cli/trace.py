@@ -3,6 +3,7 @@
 """``energon-ext trace``: which documents a step of a run reads, and which steps read a document."""
 
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,7 @@ def _rows(
 
 def _document(text: str, blend: PlannedDataset) -> tuple[str, int]:
     source, _, number = text.rpartition(":")
-    if source not in blend.sources or not number.isdecimal():
+    if source not in blend.sources or not re.fullmatch("[0-9]{1,18}", number):
         known = ", ".join(blend.keys[:4])
         raise ConfigError(f"--document {text}: SOURCE:NUMBER is needed; sources are {known}.")
     count = len(blend.sources[source].rows.documents)

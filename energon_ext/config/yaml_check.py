@@ -44,7 +44,10 @@ MAX_NESTED = 16
 MAX_SOURCES = 100_000
 
 #: What whoever loads a folder says, and a dataset.yaml would override.
-LOADER_FIELDS = ("decoder", "path", "split_config", "split_part", "training", "worker_config")
+LOADER_FIELDS = (
+    *("decoder", "path", "split_config", "split_part", "subset", "training", "worker_config"),
+    *("max_samples_per_sequence", "parallel_shard_iters", "shuffle_over_epochs"),
+)
 
 #: Fields of a dataset.yaml that Energon reads as ``file.py:function`` or ``module:function``.
 CODE_FIELDS = ("sample_loader", "part_filter")

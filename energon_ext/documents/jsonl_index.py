@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Indices of JSON Lines files: Energon reads none without the offsets of its lines beside it."""
 
-import logging
 import os
 import tempfile
 from array import array
@@ -13,9 +12,9 @@ from megatron.energon.flavors.jsonl.ijsonl import IJsonlIndexReader
 
 from energon_ext.data_files import open_data
 from energon_ext.documents.file_map import map_file
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, log_of
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 MOST_LINE_BYTES = 1 << 28
 

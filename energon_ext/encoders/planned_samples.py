@@ -6,7 +6,6 @@ import contextlib
 import copy
 import functools
 import inspect
-import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from energon_ext.encoders.sources import (
     order_of,
     shuffles_over_epochs,
 )
-from energon_ext.errors import ConfigError, EnergonExtError, SampleError
+from energon_ext.errors import ConfigError, EnergonExtError, SampleError, log_of
 from energon_ext.packing import Packer
 from energon_ext.plan.dataset import BatchOptions
 from energon_ext.prepare.lengths import LengthTable
@@ -37,7 +36,7 @@ from energon_ext.samples.numbered import NumberedSamples, key_of
 from energon_ext.samples.packers import OnePerRow, OwnPacker, WholePacker
 from energon_ext.samples.rows import OneEach, SampleRows
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 #: Methods that build stages, which a plan has not.
 _STAGES = ("build_encode_sample", "build_batch", "build_cook_crude_sample", "_load_dataset")

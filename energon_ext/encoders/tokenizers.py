@@ -7,7 +7,6 @@ notices that it was exchanged.
 """
 
 import hashlib
-import logging
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Sequence
@@ -21,9 +20,9 @@ from energon_ext.encoders.tokenizer_files import (
     load_with_transformers,
     special_tokens_beside,
 )
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, log_of
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 #: Names of the token that ends a text, as well-known tokenizers have them.
 END_OF_TEXT = (

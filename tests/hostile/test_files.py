@@ -79,19 +79,19 @@ OF_SAMPLES = [
     (device, "d/.nv-meta/dataset.yaml", ("plan", "d"), "no .nv-meta/dataset.yaml"),
     (sparse, "d/.nv-meta/split.yaml", ("plan", "d"), "has more than"),
     (pipe, "tokenizer.json", PLAN, "does not exist"),
-    (sparse, "tokenizer.json", PLAN, "has more than 268,435,456 bytes"),
+    (sparse, "tokenizer.json", PLAN, "has more than 1,048,576 bytes"),
     (pipe, "tokenizer_config.json", PLAN, None),
     (pipe, "run/data.json", DIFF, "is no regular file"),
     (device, "run/data.json", DIFF, "is no regular file"),
     (pipe, "run/train_dataloader_dprank000.pt", DIFF, "is no regular file"),
     (pipe, "run/latest_checkpointed_iteration.txt", DIFF, "is no regular file"),
     (pipe, "run/metrics.jsonl", ("report", "run"), "no such file"),
-    (sparse, "run/metrics.jsonl", ("report", "run"), "over 67,108,864 bytes"),
+    (sparse, "run/metrics.jsonl", ("report", "run"), "over 1,048,576 bytes"),
     (pipe, "list", IMPORT, "is no regular file"),
     (sparse, "list", IMPORT, "has more than"),
     (pipe, "text.txt", PREPARE, "is no regular file"),
     (device, "text.txt", PREPARE, "is no regular file"),
-    (sparse, "text.txt", PREPARE, "more than 268,435,456 characters"),
+    (sparse, "text.txt", PREPARE, "more than 1,048,576 characters"),
     (pipe, "a.jsonl", ("prepare", "o", "--jsonl", "a.jsonl", *PREPARE[4:]), "no regular file"),
     (pipe, "a.jsonl.gz", ("prepare", "o", "--jsonl", "a.jsonl.gz", *PREPARE[4:]), "no regular"),
     (pipe, "o/prepared.json", PREPARE, "o: exists"),
@@ -103,6 +103,9 @@ OF_SAMPLES = [
 @pytest.mark.parametrize("put, name, command, message", OF_SAMPLES)
 def test_a_file_that_is_no_data_is_refused(put, name, command, message, samples, monkeypatch):
     monkeypatch.chdir(samples)
+    monkeypatch.setattr("energon_ext.prepare.inputs.MOST_CHARACTERS", 2**20)
+    monkeypatch.setattr("energon_ext.encoders.tokenizer_files.MOST_FILE_BYTES", 2**20)
+    monkeypatch.setattr("energon_ext.cli.metrics.MOST_LINE_BYTES", 2**20)
     (samples / name).unlink(missing_ok=True)
     put(samples / name)
     result = energon_ext(*command)
