@@ -8,8 +8,10 @@ and what to do. An ``assert`` in this package guards an invariant of the package
 """
 
 import json
+import logging
 import re
 from collections.abc import Mapping
+from typing import Any
 
 #: What a terminal obeys instead of showing it, control characters, line ends, turns of direction;
 #: and halves of characters, which no file can hold.
@@ -35,6 +37,20 @@ def printable(text: str, most: int = MAX_TEXT) -> str:
     text = CONTROL.sub(lambda found: ascii(found[0])[1:-1], without_logins(text))
     half = most // 2
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
+
+
+class _PrintableLog(logging.LoggerAdapter):  # type: ignore[type-arg]  # no generic in Python 3.10
+    """A log in which names come from files."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        if self.isEnabledFor(level):
+            text = printable(str(msg) % args if args else str(msg))
+            self.logger.log(level, "%s", text, stacklevel=2, **kwargs)
+
+
+def log_of(module: str) -> _PrintableLog:
+    """The log of a module; what it says is printable."""
+    return _PrintableLog(logging.getLogger(module), {})
 
 
 class EnergonExtError(Exception):
@@ -74,7 +90,7 @@ class SamplerError(EnergonExtError, RuntimeError):
     """
 
     def __init__(self, reason: str, *, key: str = "", counts: "dict[str, int] | None" = None):
-        self.reason = reason
+        self.reason = printable(reason)
         self.key = key
         self.counts = dict(counts or {})
         where = f"Prompt {key}: " if key else ""

@@ -245,7 +245,9 @@ def test_a_template_that_refuses_or_rewrites_a_conversation_is_named(hf_folder):
     tokenizer = AutoTokenizer.from_pretrained(hf_folder)
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
     encoder = SFTTaskEncoder(ByteTokenizer(), 64, chat_template=HFChatTemplate(tokenizer))
-    with pytest.raises(SampleError, match="chats/7: the chat template refuses it .roles must alt"):
+    with pytest.raises(
+        SampleError, match="chats/7: the chat template refuses it .TemplateError: roles"
+    ):
         encoder.encode_document(dialogue(TURNS))
 
     class CountsFirst(ChatTemplate):

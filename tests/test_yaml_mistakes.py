@@ -178,7 +178,7 @@ MISTAKES = [
     ("lines that came later", entry("{path: stale.jsonl}"),
      "@: splits.train.blend[0]: ", "stale.jsonl: the file has changed since its index was made; "),
     ("lines that are no objects", entry("{path: list.jsonl}"),
-     "@: splits.train.blend[0]: ", "list.jsonl: no index can be made (Line b'[1, 2]'"),
+     "@: splits.train.blend[0]: ", "list.jsonl: no index can be made: line 1, b'[1, 2]'"),
 ]  # fmt: skip
 
 

@@ -287,7 +287,7 @@ def test_patterns_of_shards_are_read_as_before(good):
         ("a: " + "[" * 100_000 + "]" * 100_000, "more than 32 levels"),
         ("- " * 100_000, "more than 32 levels"),
         ("[" + "1," * 300_000 + "1]", "250,000 entries"),
-        ("#" * (5 * 2**20), "larger than 4,194,304 bytes"),
+        ("#" * (5 * 2**20), "has more than 4,194,304 bytes"),
         ("a: &a [x]\nb: &b [*a,*a]\nc: [*b,*b]\n", "not a metadataset"),
         ("3", "3 found, a mapping is needed"),
         ("[1, 2]", "[1, 2] found, a mapping is needed"),
@@ -319,7 +319,7 @@ def test_files_have_limits(tmp_path, good, text, message):
         ("{}", "no split 'train'; it has none"),
         ('{"split_parts": {"train": ["a", "{b,a}"]}}', "train: a is listed twice"),
         ('{"split_parts": {"train": 3}}', "split.json: train: 3 found, a list of shards is needed"),
-        (" " * (33 * 2**20), "larger than 33,554,432 bytes"),
+        (" " * (33 * 2**20), "has more than 33,554,432 bytes"),
     ],
     ids=lambda text: text[:12],
 )

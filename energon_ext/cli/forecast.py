@@ -17,6 +17,7 @@ from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.forecast import Forecast, estimated, imbalance, late_breakpoints, planned
 from energon_ext.plan.source import Blend
+from energon_ext.state.files import write_file
 
 #: Rows that are planned one by one unless asked for; more are estimated.
 MOST_EXACT_ROWS = 1 << 18
@@ -135,7 +136,7 @@ def draw(found: Forecast, name: str, png: Path | None, html: Path | None) -> Non
     picture = import_figures().forecast_picture(found)
     image = png_of(picture)
     if png is not None:
-        png.write_bytes(image)
+        write_file(png, image)
     if html is not None:
         tiles = [
             (f"{found.steps:,}", "optimizer steps"),
@@ -145,4 +146,4 @@ def draw(found: Forecast, name: str, png: Path | None, html: Path | None) -> Non
         ]
         tables = [("Sources", HEAD, _rows(found))]
         pictures = [(picture.caption, image)]
-        html.write_text(page(f"What {name} will read", tiles, pictures, tables), encoding="utf-8")
+        write_file(html, page(f"What {name} will read", tiles, pictures, tables).encode())

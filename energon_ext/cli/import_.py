@@ -17,13 +17,15 @@ from energon_ext.cli import echo, integers, one_of
 from energon_ext.cli.option import FILE
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.config.yaml_file import read_mapping
+from energon_ext.data_files import read_data
 from energon_ext.documents.token_index import read_pair
 from energon_ext.errors import ConfigError
+from energon_ext.state.files import write_file
 
 #: Split of Megatron -> split here.
 SPLITS = {"train": "train", "valid": "val", "test": "test"}
 
-#: Characters of a list of sources that is read from a file.
+#: Bytes of a list of sources that is read from a file.
 LONGEST_LIST = 32 * 2**20
 
 #: Source and weight of each, in the order of the list; no weights where the list has none.
@@ -105,7 +107,7 @@ def _write(output: Path, splits: Mapping[str, Any], remarks: Sequence[str]) -> N
     text += yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
     output.parent.mkdir(parents=True, exist_ok=True)
     written = output.with_name(f".{output.name}.new.yaml")
-    written.write_text(text, encoding="utf-8")
+    write_file(written, text.encode())
     try:
         _check(written, splits)
         written.replace(output)
@@ -219,13 +221,9 @@ def _blends_of_splits(path: Path) -> dict[str, Blend]:
 
 def _words(path: Path) -> list[str]:
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(LONGEST_LIST + 1)
+        return read_data(path, LONGEST_LIST).decode().split()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a text file ({error}).") from error
-    if len(text) > LONGEST_LIST:
-        raise ConfigError(f"{path}: larger than {LONGEST_LIST:,} characters.")
-    return text.split()
 
 
 def _iterations(text: str) -> list[int]:

@@ -16,10 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from energon_ext.data_files import open_data
 from energon_ext.errors import ConfigError
 from energon_ext.state.schema import COUNT, check_shape
 
 FILE_NAME = "metrics.jsonl"
+MOST_LINE_BYTES = 2**26
+MOST_PARTS = 16  # of a path in a short label
+MOST_SOURCES, MOST_COUNTS = 10_000, 100_000_000
 SOURCE_KEY = re.compile(
     r"(?P<path>.*?)(?:_text_document)?(?P<split>:\w+)?(?P<rest>[\[{#].*)?", re.DOTALL
 )
@@ -122,6 +126,11 @@ class Run:
         last = starts[-1]
         # Sources may come and go between processes: all that ever were, in order of appearance.
         sources = tuple(dict.fromkeys(key for start in starts for key in start["sources"]))
+        if len(sources) > MOST_SOURCES or len(sources) * len(steps) > MOST_COUNTS:
+            raise ConfigError(
+                f"{path}: {len(sources):,} sources in {len(steps):,} steps; a report is of "
+                f"{MOST_SOURCES:,} sources at most, and of {MOST_COUNTS:,} for all steps together."
+            )
         documents = {key: count for start in starts for key, count in start["documents"].items()}
         tokens = {key: count for start in starts for key, count in start["epoch_tokens"].items()}
         measured = sorted({name for step in steps for name in step if REWARD.match(name)})
@@ -176,7 +185,8 @@ def short_labels(keys: Sequence[str], names: Mapping[str, str] | None = None) ->
         return tuple(names.get(key, label) for key, label in zip(keys, short_labels(keys)))
     parts = [match.groupdict("") for match in map(SOURCE_KEY.fullmatch, keys) if match]
     splits = {part["split"] for part in parts}
-    for depth in range(1, 2 + max((key.count("/") for key in keys), default=0)):
+    deepest = max((key.count("/") for key in keys), default=0)
+    for depth in range(1, 2 + min(deepest, MOST_PARTS)):
         labels = tuple(
             "/".join(part["path"].split("/")[-depth:])
             + (part["split"] if len(splits) > 1 else "")
@@ -191,13 +201,14 @@ def short_labels(keys: Sequence[str], names: Mapping[str, str] | None = None) ->
 def _events(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if not path.is_file():
         raise ConfigError(f"{path}: no such file. Give the --run-dir of a training run.")
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+    with open_data(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES), b""), start=1):
             where = f"{path}:{number}"
             try:
                 event = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise ConfigError(f"{where}: damaged, not JSON ({error}).") from error
+                reason = error if len(line) < MOST_LINE_BYTES else f"over {MOST_LINE_BYTES:,} bytes"
+                raise ConfigError(f"{where}: damaged, not JSON ({reason}).") from error
             if not isinstance(event, dict) or not isinstance(event.get("event"), str):
                 raise ConfigError(f"{where}: damaged, an object with 'event' was expected.")
             fields = FIELDS.get(event["event"])

@@ -19,6 +19,7 @@ from energon_ext.cli import echo
 from energon_ext.cli.metrics import Run, mean_of_finite
 from energon_ext.cli.spikes import Spike, spikes_of
 from energon_ext.errors import ConfigError, printable
+from energon_ext.state.files import write_file
 
 if TYPE_CHECKING:
     from energon_ext.cli.figures import Picture
@@ -87,8 +88,8 @@ def write_report(run: Run, out: Path, run_dir: Path | None = None) -> list[Path]
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / f"{picture.name}.png" for picture in pictures]
     for path, (_, image) in zip(paths, images):
-        path.write_bytes(image)
-    (out / "report.html").write_text(html_page, encoding="utf-8")
+        write_file(path, image)
+    write_file(out / "report.html", html_page.encode())
     return [*paths, out / "report.html"]
 
 

@@ -4,6 +4,7 @@
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,7 @@ def _document(text: str, blend: PlannedDataset) -> tuple[str, int]:
     name, _, number = text.rpartition(":")
     keys = {shown: key for key, shown in blend.names.items()}
     source = keys.get(name, name)
-    if source not in blend.sources or not number.isdecimal():
+    if source not in blend.sources or not re.fullmatch("[0-9]{1,18}", number):
         known = choices(name, [*blend.sources, *keys])
         raise ConfigError(f"--document {text}: SOURCE:NUMBER is needed; sources are {known}")
     count = blend.sources[source].documents

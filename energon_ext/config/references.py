@@ -76,6 +76,8 @@ class AnyDatasetReference(DatasetReference):
     def post_initialize(self, mds_path: EPath | None = None) -> None:
         path = self._resolve_path(mds_path)
         if is_token_file(path):
+            if self.aux:
+                raise ConfigError(f"{path}: token files have no `aux`; leave it out.")
             self._dataset = TokenFileLoader(path=path)
         else:
             super().post_initialize(mds_path)

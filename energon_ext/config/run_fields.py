@@ -15,6 +15,9 @@ from energon_ext.weights.axis import STEPS, UNITS
 #: Documents that a file may exclude, and characters of one of its lines.
 MOST_EXCLUDED, LONGEST_LINE = 10_000_000, 4096
 
+#: Steps that may be skipped in all: they are planned like others.
+MOST_SKIPPED = 100_000
+
 _EXCLUDED = re.compile(r"(.+):([0-9]{1,18})")
 
 
@@ -108,6 +111,11 @@ def _ranges(value: Any, where: str) -> tuple[tuple[int, int], ...]:
         if merged and first <= merged[-1][1]:
             first, stop = merged[-1][0], max(merged.pop()[1], stop)
         merged.append((first, stop))
+    if sum(stop - first for first, stop in merged) > MOST_SKIPPED:
+        raise ConfigError(
+            f"{where}: more than {MOST_SKIPPED:,} steps in all; each is planned like any other. "
+            f"Begin a new run with a `subset` instead."
+        )
     return tuple(merged)
 
 

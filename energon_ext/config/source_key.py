@@ -119,7 +119,7 @@ def _split_name(factory: BaseCoreDatasetFactory) -> str:
         return ""
     for file_name in ("split.yaml", "split.json"):
         path = reader.path / MAIN_FOLDER_NAME / file_name
-        splits = read_splits(path) if path.is_file() else {}
+        splits = read_splits(path)[0] if path.is_file() else {}
         for name, shards in splits.items():
             if shards == files:
                 return name

@@ -17,6 +17,8 @@ the same parser, follows every reference, and refuses:
 
 import difflib
 import inspect
+import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Callable, Iterator, Mapping
@@ -42,7 +44,10 @@ MAX_NESTED = 16
 MAX_SOURCES = 100_000
 
 #: What whoever loads a folder says, and a dataset.yaml would override.
-LOADER_FIELDS = ("decoder", "path", "split_config", "split_part", "training", "worker_config")
+LOADER_FIELDS = (
+    *("decoder", "path", "split_config", "split_part", "subset", "training", "worker_config"),
+    *("max_samples_per_sequence", "parallel_shard_iters", "shuffle_over_epochs"),
+)
 
 #: Fields of a dataset.yaml that Energon reads as ``file.py:function`` or ``module:function``.
 CODE_FIELDS = ("sample_loader", "part_filter")
@@ -237,17 +242,25 @@ def _not_trusted(module: Any, name: Any, safe: set[tuple[str, str]]) -> str:
 def _check_split(folder: EPath, split: EPath, split_part: str, where: str) -> None:
     if not split.is_file():
         raise ConfigError(f"{where}: no {MAIN_FOLDER_NAME}/split.yaml; prepare again.")
-    shards = read_splits(split)
+    shards, excluded = read_splits(split)
     if split_part not in shards:
         raise ConfigError(f"{where}: no split {split_part!r}; it has {choices(split_part, shards)}")
     is_json = (folder / ".info.json").is_file()
     info = read_mapping(folder / f".info.{'json' if is_json else 'yaml'}", may_be_json=True)
     counts = info.get("shard_counts")
-    if not isinstance(counts, dict) or not any(counts.get(each) for each in shards[split_part]):
-        raise ConfigError(
-            f"{where}: split {split_part!r} has no samples; leave the source out, or prepare it "
-            f"with more."
-        )
+    counts = counts if isinstance(counts, dict) else {}
+    left_out = Counter(
+        name[: slash.start()] for name in excluded for slash in re.finditer("/", name)
+    )
+    for shard in shards[split_part]:
+        count = counts.get(shard)
+        # Energon would look for one that is not excluded for ever.
+        if shard not in excluded and type(count) is int and count > left_out[shard]:
+            return
+    raise ConfigError(
+        f"{where}: split {split_part!r} has no samples, or excludes as many as it has; leave the "
+        f"source out, or prepare it with more."
+    )
 
 
 def _mappings(

@@ -16,6 +16,7 @@ import ryml  # type: ignore[import-untyped]
 from megatron.energon.epathlib import EPath
 from megatron.energon.eyaml import load_yaml
 
+from energon_ext.data_files import open_data, read_to_limit
 from energon_ext.errors import ConfigError
 
 MAX_YAML_BYTES = 4 * 2**20
@@ -40,10 +41,8 @@ def read_mapping(path: EPath, *, may_be_json: bool = False) -> dict[str, Any]:
     """
     is_json = may_be_json and path.name.endswith(".json")
     most = MAX_JSON_BYTES if is_json else MAX_YAML_BYTES
-    with path.open("rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise ConfigError(f"{path}: larger than {most:,} bytes; split it up.")
+    with open_data(path.local_path()) if path.is_local() else path.open("rb") as file:
+        data = read_to_limit(file, most, path)
     try:
         data.decode("utf-8")
         content = json.loads(data) if is_json else _parse(data, path)
@@ -119,10 +118,13 @@ def _check_tree(tree: ryml.Tree, path: EPath) -> None:
         pending.extend((child, depth + 1) for child in children)
 
 
-def read_splits(path: EPath) -> dict[str, list[str]]:
-    """The shards of every split in a ``split.yaml`` or ``split.json``."""
+def read_splits(path: EPath) -> tuple[dict[str, list[str]], set[str]]:
+    """The shards of every split in a ``split.yaml`` or ``split.json``, and what is excluded.
+
+    That is a shard, or ``SHARD/KEY`` for a sample.
+    """
     content = read_mapping(path, may_be_json=True)
-    shards_of(content.get("exclude") or [], f"{path}: exclude")
+    excluded = {*shards_of(content.get("exclude") or [], f"{path}: exclude")}
     parts = content.get("split_parts")
     parts = parts.items() if isinstance(parts, dict) else ()
     splits = {name: shards_of(patterns, f"{path}: {name}") for name, patterns in parts}
@@ -130,7 +132,7 @@ def read_splits(path: EPath) -> dict[str, list[str]]:
         if len({*shards}) < len(shards):
             twice = Counter(shards).most_common(1)[0][0]
             raise ConfigError(f"{path}: {name}: {twice} is listed twice, and would be read twice.")
-    return splits
+    return splits, excluded
 
 
 def shards_of(patterns: Any, where: str) -> list[str]:

@@ -2,14 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Conversations as rows take them: cut to a row, or without a token where nothing is trained."""
 
-import logging
-
 import numpy as np
 
 from energon_ext.documents.file_set import TokenFiles
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, log_of
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 #: Documents that are looked at together.
 _CHUNK = 512

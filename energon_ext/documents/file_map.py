@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from energon_ext.data_files import open_data
 from energon_ext.errors import ConfigError
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -32,7 +33,7 @@ class _FileMap:
     __slots__ = ("_address", "_num_bytes", "_unmap")
 
     def __init__(self, path: str, num_bytes: int):
-        with open(path, "rb", buffering=0) as file:
+        with open_data(path) as file:
             found = os.fstat(file.fileno()).st_size
             if found < num_bytes:
                 raise ConfigError(

@@ -18,11 +18,13 @@ from typing import Any, Mapping
 
 import numpy as np
 
+from energon_ext.data_files import read_data
 from energon_ext.documents.file_map import map_file
 from energon_ext.errors import ConfigError
 
 #: Beside a pair that `energon-ext prepare` wrote: which tokenizer made it, and its weights.
 META_SUFFIX = ".meta.json"
+MOST_META_BYTES = 2**20
 
 #: One number for each token: uint8 where all are 0 or 1, as for fine-tuning on answers, else
 #: float32. The meta file says which, as ``{"label_weights": {"dtype": "uint8"}}``.
@@ -199,8 +201,7 @@ def _read_header(path: str) -> tuple[np.dtype, int, int, int]:
 
 def _read_meta(path: str) -> Mapping[str, Any] | None:
     try:
-        with open(path, "rb") as file:
-            content = file.read()
+        content = read_data(path, MOST_META_BYTES)
     except FileNotFoundError:
         return None
     try:

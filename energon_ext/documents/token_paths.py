@@ -3,6 +3,7 @@
 """Which ``.bin``/``.idx`` pairs a path names: one, those of a folder, or those of a pattern."""
 
 import glob
+import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -97,16 +98,25 @@ def _matching(pattern: str) -> Iterator[str]:
 
 def _glob(pattern: str) -> Iterator[str]:
     """What a pattern matches; links may make any number of folders of a few."""
-    above, stars, name = pattern.partition("/**/")
-    roots = glob.iglob(f"{above}/") if stars else ()
-    folders = (each for root in roots for each in os.walk(root, followlinks=True))
-    for number, (folder, below, _) in enumerate(folders):
-        if number == MOST_FOLDERS or "**" in name:
+    *above, name = pattern.split("/")
+    folders = ["/" if pattern.startswith("/") else ""]
+    for part in filter(None, above):
+        found = (each for folder in folders for each in _folders(folder, part))
+        folders = list(itertools.islice(found, MOST_FOLDERS + 1))
+        if len(folders) > MOST_FOLDERS or pattern.count("**") > 1:
             raise ConfigError(f"{pattern}: more than {MOST_FOLDERS:,} folders, or than one `**`.")
-        below[:] = [each for each in below if not each.startswith(".")]
+    for folder in folders:
         yield from glob.iglob(os.path.join(glob.escape(folder), name))
-    if not stars:
-        yield from glob.iglob(pattern, recursive=True)
+
+
+def _folders(folder: str, part: str) -> Iterator[str]:
+    """The folders in another one that a part of a pattern matches."""
+    if part != "**":
+        yield from glob.iglob(os.path.join(glob.escape(folder), part, ""))
+        return
+    for path, below, _ in os.walk(folder or os.curdir, followlinks=True):
+        below[:] = [each for each in below if not each.startswith(".")]
+        yield path
 
 
 def _with_suffix(pattern: str, suffix: str) -> str:

@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
-from energon_ext.encoders.tokenizers import HFTokenizer, Tokenizer, load_with_transformers
+from energon_ext.encoders.limited import Limited
+from energon_ext.encoders.tokenizer_files import load_with_transformers
+from energon_ext.encoders.tokenizers import HFTokenizer, Tokenizer
 from energon_ext.errors import ConfigError, SampleError
 
 #: ``{"role": ..., "content": ...}``
@@ -82,16 +84,15 @@ class HFChatTemplate(ChatTemplate):
                 f"Tokenizer {name_or_path} has no chat template; take one that has, or pass "
                 f"chat_template=PlainChatTemplate()."
             )
+        self._limited = Limited(self._rendered, "the chat template")
+
+    def _rendered(self, messages: list[Message], add_generation_prompt: bool) -> str:
+        return self._tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
-        from jinja2 import TemplateError
-
-        try:
-            return self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
-            )
-        except TemplateError as error:
-            raise SampleError(f"the chat template refuses it ({error})") from error
+        return self._limited([dict(message) for message in messages], add_generation_prompt)
 
     def fingerprint(self) -> dict[str, Any]:
         text = repr((self._tokenizer.chat_template, self._tokenizer.special_tokens_map))

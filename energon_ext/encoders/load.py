@@ -69,7 +69,7 @@ def get_train_dataset(
     if rows_per_step is not None:
         task_encoder = _with_rows_per_step(task_encoder, rows_per_step)
     checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
-    with _checked(get_train_dataset, checker, path, split_part, options):
+    with _checked(get_train_dataset, checker, path, split_part, worker_config, options):
         return megatron.energon.get_train_dataset(
             path,
             worker_config=worker_config,
@@ -99,7 +99,7 @@ def get_val_datasets(
     """
     check_integer("get_val_datasets: batch_size", batch_size, 1)
     checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
-    with _checked(get_val_datasets, checker, path, split_part, options):
+    with _checked(get_val_datasets, checker, path, split_part, worker_config, options):
         # Energon builds each source alone, which sees no name that none of them has.
         check_names(load_split(Path(str(path)), split_part, task_encoder, trusted_modules))
         return megatron.energon.get_val_datasets(
@@ -118,10 +118,12 @@ def _checked(
     checker: YamlChecker,
     path: str | Path | EPath,
     split_part: str,
+    worker_config: WorkerConfig,
     options: Mapping[str, Any],
 ) -> Iterator[None]:
     """Refuse what a YAML may not say, and options that nobody knows: Energon would swallow them."""
     name = function.__name__
+    check_integer("worker_config.seed_offset", worker_config.seed_offset, -(2**63))
     stock = getattr(megatron.energon, name)
     known = {*inspect.signature(stock).parameters, *inspect.signature(function).parameters}
     known = {*known, *_FURTHER_OPTIONS} - {"kwargs", "options"}

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from energon_ext.encoders.text_sources import (
     cached_source,
     what_samples_depend_on,
 )
-from energon_ext.errors import ConfigError, EnergonExtError, SampleError
+from energon_ext.errors import ConfigError, EnergonExtError, SampleError, log_of
 from energon_ext.prepare.cache import Cached, ensure_made
 from energon_ext.prepare.documents import InputDocument, Unit
 from energon_ext.prepare.job import Encoded, Job
@@ -31,7 +30,7 @@ from energon_ext.prepare.samples import SampleSource, sample_units, unit_of
 from energon_ext.prepare.units import is_prepared
 from energon_ext.samples.numbered import as_worker
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 #: Seconds that one core takes for a sample, about, by its sizes alone and by encoding it.
 SECONDS_BY_SIZE, SECONDS_BY_ENCODING = 0.001, 0.02

@@ -8,7 +8,6 @@ whose factory returns our blend over the real sources, so that it never has anyt
 """
 
 import copy
-import logging
 from types import MappingProxyType
 from typing import Any, Mapping, Sequence
 
@@ -38,7 +37,7 @@ from energon_ext.encoders.sources import (
     read_sources,
     refuse_splices,
 )
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, log_of
 from energon_ext.mixture.checks import check_mixture
 from energon_ext.mixture.tree import IN_ORDER, INTERLEAVE, blend_of
 from energon_ext.plan.clock import Clock
@@ -53,7 +52,7 @@ from energon_ext.streamed.blend import DynamicBlendDataset, LeastConsumedDataset
 from energon_ext.streamed.samples import RepeatUpTo
 from energon_ext.weights import ConstantWeight, ScheduleAxis
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 
 class DynamicBlendMixin:

@@ -9,7 +9,6 @@ step 1500 therefore changes step 1500, a weight is a share of tokens, and every 
 import copy
 import dataclasses
 import functools
-import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -35,7 +34,7 @@ from energon_ext.encoders.splicing import (
 from energon_ext.encoders.text import Document, TextDecoder, cook_text, is_text
 from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized
 from energon_ext.encoders.tokenizers import Tokenizer, check_tokenizer, saved_tokenizer
-from energon_ext.errors import ConfigError, SampleError
+from energon_ext.errors import ConfigError, SampleError, log_of
 from energon_ext.packing import Packer, make_packer
 from energon_ext.plan.cost import AttentionCost, Cost
 from energon_ext.plan.dataset import BatchOptions, PassOptions, PlannedDataset
@@ -44,7 +43,7 @@ from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.source import Source
 from energon_ext.splice.config import SpliceFields
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 
 class PackedTaskEncoder(DynamicBlendMixin, TaskEncoder):

@@ -4,7 +4,6 @@
 
 import contextlib
 import io
-import logging
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,9 +13,9 @@ from megatron.energon.errors import ErrorContext, log_exception
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.wrappers.map_dataset import MapDataset
 
-from energon_ext.errors import LEFT_OUT
+from energon_ext.errors import LEFT_OUT, log_of
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 
 #: There is one standard output: of two threads the second would put back that of the first.

@@ -5,7 +5,6 @@
 import contextlib
 import inspect
 import itertools
-import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +16,11 @@ from megatron.energon.rng import SystemRng
 from megatron.energon.task_encoder.base import get_failure_tolerance
 
 from energon_ext.documents.permutation import stable_hash
-from energon_ext.errors import ConfigError, EnergonExtError, SampleError
+from energon_ext.errors import ConfigError, EnergonExtError, SampleError, log_of
 from energon_ext.prepare.lengths import LengthTable
 from energon_ext.samples.numbered import NumberedSamples, key_of
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 #: Errors of a sample in a row after which a run ends, unless the encoder says how many.
 _TOLERANCE = 100

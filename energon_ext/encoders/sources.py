@@ -3,7 +3,6 @@
 """The sources of a metadataset, opened and checked."""
 
 import copy
-import logging
 from typing import Any, Sequence
 
 from megatron.energon import WorkerConfig
@@ -15,12 +14,13 @@ from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.documents.stored_files import fingerprint_files, num_samples
 from energon_ext.encoders.quiet import quiet_errors
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, log_of
 from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.source import Source
+from energon_ext.samples.numbered import guard_readers
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 #: Documents of a planned source that are packed together, unless ``packing_buffer_docs`` is more:
 #: so many in all, and at least and at most so many of one source.
@@ -95,7 +95,7 @@ def load_source(task_encoder: Any, entry: Entry, worker_config: WorkerConfig) ->
     entry.dataset.worker_config = own_config
     rotation = number % (max(1, worker_config.num_workers) * worker_config.world_size)
     dataset = task_encoder._load_dataset(entry.loaded, rotation, worker_config=own_config)
-    return quiet_errors(dataset, entry.key)
+    return quiet_errors(guard_readers(dataset), entry.key)
 
 
 def read_sources(

@@ -7,9 +7,6 @@ notices that it was exchanged.
 """
 
 import hashlib
-import importlib
-import json
-import logging
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Sequence
@@ -17,9 +14,15 @@ from typing import Any, Sequence
 import numpy as np
 
 from energon_ext.arguments import check_integer
-from energon_ext.errors import ConfigError
+from energon_ext.encoders.tokenizer_files import (
+    errors_of_library,
+    load_tokenizer_file,
+    load_with_transformers,
+    special_tokens_beside,
+)
+from energon_ext.errors import ConfigError, log_of
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 #: Names of the token that ends a text, as well-known tokenizers have them.
 END_OF_TEXT = (
@@ -183,7 +186,8 @@ class HFTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         # Leaves out the offsets of tokens in the text, which take a fifth of the time.
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        with errors_of_library(f"Tokenizer {self.name}: cannot encode a text"):
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._surround(np.asarray(e.ids, dtype=np.int64)) for e in encodings]
 
     def decode(self, tokens: Any) -> str:
@@ -246,8 +250,8 @@ def load_tokenizer(
 def _load_hf(name: str, finds_eos: bool) -> tuple[Any, dict[str, str | None]]:
     """A ``tokenizers.Tokenizer`` and the names of its special tokens."""
     if Path(name).is_file():
-        tokenizer = _load_tokenizer_file(name)
-        beside = _named_beside(Path(name))
+        tokenizer = load_tokenizer_file(name)
+        beside = special_tokens_beside(Path(name))
         return tokenizer, _well_known(tokenizer, name) if finds_eos and not beside else beside
     if name.endswith(".json"):  # no model is called so; do not ask a hub for it
         raise ConfigError(f"Tokenizer file {name!r} does not exist; check the path.")
@@ -256,52 +260,9 @@ def _load_hf(name: str, finds_eos: bool) -> tuple[Any, dict[str, str | None]]:
     return loaded.backend_tokenizer, defaults
 
 
-def _named_beside(path: Path) -> dict[str, str | None]:
-    """The special tokens that transformers writes to a ``tokenizer_config.json`` beside a file."""
-    try:
-        config = json.loads(path.with_name("tokenizer_config.json").read_bytes())
-        tokens = {role: config.get(f"{role}_token") for role in ("bos", "eos", "pad")}
-    except (OSError, ValueError, RecursionError, AttributeError):
-        return {}
-    texts = {r: t.get("content") if isinstance(t, dict) else t for r, t in tokens.items()}
-    return texts if texts["eos"] is not None else {}
-
-
 def _well_known(tokenizer: Any, name: str) -> dict[str, str | None]:
     """The end of a text by its usual names, as a bare file does not say what its tokens are for."""
     found = next((t for t in END_OF_TEXT if tokenizer.token_to_id(t) is not None), None)
     if found is not None:
         logger.warning("%s: %s ends every text; --eos-token names another.", name, found)
     return {"eos": found}
-
-
-def load_with_transformers(name: str, what: str) -> Any:
-    """The ``transformers`` tokenizer of a folder or name; ``what`` an error says it is for."""
-    transformers = _library("transformers", what)
-    try:
-        return transformers.AutoTokenizer.from_pretrained(
-            name, use_fast=True, trust_remote_code=False
-        )
-    except Exception as error:  # files that are not what it expects end in any type
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(
-            f"{what}: transformers cannot load it ({first_line}). Check the path or the name."
-        ) from error
-
-
-def _load_tokenizer_file(path: str) -> Any:
-    tokenizers = _library("tokenizers", f"Tokenizer file {path!r}")
-    try:
-        return tokenizers.Tokenizer.from_file(path)
-    except Exception as error:  # the library raises plain Exception for a file that is not one
-        raise ConfigError(
-            f"Tokenizer file {path!r} is not a tokenizer.json ({error}); give the file that "
-            f"`tokenizer.save()` wrote."
-        ) from error
-
-
-def _library(name: str, what: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(f"{what}: needs {name}; pip install 'energon_ext[hf]'.") from error

@@ -18,7 +18,6 @@ The state is that of the last batch that the trainer took, whatever was read ahe
 from __future__ import annotations
 
 import json
-import logging
 from collections import deque
 from typing import Any, Iterator, Mapping
 
@@ -28,7 +27,7 @@ from megatron.energon.rng import SystemRng
 from torch.utils.data import DataLoader, IterableDataset
 
 from energon_ext.arguments import check_integer, check_number
-from energon_ext.errors import ConfigError, printable
+from energon_ext.errors import ConfigError, log_of, printable
 from energon_ext.loader.processes import (
     Failure,
     begin_worker,
@@ -44,7 +43,7 @@ from energon_ext.plan.state import cursor_of
 from energon_ext.state.match import ENCODER, SourceChange
 from energon_ext.state.schema import check_seal, sealed
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 #: Steps that the process of the planner is ahead.
 PLANNED_STEPS = 2

@@ -4,7 +4,6 @@
 
 import argparse
 import itertools
-import logging
 from typing import Any
 
 from megatron.core import parallel_state
@@ -13,7 +12,7 @@ from megatron.energon import TaskEncoder
 from energon_ext.encoders.load import get_train_dataset, get_val_datasets
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.tokenizers import load_tokenizer
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, log_of
 from energon_ext.megatron.loader import data_parallel_worker_config
 from energon_ext.megatron.megatron_lm_arguments import check_arguments, check_vocabulary, ramps_up
 from energon_ext.megatron.megatron_lm_log import DataLog
@@ -26,7 +25,7 @@ from energon_ext.state.together import on_all_ranks
 from energon_ext.weights import ScheduleAxis
 from energon_ext.weights.axis import STEPS
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 
 def train_valid_test_dataloaders_provider(

@@ -3,7 +3,6 @@
 """The data state of a Megatron-LM run: one file per data-parallel rank, beside the model's."""
 
 import argparse
-import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,14 @@ from typing import Any
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.energon.flavors.base_dataset import SavableDataset
 
-from energon_ext.errors import StateFormatError, StateMismatchError
+from energon_ext.errors import StateFormatError, StateMismatchError, log_of
 from energon_ext.megatron.loader import RerunLoader, is_inside_step
 from energon_ext.state.checkpoint_folder import read_megatron_lm_state
 from energon_ext.state.consumption import Consumption
 from energon_ext.state.schema import digest_of
 from energon_ext.state.together import on_all_ranks
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 
 class MegatronLMLoader(RerunLoader):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import logging
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
@@ -21,6 +20,7 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.state import FlexState
 
 from energon_ext.batch.rows import Row
+from energon_ext.errors import log_of
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import Tree
 from energon_ext.plan.clock import Clock
@@ -33,7 +33,7 @@ from energon_ext.plan.step import Plan, Step
 from energon_ext.state.match import SourceChange
 from energon_ext.state.schema import digest_of
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ is made beside, under another name, and renamed. Several processes may ask for i
 several machines; one of them makes it and the others wait. No collective is used.
 """
 
-import logging
 import os
 import re
 import time
@@ -16,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, log_of
 from energon_ext.prepare.claim import ClaimedError
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import Job
 from energon_ext.prepare.units import left_out, run_units
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 CACHE_VARIABLE = "ENERGON_EXT_CACHE"
 DEFAULT_NAME = ".energon_ext_cache"

@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from energon_ext.data_files import read_data
 from energon_ext.errors import ConfigError
 
 #: A claim that nobody touched for so long is of a process that is gone.
 STALE_SECONDS = 30.0
 _BEAT_SECONDS = 3.0
+_MOST_BYTES = 4096
 
 
 class ClaimedError(ConfigError):
@@ -66,10 +68,14 @@ def _this_machine() -> list[str]:
     return [socket.gethostname(), os.readlink("/proc/self/ns/pid")]
 
 
+def _words(path: Path) -> list[str]:
+    return read_data(path, _MOST_BYTES).decode("utf-8", "replace").split()
+
+
 def _owner_of(path: Path) -> str:
     """Process and host, for messages."""
     try:
-        host, _, process = path.read_text().split()
+        host, _, process = _words(path)
         return f"process {process} on {host}"
     except (OSError, ValueError):
         return "another process"
@@ -81,7 +87,7 @@ def _is_stale(path: Path) -> bool:
         # The clock of a file system need not be that of this machine.
         with tempfile.NamedTemporaryFile(prefix=".time-", dir=path.parent) as probe:
             age = os.fstat(probe.fileno()).st_mtime - path.stat().st_mtime
-        owner = path.read_text().split()
+        owner = _words(path)
     except FileNotFoundError:
         return True
     *machine, process = owner or [""]  # not yet written

@@ -11,8 +11,9 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from energon_ext.data_files import open_data
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.documents import Documents, InputDocument, RowReader, Unit
 
@@ -20,8 +21,11 @@ UNIT_BYTES = 256 * 2**20
 UNIT_ROWS = 65_536  # of a Hugging Face dataset
 READ_CHARACTERS = 1 << 20
 MOST_LINE_BYTES = 1 << 28  # a small compressed file may be one line of any length
+MOST_CHARACTERS = 1 << 28  # of a text
 COMPRESSED = (".gz", ".zst")
 _BLOCK = 1 << 24
+_MOST_GROUP_BYTES = 1 << 32
+_PARQUET_ROWS = 16  # read at once: a small file may hold rows of any length
 
 
 # Text -------------------------------------------------------------------------------------------
@@ -68,13 +72,13 @@ def _read_texts(paths: Sequence[Path], separator: str | None) -> Documents:
 
 def _texts(path: Path, separator: str | None) -> Iterator[str]:
     # Line ends stay as they are; a byte-order mark is no text.
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        if separator is None:
-            yield file.read()
-            return
+    with io.TextIOWrapper(open_data(path), encoding="utf-8-sig", newline="") as file:
         unfinished = ""
-        while piece := file.read(READ_CHARACTERS):
-            *finished, unfinished = (unfinished + piece).split(separator)
+        while piece := file.read(READ_CHARACTERS if separator else MOST_CHARACTERS + 1):
+            pieces = [unfinished + piece]
+            *finished, unfinished = pieces[0].split(separator) if separator else pieces
+            if len(unfinished) > MOST_CHARACTERS:
+                raise ConfigError(f"{path}: a text of more than {MOST_CHARACTERS:,} characters.")
             yield from finished
         yield unfinished
 
@@ -102,7 +106,7 @@ def jsonl_units(paths: Iterable[Path], read_row: RowReader) -> list[Unit]:
 def _line_ranges(path: Path, size: int) -> Iterator[tuple[int, int, int]]:
     """First byte, the one behind the last, and first line of each part of a file."""
     begin, line = 0, 1
-    with path.open("rb") as file:
+    with open_data(path) as file:
         while begin < size:
             lines = 0
             for _ in range(0, UNIT_BYTES, _BLOCK):
@@ -123,7 +127,7 @@ def _lines(
     path: Path, begin: int, stop: int | None, first_line: int
 ) -> Iterator[tuple[bytes, str, int]]:
     """Lines with their origins and sizes, from one byte of a file to another or to its end."""
-    with _opened(path) as file:
+    with open_data(path) as stored, _unpacked(stored, path) as file:
         if begin:
             file.seek(begin)
         position, number = begin, first_line
@@ -135,13 +139,13 @@ def _lines(
                 break
 
 
-def _opened(path: Path) -> Any:
+def _unpacked(file: BinaryIO, path: Path) -> Any:
     if path.suffix == ".gz":
-        return gzip.open(path)
+        return gzip.open(file)
     if path.suffix == ".zst":
         pyarrow = _extra("pyarrow", f"{path}: a .zst file")
-        return io.BufferedReader(pyarrow.input_stream(path, compression="zstd"))
-    return path.open("rb")
+        return io.BufferedReader(pyarrow.input_stream(file, compression="zstd"))
+    return file
 
 
 def _read_line(read_row: RowReader, line: bytes, origin: str, num_bytes: int) -> InputDocument:
@@ -166,6 +170,13 @@ def parquet_units(paths: Iterable[Path], read_row: RowReader) -> list[Unit]:
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from error
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        for group in groups:
+            packed = sum(group.column(n).total_compressed_size for n in range(group.num_columns))
+            if group.total_byte_size > min(_MOST_GROUP_BYTES, max(UNIT_BYTES, 200 * packed)):
+                raise ConfigError(
+                    f"{path}: a row group of {packed:,} bytes that unpacks to "
+                    f"{group.total_byte_size:,}; write it again, in smaller row groups."
+                )
         first_row = 0
         for begin, stop in _groups([group.total_byte_size for group in groups]):
             read = partial(_read_parquet, path, range(begin, stop), first_row, read_row)
@@ -181,7 +192,7 @@ def _read_parquet(path: Path, groups: range, first_row: int, read_row: RowReader
 def _parquet_rows(path: Path, groups: range, first_row: int) -> Iterator[tuple[Any, str, int]]:
     with _extra("pyarrow.parquet", "--parquet").ParquetFile(path) as file:
         number = first_row
-        for batch in file.iter_batches(row_groups=list(groups)):
+        for batch in file.iter_batches(_PARQUET_ROWS, row_groups=list(groups)):
             for row in batch.to_pylist():
                 yield row, f"{path}[{number}]", 0
                 number += 1

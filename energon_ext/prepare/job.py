@@ -3,7 +3,6 @@
 """How the documents of a unit become token files, one pair for each split."""
 
 import hashlib
-import logging
 import os
 import tempfile
 from collections import Counter
@@ -16,10 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from energon_ext.documents.permutation import stable_hash
-from energon_ext.errors import ConfigError, SampleError
+from energon_ext.errors import ConfigError, SampleError, log_of
 from energon_ext.prepare.documents import InputDocument, Unit
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 #: Documents of so many bytes are tokenized together, and at most so many documents.
 BATCH_BYTES = 2**20

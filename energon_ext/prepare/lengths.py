@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from energon_ext.data_files import read_data
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.cache import SPLIT
 from energon_ext.prepare.job import Record
-from energon_ext.prepare.units import PREPARED
+from energon_ext.prepare.units import MOST_RECORD_BYTES, PREPARED
 
 LENGTHS, COSTS = ".lengths.bin", ".costs.bin"
 
@@ -122,18 +123,19 @@ def _digest(column: np.ndarray) -> str:
 
 def _units(folder: Path) -> list[Record]:
     try:
-        return json.loads((folder / PREPARED).read_bytes())["units"]
+        return json.loads(read_data(folder / PREPARED, MOST_RECORD_BYTES))["units"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(folder, str(error)) from error
 
 
 def _column(folder: Path, unit: Record, suffix: str, dtype: str) -> np.ndarray:
     file = f"{SPLIT}/{unit['name']}{suffix}"
+    expected = unit["files"].get(file, {}).get("bytes", 0)
     try:
-        content = (folder / file).read_bytes()
-    except OSError as error:
+        content = read_data(folder / file, expected)
+    except (OSError, ConfigError) as error:
         raise _damaged(folder, str(error)) from error
-    if len(content) != unit["files"].get(file, {}).get("bytes", 0):
+    if len(content) != expected:
         raise _damaged(folder, f"{file} has {len(content)} bytes")
     return np.frombuffer(content, dtype)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from energon_ext.data_files import read_data
 from energon_ext.documents.origins import ORIGINS_SUFFIX
 from energon_ext.documents.token_index import META_SUFFIX
 from energon_ext.documents.token_paths import SPLITS, SUFFIXES
@@ -29,6 +30,7 @@ from energon_ext.prepare.pool import write_units
 from energon_ext.state.files import write_file
 
 PREPARED = "prepared.json"
+MOST_RECORD_BYTES = 2**30
 _SECONDS_BETWEEN_LINES = 30.0
 
 
@@ -61,6 +63,8 @@ def run_units(
     if force:
         _check_replaceable(output)
     work = output.with_name(f".{output.name}.unfinished")
+    if work.is_symlink():  # what it leads to is not ours
+        work.unlink()
     width = max(5, len(str(len(units) - 1)))
     named = {f"part-{number:0{width}}": unit for number, unit in enumerate(units)}
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -293,7 +297,7 @@ def _write_json(path: Path, content: Record) -> None:
 def _read_json(path: Path) -> Record | None:
     """The content of a file that was written here; None where there is none or it is damaged."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_data(path, MOST_RECORD_BYTES))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return content if isinstance(content, dict) else None

@@ -13,6 +13,9 @@ from energon_ext.rl.sampler import BatchSampler, Sampler, ScoredGroup, Unanswere
 #: What a rank tells the others; 1 that it needs groups, 0 that it has enough.
 _FAILED = 2
 
+#: That of a sure token, as sums of half precision have it.
+_MOST_LOG_PROB = 1e-2
+
 
 def sample_in_step(
     sampler: BatchSampler | Sampler, wants: Callable[[], bool], sample: Callable[[], None]
@@ -113,6 +116,8 @@ def _fault(group: Any, prompt: Prompt, vocab_size: int) -> str | None:
             return f"{name} must be {shape}, got {_shape(value)}"
         if value is not None and not bool(torch.isfinite(value).all()):
             return f"{name} must be finite, got {value.tolist()!s:.80}"
+    if (largest := float(group.log_probs.detach().max())) > _MOST_LOG_PROB:
+        return f"log_probs must be at most 0, got {largest:g}"
     if lengths is not None and (
         lengths.is_floating_point()
         or not 1 <= int(lengths.min()) <= int(lengths.max()) <= generated

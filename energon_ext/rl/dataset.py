@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Prompts, a sampler and rewards as a stream of packed batches."""
 
-import logging
 import math
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator
@@ -14,7 +13,7 @@ from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.encoders.prompts import Prompt
-from energon_ext.errors import ConfigError, SamplerError
+from energon_ext.errors import ConfigError, SamplerError, log_of
 from energon_ext.loader.streamed import open_loader
 from energon_ext.losses import group_advantages
 from energon_ext.plan.lookup import find_blend
@@ -27,7 +26,7 @@ from energon_ext.state.plain import from_plain, to_plain
 from energon_ext.state.schema import COUNT, check_class, check_seal, sealed
 from energon_ext.state.together import end_together
 
-_logger = logging.getLogger(__name__)
+_logger = log_of(__name__)
 
 #: Arguments that are integers >= 1, and those that a state depends on beside the seed.
 _SIZES = ("seq_len", "rows", "groups_per_batch", "max_attempts", "batches_per_step", "alignment")

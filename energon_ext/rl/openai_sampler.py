@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, AsyncIterator, Mapping, Sequence
 
 from energon_ext.arguments import check_integer, check_number
 from energon_ext.encoders.prompts import Prompt
-from energon_ext.errors import ConfigError, SampleError, SamplerError
+from energon_ext.errors import ConfigError, SampleError, SamplerError, printable
 from energon_ext.rl.sampler import RewardFunction, ScoredGroup, Unanswered, score
 
 if TYPE_CHECKING:
@@ -23,8 +23,14 @@ if TYPE_CHECKING:
 #: An answer may be so large, beside what its tokens take.
 _MOST_BYTES, _MOST_BYTES_OF_A_TOKEN = 64 * 2**20, 2**10
 
+#: Headers of a request; a client adds those that the environment names.
+_HEADERS = ("accept", "accept-encoding", "connection", "content-length", "content-type", "host")
+
 #: Statuses by which a server refuses one prompt: no valid request, too large, cannot be processed.
 _REFUSED = (400, 413, 422)
+
+#: Why a response is over; None where a server does not say.
+_ENDS = ("stop", "length", None)
 
 #: Responses of a group, the log-probabilities of their tokens, and why each response ended.
 Answers = tuple[list[list[int]], list[list[float]], list[Any]]
@@ -126,6 +132,8 @@ class OpenAISampler:
                 f"the server sent {len(responses)} answers, {self.group_size} were asked for",
                 key=prompt.__key__,
             )
+        if fault := self._fault(responses, log_probs, ends):
+            raise SamplerError(f"the server sent {fault}", key=prompt.__key__)
         rewards = score(self.reward, prompt, responses)
         try:
             cut = None if None in ends else [end == "length" for end in ends]
@@ -133,9 +141,27 @@ class OpenAISampler:
         except SampleError as error:
             raise SamplerError(f"the server sent {error}", key=prompt.__key__) from error
 
+    def _fault(
+        self, responses: list[list[int]], log_probs: list[list[float]], ends: list[Any]
+    ) -> str | None:
+        """What no answers to a request of this sampler can be."""
+        if strange := [end for end in ends if end not in _ENDS]:
+            return f"an answer that was ended by {strange[0]!r:.40}"
+        longest = max(map(len, responses))
+        if longest > self.max_new_tokens:
+            return f"{longest} tokens, and max_new_tokens is {self.max_new_tokens}"
+        if {type(token) for tokens in responses for token in tokens} - {int}:
+            return "token ids that are no integers"
+        if {type(value) for values in log_probs for value in values} - {int, float}:
+            return "log-probabilities that are no numbers"
+        return None
+
     async def _ask_all(self, prompts: Sequence[Prompt], seed: int) -> list[Answers | Unanswered]:
         turn = asyncio.Semaphore(self.max_concurrent)
-        http_client = self._openai.DefaultAsyncHttpxClient(event_hooks={"response": [self._limit]})
+        http_client = self._openai.DefaultAsyncHttpxClient(
+            event_hooks={"request": [self._bare], "response": [self._limit]},
+            follow_redirects=False,  # prompts and the key are for this server
+        )
         async with self._openai.AsyncOpenAI(
             http_client=http_client,
             base_url=self.base_url,
@@ -154,6 +180,13 @@ class OpenAISampler:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _bare(self, request: Any) -> None:
+        """Leave out what a request need not say."""
+        for name in {*request.headers} - {*_HEADERS}:
+            del request.headers[name]
+        if self.api_key is not None:
+            request.headers["Authorization"] = f"Bearer {self.api_key}"
 
     async def _limit(self, response: Any) -> None:
         """Read an answer, however it is compressed, no further than answers go."""
@@ -179,13 +212,14 @@ class OpenAISampler:
                 body = await client.post(self._path, cast_to=object, body=request)
             return self._answers(body)
         except self._openai.APIStatusError as error:
-            status, text = error.status_code, error.response.text[:200]
-            reason = f"{self.base_url} answered status {status}: {text!r}"
+            status, text = error.status_code, self._said(error.response.text)
+            reason = printable(f"{self.base_url} answered status {status}: {text!r}")
             if status in _REFUSED:
                 return Unanswered(reason)
-            raise SamplerError(reason, key=prompt.__key__) from error
+            raise SamplerError(reason, key=prompt.__key__) from None  # it holds the whole answer
         except self._openai.OpenAIError as error:
-            raise SamplerError(f"{self.base_url}: {error}", key=prompt.__key__) from error
+            said = self._said(str(error))
+            raise SamplerError(f"{self.base_url}: {said}", key=prompt.__key__) from error
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise SamplerError(
                 f"{self.base_url} answered without token ids and log-probabilities "
@@ -193,6 +227,10 @@ class OpenAISampler:
                 f"enough?",
                 key=prompt.__key__,
             ) from error
+
+    def _said(self, text: str) -> str:
+        """The beginning of what a server said, which may repeat the key."""
+        return (text.replace(self.api_key, "***") if self.api_key else text)[:200]
 
 
 def _vllm_request(sampler: OpenAISampler, prompt: list[int], seed: int) -> dict[str, Any]:
@@ -210,6 +248,8 @@ def _vllm_request(sampler: OpenAISampler, prompt: list[int], seed: int) -> dict[
 
 def _vllm_answers(body: Any) -> Answers:
     choices = sorted(body["choices"], key=lambda choice: choice["index"])
+    if [choice["index"] for choice in choices] != list(range(len(choices))):
+        raise ValueError("answers are missing, or there twice")
     return (
         [list(choice["token_ids"]) for choice in choices],
         [list(choice["logprobs"]["token_logprobs"]) for choice in choices],
@@ -235,7 +275,7 @@ def _sglang_answers(body: Any) -> Answers:
     outputs = [answer["meta_info"]["output_token_logprobs"] for answer in body]
     return (
         [[token for _, token, _ in output] for output in outputs],
-        [[float(log_prob) for log_prob, _, _ in output] for output in outputs],
+        [[log_prob for log_prob, _, _ in output] for output in outputs],
         [(answer["meta_info"].get("finish_reason") or {}).get("type") for answer in body],
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.flavors.jsonl.ijsonl_reader import IJsonlReader
 from megatron.energon.flavors.webdataset.itar_reader import ITarReader
 from megatron.energon.flavors.webdataset.sample_loader import (
     RawSampleData,
@@ -21,6 +22,41 @@ from megatron.energon.wrappers.map_dataset import MapDataset
 
 from energon_ext.errors import ConfigError
 from energon_ext.samples.tar_reader import TarReader
+
+
+class LineReader:
+    """Reads by number what a reader of Energon would, and refuses what is not one line."""
+
+    def __init__(self, reader: IJsonlReader):
+        self._reader: Any = reader
+
+    def __getitem__(self, number: int) -> Any:
+        sample = self._reader[number]
+        line = sample["json"] if sample else b""
+        is_last = number + 1 == len(self._reader)
+        if b"\n" in line.strip() or not (is_last or line.endswith(b"\n")):
+            path = self._reader.jsonl_path
+            raise ConfigError(
+                f"{path}: its index says where line {number + 1} is, and it is not; remove "
+                f"{path}.idx, and the next start makes it again."
+            )
+        return sample
+
+
+def guard_readers(dataset: Any) -> Any:
+    """Let a dataset read by readers that check what an index says; returns the dataset."""
+    inner = dataset
+    while isinstance(inner, MapDataset):
+        inner = inner.dataset
+    if isinstance(inner, WebdatasetSampleLoaderDataset):
+        inner.join_readers = [_guarded(reader) for reader in inner.join_readers]
+    return dataset
+
+
+def _guarded(reader: Any) -> Any:
+    if isinstance(reader, IJsonlReader):
+        return LineReader(reader)
+    return TarReader(reader) if isinstance(reader, ITarReader) else reader
 
 
 class NumberedSamples:
@@ -37,7 +73,7 @@ class NumberedSamples:
     def __init__(self, dataset: SavableDataset, path: str):
         self.path = path
         self._stages: list[Callable[[Any], Any]] = []
-        inner: Any = dataset
+        inner: Any = guard_readers(dataset)
         while isinstance(inner, MapDataset):
             self._stages.insert(0, inner.map_fn)
             inner = inner.dataset
@@ -46,10 +82,7 @@ class NumberedSamples:
                 f"{path}: a {type(inner).__name__} has no samples by number; write it as JSON "
                 f"Lines."
             )
-        self._readers = [
-            TarReader(reader) if isinstance(reader, ITarReader) else reader
-            for reader in inner.join_readers
-        ]
+        self._readers = inner.join_readers
 
     def stored(self, number: int) -> Any:
         """A sample as it is stored, for :meth:`cooked`; None where the split excludes it.

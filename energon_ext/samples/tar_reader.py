@@ -9,7 +9,9 @@ system, a join, a header with an extension.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from bisect import bisect_right
 from collections import OrderedDict
 from typing import Any
@@ -20,11 +22,18 @@ from megatron.energon.flavors.webdataset.itar_reader import ITarReader, ShardInf
 from megatron.energon.flavors.webdataset.structs import FilteredSample
 from megatron.energon.source_info import SourceInfo
 
+from energon_ext.data_files import open_descriptor
+from energon_ext.documents.file_map import map_file
+
 #: Shards that are open at once.
 MOST_OPEN = 64
 
 _BLOCK = 512
 _PLAIN = (b"ustar\x0000", b"ustar  \x00")
+
+#: Bytes of a sample, and of an extended header; tarfile takes the square of the second in time
+#: before Python 3.11.10 (CVE-2024-6232).
+MOST_SAMPLE_BYTES, MOST_HEADER_BYTES = 1 << 31, 1 << 14
 
 
 class TarReader:
@@ -52,10 +61,11 @@ class TarReader:
         return sample
 
     def announce(self, number: int) -> None:
-        """Let the system read a sample ahead."""
+        """Let the system read a sample ahead; where that fails, reading it says why."""
         if self._is_local and hasattr(os, "posix_fadvise"):
-            file, begin, end = self._place(number)
-            os.posix_fadvise(file, begin, end - begin, os.POSIX_FADV_WILLNEED)
+            with contextlib.suppress(OSError, ValueError, OverflowError):
+                file, begin, end = self._place(number)
+                os.posix_fadvise(file, begin, end - begin, os.POSIX_FADV_WILLNEED)
 
     def _place(self, number: int) -> tuple[int, int, int]:
         """The descriptor of the shard of a sample, its first byte and the one behind its last."""
@@ -68,6 +78,8 @@ class TarReader:
     def _files(self, number: int) -> list[tuple[str, bytes]] | None:
         """Names and contents of the files of a sample; None where they are not plain."""
         file, begin, end = self._place(number)
+        if not 0 <= end - begin <= MOST_SAMPLE_BYTES:
+            raise ValueError(f"{end - begin:,} bytes, 0 to {MOST_SAMPLE_BYTES:,} are read")
         content = os.pread(file, end - begin, begin)
         return plain_files(content) if len(content) == end - begin else None
 
@@ -80,8 +92,9 @@ class TarReader:
             self._opened.move_to_end(shard)
         else:
             path = str(self._reader.shard_infos[shard].path)
-            offsets = np.fromfile(f"{path}.idx", "<u8")
-            self._opened[shard] = os.open(path, os.O_RDONLY | os.O_CLOEXEC), offsets
+            index_bytes = 8 * (self._reader.shard_infos[shard].count + 1)
+            offsets = map_file(f"{path}.idx", index_bytes).view("<u8")
+            self._opened[shard] = open_descriptor(path), offsets
             if len(self._opened) > MOST_OPEN:
                 os.close(self._opened.popitem(last=False)[1][0])
         return self._opened[shard]
@@ -121,6 +134,8 @@ class TarReader:
 def plain_files(content: bytes) -> list[tuple[str, bytes]] | None:
     """Names and contents of the files in a part of a tar; None where a header is not plain.
 
+    ValueError where one would make more of it than it has.
+
     Example:
         >>> import io, tarfile
         >>> with tarfile.open(fileobj=(file := io.BytesIO()), mode="w") as tar:
@@ -130,17 +145,23 @@ def plain_files(content: bytes) -> list[tuple[str, bytes]] | None:
         >>> plain_files(file.getvalue()[:1024])
         [('7.txt', b'hi')]
     """
-    files, begin = [], 0
+    files, begin, is_plain = [], 0, True
     while begin + _BLOCK <= len(content):
         header = content[begin : begin + _BLOCK]
-        if header[257:265] not in _PLAIN or header[156:157] not in b"0\0" or header[345]:
-            return None
-        try:
-            name = header[:100].rstrip(b"\0").decode()
-            size = int(header[124:136].rstrip(b" \0"), 8)
-        except ValueError:  # of another encoding, or larger than eight octal digits say
-            return None
+        kind, size = header[156:157], int(header[124:136].rstrip(b" \0") or b"0", 8)
+        is_plain &= header[257:265] in _PLAIN and kind in b"0\0" and not header[345]
         begin += _BLOCK
-        files.append((name, content[begin : begin + size]))
+        part = content[begin : begin + size]
+        if kind in b"xgXLK" and (
+            size > MOST_HEADER_BYTES or re.search(rb"GNU\.sparse| size=", part)
+        ):
+            raise ValueError(f"an extended header of {size:,} bytes, or a sparse file")
+        if kind == b"S":
+            raise ValueError("a sparse file, of any size")
+        files.append((header[:100].rstrip(b"\0"), part))
         begin += -(-size // _BLOCK) * _BLOCK
-    return files if begin == len(content) else None
+    try:
+        whole = is_plain and begin == len(content)
+        return [(name.decode(), part) for name, part in files] if whole else None
+    except UnicodeDecodeError:
+        return None

@@ -3,16 +3,15 @@
 """The choice of documents, by their lengths and keys alone."""
 
 import fnmatch
-import logging
 from typing import Sequence
 
 import numpy as np
 
 from energon_ext.documents.permutation import KeyedPermutation
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, log_of
 from energon_ext.splice.config import SpliceFields
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 
 def select_documents(

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Spliced documents as a planned source of rows, like any other source of a blend."""
 
-import logging
 from collections import Counter
 from typing import Any, Mapping, Sequence
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from energon_ext.batch.rows import Row
 from energon_ext.documents.order import ENDLESS
+from energon_ext.errors import log_of
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.row_source import RowSource, Taken, Window
 from energon_ext.splice.config import SpliceFields
@@ -17,7 +17,7 @@ from energon_ext.splice.index import SpliceIndex
 from energon_ext.splice.pairs import Contents, longest_content
 from energon_ext.splice.validation import GridIndex
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 #: Documents that have a line of their own in the log for debug.
 LOGGED = 1024

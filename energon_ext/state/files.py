@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
-from energon_ext.errors import StateFormatError
+from energon_ext.data_files import read_data
+from energon_ext.errors import ConfigError, StateFormatError
 
 _ADVICE = "Copy it again from where it came, or resume from another checkpoint."
 
@@ -44,19 +44,11 @@ def read_small_file(path: Path, most_bytes: int) -> bytes:
         StateFormatError: it cannot be read, is a pipe or a device, or has more than ``most_bytes``.
     """
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise StateFormatError(f"{path} is no regular file. {_ADVICE}")
-            content = file.read(most_bytes + 1)
+        return read_data(path, most_bytes)
     except OSError as error:
         raise StateFormatError(f"{path} cannot be read ({error.strerror}). {_ADVICE}") from error
-    if len(content) > most_bytes:
-        raise StateFormatError(f"{path} has more than {most_bytes:,} bytes. {_ADVICE}")
-    return content
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer blocks for ever
+    except ConfigError as error:
+        raise StateFormatError(f"{error} {_ADVICE}") from error
 
 
 def read_json(path: Path, most_bytes: int) -> Any:

@@ -11,7 +11,6 @@ weighted anew between two runs.
 from __future__ import annotations
 
 import copy
-import logging
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -21,7 +20,7 @@ from megatron.energon.state import FlexState
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
 from energon_ext.documents.permutation import stable_hash
-from energon_ext.errors import ConfigError, StateMismatchError
+from energon_ext.errors import ConfigError, StateMismatchError, log_of
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, NEW_SOURCES, Tree, blend_of
 from energon_ext.plan.clock import Clock
@@ -32,7 +31,7 @@ from energon_ext.state.schema import COUNT, MIXTURE, check_class
 from energon_ext.streamed.samples import SAMPLES, StreamedSamples, num_tokens_of
 from energon_ext.weights import ScheduleAxis
 
-logger = logging.getLogger(__name__)
+logger = log_of(__name__)
 
 #: The class of a state and of restore keys, whatever the blend is called.
 STATE_CLASS, STATE_VERSION = "EnergonExtBlend", 3

@@ -11,7 +11,7 @@ from megatron.energon.errors import FatalSampleError
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
-from energon_ext.errors import LEFT_OUT, EnergonExtError, SampleError
+from energon_ext.errors import EnergonExtError, SampleError
 from energon_ext.plan.source import Source
 from energon_ext.state.schema import COUNT
 
@@ -91,12 +91,12 @@ class StreamedSamples:
         except EnergonExtError:
             raise
         except FatalSampleError as error:
-            if isinstance(error.__context__, LEFT_OUT):
-                raise SampleError(
-                    f"{key}: too many samples in a row cannot be used, the last: "
-                    f"{error.__context__} Is this the data of another task?"
-                ) from error
-            raise
+            last = error.__context__ or error
+            kind = "" if isinstance(last, SampleError) else f"{type(last).__name__}: "
+            raise SampleError(
+                f"{key}: too many samples in a row cannot be used, the last: {kind}{last} Is this "
+                f"the data of another task?"
+            ) from error
         # Energon asserts what an index says.
         except (OSError, tarfile.TarError, ValueError, AssertionError) as error:
             reason = " ".join(str(error).split())

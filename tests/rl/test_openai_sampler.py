@@ -35,6 +35,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.requests = []
+        self.says = "out of luck"
         self.policy = None  # logits of one token, of which the answers are drawn
         self.misfortunes = []  # what happens to the next requests, in order
         self.release = threading.Event()
@@ -48,6 +49,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         server = self.server
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server.headers = dict(self.headers)
         server.requests.append((self.path, self.headers.get("Authorization"), body))
         happens = server.misfortunes.pop(0) if server.misfortunes else None
         if happens == "hang":
@@ -66,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         elif happens == "drop":
             self.connection.shutdown(socket.SHUT_RDWR)
         elif isinstance(happens, tuple):
-            self._send(happens[0], {"error": "out of luck"}, headers=happens[1])
+            self._send(happens[0], {"error": server.says}, headers=happens[1])
         elif happens is not None:
             self._send(200, happens)
         elif self.path == "/update_weights_from_disk":

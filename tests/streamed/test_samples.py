@@ -127,10 +127,16 @@ def fatal(reason):
         return error
 
 
-def test_samples_that_cannot_be_used_are_told_from_mistakes_of_a_program():
-    with pytest.raises(SampleError, match="^web: too many samples in a row .* the last: No text. "):
-        numbers(broken(fatal(SampleError("No text."))))
-    for error, kind in ((fatal(KeyError("k")), FatalSampleError), (ConfigError("c"), ConfigError)):
-        with pytest.raises(kind) as found:
-            numbers(broken(error))
-        assert found.value is error
+@pytest.mark.parametrize(
+    ("reason", "said"), [(SampleError("No text."), "No text. "), (KeyError("k"), "KeyError: 'k' ")]
+)
+def test_samples_that_cannot_be_used_are_named_with_the_reason(reason, said):
+    with pytest.raises(SampleError, match=f"^web: too many samples .* the last: {said}") as found:
+        numbers(broken(error := fatal(reason)))
+    assert found.value.__cause__ is error
+
+
+def test_an_error_for_people_comes_through():
+    with pytest.raises(ConfigError) as found:
+        numbers(broken(error := ConfigError("c")))
+    assert found.value is error

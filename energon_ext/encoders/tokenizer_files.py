@@ -1,0 +1,104 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Tokenizers of the Hugging Face libraries, loaded from files that may be anybody's."""
+
+import contextlib
+import importlib
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from energon_ext.data_files import read_data
+from energon_ext.errors import ConfigError
+
+#: Of each file of a tokenizer; the largest that are known have some 40 MB.
+MOST_FILE_BYTES = 2**28
+_FILE_SUFFIXES = (".json", ".jinja", ".model", ".txt")
+
+#: Characters that the steps before and behind a model may make of one.
+MOST_GROWTH = 16
+
+
+def load_with_transformers(name: str, what: str) -> Any:
+    """The ``transformers`` tokenizer of a folder or name; ``what`` an error says it is for."""
+    transformers = _library("transformers", what)
+    for path in Path(name).glob("*"):  # of a folder; models lie in the same ones
+        if path.suffix in _FILE_SUFFIXES and path.stat().st_size > MOST_FILE_BYTES:
+            raise ConfigError(f"{what}: {path} has more than {MOST_FILE_BYTES:,} bytes.")
+    with errors_of_library(f"{what}: transformers cannot load it", "Check the path or the name."):
+        loaded = transformers.AutoTokenizer.from_pretrained(
+            name, use_fast=True, trust_remote_code=False
+        )
+    if hasattr(loaded, "backend_tokenizer"):
+        _check_growth(loaded.backend_tokenizer, what)
+    return loaded
+
+
+def load_tokenizer_file(path: str) -> Any:
+    """The ``tokenizers.Tokenizer`` of a ``tokenizer.json``."""
+    what = f"Tokenizer file {path!r}"
+    tokenizers = _library("tokenizers", what)
+    content = read_data(path, MOST_FILE_BYTES)
+    advice = "Give the file that `tokenizer.save()` wrote."
+    with errors_of_library(f"{what} is not a tokenizer.json", advice):
+        loaded = tokenizers.Tokenizer.from_buffer(content)
+    _check_growth(loaded, what)
+    return loaded
+
+
+def special_tokens_beside(path: Path) -> dict[str, str | None]:
+    """The special tokens that transformers writes to a ``tokenizer_config.json`` beside a file."""
+    try:
+        config = json.loads(read_data(path.with_name("tokenizer_config.json"), MOST_FILE_BYTES))
+        tokens = {role: config.get(f"{role}_token") for role in ("bos", "eos", "pad")}
+    except (OSError, ValueError, RecursionError, AttributeError):
+        return {}
+    texts = {r: t.get("content") if isinstance(t, dict) else t for r, t in tokens.items()}
+    return texts if texts["eos"] is not None else {}
+
+
+@contextlib.contextmanager
+def errors_of_library(what: str, advice: str = "Take another one.") -> Iterator[None]:
+    """Whatever a library raises as a ConfigError; its panics are no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"{what} ({first_line:.500}). {advice}") from error
+
+
+def _check_growth(tokenizer: Any, what: str) -> None:
+    for part in (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder):
+        if part is not None and _growth(json.loads(part.__getstate__())) > MOST_GROWTH:
+            raise ConfigError(
+                f"{what}: makes more than {MOST_GROWTH} characters of one, so that a text would "
+                f"fill the memory. Take another one."
+            )
+
+
+def _growth(part: dict[str, Any]) -> int:
+    """Characters that a step of a tokenizer makes of one, at most."""
+    kind, content = part.get("type"), str(part.get("content", part.get("prepend", "")))
+    if kind == "Sequence":
+        inner = next(value for value in part.values() if isinstance(value, list))
+        return math.prod(map(_growth, inner))
+    if kind == "Replace":
+        (dialect, pattern), may_be_empty = next(iter(part["pattern"].items())), True
+        if dialect == "String":
+            return -(-len(content) // len(pattern)) or 1 if pattern else len(content) + 1
+        with contextlib.suppress(re.error):  # it may be none of Python
+            may_be_empty = re.match(pattern, "") is not None
+        return (len(content) or 1) + may_be_empty
+    return {"Prepend": len(content) + 1, "ByteLevel": 2, "Precompiled": 2}.get(str(kind), 1)
+
+
+def _library(name: str, what: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"{what}: needs {name}; pip install 'energon_ext[hf]'.") from error

@@ -1,0 +1,275 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Small inputs that ask for work without an end, or for more memory than there is, are refused."""
+
+import json
+import tarfile
+
+import numpy as np
+import pytest
+from megatron.energon import DefaultTaskEncoder
+
+from energon_ext import ConfigError, DynamicBlendMixin, PackedTaskEncoder, get_train_dataset
+from energon_ext.encoders import limited
+from energon_ext.encoders.chat import HFChatTemplate
+from energon_ext.encoders.limited import Limited
+from energon_ext.encoders.tokenizers import ByteTokenizer, HFTokenizer
+from energon_ext.errors import EnergonExtError, SampleError
+from tests.cli.command import energon_ext, error_line
+from tests.cli.runs import write_run
+from tests.support import config, loader_for, write_dataset, write_mix, write_tokens
+
+
+class Streamed(DynamicBlendMixin, DefaultTaskEncoder):
+    plan_samples = False
+
+
+def read(path, encoder=None):
+    encoder = encoder or PackedTaskEncoder(ByteTokenizer(), 16, packing_buffer_docs=4)
+    options = {"worker_config": config(), "batch_size": 2, "task_encoder": encoder}
+    return next(iter(loader_for(get_train_dataset(path, **options))))
+
+
+# Metadatasets and folders -------------------------------------------------------------------------
+
+
+def looped(folder):
+    """A folder that holds itself four times."""
+    folder.mkdir()
+    for number in range(4):
+        (folder / f"again{number}").symlink_to(folder)
+    write_tokens(folder / "a", [[5, 6, 7]] * 9)
+
+
+@pytest.mark.parametrize(
+    "skip, path, message",
+    [
+        ([[0, 4_600_000_000_000_000_000]], "web/a", "more than 100,000 steps"),
+        ([[0, 60_000], [70_000, 120_000]], "web/a", "more than 100,000 steps"),
+        ([], "web", "more than 2,000 folders"),
+        ([], "web/**/a", "more than 2,000 folders"),
+        ([], "web/" + "*/" * 15 + "a", "more than 2,000 folders"),
+        ([], "web/" + "*/" * 15 + "nothing", "more than 2,000 folders"),
+        ([], "web/**/**/a", "more than 2,000 folders, or than one `**`"),
+    ],
+)
+def test_a_metadataset_asks_for_no_endless_work(skip, path, message, tmp_path, monkeypatch):
+    monkeypatch.setattr("energon_ext.documents.token_paths.MOST_FOLDERS", 2000)
+    looped(tmp_path / "web")
+    mix = write_mix(tmp_path / "mix.yaml", [(path, 1)])
+    mix.write_text(json.dumps({**json.loads(mix.read_text()), "skip": skip}))
+    assert message in error_line(energon_ext("peek", mix))
+
+
+def test_a_pattern_still_matches_folder_by_folder(tmp_path):
+    for name in ("a/x", "a/b/y", "a/.hidden/z", "c/x"):
+        write_tokens(tmp_path / name, [[5, 6, 7]])
+    from energon_ext.documents.token_paths import pair_prefixes
+
+    def found(pattern):
+        return [prefix.removeprefix(f"{tmp_path}/") for prefix in pair_prefixes(tmp_path / pattern)]
+
+    assert found("*/x") == ["a/x", "c/x"]
+    assert found("a/**/*") == ["a/b/y", "a/x"]
+    assert found("**/[xy]") == ["a/b/y", "a/x", "c/x"]
+    assert found(".") == ["a/b/y", "a/x", "c/x"]
+
+
+@pytest.mark.parametrize("encoder", [None, Streamed()], ids=["planned", "streamed"])
+@pytest.mark.parametrize("names", ["shard_000.tar", "shard_000.tar/{000000..000008}"])
+def test_a_split_that_excludes_all_of_its_samples_is_refused(names, encoder, tmp_path):
+    folder = write_dataset(tmp_path / "d", ["some text"] * 9)
+    split = folder / ".nv-meta" / "split.yaml"
+    split.write_text(split.read_text().replace("exclude: []", f"exclude: ['{names}']"))
+    with pytest.raises(ConfigError, match="has no samples, or excludes as many as it has"):
+        read(folder, encoder)
+
+
+# Tar files ----------------------------------------------------------------------------------------
+
+
+def with_first_member(folder, header, content):
+    """A dataset whose first sample has these bytes, with an index that says so."""
+    write_dataset(folder, ["some text"] * 9)
+    shard, index = folder / "shard_000.tar", folder / "shard_000.tar.idx"
+    ends = np.fromfile(index, "<u8").astype(np.int64)
+    member = header + content.ljust(-(-len(content) // 512) * 512, b"\0")
+    shard.write_bytes(member + shard.read_bytes()[ends[1] :])
+    ends[1:] += len(member) - ends[1]
+    ends.tofile(index)
+
+
+def of_kind(kind, size):
+    info = tarfile.TarInfo("000000.txt")
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def pax(**headers):
+    info = tarfile.TarInfo("000000.txt")
+    info.size, info.pax_headers = 3, headers
+    return info.tobuf(tarfile.PAX_FORMAT)
+
+
+@pytest.mark.parametrize("encoder", [None, Streamed()], ids=["planned", "streamed"])
+@pytest.mark.parametrize(
+    "header, message",
+    [
+        (of_kind(tarfile.GNUTYPE_SPARSE, 512), "a sparse file"),
+        (of_kind(tarfile.XHDTYPE, 2**20), "extended header of 1,048,576 bytes"),
+        (pax(**{"GNU.sparse.realsize": str(2**40)}), "a sparse file"),
+        (pax(size=str(2**40)), "an extended header of 22 bytes"),
+        (pax(**{f"k{n}": "1" * 1000 for n in range(40)}), "an extended header of"),
+        (of_kind(b"0", 2**40), "cannot be read"),
+    ],
+)
+def test_a_member_that_is_larger_than_it_is_stored_is_refused(header, message, encoder, tmp_path):
+    with_first_member(tmp_path / "d", header, b"abc")
+    with pytest.raises(EnergonExtError, match=message):
+        read(tmp_path / "d", encoder)
+
+
+def test_an_ordinary_extended_header_is_read(tmp_path):
+    with_first_member(tmp_path / "d", pax(comment="written by hand"), b"abc")
+    assert read(tmp_path / "d").tokens is not None
+
+
+def test_an_index_that_asks_for_too_much_is_refused(tmp_path):
+    folder = write_dataset(tmp_path / "d", ["some text"] * 9)
+    ends = np.fromfile(folder / "shard_000.tar.idx", "<u8")
+    ends[3] = 2**45
+    ends.tofile(folder / "shard_000.tar.idx")
+    with pytest.raises(ConfigError, match="35,184,372,.* bytes, 0 to 2,147,483,648 are read"):
+        read(folder)
+
+
+# Parquet and metrics ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, times, message", [("x" * 60_000, 20_000, ""), ("x", 2**28 + 1, "row")]
+)
+def test_a_small_parquet_file_fills_no_memory(text, times, message, tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    if message:  # one value
+        texts = arrow.array([text * times])
+    else:
+        texts = arrow.DictionaryArray.from_arrays(arrow.array(np.zeros(times, "i4")), [text])
+    path = tmp_path / "a.parquet"
+    parquet.write_table(arrow.table({"text": texts}), path, compression="zstd")
+    del texts
+    command = ("prepare", tmp_path / "o", "--parquet", path, "--min-chars", 10**6)
+    line = error_line(energon_ext(*command, "--tokenizer", "bytes"))
+    assert ("a row group of" if message else "(20000 shorter ones)") in line
+    assert path.stat().st_size < 2**18
+
+
+def test_metrics_of_too_many_sources_are_refused(tmp_path):
+    write_run(tmp_path / "run", sources=[f"s{n}:train" for n in range(10_001)], steps=1)
+    assert "10,001 sources in 1 steps" in error_line(energon_ext("report", tmp_path / "run"))
+
+
+# Tokenizers and chat templates --------------------------------------------------------------------
+
+tokenizers = pytest.importorskip("tokenizers")
+
+
+def tokenizer(path, normalizer):
+    model = tokenizers.models.BPE(vocab={"a": 0, "b": 1, "</s>": 2}, merges=[])
+    made = tokenizers.Tokenizer(model)
+    made.save(str(path / "tokenizer.json"))
+    content = json.loads((path / "tokenizer.json").read_text())
+    content["normalizer"] = normalizer
+    (path / "tokenizer.json").write_text(json.dumps(content))
+    return HFTokenizer(path / "tokenizer.json")
+
+
+def replace(content, **pattern):
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def sequence(*steps):
+    return {"type": "Sequence", "normalizers": list(steps)}
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        replace("a" * 100, String="a"),
+        sequence(*[replace("aa", String="a")] * 40),
+        sequence(*[replace("b", Regex="")] * 40),
+        sequence(*[replace("b", Regex="(?>x*)")] * 40),
+        sequence(*[{"type": "Prepend", "prepend": "a"}] * 40),
+        sequence(*[{"type": "ByteLevel"}] * 40),
+        sequence(sequence(replace("a" * 5, String="a")), replace("a" * 5, String="a")),
+    ],
+)
+def test_a_tokenizer_that_multiplies_a_text_is_refused(normalizer, tmp_path):
+    with pytest.raises(ConfigError, match="makes more than 16 characters of one"):
+        tokenizer(tmp_path, normalizer)
+
+
+def test_normalizers_of_known_tokenizers_are_taken(tmp_path):
+    llama = sequence({"type": "Prepend", "prepend": "▁"}, replace("▁", String=" "))
+    clip = sequence({"type": "NFC"}, replace(" ", Regex=r"\s+"), {"type": "Lowercase"})
+    quotes = sequence(replace('"', String="``"), replace('"', String="''"), {"type": "NFKD"})
+    for normalizer in (llama, clip, quotes, None):
+        assert tokenizer(tmp_path, normalizer).vocab_size == 3
+
+
+class _Template:
+    """A tokenizer of Hugging Face, as far as a template needs one."""
+
+    def __init__(self, text):
+        self.chat_template, self.special_tokens_map = text, {}
+
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt):
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        rendered, _ = render_jinja_template([messages], chat_template=self.chat_template)
+        return rendered[0]
+
+
+MESSAGES = [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 9 ** (9 ** 9) % 7 }}",
+        "{{ ('a' * 20000000000)|length }}",
+        "{{ 'a'.center(20000000000)|length }}",
+        "{% set x = namespace(s='a') %}"
+        "{% for a in range(99) %}{% set x.s = x.s + x.s %}{% endfor %}",
+    ],
+)
+def test_a_chat_template_that_computes_without_an_end_is_ended(template, monkeypatch):
+    monkeypatch.setattr(limited, "MOST_SECONDS", 0.5)
+    with pytest.raises(ConfigError, match="the chat template: takes more than"):
+        HFChatTemplate(_Template(template)).render(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    "template, message",
+    [
+        ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{{ 1 + 'a' }}", "TypeError"),
+        ("{% if %}", "TemplateSyntaxError"),
+        ("{{ messages[9].content.upper() }}", "UndefinedError"),
+    ],
+)
+def test_whatever_a_chat_template_raises_is_an_error_of_the_sample(template, message):
+    with pytest.raises(SampleError, match=message):
+        HFChatTemplate(_Template(template)).render(MESSAGES)
+
+
+def test_a_template_is_rendered_again_after_its_process_ended():
+    limited_upper = Limited(str.upper, "it")
+    assert limited_upper("a") == "A"
+    limited_upper._end()
+    assert limited_upper("b") == "B"
+    with pytest.raises(SampleError, match="it refuses it .TypeError"):
+        limited_upper("c", "d")
+    assert limited_upper("e") == "E"

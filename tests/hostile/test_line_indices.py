@@ -1,0 +1,94 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""An index of lines that leaves some out, joins or cuts them is refused, not read around."""
+
+import numpy as np
+import pytest
+from megatron.energon import Cooker, DefaultTaskEncoder
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
+
+from energon_ext import ConfigError, DynamicBlendMixin, PackedTaskEncoder, get_train_dataset
+from energon_ext.documents.jsonl_index import ensure_index
+from energon_ext.encoders.text import TextDecoder, cook_text
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from tests.support import config, loader_for
+
+LINES = [b'{"text": "line %d"}\n' % number for number in range(40)]
+
+
+class Streamed(DynamicBlendMixin, DefaultTaskEncoder):
+    plan_samples = False
+    cookers = [Cooker(cook_text)]
+    decoder = TextDecoder()
+
+
+def moved(bounds, number, by):
+    bounds = bounds.copy()
+    bounds[number] += by
+    return bounds
+
+
+#: What becomes of the index; all have a first entry of 0 and end with the file, but the last four.
+CASES = {
+    "two lines are one": lambda b: np.delete(b, 20),
+    "twenty lines are one": lambda b: np.delete(b, range(11, 30)),
+    "the last lines are one": lambda b: np.delete(b, range(30, 40)),
+    "a line begins later": lambda b: moved(b, 20, 3),
+    "a line begins earlier": lambda b: moved(b, 20, -3),
+    "the first line is cut": lambda b: moved(b, 1, -1),
+    "an entry comes again": lambda b: moved(b, 20, int(b[19]) - int(b[20])),
+    "the first line is left out": lambda b: moved(b, 0, int(b[1])),
+    "an entry is behind the file": lambda b: moved(b, 20, 1 << 60),
+    "the last line is left out": lambda b: b[:-1],
+}
+
+
+@pytest.mark.parametrize("encoder", ["planned", "streamed"])
+@pytest.mark.parametrize("case", CASES)
+def test_an_index_that_does_not_follow_the_lines_is_refused(case, encoder, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"".join(LINES))
+    ensure_index(EPath(path))
+    bounds = np.fromfile(f"{path}.idx", "<i8")
+    assert np.diff(bounds).tolist() == [len(line) for line in LINES]
+    CASES[case](bounds).tofile(f"{path}.idx")
+    planned = PackedTaskEncoder(ByteTokenizer(), 16, packing_buffer_docs=4)
+    with pytest.raises(ConfigError, match="remove .*a.jsonl.idx, and the next start makes it"):
+        dataset = get_train_dataset(
+            path,
+            worker_config=config(),
+            batch_size=40,
+            task_encoder=planned if encoder == "planned" else Streamed(),
+        )
+        next(iter(loader_for(dataset)))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"".join(LINES),
+        b"".join(LINES).rstrip(),
+        b"\n \n" + b"\n\t\n".join(LINES) + b"\n\n",
+        b"\r\n".join(line.rstrip() for line in LINES),
+    ],
+    ids=["plain", "no last end", "blank lines", "of windows"],
+)
+def test_the_index_is_that_of_energon_and_every_line_is_read(content, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    ensure_index(EPath(path))
+    own = (tmp_path / "a.jsonl.idx").read_bytes()
+    assert CrudeJsonlDatasetFactory.prepare_dataset(EPath(path)) == len(LINES)
+    assert (tmp_path / "a.jsonl.idx").read_bytes() == own
+    options = {"worker_config": config(), "batch_size": 40, "task_encoder": Streamed()}
+    batch = next(iter(loader_for(get_train_dataset(path, **options))))
+    assert sorted(map(int, batch.__key__)) == list(range(40))
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"[1]\n", b'{"a": 1}\nx\n', b'{"a":'])
+def test_what_is_no_lines_of_objects_gets_no_index(content, tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(ConfigError, match="no index can be made"):
+        ensure_index(EPath(tmp_path / "a.jsonl"))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]

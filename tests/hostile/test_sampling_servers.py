@@ -1,0 +1,109 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A server of samples answers with tokens of the request, and learns nothing but the request."""
+
+import pytest
+
+from energon_ext.errors import SamplerError
+from energon_ext.rl import Unanswered
+from energon_ext.rl.ask import ask_sampler
+from tests.rl.test_openai_sampler import (
+    Server,
+    prompts,
+    sampler_for,
+    server,  # noqa: F401  # a fixture
+    sglang_answers,
+    vllm_answers,
+)
+
+
+def vllm(**changed):
+    """Three answers, of which the second differs."""
+    answers = vllm_answers({"prompt": [3], "n": 3})["choices"][::-1]
+    answers[1] = {**answers[1], **changed}
+    return {"choices": answers}
+
+
+def sglang(**changed):
+    answers = sglang_answers({"input_ids": [3], "sampling_params": {"n": 3}})
+    answers[1]["meta_info"].update(changed)
+    return answers
+
+
+ANSWERS = [
+    ("vllm", vllm(finish_reason="abort"), "an answer that was ended by 'abort'"),
+    ("vllm", vllm(finish_reason=["stop"]), r"an answer that was ended by \['stop'\]"),
+    ("sglang", sglang(finish_reason={"type": "abort"}), "an answer that was ended by 'abort'"),
+    (
+        "vllm",
+        vllm(logprobs={"token_logprobs": [-1.0, 50.0]}),
+        "log_probs must be at most 0, got",
+    ),
+    ("vllm", vllm(logprobs={"token_logprobs": [-1.0, True]}), "log-probabilities that are no num"),
+    ("vllm", vllm(logprobs={"token_logprobs": [-1.0, "-1"]}), "log-probabilities that are no num"),
+    ("vllm", vllm(token_ids=[True, False]), "token ids that are no integers"),
+    ("vllm", vllm(token_ids=[4.0, 5.0]), "token ids that are no integers"),
+    ("vllm", vllm(index=0), "answers are missing, or there twice"),
+    ("vllm", vllm(index=7), "answers are missing, or there twice"),
+    (
+        "vllm",
+        vllm(token_ids=[4] * 40, logprobs={"token_logprobs": [-1.0] * 40}),
+        "40 tokens, and max_new_tokens is 8",
+    ),
+    ("sglang", sglang(output_token_logprobs=[[0.5, 4, None]]), "log_probs must be at most 0"),
+    ("sglang", sglang(output_token_logprobs=[[-0.5, True, None]]), "that are no integers"),
+    ("sglang", sglang(output_token_logprobs=[["-0.5", 4, None]]), "that are no numbers"),
+]
+
+
+@pytest.mark.parametrize("api, answer, message", ANSWERS)
+def test_an_answer_that_the_request_cannot_have_is_refused(server, api, answer, message):  # noqa: F811
+    server.misfortunes = [answer]
+    with pytest.raises(SamplerError, match=f"Prompt p10: .*{message}"):
+        ask_sampler(sampler_for(server, api=api), prompts(10), 0, vocab_size=260)
+
+
+def test_prompts_and_key_do_not_follow_a_redirect(server):  # noqa: F811
+    other = Server()
+    server.misfortunes = [(307, [("Location", f"{other.url}/v1/completions")])]
+    with pytest.raises(SamplerError, match="answered status 307"):
+        sampler_for(server, api_key="secret-key").sample_and_score_batch(prompts(10), 0)
+    assert other.requests == []
+    other.shutdown()
+    other.server_close()
+
+
+@pytest.mark.parametrize("key", [None, "secret-key"])
+def test_the_environment_adds_nothing_to_a_request(server, key, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("OPENAI_API_KEY", "of-the-environment")
+    monkeypatch.setenv("OPENAI_ORG_ID", "of-the-environment")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "of-the-environment")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Own: of-the-environment\nAuthorization: mine")
+    sampler_for(server, api_key=key).sample_and_score_batch(prompts(10), 0)
+    names = {name.lower() for name in server.headers} - {"authorization"}
+    assert names <= {"accept", "accept-encoding", "connection", "content-length"} | {
+        "content-type",
+        "host",
+    }
+    assert server.headers.get("authorization", server.headers.get("Authorization")) == (
+        f"Bearer {key}" if key else None
+    )
+
+
+@pytest.mark.parametrize("status", [400, 403])
+def test_a_server_that_repeats_the_key_does_not_put_it_into_a_message(server, status, monkeypatch):  # noqa: F811
+    key = "secret-" + "k" * 300
+    server.says = f"Bearer {key}"
+    server.misfortunes = [(status, ())]
+    sampler = sampler_for(server, api_key=key)
+    sampler.base_url = sampler.base_url.replace("//", "//me:password@")
+    try:
+        (answer,) = sampler.sample_and_score_batch(prompts(10), 0)
+    except SamplerError as error:
+        said, chain = str(error) + error.reason, error.__cause__
+        assert chain is None
+    else:
+        assert isinstance(answer, Unanswered)
+        said = answer.reason
+    assert "secret" not in said and "kkk" not in said and "password" not in said
+    assert "***" in said and f"status {status}" in said
