@@ -18,7 +18,13 @@ from energon_ext import (
     get_train_dataset,
     get_val_datasets,
 )
-from energon_ext.encoders.chat import ChatTemplate, HFChatTemplate, PlainChatTemplate, split_answers
+from energon_ext.encoders.chat import (
+    ChatTemplate,
+    HFChatTemplate,
+    PlainChatTemplate,
+    named_template,
+    split_answers,
+)
 from energon_ext.encoders.prompts import PromptText
 from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
 from energon_ext.encoders.tokenizers import ByteTokenizer, HFTokenizer
@@ -237,6 +243,22 @@ def test_a_tokenizer_without_a_template_says_what_to_pass(hf_folder, tmp_path):
         HFChatTemplate(tmp_path)
     encoder = SFTTaskEncoder(HFTokenizer(tmp_path / "bare"), 64)
     assert isinstance(encoder.chat_template, PlainChatTemplate)
+
+
+def test_a_template_that_reads_the_clock_needs_one_date(hf_folder, tmp_path):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(hf_folder)
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}: {{ messages[0].content }}"
+    tokenizer.save_pretrained(tmp_path / "dated")
+    name = str(tmp_path / "dated")
+    with pytest.raises(ConfigError, match="writes the date of the day .strftime_now."):
+        named_template(name)
+    first, second = (named_template(f"{name}@2026-0{month}-28") for month in (1, 2))
+    assert first.render([{"role": "user", "content": "hi"}]) == "28 Jan 2026: hi"
+    assert first.fingerprint() != second.fingerprint()
+    with pytest.raises(ConfigError, match="date: '2026-02-30' found"):
+        named_template(f"{name}@2026-02-30")
 
 
 def test_a_template_that_refuses_or_rewrites_a_conversation_is_named(hf_folder):

@@ -22,7 +22,8 @@ trusted_module = click.option(
 chat_template = click.option(
     "--chat-template",
     metavar="NAME",
-    help="'plain', or the name or folder of a Hugging Face tokenizer; by default the --tokenizer.",
+    help="'plain', or the name or folder of a Hugging Face tokenizer; by default the --tokenizer. "
+    "NAME@2026-01-31 where the template writes the date.",
 )
 jobs = click.option(
     "--jobs",

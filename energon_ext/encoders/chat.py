@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Conversations to text, and which stretches of that text are answers."""
 
+import datetime
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Mapping, Sequence
@@ -15,6 +17,10 @@ from energon_ext.errors import ConfigError, SampleError
 #: ``{"role": ..., "content": ...}``
 Message = Mapping[str, str]
 ROLES = ("system", "user", "assistant", "tool")
+
+#: Where a template asks the clock for a format, and a name with a date behind it.
+_CLOCK = re.compile(r"""strftime_now\s*\((?:\s*(['"])(.*?)\1\s*\))?""")
+_DATED = re.compile(r"(.+)@(\d{4}-\d\d-\d\d)")
 
 
 class ChatTemplate(ABC):
@@ -67,15 +73,19 @@ class HFChatTemplate(ChatTemplate):
 
     Args:
         name_or_path: a folder, a name, or a ``transformers`` tokenizer.
+        date: as ``2026-01-31``, of every day on which a conversation is written: a template that
+            reads the clock (``strftime_now``) would write another text tomorrow.
 
     Raises:
-        ConfigError: it cannot be loaded, or has no chat template.
+        ConfigError: it cannot be loaded, has no chat template, or one that reads the clock and has
+            no date.
     """
 
     writes_special_tokens = True
 
-    def __init__(self, name_or_path: str | Path | Any):
+    def __init__(self, name_or_path: str | Path | Any, date: str | None = None):
         self._tokenizer: Any = name_or_path
+        self._date = None if date is None else _date_of(date)
         if isinstance(name_or_path, (str, Path)):
             name = str(name_or_path)
             self._tokenizer = load_with_transformers(name, f"Chat template of {name!r}")
@@ -84,19 +94,43 @@ class HFChatTemplate(ChatTemplate):
                 f"Tokenizer {name_or_path} has no chat template; take one that has, or pass "
                 f"chat_template=PlainChatTemplate()."
             )
+        self._template = self._tokenizer.chat_template
+        if self._date is not None:
+            self._template = _at_date(self._tokenizer.get_chat_template(), self._date)
+        if _CLOCK.search(str(self._template)):
+            raise ConfigError(
+                f"Chat template of {name_or_path}: writes the date of the day (strftime_now), so "
+                f"the tokens of a text would change with it; give one date, as HFChatTemplate(..., "
+                f"date='2026-01-31') or --chat-template NAME@2026-01-31."
+            )
         self._limited = Limited(self._rendered, "the chat template")
 
     def _rendered(self, messages: list[Message], add_generation_prompt: bool) -> str:
+        own = {} if self._date is None else {"chat_template": self._template}
         return self._tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=add_generation_prompt
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt, **own
         )
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
         return self._limited([dict(message) for message in messages], add_generation_prompt)
 
     def fingerprint(self) -> dict[str, Any]:
-        text = repr((self._tokenizer.chat_template, self._tokenizer.special_tokens_map))
+        text = repr((self._template, self._tokenizer.special_tokens_map))
         return {"kind": "hf", "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def _at_date(template: str, date: datetime.date) -> str:
+    """A template in which the clock stands still: each format that it asks for, written out."""
+    return _CLOCK.sub(lambda call: repr(date.strftime(call[2])) if call[2] else call[0], template)
+
+
+def _date_of(text: str) -> datetime.date:
+    try:
+        return datetime.date.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"date: {text!r:.40} found, a date such as 2026-01-31 is needed."
+        ) from error
 
 
 def check_messages(messages: Any) -> None:
@@ -134,10 +168,16 @@ def default_template(tokenizer: Tokenizer) -> ChatTemplate:
 
 
 def named_template(name: str | None) -> ChatTemplate | None:
-    """What a command line names: ``plain``, or a tokenizer of Hugging Face; None for no name."""
+    """What a command line names; None for no name.
+
+    ``plain``, or a tokenizer of Hugging Face, with ``@2026-01-31`` behind it for a date.
+    """
     if name is None:
         return None
-    return PlainChatTemplate() if name == PlainChatTemplate.name else HFChatTemplate(name)
+    if name == PlainChatTemplate.name:
+        return PlainChatTemplate()
+    dated = _DATED.fullmatch(name)
+    return HFChatTemplate(dated[1], dated[2]) if dated else HFChatTemplate(name)
 
 
 def split_answers(template: ChatTemplate, messages: Sequence[Message]) -> list[tuple[str, bool]]:
