@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import signal
+import threading
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -24,7 +25,9 @@ _PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 
 
 class Limited:
-    """A function from JSON values to text, called in a process that is forked at the first call.
+    """A function from JSON values to text, called in another process.
+
+    Each thread that calls it forks one at its first call, which ends with the thread.
 
     Args:
         function: is called there.
@@ -37,7 +40,7 @@ class Limited:
 
     def __init__(self, function: Callable[..., str], what: str):
         self._function, self._what = function, what
-        self._process: tuple[int, int, Connection] | None = None  # its parent, its number, a pipe
+        self._own = threading.local()
 
     def __call__(self, *arguments: Any) -> str:
         asked = json.dumps(arguments).encode()
@@ -59,28 +62,23 @@ class Limited:
         return text
 
     def _pipe(self) -> Connection:
-        if self._process is None or self._process[0] != os.getpid():
+        if getattr(self._own, "parent", None) != os.getpid():  # none, or that of our parent
             ours, theirs = Pipe()
             number = os.fork()
             if number == 0:
                 _serve(theirs, self._function)
             theirs.close()
-            self._process = os.getpid(), number, ours
-        return self._process[2]
+            self._own.parent, self._own.number, self._own.pipe = os.getpid(), number, ours
+        return self._own.pipe
 
     def _end(self) -> None:
-        if self._process is not None and self._process[0] == os.getpid():
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(self._process[1], signal.SIGKILL)
-                os.waitpid(self._process[1], 0)
-            self._process[2].close()
-        self._process = None
+        with contextlib.suppress(AttributeError, ProcessLookupError, ChildProcessError):
+            os.kill(self._own.number, signal.SIGKILL)
+            os.waitpid(self._own.number, 0)
+        self._own = threading.local()
 
-    def __del__(self) -> None:
-        self._end()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_process": None}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Limited, (self._function, self._what)
 
 
 def _serve(pipe: Connection, function: Callable[..., str]) -> None:

@@ -183,10 +183,13 @@ class OpenAISampler:
 
     async def _bare(self, request: Any) -> None:
         """Leave out what a request need not say."""
+        key = f"Bearer {self.api_key}" if self.api_key else None
+        if request.url.userinfo:  # a login in the URL, of which the client has made a header
+            key = request.headers.get("Authorization")
         for name in {*request.headers} - {*_HEADERS}:
             del request.headers[name]
-        if self.api_key is not None:
-            request.headers["Authorization"] = f"Bearer {self.api_key}"
+        if key is not None:
+            request.headers["Authorization"] = key
 
     async def _limit(self, response: Any) -> None:
         """Read an answer, however it is compressed, no further than answers go."""

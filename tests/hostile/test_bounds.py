@@ -3,7 +3,9 @@
 """Small inputs that ask for work without an end, or for more memory than there is, are refused."""
 
 import json
+import pickle
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -265,11 +267,19 @@ def test_whatever_a_chat_template_raises_is_an_error_of_the_sample(template, mes
         HFChatTemplate(_Template(template)).render(MESSAGES)
 
 
+def test_threads_do_not_get_the_answers_of_each_other():
+    limited_upper = Limited(str.upper, "it")
+    with ThreadPoolExecutor(4) as threads:
+        texts = [f"a{number}" for number in range(200)]
+        assert list(threads.map(limited_upper, texts)) == [text.upper() for text in texts]
+
+
 def test_a_template_is_rendered_again_after_its_process_ended():
     limited_upper = Limited(str.upper, "it")
     assert limited_upper("a") == "A"
     limited_upper._end()
     assert limited_upper("b") == "B"
+    assert pickle.loads(pickle.dumps(limited_upper))("c") == "C"
     with pytest.raises(SampleError, match="it refuses it .TypeError"):
         limited_upper("c", "d")
     assert limited_upper("e") == "E"

@@ -90,6 +90,13 @@ def test_the_environment_adds_nothing_to_a_request(server, key, monkeypatch):  #
     )
 
 
+def test_a_login_in_the_url_is_sent(server):  # noqa: F811
+    sampler = sampler_for(server)
+    sampler.base_url = sampler.base_url.replace("//", "//me:password@")
+    sampler.sample_and_score_batch(prompts(10), 0)
+    assert server.requests[0][1] == "Basic bWU6cGFzc3dvcmQ="
+
+
 @pytest.mark.parametrize("status", [400, 403])
 def test_a_server_that_repeats_the_key_does_not_put_it_into_a_message(server, status, monkeypatch):  # noqa: F811
     key = "secret-" + "k" * 300
