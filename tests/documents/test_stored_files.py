@@ -168,13 +168,12 @@ def test_a_missing_or_cut_shard_is_named_while_building(folder, name, damage, me
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.skipif(not __debug__, reason="Energon says so with an assert")
 def test_an_index_that_says_a_line_is_empty_is_an_error_with_its_source(folder):
     path = folder / "lines.jsonl.idx"
     begins = np.fromfile(path, "<u8")
     begins[100] = begins[101]
     begins.tofile(path)
-    with pytest.raises(ConfigError, match=r"lines.jsonl: sample 100 cannot be read \(Size must"):
+    with pytest.raises(ConfigError, match="the file has changed since its index was made"):
         new_loader(folder)
 
 
