@@ -245,11 +245,18 @@ def test_a_tokenizer_without_a_template_says_what_to_pass(hf_folder, tmp_path):
     assert isinstance(encoder.chat_template, PlainChatTemplate)
 
 
-def test_a_template_that_reads_the_clock_needs_one_date(hf_folder, tmp_path):
+@pytest.mark.parametrize(
+    "clock",
+    [
+        "{{ strftime_now('%d %b %Y') }}",
+        "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}",
+    ],
+)
+def test_a_template_that_reads_the_clock_needs_one_date(clock, hf_folder, tmp_path):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(hf_folder)
-    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}: {{ messages[0].content }}"
+    tokenizer.chat_template = clock + ": {{ messages[0].content }}"
     tokenizer.save_pretrained(tmp_path / "dated")
     name = str(tmp_path / "dated")
     with pytest.raises(ConfigError, match="writes the date of the day .strftime_now."):
@@ -259,6 +266,18 @@ def test_a_template_that_reads_the_clock_needs_one_date(hf_folder, tmp_path):
     assert first.fingerprint() != second.fingerprint()
     with pytest.raises(ConfigError, match="date: '2026-02-30' found"):
         named_template(f"{name}@2026-02-30")
+
+
+@pytest.mark.parametrize("clock", ["{% set now = strftime_now %}{{ now('%d') }}", "strftime_now(f)"])
+def test_a_clock_that_no_date_can_stand_for_is_refused(clock, hf_folder):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(hf_folder)
+    tokenizer.chat_template = clock
+    with pytest.raises(ConfigError, match="writes the date of the day .* NAME@2026-01-31"):
+        HFChatTemplate(tokenizer)
+    with pytest.raises(ConfigError, match="no date can stand: write one into a copy"):
+        HFChatTemplate(tokenizer, date="2026-01-31")
 
 
 def test_a_template_that_refuses_or_rewrites_a_conversation_is_named(hf_folder):

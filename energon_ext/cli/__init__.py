@@ -58,14 +58,3 @@ def one_of(given: Mapping[str, Any]) -> str:
         found = " and ".join(names) or "none"
         raise ConfigError(f"Give one of {', '.join(given)}; found {found}.")
     return names[0]
-
-
-def integers(option: str, text: str, example: str) -> list[int]:
-    """Numbers >= 0 between commas; ConfigError where one is not."""
-    try:
-        numbers = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        numbers = [-1]
-    if any(number < 0 for number in numbers):
-        raise ConfigError(f"{option}: {text!r:.200} found; steps like {example} are needed.")
-    return numbers

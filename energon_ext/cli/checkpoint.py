@@ -78,9 +78,8 @@ def diff(
         echo(f"refused: {' '.join(str(error).split())}")
         ctx.exit(1)
     echo(_changes(changes))
-    axis = cursor.state["axis"], dataset.clock.axis.counted
-    if axis[0] != axis[1]:
-        echo("schedule_axis: breakpoints counted {}, and count {} from here on".format(*axis))
+    if change := dataset.clock.axis.change_from(cursor.state["axis"]):
+        echo(change)
     for line in _left_out(cursor, dataset):
         echo(line)
     fixed = [f"{k}={v!r}" for k, v in sorted(dataset.fingerprint.items()) if k != ENCODER]

@@ -13,7 +13,7 @@ import click
 import yaml
 from megatron.energon.epathlib import EPath
 
-from energon_ext.cli import echo, integers, one_of
+from energon_ext.cli import echo, one_of
 from energon_ext.cli.option import FILE
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.config.yaml_file import read_mapping
@@ -21,6 +21,7 @@ from energon_ext.data_files import read_data
 from energon_ext.documents.token_index import read_pair
 from energon_ext.errors import ConfigError
 from energon_ext.state.files import write_file
+from energon_ext.weights.breakpoints import checked_breakpoint
 
 #: Split of Megatron -> split here.
 SPLITS = {"train": "train", "valid": "val", "test": "test"}
@@ -227,7 +228,8 @@ def _words(path: Path) -> list[str]:
 
 
 def _iterations(text: str) -> list[int]:
-    found = sorted(integers("--phase-transition-iterations", text, "1000,2000"))
+    where = "--phase-transition-iterations"
+    found = sorted(checked_breakpoint(part, where) for part in text.split(",") if part.strip())
     if len({0, *found}) <= len(found):
         raise ConfigError(f"--phase-transition-iterations: {text!r} names 0, or one twice.")
     return found

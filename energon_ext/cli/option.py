@@ -8,6 +8,25 @@ from typing import Any
 
 import click
 
+from energon_ext.weights.breakpoints import EXAMPLES, count_from
+
+
+class Count(click.ParamType):  # type: ignore[type-arg]
+    """An integer within limits, written as breakpoints may be."""
+
+    name = "count"
+
+    def __init__(self, least: int, most: int = 10**12):
+        self.least, self.most = least, most
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        count = count_from(value)
+        if count is None or not self.least <= count <= self.most:
+            limits = f"an integer from {self.least} to {self.most:,} is needed"
+            self.fail(f"{value!r:.80} found; {limits}, as {EXAMPLES}.", param, ctx)
+        return count
+
+
 PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
 

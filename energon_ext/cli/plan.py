@@ -18,7 +18,7 @@ from energon_ext.splice.source import SpliceSource, splices_of
 from energon_ext.weights.axis import STEPS
 from energon_ext.weights.breakpoints import checked_breakpoint
 
-COUNT = click.IntRange(1, 10**12)
+COUNT = option.Count(1)
 
 
 @click.command()
@@ -29,7 +29,11 @@ COUNT = click.IntRange(1, 10**12)
     help="Positions, in what breakpoints of the metadataset count: steps as 0,100,500, or 8k,40B.",
 )
 @click.option("--steps", type=COUNT, help="Forecast a run of this many optimizer steps.")
-@click.option("--train-tokens", help="Forecast a run of this many tokens, as 40B.")
+@click.option(
+    "--train-tokens",
+    type=option.Count(1, 10**16),
+    help="Forecast a run of this many tokens, padding included; as 40B.",
+)
 @click.option("--global-batch-size", type=COUNT, default=1, help="Rows of a step.")
 @click.option("--ranks", type=COUNT, default=1, help="Data-parallel ranks.")
 @click.option("--micro-batch-size", type=COUNT, help="Rows.  [default: all of a rank]")
@@ -48,7 +52,7 @@ def plan(
     ranks: int,
     micro_batch_size: int | None,
     steps: int | None,
-    train_tokens: str | None,
+    train_tokens: int | None,
     balance: bool,
     tokens_per_doc: float | None,
     exact: bool,
@@ -101,12 +105,11 @@ def plan(
         echo("\n" + _documents(source))
 
 
-def _steps_of(blend: Blend, train_tokens: str) -> int:
+def _steps_of(blend: Blend, tokens: int) -> int:
     """Optimizer steps in which a run reads some tokens, the last one begun included."""
-    tokens = checked_breakpoint(train_tokens, "--train-tokens")
     of_a_step = blend.topology.rows_per_step * blend.clock.row_tokens
-    if not of_a_step or not tokens:
-        raise ConfigError("--train-tokens: rows have no fixed length, or 0 found; give --steps.")
+    if not of_a_step:
+        raise ConfigError("--train-tokens: rows have no fixed length; give --steps.")
     return -(-tokens // of_a_step)
 
 

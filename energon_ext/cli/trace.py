@@ -4,6 +4,7 @@
 
 import dataclasses
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,19 +18,19 @@ from energon_ext.cli import echo, echo_json, option
 from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.documents.origins import origins_of
 from energon_ext.encoders.tokenizers import load_tokenizer
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, printable
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.step import Step
 from energon_ext.plan.trace import TracedRow, rows_of
 from energon_ext.samples.rows import SampleRows
 from energon_ext.splice.source import SpliceSource
-from energon_ext.state.match import KEPT, compare_sources
+from energon_ext.state.match import KEPT, compare_sources, match_sources
 
 
 @click.command()
 @click.argument("run", type=option.PATH)
 @option.metadataset
-@click.option("--step", type=click.IntRange(0, 10**12), help="Steps before it: 0 is first.")
+@click.option("--step", type=option.Count(0), help="Steps before it: 0 is first.")
 @click.option(
     "--document",
     metavar="SOURCE:NUMBER",
@@ -108,6 +109,8 @@ def _say_changes(cursor: SavedCursor, blend: PlannedDataset) -> None:
     for change in compare_sources([cursor.state["plan"]["sources"]], blend.source_names):
         if change.change != KEPT:
             click.echo(f"{change.key}: {change.change}, beside the saved state.", err=True)
+    if said := blend.clock.axis.change_from(cursor.state["axis"]):
+        click.echo(said, err=True)
 
 
 def _show_document(
@@ -117,23 +120,50 @@ def _show_document(
     last: int,
     as_json: bool,
 ) -> None:
-    """Print the steps up to one that read a document; every state puts the plan right again."""
+    """Print the steps up to one that read a document; every state puts the plan right again.
+
+    Steps between two states count where their plan leads from the one to the other.
+    """
     later = [each for each in cursors if 0 < each.step <= last]
     starts = [0, *(each.step for each in later)]
     ends = [*(start - 1 for start in starts[1:]), last]
+    unread: list[tuple[int, int]] = []
     is_read = False
-    for cursor, start, end in zip([cursors[0], *later], starts, ends):
-        blend = open_blend(cursor)
+    for before, start, end, after in zip([None, *later], starts, ends, [*later, None]):
+        blend = open_blend(after or before or cursors[0])
         source, number = _document(text, blend)
-        steps = blend.planned_steps(cursor.state if start else None)
-        for step, row in list(_rows(blend, start, steps, start, end)):
-            if row.source == source and any(each == number for each, *_ in row.contents):
-                is_read = True
-                skipped = ", skipped" if blend.clock.is_skipped(step) else ""
-                where = f"step {step}{skipped}, {_where(row)}"
-                _say({"step": step, **row.to_json()}, as_json, where)
-    if not is_read:
-        click.echo(f"{text}: not read in the steps from 0 to {last}.", err=True)
+        steps = blend.planned_steps(None if before is None else before.state)
+        found = [
+            (step, row)
+            for step, row in _rows(blend, start, steps, start, end)
+            if row.source == source and any(each == number for each, *_ in row.contents)
+        ]
+        if after is not None and not _has_reached(blend, after):
+            said = f"Steps from {start} to {end}: other rows were read than are planned now"
+            click.echo(f"{said}; name the metadataset of that time.", err=True)
+            continue
+        for step, row in found:
+            skipped = ", skipped" if blend.clock.is_skipped(step) else ""
+            where = f"step {step}{skipped}, {_where(row)}"
+            _say({"step": step, **row.to_json()}, as_json, where)
+        is_read = is_read or bool(found)
+        begin = unread.pop()[0] if unread and unread[-1][1] == start - 1 else start
+        unread.append((begin, end))
+    if unread and not is_read:
+        named = ", ".join(f"from {start} to {end}" for start, end in unread)
+        click.echo(f"{printable(text)}: not read in the steps {named}.", err=True)
+
+
+def _has_reached(blend: PlannedDataset, cursor: SavedCursor) -> bool:
+    """Whether the sources of a plan stand where a cursor has them."""
+    blend.plan.begin_here()
+    plan = blend.plan.to_json(blend.plan.advance(), list(blend.source_names.values()))
+    saved = cursor.state["plan"]["sources"]
+    matched = match_sources(saved, blend.source_names)
+    return all(
+        key in matched and own["rows"] == saved[matched[key]]["rows"]
+        for key, own in json.loads(json.dumps(plan["sources"])).items()
+    )
 
 
 def _rows(

@@ -11,6 +11,7 @@ from megatron.energon.epathlib import EPath
 
 from energon_ext.errors import ConfigError
 from energon_ext.weights.axis import STEPS, UNITS
+from energon_ext.weights.breakpoints import count_from
 
 #: Documents that a file may exclude, and characters of one of its lines.
 MOST_EXCLUDED, LONGEST_LINE = 10_000_000, 4096
@@ -102,12 +103,13 @@ def run_fields(axis: Any, skip: Any, exclude: Any, path: EPath) -> RunFields:
 def _ranges(value: Any, where: str) -> tuple[tuple[int, int], ...]:
     """Ranges of steps, those that touch put together."""
     merged: list[tuple[int, int]] = []
-    if not isinstance(value, list) or not all(map(_is_range, value)):
+    ranges = [_range(each) for each in value] if isinstance(value, list) else [None]
+    if None in ranges:
         raise ConfigError(
             f"{where}: {value!r:.80} found; ranges of steps are needed, as [[1000, 1010]] for the "
             f"ten steps from 1000 on."
         )
-    for first, stop in sorted(value):
+    for first, stop in sorted(filter(None, ranges)):
         if merged and first <= merged[-1][1]:
             first, stop = merged[-1][0], max(merged.pop()[1], stop)
         merged.append((first, stop))
@@ -119,9 +121,12 @@ def _ranges(value: Any, where: str) -> tuple[tuple[int, int], ...]:
     return tuple(merged)
 
 
-def _is_range(value: Any) -> bool:
-    is_pair = isinstance(value, list) and [type(each) for each in value] == [int, int]
-    return is_pair and 0 <= value[0] < value[1] < 1 << 62
+def _range(value: Any) -> tuple[int, int] | None:
+    """Two steps, written as breakpoints may be; None for anything else."""
+    match [count_from(each) for each in value] if isinstance(value, list) else []:
+        case [int(first), int(stop)] if 0 <= first < stop < 1 << 62:
+            return first, stop
+    return None
 
 
 def _read(path: EPath) -> dict[str, np.ndarray]:

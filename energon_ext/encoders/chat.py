@@ -18,8 +18,9 @@ from energon_ext.errors import ConfigError, SampleError
 Message = Mapping[str, str]
 ROLES = ("system", "user", "assistant", "tool")
 
-#: Where a template asks the clock for a format, and a name with a date behind it.
-_CLOCK = re.compile(r"""strftime_now\s*\((?:\s*(['"])(.*?)\1\s*\))?""")
+#: Where a template has the clock, and the format that it asks for where that can be told; and a
+#: name with a date behind it.
+_CLOCK = re.compile(r"""\bstrftime_now\b(?!\s+is\s)(?:\s*\(\s*(['"])(.*?)\1\s*\))?""")
 _DATED = re.compile(r"(.+)@(\d{4}-\d\d-\d\d)")
 
 
@@ -100,8 +101,13 @@ class HFChatTemplate(ChatTemplate):
         if _CLOCK.search(str(self._template)):
             raise ConfigError(
                 f"Chat template of {name_or_path}: writes the date of the day (strftime_now), so "
-                f"the tokens of a text would change with it; give one date, as HFChatTemplate(..., "
-                f"date='2026-01-31') or --chat-template NAME@2026-01-31."
+                f"the tokens of a text would change with it; "
+                + (
+                    "give one date, as HFChatTemplate(..., date='2026-01-31') or --chat-template "
+                    "NAME@2026-01-31."
+                    if self._date is None
+                    else "where it does, no date can stand: write one into a copy of the template."
+                )
             )
         self._limited = Limited(self._rendered, "the chat template")
 

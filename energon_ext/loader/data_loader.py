@@ -42,6 +42,7 @@ from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round
 from energon_ext.plan.state import cursor_of
 from energon_ext.state.match import ENCODER, SourceChange
 from energon_ext.state.schema import check_seal, sealed
+from energon_ext.streamed.blend import StreamedBlend
 
 logger = log_of(__name__)
 
@@ -216,11 +217,7 @@ class ExactDataLoader:
         content = check_seal(state)
         self.changes = self.dataset.continue_from(content)
         if self.worker_config.rank == 0:
-            log_resume(self.changes, content["fingerprint"], self.dataset.fingerprint)
-            if content["axis"] != (axis := self.dataset.clock.axis.unit):
-                logger.warning(
-                    "Breakpoints counted %s, and count %s from here on.", content["axis"], axis
-                )
+            log_resume(self.changes, content, self.dataset)
 
     save_state_rank = state_dict  # as Energon's loader calls it
 
@@ -291,11 +288,15 @@ def _same(item: Any) -> Any:
 
 
 def log_resume(
-    changes: list[SourceChange], saved: Mapping[str, Any], current: Mapping[str, Any]
+    changes: list[SourceChange],
+    state: Mapping[str, Any],
+    blend: PlannedDataset | StreamedBlend,
 ) -> None:
-    """Say what a resume does with each source, and from the fingerprints if the encoder changed."""
+    """Say what a resume does with each source, and what else is not as it was."""
     lines = "\n  ".join(printable(str(change)) for change in changes)
     logger.info("Resuming the data of %d sources:\n  %s", len(changes), lines)
-    before, now = saved.get(ENCODER), current.get(ENCODER)
+    if change := blend.clock.axis.change_from(state["axis"]):
+        logger.warning(change)
+    before, now = state["fingerprint"].get(ENCODER), blend.fingerprint.get(ENCODER)
     if before != now:
         logger.warning("The TaskEncoder was %s, and is %s; see that it reads alike.", before, now)

@@ -146,7 +146,7 @@ class StreamedLoader:
         sources = [blend["sources"] for blend in blends]
         self.changes = compare_sources(sources, self._blend.source_names)
         if self.worker_config.rank == 0:
-            log_resume(self.changes, blends[0]["fingerprint"], self._blend.fingerprint)
+            log_resume(self.changes, blends[0], self._blend)
 
     save_state_rank = state_dict  # as Energon's loader calls it
 

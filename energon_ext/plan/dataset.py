@@ -182,7 +182,7 @@ class PlannedDataset(Blend, SavableDataset):
             "rows_per_step": self.topology.rows_per_step,
             "batch_size": self.topology.batch_rows,
             "ranks": self.topology.ranks,
-            "axis": axis.unit,
+            "axis": axis.counted,
             "cost": None if cost is None else _digest_of_cost(cost, self.clock.row_tokens),
             "mixture": digest_of(self.tree.to_json())[:16],
             **{name: digest_of(values)[:16] for name, values in options.items()},

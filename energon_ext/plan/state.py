@@ -35,7 +35,7 @@ def cursor_of(dataset: "PlannedDataset", progress: Progress) -> dict[str, Any]:
         "version": STATE_VERSION,
         "fingerprint": dict(dataset.fingerprint),
         "encoder": dict(dataset.batches.encoder),
-        "axis": dataset.clock.axis.unit,
+        "axis": dataset.clock.axis.counted,
         "rows_per_step": dataset.topology.rows_per_step,
         "plan": plan,
         "done": progress.done,

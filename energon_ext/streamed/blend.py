@@ -39,6 +39,7 @@ _BLEND = type(STATE_CLASS, (), {})()
 
 _SHAPE = {
     "fingerprint": {str: object},
+    "axis": str,
     "drawn": COUNT,
     "batch": COUNT,
     "moved": {str: str},
@@ -198,6 +199,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
             __class__=STATE_CLASS,
             version=STATE_VERSION,
             fingerprint=dict(self.fingerprint),
+            axis=self.clock.axis.counted,
             drawn=self._drawn,
             batch=self._batch,
             moved=dict(self._moved),

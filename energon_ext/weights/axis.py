@@ -45,6 +45,12 @@ class ScheduleAxis:
         """One unit, for messages."""
         return {"batches": "batch"}.get(self.counted, self.counted[:-1])
 
+    def change_from(self, unit: str) -> str:
+        """A line for a resume where breakpoints counted another unit; else empty."""
+        if unit == self.counted:
+            return ""
+        return f"schedule_axis: breakpoints counted {unit}, and count {self.counted} from here on."
+
     @property
     def counted(self) -> str:
         """The unit, steps where none is given."""

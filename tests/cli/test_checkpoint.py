@@ -259,5 +259,5 @@ def test_breakpoints_that_count_something_else_from_here_on_are_said(data):
     run, _ = planned_run(data)
     mix = data / "mix.yaml"
     mix.write_text(json.dumps({**json.loads(mix.read_text()), "schedule_axis": "tokens"}))
-    said = "schedule_axis: breakpoints counted steps, and count tokens from here on"
+    said = "schedule_axis: breakpoints counted steps, and count tokens from here on."
     assert said in lines(diff(run, mix))

@@ -202,7 +202,10 @@ def test_the_old_subflavor_is_carried_over_and_said(folder):
         (["1", "web", "--phase-transition-iterations", "5"], "1 transitions need 2 lists"),
         (["1", "web", "--phase-transition-iterations", "0"], "names 0, or one twice"),
         (["broken.yaml"], "broken.yaml: .*splits.val"),
-        (["1", "web", "--phase-transition-iterations", "5,x"], "steps like 1000,2000 are needed"),
+        (
+            ["1", "web", "--phase-transition-iterations", "5,x"],
+            "breakpoint .x. is not an integer from 0",
+        ),
         (["--data-args-path", "empty.txt"], "an empty list"),
         (
             ["--per-split-data-args-path", "one.txt"],

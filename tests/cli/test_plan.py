@@ -87,7 +87,12 @@ def test_the_json_of_a_long_forecast_is_whole(tmp_path):
     [
         (("--at", "a"), "--at: breakpoint 'a' is not an integer from 0"),
         (("--at", "1", "--steps", "2"), "Give one of --at, --steps, --train-tokens; found --at"),
-        (("--train-tokens", "2.5"), "--train-tokens: breakpoint '2.5' is not an integer"),
+        (("--train-tokens", "2.5"), "'--train-tokens': '2.5' found; an integer from 1 to"),
+        (("--train-tokens", "1e36"), "'--train-tokens': '1e36' found; an integer from 1 to"),
+        (
+            ("--steps", "0"),
+            "'--steps': '0' found; an integer from 1 to 1,000,000,000,000 is needed",
+        ),
         (("--train-tokens", "9", "--exact", "--at", "1"), "Give one of --at, --steps"),
         (("--json",), "--png, --html, --json and --exact are of a forecast: give --steps."),
         (("--splice", "{"), "--splice: '{' is not JSON"),

@@ -17,7 +17,7 @@ from energon_ext.plan.trace import rows_of as rows_of_step
 from energon_ext.state.schema import check_seal
 from tests.plan.runs import SEQ_LEN, Run, numbered_documents, write_numbered
 from tests.saves import save_cursor
-from tests.support import close_loaders, config, loader_for, take, write_mix
+from tests.support import close_loaders, config, loader_for, take, write_mix, write_tokens
 
 RANKS, BATCH, ROWS = 2, 2, 8
 STEPS, MOVED_AT = 12, 8
@@ -268,3 +268,46 @@ def test_ten_thousand_rows_are_what_a_run_read_over_mixes_and_resumes(tmp_path):
         state = run.state()
         close_loaders()
     assert compared == 10_000
+
+
+def test_steps_that_another_mix_read_are_said_to_be_not_known(data):
+    folder, mixes, _ = data
+    found, said = steps_of_document(folder, mixes[1], "--document", "a:3")
+    assert all(step >= MOVED_AT for step in found)
+    for steps in ("from 0 to 3", "from 4 to 7"):
+        assert f"Steps {steps}: other rows were read than are planned now; name the meta" in said
+    _, said = steps_of_document(folder, mixes[1], "--document", "c:89", "--step", 8)
+    assert said.endswith("c:89: not read in the steps from 8 to 8.\n")
+
+
+def test_a_run_its_resume_and_every_command_count_what_the_file_says(tmp_path):
+    for name, token in (("a", 65), ("b", 66)):
+        write_tokens(tmp_path / name, [[token] * 50] * 40)
+    weights = {"a": {"step": {0: 1, "1.5k": 0}}, "b": {"step": {0: 0, "15e2": 1}}}
+    mix = write_mix(tmp_path / "mix.yaml", list(weights.items()))
+    mix.write_text(json.dumps({**json.loads(mix.read_text()), "schedule_axis": "tokens"}))
+    state, shares = None, []
+    for ranks, batch in ((1, 8), (2, 2), (2, 1)):
+        run = Run(mix, ranks=ranks, batch=batch, rows=ROWS)
+        if state is not None:
+            run.resume(state)
+        for step in run.steps(2):
+            shares.append(sum(tokens[0] == 66 for tokens, *_ in step))
+        state = run.state()
+        save_cursor(tmp_path / "run", len(shares), json.loads(state))
+        close_loaders()
+    # A step of 8 rows has 512 positions: 1500 are passed at the start of the fourth.
+    assert shares == [0, 0, 0, 8, 8, 8]
+    for step, share in enumerate(shares):
+        rows = rows_of(call(tmp_path / "run", mix, "--step", step, "--json"))
+        assert [row["source"] for row in rows].count("b") == share
+    planned = ["plan", str(mix), "--seq-length", str(SEQ_LEN), "--global-batch-size", str(ROWS)]
+    shown = CliRunner().invoke(main, [*planned, "--at", "1024,1536"]).stdout.splitlines()
+    assert [line.split() for line in shown[1:]] == [
+        ["a", "100.00%", "0.00%"],
+        ["b", "0.00%", "100.00%"],
+    ]
+    found = json.loads(CliRunner().invoke(main, [*planned, "--steps", "6", "--json"]).stdout)
+    assert [share > 0 for share in found["sources"]["b"]["share"]] == [n > 0 for n in shares]
+    read = found["sources"]["b"]["tokens"]
+    assert [tokens > 0 for tokens in read] == [n > 0 for n in shares]

@@ -52,7 +52,7 @@ def exclude(folder, *lines):
 def test_all_other_steps_are_those_of_the_run_that_skips_none(folder, ranks, workers, batch):
     all_steps = Run(mix(folder, "all"), rows=ROWS).steps(20)
     run = Run(
-        mix(folder, skip=[[3, 5], [9, 10], [10, 12]]),
+        mix(folder, skip=[[3, "5"], ["9", "1e1"], ["0.01k", 12]]),
         ranks=ranks, workers=workers, batch=batch, rows=ROWS,
     )  # fmt: skip
     assert run.steps(12) == [all_steps[n] for n in (0, 1, 2, 5, 6, 7, 8, 12, 13, 14, 15, 16)]
@@ -175,7 +175,7 @@ def test_the_plan_that_is_open_is_finished_as_it_was(folder):
 
 
 @pytest.mark.parametrize(
-    "skip", [5, [5], [[5]], [[5, 5]], [[-1, 2]], [[1.0, 2.0]], [[0, True]], "x"]
+    "skip", [5, [5], [[5]], [[5, 5]], [[-1, 2]], [[1.5, 2.0]], [[0, True]], "x"]
 )
 def test_what_is_no_range_of_steps_is_refused(folder, skip):
     with pytest.raises(ConfigError, match=r"mix.yaml: skip: .* ranges of steps are needed"):

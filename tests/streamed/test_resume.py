@@ -11,6 +11,9 @@ from megatron.energon.wrappers.batch_dataset import BatchDataset
 from megatron.energon.wrappers.shuffle_buffer_dataset import ShuffleBufferDataset
 
 from energon_ext.errors import StateMismatchError
+from energon_ext.plan.clock import Clock
+from energon_ext.plan.deal import Topology
+from energon_ext.weights import ScheduleAxis
 from tests.streamed.numbers import assert_nothing_lost, blend, drawn_of, order_of, resumed, source
 from tests.support import config, loader_for, take
 
@@ -228,3 +231,16 @@ def test_energons_own_loader_refuses_the_state_of_another_rank():
     take(loader, 3)
     with pytest.raises(StateMismatchError, match="rank: saved 0, now 1"):
         other.restore_state_rank(loader.save_state_rank())
+
+
+@pytest.mark.parametrize("unit", ["steps", "samples"])
+def test_breakpoints_that_count_something_else_are_said(unit, caplog):
+    def loader(counted):
+        clock = Clock(ScheduleAxis(counted), Topology.of(config(), 1, None))
+        return loader_for(blend([source("a")], clock=clock))
+
+    first = loader("steps")
+    take(first, 2)
+    loader(unit).load_state_dict(first.state_dict())
+    said = "schedule_axis: breakpoints counted steps, and count samples from here on."
+    assert (said in caplog.messages) is (unit == "samples")
