@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Train on real text, kill the run, change its size twice, and compare with a run left alone.
 
-    python examples/demo.py        (or `make demo`)
+    python examples/demo.py                   (or `make demo`)
+    python examples/demo.py --data-only       (what the files of metadatasets/ read, in seconds)
 
 1. Three corpora that come with Python become token files in DIR/data.
 2. One process trains along a curriculum, and is killed between two checkpoints.
@@ -25,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from demo_corpora import CORPORA
+from demo_corpora import CORPORA, library_questions
+from drawn_images import write_webdatasets
 from options import count, new_parser
 
 from energon_ext.cli.figure_style import COLORS, FAINT, INK, MUTED, new_figure
@@ -83,9 +85,15 @@ def main():
     parser = new_parser(__doc__.splitlines()[0], "python examples/demo.py --dir /tmp/demo")
     parser.add_argument("--dir", type=Path, default=Path("demo"), help="where to work")
     parser.add_argument("--steps", type=count, default=90, help="optimizer steps of each run")
+    parser.add_argument(
+        "--data-only", action="store_true", help="write what the files of metadatasets/ read"
+    )
     args = parser.parse_args()
     folder, stages = args.dir, stages_of(args.steps)
     mix = prepare(folder, args.steps)
+    if args.data_only:
+        write_chats_and_images(folder / "data")
+        return
     changing, alone = folder / "runs" / "changing", folder / "runs" / "left_alone"
     for run_dir in (changing, alone):
         shutil.rmtree(run_dir, ignore_errors=True)
@@ -100,11 +108,11 @@ def prepare(folder, steps):
     (folder / "data").mkdir(parents=True, exist_ok=True)
     for name, texts in CORPORA.items():
         output = folder / "data" / name
-        if (output / "train.bin").exists():
+        if (output / "prepared.json").exists():
             print(f"{output}: there already.")
             continue
         lines = output.with_suffix(".jsonl")
-        lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
+        write_lines(lines, [{"text": text} for text in texts()])
         command = [Path(sys.executable).with_name("energon-ext"), "prepare", output]
         command += ["--jsonl", lines, "--tokenizer", "bytes", "--min-chars", 200, "--val", 0.1]
         command += ["--force"]  # what an interrupted demo left
@@ -113,6 +121,18 @@ def prepare(folder, steps):
     mix = folder / "curriculum.yaml"
     mix.write_text(CURRICULUM.format(middle=steps // 4, late=5 * steps // 6))
     return mix
+
+
+def write_chats_and_images(folder):
+    """Write the conversations and the pictures with captions, unless they are there."""
+    write_lines(folder / "chats.jsonl", library_questions())
+    if not (folder / "images").exists():
+        write_webdatasets(folder / "images", images=300)
+    print(f"{folder}: there is all that the files of metadatasets/ name.")
+
+
+def write_lines(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def train(mix, run_dir, steps, stage, resumes=False):

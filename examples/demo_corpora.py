@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Real text that every Python installation carries: what the demo trains on, without a network."""
 
+import ast
 import importlib.metadata
 import sysconfig
 from pathlib import Path
@@ -35,6 +36,21 @@ def package_documentation():
             text = metadata.get("Description") or metadata.get_payload()
             descriptions[metadata["Name"]] = text
     return [text for _, text in sorted(descriptions.items())]
+
+
+def library_questions():
+    """What each public function at the top of the standard library does, asked and answered."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    conversations = []
+    for path in sorted(folder.glob("[!_]*.py")):
+        module = ast.parse(path.read_text(encoding="utf-8", errors="ignore"))
+        for function in module.body:
+            if not isinstance(function, ast.FunctionDef) or function.name.startswith("_"):
+                continue
+            if answer := ast.get_docstring(function):
+                question = f"What does {path.stem}.{function.name} do?"
+                conversations.append({"prompt": question, "response": answer})
+    return conversations
 
 
 #: Functions without arguments that give texts, in an order that stays.

@@ -63,10 +63,15 @@ def main():
 
 def write_data(folder, images):
     """Write all sources, and the metadataset over them."""
-    write_webdataset(folder / "shapes", images, lambda number: 0 if number % 20 == 19 else 1)
-    write_webdataset(folder / "pairs", images // 3, lambda number: 2)
+    write_webdatasets(folder, images)
     write_prose(folder / "prose")
     (folder / "mix.yaml").write_text(MIX)
+
+
+def write_webdatasets(folder, images):
+    """Shapes, a few of them captions without an image, and pairs of images with one caption."""
+    write_webdataset(folder / "shapes", images, lambda number: 0 if number % 20 == 19 else 1)
+    write_webdataset(folder / "pairs", images // 3, lambda number: 2)
 
 
 def write_webdataset(folder, samples, images_of, shard_samples=20):

@@ -2,12 +2,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every file in metadatasets/ loads and does what its first comment says."""
 
+import importlib
+import json
 import shutil
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from energon_ext import PackedTaskEncoder, get_train_dataset
+from energon_ext import PackedTaskEncoder, SFTTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.plan.lookup import find_blend
 from energon_ext.splice.source import splices_of
@@ -30,8 +34,32 @@ EXPECTED = {
         150: {"prose": 1 / 6, "code": 1 / 6, "docs": 2 / 3},
     },
     "halves": {0: {"code": 1}},
+    "interleave": {0: {"prose": 2 / 4, "code": 1 / 4, "docs": 1 / 4}},
+    "max_epochs": {0: {"prose": 1 / 4, "docs": 1 / 4, "code": 2 / 4}},
+    "chats": {0: {"chats.jsonl": 1}},
+    "vision_language": {
+        0: {"shapes": 0.6, "pairs": 0.3, "prose": 0.1},
+        60: {"shapes": 2 / 6, "pairs": 1 / 6, "prose": 3 / 6},
+    },
+    "splice_curriculum": {0: {"prose": 1}, 100: {"prose": 1}, 200: {"prose": 1}},
     "splice": {0: {"prose": 0.5, "docs": 0.5}, 200: {"docs": 1}},
     "curriculum": {0: {"prose": 0.9, "docs": 0.1}, 50: {"prose": 0.5, "code": 0.4, "docs": 0.1}},
+}
+
+
+def example(module):
+    folder = str(FOLDER.with_name("examples"))
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(module)
+    finally:
+        sys.path.remove(folder)
+
+
+#: Task encoders of files that are not text.
+ENCODERS = {
+    "chats": lambda: SFTTaskEncoder(ByteTokenizer(), 128),
+    "vision_language": lambda: example("vision_language").encoder(),
 }
 
 
@@ -41,6 +69,9 @@ def metadatasets(tmp_path_factory):
     root = tmp_path_factory.mktemp("repo")
     for source in ("prose", "code", "docs"):
         write_texts(root / "demo" / "data" / source, [f"{source} {number}" for number in range(60)])
+    chat = {"prompt": "What does glob.glob do?", "response": "It lists paths."}
+    (root / "demo" / "data" / "chats.jsonl").write_text((json.dumps(chat) + "\n") * 30)
+    example("drawn_images").write_webdatasets(root / "demo" / "data" / "images", images=200)
     shutil.copytree(FOLDER, root / "metadatasets")
     return root / "metadatasets"
 
@@ -49,21 +80,27 @@ def test_every_file_is_described_here():
     assert {path.stem for path in FOLDER.glob("*.yaml")} == set(EXPECTED)
 
 
+def _folder(key):
+    """``prose`` of ``../demo/data/prose/train``, ``pairs`` of ``../demo/data/images/pairs:train``."""
+    return key.partition(":")[0].replace("images/", "").split("/")[3]
+
+
 @pytest.mark.parametrize("name", EXPECTED)
-# Two sources of nested.yaml and halves.yaml read one dataset, which is the idea of them.
+# Sources of some files read one dataset, which is the idea of them.
 @pytest.mark.filterwarnings("ignore:.*listed more than once")
 def test_a_file_plans_the_shares_it_describes_and_runs(metadatasets, name):
+    text = PackedTaskEncoder(ByteTokenizer(), 32, packing_buffer_docs=8)
     dataset = get_train_dataset(
         metadatasets / f"{name}.yaml",
         worker_config=config(),
         batch_size=2,
-        task_encoder=PackedTaskEncoder(ByteTokenizer(), 32, packing_buffer_docs=8),
+        task_encoder=ENCODERS[name]() if name in ENCODERS else text,
     )
     for step, expected in EXPECTED[name].items():
-        shares = dict.fromkeys(("prose", "code", "docs"), 0.0)
+        shares = Counter()
         for key, share in find_blend(dataset).planned_shares(step).items():
-            shares[key.split("/")[3]] += share  # ../demo/data/prose/train
-        assert shares == pytest.approx({**dict.fromkeys(shares, 0.0), **expected})
+            shares[_folder(key)] += share
+        assert {each: share for each, share in shares.items() if share} == pytest.approx(expected)
     for batch in take(loader_for(dataset), 3):
         batch.validate()
 

@@ -149,7 +149,11 @@ def test_an_index_that_asks_for_too_much_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text, times, message", [("x" * 60_000, 20_000, ""), ("x", 2**28 + 1, "row")]
+    "text, times, message",
+    [
+        ("x" * 60_000, 20_000, ""),
+        pytest.param("x", 2**28 + 1, "row", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_small_parquet_file_fills_no_memory(text, times, message, tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")

@@ -20,7 +20,9 @@ from tests.support import (
     write_tokens,
 )
 
-every_number_of_workers = pytest.mark.parametrize("workers", [0, 1, 3])
+every_number_of_workers = pytest.mark.parametrize(
+    "workers", [0, pytest.param(1, marks=pytest.mark.nightly), 3]
+)
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +119,11 @@ def test_virtual_epochs_are_those_of_the_exact_loader(folder, workers):
 
 @every_number_of_workers
 def test_a_pass_ends_for_all_workers_and_the_next_one_begins_with_its_first_batch(folder, workers):
+    for source in "xy":
+        write_tokens(folder / f"few_{source}", [[ord(source)] * 50] * 12)
+
     def new_pass():
-        path = write_mix(folder / "once.yaml", [("x", 1), ("y", 1)])
+        path = write_mix(folder / "once.yaml", [("few_x", 1), ("few_y", 1)])
         return get_train_dataset(
             path,
             worker_config=config(workers),

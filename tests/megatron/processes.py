@@ -3,6 +3,7 @@
 """New processes that start at once: a server imports Megatron one time and forks them."""
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import runpy
@@ -17,6 +18,9 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["tests.megatron.imports"])
 
 TIMEOUT_SECONDS = 180
+
+#: Each process of a suite begins elsewhere.
+_PORTS = itertools.chain(range(10_000 + os.getpid() * 97 % 20_000, 32_000), range(10_000, 32_000))
 
 
 def start(target, arguments, stderr):
@@ -85,6 +89,9 @@ def _call(target, arguments, stderr):
 
 
 def _free_port():
-    with contextlib.closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """A port below those that the system gives to connections, which might take it meanwhile."""
+    for port in _PORTS:
+        with contextlib.closing(socket.socket()) as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no port is free")

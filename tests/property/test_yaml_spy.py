@@ -24,7 +24,7 @@ from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.encoders.text import TextDecoder
 from tests.support import TEXT_SAMPLE, write_dataset, write_tokens
 
-TREES, TREES_NIGHTLY = 3_000, 100_000
+TREES, TREES_NIGHTLY = 1_000, 100_000
 #: Trees of one test: a file of many tests is among the first that a process of the suite takes.
 PIECE = 500
 
