@@ -44,6 +44,7 @@ _MODULES = {
     "get_train_dataset": "energon_ext.encoders.load",
     "get_val_datasets": "energon_ext.encoders.load",
     "load_tokenizer": "energon_ext.encoders.tokenizers",
+    "written_tokenizer": "energon_ext.encoders.written_tokenizer",
 }
 __all__ = [*_MODULES]
 
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from energon_ext.encoders.splice import MultiSpliceTaskEncoder as MultiSpliceTaskEncoder
     from energon_ext.encoders.splice import SpliceTaskEncoder as SpliceTaskEncoder
     from energon_ext.encoders.tokenizers import load_tokenizer as load_tokenizer
+    from energon_ext.encoders.written_tokenizer import written_tokenizer as written_tokenizer
     from energon_ext.errors import ConfigError as ConfigError
     from energon_ext.errors import EnergonExtError as EnergonExtError
     from energon_ext.errors import StateMismatchError as StateMismatchError

@@ -17,13 +17,9 @@ workers, tensor and pipeline parallelism and micro-batches it goes on.
 
 from megatron_gpt import build_model, run
 from options import add_arguments, add_data_arguments, new_parser
-from train_loop import (
-    build_source,
-    train,
-    validation,
-)
+from train_loop import build_source, build_tokenizer, train, validation
 
-from energon_ext import PackedTaskEncoder, load_tokenizer
+from energon_ext import PackedTaskEncoder
 
 
 def parse_args():
@@ -47,7 +43,7 @@ def parse_args():
 
 
 def pretrain(args):
-    tokenizer = load_tokenizer(args.tokenizer, eos_token=args.eos_token, bos_token=args.bos_token)
+    tokenizer = build_tokenizer(args)
     model = build_model(args, tokenizer.padded_vocab_size(128))
     encoder = PackedTaskEncoder(tokenizer, args.seq_length, packing_buffer_docs=64)
     source = build_source(args, encoder)

@@ -10,13 +10,9 @@ Only the data differs from pretraining: SFTTaskEncoder weights the answers 1 and
 
 from megatron_gpt import build_model, run
 from options import add_arguments, add_data_arguments, new_parser
-from train_loop import (
-    build_source,
-    train,
-    validation,
-)
+from train_loop import build_source, build_tokenizer, train, validation
 
-from energon_ext import SFTTaskEncoder, load_tokenizer
+from energon_ext import SFTTaskEncoder
 
 
 def parse_args():
@@ -47,7 +43,7 @@ def parse_args():
 
 
 def fine_tune(args):
-    tokenizer = load_tokenizer(args.tokenizer, eos_token=args.eos_token, bos_token=args.bos_token)
+    tokenizer = build_tokenizer(args)
     model = build_model(args, tokenizer.padded_vocab_size(128))
     encoder = SFTTaskEncoder(
         tokenizer, args.seq_length, over_long=args.over_long, packing_buffer_docs=64

@@ -21,10 +21,10 @@ import torch
 from megatron.core import parallel_state
 from megatron_gpt import build_config, forward, ready_to_train, run
 from options import add_arguments, add_data_arguments, new_parser
-from train_loop import build_source, train, validation
+from train_loop import build_source, build_tokenizer, train, validation
 from vision_language import ImageTextEncoder, build_llava, forward_step, vision_configs
 
-from energon_ext import ConfigError, ExactDataLoader, get_val_datasets, load_tokenizer
+from energon_ext import ConfigError, ExactDataLoader, get_val_datasets
 from energon_ext.megatron import data_parallel_worker_config
 from energon_ext.plan.cost import AttentionCost, VisionCost
 
@@ -55,7 +55,7 @@ def parse_args():
 
 def train_vision_language(args):
     refuse_split_models(args)
-    tokenizer, config = load_tokenizer(args.tokenizer), build_config(args)
+    tokenizer, config = build_tokenizer(args), build_config(args)
     costs = AttentionCost.of_model(config), VisionCost.of_model(*vision_configs(config))
     encoder = ImageTextEncoder(tokenizer, args.seq_length, costs if args.balance else None)
     model = build_model(args, config, encoder)
@@ -69,6 +69,8 @@ def refuse_split_models(args):
     for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
         if getattr(args, name) > 1:
             raise ConfigError(f"--{name.replace('_', '-')}: this example splits data alone; 1.")
+    if args.num_experts:
+        raise ConfigError("--num-experts: the language model of this example has none.")
 
 
 def build_model(args, config, encoder):

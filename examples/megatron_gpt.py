@@ -43,6 +43,7 @@ from energon_ext.megatron import (
     gpt_layer_spec,
     initialize_weights,
     mean_losses,
+    scale_router_losses,
 )
 from energon_ext.state.together import on_all_ranks
 
@@ -72,7 +73,9 @@ def start_megatron(args):
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group("gloo" if on_cpu else "nccl", **alone)
     parallel_state.initialize_model_parallel(
-        args.tensor_model_parallel_size, args.pipeline_model_parallel_size
+        args.tensor_model_parallel_size,
+        args.pipeline_model_parallel_size,
+        expert_model_parallel_size=args.expert_model_parallel_size,
     )
     model_parallel_cuda_manual_seed(args.seed, inference_rng_tracker=on_cpu)
     torch.manual_seed(args.seed)
@@ -100,7 +103,7 @@ def build_config(args):
         )
     on_gpu = torch.cuda.is_available()
     dtype = torch.bfloat16 if on_gpu else torch.float32
-    return TransformerConfig(
+    config = TransformerConfig(
         num_layers=args.num_layers,
         hidden_size=args.hidden_size,
         ffn_hidden_size=2 * args.hidden_size,
@@ -121,7 +124,31 @@ def build_config(args):
         use_cpu_initialization=True,
         gradient_accumulation_fusion=False,
         calculate_per_token_loss=True,  # the loss is a mean over tokens, not over micro-batches
+        **(_experts(args) if args.num_experts else {}),
     )
+    if args.num_experts:
+        scale_router_losses(config, WEIGHT_SCALE)
+    return config
+
+
+def _experts(args):
+    """Many small experts and an auxiliary loss that evens them out, in the style of Qwen3-A3B."""
+    if args.num_experts < 2 or args.num_experts % args.expert_model_parallel_size:
+        raise ConfigError(
+            f"--num-experts: {args.num_experts} found, 2 or more are needed, a multiple of "
+            f"--expert-model-parallel-size {args.expert_model_parallel_size}."
+        )
+    return {
+        "num_moe_experts": args.num_experts,
+        "moe_router_topk": 2,
+        "moe_ffn_hidden_size": args.hidden_size // 2,
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": 1e-3,
+        "moe_token_dispatcher_type": "alltoall" if torch.cuda.is_available() else "allgather",
+        "expert_model_parallel_size": args.expert_model_parallel_size,
+        "sequence_parallel": args.tensor_model_parallel_size > 1,
+        "qk_layernorm": True,
+    }
 
 
 def ready_to_train(args, model):

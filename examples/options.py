@@ -50,13 +50,19 @@ def add_arguments(parser):
     add("--lr-warmup-iters", type=count_or_none, help="steps in which the learning rate rises")
     add("--tensor-model-parallel-size", type=count, default=1, help="ranks of one layer")
     add("--pipeline-model-parallel-size", type=count, default=1, help="ranks of one model")
+    add("--expert-model-parallel-size", type=count, default=1, help="ranks that share the experts")
+    add("--num-experts", type=count, help="of a layer; two of them see each token")
 
 
 def add_data_arguments(parser):
     """What every run over a metadataset of text or tokens can be told beside that."""
     add = parser.add_argument
     add("metadataset", help="YAML file, prepared folder or JSONL file")
-    add("--tokenizer", default="bytes", help="bytes, a tokenizer.json, a folder or a HF name")
+    add(
+        "--tokenizer",
+        help="bytes, a tokenizer.json, a folder or a HF name;\n"
+        "default: the one that wrote the token files, else bytes",
+    )
     add("--eos-token", help="token of the tokenizer that ends every text")
     add("--bos-token", help="token of the tokenizer that begins every text")
     add("--seq-length", type=count, default=256, help="positions of a row")

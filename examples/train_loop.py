@@ -31,7 +31,13 @@ from megatron_gpt import (
 from run_log import RunLog, summarize_step
 from tqdm import tqdm
 
-from energon_ext import ConfigError, get_train_dataset, get_val_datasets
+from energon_ext import (
+    ConfigError,
+    get_train_dataset,
+    get_val_datasets,
+    load_tokenizer,
+    written_tokenizer,
+)
 from energon_ext.errors import DataExhaustedError
 from energon_ext.megatron import MegatronEnergonLoader, data_parallel_worker_config
 from energon_ext.megatron.validation import ValidationLoader
@@ -58,6 +64,14 @@ def set_micro_batches(args):
             f"data-parallel ranks, got {args.global_batch_rows}."
         )
     args.micro_batch_rows, args.micro_batches = rows, args.global_batch_rows // (rows * replicas)
+
+
+def build_tokenizer(args):
+    """The tokenizer that the options name, else the one that wrote the token files."""
+    special = {"eos_token": args.eos_token, "bos_token": args.bos_token}
+    if args.tokenizer is None and not any(special.values()):
+        return written_tokenizer(args.metadataset)
+    return load_tokenizer(args.tokenizer or "bytes", **special)
 
 
 def build_source(args, task_encoder):

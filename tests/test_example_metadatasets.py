@@ -81,7 +81,7 @@ def test_every_file_is_described_here():
 
 
 def _folder(key):
-    """``prose`` of ``../demo/data/prose/train``, ``pairs`` of ``../demo/data/images/pairs:train``."""
+    """``prose`` of ``../demo/data/prose/train``, ``pairs`` of ``../demo/data/images/pairs``."""
     return key.partition(":")[0].replace("images/", "").split("/")[3]
 
 

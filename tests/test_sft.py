@@ -224,9 +224,7 @@ def test_a_token_file_of_another_chat_template_is_refused(tmp_path):
     load(mix)
     meta["chat_template"] = {"kind": "hf", "sha256": "5"}
     path.write_text(json.dumps(meta))
-    message = (
-        "chat: written with the chat template .*'sha256': '5'.*, to be read with .*'kind': 'plain'"
-    )
+    message = "chat: written with another chat template, to be read with plain .kind hf, now plain"
     with pytest.raises(ConfigError, match=message):
         load(mix)
 
@@ -268,7 +266,9 @@ def test_a_template_that_reads_the_clock_needs_one_date(clock, hf_folder, tmp_pa
         named_template(f"{name}@2026-02-30")
 
 
-@pytest.mark.parametrize("clock", ["{% set now = strftime_now %}{{ now('%d') }}", "strftime_now(f)"])
+@pytest.mark.parametrize(
+    "clock", ["{% set now = strftime_now %}{{ now('%d') }}", "strftime_now(f)"]
+)
 def test_a_clock_that_no_date_can_stand_for_is_refused(clock, hf_folder):
     from transformers import AutoTokenizer
 

@@ -35,8 +35,9 @@ class Commands(click.Group):
         return name, command and load_command(name or ""), rest
 
     def invoke(self, ctx: click.Context) -> Any:
-        # Megatron-core speaks of kernels that it does not find, which no command here uses.
+        # Megatron-core misses kernels, and Energon's loader a GPU; no command here uses any.
         warnings.filterwarnings("ignore", module=r"megatron\.core")
+        warnings.filterwarnings("ignore", message=".*pin_memory")
         try:
             return super().invoke(ctx)
         except BrokenPipeError:

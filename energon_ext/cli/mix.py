@@ -24,6 +24,7 @@ from energon_ext.encoders.prompts import PromptTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
 from energon_ext.encoders.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
+from energon_ext.encoders.written_tokenizer import written_tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.packing import PACKERS
 from energon_ext.splice.config import MultiSpliceConfig, splice_from_config
@@ -36,9 +37,18 @@ _OPTIONS = (
     ),
     click.option("--packing", type=click.Choice(list(PACKERS)), default="bin"),
     click.option(
-        "--tokenizer", default="bytes", help="bytes, a tokenizer.json, a folder or a name."
+        "--tokenizer",
+        help="bytes, a tokenizer.json, a folder or a name.  [default: the one that wrote the "
+        "token files, else bytes]",
     ),
     option.special_tokens,
+    click.option(
+        "--task",
+        type=click.Choice(["text", "chat", "prompts"]),
+        default="text",
+        help="What the data is for: pretraining, fine-tuning or reinforcement.",
+    ),
+    option.chat_template,
     click.option(
         "--splice",
         help='Fields of a splice as JSON, as \'{"num_docs": 3, "content_length": 128}\'.',
@@ -76,7 +86,11 @@ def open_mix(
         encoder: where a function of the user's makes it.
         options: of :func:`make_encoder`, where they make it.
     """
-    made = make_encoder(**options) if encoder is None else _own_encoder(encoder, options)
+    if encoder is not None:
+        made = _own_encoder(encoder, options)
+    else:
+        loaded = _tokenizer(metadataset, split_part, trusted_modules, options)
+        made = make_encoder(loaded, **options)
     dataset = get_train_dataset(
         metadataset,
         worker_config=WorkerConfig(rank=0, world_size=ranks, num_workers=0),
@@ -87,6 +101,20 @@ def open_mix(
         trusted_modules=trusted_modules,
     )
     return dataset, getattr(made, "tokenizer", None) or ByteTokenizer()
+
+
+def _tokenizer(
+    metadataset: Path,
+    split_part: str,
+    trusted_modules: tuple[str, ...],
+    options: dict[str, Any],
+) -> Tokenizer:
+    """The tokenizer that options name, which are taken out; else that of the token files."""
+    name = options.pop("tokenizer")
+    special = {token: options.pop(token) for token in ("eos_token", "bos_token")}
+    if name is None and not any(special.values()):
+        return written_tokenizer(metadataset, split_part, trusted_modules)
+    return load_tokenizer(name or "bytes", **special)
 
 
 def _own_encoder(name: str, options: Mapping[str, Any]) -> DynamicBlendMixin:
@@ -118,9 +146,7 @@ def named_encoder(name: str, needed: type) -> Any:
 
 
 def make_encoder(
-    tokenizer: str,
-    eos_token: str | None,
-    bos_token: str | None,
+    tokenizer: Tokenizer,
     *,
     task: str = "text",
     chat_template: str | None = None,
@@ -129,16 +155,15 @@ def make_encoder(
     splice: str | None = None,
 ) -> Any:
     """The task encoder that options name, for ``text``, ``chat`` or ``prompts``."""
-    loaded = load_tokenizer(tokenizer, eos_token=eos_token, bos_token=bos_token)
     if task != "text":
         if splice is not None:
             raise ConfigError(f"--splice: of text; --task {task} has none.")
         template = named_template(chat_template)
         if task == "chat":
-            return SFTTaskEncoder(loaded, seq_length, chat_template=template)
-        return PromptTaskEncoder(loaded, chat_template=template)
+            return SFTTaskEncoder(tokenizer, seq_length, chat_template=template)
+        return PromptTaskEncoder(tokenizer, chat_template=template)
     if splice is None:
-        return PackedTaskEncoder(loaded, seq_length, packing=packing)
+        return PackedTaskEncoder(tokenizer, seq_length, packing=packing)
     try:
         fields = json.loads(splice)
     except (ValueError, RecursionError) as error:
@@ -148,4 +173,4 @@ def make_encoder(
     config = splice_from_config(fields, "--splice")
     many = isinstance(config, MultiSpliceConfig)
     encoder_class = MultiSpliceTaskEncoder if many else SpliceTaskEncoder
-    return encoder_class(loaded, seq_length, config, packing=packing, named_documents=True)
+    return encoder_class(tokenizer, seq_length, config, packing=packing, named_documents=True)

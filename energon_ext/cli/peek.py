@@ -41,13 +41,6 @@ MOST_ROWS = 10_000
 
 @click.command()
 @mix_options
-@click.option(
-    "--task",
-    type=click.Choice(["text", "chat", "prompts"]),
-    default="text",
-    help="What the data is for: pretraining, fine-tuning or reinforcement.",
-)
-@option.chat_template
 @click.option("--rows", type=click.IntRange(1), default=4, help="How many rows to show.")
 @click.option("--source", default="", help="Show rows of this source; a part of its key is enough.")
 @click.option("--text", is_flag=True, help="Show all of the text.")

@@ -102,7 +102,7 @@ def plan(
     if imbalance:
         echo("\n" + forecast.imbalance_table(imbalance, blend))
     for source in splices_of(dataset):
-        echo("\n" + _documents(source))
+        echo("\n" + _documents(source, blend))
 
 
 def _steps_of(blend: Blend, tokens: int) -> int:
@@ -123,11 +123,11 @@ def _shares(blend: Blend, positions: Sequence[int]) -> str:
     return table(rows, most=MOST_LISTED)
 
 
-def _documents(source: SpliceSource) -> str:
+def _documents(source: SpliceSource, blend: Blend) -> str:
     index = source.examples
     assert isinstance(index, SpliceIndex), "training shows an index, not a grid"
     title = (
-        f"{source.key}: {len(source.names):,} documents, "
+        f"{blend.names.get(source.key, source.key)}: {len(source.names):,} documents, "
         f"{int(index.doc_lengths.sum()):,} tokens, {index.size:,} examples in an epoch"
     )
     counts = zip(index.doc_lengths, index.pairs, index.quotas)

@@ -23,6 +23,8 @@ from energon_ext.documents.token_paths import SPLITS, is_token_file
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
 from energon_ext.encoders.text_sources import encode_all, load_split, sample_source
+from energon_ext.encoders.tokenizers import load_tokenizer
+from energon_ext.encoders.written_tokenizer import FIELD, tokenizer_arguments
 from energon_ext.errors import ConfigError, SampleError
 from energon_ext.prepare import inputs
 from energon_ext.prepare.documents import InputDocument, Unit, check_object, text_under
@@ -131,12 +133,13 @@ def prepare(
         )
     kind = _kind(files, options)
     task = "chat" if options["chat"] else "text"
-    encoder = make_encoder(tokenizer, eos_token, bos_token, task=task, chat_template=chat_template)
+    loaded = load_tokenizer(tokenizer, eos_token=eos_token, bos_token=bos_token)
+    encoder = make_encoder(loaded, task=task, chat_template=chat_template)
     keeps_splits = kind == "--dataset" and len(options["split"]) > 1
     given = options[_name(kind)]
     paths = [*(given if isinstance(given, tuple) else [given]), *files]
     prepared, remarks = run_units(
-        _job(encoder, kind, paths, options),
+        _job(encoder, tokenizer_arguments(tokenizer, eos_token, bos_token), kind, paths, options),
         _units(encoder, kind, paths, options),
         output,
         jobs=jobs,
@@ -171,7 +174,11 @@ def _kind(files: Sequence[Path], options: dict[str, Any]) -> str:
 
 
 def _job(
-    encoder: PackedTaskEncoder, kind: str, paths: Sequence[Any], options: dict[str, Any]
+    encoder: PackedTaskEncoder,
+    arguments: dict[str, str],
+    kind: str,
+    paths: Sequence[Any],
+    options: dict[str, Any],
 ) -> Job:
     """What becomes of every document, and the options that a continued run must have alike."""
     named = [str(path) for path in paths]
@@ -183,7 +190,7 @@ def _job(
     return Job(
         encode=functools.partial(encode_all, encoder),
         writer=functools.partial(TokenWriter, vocab_size=encoder.tokenizer.vocab_size),
-        meta=meta,
+        meta={**meta, FIELD: arguments},
         options={"input": [kind, *named], **{name: options[name] for name in compared}, **meta},
         val_fraction=options["val"],
         seed=options["seed"],

@@ -16,6 +16,7 @@ from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.yaml_file import read_mapping
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.text_sources import cached_text, load_split
+from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.cache import Cached, make
 
@@ -53,7 +54,8 @@ def tokenize(
     if encoder is not None:
         made = named_encoder(encoder, PackedTaskEncoder)
     elif tokenizer is not None:
-        made = make_encoder(tokenizer, **options)
+        special = {token: options.pop(token) for token in ("eos_token", "bos_token")}
+        made = make_encoder(load_tokenizer(tokenizer, **special), **options)
     else:
         raise ConfigError("--tokenizer is missing: the one of the run; or give --encoder.")
     texts: dict[Path, Cached] = {}

@@ -152,37 +152,54 @@ class TokenFiles(Documents):
         """Whether each pair says by which tokenizer it was written."""
         return all((pair.meta or {}).get("tokenizer") for pair in self._pairs)
 
-    def check_tokenizer(self, fingerprint: Mapping[str, Any], vocab_size: int) -> None:
+    def written_with(self, field: str) -> tuple[str, Any]:
+        """What the first pair that has a field in its ``.meta.json`` says there; and its prefix."""
+        found = ((pair.prefix, (pair.meta or {}).get(field)) for pair in self._pairs)
+        return next((each for each in found if each[1] is not None), ("", None))
+
+    def check_tokenizer(self, name: str, fingerprint: Mapping[str, Any], vocab_size: int) -> None:
         """Raise ConfigError where the tokens are not those of a tokenizer, as far as can be seen.
 
         Args:
+            name: of the tokenizer, for the message.
             fingerprint: of the tokenizer; compared where a file says which one wrote it.
             vocab_size: ids are in ``[0, vocab_size)``; a million is looked at, over 64 files at
                 most.
         """
-        self._check_written("tokenizer", fingerprint)
+        self._check_written("tokenizer", name, fingerprint)
         checked = self._pairs[:: -(-len(self._pairs) // _CHECKED_FILES)]
         for pair in checked:
             tokens = open_tokens(pair)[: _CHECKED_TOKENS // len(checked)]
             for found in (int(tokens.min(initial=0)), int(tokens.max(initial=0))):
                 if not 0 <= found < vocab_size:
                     raise ConfigError(
-                        f"{pair.prefix}: holds the token id {found}, the tokenizer has "
+                        f"{pair.prefix}: holds the token id {found}, the tokenizer {name} has "
                         f"{vocab_size}; use the one the file was written with."
                     )
 
-    def check_chat_template(self, fingerprint: Mapping[str, Any]) -> None:
+    def check_chat_template(self, name: str, fingerprint: Mapping[str, Any]) -> None:
         """Raise ConfigError where a file says that its conversations are in another template."""
-        self._check_written("chat_template", fingerprint)
+        self._check_written("chat template", name, fingerprint)
 
-    def _check_written(self, field: str, now: Mapping[str, Any]) -> None:
+    def _check_written(self, what: str, name: str, now: Mapping[str, Any]) -> None:
+        field, option = what.replace(" ", "_"), what.replace(" ", "-")
         for pair in self._pairs:
-            written = (pair.meta or {}).get(field, now)
-            if written != now:
-                raise ConfigError(
-                    f"{pair.prefix}: written with the {field.replace('_', ' ')} {written}, to be "
-                    f"read with {dict(now)}; use the one it was written with."
-                )
+            meta = pair.meta or {}
+            written = meta.get(field, now)
+            if written == now:
+                continue
+            before = written if isinstance(written, Mapping) else {}
+            differing = [key for key in {**now, **before} if before.get(key) != now.get(key)]
+            differences = ", ".join(
+                f"{key} {before.get(key)!s:.12}, now {now.get(key)!s:.12}" for key in differing[:3]
+            )
+            arguments = meta.get(f"{field}_arguments")
+            used = arguments.get("name_or_path") if isinstance(arguments, Mapping) else None
+            written_with = f"the {what} {used}" if used else f"another {what}"
+            raise ConfigError(
+                f"{pair.prefix}: written with {written_with}, to be read with {name} "
+                f"({differences}); give the one it was written with as --{option} {used or 'NAME'}."
+            )
 
     @property
     def unweighted(self) -> str | None:

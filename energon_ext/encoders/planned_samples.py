@@ -22,7 +22,7 @@ from energon_ext.encoders.sources import (
     planned_options,
     shuffles_over_epochs,
 )
-from energon_ext.encoders.tokenizers import check_tokenizer, saved_tokenizer
+from energon_ext.encoders.tokenizers import check_tokenizer, check_written, saved_tokenizer
 from energon_ext.errors import ConfigError
 from energon_ext.packing import BestFitPacker, Packer
 from energon_ext.plan.cost import AttentionCost
@@ -97,7 +97,7 @@ def token_rows(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> TokenR
     """The rows of token files, as the encoder makes them those of its samples."""
     files = entry.dataset.files
     check_tokenizer(getattr(encoder, "tokenizer", None))
-    files.check_tokenizer(encoder.tokenizer.fingerprint(), encoder.tokenizer.vocab_size)
+    check_written(files, encoder.tokenizer)
     return TokenRows(
         files,
         encoder.pack_tokens,

@@ -33,7 +33,12 @@ from energon_ext.encoders.splicing import (
 )
 from energon_ext.encoders.text import Document, TextDecoder, cook_text, is_text
 from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized
-from energon_ext.encoders.tokenizers import Tokenizer, check_tokenizer, saved_tokenizer
+from energon_ext.encoders.tokenizers import (
+    Tokenizer,
+    check_tokenizer,
+    check_written,
+    saved_tokenizer,
+)
 from energon_ext.errors import ConfigError, SampleError, log_of
 from energon_ext.packing import Packer, make_packer
 from energon_ext.plan.cost import AttentionCost, Cost
@@ -236,7 +241,7 @@ has no transition to train.
         if not isinstance(entry.dataset, TokenFileFactory):
             return self._tokenized[entry.key]
         files = entry.dataset.files
-        files.check_tokenizer(self.tokenizer.fingerprint(), self.tokenizer.vocab_size)
+        check_written(files, self.tokenizer)
         return files
 
     @stateless

@@ -124,7 +124,8 @@ class SFTTaskEncoder(PackedTaskEncoder):
         files = super().token_files(entry)
         if isinstance(entry.dataset, TokenFileFactory):
             written = self.saved_encoding or self.token_file_meta()
-            files.check_chat_template(written["chat_template"])
+            name = self.chat_template.name or "that of this encoder"
+            files.check_chat_template(name, written["chat_template"])
             if prefix := files.unweighted:
                 raise ConfigError(
                     f"{entry.key}: {prefix} has no label weights, so questions would be trained "

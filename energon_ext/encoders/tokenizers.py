@@ -14,6 +14,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from energon_ext.arguments import check_integer
+from energon_ext.documents.file_set import TokenFiles
 from energon_ext.encoders.tokenizer_files import (
     errors_of_library,
     load_tokenizer_file,
@@ -109,6 +110,12 @@ def check_tokenizer(tokenizer: Any) -> None:
             f"tokenizer: a {type(tokenizer).__name__} has no {', '.join(lacking)}; "
             f"energon_ext.encoders.tokenizers.Tokenizer says what a tokenizer has."
         )
+
+
+def check_written(files: TokenFiles, tokenizer: Tokenizer) -> None:
+    """Raise ConfigError where token files hold what is no token of a tokenizer."""
+    name = getattr(tokenizer, "name", type(tokenizer).__name__)
+    files.check_tokenizer(name, tokenizer.fingerprint(), tokenizer.vocab_size)
 
 
 class ByteTokenizer(Tokenizer):

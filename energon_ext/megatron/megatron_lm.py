@@ -11,7 +11,8 @@ from megatron.energon import TaskEncoder
 
 from energon_ext.encoders.load import get_train_dataset, get_val_datasets
 from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.tokenizers import load_tokenizer
+from energon_ext.encoders.tokenizers import Tokenizer, load_tokenizer
+from energon_ext.encoders.written_tokenizer import written_tokenizer
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.megatron.loader import data_parallel_worker_config
 from energon_ext.megatron.megatron_lm_arguments import check_arguments, check_vocabulary, ramps_up
@@ -171,11 +172,18 @@ def _check_ramp(training: MegatronLMLoader) -> None:
         )
 
 
+def _tokenizer(args: argparse.Namespace) -> Tokenizer:
+    special = _special_tokens(args)
+    if args.energon_tokenizer is None and not special:
+        return written_tokenizer(args.data_path[0])
+    return load_tokenizer(args.energon_tokenizer or "bytes", **special)
+
+
 def _default_task_encoder(args: argparse.Namespace) -> PackedTaskEncoder:
     # Each context-parallel rank takes two of the equal chunks that a segment is cut into.
     ranks = parallel_state.get_context_parallel_world_size()
     return PackedTaskEncoder(
-        load_tokenizer(args.energon_tokenizer, **_special_tokens(args)),
+        _tokenizer(args),
         args.seq_length,
         packing=args.energon_packing,
         packing_buffer_docs=args.energon_packing_buffer_docs,

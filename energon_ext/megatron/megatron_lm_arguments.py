@@ -56,8 +56,8 @@ def add_energon_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser
     )
     group.add_argument(
         "--energon-tokenizer",
-        default="bytes",
-        help="`bytes`, a tokenizer.json, a folder or a Hugging Face name.",
+        help="`bytes`, a tokenizer.json, a folder or a Hugging Face name; default: the one that "
+        "wrote the token files, else bytes.",
     )
     for token in ("bos", "eos"):
         group.add_argument(

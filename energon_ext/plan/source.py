@@ -102,8 +102,13 @@ class Blend:
 
     @property
     def names(self) -> dict[str, str]:
-        """Display names of the sources that have one."""
-        return {key: each.shown_as for key, each in self.sources.items() if each.shown_as}
+        """Display names of the sources that have one, and of their spliced documents."""
+        return {
+            part: each.shown_as + part.removeprefix(key)
+            for key, each in self.sources.items()
+            if each.shown_as
+            for part in (key, *each.part_documents)
+        }
 
     @property
     def source_names(self) -> dict[str, SourceNames]:

@@ -73,7 +73,8 @@ if __name__ == "__main__":
     run = {
         "store": store,
         "get_embedding_ranks": get_embedding_ranks,
-        "train_valid_test_dataset_provider": train_valid_test_dataloaders_provider,  # 1: the data
+        # 1: the data; functools.partial(..., task_encoder=MyEncoder()) for an encoder of your own
+        "train_valid_test_dataset_provider": train_valid_test_dataloaders_provider,
         "model_provider": model_provider,
         "model_type": ModelType.encoder_or_decoder,
         "forward_step_func": forward_step,  # 2: packed batches, every source with a loss of its own

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from energon_ext.documents.file_set import open_token_files
-from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.encoders.tokenizers import ByteTokenizer, check_written
 from energon_ext.errors import ConfigError
 from energon_ext.prepare import inputs, job
 from tests.cli.command import energon_ext, error_line
@@ -46,7 +46,7 @@ def test_every_document_is_written_once_and_unchanged(tmp_path, jsonl):
 def test_a_pair_has_small_ids_and_names_its_tokenizer(tmp_path, jsonl):
     prepare(tmp_path / "out", "--jsonl", jsonl)
     tokens, tokenizer = open_token_files(tmp_path / "out" / "train"), ByteTokenizer()
-    tokens.check_tokenizer(tokenizer.fingerprint(), tokenizer.vocab_size)
+    check_written(tokens, tokenizer)
     assert tokens.tokens(0, 0, 1).dtype == np.uint16
 
 

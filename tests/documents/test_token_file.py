@@ -269,16 +269,20 @@ def test_a_file_that_is_cut_before_it_is_mapped_is_named(two, suffix):
 
 def test_tokens_of_another_tokenizer_are_refused(tmp_path, two):
     files = TokenFiles(two)
-    files.check_tokenizer({"kind": "bytes"}, 27)
+    files.check_tokenizer("mine", {"kind": "bytes"}, 27)
     negative = TokenFiles([write_tokens(tmp_path / "negative", [[5, -3]], np.int32)])
-    with pytest.raises(ConfigError, match="negative: holds the token id -3, the tokenizer has 27"):
-        negative.check_tokenizer({"kind": "bytes"}, 27)
-    with pytest.raises(ConfigError, match="b: holds the token id 26, the tokenizer has 26"):
-        files.check_tokenizer({"kind": "bytes"}, 26)
+    with pytest.raises(
+        ConfigError, match="negative: holds the token id -3, the tokenizer mine has 27"
+    ):
+        negative.check_tokenizer("mine", {"kind": "bytes"}, 27)
+    with pytest.raises(ConfigError, match="b: holds the token id 26, the tokenizer mine has 26"):
+        files.check_tokenizer("mine", {"kind": "bytes"}, 26)
     (tmp_path / "b.meta.json").write_text(json.dumps({"tokenizer": {"kind": "hf"}}))
-    TokenFiles(two).check_tokenizer({"kind": "hf"}, 27)
-    with pytest.raises(ConfigError, match="b: written with the tokenizer {'kind': 'hf'}"):
-        TokenFiles(two).check_tokenizer({"kind": "bytes"}, 27)
+    TokenFiles(two).check_tokenizer("mine", {"kind": "hf"}, 27)
+    with pytest.raises(
+        ConfigError, match=r"b: written with another tokenizer, .* mine \(kind hf, now bytes\)"
+    ):
+        TokenFiles(two).check_tokenizer("mine", {"kind": "bytes"}, 27)
     for content in ("[" * 100_000, "{}"):
         (tmp_path / "b.meta.json").write_text(content)
         with pytest.raises(

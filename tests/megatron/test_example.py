@@ -164,6 +164,21 @@ def test_a_run_goes_on_split_in_any_way(kind, mixes, references, tmp_path):
 
 
 @pytest.mark.nightly
+def test_experts_on_two_ranks_train_as_on_one_and_go_on_from_their_checkpoint(mixes, tmp_path):
+    alone, split = tmp_path / "alone", tmp_path / "split"
+    experts = ("--num-experts", "4")
+    run(mixes["tokens"], alone, *experts)
+    experts += ("--expert-model-parallel-size", "2", "--micro-batch-rows", "2")
+    run(mixes["tokens"], split, *experts, "--stop-after", "2", ranks=2)
+    run(mixes["tokens"], split, *experts, "--resume", ranks=2)
+    for step, expected in steps_of(alone).items():
+        found = steps_of(split)[step]
+        assert found["batch_hash"] == expected["batch_hash"]
+        # The auxiliary loss is that of a micro-batch, and theirs are smaller.
+        assert found["loss"] == pytest.approx(expected["loss"], abs=5e-3)
+
+
+@pytest.mark.nightly
 def test_under_torchrun_data_parallel_ranks_share_the_rows(mixes, references, tmp_path):
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     arguments = (mixes["tokens"], "--run-dir", tmp_path / "run", *SMALL, "--train-iters", "6")
