@@ -11,7 +11,7 @@ import copy
 from types import MappingProxyType
 from typing import Any, Mapping, Sequence
 
-from megatron.energon import WorkerConfig
+from megatron.energon import TaskEncoder, WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import DatasetBlendMode, LoadedDataset
 from megatron.energon.wrappers.repeat_dataset import RepeatDataset
@@ -202,6 +202,11 @@ class DynamicBlendMixin:
             return self.sample_number
         return super().current_sample_index  # type: ignore[misc]  # of the encoder behind
 
+    def _sizes_samples(self) -> bool:
+        """Whether this encoder says what a sample counts; coming TaskEncoders say 1 of each."""
+        own = getattr(self, "blend_sample_size", None)
+        return getattr(own, "__func__", own) is not getattr(TaskEncoder, "blend_sample_size", None)
+
     def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> Any:
         """The rows of one source, or its samples before the draw where they are streamed.
 
@@ -229,7 +234,7 @@ class DynamicBlendMixin:
         """A plan, or Energon's stages behind the draw among streamed sources."""
         if self._is_planned:
             return PlannedDataset(sources, passes=passes, batches=sample_batches(self), **options)
-        if hasattr(self, "blend_sample_size"):
+        if self._sizes_samples():
             options["size_of"] = self.blend_sample_size
         is_interleave = options["tree"].node.rule == INTERLEAVE
         blend_class = LeastConsumedDataset if is_interleave else DynamicBlendDataset
@@ -298,7 +303,7 @@ class DynamicBlendMixin:
         for name in ("build_source", "build_blend"):
             if getattr(type(self), name) is not getattr(DynamicBlendMixin, name):
                 return f"{name} is the encoder's own"
-        if hasattr(self, "blend_sample_size"):
+        if self._sizes_samples():
             return "blend_sample_size counts samples that were read"
         return obstacle(self, entries, stages, repeat)
 

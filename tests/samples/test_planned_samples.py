@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import torch
-from megatron.energon import DefaultTaskEncoder, SkipSample, stateless
+from megatron.energon import DefaultTaskEncoder, SkipSample, TaskEncoder, stateless
 
 from energon_ext import DynamicBlendMixin, ExactDataLoader, get_train_dataset
 from energon_ext.documents.order import EpochOrder
@@ -320,6 +320,16 @@ def test_what_cannot_be_planned_is_streamed_and_the_log_says_why(
         dataset = dataset_of(mix(data), encoder=encoder, **options)
     assert isinstance(find_blend(dataset), StreamedBlend)
     assert f"Samples are streamed, on the ranks x workers of this run: {reason}" in caplog.text
+
+
+def test_the_method_that_coming_task_encoders_have_is_no_size_of_the_user(data, monkeypatch):
+    def blend_sample_size(self, sample):
+        return 1.0
+
+    monkeypatch.setattr(TaskEncoder, "blend_sample_size", blend_sample_size, raising=False)
+    assert find_blend(dataset_of(mix(data), encoder=PlannedCaptions())).is_planned
+    sized = find_blend(dataset_of(mix(data), encoder=Sized()))
+    assert isinstance(sized, StreamedBlend)
 
 
 def test_an_encoder_that_yields_its_one_sample_reads_what_one_that_returns_it_reads(data):
