@@ -294,13 +294,17 @@ class Run:
 
     def counts(self):
         """What was trained on so far, by source, and how much of sources with a limit is left."""
-        epochs = self.consumed.epochs(self.blend.documents)
+        epochs = self.consumed.epochs(self.blend.documents, self.blend.epoch_tokens)
         limits = {key: source.max_epochs for key, source in self.blend.sources.items()}
         return {
             "tokens_in_all": self.consumed.tokens,
             "shares": self.consumed.shares(),
             "epochs": epochs,
-            "epochs_left": {k: n - epochs.get(k, 0) for k, n in limits.items() if n is not None},
+            "epochs_left": {
+                key: max(0.0, most - epochs.get(key, 0.0))
+                for key, most in limits.items()
+                if most is not None
+            },
         }
 
     def restore(self, checkpoints, may_begin):

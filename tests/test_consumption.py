@@ -63,6 +63,8 @@ def test_a_damaged_state_is_refused(state):
 def test_epochs_and_shares():
     consumed = Consumption({"a": 30, "b": 5}, {"a": 100, "b": 300})
     assert consumed.epochs({"a": 20, "b": 10}) == {"a": 1.5, "b": 0.5}
+    tokens = consumed.tokens["a"]
+    assert consumed.epochs({"a": 20, "b": 10}, {"a": 4 * tokens}) == {"a": 0.25, "b": 0.5}
     assert consumed.shares() == {"a": 0.25, "b": 0.75}
     assert Consumption().shares() == {}
     alone = consumed.reduce()

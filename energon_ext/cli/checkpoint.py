@@ -28,6 +28,29 @@ def checkpoint() -> None:
 
 @checkpoint.command()
 @click.argument("saved", metavar="CHECKPOINT", type=option.PATH)
+def show(saved: Path) -> None:
+    """Show what the newest data state of CHECKPOINT holds; no data is read.
+
+    CHECKPOINT is the folder of a run, of one checkpoint, or of Megatron-LM's data states.
+
+    Example: energon-ext checkpoint show runs/a
+    """
+    cursor = saved_cursors(saved)[-1]
+    state, inside = cursor.state, cursor.inside
+    done = (
+        f", {state['done']:,} rows of the next one, on {inside['ranks']} rank(s)" if inside else ""
+    )
+    echo(f"{cursor.folder}: {cursor.step:,} steps of {state['rows_per_step']:,} rows{done}")
+    echo(f"breakpoints count {state['axis']}")
+    echo(", ".join(f"{k}={v!r}" for k, v in sorted(state["fingerprint"].items())))
+    rows = [("source", "documents read", "tokens read")]
+    for key, source in state["plan"]["sources"].items():
+        rows.append((key, f"{source['documents']:,}", f"{source['tokens']:,}"))
+    echo(textwrap.indent(table(rows), "  "))
+
+
+@checkpoint.command()
+@click.argument("saved", metavar="CHECKPOINT", type=option.PATH)
 @option.metadataset
 @option.split
 @click.option(

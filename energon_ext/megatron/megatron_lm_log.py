@@ -83,8 +83,10 @@ class DataLog:
             tokens_per_second=float(own_tokens.sum()) / seconds,
             batch_hash="",
         )
-        of_an_epoch = [self._about["documents"][key] for key in self._sources]
-        epochs = documents / torch.tensor(of_an_epoch).clamp(min=1)
+        in_an_epoch = [self._about["documents"][key] for key in self._sources]
+        epochs = documents / torch.tensor(in_an_epoch).clamp(min=1)
+        known = torch.tensor([self._about["epoch_tokens"].get(key, 0) for key in self._sources])
+        epochs = torch.where(known > 0, tokens / known.clamp(min=1), epochs)
         limits = [self._about["max_epochs"].get(key) or math.nan for key in self._sources]
         self._write_scalars(
             iteration,
@@ -93,7 +95,9 @@ class DataLog:
                 "share": tokens / tokens.sum().clamp(min=1),
                 "tokens": tokens,
                 "epochs": epochs,
-                "epochs_left": torch.tensor(limits) - epochs,  # NaN of a source without a limit
+                "epochs_left": (torch.tensor(limits) - epochs).clamp(
+                    min=0
+                ),  # NaN of a source without a limit
             },
         )
 

@@ -68,14 +68,20 @@ class Consumption:
             sum((tokens for _, tokens in ranks), Counter()),
         )
 
-    def epochs(self, documents: Mapping[str, int]) -> dict[str, float]:
-        """Passes over each source.
+    def epochs(
+        self, documents: Mapping[str, int], tokens: Mapping[str, int] | None = None
+    ) -> dict[str, float]:
+        """Passes over each source, by tokens where those of an epoch are known.
 
         Args:
-            documents: in one epoch of each source, over all ranks; see
-                :attr:`energon_ext.plan.source.Blend.documents`; 0 has no passes.
+            documents, tokens: in one epoch of each source, over all ranks; see
+                :attr:`energon_ext.plan.source.Blend.documents` and
+                :attr:`~energon_ext.plan.source.Blend.epoch_tokens`; 0 has no passes.
         """
-        return {key: self.rows[key] / count if count else 0.0 for key, count in documents.items()}
+        own: dict[str, float] = {k: self.rows[k] / n if n else 0.0 for k, n in documents.items()}
+        for key, count in (tokens or {}).items():
+            own[key] = self.tokens[key] / count if count else 0.0
+        return own
 
     def shares(self) -> dict[str, float]:
         """The share of each source in all tokens."""

@@ -261,3 +261,19 @@ def test_breakpoints_that_count_something_else_from_here_on_are_said(data):
     mix.write_text(json.dumps({**json.loads(mix.read_text()), "schedule_axis": "tokens"}))
     said = "schedule_axis: breakpoints counted steps, and count tokens from here on."
     assert said in lines(diff(run, mix))
+
+
+@pytest.mark.parametrize(
+    ("batches", "steps"),
+    [(6, "3 steps of 2 rows"), (5, "2 steps of 2 rows, 1 rows of the next one, on 1 rank(s)")],
+)
+def test_what_a_state_holds_is_shown_without_its_data(data, batches, steps):
+    run, cursor = planned_run(data, batches=batches)
+    for path in data.glob("*.bin"):
+        path.unlink()
+    result = CliRunner().invoke(main, ["checkpoint", "show", str(run)])
+    head, axis, options, _, *sources = lines(result)
+    assert head.endswith(steps) and axis == "breakpoints count steps" and "seq_len=32" in options
+    read = {key: source["tokens"] for key, source in cursor["plan"]["sources"].items()}
+    assert {line.split()[0]: int(line.split()[2]) for line in sources} == read
+    assert sum(read.values()) == pytest.approx(32 * batches, rel=0.1)  # rows are nearly full
