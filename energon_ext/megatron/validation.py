@@ -40,8 +40,10 @@ class ValidationLoader:
                 f"batches_per_evaluation={batches_per_evaluation}: an evaluation needs at least "
                 "one micro-batch on each rank."
             )
-        keys = (find_blend(dataset).keys[0] for dataset, _ in datasets)
-        self.sources = tuple(numbered(keys))
+        # A spliced source has a loss for each of its documents.
+        parts = [list(find_blend(dataset).documents) for dataset, _ in datasets]
+        self.sources = tuple(numbered(itertools.chain.from_iterable(parts)))
+        self._begins = [0, *itertools.accumulate(map(len, parts))]
         self._loaders = [ExactDataLoader(dataset, **loader_options) for dataset, _ in datasets]
         self._batches = itertools.cycle(self._draw(batches_per_evaluation))
 
@@ -68,11 +70,12 @@ class ValidationLoader:
 
     def _of_source(self, batch: PackedBatch, index: int) -> PackedBatch:
         """The batch among all sources: Megatron-LM wants the same losses of every micro-batch."""
+        begin = self._begins[index]
         documents = torch.zeros(len(self.sources), dtype=torch.int32)
-        documents[index] = batch.source_documents.sum()
+        documents[begin : begin + len(batch.sources)] = batch.source_documents
         return dataclasses.replace(
             batch,
             sources=self.sources,
-            source_ids=batch.source_ids.clamp(max=0) + index * (batch.source_ids >= 0).int(),
+            source_ids=torch.where(batch.source_ids < 0, -1, batch.source_ids + begin).int(),
             source_documents=documents,
         )

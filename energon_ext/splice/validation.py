@@ -13,8 +13,13 @@ from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.pairs import Contents, PairTable
 
 
+_GOLDEN = (np.sqrt(5) - 1) / 2
+
+
 class GridIndex:
     """The same few contents of every document, evenly spread over its starts and offsets.
+
+    So are any first ones of them, for an evaluation that shows a part of them.
 
     Args:
         doc_lengths: tokens of each document.
@@ -32,7 +37,7 @@ class GridIndex:
         >>> grid = GridIndex([10], 12, SpliceConfig(content_length=4), starts=2, offsets=3)
         >>> contents = grid.locate(np.arange(grid.size))
         >>> list(zip(contents.starts.tolist(), contents.offsets.tolist()))
-        [(0, 0), (0, 4), (0, 8), (8, 0), (8, 5), (8, 10)]
+        [(0, 0), (8, 10), (0, 8), (8, 5), (0, 4), (8, 0)]
     """
 
     def __init__(
@@ -57,7 +62,7 @@ class GridIndex:
                 last = seq_len - (config.min_copy_len if config.cut_at_frame_end else copy_len)
                 for offset in _spread(last, offsets):
                     points.append((document, start, offset, min(copy_len, seq_len - offset)))
-        self._points = np.array(points, np.int64)
+        self._points = _spread_out(np.array(points, np.int64))
         self.size = len(points)
         documents, copy_lens = self._points[:, 0], self._points[:, 3]
         self.quotas = np.bincount(documents, minlength=len(self.doc_lengths))
@@ -70,6 +75,16 @@ class GridIndex:
     def token_shares(self) -> np.ndarray:
         """Share of each document in all tokens; float [documents]."""
         return self._tokens / self._tokens.sum()
+
+
+def _spread_out(points: np.ndarray) -> np.ndarray:
+    """Points in an order of which any first ones are spread over all documents and their points.
+
+    Multiples of the golden ratio fill [0, 1) evenly, however many are taken.
+    """
+    documents = points[:, 0]
+    number = np.arange(len(points)) - np.searchsorted(documents, documents)
+    return points[np.argsort(number * _GOLDEN % 1.0, kind="stable")]
 
 
 class LossMap:

@@ -175,6 +175,7 @@ def test_answers_alone_have_weight(tmp_path):
         "tokenizer": {"kind": "bytes", "add_bos": True, "add_eos": True},
         "vocab_size": 260,
         "chat_template": {"kind": "plain"},
+        "tokenizer_arguments": {"name_or_path": "bytes"},
         "label_weights": {"dtype": "uint8"},
     }
 

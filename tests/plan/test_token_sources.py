@@ -250,7 +250,9 @@ def test_a_worker_without_documents_is_no_end(tmp_path):
 
 
 def test_tokens_that_the_tokenizer_does_not_have_are_refused(mix):
-    with pytest.raises(ConfigError, match="holds the token id 6[0-9]+, the tokenizer has 260"):
+    with pytest.raises(
+        ConfigError, match="holds the token id 6[0-9]+, the tokenizer bytes has 260"
+    ):
         dataset_of(mix, task_encoder=PackedTaskEncoder(ByteTokenizer(), SEQ_LEN))
 
 
@@ -259,7 +261,10 @@ def test_a_token_file_that_another_tokenizer_wrote_is_refused(mix, pair):
     meta.write_text(json.dumps({"tokenizer": LargeTokenizer().fingerprint()}))
     dataset_of(mix)
     meta.write_text(json.dumps({"tokenizer": {"kind": "hf", "sha256": "5f"}}))
-    with pytest.raises(ConfigError, match="written with the tokenizer {'kind': 'hf'"):
+    with pytest.raises(
+        ConfigError,
+        match="written with another tokenizer, to be read with bytes .kind hf, now bytes",
+    ):
         dataset_of(mix)
     meta.write_text("[]")
     with pytest.raises(ConfigError, match="meta.json: not what"):

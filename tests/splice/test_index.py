@@ -430,19 +430,26 @@ def test_a_document_with_one_pair_has_its_share_of_the_tokens():
 
 def test_a_validation_grid_holds_the_corners():
     grid = GridIndex([10, 3, 1], 12, SpliceConfig(content_length=4), starts=3, offsets=2)
-    assert triples(grid, np.arange(grid.size)) == [
+    assert sorted(triples(grid, np.arange(grid.size))) == [
         *[(0, t, s) for t, last in ((0, 8), (4, 8), (8, 10)) for s in (0, last)],
         *[(1, t, s) for t, last in ((0, 9), (1, 10)) for s in (0, last)],
     ]
     cut = GridIndex([10], 12, SpliceConfig(cut_at_frame_end=True), starts=2, offsets=3)
     contents = cut.locate(np.arange(cut.size))
     columns = (contents.starts, contents.offsets, contents.copy_lens)
-    assert list(zip(*(column.tolist() for column in columns))) == [
+    assert sorted(zip(*(column.tolist() for column in columns))) == [
         *[(0, 0, 10), (0, 5, 7), (0, 10, 2), (8, 0, 2), (8, 5, 2), (8, 10, 2)]
     ]
     assert GridIndex([100], 100, SpliceConfig(content_length=4)).size == 4 * 8
     with pytest.raises(ConfigError, match="GridIndex.starts: 0 found, an integer >= 1"):
         GridIndex([10], 12, SpliceConfig(), starts=0)
+
+
+def test_any_first_points_of_a_grid_are_of_all_documents_and_far_apart():
+    grid = GridIndex([1000, 900, 800], 400, SpliceConfig(content_length=4), starts=5, offsets=7)
+    first = grid.locate(np.arange(9))
+    assert np.bincount(first.documents).tolist() == [3, 3, 3]
+    assert len(set(first.starts.tolist())) >= 3 and np.ptp(first.starts) > 700
 
 
 @pytest.mark.parametrize("prefix", [False, True])
@@ -459,7 +466,7 @@ def test_the_probability_of_a_content_is_the_product_of_those_of_its_tokens(pref
     assembler = BatchAssembler(8)
     batch = assembler([source.read(taken.description(n)) for n in range(len(taken))], sources=names)
     losses = np.full(batch.num_tokens, -np.log(7 / 8))
-    for row, offset in enumerate([0, 4] * 3):
+    for row, offset in enumerate(grid.locate(np.arange(6)).offsets.tolist()):
         losses[8 * row + offset : 8 * row + offset + 3] = np.log([2, 3, 5])
         if row == 0:
             losses[0] = 0.0  # the second token of the first content is certain
