@@ -43,6 +43,9 @@ from energon_ext.mixture.tree import BLEND, INTERLEAVE, Node, Tree
 from energon_ext.splice.config import splice_from_config
 from energon_ext.weights import weight_from_config
 
+#: What Energon raises of a file that says something else than it expects.
+_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+
 
 @contextlib.contextmanager
 def errors_of_energon(where: str) -> Iterator[None]:
@@ -51,7 +54,7 @@ def errors_of_energon(where: str) -> Iterator[None]:
         yield
     except EnergonExtError:
         raise
-    except (ArithmeticError, AssertionError, KeyError, TypeError, ValueError) as error:
+    except _ERRORS as error:
         said = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise ConfigError(f"{where}: {said}.") from error
 

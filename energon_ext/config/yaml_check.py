@@ -42,6 +42,7 @@ from energon_ext.errors import CONTROL, ConfigError, printable
 
 MAX_NESTED = 16
 MAX_SOURCES = 100_000
+MOST_SAMPLES = 2**40  # of a shard
 
 #: What whoever loads a folder says, and a dataset.yaml would override.
 LOADER_FIELDS = (
@@ -249,6 +250,12 @@ def _check_split(folder: EPath, split: EPath, split_part: str, where: str) -> No
     info = read_mapping(folder / f".info.{'json' if is_json else 'yaml'}", may_be_json=True)
     counts = info.get("shard_counts")
     counts = counts if isinstance(counts, dict) else {}
+    for shard, count in counts.items():
+        if type(count) is not int or not 0 <= count < MOST_SAMPLES:
+            raise ConfigError(
+                f"{where}: {MAIN_FOLDER_NAME}/.info says that {shard!r:.80} has {count!r:.40} "
+                f"samples; prepare again."
+            )
     left_out = Counter(
         name[: slash.start()] for name in excluded for slash in re.finditer("/", name)
     )

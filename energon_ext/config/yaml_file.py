@@ -108,7 +108,7 @@ def _check_tree(tree: ryml.Tree, path: EPath) -> None:
             limits = f"{MAX_YAML_DEPTH} levels or {MAX_YAML_NODES:,} entries"
             raise ConfigError(f"{path}: more than {limits}.")
         if tree.is_map(node):
-            keys = Counter(bytes(tree.key(child)).decode() for child in children)
+            keys = Counter(bytes(tree.key(child) or b"").decode() for child in children)
             if twice := [key for key, count in keys.items() if count > 1]:
                 raise ConfigError(f"{path}: {', '.join(twice[:5])} given twice in one mapping.")
         for child in children:

@@ -235,7 +235,7 @@ class DynamicBlendMixin:
         if self._is_planned:
             return PlannedDataset(sources, passes=passes, batches=sample_batches(self), **options)
         if self._sizes_samples():
-            options["size_of"] = self.blend_sample_size
+            options["size_of"] = self.blend_sample_size  # type: ignore[attr-defined]
         is_interleave = options["tree"].node.rule == INTERLEAVE
         blend_class = LeastConsumedDataset if is_interleave else DynamicBlendDataset
         blend = blend_class(

@@ -21,7 +21,7 @@ from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
 from energon_ext.encoders.text_sources import encoding_of
 from energon_ext.encoders.tokenizers import Tokenizer
-from energon_ext.errors import ConfigError, StateFormatError
+from energon_ext.errors import ConfigError, EnergonExtError, StateFormatError
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.samples.packers import WholePacker
 from energon_ext.splice.config import splice_from_config
@@ -94,11 +94,19 @@ def load_encoder(
     Args:
         saved: of :func:`energon_ext.encoders.pretrain.saved_encoder`.
     """
-    if saved.get("class") == "samples":
-        try:
+    try:
+        if saved.get("class") == "samples":
             return SavedSamples(saved)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StateFormatError(f"The data state is damaged: {error!r:.200}.") from error
+        return _text_encoder(saved, tokenizer, changed)
+    except EnergonExtError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StateFormatError(f"The data state is damaged: {error!r:.200}.") from error
+
+
+def _text_encoder(
+    saved: Mapping[str, Any], tokenizer: Tokenizer | None, changed: Mapping[str, Any]
+) -> DynamicBlendMixin:
     if saved.get("class") not in _CLASSES or not isinstance(saved.get("options"), Mapping):
         raise StateFormatError("The data state does not say how its rows were encoded.")
     options = {**saved["options"], **changed}

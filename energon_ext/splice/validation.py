@@ -12,7 +12,6 @@ from energon_ext.errors import ConfigError
 from energon_ext.splice.config import SpliceFields
 from energon_ext.splice.pairs import Contents, PairTable
 
-
 _GOLDEN = (np.sqrt(5) - 1) / 2
 
 

@@ -51,6 +51,11 @@ _ROWS = {
 MIXTURE = {str: {"identity": str, "credits": {str: float}, "tokens": COUNT}}
 
 
+def _check_range(value: Any, where: str) -> None:
+    is_range = isinstance(value, (list, tuple)) and len(value) == 2 and all(map(is_count, value))
+    _require(is_range, value, "two counts", where)
+
+
 def _check_rows(value: Any, where: str) -> None:
     kind = str(value.get("kind")) if isinstance(value, Mapping) else None
     _require(kind in _ROWS, kind, " or ".join(_ROWS), f"{where}.kind")
@@ -71,7 +76,7 @@ _STATE = {
     "plan": {"step": COUNT, "row": COUNT, "mixture": MIXTURE, "sources": {str: _SOURCE}},
     "done": COUNT,
     "read": COUNT,
-    "skipped": [[COUNT]],
+    "skipped": [_check_range],
     "inside": (None, {str: object}),
 }
 
