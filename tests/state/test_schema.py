@@ -81,7 +81,7 @@ TAKES = {
     "done": COUNT,
     "read": COUNT,
     "skipped": LIST,
-    "skipped.0": LIST,
+    "skipped.0": (),
     "skipped.0.1": COUNT,
     "inside": {*MAPPING, "none"},
     "inside.ranks": set(VALUES),
