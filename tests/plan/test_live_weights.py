@@ -48,7 +48,8 @@ def live(tmp_path, data):
 
     def set_lines(*lines):
         for first, through, code, web in lines:
-            weights = {os.path.relpath(data / name, tmp_path): n for name, n in zip(FIRST, (code, web))}
+            names = [os.path.relpath(data / name, tmp_path) for name in FIRST]
+            weights = dict(zip(names, (code, web)))
             LiveWeights(tmp_path / "live.jsonl").set(first, weights, through)
 
     return set_lines

@@ -159,8 +159,10 @@ def test_the_deadline_names_the_file_the_step_and_the_last_line(path):
     path.write_text(line(0, 6, web=1) + '{"from')
     with pytest.raises(WorkerError) as error:
         live.wait(7)
-    assert f"{path}: no line covers step 7 after 0 s, the last line is 1, of steps 0 to 6, and a " \
+    assert (
+        f"{path}: no line covers step 7 after 0 s, the last line is 1, of steps 0 to 6, and a "
         "part of one behind it." in str(error.value)
+    )
 
 
 def test_lines_that_vanish_under_a_run_are_an_error(path):
