@@ -14,7 +14,6 @@ Every step of both must have read the same rows, and their losses must agree to 
 shows both, DIR/report.html what was read.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from demo_corpora import CORPORA
+from demo_corpora import write_corpora
 from options import count, new_parser
 
 from energon_ext.cli.figure_style import COLORS, FAINT, INK, MUTED, new_figure
@@ -97,19 +96,7 @@ def main():
 
 def prepare(folder, steps):
     """Write the token files, unless they are there, and the metadataset over them."""
-    (folder / "data").mkdir(parents=True, exist_ok=True)
-    for name, texts in CORPORA.items():
-        output = folder / "data" / name
-        if (output / "train.bin").exists():
-            print(f"{output}: there already.")
-            continue
-        lines = output.with_suffix(".jsonl")
-        lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
-        command = [Path(sys.executable).with_name("energon-ext"), "prepare", output]
-        command += ["--jsonl", lines, "--tokenizer", "bytes", "--min-chars", 200, "--val", 0.1]
-        command += ["--force"]  # what an interrupted demo left
-        subprocess.run(list(map(str, command)), check=True)
-        lines.unlink()
+    write_corpora(folder / "data")
     mix = folder / "curriculum.yaml"
     mix.write_text(CURRICULUM.format(middle=steps // 4, late=5 * steps // 6))
     return mix

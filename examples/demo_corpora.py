@@ -3,6 +3,9 @@
 """Real text that every Python installation carries: what the demo trains on, without a network."""
 
 import importlib.metadata
+import json
+import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -39,3 +42,20 @@ def package_documentation():
 
 #: Functions without arguments that give texts, in an order that stays.
 CORPORA = {"prose": reference_prose, "code": library_source, "docs": package_documentation}
+
+
+def write_corpora(folder):
+    """Write each corpus as token files of bytes to a folder, with parts for training and val."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, texts in CORPORA.items():
+        output = folder / name
+        if (output / "train.bin").exists():
+            print(f"{output}: there already.")
+            continue
+        lines = output.with_suffix(".jsonl")
+        lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
+        command = [Path(sys.executable).with_name("energon-ext"), "prepare", output]
+        command += ["--jsonl", lines, "--tokenizer", "bytes", "--min-chars", 200, "--val", 0.1]
+        command += ["--force"]  # what an interrupted run left
+        subprocess.run(list(map(str, command)), check=True)
+        lines.unlink()
