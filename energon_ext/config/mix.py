@@ -159,9 +159,10 @@ def _named(tree: Tree, entries: Sequence[Entry]) -> Tree:
         members = [name(m, False) if isinstance(m, Tree) else m for m in tree.members]
         if node.live is not None:
             keys = [m.node.name if isinstance(m, Tree) else m for m in members]
-            names = {name: key for key in keys for name in (titles.get(key), key) if name}
-            live = LiveWeights(node.live.path, names, portable_path(str(node.live.path), root))
-            weights = [LiveWeight(live, key, own) for key, own in zip(keys, node.weights)]
+            names = [[name for name in (key, titles.get(key)) if name] for key in keys]
+            file = str(node.live.path)
+            live = LiveWeights(file, sum(names, []), portable_path(file, root))
+            weights = [LiveWeight(live, own, weight) for own, weight in zip(names, node.weights)]
             node = replace(node, live=live, weights=weights)
         return Tree(node, members)
 

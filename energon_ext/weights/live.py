@@ -22,7 +22,7 @@ import os
 import time
 from bisect import bisect_left
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from energon_ext.arguments import check_integer, choices
 from energon_ext.data_files import open_data, read_to_limit
@@ -58,8 +58,7 @@ class LiveWeights:
 
     Args:
         path: of the file, which need not be there yet.
-        names: keys of the members of the node by the names that lines may have for them; None where
-            any name will do.
+        names: that lines may have for sources; None for any.
         key: by which a state knows the file.
 
     Attributes:
@@ -79,14 +78,12 @@ class LiveWeights:
         energon_ext.errors.ConfigError: .../live.jsonl: from_step: 100 found, 200 is needed, ...
     """
 
-    def __init__(
-        self, path: str | Path, names: Mapping[str, str] | None = None, key: str = ""
-    ) -> None:
-        self.path, self.key, self._names = Path(path), key, names
+    def __init__(self, path: str | Path, names: Iterable[str] | None = None, key: str = ""):
+        self.path, self.key = Path(path), key
+        self._names = None if names is None else frozenset(names)
         self.deadline = 900.0
         self.lines: list[Line] = []
-        self._by_key: list[dict[str, float]] = []  # weights of the lines
-        self._digests: list[str] = []
+        self._states: list[dict[str, Any]] = [{"lines": 0, "digest": ""}]  # after each line
         self._bytes = 0  # of whole lines that were read
         self._has_rest = False  # bytes behind them, of a line that has no end yet
 
@@ -165,15 +162,14 @@ class LiveWeights:
             line = self._checked(json.loads(data), where)
         except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
             raise ConfigError(f"{where}: {data[:80]!r} found, a JSON object is needed.") from error
-        names = dict.fromkeys(line.weights) if self._names is None else self._names
+        names = line.weights if self._names is None else self._names
         for name in line.weights:
             if name not in names:
                 raise ConfigError(f"{where}: no source {name!r}; it has {choices(name, names)}")
         content = json.dumps([line.from_step, line.weights], sort_keys=True)
-        before = self._digests[-1] if self._digests else ""
-        self._digests.append(hashlib.sha256((before + content).encode()).hexdigest())
-        self._by_key.append({names[name] or name: own for name, own in line.weights.items()})
+        digest = hashlib.sha256((self._states[-1]["digest"] + content).encode()).hexdigest()
         self.lines.append(line)
+        self._states.append({"lines": len(self.lines), "digest": digest})
         self._bytes += len(data) + 1
 
     def _checked(self, found: Any, where: str) -> Line:
@@ -235,12 +231,12 @@ class LiveWeights:
         return step < self._stop
 
     def at(self, step: int) -> tuple[Mapping[str, float], float]:
-        """The weights by the keys of members, and the first step where others may hold.
+        """The weights by name, and the first step where others may hold.
 
         Where no line covers the step, they are those of the last one, and this may change at once.
         """
         count = self._count(step + 1)
-        weights = self._by_key[count - 1] if count else {}
+        weights = self.lines[count - 1].weights if count else {}
         later = self.lines[count].from_step if count < len(self.lines) else self._stop
         return weights, max(later, step)
 
@@ -252,10 +248,7 @@ class LiveWeights:
 
     def used(self, steps: int) -> dict[str, Any]:
         """The lines by which the first steps of a run were planned, as JSON values."""
-        return self._first(self._count(steps))
-
-    def _first(self, count: int) -> dict[str, Any]:
-        return {"lines": count, "digest": self._digests[count - 1] if count else ""}
+        return dict(self._states[self._count(steps)])
 
     def check_used(self, saved: Mapping[str, Any], steps: int) -> None:
         """Refuse a file that lacks the lines by which the first steps of a run were planned.
@@ -264,8 +257,8 @@ class LiveWeights:
             StateMismatchError: it lacks one, or has another one.
         """
         self.read()
-        count = min(saved["lines"], len(self.lines))
-        now = self._first(max(count, self._count(steps)))
+        count = max(min(saved["lines"], len(self.lines)), self._count(steps))
+        now = self._states[count]
         if now != saved or not self.covers(steps - 1):
             before, after = (f"{each['lines']} {each['digest'][:12]}" for each in (saved, now))
             raise StateMismatchError(
@@ -280,19 +273,20 @@ class LiveWeight(WeightSpec):
 
     Args:
         live: the lines of the node.
-        key: of the member in them.
-        own: where no line names it.
+        names: that they may have for the member.
+        own: where none does.
     """
 
     is_scheduled = True
 
-    def __init__(self, live: LiveWeights, key: str, own: WeightSpec):
-        self._live, self._key, self._own = live, key, own
+    def __init__(self, live: LiveWeights, names: Sequence[str], own: WeightSpec):
+        self._live, self._names, self._own = live, names, own
 
     def segment(self, position: int) -> Segment:
         weights, end = self._live.at(position)
-        if self._key in weights:
-            return Segment("step", end, weights[self._key])
+        for name in self._names:
+            if name in weights:
+                return Segment("step", end, weights[name])
         own = self._own.segment(position)
         return own._replace(end=min(own.end, end))
 

@@ -92,7 +92,7 @@ def test_nothing_follows_a_line_without_an_end(path):
 def test_a_malformed_line_is_one_line_with_its_number(path, text, words):
     path.write_bytes(line(0, 1, code=1).encode() + text.encode("latin-1") + b"\n")
     with pytest.raises(ConfigError, match=words) as error:
-        read(path, {"code": "code"})
+        read(path, ["code"])
     assert str(error.value).startswith(f"{path}: line 2: ") and "\n" not in str(error.value)
 
 
@@ -122,9 +122,9 @@ def test_a_controller_that_was_killed_in_a_line_writes_it_anew(path):
 
 def test_weights_are_those_of_the_line_then_of_the_entry(path):
     path.write_text(line(2, 3, web=7) + line(4, 5, code=1) + line(6, 7, web=0))
-    live = read(path, {"web": "web", "code": "code"})
+    live = read(path, ["web", "code"])
     own = weight_from_config({"linear": {0: 0, 10: 10}})
-    web, code = LiveWeight(live, "web", own), LiveWeight(live, "code", ConstantWeight(4))
+    web, code = LiveWeight(live, ["web"], own), LiveWeight(live, ["code"], ConstantWeight(4))
     weights = Weights([web, code])
     found = [weights.at(step).tolist() for step in range(10)]
     #          before the first line | line 1       | line 2, web its own | line 3, and behind it
@@ -133,8 +133,8 @@ def test_weights_are_those_of_the_line_then_of_the_entry(path):
 
 def test_a_line_that_is_read_later_holds_where_the_last_one_stood_in_for_it(path):
     path.write_text(line(0, 1, web=1))
-    live = read(path, {"web": "web"})
-    weights = Weights([LiveWeight(live, "web", ConstantWeight(9))])
+    live = read(path, ["web"])
+    weights = Weights([LiveWeight(live, ["web"], ConstantWeight(9))])
     assert weights.at(2).tolist() == [1]  # of the last line
     LiveWeights(path).set(2, {"web": 5}, through=3)
     live.read()
