@@ -35,7 +35,8 @@ from energon_ext.documents.stored_files import num_samples
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import BLEND, Node, Tree, check_nested_schedules
 from energon_ext.state.match import SourceNames
-from energon_ext.weights import ConstantWeight, LiveWeight, LiveWeights, ScheduleAxis
+from energon_ext.weights import ConstantWeight, LiveWeights, ScheduleAxis
+from energon_ext.weights.live import LiveWeight
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

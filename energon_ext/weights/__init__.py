@@ -7,7 +7,7 @@ that a controller writes while the run trains.
 """
 
 from energon_ext.weights.axis import ScheduleAxis
-from energon_ext.weights.live import LiveWeight, LiveWeights
+from energon_ext.weights.live import LiveWeights
 from energon_ext.weights.schedule import (
     ConstantWeight,
     ScheduledWeight,
@@ -18,7 +18,6 @@ from energon_ext.weights.schedule import (
 
 __all__ = [
     "ConstantWeight",
-    "LiveWeight",
     "LiveWeights",
     "ScheduleAxis",
     "ScheduledWeight",

@@ -7,13 +7,16 @@ import os
 import threading
 import time
 
+import megatron.energon
 import pytest
+from megatron.energon import DefaultTaskEncoder
 
+from energon_ext import DynamicBlendMixin, get_train_dataset
 from energon_ext.errors import ConfigError, StateMismatchError, WorkerError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.weights import LiveWeights
 from tests.plan.runs import Run, rows_of, write_numbered
-from tests.support import write_mix
+from tests.support import config, stock_loader_for, take, write_dataset, write_mix
 
 #: First token of each source; documents of a source have tokens of its own.
 FIRST = {"code": 20_000, "web": 50_000}
@@ -268,3 +271,50 @@ def test_a_line_by_which_nothing_can_be_drawn_is_an_error(mix, live):
     live((0, 0, 1, 1), (1, 1, 0, 0))
     with pytest.raises(ConfigError, match="Every weight is 0 at step 1"):
         Run(mix())
+
+
+def test_a_nested_metadataset_is_a_member_by_its_path_and_split(mix, tmp_path, data):
+    write_mix(tmp_path / "inner.yaml", [(data / "web", 1)])
+    path = mix()
+    content = json.loads(path.read_text())
+    content["splits"]["train"]["interleave"][1]["path"] = "inner.yaml"
+    path.write_text(json.dumps(content))
+    LiveWeights(tmp_path / "live.jsonl").set(0, {"inner.yaml:train": 3})
+    assert web_rows(Run(path, batch=8).step()) == 12
+
+
+def test_live_weights_around_a_schedule_need_the_word_of_the_outer_node(mix, tmp_path, data, live):
+    entries = [(data / "web", {"linear": {0: 0, 8: 8}}), (data / "code", 1)]
+    write_mix(tmp_path / "inner.yaml", entries)
+    path = mix()
+    content = json.loads(path.read_text())
+    content["splits"]["train"]["interleave"][1]["path"] = "inner.yaml"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="A schedule inside a schedule"):
+        Run(path)
+
+
+def test_stock_encoders_and_streamed_sources_are_refused(tmp_path):
+    write_dataset(tmp_path / "text", ["some text"] * 4)
+    path = write_mix(tmp_path / "mix.yaml", [("text", 1)], weights_file="live.jsonl")
+    options = {"worker_config": config(), "batch_size": 1}
+    stages = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
+    with pytest.raises(ConfigError, match="a weights_file .* this TaskEncoder does not know"):
+        megatron.energon.get_train_dataset(
+            path, task_encoder=DefaultTaskEncoder(), **options, **stages
+        )
+    with pytest.raises(ConfigError, match="weights_file is of planned steps, and text:train is"):
+        get_train_dataset(path, task_encoder=Streamed(), **options)
+
+
+class Streamed(DynamicBlendMixin, DefaultTaskEncoder):
+    plan_samples = False
+
+
+@pytest.mark.parametrize("workers", (0, 2))
+def test_energons_own_loader_follows_the_lines_too(mix, live, workers):
+    live(*LINES)
+    expected = Run(mix(), batch=ROWS).steps(8)
+    dataset = Run(mix(), batch=ROWS, workers=workers).loaders[0].dataset
+    batches = take(stock_loader_for(dataset), 8)
+    assert [sorted(rows_of(batch)) for batch in batches] == expected

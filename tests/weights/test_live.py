@@ -10,7 +10,8 @@ import threading
 import pytest
 
 from energon_ext.errors import ConfigError, StateMismatchError, WorkerError
-from energon_ext.weights import ConstantWeight, LiveWeight, LiveWeights, weight_from_config
+from energon_ext.weights import ConstantWeight, LiveWeights, weight_from_config
+from energon_ext.weights.live import LiveWeight
 from energon_ext.weights.schedule import Weights
 
 
