@@ -268,7 +268,9 @@ def test_a_template_that_reads_the_clock_needs_one_date(clock, hf_folder, tmp_pa
         named_template(f"{name}@2026-02-30")
 
 
-@pytest.mark.parametrize("clock", ["{% set now = strftime_now %}{{ now('%d') }}", "strftime_now(f)"])
+@pytest.mark.parametrize(
+    "clock", ["{% set now = strftime_now %}{{ now('%d') }}", "strftime_now(f)"]
+)
 def test_a_clock_that_no_date_can_stand_for_is_refused(clock, hf_folder):
     from transformers import AutoTokenizer
 

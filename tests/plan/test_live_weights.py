@@ -6,17 +6,19 @@ import json
 import os
 import threading
 import time
+import warnings
 
 import megatron.energon
 import pytest
 from megatron.energon import DefaultTaskEncoder
 
-from energon_ext import DynamicBlendMixin, get_train_dataset
+from energon_ext import DynamicBlendMixin, PackedTaskEncoder, ScheduleAxis, get_train_dataset
 from energon_ext.errors import ConfigError, StateMismatchError, WorkerError
+from energon_ext.mixture.checks import BlendWarning
 from energon_ext.plan.lookup import find_blend
 from energon_ext.weights import LiveWeights
-from tests.plan.runs import Run, rows_of, write_numbered
-from tests.support import config, stock_loader_for, take, write_dataset, write_mix
+from tests.plan.runs import SEQ_LEN, Run, rows_of, write_numbered
+from tests.support import LargeTokenizer, config, stock_loader_for, take, write_dataset, write_mix
 
 #: First token of each source; documents of a source have tokens of its own.
 FIRST = {"code": 20_000, "web": 50_000}
@@ -318,3 +320,13 @@ def test_energons_own_loader_follows_the_lines_too(mix, live, workers):
     dataset = Run(mix(), batch=ROWS, workers=workers).loaders[0].dataset
     batches = take(stock_loader_for(dataset), 8)
     assert [sorted(rows_of(batch)) for batch in batches] == expected
+
+
+def test_lines_behind_the_end_of_the_run_are_no_mistake(mix, live):
+    """Workers plan beyond the end, so a controller decides steps that are never trained."""
+    live((0, 9, 1, 1), (10, None, 1, 2))
+    encoder = PackedTaskEncoder(LargeTokenizer(), SEQ_LEN)
+    encoder.schedule_axis = ScheduleAxis(end=5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BlendWarning)
+        Run(mix(), encoder=encoder)
