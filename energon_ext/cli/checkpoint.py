@@ -110,13 +110,13 @@ def reweight(saved: Path, metadataset: Path, **options: Any) -> None:
     dataset.continue_from(cursor.state)
     begun = cursor.step + (cursor.state["done"] > 0)
     for live in dataset.live_weights:
-        kept = live.before(begun)
-        for line in live.lines[len(kept) :]:
-            echo(f"{live.path}: discarded {line.to_bytes().decode().rstrip()}")
-        if kept and kept[-1] != live.lines[len(kept) - 1]:
-            echo(f"{live.path}: line {len(kept)} ends with step {begun - 1}")
-        write_file(live.path, b"".join(line.to_bytes() for line in kept))
-        echo(f"{live.path}: {len(kept)} lines stay; step {begun} is undecided")
+        for number, line in enumerate(live.lines, 1):
+            if line.from_step >= begun:
+                echo(f"{live.path}: discarded {line.to_bytes().decode().rstrip()}")
+            elif line.stop > begun:
+                echo(f"{live.path}: line {number} ends with step {begun - 1}")
+        write_file(live.path, b"".join(line.to_bytes() for line in live.before(begun)))
+        echo(f"{live.path}: step {begun} is the first without a line")
 
 
 def _left_out(cursor: SavedCursor, dataset: PlannedDataset) -> Iterator[str]:

@@ -128,6 +128,8 @@ class LiveWeights:
     def before(self, step: int) -> list[Line]:
         """The lines of all steps before one; the last of them ends there."""
         kept = self.lines[: self._count(step)]
+        if step and not kept:
+            return [Line(0, step - 1, {})]
         return [line if line.stop <= step else line._replace(through=step - 1) for line in kept]
 
     # Reading ------------------------------------------------------------------------------------
@@ -166,10 +168,13 @@ class LiveWeights:
         for name in line.weights:
             if name not in names:
                 raise ConfigError(f"{where}: no source {name!r}; it has {choices(name, names)}")
-        content = json.dumps([line.from_step, line.weights], sort_keys=True)
-        digest = hashlib.sha256((self._states[-1]["digest"] + content).encode()).hexdigest()
+        state = self._states[-1]
+        if self.lines or line.weights:  # a first line of the entries' own weights is as none
+            content = state["digest"] + json.dumps([line.from_step, line.weights], sort_keys=True)
+            digest = hashlib.sha256(content.encode()).hexdigest()
+            state = {"lines": state["lines"] + 1, "digest": digest}
         self.lines.append(line)
-        self._states.append({"lines": len(self.lines), "digest": digest})
+        self._states.append(state)
         self._bytes += len(data) + 1
 
     def _checked(self, found: Any, where: str) -> Line:
@@ -257,9 +262,10 @@ class LiveWeights:
             StateMismatchError: it lacks one, or has another one.
         """
         self.read()
-        count = max(min(saved["lines"], len(self.lines)), self._count(steps))
-        now = self._states[count]
-        if now != saved or not self.covers(steps - 1):
+        count = self._count(steps)
+        # A trace begins with the step that a state was saved inside of, whose line it may have.
+        if saved not in self._states[count : count + 2] or not self.covers(steps - 1):
+            now = self._states[count]
             before, after = (f"{each['lines']} {each['digest'][:12]}" for each in (saved, now))
             raise StateMismatchError(
                 {f"{self.path}: lines for the steps before {steps}": (before, after)},

@@ -107,9 +107,9 @@ def test_reweight_discards_what_the_checkpoint_has_not_used_and_says_it(data):
     result = energon_ext("checkpoint", "reweight", saved, data / "mix.yaml")
     path = data / "live.jsonl"
     assert result.stdout.splitlines() == [
-        f'{path}: discarded {{"from_step": 4, "through": 5, "weights": {{"code": 0.0}}}}',
         f"{path}: line 1 ends with step 2",
-        f"{path}: 1 lines stay; step 3 is undecided",
+        f'{path}: discarded {{"from_step": 4, "through": 5, "weights": {{"code": 0.0}}}}',
+        f"{path}: step 3 is the first without a line",
     ]
     assert path.read_text() == '{"from_step": 2, "through": 2, "weights": {"code": 3.0}}\n'
     LiveWeights(path).set(3, {"code": 1, "web": 3})
@@ -126,3 +126,18 @@ def test_reweight_refuses_a_file_that_is_not_that_of_the_checkpoint(data):
     line = error_line(energon_ext("checkpoint", "reweight", saved, data / "mix.yaml"))
     assert "lines for the steps before 5" in line
     assert (data / "live.jsonl").read_text() == text
+
+
+def test_reweight_of_a_checkpoint_before_the_first_line_keeps_the_weights_of_the_entries(data):
+    saved = saved_after(data, 1)
+    result = energon_ext("checkpoint", "reweight", saved, data / "mix.yaml")
+    said = [line.partition(": ")[2].partition(",")[0] for line in result.stdout.splitlines()]
+    assert said == [
+        'discarded {"from_step": 2',
+        'discarded {"from_step": 4',
+        "step 1 is the first without a line",
+    ]
+    assert (data / "live.jsonl").read_text() == '{"from_step": 0, "through": 0, "weights": {}}\n'
+    LiveWeights(data / "live.jsonl").set(1, {"code": 0})
+    state = (saved / "data.json").read_text()
+    assert counts(Run(data / "mix.yaml", batch=8).resume(state), 2) == [16, 16]

@@ -226,4 +226,14 @@ def test_the_lines_before_a_step_end_there(path):
     live = read(path)
     assert [(each.from_step, each.through) for each in live.before(5)] == [(2, 3), (4, 4)]
     assert [(each.from_step, each.through) for each in live.before(6)] == [(2, 3), (4, 5)]
-    assert live.before(2) == []
+    # Without a line the entries' own weights held, and a line may say so.
+    assert live.before(2) == [(0, 1, {})] and live.before(0) == []
+
+
+def test_a_first_line_of_the_entries_own_weights_is_as_none(path):
+    path.write_text(line(0, 1) + "".join(LINES))
+    saved = read(path).used(2), read(path).used(4)
+    path.write_text("".join(LINES))
+    assert saved == (read(path).used(2), read(path).used(4))
+    path.write_text(line(0, 1))
+    LiveWeights(path).check_used(saved[0], 2)
