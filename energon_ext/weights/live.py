@@ -102,7 +102,8 @@ class LiveWeights:
         Args:
             from_step: :attr:`next_step`, or any step for the first line. No planner is beyond it,
                 so it is never too late.
-            weights: by the keys of sources or their names in the metadataset.
+            weights: by the keys of sources or their names in the metadataset; of others the
+                entries' own weights hold.
             through: the last step of these weights; None for all later ones.
 
         Raises:
@@ -161,9 +162,10 @@ class LiveWeights:
 
     def _append(self, data: bytes, where: str) -> None:
         try:
-            line = self._checked(json.loads(data), where)
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            found = json.loads(data)
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where}: {data[:80]!r} found, a JSON object is needed.") from error
+        line = self._checked(found, where)
         names = line.weights if self._names is None else self._names
         for name in line.weights:
             if name not in names:
@@ -183,10 +185,11 @@ class LiveWeights:
             raise ConfigError(
                 f"{where}: {found!r:.80} found, from_step, weights and perhaps through are needed."
             )
-        first, weights = found["from_step"], found["weights"]
+        first, through, weights = found["from_step"], None, found["weights"]
         check_integer(f"{where}: from_step", first, 0)
         if "through" in found:
             check_integer(f"{where}: through", found["through"], first)
+            through = int(found["through"])
         if self.lines and first != self._stop:
             needed = "no further line" if self._stop == math.inf else self._stop
             raise ConfigError(
@@ -195,7 +198,7 @@ class LiveWeights:
         if not isinstance(weights, dict):
             raise ConfigError(f"{where}: weights: {weights!r:.80} found, a mapping is needed.")
         values = {name: checked_value(own, f"{where}: {name}") for name, own in weights.items()}
-        return Line(first, found.get("through"), values)
+        return Line(int(first), through, values)
 
     def wait(self, step: int) -> None:
         """Read until a line covers a step.

@@ -7,7 +7,10 @@ import math
 import os
 import threading
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from energon_ext.errors import ConfigError, StateMismatchError, WorkerError
 from energon_ext.weights import ConstantWeight, LiveWeights, weight_from_config
@@ -66,6 +69,11 @@ def test_a_line_that_overlaps_leaves_a_gap_or_is_no_weight_is_not_written(
     assert path.read_text() == line(10, 19, web=1.0)
 
 
+def test_numbers_of_numpy_are_numbers(path):
+    LiveWeights(path).set(np.int64(0), {"web": np.float32(0.5)}, through=np.int64(3))
+    assert path.read_text() == line(0, 3, web=0.5)
+
+
 def test_nothing_follows_a_line_without_an_end(path):
     live = LiveWeights(path)
     live.set(5, {"web": 1})
@@ -80,6 +88,7 @@ def test_nothing_follows_a_line_without_an_end(path):
         ("", "line 2: b'' found, a JSON object is needed"),
         ("\xff", "a JSON object is needed"),
         ("[" * 100_000, "a JSON object is needed"),
+        ("9" * 5_000, "a JSON object is needed"),
         ("[]", "line 2: .* found, from_step, weights and perhaps through are needed"),
         ('{"from_step": 2}', "from_step, weights and perhaps through"),
         ('{"from_step": 2, "weights": {}, "trough": 3}', "from_step, weights and perhaps through"),
@@ -130,6 +139,35 @@ def test_weights_are_those_of_the_line_then_of_the_entry(path):
     found = [weights.at(step).tolist() for step in range(10)]
     #          before the first line | line 1       | line 2, web its own | line 3, and behind it
     assert found == [[0, 4], [1, 4], [7, 4], [7, 4], [4, 1], [5, 1], [0, 4], [0, 4], [0, 4], [0, 4]]
+
+
+@given(
+    first=st.integers(0, 4),
+    blocks=st.lists(
+        st.tuples(st.integers(1, 4), st.dictionaries(st.sampled_from("ab"), st.integers(0, 9))),
+        max_size=6,
+    ),
+    batches=st.integers(1, 3),
+)
+def test_every_step_has_what_a_plain_list_of_steps_has(tmp_path_factory, first, blocks, batches):
+    """Read in several goes, one line or more at a time."""
+    path = tmp_path_factory.mktemp("live") / "live.jsonl"
+    expected, live, read_to = [{}] * first, LiveWeights(path), 0
+    specs = {name: LiveWeight(live, [name], ConstantWeight(own)) for name, own in OWN.items()}
+    weights = Weights(list(specs.values()))
+    for number, (length, given_weights) in enumerate(blocks):
+        LiveWeights(path).set(len(expected), given_weights, len(expected) + length - 1)
+        expected += [given_weights] * length
+        if number % batches == 0:
+            live.read()
+            for step in range(read_to, len(expected)):
+                found = dict(zip(specs, weights.at(step).tolist()))
+                assert found == {**OWN, **expected[step]}, step
+            read_to = len(expected)
+    assert LiveWeights(path).next_step == (len(expected) if blocks else 0)
+
+
+OWN = {"a": 3, "b": 5}
 
 
 def test_a_line_that_is_read_later_holds_where_the_last_one_stood_in_for_it(path):
