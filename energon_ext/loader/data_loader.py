@@ -60,8 +60,8 @@ class ExactDataLoader:
     Args:
         dataset: of :func:`energon_ext.get_train_dataset`, with planned sources.
         prefetch_factor: batches that each worker reads ahead.
-        timeout: seconds to wait for a batch of the workers; live weights are waited for half as
-            long.
+        timeout: seconds to wait for a batch of the workers, and four times those to wait for live
+            weights.
 
     Attributes:
         dataset: as given.
@@ -89,7 +89,7 @@ class ExactDataLoader:
         self._pending: deque[Round] = deque()  # handed to readers, and not yet to the trainer
         self._is_closed = False
         for live in self.dataset.live_weights:
-            live.deadline = timeout / 2  # before torch gives up on the planner
+            live.deadline = timeout / 4  # 450 s: before the collectives of Megatron end, at 600 s
 
     @property
     def planned_through(self) -> int:

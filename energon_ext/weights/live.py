@@ -81,7 +81,7 @@ class LiveWeights:
     def __init__(self, path: str | Path, names: Iterable[str] | None = None, key: str = ""):
         self.path, self.key = Path(path), key
         self._names = None if names is None else frozenset(names)
-        self.deadline = 900.0
+        self.deadline = 450.0
         self.lines: list[Line] = []
         self._states: list[dict[str, Any]] = [{"lines": 0, "digest": ""}]  # after each line
         self._bytes = 0  # of whole lines that were read

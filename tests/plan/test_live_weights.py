@@ -12,7 +12,13 @@ import megatron.energon
 import pytest
 from megatron.energon import DefaultTaskEncoder
 
-from energon_ext import DynamicBlendMixin, PackedTaskEncoder, ScheduleAxis, get_train_dataset
+from energon_ext import (
+    DynamicBlendMixin,
+    ExactDataLoader,
+    PackedTaskEncoder,
+    ScheduleAxis,
+    get_train_dataset,
+)
 from energon_ext.errors import ConfigError, StateMismatchError, WorkerError
 from energon_ext.mixture.checks import BlendWarning
 from energon_ext.plan.lookup import find_blend
@@ -223,6 +229,12 @@ def test_every_rank_raises_at_the_deadline(mix, live, workers, ranks, tmp_path):
             next(iterator), next(iterator)
         assert str(error.value).startswith(f"{tmp_path}/live.jsonl: no line covers step 1 after")
         assert "the last line is 1, of steps 0 to 0." in str(error.value)
+
+
+def test_the_deadline_is_a_quarter_of_the_timeout_of_the_loader(mix):
+    dataset = Run(mix()).loaders[0].dataset
+    ExactDataLoader(dataset, timeout=60)
+    assert [live.deadline for live in dataset.live_weights] == [15]
 
 
 def test_a_run_that_has_ended_waits_for_no_line(mix, live, data):
