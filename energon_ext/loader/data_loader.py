@@ -60,8 +60,7 @@ class ExactDataLoader:
     Args:
         dataset: of :func:`energon_ext.get_train_dataset`, with planned sources.
         prefetch_factor: batches that each worker reads ahead.
-        timeout: seconds to wait for a batch of the workers, and four times those to wait for live
-            weights.
+        timeout: seconds to wait for a batch of the workers; a quarter of them for live weights.
 
     Attributes:
         dataset: as given.
