@@ -15,7 +15,6 @@ Every step of both must have read the same rows, and their losses must agree to 
 shows both, DIR/report.html what was read.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -26,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from demo_corpora import CORPORA, library_questions
+from demo_corpora import library_questions, write_corpora, write_lines
 from drawn_images import write_webdatasets
 from options import count, new_parser
 
@@ -105,19 +104,7 @@ def main():
 
 def prepare(folder, steps):
     """Write the token files, unless they are there, and the metadataset over them."""
-    (folder / "data").mkdir(parents=True, exist_ok=True)
-    for name, texts in CORPORA.items():
-        output = folder / "data" / name
-        if (output / "prepared.json").exists():
-            print(f"{output}: there already.")
-            continue
-        lines = output.with_suffix(".jsonl")
-        write_lines(lines, [{"text": text} for text in texts()])
-        command = [Path(sys.executable).with_name("energon-ext"), "prepare", output]
-        command += ["--jsonl", lines, "--tokenizer", "bytes", "--min-chars", 200, "--val", 0.1]
-        command += ["--force"]  # what an interrupted demo left
-        subprocess.run(list(map(str, command)), check=True)
-        lines.unlink()
+    write_corpora(folder / "data")
     mix = folder / "curriculum.yaml"
     mix.write_text(CURRICULUM.format(middle=steps // 4, late=5 * steps // 6))
     return mix
@@ -129,10 +116,6 @@ def write_chats_and_images(folder):
     if not (folder / "images").exists():
         write_webdatasets(folder / "images", images=300)
     print(f"{folder}: there is all that the files of metadatasets/ name.")
-
-
-def write_lines(path, records):
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def train(mix, run_dir, steps, stage, resumes=False):

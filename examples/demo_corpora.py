@@ -4,6 +4,9 @@
 
 import ast
 import importlib.metadata
+import json
+import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -55,3 +58,24 @@ def library_questions():
 
 #: Functions without arguments that give texts, in an order that stays.
 CORPORA = {"prose": reference_prose, "code": library_source, "docs": package_documentation}
+
+
+def write_corpora(folder):
+    """Write each corpus as token files of bytes to a folder, with parts for training and val."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, texts in CORPORA.items():
+        output = folder / name
+        if (output / "prepared.json").exists():
+            print(f"{output}: there already.")
+            continue
+        lines = output.with_suffix(".jsonl")
+        write_lines(lines, [{"text": text} for text in texts()])
+        command = [Path(sys.executable).with_name("energon-ext"), "prepare", output]
+        command += ["--jsonl", lines, "--tokenizer", "bytes", "--min-chars", 200, "--val", 0.1]
+        command += ["--force"]  # what an interrupted run left
+        subprocess.run(list(map(str, command)), check=True)
+        lines.unlink()
+
+
+def write_lines(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -16,7 +16,7 @@ from tests.cli.command import energon_ext, error_line
 from tests.support import write_dataset, write_texts, write_tokens
 
 HEADER = "__module__: energon_ext\n__class__: ScheduledMetadataset\n"
-MOST_CHARACTERS = 300
+MOST_CHARACTERS = 320
 
 
 def split(text):

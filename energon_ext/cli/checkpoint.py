@@ -15,6 +15,7 @@ from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import EnergonExtError
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.rows import PlannedRows
+from energon_ext.state.files import write_file
 from energon_ext.state.match import ENCODER, SourceChange
 
 
@@ -112,6 +113,33 @@ def diff(
         echo(f"possible on {ranks} rank(s), as it was saved inside a step")
     else:
         echo("possible on any number of ranks and workers")
+
+
+@checkpoint.command()
+@click.argument("saved", metavar="CHECKPOINT", type=option.PATH)
+@option.metadataset
+@option.split
+@option.trusted_module
+def reweight(saved: Path, metadataset: Path, **options: Any) -> None:
+    """Discard the live weights of METADATASET that CHECKPOINT has not used.
+
+    A resume from CHECKPOINT then waits for new ones from its step on. Every line that goes is
+    printed. End the run before; later checkpoints are refused afterwards.
+
+    Example: energon-ext checkpoint reweight runs/a/checkpoints/iter_0001200 mix.yaml
+    """
+    cursor = saved_cursors(saved)[-1]
+    dataset = cursor.dataset(metadataset, **options)
+    dataset.continue_from(cursor.state)
+    begun = cursor.step + (cursor.state["done"] > 0)
+    for live in dataset.live_weights:
+        for number, line in enumerate(live.lines, 1):
+            if line.from_step >= begun:
+                echo(f"{live.path}: discarded {line.to_bytes().decode().rstrip()}")
+            elif line.stop > begun:
+                echo(f"{live.path}: line {number} ends with step {begun - 1}")
+        write_file(live.path, b"".join(line.to_bytes() for line in live.before(begun)))
+        echo(f"{live.path}: step {begun} is the first without a line")
 
 
 def _left_out(cursor: SavedCursor, dataset: PlannedDataset) -> Iterator[str]:

@@ -25,8 +25,9 @@ from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
 from energon_ext.encoders.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 from energon_ext.encoders.written_tokenizer import written_tokenizer
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, printable
 from energon_ext.packing import PACKERS
+from energon_ext.plan.source import Blend
 from energon_ext.splice.config import MultiSpliceConfig, splice_from_config
 
 _OPTIONS = (
@@ -115,6 +116,14 @@ def _tokenizer(
     if name is None and not any(special.values()):
         return written_tokenizer(metadataset, split_part, trusted_modules)
     return load_tokenizer(name or "bytes", **special)
+
+
+def tell_undecided(blend: Blend, step: int) -> None:
+    """Say on stderr from where live weights are not decided, if that is up to a step."""
+    for live in blend.live_weights:
+        if not live.covers(step):
+            said = f"no line covers steps from {live.next_step} on; the last weights stand in"
+            click.echo(printable(f"{live.path}: {said}."), err=True)
 
 
 def _own_encoder(name: str, options: Mapping[str, Any]) -> DynamicBlendMixin:

@@ -9,14 +9,14 @@ from typing import Any
 import click
 
 from energon_ext.cli import MOST_LISTED, echo, echo_json, forecast, one_of, option, table
-from energon_ext.cli.mix import mix_options, open_mix
+from energon_ext.cli.mix import mix_options, open_mix, tell_undecided
 from energon_ext.errors import ConfigError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.source import Blend
 from energon_ext.splice import SpliceIndex
 from energon_ext.splice.source import SpliceSource, splices_of
 from energon_ext.weights.axis import STEPS
-from energon_ext.weights.breakpoints import checked_breakpoint
+from energon_ext.weights.breakpoints import MOST_BREAKPOINT, checked_breakpoint
 
 COUNT = option.Count(1)
 
@@ -87,6 +87,7 @@ def plan(
     if train_tokens is not None:
         steps = _steps_of(blend, train_tokens)
     imbalance = forecast.imbalance_of(blend) if balance else {}
+    positions = [checked_breakpoint(each, "--at") for each in (at or "").split(",") if each]
     if steps is not None:
         found = forecast.made(blend, steps, tokens_per_doc, exact)
         if as_json:
@@ -95,8 +96,9 @@ def plan(
             echo(forecast.text(found, blend, steps))
         forecast.draw(found, metadataset.name, png, html)
     else:
-        positions = [checked_breakpoint(each, "--at") for each in (at or "").split(",") if each]
         echo(_shares(blend, positions or sorted({0, *blend.tree.breakpoints()})))
+    last = max(positions, default=MOST_BREAKPOINT) if steps is None else steps - 1
+    tell_undecided(blend, last)
     if as_json:
         return
     if imbalance:

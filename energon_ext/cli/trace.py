@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from energon_ext.arguments import choices
 from energon_ext.cli import echo, echo_json, option
+from energon_ext.cli.mix import tell_undecided
 from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.documents.origins import origins_of
 from energon_ext.encoders.tokenizers import load_tokenizer
@@ -93,6 +94,7 @@ def trace(
         raise ConfigError(f"--rank {rank}: of {blend.topology.ranks}; see --world-size.")
     if blend.clock.is_skipped(step):
         click.echo(f"Step {step} is skipped: the metadataset says so.", err=True)
+    tell_undecided(blend, step)
     decode = load_tokenizer(tokenizer).decode if tokenizer else None
     start, state = (cursor.step, cursor.state) if before else (0, None)
     rows = list(_rows(blend, start, blend.planned_steps(state), step, step))

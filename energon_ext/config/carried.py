@@ -60,9 +60,9 @@ class CarriedWeight(float):
     def __float__(self) -> float:
         if self.not_constant is not None:
             raise ConfigError(
-                f"{self.not_constant}: a schedule, a weight of 0 or an interleave, which this "
-                f"TaskEncoder does not know; put energon_ext.DynamicBlendMixin first among its "
-                f"base classes, or use energon_ext.PackedTaskEncoder."
+                f"{self.not_constant}: a schedule, a weight of 0, a weights_file or an interleave, "
+                f"which this TaskEncoder does not know; put energon_ext.DynamicBlendMixin first "
+                f"among its base classes, or use energon_ext.PackedTaskEncoder."
             )
         return float.__add__(self, 0.0)
 
@@ -142,6 +142,6 @@ def _not_constant(tree: Tree) -> str | None:
     for node in tree.nodes():
         for weight, where in zip(node.weights, node.wheres or [""] * len(node.weights)):
             is_constant = isinstance(weight, ConstantWeight) and weight.value > 0
-            if not is_constant or node.rule != BLEND:
+            if not is_constant or node.rule != BLEND or node.live is not None:
                 return where
     return None

@@ -41,7 +41,7 @@ from energon_ext.config.run_fields import RunFields, run_fields
 from energon_ext.errors import ConfigError, EnergonExtError
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, Node, Tree
 from energon_ext.splice.config import splice_from_config
-from energon_ext.weights import weight_from_config
+from energon_ext.weights import LiveWeights, weight_from_config
 
 #: What Energon raises of a file that says something else than it expects.
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
@@ -115,12 +115,16 @@ class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
 
     Attributes:
         allow_nested_schedules: a schedule above and one below multiply, instead of being an error.
+        weights_file: lines that a controller appends while the run trains, by which it decides the
+            weights; see :class:`energon_ext.weights.LiveWeights`.
     """
 
     allow_nested_schedules: bool = False
+    weights_file: Any = None  # relative to the metadataset
 
     rule: ClassVar[str]
     _where: str = field(default="", init=False)
+    _live: Any = field(default=None, init=False)
 
     @property
     def entries(self) -> Sequence[Any]:
@@ -130,6 +134,8 @@ class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
         self._where = f"{mds_path}: {self.rule}"
         if not self.entries:
             raise ConfigError(f"{mds_path}: an empty `{self.rule}`; list at least one source.")
+        if self.weights_file is not None:
+            self._live = _live_weights(self.weights_file, mds_path, f"{self._where}.weights_file")
         for index, entry in enumerate(self.entries):
             entry.read(f"{self._where}[{index}] ({getattr(entry, 'path', 'join')})")
             with errors_of_energon(entry.where):
@@ -172,7 +178,18 @@ class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
             [entry.weight for entry in self.entries],
             [f"{entry.where}.weight" for entry in self.entries],
             allow_nested_schedules=self.allow_nested_schedules,
+            live=self._live,
         )
+
+
+def _live_weights(value: Any, mds_path: EPath | None, where: str) -> LiveWeights:
+    """The file that a ``weights_file`` names."""
+    if not isinstance(value, str) or not value or mds_path is None:
+        raise ConfigError(f"{where}: {value!r:.80} found, a path is needed.")
+    path = mds_path.parent / value
+    if not path.is_local():
+        raise ConfigError(f"{where}: {path} found, which has to lie on a file system.")
+    return LiveWeights(str(path))
 
 
 @dataclass(kw_only=True)

@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Sequence
 
 import numpy as np
-from megatron.energon.epathlib import EPath
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 
 from energon_ext.config.carried import parts_of, tree_of
@@ -36,7 +35,8 @@ from energon_ext.documents.stored_files import num_samples
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.tree import BLEND, Node, Tree, check_nested_schedules
 from energon_ext.state.match import SourceNames
-from energon_ext.weights import ConstantWeight, ScheduleAxis
+from energon_ext.weights import ConstantWeight, LiveWeights, ScheduleAxis
+from energon_ext.weights.live import LiveWeight
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,8 +119,9 @@ def mix_of(datasets: Sequence[LoadedDataset]) -> Mix:
     if isinstance(tree, Leaf):
         tree = Tree(Node(BLEND, [ConstantWeight(1.0)]), [tree])
     tree = tree.map(lambda leaf: keys.get(id(leaf)))
+    tree = _named(tree.sorted(), entries)
     check_nested_schedules(tree)
-    return Mix(entries, _named(tree.sorted(), entries[0].root), run)
+    return Mix(entries, tree, run)
 
 
 def _check_entries(entries: Sequence[Entry]) -> None:
@@ -138,12 +139,13 @@ def _check_entries(entries: Sequence[Entry]) -> None:
             )
 
 
-def _named(tree: Tree, root: EPath | None) -> Tree:
+def _named(tree: Tree, entries: Sequence[Entry]) -> Tree:
     """Name the nodes of a tree by the metadatasets that have them, as sources are named.
 
     The outermost node has no name: it is the same one wherever its file lies.
     """
     seen: Counter[str] = Counter()
+    root, titles = entries[0].root, {entry.key: entry.name for entry in entries}
 
     def name(tree: Tree, is_outermost: bool) -> Tree:
         node, location = tree.node, tree.node.location
@@ -155,6 +157,14 @@ def _named(tree: Tree, root: EPath | None) -> Tree:
             path, _, split = location.rpartition(":")
             own_name = f"{portable_path(path, root)}:{split}{number}"
             node = replace(node, name=own_name, identity=f"{location}{number}")
-        return Tree(node, [name(m, False) if isinstance(m, Tree) else m for m in tree.members])
+        members = [name(m, False) if isinstance(m, Tree) else m for m in tree.members]
+        if node.live is not None:
+            keys = [m.node.name if isinstance(m, Tree) else m for m in members]
+            names = [[name for name in (key, titles.get(key)) if name] for key in keys]
+            file = str(node.live.path)
+            live = LiveWeights(file, sum(names, []), portable_path(file, root))
+            weights = [LiveWeight(live, own, weight) for own, weight in zip(names, node.weights)]
+            node = replace(node, live=live, weights=weights)
+        return Tree(node, members)
 
     return name(tree, True)

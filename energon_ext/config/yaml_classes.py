@@ -47,7 +47,7 @@ SAMPLES = {("megatron.energon", name) for name in (
 # fmt: on
 
 #: Fields that Energon's own metadatasets do not have.
-_ONLY_OURS = {"interleave", "max_epochs", "splice", "name"}
+_ONLY_OURS = {"interleave", "max_epochs", "splice", "name", "weights_file"}
 _OURS = (
     "A metadataset with `__module__: energon_ext` and `__class__: ScheduledMetadataset` has that."
 )

@@ -34,6 +34,7 @@ from energon_ext.encoders.sources import (
     check_unlimited,
     even_virtual_epoch,
     load_source,
+    open_live_weights,
     read_sources,
     refuse_splices,
 )
@@ -138,6 +139,7 @@ class DynamicBlendMixin:
             bound, mix, worker_config=worker_config, repeat=repeat and not epochized
         )
         check_omissions(mix, sources)
+        open_live_weights(mix, sources)
         bound.source_keys = _keys_in_batches(sources)
         clock = Clock(
             mix.axis_with(self.schedule_axis),

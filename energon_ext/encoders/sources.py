@@ -19,6 +19,7 @@ from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.source import Source
 from energon_ext.samples.numbered import guard_readers
+from energon_ext.weights.axis import STEPS
 
 logger = log_of(__name__)
 
@@ -118,6 +119,23 @@ def read_sources(
             )
         )
     return sources
+
+
+def open_live_weights(mix: Mix, sources: Sequence[Source]) -> None:
+    """Read the files of live weights; refuse them where steps are not planned or not counted."""
+    for node in mix.tree.nodes():
+        if node.live is None:
+            continue
+        where = f"{node.live.path}: a weights_file"
+        if mix.run.axis != STEPS:
+            raise ConfigError(
+                f"{where} counts steps, and {mix.run.where} {mix.run.axis}; leave `schedule_axis` "
+                f"out, or the weights_file."
+            )
+        for source in sources:
+            if not isinstance(source.rows, RowSource):
+                raise ConfigError(f"{where} is of planned steps, and {source.key} is streamed.")
+        node.live.read()
 
 
 def check_omissions(mix: Mix, sources: Sequence[Source]) -> None:

@@ -18,6 +18,7 @@ The state is that of the last batch that the trainer took, whatever was read ahe
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from typing import Any, Iterator, Mapping
 
@@ -59,7 +60,7 @@ class ExactDataLoader:
     Args:
         dataset: of :func:`energon_ext.get_train_dataset`, with planned sources.
         prefetch_factor: batches that each worker reads ahead.
-        timeout: seconds to wait for a batch of the workers.
+        timeout: seconds to wait for a batch of the workers; a quarter of them for live weights.
 
     Attributes:
         dataset: as given.
@@ -86,6 +87,26 @@ class ExactDataLoader:
         self._batches: Iterator[Any] | None = None
         self._pending: deque[Round] = deque()  # handed to readers, and not yet to the trainer
         self._is_closed = False
+        for live in self.dataset.live_weights:
+            live.deadline = timeout / 4  # 450 s: before the collectives of Megatron end, at 600 s
+
+    @property
+    def planned_through(self) -> int:
+        """The last step that may be planned before the next batch is there.
+
+        A controller of :class:`~energon_ext.weights.LiveWeights` in the training loop covers it
+        before it draws the batch; without workers it is the step of that batch.
+        """
+        step, ahead = self.dataset.progress.plan.step, 0
+        if workers := self.worker_config.num_workers:
+            batches = workers * self._prefetch_factor
+            ahead = PLANNED_STEPS + math.ceil(batches / self.dataset.topology.rounds)
+        clock = self.dataset.clock
+        for _ in range(ahead + 1):
+            while clock.is_skipped(step):
+                step += 1
+            step += 1
+        return step - 1
 
     @property
     def batches_drawn(self) -> int:

@@ -89,7 +89,8 @@ def _never_reached(tree: Tree, axis: ScheduleAxis, end: int | None) -> Iterator[
     for node in tree.nodes():
         for weight, where in zip(node.weights, node.wheres):
             last = max(weight.breakpoints(), default=0)
-            if end is not None and weight.is_scheduled and last >= end:
+            is_written = weight.is_scheduled and node.live is None
+            if end is not None and is_written and last >= end:
                 yield (
                     f"{where}: the schedule {weight!r} goes on to {axis.counted} {last}, but the "
                     f"run ends at {end}."

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterator, Sequence
 
 from energon_ext.errors import ConfigError
-from energon_ext.weights import WeightSpec
+from energon_ext.weights import LiveWeights, WeightSpec
 
 #: How the members of a node take turns: drawn at random, by credits, or one after the other.
 BLEND, INTERLEAVE, IN_ORDER = "blend", "interleave", "in order"
@@ -28,6 +28,7 @@ class Node:
         wheres: place of each member in the YAML, for messages; empty where there is none.
         new_source: for an interleave, where a member starts that a resumed state does not have.
         allow_nested_schedules: a schedule above and one below may multiply.
+        live: file from which a controller decides the weights; None without one.
         location: ``path:split`` of the metadataset that has this node; empty for others.
         name, identity: made of it; name its state, and find it where the name has changed.
     """
@@ -37,6 +38,7 @@ class Node:
     wheres: Sequence[str] = ()
     new_source: str = NEW_SOURCES[0]
     allow_nested_schedules: bool = False
+    live: LiveWeights | None = None
     location: str = ""
     name: str = ""
     identity: str = ""

@@ -32,6 +32,7 @@ from energon_ext.plan.state import cursor_of, restore_cursor
 from energon_ext.plan.step import Plan, Step
 from energon_ext.state.match import SourceChange
 from energon_ext.state.schema import digest_of
+from energon_ext.weights import LiveWeights
 
 logger = log_of(__name__)
 
@@ -135,9 +136,15 @@ class PlannedDataset(Blend, SavableDataset):
             self.restore_state(FlexState({**state, "done": 0, "inside": None}))
         return self._steps()
 
-    def _steps(self) -> Iterator[Step]:
+    def _steps(self, live_weights: Sequence[LiveWeights] = ()) -> Iterator[Step]:
+        """The next steps; each waits for the lines of some live weights."""
         plan, clock, rows = self.plan, self.clock, self.topology.rows_per_step
-        while (step := plan.next(rows, clock.at(plan.step, plan.row))) is not None:
+        while True:
+            for live in live_weights if not plan.mixture.ended.all() else ():
+                live.wait(plan.step)
+            step = plan.next(rows, clock.at(plan.step, plan.row))
+            if step is None:
+                return
             if self.batches.padding is None and step.num_rows < rows:
                 logger.info("The last %d rows make no whole step and are left out.", step.num_rows)
                 return
@@ -148,7 +155,7 @@ class PlannedDataset(Blend, SavableDataset):
     def drawn_steps(self) -> Iterator[DrawnStep]:
         """The steps that come next, as this rank reads them."""
         while True:
-            for step in self._steps():
+            for step in self._steps(self.live_weights):
                 yield self._drawn(step)
             if not self.passes.repeats or not self.plan.row:
                 return

@@ -13,7 +13,7 @@ from energon_ext.mixture.tree import Tree
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.deal import Topology
 from energon_ext.state.match import SourceNames
-from energon_ext.weights import ConstantWeight, WeightSpec, weight_from_config
+from energon_ext.weights import ConstantWeight, LiveWeights, WeightSpec, weight_from_config
 
 
 @dataclass
@@ -82,6 +82,11 @@ class Blend:
         return self.clock.topology
 
     @property
+    def live_weights(self) -> list[LiveWeights]:
+        """The files from which a controller decides weights."""
+        return [node.live for node in self.tree.nodes() if node.live is not None]
+
+    @property
     def epoch_limits(self) -> dict[str, int]:
         """``max_epochs`` of all sources, where they end the whole run; else empty."""
         limits = {key: source.max_epochs for key, source in self.sources.items()}
@@ -124,7 +129,12 @@ class Blend:
         return self.clock.at_step(step, row)
 
     def planned_shares(self, position: int) -> dict[str, float]:
-        """The share of each source, or part of it, at a position, as if none had ended."""
+        """The share of each source, or part of it, at a position, as if none had ended.
+
+        Where no line of live weights covers it, by the last line.
+        """
+        for live in self.live_weights:
+            live.read()
         shares = Mixture(self.tree, self.keys, seed="").shares(position).tolist()
         return {
             part: share * of_source

@@ -9,7 +9,7 @@ or not at all: the step is drawn again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Mapping
 
 from energon_ext.errors import ConfigError
 from energon_ext.plan.progress import Progress
@@ -30,6 +30,10 @@ def cursor_of(dataset: "PlannedDataset", progress: Progress) -> dict[str, Any]:
     names = list(dataset.source_names.values())
     plan = dataset.plan.to_json(progress.plan, names)
     plan["sources"] = {**dataset.retained, **plan["sources"]}
+    begun, weights = _begun(plan, progress.done), {}
+    for live in dataset.live_weights:
+        live.wait(begun - 1)  # until this process has what the planner had
+        weights[live.key] = live.used(begun)
     return {
         "__class__": STATE_CLASS,
         "version": STATE_VERSION,
@@ -38,6 +42,7 @@ def cursor_of(dataset: "PlannedDataset", progress: Progress) -> dict[str, Any]:
         "axis": dataset.clock.axis.counted,
         "rows_per_step": dataset.topology.rows_per_step,
         "plan": plan,
+        "weights": weights,
         "done": progress.done,
         "read": progress.read,
         "skipped": [list(each) for each in progress.skipped],
@@ -69,6 +74,12 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
             f"skip: step {saved['step']} was partly read when the state was saved; skip from "
             f"{saved['step'] + 1} on, or resume from a state that was saved between two steps."
         )
+    position = clock.at(saved["step"], saved["row"])
+    for live in dataset.live_weights:
+        if live.key in state["weights"]:
+            live.check_used(state["weights"][live.key], _begun(saved, state["done"]))
+        # New members begin by the weights that held last: the next may not be decided yet.
+        position = max(0, saved["step"] - 1)
     matched = match_sources(saved["sources"], dataset.source_names)
     plan = dataset.plan
     for number, (key, rows) in enumerate(zip(dataset.keys, dataset.rows)):
@@ -79,9 +90,14 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
     plan.step, plan.row = saved["step"], saved["row"]
     plan.begin_here()
     renamed = {old: key for key, old in matched.items() if old != key}
-    plan.mixture.restore_state(saved["mixture"], renamed, clock.at(plan.step, plan.row))
+    plan.mixture.restore_state(saved["mixture"], renamed, position)
     claimed = set(matched.values())
     dataset.retained = {k: own for k, own in saved["sources"].items() if k not in claimed}
     skipped = tuple((first, stop) for first, stop in state["skipped"])
     dataset.progress = Progress(plan.advance(), state["done"], state["read"], skipped)
     return compare_sources([saved["sources"]], dataset.source_names)
+
+
+def _begun(plan: Mapping[str, Any], done: int) -> int:
+    """Steps that were begun when a state was saved."""
+    return int(plan["step"]) + (done > 0)

@@ -18,7 +18,7 @@ from energon_ext.errors import StateFormatError, StateMismatchError
 
 #: The state of a planned run.
 STATE_CLASS = "EnergonExtPlan"
-STATE_VERSION = 3
+STATE_VERSION = 4
 
 SEAL = "energon_ext_digest"
 
@@ -74,6 +74,7 @@ _STATE = {
     "axis": str,
     "rows_per_step": COUNT,
     "plan": {"step": COUNT, "row": COUNT, "mixture": MIXTURE, "sources": {str: _SOURCE}},
+    "weights": {str: {"lines": COUNT, "digest": str}},
     "done": COUNT,
     "read": COUNT,
     "skipped": [_check_range],

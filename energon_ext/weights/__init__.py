@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Weights as pure functions of a position in the run.
 
-``schedule.py`` has one weight, ``axis.py`` what its breakpoints count.
+``schedule.py`` has one weight, ``axis.py`` what its breakpoints count, ``live.py`` those of a file
+that a controller writes while the run trains.
 """
 
 from energon_ext.weights.axis import ScheduleAxis
+from energon_ext.weights.live import LiveWeights
 from energon_ext.weights.schedule import (
     ConstantWeight,
     ScheduledWeight,
@@ -16,6 +18,7 @@ from energon_ext.weights.schedule import (
 
 __all__ = [
     "ConstantWeight",
+    "LiveWeights",
     "ScheduleAxis",
     "ScheduledWeight",
     "WeightSpec",

@@ -105,7 +105,7 @@ class ConstantWeight(WeightSpec):
     """
 
     def __init__(self, value: float):
-        self.value = _checked_value(value, "weight")
+        self.value = checked_value(value, "weight")
 
     def segment(self, position: int) -> Segment:
         return Segment("step", math.inf, self.value)
@@ -151,7 +151,7 @@ class ScheduledWeight(WeightSpec):
             index = checked_breakpoint(breakpoint, f"{where}.{kind}")
             if index in pairs:
                 raise ConfigError(f"{where}.{kind}: breakpoint {index} is given twice; keep one.")
-            pairs[index] = _checked_value(value, f"{where}.{kind}[{index}]")
+            pairs[index] = checked_value(value, f"{where}.{kind}[{index}]")
             if KINDS[kind].is_ratio and pairs[index] == 0:
                 raise ConfigError(
                     f"{where}.{kind}[{index}]: 0 cannot be reached by a ratio; use a value > 0, "
@@ -253,7 +253,7 @@ def weight_from_config(value: Any, where: str = "weight") -> WeightSpec:
         energon_ext.errors.ConfigError: weight: -1 is not a finite number >= 0.
     """
     if not isinstance(value, Mapping):
-        return ConstantWeight(_checked_value(value, where))
+        return ConstantWeight(checked_value(value, where))
     if len(value) != 1:
         raise ConfigError(
             f"{where}: {list(value)} found, exactly one of {', '.join(KINDS)} is allowed."
@@ -262,7 +262,8 @@ def weight_from_config(value: Any, where: str = "weight") -> WeightSpec:
     return ScheduledWeight(kind, points, where)
 
 
-def _checked_value(value: Any, where: str) -> float:
+def checked_value(value: Any, where: str) -> float:
+    """A weight as a float; ConfigError unless it is a finite number >= 0."""
     is_number = isinstance(value, (int, float, np.integer, np.floating))
     if isinstance(value, bool) or not is_number or not 0 <= value <= MOST_WEIGHT:
         most = f"<= {MOST_WEIGHT:g} and " if is_number and value > MOST_WEIGHT else ""

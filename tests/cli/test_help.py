@@ -18,6 +18,7 @@ from energon_ext.cli.main import COMMANDS, load_command
 from energon_ext.errors import MAX_TEXT
 from tests.cli.command import energon_ext
 
+WORDS = [(), *((name,) for name in COMMANDS), ("checkpoint", "diff"), ("checkpoint", "reweight")]
 CALL = "import sys; sys.argv[0] = 'energon-ext'; from energon_ext.cli.main import main; "
 HEAVY = ("torch", "numpy", "megatron", "matplotlib")
 
@@ -31,7 +32,7 @@ def call(code, **environment):
     )
 
 
-@pytest.mark.parametrize("words", [(), *((name,) for name in COMMANDS), ("checkpoint", "diff")])
+@pytest.mark.parametrize("words", WORDS)
 def test_help_of_every_command_has_an_example(words):
     result = energon_ext(*words, "-h")
     assert result.exit_code == 0

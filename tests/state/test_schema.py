@@ -78,6 +78,10 @@ TAKES = {
     "plan.sources.book.rows": set(),
     "plan.sources.book.rows.documents": MAPPING,
     "plan.sources.book.rows.next_row": COUNT,
+    "weights": MAPPING,
+    "weights.live": set(),
+    "weights.live.lines": COUNT,
+    "weights.live.digest": {"text"},
     "done": COUNT,
     "read": COUNT,
     "skipped": LIST,
@@ -94,7 +98,7 @@ def source(**rows):
 
 STATE = {
     "__class__": STATE_CLASS,
-    "version": 3,
+    "version": 4,
     "fingerprint": {"seed": 0},
     "encoder": {"seq_len": 8},
     "axis": "steps",
@@ -119,6 +123,7 @@ STATE = {
             "book": source(kind="spliced", documents={}, next_row=5),
         },
     },
+    "weights": {"live": {"lines": 1, "digest": "c0ffee"}},
     "done": 2,
     "read": 18,
     "skipped": [[3, 5]],
@@ -177,8 +182,8 @@ def test_another_class_or_version_is_told_before_anything_else():
         words = f"dataset: saved '?{found}'?, now .* saved by another loader or TaskEncoder"
         with pytest.raises(StateMismatchError, match=words):
             check_format(other)
-    for version in (2, 4, "3", None):
-        with pytest.raises(StateFormatError, match=f"version {version!r} was found, 3 is known"):
+    for version in (3, 5, "4", None):
+        with pytest.raises(StateFormatError, match=f"version {version!r} was found, 4 is known"):
             check_format({"__class__": STATE_CLASS, "version": version})
 
 

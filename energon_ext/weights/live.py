@@ -1,0 +1,310 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Weights that a controller decides while a run trains: a file that grows line by line.
+
+Each line is a JSON object with the weights of some steps::
+
+    {"from_step": 0, "through": 199, "weights": {"web": 0.5, "code": 2}}
+    {"from_step": 200, "through": 399, "weights": {"web": 0.75}}
+
+Each line begins where the one before it ends. A planner waits for the line that covers its step, so
+rows depend on the content of the file and not on the time at which it is read. A line without
+``through`` covers all later steps, and nothing follows it. A source that a line does not name has
+the weight of its entry, as all sources have before the first line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from bisect import bisect_left
+from pathlib import Path
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+
+from energon_ext.arguments import check_integer, choices
+from energon_ext.data_files import open_data, read_to_limit
+from energon_ext.errors import ConfigError, StateMismatchError, WorkerError
+from energon_ext.weights.schedule import Segment, WeightSpec, checked_value
+
+MOST_BYTES = 2**28
+_FIELDS = {"from_step", "through", "weights"}
+_LONGEST_PAUSE = 1.0  # seconds between two looks at a file
+
+
+class Line(NamedTuple):
+    """The weights of some steps, of all later ones where ``through`` is None."""
+
+    from_step: int
+    through: int | None
+    weights: Mapping[str, float]
+
+    @property
+    def stop(self) -> float:
+        """The first step behind it."""
+        return math.inf if self.through is None else self.through + 1
+
+    def to_bytes(self) -> bytes:
+        """The line of a file."""
+        through = {} if self.through is None else {"through": self.through}
+        content = {"from_step": self.from_step, **through, "weights": dict(self.weights)}
+        return json.dumps(content).encode() + b"\n"
+
+
+class LiveWeights:
+    """The file of a ``weights_file``: read by every planner, appended to by one controller.
+
+    Args:
+        path: of the file, which need not be there yet.
+        names: that lines may have for sources; None for any.
+        key: by which a state knows the file.
+
+    Attributes:
+        deadline: seconds that a planner waits for a line.
+        lines: that were read.
+
+    State: the number of lines that were used, and a digest of their first steps and weights.
+
+    Example:
+        >>> import tempfile
+        >>> live = LiveWeights(tempfile.mkdtemp() + "/live.jsonl")
+        >>> live.set(0, {"web": 3, "code": 1}, through=199)
+        >>> live.next_step
+        200
+        >>> live.set(100, {"web": 1})  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        energon_ext.errors.ConfigError: .../live.jsonl: from_step: 100 found, 200 is needed, ...
+    """
+
+    def __init__(self, path: str | Path, names: Iterable[str] | None = None, key: str = ""):
+        self.path, self.key = Path(path), key
+        self._names = None if names is None else frozenset(names)
+        self.deadline = 450.0
+        self.lines: list[Line] = []
+        self._states: list[dict[str, Any]] = [{"lines": 0, "digest": ""}]  # after each line
+        self._bytes = 0  # of whole lines that were read
+        self._has_rest = False  # bytes behind them, of a line that has no end yet
+
+    # Writing ------------------------------------------------------------------------------------
+
+    @property
+    def next_step(self) -> int | None:
+        """The first step that no line covers yet; None behind a line without ``through``."""
+        self.read()
+        stop = self._stop
+        return None if stop == math.inf else int(stop)
+
+    def set(self, from_step: int, weights: Mapping[str, float], through: int | None = None) -> None:
+        """Append a line, which is on disk when the call returns.
+
+        Args:
+            from_step: :attr:`next_step`, or any step for the first line. No planner is beyond it,
+                so it is never too late.
+            weights: by the keys of sources or their names in the metadataset; of others the
+                entries' own weights hold.
+            through: the last step of these weights; None for all later ones.
+
+        Raises:
+            ConfigError: steps that earlier lines cover, or a gap behind them; a weight that is no
+                finite number >= 0.
+            OSError: the line cannot be written; the file stays as it was.
+        """
+        self.read()
+        given = {"from_step": from_step, "weights": dict(weights)}
+        given |= {} if through is None else {"through": through}
+        data = self._checked(given, str(self.path)).to_bytes()
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            if self._has_rest:  # of a controller that was killed
+                os.ftruncate(descriptor, self._bytes)
+            if os.write(descriptor, data) < len(data):
+                os.ftruncate(descriptor, self._bytes)
+                raise OSError(f"{self.path}: no room for a line; nothing was written.")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def before(self, step: int) -> list[Line]:
+        """The lines of all steps before one; the last of them ends there."""
+        kept = self.lines[: self._count(step)]
+        if step and not kept:
+            return [Line(0, step - 1, {})]
+        return [line if line.stop <= step else line._replace(through=step - 1) for line in kept]
+
+    # Reading ------------------------------------------------------------------------------------
+
+    def read(self) -> None:
+        """Read what was appended since the last call.
+
+        Raises:
+            ConfigError: a line is malformed, or lines that were read are gone.
+        """
+        try:
+            with open_data(self.path) as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(self._bytes)
+                content = read_to_limit(file, MOST_BYTES, self.path)
+        except FileNotFoundError:
+            size, content = 0, b""
+        except OSError as error:
+            raise ConfigError(f"{self.path}: cannot be read ({error.strerror}).") from error
+        if size < self._bytes:
+            raise ConfigError(
+                f"{self.path}: lines that were read are gone; they are appended only. End the run, "
+                f"and resume it."
+            )
+        *lines, rest = content.split(b"\n")
+        for data in lines:
+            self._append(data, f"{self.path}: line {len(self.lines) + 1}")
+        self._has_rest = bool(rest)
+
+    def _append(self, data: bytes, where: str) -> None:
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{where}: {data[:80]!r} found, a JSON object is needed.") from error
+        line = self._checked(found, where)
+        names = line.weights if self._names is None else self._names
+        for name in line.weights:
+            if name not in names:
+                raise ConfigError(f"{where}: no source {name!r}; it has {choices(name, names)}")
+        state = self._states[-1]
+        if self.lines or line.weights:  # a first line of the entries' own weights is as none
+            content = state["digest"] + json.dumps([line.from_step, line.weights], sort_keys=True)
+            digest = hashlib.sha256(content.encode()).hexdigest()
+            state = {"lines": state["lines"] + 1, "digest": digest}
+        self.lines.append(line)
+        self._states.append(state)
+        self._bytes += len(data) + 1
+
+    def _checked(self, found: Any, where: str) -> Line:
+        """A line that may follow those that are there."""
+        if not isinstance(found, dict) or not {"from_step", "weights"} <= found.keys() <= _FIELDS:
+            raise ConfigError(
+                f"{where}: {found!r:.80} found, from_step, weights and perhaps through are needed."
+            )
+        first, through, weights = found["from_step"], None, found["weights"]
+        check_integer(f"{where}: from_step", first, 0)
+        if "through" in found:
+            check_integer(f"{where}: through", found["through"], first)
+            through = int(found["through"])
+        if self.lines and first != self._stop:
+            needed = "no further line" if self._stop == math.inf else self._stop
+            raise ConfigError(
+                f"{where}: from_step: {first} found, {needed} is needed, {self._last}."
+            )
+        if not isinstance(weights, dict):
+            raise ConfigError(f"{where}: weights: {weights!r:.80} found, a mapping is needed.")
+        values = {name: checked_value(own, f"{where}: {name}") for name, own in weights.items()}
+        return Line(int(first), through, values)
+
+    def wait(self, step: int) -> None:
+        """Read until a line covers a step.
+
+        Raises:
+            WorkerError: none did before the deadline.
+            ConfigError: as of :meth:`read`.
+        """
+        began = time.monotonic()
+        while not self.covers(step):
+            self.read()
+            waited = time.monotonic() - began
+            if self.covers(step):
+                return
+            if waited >= self.deadline:
+                raise WorkerError(
+                    f"{self.path}: no line covers step {step} after {self.deadline:g} s, "
+                    f"{self._last}. See that the controller runs and keeps ahead of the plan."
+                )
+            time.sleep(min(_LONGEST_PAUSE, 0.01 + waited / 10))
+
+    @property
+    def _stop(self) -> float:
+        """The first step behind all lines."""
+        return self.lines[-1].stop if self.lines else 0
+
+    @property
+    def _last(self) -> str:
+        rest = ", and a part of one behind it" if self._has_rest else ""
+        if not self.lines:
+            return f"there is no line{rest}"
+        _, through, _ = line = self.lines[-1]
+        steps = f"{line.from_step} to {'the end' if through is None else through}"
+        return f"the last line is {len(self.lines)}, of steps {steps}{rest}"
+
+    def covers(self, step: int) -> bool:
+        """Whether the lines that were read decide the weights of a step."""
+        return step < self._stop
+
+    def at(self, step: int) -> tuple[Mapping[str, float], float]:
+        """The weights by name, and the first step where others may hold.
+
+        Where no line covers the step, they are those of the last one, and this may change at once.
+        """
+        count = self._count(step + 1)
+        weights = self.lines[count - 1].weights if count else {}
+        later = self.lines[count].from_step if count < len(self.lines) else self._stop
+        return weights, max(later, step)
+
+    def _count(self, steps: int) -> int:
+        """Lines that begin within the first steps of a run."""
+        return bisect_left(self.lines, steps, key=lambda line: line.from_step)
+
+    # State --------------------------------------------------------------------------------------
+
+    def used(self, steps: int) -> dict[str, Any]:
+        """The lines by which the first steps of a run were planned, as JSON values."""
+        return dict(self._states[self._count(steps)])
+
+    def check_used(self, saved: Mapping[str, Any], steps: int) -> None:
+        """Refuse a file that lacks the lines by which the first steps of a run were planned.
+
+        Raises:
+            StateMismatchError: it lacks one, or has another one.
+        """
+        self.read()
+        count = self._count(steps)
+        # A trace begins with the step that a state was saved inside of, whose line it may have.
+        if saved not in self._states[count : count + 2] or not self.covers(steps - 1):
+            now = self._states[count]
+            before, after = (f"{each['lines']} {each['digest'][:12]}" for each in (saved, now))
+            raise StateMismatchError(
+                {f"{self.path}: lines for the steps before {steps}": (before, after)},
+                f"Now {self._last}. Lines that were used must stay; later ones may differ. Bring "
+                f"the file back, or resume from an earlier state.",
+            )
+
+
+class LiveWeight(WeightSpec):
+    """The weight of one member of a node: of a line, else its own.
+
+    Args:
+        live: the lines of the node.
+        names: that they may have for the member.
+        own: where none does.
+    """
+
+    is_scheduled = True
+
+    def __init__(self, live: LiveWeights, names: Sequence[str], own: WeightSpec):
+        self._live, self._names, self._own = live, names, own
+
+    def segment(self, position: int) -> Segment:
+        weights, end = self._live.at(position)
+        for name in self._names:
+            if name in weights:
+                return Segment("step", end, weights[name])
+        own = self._own.segment(position)
+        return own._replace(end=min(own.end, end))
+
+    def breakpoints(self) -> tuple[int, ...]:
+        begins = (line.from_step for line in self._live.lines)
+        return tuple(sorted({*begins, *self._own.breakpoints()}))
+
+    def to_json(self) -> Any:
+        return {"live": self._own.to_json()}
+
+    def __repr__(self) -> str:
+        return f"{self._own!r} or {self._live.path.name}"

@@ -1,0 +1,277 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The file of live weights: what a controller may append, and what a planner reads of it."""
+
+import json
+import math
+import os
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from energon_ext.errors import ConfigError, StateMismatchError, WorkerError
+from energon_ext.weights import ConstantWeight, LiveWeights, weight_from_config
+from energon_ext.weights.live import LiveWeight
+from energon_ext.weights.schedule import Weights
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "live.jsonl"
+
+
+def line(first, through=None, **weights):
+    through = {} if through is None else {"through": through}
+    return json.dumps({"from_step": first, **through, "weights": weights}) + "\n"
+
+
+def read(path, names=None):
+    live = LiveWeights(path, names)
+    live.read()
+    return live
+
+
+def test_lines_follow_each_other_and_are_on_disk_at_once(path):
+    live = LiveWeights(path)
+    assert live.next_step == 0
+    live.set(10, {"web": 1, "code": 0.5}, through=19)
+    live.set(20, {}, through=20)
+    live.set(21, {"web": 2})
+    assert path.read_text() == line(10, 19, web=1.0, code=0.5) + line(20, 20) + line(21, web=2.0)
+    assert live.next_step is None
+
+
+@pytest.mark.parametrize(
+    ("first", "through", "weights", "words"),
+    [
+        (19, 30, {"web": 1}, "from_step: 19 found, 20 is needed, the last line is 1, of steps 10"),
+        (21, 30, {"web": 1}, "from_step: 21 found, 20 is needed"),
+        (-1, 30, {"web": 1}, "from_step: -1 found, an integer >= 0"),
+        (20, 19, {"web": 1}, "through: 19 found, an integer >= 20"),
+        (20.0, 30, {"web": 1}, "from_step: 20.0 found"),
+        (20, True, {"web": 1}, "through: True found"),
+        (20, 30, {"web": -1}, "web: -1 is not a finite number"),
+        (20, 30, {"web": math.nan}, "web: nan is not a finite number"),
+        (20, 30, {"web": "2"}, "web: '2' is not a finite number"),
+    ],
+)
+def test_a_line_that_overlaps_leaves_a_gap_or_is_no_weight_is_not_written(
+    path, first, through, weights, words
+):
+    live = LiveWeights(path)
+    live.set(10, {"web": 1}, through=19)
+    with pytest.raises(ConfigError) as error:
+        live.set(first, weights, through)
+    assert words in str(error.value) and "\n" not in str(error.value)
+    assert path.read_text() == line(10, 19, web=1.0)
+
+
+def test_numbers_of_numpy_are_numbers(path):
+    LiveWeights(path).set(np.int64(0), {"web": np.float32(0.5)}, through=np.int64(3))
+    assert path.read_text() == line(0, 3, web=0.5)
+
+
+def test_nothing_follows_a_line_without_an_end(path):
+    live = LiveWeights(path)
+    live.set(5, {"web": 1})
+    with pytest.raises(ConfigError, match="no further line is needed, .* of steps 5 to the end"):
+        live.set(6, {"web": 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{]", "line 2: .* a JSON object is needed"),
+        ("", "line 2: b'' found, a JSON object is needed"),
+        ("\xff", "a JSON object is needed"),
+        ("[" * 100_000, "a JSON object is needed"),
+        ("9" * 5_000, "a JSON object is needed"),
+        ("[]", "line 2: .* found, from_step, weights and perhaps through are needed"),
+        ('{"from_step": 2}', "from_step, weights and perhaps through"),
+        ('{"from_step": 2, "weights": {}, "trough": 3}', "from_step, weights and perhaps through"),
+        ('{"from_step": 2, "weights": [1]}', r"weights: \[1\] found, a mapping is needed"),
+        ('{"from_step": 2, "through": null, "weights": {}}', "through: None found"),
+        ('{"from_step": 2, "weights": {"code": 1e999}}', "code: inf is not a finite number"),
+        ('{"from_step": 2, "weights": {"cod": 1}}', "no source 'cod'; .* did you mean code"),
+        ('{"from_step": 1, "weights": {"code": 1}}', "from_step: 1 found, 2 is needed"),
+    ],
+)
+def test_a_malformed_line_is_one_line_with_its_number(path, text, words):
+    path.write_bytes(line(0, 1, code=1).encode() + text.encode("latin-1") + b"\n")
+    with pytest.raises(ConfigError, match=words) as error:
+        read(path, ["code"])
+    assert str(error.value).startswith(f"{path}: line 2: ") and "\n" not in str(error.value)
+
+
+def test_a_pipe_or_a_folder_is_no_file_of_weights(path):
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="no regular file"):
+        read(path)
+    with pytest.raises(ConfigError, match="no regular file"):
+        read(path.parent)
+
+
+def test_a_half_written_line_waits_for_its_end(path):
+    whole = line(0, 4, web=1) + line(5, 9, web=2)
+    path.write_text(whole[:-1])
+    live = read(path)
+    assert live.covers(4) and not live.covers(5)
+    path.write_text(whole)
+    live.read()
+    assert live.covers(9)
+
+
+def test_a_controller_that_was_killed_in_a_line_writes_it_anew(path):
+    path.write_text(line(0, 4, web=1) + '{"from_step": 5, "thr')
+    LiveWeights(path).set(5, {"web": 3.0}, through=9)
+    assert path.read_text() == line(0, 4, web=1) + line(5, 9, web=3.0)
+
+
+def test_weights_are_those_of_the_line_then_of_the_entry(path):
+    path.write_text(line(2, 3, web=7) + line(4, 5, code=1) + line(6, 7, web=0))
+    live = read(path, ["web", "code"])
+    own = weight_from_config({"linear": {0: 0, 10: 10}})
+    web, code = LiveWeight(live, ["web"], own), LiveWeight(live, ["code"], ConstantWeight(4))
+    weights = Weights([web, code])
+    found = [weights.at(step).tolist() for step in range(10)]
+    #          before the first line | line 1       | line 2, web its own | line 3, and behind it
+    assert found == [[0, 4], [1, 4], [7, 4], [7, 4], [4, 1], [5, 1], [0, 4], [0, 4], [0, 4], [0, 4]]
+
+
+@given(
+    first=st.integers(0, 4),
+    blocks=st.lists(
+        st.tuples(st.integers(1, 4), st.dictionaries(st.sampled_from("ab"), st.integers(0, 9))),
+        max_size=6,
+    ),
+    batches=st.integers(1, 3),
+)
+def test_every_step_has_what_a_plain_list_of_steps_has(tmp_path_factory, first, blocks, batches):
+    """Read in several goes, one line or more at a time."""
+    path = tmp_path_factory.mktemp("live") / "live.jsonl"
+    expected, live, read_to = [{}] * first, LiveWeights(path), 0
+    specs = {name: LiveWeight(live, [name], ConstantWeight(own)) for name, own in OWN.items()}
+    weights = Weights(list(specs.values()))
+    for number, (length, given_weights) in enumerate(blocks):
+        LiveWeights(path).set(len(expected), given_weights, len(expected) + length - 1)
+        expected += [given_weights] * length
+        if number % batches == 0:
+            live.read()
+            for step in range(read_to, len(expected)):
+                found = dict(zip(specs, weights.at(step).tolist()))
+                assert found == {**OWN, **expected[step]}, step
+            read_to = len(expected)
+    assert LiveWeights(path).next_step == (len(expected) if blocks else 0)
+
+
+OWN = {"a": 3, "b": 5}
+
+
+def test_a_line_that_is_read_later_holds_where_the_last_one_stood_in_for_it(path):
+    path.write_text(line(0, 1, web=1))
+    live = read(path, ["web"])
+    weights = Weights([LiveWeight(live, ["web"], ConstantWeight(9))])
+    assert weights.at(2).tolist() == [1]  # of the last line
+    LiveWeights(path).set(2, {"web": 5}, through=3)
+    live.read()
+    assert [weights.at(step).tolist() for step in (2, 3)] == [[5], [5]]
+
+
+def test_a_planner_waits_for_the_line_that_covers_its_step(path):
+    live = LiveWeights(path)
+    controller = threading.Timer(0.05, lambda: LiveWeights(path).set(3, {"web": 1}, through=8))
+    controller.start()
+    live.wait(2)  # before the first line: it says that the entries' own weights hold
+    controller.join()
+    live.wait(8)
+    assert live.at(8)[0] == {"web": 1}
+
+
+def test_the_deadline_names_the_file_the_step_and_the_last_line(path):
+    live = LiveWeights(path)
+    live.deadline = 0
+    with pytest.raises(WorkerError, match="no line covers step 0 after 0 s, there is no line"):
+        live.wait(0)
+    path.write_text(line(0, 6, web=1) + '{"from')
+    with pytest.raises(WorkerError) as error:
+        live.wait(7)
+    assert (
+        f"{path}: no line covers step 7 after 0 s, the last line is 1, of steps 0 to 6, and a "
+        "part of one behind it." in str(error.value)
+    )
+
+
+def test_lines_that_vanish_under_a_run_are_an_error(path):
+    path.write_text(line(0, 6, web=1))
+    live = read(path)
+    path.write_text("")
+    with pytest.raises(ConfigError, match="lines that were read are gone"):
+        live.read()
+    path.unlink()
+    with pytest.raises(ConfigError, match="lines that were read are gone"):
+        live.read()
+
+
+LINES = [line(2, 3, web=7), line(4, 5, web=1), line(6, 7, web=0)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        (2, line(1, 3, web=7)),  # a line for a step that was planned without
+        (4, ""),
+        (4, line(2, 3, web=8)),
+        (4, line(2, 3, web=7, code=1)),
+        (4, line(2, 2, web=7)),  # step 3 is covered no more
+        (4, line(2, 2, web=7) + line(3, 3, web=7)),
+        (6, LINES[0]),
+        (6, LINES[0] + line(4, 5, web=2)),
+        (6, LINES[1] + LINES[2]),
+    ],
+)
+def test_a_state_refuses_a_file_whose_used_lines_are_not_as_they_were(path, steps, text):
+    path.write_text("".join(LINES))
+    saved = read(path).used(steps)
+    path.write_text(text)
+    with pytest.raises(StateMismatchError, match=f"lines for the steps before {steps}") as error:
+        LiveWeights(path).check_used(saved, steps)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        (0, ""),
+        (2, line(2, 3, web=9)),  # was not used yet
+        (3, LINES[0]),
+        (3, line(2, web=7)),  # longer
+        (4, LINES[0] + line(4, web=9)),
+        (6, " ".join(LINES[:2]).replace(": ", ":")),  # spaces do not matter
+    ],
+)
+def test_lines_behind_those_that_were_used_may_be_others(path, steps, text):
+    path.write_text("".join(LINES))
+    saved = read(path).used(steps)
+    path.write_text(text)
+    LiveWeights(path).check_used(saved, steps)
+
+
+def test_the_lines_before_a_step_end_there(path):
+    path.write_text("".join(LINES))
+    live = read(path)
+    assert [(each.from_step, each.through) for each in live.before(5)] == [(2, 3), (4, 4)]
+    assert [(each.from_step, each.through) for each in live.before(6)] == [(2, 3), (4, 5)]
+    # Without a line the entries' own weights held, and a line may say so.
+    assert live.before(2) == [(0, 1, {})] and live.before(0) == []
+
+
+def test_a_first_line_of_the_entries_own_weights_is_as_none(path):
+    path.write_text(line(0, 1) + "".join(LINES))
+    saved = read(path).used(2), read(path).used(4)
+    path.write_text("".join(LINES))
+    assert saved == (read(path).used(2), read(path).used(4))
+    path.write_text(line(0, 1))
+    LiveWeights(path).check_used(saved[0], 2)
