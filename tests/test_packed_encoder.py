@@ -65,7 +65,16 @@ def mix(data):
 
 
 def build(
-    path, *, num_workers=0, rank=0, world_size=1, seed=0, batch_size=2, shuffle=16, **options
+    path,
+    *,
+    num_workers=0,
+    rank=0,
+    world_size=1,
+    seed=0,
+    batch_size=2,
+    shuffle=16,
+    rows_per_step=None,
+    **options,
 ):
     encoder_options = {"packing_buffer_docs": 12, **options}
     repeat = encoder_options.pop("repeat", True)
@@ -73,6 +82,7 @@ def build(
         path,
         worker_config=config(num_workers, rank, world_size, seed),
         batch_size=batch_size,
+        rows_per_step=rows_per_step,
         shuffle_buffer_size=shuffle,
         repeat=repeat,
         task_encoder=PackedTaskEncoder(ByteTokenizer(), SEQ_LEN, **encoder_options),
@@ -253,15 +263,16 @@ def test_a_run_continues_bit_by_bit_at_every_save_over_three_hops(mix, num_worke
     ],
 )
 def test_a_state_of_another_configuration_is_refused_with_the_field(mix, change, field):
-    loader = loader_for(build(mix))
+    loader = loader_for(build(mix, rows_per_step=4))
     take(loader, 3)
-    state = loader.save_state_rank()
+    state = loader.save_state_rank()  # inside a step
     seq_len = change.pop("seq_len", SEQ_LEN)
     tokenizer = change.pop("tokenizer", ByteTokenizer())
     other = get_train_dataset(
         mix,
         worker_config=config(seed=change.pop("seed", 0)),
         batch_size=2,
+        rows_per_step=4,
         task_encoder=PackedTaskEncoder(tokenizer, seq_len, **{"packing_buffer_docs": 12, **change}),
     )
     with pytest.raises(StateMismatchError) as error:

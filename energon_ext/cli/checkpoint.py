@@ -13,6 +13,7 @@ from energon_ext.cli import echo, option, table
 from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import EnergonExtError
+from energon_ext.packing import packing_of, repacking
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.state.files import write_file
@@ -104,10 +105,17 @@ def diff(
     echo(_changes(changes))
     if change := dataset.clock.axis.change_from(cursor.state["axis"]):
         echo(change)
+    if change := repacking(cursor.state["fingerprint"], dataset.fingerprint):
+        echo(change)
     for line in _left_out(cursor, dataset):
         echo(line)
-    fixed = [f"{k}={v!r}" for k, v in sorted(dataset.fingerprint.items()) if k != ENCODER]
-    echo("must stay: " + ", ".join(fixed))
+    may_change = {}
+    if not cursor.inside and all(rows.may_be_repacked for rows in dataset.rows):
+        may_change = packing_of(dataset.fingerprint)
+    stays = {k: v for k, v in dataset.fingerprint.items() if k not in (ENCODER, *may_change)}
+    for what, fields in (("must stay", stays), ("may change", may_change)):
+        if fields:
+            echo(f"{what}: " + ", ".join(f"{k}={v!r}" for k, v in sorted(fields.items())))
     if cursor.inside:
         ranks = cursor.inside["ranks"]
         echo(f"possible on {ranks} rank(s), as it was saved inside a step")

@@ -20,6 +20,7 @@ from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.documents.origins import origins_of
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError, printable
+from energon_ext.packing import repacking
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.step import Step
 from energon_ext.plan.trace import TracedRow, rows_of
@@ -88,7 +89,7 @@ def trace(
         raise ConfigError("--step: a number is needed, or a --document whose steps are shown.")
     before = [each for each in cursors if each.step <= step]
     cursor = before[-1] if before else cursors[0]
-    blend = open_blend(cursor)
+    blend = open_blend(_packed_then(cursors, cursor))
     _say_changes(cursor, blend)
     if rank is not None and rank >= blend.topology.ranks:
         raise ConfigError(f"--rank {rank}: of {blend.topology.ranks}; see --world-size.")
@@ -113,6 +114,13 @@ def _say_changes(cursor: SavedCursor, blend: PlannedDataset) -> None:
             click.echo(f"{change.key}: {change.change}, beside the saved state.", err=True)
     if said := blend.clock.axis.change_from(cursor.state["axis"]):
         click.echo(said, err=True)
+
+
+def _packed_then(cursors: Sequence[SavedCursor], cursor: SavedCursor) -> SavedCursor:
+    """The cursor that has the packing of the steps behind one: the next, where it was changed."""
+    later = next((each for each in cursors if each.step > cursor.step), cursor)
+    is_changed = repacking(cursor.state["fingerprint"], later.state["fingerprint"])
+    return later if is_changed else cursor
 
 
 def _show_document(

@@ -37,6 +37,7 @@ from energon_ext.loader.processes import (
 )
 from energon_ext.loader.reader import Reader
 from energon_ext.loader.slots import SlotBatch, Slots
+from energon_ext.packing import repacking
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round
@@ -317,6 +318,8 @@ def log_resume(
     lines = "\n  ".join(printable(str(change)) for change in changes)
     logger.info("Resuming the data of %d sources:\n  %s", len(changes), lines)
     if change := blend.clock.axis.change_from(state["axis"]):
+        logger.warning(change)
+    if change := repacking(state["fingerprint"], blend.fingerprint):
         logger.warning(change)
     before, now = state["fingerprint"].get(ENCODER), blend.fingerprint.get(ENCODER)
     if before != now:

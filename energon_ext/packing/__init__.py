@@ -18,6 +18,7 @@ packer is a subclass of :class:`Packer`; an encoder takes an instance, or the na
 ``PACKERS``.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from energon_ext.arguments import choices
@@ -63,6 +64,39 @@ def make_packer(name: str | Packer, seq_len: int, **options: Any) -> Packer:
     return PACKERS[name](seq_len, **options)
 
 
+def packing_of(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an encoder's fingerprint that say how rows are packed."""
+    own = ("seq_len", "alignment", "mask_boundary_loss")
+    return {k: v for k, v in fingerprint.items() if k in own or k.startswith("packing")}
+
+
+def repacking(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """A line for a resume whose fingerprints pack rows by other options; else empty."""
+    before, after = packing_of(saved), packing_of(now)
+    changed = [
+        f"{name} {before.get(name)!r}, now {after.get(name)!r}"
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+    ]
+    return f"Rows are packed anew from here on: {'; '.join(changed)}." if changed else ""
+
+
+def saved_packer(fields: Mapping[str, Any]) -> Packer:
+    """The packer that the fields of a fingerprint describe.
+
+    Raises:
+        ConfigError: it is one of the user's own, or the fields are damaged.
+    """
+    options = {
+        name.removeprefix("packing_"): value
+        for name, value in fields.items()
+        if name.startswith("packing_")
+    }
+    alignment = fields.get("alignment", 1)
+    options["alignment"] = None if alignment == 1 else alignment
+    return make_packer(fields.get("packing", ""), fields.get("seq_len", 0), **options)
+
+
 __all__ = [
     "PACKERS",
     "BestFitPacker",
@@ -71,4 +105,7 @@ __all__ = [
     "Pieces",
     "SequentialPacker",
     "make_packer",
+    "packing_of",
+    "repacking",
+    "saved_packer",
 ]

@@ -72,6 +72,7 @@ class BestFitPacker(Packer):
     def plan(
         self, carried: Pieces, new: Pieces, *, rows_before: int = 0, last: bool = False
     ) -> PackPlan:
+        carried = carried.cut(self.seq_len + 1)  # those of longer rows before
         pieces = carried + new.cut(self.seq_len + 1)
         sizes, capacity = self._sizes(pieces.stops - pieces.starts)
         num_due = -(-len(carried) // CARRIED_PER_DUE)

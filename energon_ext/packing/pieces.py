@@ -74,6 +74,31 @@ class Pieces:
         stops = np.minimum(starts + longest, parts.stops)
         return Pieces(parts.documents, parts.places, starts, stops, parts.lengths)
 
+    def joined(self) -> "Pieces":
+        """Pieces that follow each other in a document, sharing their boundary token, as one.
+
+        Example:
+            >>> nine = Pieces.whole(np.array([0]), np.array([0]), np.array([9])).cut(4)
+            >>> nine.joined().ranges()
+            [(0, 0, 9)]
+        """
+        firsts: list[int] = []
+        stops: list[int] = []
+        open_ends: dict[tuple[int, int], list[int]] = {}  # the pieces that end there
+        for number, (document, start, stop) in enumerate(self.ranges()):
+            before = open_ends.get((document, start + 1))
+            if before:
+                place = before.pop(0)
+                stops[place] = stop
+            else:
+                place = len(firsts)
+                firsts.append(number)
+                stops.append(stop)
+            open_ends.setdefault((document, stop), []).append(place)
+        found = self[np.array(firsts, np.int64)]
+        ends = np.array(stops, found.stops.dtype)
+        return Pieces(found.documents, found.places, found.starts, ends, found.lengths)
+
 
 @dataclass(frozen=True)
 class PackPlan:

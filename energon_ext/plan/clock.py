@@ -19,6 +19,8 @@ class Clock:
         axis: what the breakpoints of the weights count.
         topology: rows of steps and batches.
         row_tokens: positions of a row; 0 where rows differ.
+        earlier: ``(row, positions)`` for each time that the length of rows changed: before that
+            row, and after the one of the pair before, rows had so many positions.
         skip: steps ``[first, stop)`` of the plan that no optimizer step reads.
     """
 
@@ -26,6 +28,7 @@ class Clock:
     topology: Topology
     row_tokens: int = 0
     skip: tuple[tuple[int, int], ...] = ()
+    earlier: tuple[tuple[int, int], ...] = ()
 
     def at(self, step: int, row: int) -> int:
         """The position after some steps that had some rows in all.
@@ -39,10 +42,17 @@ class Clock:
                     "schedule_axis: tokens cannot be counted where rows have no fixed length; "
                     "count steps or samples, or set `tokens_per_sample` on the TaskEncoder."
                 )
-            return row * self.row_tokens
+            return self._tokens_before(row)
         if self.axis.unit == "samples":
             return row
         return row // self.topology.rows_per_round if self.axis.unit == "batches" else step
+
+    def _tokens_before(self, row: int) -> int:
+        tokens, begin = row * self.row_tokens, 0
+        for stop, length in self.earlier:
+            tokens += max(0, min(row, stop) - begin) * (length - self.row_tokens)
+            begin = stop
+        return tokens
 
     def at_step(self, step: int, row: int | None = None) -> int:
         """At an optimizer step that begins with a row; by default all have as many rows as now."""

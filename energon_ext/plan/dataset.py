@@ -9,6 +9,7 @@ and reads the batches of its turn.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 from dataclasses import dataclass, field
@@ -120,6 +121,7 @@ class PlannedDataset(Blend, SavableDataset):
 
     def _begin(self) -> None:
         """Make the plan anew."""
+        self.clock = dataclasses.replace(self.clock, earlier=())
         for rows in self.rows:
             rows.restart()
         seed, row_tokens = str(self.worker_config.seed_offset), self.clock.row_tokens

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Mapping
 import numpy as np
 
 from energon_ext.batch.rows import Row
+from energon_ext.packing import Packer
 from energon_ext.state.match import check_fingerprint
 
 
@@ -120,6 +121,15 @@ class RowSource(ABC):
             self.key,
         )
 
+    @property
+    def may_be_repacked(self) -> bool:
+        """Whether rows may be packed by other options from a state on."""
+        return False
+
     @abstractmethod
-    def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_at`, if :meth:`check_state` allows it."""
+    def restore_state(self, state: Mapping[str, Any], former: Packer | None = None) -> None:
+        """Continue from :meth:`state_at`, if :meth:`check_state` allows it.
+
+        Args:
+            former: packed the rows of the state, where that was not the packer of now.
+        """

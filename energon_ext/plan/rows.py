@@ -9,72 +9,25 @@ were taken. On a resume the plan is made again, and no token is read for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import dataclasses
 from typing import Any, Mapping
 
 import numpy as np
 
 from energon_ext.batch.rows import Row
 from energon_ext.documents.base import Documents
+from energon_ext.documents.cut import CutDocuments
 from energon_ext.documents.order import EpochOrder
 from energon_ext.errors import ConfigError, StateFormatError
 from energon_ext.packing import Packer, PackPlan, Pieces
-from energon_ext.plan.row_source import RowSource, Taken, Window
+from energon_ext.plan.pack_window import PackWindow
+from energon_ext.plan.row_source import RowSource, Taken
 
 #: A pack plan takes at most this many rows of tokens, where documents are long.
 MOST_ROWS = 4096
 
-_NOTHING = np.zeros(0, np.int64)
-
 #: (places, starts, stops) of the pieces of a row, documents that end in it, and its tokens.
 Description = tuple[list[int], list[int], list[int], int, int]
-
-
-@dataclass(frozen=True, eq=False)
-class PackWindow(Window):
-    """The documents of one pack plan.
-
-    Attributes:
-        epoch, position: of the order, at the first document that was taken.
-        documents, starts: of the pieces that were carried over, int64 [n].
-        rows_before: rows of all earlier plans of the stream.
-        taken: documents that were taken from the order; None before the first plan.
-        excluded: of these, the numbers of those that are not read, int64 [n].
-        is_last: whether the order ended with them.
-    """
-
-    epoch: int
-    position: int
-    documents: np.ndarray = field(default_factory=lambda: _NOTHING)
-    starts: np.ndarray = field(default_factory=lambda: _NOTHING)
-    rows_before: int = 0
-    taken: int | None = None
-    excluded: np.ndarray = field(default_factory=lambda: _NOTHING)
-    is_last: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "epoch": self.epoch,
-            "position": self.position,
-            "carried": {"documents": self.documents.tolist(), "starts": self.starts.tolist()},
-            "rows_before": self.rows_before,
-            "taken": self.taken,
-            "excluded": self.excluded.tolist(),
-            "last": self.is_last,
-        }
-
-    @classmethod
-    def from_json(cls, state: Mapping[str, Any]) -> "PackWindow":
-        return cls(
-            epoch=state["epoch"],
-            position=state["position"],
-            documents=np.array(state["carried"]["documents"], np.int64),
-            starts=np.array(state["carried"]["starts"], np.int64),
-            rows_before=state["rows_before"],
-            taken=state["taken"],
-            excluded=np.array(state["excluded"], np.int64),
-            is_last=state["last"],
-        )
 
 
 class PlannedRows(RowSource):
@@ -94,7 +47,8 @@ class PlannedRows(RowSource):
 
     State: that of :class:`PackWindow`, two integers for each piece that was carried over.
     ``buffer_docs``, ``excluded`` and the epochs of ``order`` may change between two steps: the pack
-    plan at hand is finished as it was begun.
+    plan at hand is finished as it was begun. So may the packer: what the plan at hand still holds
+    is packed anew then, before any further document.
     """
 
     kind = "planned"
@@ -117,7 +71,7 @@ class PlannedRows(RowSource):
         self._order = order
         self._first = first
         self._buffer_docs = buffer_docs
-        self.excluded = _NOTHING if excluded is None else excluded
+        self.excluded = np.zeros(0, np.int64) if excluded is None else excluded
         if self.excluded.max(initial=-1) >= len(documents):
             raise ConfigError(
                 f"{source}: document {self.excluded[-1]} is to be excluded, of {len(documents):,}."
@@ -199,6 +153,7 @@ class PlannedRows(RowSource):
             position=position,
             documents=carried.documents,
             starts=carried.starts,
+            stops=self._own_stops(carried),
             rows_before=rows_before,
             taken=count,
             excluded=numbers[:count][is_excluded],
@@ -206,9 +161,15 @@ class PlannedRows(RowSource):
         )
         self._pack(carried, Pieces.whole(numbers[kept], places[kept], lengths[kept]))
 
-    def _pack(self, carried: Pieces, documents: Pieces) -> None:
+    def _own_stops(self, carried: Pieces) -> np.ndarray | None:
+        """The stops of carried-over pieces, where the packer would not find them again."""
+        whole = dataclasses.replace(carried, stops=carried.lengths)
+        follow = np.array_equal(carried.stops, self._packer.resumed(whole).stops)
+        return None if follow else carried.stops
+
+    def _pack(self, carried: Pieces, documents: Pieces, packer: Packer | None = None) -> None:
         window = self.window
-        self._plan = self._packer.plan(
+        self._plan = (packer or self._packer).plan(
             carried, documents, rows_before=window.rows_before, last=window.is_last
         )
         self.next_row = 0
@@ -228,34 +189,78 @@ class PlannedRows(RowSource):
 
     # State --------------------------------------------------------------------------------------
 
+    @property
+    def may_be_repacked(self) -> bool:
+        return type(self) is PlannedRows and not isinstance(self.documents, CutDocuments)
+
     def check_state(self, state: Mapping[str, Any]) -> None:
         super().check_state(state)
-        numbers, starts = state["carried"]["documents"], state["carried"]["starts"]
-        is_sound = len(numbers) == len(starts) and max(numbers, default=0) < len(self.documents)
+        numbers, starts, stops = (
+            np.array(each or [], np.int64) for each in state["carried"].values()
+        )
+        is_sound = len(numbers) == len(starts) and numbers.max(initial=0) < len(self.documents)
         if is_sound:
-            lengths = self.documents.locate(np.array(numbers, np.int64))[1]
-            is_sound = bool((np.array(starts, np.int64) < lengths).all())
+            lengths = self.documents.locate(numbers)[1]
+            is_sound = bool((starts < lengths).all())
+        if is_sound and state["carried"]["stops"] is not None:
+            is_sound = len(stops) == len(starts) and bool(
+                ((starts < stops) & (stops <= lengths)).all()
+            )
         if not is_sound:
             raise StateFormatError(f"{self.key}: carries pieces that the source has not.")
 
-    def restore_state(self, state: Mapping[str, Any]) -> None:
+    def restore_state(self, state: Mapping[str, Any], former: Packer | None = None) -> None:
         self.check_state(state)
         self.restart()
+        packer = former or self._packer
         window = self.window = PackWindow.from_json(state)
         self._order.epoch, self._order.position = window.epoch, window.position
-        if window.taken is not None:
-            places, lengths = self.documents.locate(window.documents)
-            carried = Pieces(window.documents, places, window.starts, lengths, lengths)
+        carried = self._carried_by(window, packer)
+        if window.taken is None:  # they were packed anew, and no row was taken since
+            self._plan = dataclasses.replace(PackPlan.none(), carried=carried)
+        else:
             taken = self._order.take(window.taken) + self._first
             kept = taken[~np.isin(taken, window.excluded)]  # as then, whatever is excluded now
-            new = Pieces.whole(kept, *self.documents.locate(kept))
-            self._pack(self._packer.resumed(carried), new)
+            self._pack(carried, Pieces.whole(kept, *self.documents.locate(kept)), packer)
             if len(taken) != window.taken or state["next_row"] > len(self._plan):
                 raise StateFormatError(
                     f"{self.key}: {window.taken} documents and row {state['next_row']} of a plan "
                     f"were saved; {len(taken)} documents make {len(self._plan)} rows now."
                 )
         self.next_row = state["next_row"]
+        if packer != self._packer:
+            self._repack(packer)
+
+    def _carried_by(self, window: PackWindow, packer: Packer) -> Pieces:
+        places, lengths = self.documents.locate(window.documents)
+        if window.stops is not None:
+            return Pieces(window.documents, places, window.starts, window.stops, lengths)
+        return packer.resumed(Pieces(window.documents, places, window.starts, lengths, lengths))
+
+    def _repack(self, former: Packer) -> None:
+        """Give all that the plan at hand still holds to the next one, as if it had carried it."""
+        plan, window = self._plan, self.window
+        taken = plan.extent(self.next_row - 1).stop if self.next_row else 0
+        rest = plan.pieces[taken:] + plan.carried
+        rows_before = 0
+        if former.cuts_documents:
+            rows_before = window.rows_before + self.next_row
+            # The first token was the last label, and its document is counted.
+            is_read = rest.starts[:1] == rest.lengths[:1] - 1
+            if rows_before and not self._packer.cuts_documents and is_read.any():
+                rest = rest[1:]
+        else:  # rows are in a random order
+            rest = rest[np.lexsort((rest.starts, rest.documents))]
+        rest = rest.joined()
+        self.window = PackWindow(
+            self._order.epoch,
+            self._order.position,
+            documents=rest.documents,
+            starts=rest.starts,
+            stops=self._own_stops(rest),
+            rows_before=rows_before,
+        )
+        self._plan, self.next_row = dataclasses.replace(PackPlan.none(), carried=rest), 0
 
 
 class TakenRows(Taken):

@@ -9,17 +9,21 @@ or not at all: the step is drawn again.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Mapping
 
 from energon_ext.errors import ConfigError
+from energon_ext.packing import packing_of, saved_packer
+from energon_ext.plan.clock import Clock
 from energon_ext.plan.progress import Progress
+from energon_ext.plan.row_source import RowSource
 from energon_ext.state.match import (
     SourceChange,
     check_fingerprint,
     compare_sources,
     match_sources,
 )
-from energon_ext.state.schema import STATE_CLASS, STATE_VERSION, check_format
+from energon_ext.state.schema import STATE_CLASS, STATE_VERSION, check_format, is_count
 
 if TYPE_CHECKING:
     from energon_ext.plan.dataset import PlannedDataset
@@ -41,6 +45,7 @@ def cursor_of(dataset: "PlannedDataset", progress: Progress) -> dict[str, Any]:
         "encoder": dict(dataset.batches.encoder),
         "axis": dataset.clock.axis.counted,
         "rows_per_step": dataset.topology.rows_per_step,
+        "row_lengths": [list(each) for each in dataset.clock.earlier],
         "plan": plan,
         "weights": weights,
         "done": progress.done,
@@ -59,7 +64,7 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
         ConfigError: the step that is open is to be skipped.
     """
     check_format(state)
-    check_fingerprint(state["fingerprint"], dataset.fingerprint)
+    _check_configuration(dataset, state)
     if state["done"]:
         check_fingerprint(
             state["inside"] or {},
@@ -68,7 +73,7 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
             "documents and packing buffers it was begun with; save at the end of a step to change "
             "them.",
         )
-    saved, clock = state["plan"], dataset.clock
+    saved, clock = state["plan"], _clock_of(dataset, state)
     if state["done"] and clock.is_skipped(saved["step"]):
         raise ConfigError(
             f"skip: step {saved['step']} was partly read when the state was saved; skip from "
@@ -82,20 +87,56 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
         position = max(0, saved["step"] - 1)
     matched = match_sources(saved["sources"], dataset.source_names)
     plan = dataset.plan
+    packing = packing_of(state["fingerprint"])
     for number, (key, rows) in enumerate(zip(dataset.keys, dataset.rows)):
         if key in matched:
             own = saved["sources"][matched[key]]
-            rows.restore_state(own["rows"])
+            _restore_rows(rows, own["rows"], own["packing"] or packing, dataset)
             plan.documents[number], plan.tokens[number] = own["documents"], own["tokens"]
     plan.step, plan.row = saved["step"], saved["row"]
     plan.begin_here()
     renamed = {old: key for key, old in matched.items() if old != key}
     plan.mixture.restore_state(saved["mixture"], renamed, position)
     claimed = set(matched.values())
-    dataset.retained = {k: own for k, own in saved["sources"].items() if k not in claimed}
+    dataset.retained = {
+        key: {**own, "packing": own["packing"] or packing}
+        for key, own in saved["sources"].items()
+        if key not in claimed
+    }
     skipped = tuple((first, stop) for first, stop in state["skipped"])
     dataset.progress = Progress(plan.advance(), state["done"], state["read"], skipped)
     return compare_sources([saved["sources"]], dataset.source_names)
+
+
+def _check_configuration(dataset: "PlannedDataset", state: Mapping[str, Any]) -> None:
+    """Compare fingerprints; between two steps, text may be packed by other options."""
+    saved, current = state["fingerprint"], dataset.fingerprint
+    if not state["done"] and all(rows.may_be_repacked for rows in dataset.rows):
+        saved, current = ({**each} for each in (saved, current))
+        for fields in (saved, current):
+            for name in packing_of(fields):
+                del fields[name]
+    check_fingerprint(saved, current)
+
+
+def _clock_of(dataset: "PlannedDataset", state: Mapping[str, Any]) -> Clock:
+    """The clock of a dataset, which knows how long earlier rows were."""
+    earlier = tuple((row, length) for row, length in state["row_lengths"])
+    length, row = state["fingerprint"].get("seq_len"), state["plan"]["row"]
+    if is_count(length) and row and dataset.clock.row_tokens not in (0, length):
+        earlier += ((row, length),)
+    dataset.clock = replace(dataset.clock, earlier=earlier)
+    return dataset.clock
+
+
+def _restore_rows(
+    rows: RowSource, state: Mapping[str, Any], packing: Mapping[str, Any], dataset: "PlannedDataset"
+) -> None:
+    """Put rows where a state has them that was packed by some options."""
+    now = packing_of(dataset.fingerprint)
+    if not rows.may_be_repacked:
+        check_fingerprint(packing, now, rows.key)
+    rows.restore_state(state, None if packing == now else saved_packer(packing))
 
 
 def _begun(plan: Mapping[str, Any], done: int) -> int:

@@ -206,6 +206,7 @@ class Plan:
                 "documents": documents,
                 "tokens": tokens,
                 "names": list(names[number]),
+                "packing": None,
             }
             for number, (key, rows, (next_row, documents, tokens)) in enumerate(
                 zip(self.mixture.keys, self.sources, drawn)

@@ -10,6 +10,7 @@ import numpy as np
 from energon_ext.batch.rows import Row
 from energon_ext.documents.order import ENDLESS
 from energon_ext.errors import log_of
+from energon_ext.packing import Packer
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.row_source import RowSource, Taken, Window
 from energon_ext.splice.config import SpliceFields
@@ -173,7 +174,7 @@ class SpliceSource(RowSource):
 
     # State --------------------------------------------------------------------------------------
 
-    def restore_state(self, state: Mapping[str, Any]) -> None:
+    def restore_state(self, state: Mapping[str, Any], former: Packer | None = None) -> None:
         self.check_state(state)
         self.restart()
         self.next_row = state["next_row"]

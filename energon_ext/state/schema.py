@@ -36,7 +36,7 @@ _PLANNED = {
     "next_row": COUNT,
     "epoch": COUNT,
     "position": COUNT,
-    "carried": {"documents": [COUNT], "starts": [COUNT]},
+    "carried": {"documents": [COUNT], "starts": [COUNT], "stops": (None, [COUNT])},
     "rows_before": COUNT,
     "taken": (None, COUNT),
     "excluded": [COUNT],
@@ -67,12 +67,14 @@ _SOURCE = {
     "documents": COUNT,
     "tokens": COUNT,
     "names": [str],
+    "packing": (None, {str: object}),
 }
 _STATE = {
     "fingerprint": {str: object},
     "encoder": {str: object},
     "axis": str,
     "rows_per_step": COUNT,
+    "row_lengths": [_check_range],
     "plan": {"step": COUNT, "row": COUNT, "mixture": MIXTURE, "sources": {str: _SOURCE}},
     "weights": {str: {"lines": COUNT, "digest": str}},
     "done": COUNT,

@@ -93,8 +93,9 @@ def test_every_source_is_kept_new_moved_or_retained(data):
         "../extra": "../extra new 0 0",
         "math": f"math retained {documents['math']} {drawn['math']}",
     }
-    assert found[5].startswith("must stay: alignment=1, ") and "seq_len=32" in found[5]
-    assert found[6] == "possible on any number of ranks and workers"
+    assert found[5].startswith("must stay: seed=0, tokenizer={")
+    assert found[6].startswith("may change: alignment=1, ") and "seq_len=32" in found[6]
+    assert found[7] == "possible on any number of ranks and workers"
     resumed = new_loader(mix, rows_per_step=2)
     resumed.load_state_dict(cursor)
     assert [str(change.change) for change in resumed.changes] == ["moved", "new", "retained"]
@@ -125,8 +126,9 @@ def test_a_resume_says_the_same_and_a_moved_source_goes_on_where_it_was(data, ca
         (5, {}, True),  # inside a step
         (5, {"workers": 2}, True),
         (5, {"ranks": 2}, False),
-        (6, {"seq_len": 64}, False),
-        (6, {"packing": "sequential"}, False),
+        (6, {"seq_len": 64}, True),
+        (6, {"packing": "sequential"}, True),
+        (5, {"seq_len": 64}, False),
     ],
 )
 def test_a_planned_run_is_possible_where_its_resume_is(data, batches, options, possible):
@@ -136,6 +138,8 @@ def test_a_planned_run_is_possible_where_its_resume_is(data, batches, options, p
     result = diff(saved, data / "mix.yaml", *arguments)
     next_run = new_loader(data / "mix.yaml", rows_per_step=2, **options)
     assert check_agrees(result, lambda: next_run.load_state_dict(cursor)) is possible
+    packed_anew = "Rows are packed anew from here on: " in result.output
+    assert packed_anew is (possible and not {"seq_len", "packing"}.isdisjoint(options))
 
 
 def test_a_balanced_run_is_possible_inside_a_step_too(data):

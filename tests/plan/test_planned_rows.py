@@ -392,7 +392,7 @@ def test_the_state_of_rows_that_were_not_begun_is_that_of_nothing():
         "documents": rows.documents.fingerprint(),
         "epoch": 0,
         "position": 0,
-        "carried": {"documents": [], "starts": []},
+        "carried": {"documents": [], "starts": [], "stops": None},
         "rows_before": 0,
         "taken": None,
         "excluded": [],
@@ -411,7 +411,7 @@ def damaged(**changes):
 
 
 def carrying(documents, starts):
-    return {"carried": {"documents": documents, "starts": starts}}
+    return {"carried": {"documents": documents, "starts": starts, "stops": None}}
 
 
 @pytest.mark.parametrize(

@@ -169,8 +169,9 @@ def test_objects_of_the_wrong_kind_are_refused(data, wrong):
 )
 def test_a_whole_cursor_of_another_configuration_is_a_mismatch(data, cursors, options, field):
     loader = new_loader(data, **options)
+    inside_a_step = cursors["both"][1]
     with pytest.raises(StateMismatchError, match=field):
-        loader.load_state_dict(cursors["both"][0])
+        loader.load_state_dict(inside_a_step)
     assert loader.batches_drawn == 0
     assert hashes(loader, 2) == hashes(new_loader(data, **options), 2)
 

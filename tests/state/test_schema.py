@@ -46,6 +46,9 @@ TAKES = {
     "encoder": MAPPING,
     "axis": {"text"},
     "rows_per_step": COUNT,
+    "row_lengths": LIST,
+    "row_lengths.0": (),
+    "row_lengths.0.1": COUNT,
     "plan": set(),
     "plan.step": COUNT,
     "plan.row": COUNT,
@@ -57,6 +60,7 @@ TAKES = {
     "plan.sources": MAPPING,
     "plan.sources.web.documents": COUNT,
     "plan.sources.web.tokens": COUNT,
+    "plan.sources.web.packing": {*MAPPING, "none"},
     "plan.sources.web.names": LIST,
     "plan.sources.web.names.1": {"text"},
     "plan.sources.web.rows": set(),
@@ -69,6 +73,8 @@ TAKES = {
     "plan.sources.web.rows.carried.documents.0": COUNT,
     "plan.sources.web.rows.carried.documents.2": COUNT,
     "plan.sources.web.rows.carried.starts.1": COUNT,
+    "plan.sources.web.rows.carried.stops": {*LIST, "none"},
+    "plan.sources.web.rows.carried.stops.2": COUNT,
     "plan.sources.web.rows.rows_before": COUNT,
     "plan.sources.web.rows.taken": {*COUNT, "none"},
     "plan.sources.web.rows.excluded": LIST,
@@ -93,7 +99,7 @@ TAKES = {
 
 
 def source(**rows):
-    return {"rows": rows, "documents": 4, "tokens": 60, "names": ["/d/web", "web"]}
+    return {"rows": rows, "documents": 4, "tokens": 60, "names": ["/d/web", "web"], "packing": None}
 
 
 STATE = {
@@ -103,6 +109,7 @@ STATE = {
     "encoder": {"seq_len": 8},
     "axis": "steps",
     "rows_per_step": 8,
+    "row_lengths": [[8, 64]],
     "plan": {
         "step": 2,
         "row": 16,
@@ -113,7 +120,7 @@ STATE = {
                 documents={"tokens": 99},
                 epoch=1,
                 position=7,
-                carried={"documents": [3, 5, 4], "starts": [0, 9, 2]},
+                carried={"documents": [3, 5, 4], "starts": [0, 9, 2], "stops": [4, 9, 7]},
                 rows_before=3,
                 taken=6,
                 excluded=[8],

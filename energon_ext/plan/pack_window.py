@@ -1,0 +1,69 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What one pack plan is made of, as a state has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Mapping
+
+import numpy as np
+
+from energon_ext.plan.row_source import Window
+
+_NOTHING = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class PackWindow(Window):
+    """The documents of one pack plan.
+
+    Attributes:
+        epoch, position: of the order, at the first document that was taken.
+        documents, starts: of the pieces that were carried over, int64 [n].
+        stops: of these; None where they follow from the packer.
+        rows_before: rows of all earlier plans of the stream.
+        taken: documents that were taken from the order; None before the first plan.
+        excluded: of these, the numbers of those that are not read, int64 [n].
+        is_last: whether the order ended with them.
+    """
+
+    epoch: int
+    position: int
+    documents: np.ndarray = field(default_factory=lambda: _NOTHING)
+    starts: np.ndarray = field(default_factory=lambda: _NOTHING)
+    stops: np.ndarray | None = None
+    rows_before: int = 0
+    taken: int | None = None
+    excluded: np.ndarray = field(default_factory=lambda: _NOTHING)
+    is_last: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "carried": {
+                "documents": self.documents.tolist(),
+                "starts": self.starts.tolist(),
+                "stops": None if self.stops is None else self.stops.tolist(),
+            },
+            "rows_before": self.rows_before,
+            "taken": self.taken,
+            "excluded": self.excluded.tolist(),
+            "last": self.is_last,
+        }
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> "PackWindow":
+        stops = state["carried"]["stops"]
+        return cls(
+            epoch=state["epoch"],
+            position=state["position"],
+            documents=np.array(state["carried"]["documents"], np.int64),
+            starts=np.array(state["carried"]["starts"], np.int64),
+            stops=None if stops is None else np.array(stops, np.int64),
+            rows_before=state["rows_before"],
+            taken=state["taken"],
+            excluded=np.array(state["excluded"], np.int64),
+            is_last=state["last"],
+        )

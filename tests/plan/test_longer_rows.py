@@ -1,0 +1,204 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Rows that become longer or shorter in a run, and are packed otherwise: all is read once."""
+
+import json
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from energon_ext import PackedTaskEncoder, SFTTaskEncoder, get_train_dataset
+from energon_ext.errors import StateMismatchError
+from energon_ext.plan.lookup import find_blend
+from tests.support import (
+    LargeTokenizer,
+    close_loaders,
+    config,
+    loader_for,
+    trained_transitions,
+    write_mix,
+    write_tokens,
+    write_weights,
+)
+
+ROWS = 8
+TOPOLOGIES = [(1, 8), (1, 2), (2, 4), (4, 1), (8, 1)]
+
+
+def documents(count, first_id, seed):
+    """Every token has an id of its own; some documents have one token, some fill many rows."""
+    rng = np.random.default_rng(seed)
+    lengths = np.where(rng.random(count) < 0.2, rng.integers(200, 900, count), 0)
+    lengths = np.where(lengths, lengths, rng.integers(1, 60, count))
+    ends = first_id + np.cumsum(lengths + 1)  # no document begins where another ends
+    return [list(range(end - length, end)) for end, length in zip(ends, lengths)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("longer")
+    for number, name in enumerate("abc"):
+        write_tokens(folder / name, documents(60, 100 + 20_000 * number, number), np.int32)
+    return folder
+
+
+def transitions_of(names):
+    """How often each pair of tokens that follow each other in a document has to be trained."""
+    found = Counter()
+    for name in names:
+        number = "abc".index(name)
+        for each in documents(60, 100 + 20_000 * number, number):
+            found.update(zip(each, each[1:]))
+    return found
+
+
+class Run:
+    """A run of some steps at a time, each time under other options."""
+
+    def __init__(self):
+        self.state, self.batches, self.ended = None, [], False
+
+    def go_on(self, mix, steps, *, ranks=1, batch=ROWS, seq_len=64, **options):
+        encoder = PackedTaskEncoder(LargeTokenizer(), seq_len, packing_buffer_docs=20, **options)
+        loaders = [
+            loader_for(
+                get_train_dataset(
+                    mix,
+                    worker_config=config(0, rank, ranks),
+                    batch_size=batch,
+                    rows_per_step=ROWS,
+                    task_encoder=encoder,
+                )
+            )
+            for rank in range(ranks)
+        ]
+        for loader in loaders if self.state is not None else ():
+            loader.load_state_dict(json.loads(self.state))
+        iterators = [iter(loader) for loader in loaders]
+        for _ in range(steps):
+            drawn = [next(i, None) for _ in range(ROWS // (ranks * batch)) for i in iterators]
+            if drawn[0] is None:
+                self.ended = True
+                break
+            self.batches += drawn
+        texts = {json.dumps(loader.state_dict(), sort_keys=True) for loader in loaders}
+        assert len(texts) == 1, "ranks disagree on the state"
+        self.state = texts.pop()
+        close_loaders()
+        return loaders[0]
+
+    @property
+    def counts(self):
+        return sum((Counter(batch.documents_per_source()) for batch in self.batches), Counter())
+
+
+def write(folder, weights, epochs=1, **fields):
+    """An interleave, in a file of its own, of which each source ends."""
+    path = write_mix(folder / "mix.yaml", list(weights.items()))
+    content = json.loads(path.read_text())
+    entries = content["splits"]["train"].pop("blend")
+    content["splits"]["train"]["interleave"] = [
+        {**entry, "max_epochs": epochs} for entry in entries
+    ]
+    path.write_text(json.dumps({**content, **fields}))
+    return path
+
+
+@pytest.mark.parametrize("first", ["bin", "sequential"])
+@pytest.mark.parametrize("second", ["bin", "sequential"])
+@pytest.mark.parametrize("lengths", [(64, 256, 32), (256, 64, 128)])
+def test_every_transition_is_trained_once_over_changes_of_length_and_packing(
+    data, first, second, lengths
+):
+    run, mix = Run(), write(data, {"a": 1, "b": 2})
+    for seq_len, packing, steps, ranks in zip(
+        lengths, (first, second, first), (5, 3, 999), (1, 2, 4)
+    ):
+        run.go_on(mix, steps, ranks=ranks, batch=ROWS // ranks, seq_len=seq_len, packing=packing)
+    assert run.ended
+    assert trained_transitions(run.batches) == transitions_of("ab")
+    assert run.counts == {"a": 60, "b": 60}
+    rows = {len(batch.tokens) // ROWS * ranks for batch, ranks in ((run.batches[0], 1),)}
+    assert rows == {lengths[0]}
+
+
+def chain(data, seed):
+    """Ten hops; a source is away for some of them, and comes back at rows of another length."""
+    rng, run = random.Random(seed), Run()
+    for hop in range(11):
+        names = "abc" if hop == 10 else rng.choice(("abc", "abc", "ab", "bc"))
+        mix = write(data, {name: rng.randint(1, 5) for name in names})
+        ranks, batch = rng.choice(TOPOLOGIES)
+        packing = rng.choice(("bin", "sequential"))
+        options = {"packing": packing, "seq_len": rng.choice((16, 64, 128, 300))}
+        if packing == "bin":
+            options["alignment"] = rng.choice((1, 1, 4))
+            options["packing_max_docs_per_bin"] = rng.choice((None, None, 3))
+        steps = 9999 if hop == 10 else rng.randint(0, 4)
+        run.go_on(mix, steps, ranks=ranks, batch=batch, **options)
+    return run
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.nightly) for n in range(6, 200))]
+)
+def test_ten_hops_over_lengths_packings_topologies_and_mixes_read_everything_once(data, seed):
+    run = chain(data, seed)
+    assert run.ended
+    assert trained_transitions(run.batches) == transitions_of("abc")
+    assert run.counts == {"a": 60, "b": 60, "c": 60}
+
+
+def test_a_run_that_changes_nothing_reads_what_one_without_a_stop_reads(data):
+    mix = write(data, {"a": 1, "b": 2}, epochs=2)
+    whole, parts = Run(), Run()
+    whole.go_on(mix, 12)
+    for steps in (3, 0, 4, 5):
+        parts.go_on(mix, steps)
+    assert [b.tokens.tolist() for b in parts.batches] == [b.tokens.tolist() for b in whole.batches]
+
+
+def test_an_axis_of_tokens_counts_rows_as_long_as_they_were(data):
+    """8 rows of 64, then 8 of 256 a step: 2 steps, 1 024 tokens; 2 more, 5 120; 1 more of 64."""
+    weights = {"a": {"step": {0: 1, 5000: 0}}, "b": {"step": {0: 0, 5000: 1}}}
+    mix = write(data, weights, epochs=9, schedule_axis="tokens")
+    run, shares = Run(), []
+    for seq_len, steps in ((64, 2), (256, 2), (64, 1), (64, 1)):
+        begin = len(run.batches)
+        loader = run.go_on(mix, steps, seq_len=seq_len)
+        shares += [set(batch.documents_per_source()) for batch in run.batches[begin:]]
+    assert [{"a"} if n < 4 else {"b"} for n in range(6)] == [
+        {key for key, count in batch.tokens_per_source().items() if count} for batch in run.batches
+    ]
+    assert json.loads(run.state)["row_lengths"] == [[16, 64], [32, 256]]
+    assert find_blend(loader.dataset).clock.at(6, 48) == 16 * 64 + 16 * 256 + 16 * 64
+
+
+def test_inside_a_step_rows_stay_as_they_are(data):
+    mix, run = write(data, {"a": 1, "b": 2}), Run()
+    encoder = PackedTaskEncoder(LargeTokenizer(), 64)
+    options = {"worker_config": config(), "batch_size": 2, "rows_per_step": ROWS}
+    loader = loader_for(get_train_dataset(mix, task_encoder=encoder, **options))
+    next(iter(loader))
+    run.state = json.dumps(loader.state_dict())
+    with pytest.raises(StateMismatchError, match="seq_len: saved 64, now 128"):
+        run.go_on(mix, 1, seq_len=128)
+
+
+def test_conversations_stay_as_long_as_they_are(tmp_path):
+    """A conversation is cut to a row, so its tokens would change under the run."""
+    write_tokens(tmp_path / "a", [[5, 6, 7, 8]] * 40)
+    write_weights(tmp_path / "a", [[0, 0, 1, 1]] * 40, tokenizer=LargeTokenizer())
+    mix = write_mix(tmp_path / "mix.yaml", [("a", 1)])
+
+    def loader(seq_len):
+        encoder = SFTTaskEncoder(LargeTokenizer(), seq_len)
+        options = {"worker_config": config(), "batch_size": 2, "task_encoder": encoder}
+        return loader_for(get_train_dataset(mix, **options))
+
+    first = loader(16)
+    next(iter(first))
+    with pytest.raises(StateMismatchError, match="seq_len: saved 16, now 32"):
+        loader(32).load_state_dict(first.state_dict())
