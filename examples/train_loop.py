@@ -52,6 +52,7 @@ FREE_ARGUMENTS |= {"tensorboard", "wandb_project", "eval_interval", "eval_iters"
 FREE_ARGUMENTS |= {"train_iters", "log_interval", "balance"}
 FREE_ARGUMENTS |= {"micro_batch_rows", "micro_batches"}
 FREE_ARGUMENTS |= {"tensor_model_parallel_size", "pipeline_model_parallel_size"}
+FREE_ARGUMENTS |= {"seq_length", "global_batch_rows"}
 
 
 def set_micro_batches(args):

@@ -89,7 +89,7 @@ def trace(
         raise ConfigError("--step: a number is needed, or a --document whose steps are shown.")
     before = [each for each in cursors if each.step <= step]
     cursor = before[-1] if before else cursors[0]
-    blend = open_blend(_packed_then(cursors, cursor))
+    blend = open_blend(_packed_then(cursors, cursor) if before else cursor)
     _say_changes(cursor, blend)
     if rank is not None and rank >= blend.topology.ranks:
         raise ConfigError(f"--rank {rank}: of {blend.topology.ranks}; see --world-size.")

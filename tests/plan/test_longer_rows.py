@@ -12,6 +12,8 @@ import pytest
 from energon_ext import PackedTaskEncoder, SFTTaskEncoder, get_train_dataset
 from energon_ext.errors import StateMismatchError
 from energon_ext.plan.lookup import find_blend
+from tests.cli.command import energon_ext
+from tests.saves import save_cursor
 from tests.support import (
     LargeTokenizer,
     close_loaders,
@@ -60,13 +62,13 @@ class Run:
     def __init__(self):
         self.state, self.batches, self.ended = None, [], False
 
-    def go_on(self, mix, steps, *, ranks=1, batch=ROWS, seq_len=64, **options):
+    def go_on(self, mix, steps, *, ranks=1, batch=ROWS, workers=0, seq_len=64, **options):
         encoder = PackedTaskEncoder(LargeTokenizer(), seq_len, packing_buffer_docs=20, **options)
         loaders = [
             loader_for(
                 get_train_dataset(
                     mix,
-                    worker_config=config(0, rank, ranks),
+                    worker_config=config(workers, rank, ranks),
                     batch_size=batch,
                     rows_per_step=ROWS,
                     task_encoder=encoder,
@@ -113,15 +115,13 @@ def test_every_transition_is_trained_once_over_changes_of_length_and_packing(
     data, first, second, lengths
 ):
     run, mix = Run(), write(data, {"a": 1, "b": 2})
-    for seq_len, packing, steps, ranks in zip(
-        lengths, (first, second, first), (5, 3, 999), (1, 2, 4)
-    ):
-        run.go_on(mix, steps, ranks=ranks, batch=ROWS // ranks, seq_len=seq_len, packing=packing)
+    run.go_on(mix, 5, seq_len=lengths[0], packing=first)
+    run.go_on(mix, 3, ranks=2, batch=2, workers=1, seq_len=lengths[1], packing=second)
+    run.go_on(mix, 999, ranks=4, batch=2, seq_len=lengths[2], packing=first)
     assert run.ended
     assert trained_transitions(run.batches) == transitions_of("ab")
     assert run.counts == {"a": 60, "b": 60}
-    rows = {len(batch.tokens) // ROWS * ranks for batch, ranks in ((run.batches[0], 1),)}
-    assert rows == {lengths[0]}
+    assert [len(run.batches[n].tokens) for n in (0, 5)] == [ROWS * lengths[0], 2 * lengths[1]]
 
 
 def chain(data, seed):
@@ -202,3 +202,24 @@ def test_conversations_stay_as_long_as_they_are(tmp_path):
     next(iter(first))
     with pytest.raises(StateMismatchError, match="seq_len: saved 16, now 32"):
         loader(32).load_state_dict(first.state_dict())
+
+
+def test_a_trace_crosses_the_change(data, tmp_path):
+    run, mix = Run(), write(data, {"a": 1, "b": 2})
+    for seq_len, steps in ((64, 3), (256, 2), (256, 1)):
+        run.go_on(mix, steps, seq_len=seq_len)
+        save_cursor(tmp_path / "run", len(run.batches), json.loads(run.state))
+    tokens = {name: documents(60, 100 + 20_000 * n, n) for n, name in enumerate("abc")}
+    for step, batch in enumerate(run.batches):
+        result = energon_ext("trace", tmp_path / "run", mix, "--step", step, "--json")
+        rows = [json.loads(line) for line in result.stdout.splitlines()]
+        assert len(rows) == ROWS
+        shown = {
+            token
+            for row in rows
+            for number, start, stop in row["contents"]
+            for token in tokens[row["source"]][number][start:stop]
+        }
+        read = set(batch.tokens[~batch.padding_mask()].tolist())
+        # A row ends before the last token that it has a label of.
+        assert read <= shown and len(shown - read) <= ROWS, step
