@@ -324,6 +324,21 @@ def test_a_planned_run_goes_on_with_other_ranks_and_another_global_batch(planned
     assert in_plan_order(drawn(tmp_path)) == {"4": rows["4"] + rows["5"]}
 
 
+def test_a_planned_run_goes_on_with_rows_twice_as_long(planned, tmp_path):
+    """Three steps of 4 rows of 64, then of 2 rows of 128 on other ranks: the same on each."""
+    saved = f"--save {tmp_path}/model --dataloader-save {tmp_path}/data --eval-iters 0"
+    run(planned, tmp_path, saved, "--exit-interval 3")
+    loaded = f"--load {tmp_path}/model --dataloader-load {tmp_path}/data --eval-iters 0"
+    longer = "--seq-length 128 --max-position-embeddings 128 --global-batch-size 2"
+    longer += " --override-opt-param-scheduler"
+    losses, _ = run(planned, tmp_path, loaded, longer)
+    rows = in_plan_order(drawn(tmp_path))
+    assert list(losses) == ["4", "5", "6"] and [len(rows[key]) for key in "456"] == [2, 2, 2]
+    alone, _ = run(planned, tmp_path, loaded, longer, ranks=1)
+    assert drawn(tmp_path, 1) == [rows]
+    assert [float(x) for x in alone.values()] == pytest.approx([*map(float, losses.values())])
+
+
 def test_a_run_whose_global_batch_grows_goes_on_as_if_it_had_not_been_stopped(planned, tmp_path):
     """Two rows a step until 8 are consumed, then four. Where that changes it is saved as well."""
     options = f"--eval-iters 0 {LAYOUTS['expert parallel']}"
