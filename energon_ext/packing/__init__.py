@@ -105,7 +105,4 @@ __all__ = [
     "Pieces",
     "SequentialPacker",
     "make_packer",
-    "packing_of",
-    "repacking",
-    "saved_packer",
 ]

@@ -12,6 +12,8 @@ from tests.megatron.pretraining import CODE, PROSE, steps_of
 from tests.megatron.test_task_examples import run
 from tests.support import write_texts
 
+pytestmark = pytest.mark.nightly  # four trainings of ten seconds
+
 SCRIPT = "07_online_mixing.py"
 SMALL = [
     *("--train-iters", 9, "--eval-interval", 2, "--save-interval", 4, "--seq-length", 32),
@@ -54,7 +56,6 @@ def test_a_controlled_run_that_was_killed_is_the_run_that_was_not(folder):
     assert shares[0] != shares[8]
 
 
-@pytest.mark.nightly
 def test_with_workers_the_controller_decides_ahead_of_the_plan(folder):
     options = (folder, *SMALL, "--reference", folder / "constant", "--num-workers", 1)
     run(SCRIPT, folder / "workers", *options)
@@ -64,7 +65,6 @@ def test_with_workers_the_controller_decides_ahead_of_the_plan(folder):
     assert len(steps_of(folder / "workers")) == 9
 
 
-@pytest.mark.nightly
 def test_a_comparison_draws_a_picture(folder):
     run(SCRIPT, folder / "compared", folder, *SMALL, "--compare", 1)
     assert (folder / "compared" / "online_mixing.png").stat().st_size > 10_000
