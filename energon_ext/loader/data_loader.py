@@ -17,6 +17,7 @@ The state is that of the last batch that the trainer took, whatever was read ahe
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import deque
 from typing import Any, Iterator, Mapping
@@ -27,6 +28,7 @@ from megatron.energon.rng import SystemRng
 from torch.utils.data import DataLoader, IterableDataset
 
 from energon_ext.arguments import check_integer, check_number
+from energon_ext.documents.object_store import READ_REQUESTS, use_requests
 from energon_ext.errors import ConfigError, log_of, printable
 from energon_ext.loader.processes import (
     Failure,
@@ -34,7 +36,7 @@ from energon_ext.loader.processes import (
     deaths_named,
     name_deaths_anywhere,
 )
-from energon_ext.loader.reader import Reader
+from energon_ext.loader.reader import Item, Reader
 from energon_ext.loader.slots import SlotBatch, Slots
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
@@ -49,6 +51,10 @@ logger = log_of(__name__)
 #: Steps that the process of the planner is ahead.
 PLANNED_STEPS = 2
 
+#: Of a token, about, in an object store; and most batches that are read early.
+_TOKEN_BYTES = 4
+_MOST_ROUNDS_AHEAD = 64
+
 
 class ExactDataLoader:
     """Iterates a planned dataset; its state is one JSON object, the same on every rank.
@@ -60,6 +66,8 @@ class ExactDataLoader:
         dataset: of :func:`energon_ext.get_train_dataset`, with planned sources.
         prefetch_factor: batches that each worker reads ahead.
         timeout: seconds to wait for a batch of the workers.
+        read_ahead_bytes: about how much is read early of token files in an object store.
+        read_requests: requests to an object store at a time, of all workers.
 
     Attributes:
         dataset: as given.
@@ -75,13 +83,25 @@ class ExactDataLoader:
         >>> json.dump(loader.state_dict(), open("data.json", "w"))    # doctest: +SKIP
     """
 
-    def __init__(self, dataset: Any, *, prefetch_factor: int = 2, timeout: float = 1800.0):
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        prefetch_factor: int = 2,
+        timeout: float = 1800.0,
+        read_ahead_bytes: int = 64 * 2**20,
+        read_requests: int = READ_REQUESTS,
+    ):
         check_integer("ExactDataLoader: prefetch_factor", prefetch_factor, 1)
+        check_integer("ExactDataLoader: read_ahead_bytes", read_ahead_bytes, 0)
+        check_integer("ExactDataLoader: read_requests", read_requests, 1)
         check_number("ExactDataLoader: timeout", timeout, above_zero=True)
         self.dataset: PlannedDataset = _planned(dataset)
         self.worker_config: WorkerConfig = dataset.worker_config
         self.changes: list[SourceChange] = []
         self._timeout, self._prefetch_factor = timeout, prefetch_factor
+        self._read_requests = read_requests
+        self._rounds_ahead = _rounds_ahead(self.dataset, read_ahead_bytes)
         self._slots: Slots | None = None  # with workers
         self._batches: Iterator[Any] | None = None
         self._pending: deque[Round] = deque()  # handed to readers, and not yet to the trainer
@@ -141,10 +161,12 @@ class ExactDataLoader:
     def _start(self) -> Iterator[Any]:
         workers = self.worker_config.num_workers
         self._slots = Slots(workers * self._prefetch_factor + 1) if workers else None
+        if self._rounds_ahead and not workers:
+            use_requests(self._read_requests)
         self.dataset.begin()
         readers = DataLoader(
             Reader(self.dataset, self._slots),
-            sampler=_Rounds(self._rounds),
+            sampler=_Rounds(self._rounds_with_later),
             **_options(workers, self._prefetch_factor, self._timeout),
             worker_init_fn=self._begin_reader,
             pin_memory=torch.cuda.is_available() and not workers,
@@ -168,6 +190,22 @@ class ExactDataLoader:
         for failure in failures:
             yield number, failure
 
+    def _rounds_with_later(self) -> Iterator[Item]:
+        """Each of :meth:`_rounds`, with later rows that the same reader can begin to fetch."""
+        readers = max(1, self.worker_config.num_workers)
+        ahead = -(-self._rounds_ahead // readers) * readers
+        known: deque[tuple[int, list[DescribedRow] | Failure]] = deque()
+        rounds = self._rounds()
+        for first in itertools.count():
+            known.extend(itertools.islice(rounds, ahead + 1 - len(known)))
+            if not known:
+                return
+            # The first batch of a reader has all that follow; each later one has one more.
+            begin = readers if first < readers else max(readers, ahead)
+            later = list(known)[begin::readers] if ahead else []
+            later_rows = [row for _, rows in later if isinstance(rows, list) for row in rows]
+            yield *known.popleft(), later_rows
+
     def _steps(self, failures: list[Failure]) -> Iterator[DrawnStep]:
         if self.worker_config.num_workers == 0:
             yield from self.dataset.drawn_steps()
@@ -186,6 +224,8 @@ class ExactDataLoader:
     def _begin_reader(self, worker: int) -> None:
         begin_worker(worker)
         SystemRng.seed(self.worker_config.worker_seed(worker))
+        if self._rounds_ahead:
+            use_requests(-(-self._read_requests // self.worker_config.num_workers))
 
     # State --------------------------------------------------------------------------------------
 
@@ -268,6 +308,14 @@ def _planned(dataset: Any) -> PlannedDataset:
         f"known only by reading them; use megatron.energon.get_savable_loader(dataset). The log "
         f"says why they are streamed."
     )
+
+
+def _rounds_ahead(dataset: PlannedDataset, num_bytes: int) -> int:
+    """Batches whose tokens have as many bytes, 0 where reading early helps nothing."""
+    if not any(rows.reads_ahead for rows in dataset.rows):
+        return 0
+    row_bytes = dataset.clock.row_tokens * _TOKEN_BYTES
+    return min(_MOST_ROUNDS_AHEAD, num_bytes // (dataset.topology.batch_rows * row_bytes))
 
 
 def _options(workers: int, prefetch_factor: int, timeout: float) -> dict[str, Any]:
