@@ -12,8 +12,9 @@ from weakref import WeakSet
 import numpy as np
 
 from energon_ext.documents.base import Documents
-from energon_ext.documents.object_store import RemoteTokens, is_remote, local_copy, range_reader
+from energon_ext.documents.object_store import is_remote, local_copy
 from energon_ext.documents.permutation import KeyedPermutation
+from energon_ext.documents.range_reader import RemoteTokens, range_reader
 from energon_ext.documents.remote_pairs import remote_pairs
 from energon_ext.documents.token_index import (
     Numbers,

@@ -23,9 +23,9 @@ from energon_ext.documents.object_store import (
     find_object,
     local_copy,
     objects_below,
-    range_reader,
     read_object,
 )
+from energon_ext.documents.range_reader import range_reader
 from energon_ext.documents.token_index import (
     META_SUFFIX,
     PREPARED,

@@ -20,7 +20,8 @@ import numpy as np
 
 from energon_ext.data_files import read_data
 from energon_ext.documents.file_map import map_file
-from energon_ext.documents.object_store import RemoteTokens, StoredObject, local_copy
+from energon_ext.documents.object_store import StoredObject, local_copy
+from energon_ext.documents.range_reader import RemoteTokens
 from energon_ext.errors import ConfigError
 
 SUFFIXES = (".bin", ".idx")

@@ -17,7 +17,6 @@ The state is that of the last batch that the trainer took, whatever was read ahe
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections import deque
 from typing import Any, Iterator, Mapping
@@ -28,8 +27,9 @@ from megatron.energon.rng import SystemRng
 from torch.utils.data import DataLoader, IterableDataset
 
 from energon_ext.arguments import check_integer, check_number
-from energon_ext.documents.object_store import READ_REQUESTS, use_requests
+from energon_ext.documents.range_reader import READ_REQUESTS, use_requests
 from energon_ext.errors import ConfigError, log_of, printable
+from energon_ext.loader.ahead import rounds_ahead, with_later_rows
 from energon_ext.loader.processes import (
     Failure,
     begin_worker,
@@ -50,10 +50,6 @@ logger = log_of(__name__)
 
 #: Steps that the process of the planner is ahead.
 PLANNED_STEPS = 2
-
-#: Of a token, about, in an object store; and most batches that are read early.
-_TOKEN_BYTES = 4
-_MOST_ROUNDS_AHEAD = 64
 
 
 class ExactDataLoader:
@@ -101,7 +97,7 @@ class ExactDataLoader:
         self.changes: list[SourceChange] = []
         self._timeout, self._prefetch_factor = timeout, prefetch_factor
         self._read_requests = read_requests
-        self._rounds_ahead = _rounds_ahead(self.dataset, read_ahead_bytes)
+        self._rounds_ahead = rounds_ahead(self.dataset, read_ahead_bytes)
         self._slots: Slots | None = None  # with workers
         self._batches: Iterator[Any] | None = None
         self._pending: deque[Round] = deque()  # handed to readers, and not yet to the trainer
@@ -191,20 +187,8 @@ class ExactDataLoader:
             yield number, failure
 
     def _rounds_with_later(self) -> Iterator[Item]:
-        """Each of :meth:`_rounds`, with later rows that the same reader can begin to fetch."""
         readers = max(1, self.worker_config.num_workers)
-        ahead = -(-self._rounds_ahead // readers) * readers
-        known: deque[tuple[int, list[DescribedRow] | Failure]] = deque()
-        rounds = self._rounds()
-        for first in itertools.count():
-            known.extend(itertools.islice(rounds, ahead + 1 - len(known)))
-            if not known:
-                return
-            # The first batch of a reader has all that follow; each later one has one more.
-            begin = readers if first < readers else max(readers, ahead)
-            later = list(known)[begin::readers] if ahead else []
-            later_rows = [row for _, rows in later if isinstance(rows, list) for row in rows]
-            yield *known.popleft(), later_rows
+        return with_later_rows(self._rounds(), readers, self._rounds_ahead)
 
     def _steps(self, failures: list[Failure]) -> Iterator[DrawnStep]:
         if self.worker_config.num_workers == 0:
@@ -308,14 +292,6 @@ def _planned(dataset: Any) -> PlannedDataset:
         f"known only by reading them; use megatron.energon.get_savable_loader(dataset). The log "
         f"says why they are streamed."
     )
-
-
-def _rounds_ahead(dataset: PlannedDataset, num_bytes: int) -> int:
-    """Batches whose tokens have as many bytes, 0 where reading early helps nothing."""
-    if not any(rows.reads_ahead for rows in dataset.rows):
-        return 0
-    row_bytes = dataset.clock.row_tokens * _TOKEN_BYTES
-    return min(_MOST_ROUNDS_AHEAD, num_bytes // (dataset.topology.batch_rows * row_bytes))
 
 
 def _options(workers: int, prefetch_factor: int, timeout: float) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
 from energon_ext.cli.main import main
-from energon_ext.documents import object_store
+from energon_ext.documents import object_store, range_reader
 from energon_ext.documents.file_set import open_token_files
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import ConfigError, StoreError
@@ -49,7 +49,7 @@ def store(server, tmp_path, monkeypatch):
     object_store.msc.shortcuts._reinitialize_after_fork()  # its clients are of another test
     server.requests.clear()
     server.fault = None
-    object_store.use_requests(16)
+    range_reader.use_requests(16)
     return server
 
 
@@ -157,7 +157,7 @@ def test_rows_of_later_batches_are_asked_for_early(pairs, store, tmp_path):
         loader = ExactDataLoader(found, read_ahead_bytes=ahead * row_bytes, read_requests=4)
         store.requests.clear()
         take(loader, 1)
-        object_store.range_reader().run_all([lambda: None] * 8)  # behind what was asked for
+        range_reader.range_reader().run_all([lambda: None] * 8)  # behind what was asked for
         asked[ahead] = len(store.asked("GET", ".bin"))
         loader.close()
         found = dataset(f"msc://store/{pairs[1]}", tmp_path)
@@ -185,7 +185,7 @@ def test_a_store_that_fails_ends_the_batch_with_one_line_and_the_run_resumes(
     if fault != "short":
         assert "2 attempts" in message
     store.fault = None
-    object_store.use_requests(16)
+    range_reader.use_requests(16)
     resumed = loader_for(dataset(f"msc://store/{name}", tmp_path))
     resumed.load_state_dict(loader.state_dict())
     done = loader.batches_drawn
