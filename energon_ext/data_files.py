@@ -9,6 +9,9 @@ from typing import BinaryIO
 
 from energon_ext.errors import ConfigError
 
+#: Names the folder of everything that is kept to be made or fetched once.
+CACHE_VARIABLE = "ENERGON_EXT_CACHE"
+
 
 def open_descriptor(path: str | Path) -> int:
     """Open a file to be read; ConfigError for a pipe, which may block for ever, or a device."""

@@ -80,6 +80,10 @@ class WorkerError(EnergonExtError, RuntimeError):
     """A data worker died, or could not start or hand over a batch."""
 
 
+class StoreError(EnergonExtError, RuntimeError):
+    """An object store does not answer, or holds something else than was planned with."""
+
+
 class SamplerError(EnergonExtError, RuntimeError):
     """A sampler of answers failed, or its answers teach nothing.
 

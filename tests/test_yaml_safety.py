@@ -410,7 +410,7 @@ def test_a_misspelt_split_names_those_it_may_have_meant(tmp_path, good):
 
 def test_errors_hold_no_password_and_no_escape_sequence(tmp_path, good):
     mix = write_mix(tmp_path / "mix.yaml", [("s3://user:secret@bucket/data", 1)])
-    refuse(mix, "mix.yaml: splits.train.blend[0]: ", "s3:/***@bucket/data: does not exist")
+    refuse(mix, "blend[0].path: s3://***@bucket/data found, which is no path (name a profile, ")
     mix = write_mix(tmp_path / "mix.yaml", [("msc://user:secret@bucket/data", 1)])
     refuse(mix, "blend[0].path: msc://***@bucket/data found, which is no path (name a profile, ")
     mix = write_mix(tmp_path / "mix.yaml", [("good\x1b[31m", 1)])

@@ -14,6 +14,7 @@ from megatron.energon.metadataset.dataset_loader import DatasetLoader
 from megatron.energon.metadataset.metadataset_v2 import DatasetReference
 
 from energon_ext.documents.file_set import open_token_files
+from energon_ext.documents.object_store import as_msc
 from energon_ext.documents.token_paths import is_token_file, named_pair
 from energon_ext.errors import ConfigError
 
@@ -74,6 +75,7 @@ class AnyDatasetReference(DatasetReference):
     """A path to anything: a prepared folder, JSONL, a metadataset, or token files."""
 
     def post_initialize(self, mds_path: EPath | None = None) -> None:
+        self.path: EPath | str = as_msc(self.path)
         path = self._resolve_path(mds_path)
         if is_token_file(path):
             if self.aux:

@@ -92,9 +92,14 @@ def keys_and_names(leaves: Sequence[Leaf]) -> list[tuple[str, SourceNames]]:
 
 def portable_path(path: str, root: EPath | None) -> str:
     """A path relative to a folder, as it is for another file system or no folder."""
-    if root is None or "://" in path or "://" in str(root):
+    if root is None or _store_of(path) != _store_of(str(root)):
         return path
     return posixpath.relpath(path, str(root))
+
+
+def _store_of(path: str) -> str:
+    """The profile of an object store; empty for a local path."""
+    return path.split("/")[2] if "://" in path else ""
 
 
 def _last_name(path: str) -> str:

@@ -37,6 +37,7 @@ from energon_ext.config.yaml_classes import (
 )
 from energon_ext.config.yaml_file import read_mapping, read_splits
 from energon_ext.documents.jsonl_index import ensure_index
+from energon_ext.documents.object_store import as_msc
 from energon_ext.documents.token_paths import is_token_file
 from energon_ext.errors import CONTROL, ConfigError, printable
 
@@ -303,7 +304,7 @@ def _resolve(join: Callable[[Any], EPath], path: Any, where: str) -> EPath:
     if CONTROL.search(str(path)):
         raise ConfigError(f"{where}: {path} found, which has control characters in it.")
     try:
-        return join(path)
+        return join(as_msc(path))
     except (AssertionError, ValueError) as error:
         has_login = printable(str(path)) != str(path)  # which the library would repeat
         reason = "name a profile, `msc://PROFILE/path`" if has_login else error

@@ -43,6 +43,7 @@ class CutDocuments:
         # A cut document differs in its length alone.
         self.tokens, self.label_weights = files.tokens, files.label_weights
         self.fingerprint = files.fingerprint
+        self.is_remote, self.expect = files.is_remote, files.expect
         self.file_of, self.document = files.file_of, files.document
         self._most = most_tokens
         self._untrained = untrained

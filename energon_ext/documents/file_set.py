@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Documents of ``.bin``/``.idx`` pairs, one or thousands, by number."""
 
+import functools
 import hashlib
 from bisect import bisect_right
 from pathlib import Path
@@ -11,8 +12,12 @@ from weakref import WeakSet
 import numpy as np
 
 from energon_ext.documents.base import Documents
+from energon_ext.documents.object_store import is_remote, local_copy
 from energon_ext.documents.permutation import KeyedPermutation
+from energon_ext.documents.range_reader import RemoteTokens, range_reader
+from energon_ext.documents.remote_pairs import remote_pairs
 from energon_ext.documents.token_index import (
+    Numbers,
     Pair,
     check_index,
     open_index,
@@ -21,7 +26,7 @@ from energon_ext.documents.token_index import (
     read_pair,
 )
 from energon_ext.documents.token_paths import pair_prefixes
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, StoreError
 
 #: Tokens that are looked at to find ids that the tokenizer does not have, and in how many files.
 _CHECKED_TOKENS = 1 << 20
@@ -50,10 +55,23 @@ class TokenFiles(Documents):
     """
 
     def __init__(self, prefixes: Sequence[str | Path]):
-        self.prefixes = [str(prefix) for prefix in prefixes]
-        self._pairs = [read_pair(prefix) for prefix in self.prefixes]
-        for pair in self._pairs:
-            check_index(pair)
+        self._begin([read_pair(str(prefix)) for prefix in prefixes])
+
+    @classmethod
+    def of_pairs(cls, pairs: Sequence[Pair]) -> "TokenFiles":
+        """The documents of pairs in an object store; their indices are checked when needed."""
+        files = cls.__new__(cls)
+        files._begin(pairs)
+        return files
+
+    def _begin(self, pairs: Sequence[Pair]) -> None:
+        self._pairs = list(pairs)
+        self.prefixes = [pair.prefix for pair in pairs]
+        self.is_remote = any(pair.objects is not None for pair in pairs)
+        self._unfetched = {n for n, pair in enumerate(pairs) if pair.objects is not None}
+        for pair in pairs:
+            if pair.objects is None:
+                check_index(pair)
         self._first_documents = _starts([pair.documents for pair in self._pairs])
         self._first_tokens = _starts([pair.tokens for pair in self._pairs])
         self._sequences = np.array([pair.sequences for pair in self._pairs], np.int64)
@@ -78,6 +96,7 @@ class TokenFiles(Documents):
         sequences, places = np.empty_like(bounds), np.empty_like(bounds)
         begins = np.flatnonzero(np.diff(files, prepend=-1))
         ends = [*begins[1:].tolist(), len(files)]
+        self._fetch_indices(files[begins].tolist())
         for file, begin, end in zip(files[begins].tolist(), begins.tolist(), ends):
             index = open_index(self._pairs[file])
             sequences[begin:end] = part = index.first_sequences[bounds[begin:end]]
@@ -91,6 +110,22 @@ class TokenFiles(Documents):
         located = np.empty_like(places)
         located[order] = places
         return located[:, 0].copy(), located[:, 1] - located[:, 0]
+
+    def _fetch_indices(self, files: list[int]) -> None:
+        """Copy the indices of pairs in an object store, many at a time."""
+        wanted = self._unfetched.intersection(files)
+        if wanted:
+            objects = [pair.objects for pair in (self._pairs[file] for file in sorted(wanted))]
+            range_reader().run_all(
+                [functools.partial(local_copy, each[".idx"]) for each in objects if each]
+            )
+            self._unfetched -= wanted
+
+    def expect(self, place: int, start: int, stop: int) -> None:
+        pair, first = self._pair_at(place)
+        part = slice(first + start, first + stop)
+        _expect(open_tokens(pair), part)
+        _expect(open_label_weights(pair), part)
 
     def tokens(self, place: int, start: int, stop: int) -> np.ndarray:
         pair, first = self._pair_at(place)
@@ -134,9 +169,12 @@ class TokenFiles(Documents):
         digest, read = hashlib.sha256(), hashlib.sha256()
         for numbers in (places, lengths):
             digest.update(numbers.astype("<i8").tobytes())
+        middles = []
         for place, length in zip(places[:_FINGERPRINT_READ].tolist(), lengths.tolist()):
             start = max(0, (length - _FINGERPRINT_TOKENS) // 2)
-            middle = place, start, min(length, start + _FINGERPRINT_TOKENS)
+            middles.append((place, start, min(length, start + _FINGERPRINT_TOKENS)))
+            self.expect(*middles[-1])
+        for middle in middles:
             weights = self.label_weights(*middle)
             read.update(self.tokens(*middle).astype("<i8").tobytes())
             read.update(b"" if weights is None else weights.astype("<f4").tobytes())
@@ -168,8 +206,11 @@ class TokenFiles(Documents):
         """
         self._check_written("tokenizer", name, fingerprint)
         checked = self._pairs[:: -(-len(self._pairs) // _CHECKED_FILES)]
+        looked_at = slice(0, _CHECKED_TOKENS // max(1, len(checked)))
         for pair in checked:
-            tokens = open_tokens(pair)[: _CHECKED_TOKENS // len(checked)]
+            _expect(open_tokens(pair), looked_at)
+        for pair in checked:
+            tokens = open_tokens(pair)[looked_at]
             for found in (int(tokens.min(initial=0)), int(tokens.max(initial=0))):
                 if not 0 <= found < vocab_size:
                     raise ConfigError(
@@ -212,11 +253,14 @@ class TokenFiles(Documents):
         file = bisect_right(self._place_bounds, place) - 1
         return self._pairs[file], place - self._place_bounds[file]
 
-    def __getstate__(self) -> list[str]:
-        return self.prefixes
+    def __getstate__(self) -> list[str] | list[Pair]:
+        return self._pairs if self.is_remote else self.prefixes
 
-    def __setstate__(self, prefixes: list[str]) -> None:
-        TokenFiles.__init__(self, prefixes)
+    def __setstate__(self, state: list[Any]) -> None:
+        if state and isinstance(state[0], Pair):
+            self._begin(state)
+        else:
+            TokenFiles.__init__(self, state)
 
 
 def open_token_files(path: Any) -> TokenFiles:
@@ -229,14 +273,24 @@ def open_token_files(path: Any) -> TokenFiles:
     Raises:
         ConfigError: there is no pair, or one is not whole.
     """
-    return TokenFiles(pair_prefixes(path))
+    if not is_remote(path):
+        return TokenFiles(pair_prefixes(path))
+    try:
+        return TokenFiles.of_pairs(remote_pairs(str(path)))
+    except StoreError as error:
+        raise ConfigError(str(error)) from error
 
 
 def check_open_files() -> None:
     """Raise ConfigError for a file that was cut since this process, which has it, opened it."""
     for files in list(_opened):
-        for prefix in files.prefixes:
+        for prefix in () if files.is_remote else files.prefixes:
             read_pair(prefix)
+
+
+def _expect(numbers: Numbers | None, part: slice) -> None:
+    if isinstance(numbers, RemoteTokens):
+        numbers.expect(part)
 
 
 def _starts(counts: list[int]) -> np.ndarray:

@@ -20,7 +20,14 @@ import numpy as np
 
 from energon_ext.data_files import read_data
 from energon_ext.documents.file_map import map_file
+from energon_ext.documents.object_store import StoredObject, local_copy
+from energon_ext.documents.range_reader import RemoteTokens
 from energon_ext.errors import ConfigError
+
+SUFFIXES = (".bin", ".idx")
+
+#: What `energon-ext prepare` writes beside the folders of its splits: what lies in them.
+PREPARED = "prepared.json"
 
 #: Beside a pair that `energon-ext prepare` wrote: which tokenizer made it, and its weights.
 META_SUFFIX = ".meta.json"
@@ -37,6 +44,12 @@ _CHECKED_SEQUENCES = 1 << 16
 #: Maps of each kind that a process keeps; Linux allows 65530 in all.
 MOST_MAPS = 16384
 
+#: Type of a token, sequences, documents, and bytes that the ``.bin`` must have.
+Header = tuple[np.dtype, int, int, int]
+
+#: Numbers of a file, of which parts are taken as slices.
+Numbers = np.ndarray | RemoteTokens
+
 _HEADER = struct.Struct("<9sQBQQ")
 _MAGIC = b"MMIDIDX\x00\x00"
 _TOKEN_TYPES = {
@@ -45,9 +58,18 @@ _TOKEN_TYPES = {
 }
 
 
+def without_suffix(path: str) -> str:
+    """The path of a pair, which may be that of one of its two files."""
+    stem, suffix = os.path.splitext(path)
+    return stem if suffix in SUFFIXES else path
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Pair:
-    """What is known of a pair without mapping it: counts, types, and its ``.meta.json``."""
+    """What is known of a pair without mapping it: counts, types, and its ``.meta.json``.
+
+    ``objects`` are its files by their suffixes where they lie in an object store.
+    """
 
     prefix: str
     dtype: np.dtype
@@ -56,6 +78,7 @@ class Pair:
     tokens: int
     weights_dtype: np.dtype | None
     meta: Mapping[str, Any] | None
+    objects: Mapping[str, StoredObject] | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -69,34 +92,57 @@ class Index:
 
 def read_pair(prefix: str) -> Pair:
     """Read and check the header of a pair; a few hundred bytes, however long it is."""
-    index_path, bin_path = prefix + ".idx", prefix + ".bin"
     try:
-        num_bytes = os.stat(bin_path).st_size
-        dtype, sequences, documents, expected = _read_header(index_path)
+        num_bytes = os.stat(prefix + ".bin").st_size
+        header = read_header(prefix + ".idx", prefix + ".idx")
     except FileNotFoundError as error:
         raise ConfigError(f"{error.filename}: does not exist; a pair is needed.") from error
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be read ({error.strerror}).") from error
-    except (ValueError, struct.error) as error:
-        raise ConfigError(
-            f"{index_path}: not an index of Megatron ({error}); write the pair again."
-        ) from error
+    path = prefix + WEIGHTS_SUFFIX
+    weights_bytes = os.path.getsize(path) if os.path.isfile(path) else None
+    meta = read_meta(prefix + META_SUFFIX, prefix + META_SUFFIX)
+    return pair_of(prefix, header, num_bytes, weights_bytes, meta)
+
+
+def pair_of(
+    prefix: str,
+    header: "Header",
+    num_bytes: int,
+    weights_bytes: int | None,
+    meta: Mapping[str, Any] | None,
+    objects: Mapping[str, StoredObject] | None = None,
+) -> Pair:
+    """A pair, checked: sizes of its ``.bin`` and weights, None for no weights, fit the header."""
+    dtype, sequences, documents, expected = header
     if num_bytes != expected:
-        raise ConfigError(
-            f"{bin_path} has {num_bytes} bytes, its .idx speaks of {expected}: one of them is of "
-            f"another run or incomplete; write the pair again."
-        )
+        raise _of_another_run(prefix, num_bytes, expected)
     tokens = num_bytes // dtype.itemsize
-    meta = _read_meta(prefix + META_SUFFIX)
-    weights = _weights_dtype(prefix, meta, tokens)
-    return Pair(prefix, dtype, sequences, documents, tokens, weights, meta)
+    weights = _weights_dtype(prefix, meta, tokens, weights_bytes)
+    return Pair(prefix, dtype, sequences, documents, tokens, weights, meta, objects)
+
+
+def _of_another_run(prefix: str, num_bytes: int, expected: int) -> ConfigError:
+    return ConfigError(
+        f"{prefix}.bin has {num_bytes} bytes, its .idx speaks of {expected}: one of them is of "
+        f"another run or incomplete; write the pair again."
+    )
 
 
 @lru_cache(MOST_MAPS)
 def open_index(pair: Pair) -> Index:
-    """The index of a pair."""
-    content = map_file(pair.prefix + ".idx", _index_bytes(pair.sequences, pair.documents))
-    return _index(content, pair.sequences)
+    """The index of a pair; a copy of it where it lies in an object store, checked before use."""
+    path, needed = pair.prefix + ".idx", _index_bytes(pair.sequences, pair.documents)
+    if pair.objects is None:
+        return _index(map_file(path, needed), pair.sequences)
+    copy = local_copy(pair.objects[".idx"])
+    found = read_header(path, copy)
+    num_bytes = pair.tokens * pair.dtype.itemsize
+    if found != (pair.dtype, pair.sequences, pair.documents, num_bytes):
+        raise _of_another_run(pair.prefix, num_bytes, found[-1])
+    index = _index(map_file(copy, needed), pair.sequences)
+    _check(pair, index)
+    return index
 
 
 def _index_bytes(sequences: int, documents: int) -> int:
@@ -133,7 +179,10 @@ def check_index(pair: Pair) -> None:
     documents, whose 20 GB a run reads anyway. To remember the result would take a file beside the
     data, which is often read-only, and trust in its time stamps.
     """
-    index = open_index(pair)
+    _check(pair, open_index(pair))
+
+
+def _check(pair: Pair, index: Index) -> None:
     token_bytes = np.int64(pair.dtype.itemsize)
     for begin in range(0, pair.sequences, _CHECKED_SEQUENCES):
         lengths = index.lengths[begin : begin + _CHECKED_SEQUENCES]
@@ -158,22 +207,35 @@ def _refuse(pair: Pair, kind: str, begin: int, wrong: np.ndarray) -> None:
 
 
 @lru_cache(MOST_MAPS)
-def open_tokens(pair: Pair) -> np.ndarray:
+def open_tokens(pair: Pair) -> Numbers:
     """The tokens of a pair."""
-    return map_file(pair.prefix + ".bin", pair.tokens * pair.dtype.itemsize).view(pair.dtype)
+    return _open(pair, ".bin", pair.dtype)
 
 
 @lru_cache(MOST_MAPS)
-def open_label_weights(pair: Pair) -> np.ndarray | None:
+def open_label_weights(pair: Pair) -> Numbers | None:
     """The weights of a pair's labels, of the file's type; None where it has none."""
     dtype = pair.weights_dtype
-    if dtype is None:
-        return None
-    return map_file(pair.prefix + WEIGHTS_SUFFIX, pair.tokens * dtype.itemsize).view(dtype)
+    return None if dtype is None else _open(pair, WEIGHTS_SUFFIX, dtype)
 
 
-def _read_header(path: str) -> tuple[np.dtype, int, int, int]:
-    """Type of a token, sequences, documents, and bytes that the ``.bin`` must have."""
+def _open(pair: Pair, suffix: str, dtype: np.dtype) -> Numbers:
+    if pair.objects is not None:
+        return RemoteTokens(pair.objects[suffix], dtype)
+    return map_file(pair.prefix + suffix, pair.tokens * dtype.itemsize).view(dtype)
+
+
+def read_header(name: str, path: str) -> Header:
+    """The header of the ``.idx`` of a name, which lies at a path."""
+    try:
+        return _read_header(path)
+    except (ValueError, struct.error) as error:
+        raise ConfigError(
+            f"{name}: not an index of Megatron ({error}); write the pair again."
+        ) from error
+
+
+def _read_header(path: str) -> Header:
     content = map_file(path, os.stat(path).st_size)
     header = content[: _HEADER.size].tobytes()
     magic, version, code, sequences, bounds = _HEADER.unpack(header)
@@ -199,7 +261,8 @@ def _read_header(path: str) -> tuple[np.dtype, int, int, int]:
     return dtype, sequences, bounds - 1, num_bytes
 
 
-def _read_meta(path: str) -> Mapping[str, Any] | None:
+def read_meta(name: str, path: str) -> Mapping[str, Any] | None:
+    """What the ``.meta.json`` of a name holds, which lies at a path; None where there is none."""
     try:
         content = read_data(path, MOST_META_BYTES)
     except FileNotFoundError:
@@ -207,14 +270,15 @@ def _read_meta(path: str) -> Mapping[str, Any] | None:
     try:
         return _parse_meta(content)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not what `energon-ext prepare` writes ({error}).") from error
+        raise ConfigError(f"{name}: not what `energon-ext prepare` writes ({error}).") from error
 
 
-def _weights_dtype(prefix: str, meta: Mapping[str, Any] | None, num_tokens: int) -> np.dtype | None:
+def _weights_dtype(
+    prefix: str, meta: Mapping[str, Any] | None, num_tokens: int, found_bytes: int | None
+) -> np.dtype | None:
     """Type of the label weights of a pair, None where it has none; each token needs a weight."""
     path = prefix + WEIGHTS_SUFFIX
     described = (meta or {}).get("label_weights")
-    found_bytes = os.path.getsize(path) if os.path.isfile(path) else None
     if described is None:
         if found_bytes is None:
             return None

@@ -10,10 +10,11 @@ from typing import Any
 
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
-from energon_ext.documents.token_index import WEIGHTS_SUFFIX
+from energon_ext.documents.object_store import is_remote
+from energon_ext.documents.remote_pairs import names_remote_pairs
+from energon_ext.documents.token_index import SUFFIXES, WEIGHTS_SUFFIX, without_suffix
 from energon_ext.errors import ConfigError
 
-SUFFIXES = (".bin", ".idx")
 MOST_FOLDERS = 50_000  # that a `**` stands for
 
 #: The pairs that `energon-ext prepare` writes; together they are no source.
@@ -31,6 +32,8 @@ def is_token_file(path: Any) -> bool:
         (False, True)
     """
     text = str(path).rstrip("/")
+    if is_remote(text):
+        return names_remote_pairs(text)
     if os.path.exists(os.path.join(text, MAIN_FOLDER_NAME)):
         return False
     is_pattern = glob.has_magic(text) and "://" not in text and not os.path.exists(text)
@@ -63,6 +66,8 @@ def pair_prefixes(path: Any) -> list[str]:
 def named_pair(path: Any) -> str:
     """A path that names one pair, without suffix; any other as it is."""
     text = str(path).rstrip("/")
+    if is_remote(text):
+        return without_suffix(text)
     return _single_prefix(text) or text
 
 
@@ -71,17 +76,12 @@ def _single_prefix(text: str) -> str | None:
     if os.path.isdir(text):
         # Megatron's GPTDataset keeps its cache in a folder of the pair's name.
         return text if all(os.path.isfile(text + suffix) for suffix in SUFFIXES) else None
-    for prefix in (text, _without_suffix(text)):
+    for prefix in (text, without_suffix(text)):
         # Energon puts an .idx beside a JSONL file or a tar, which are there without it as well.
         halves = (os.path.isfile(prefix + suffix) for suffix in SUFFIXES)
         if not os.path.exists(prefix) and any(halves):
             return prefix
     return None
-
-
-def _without_suffix(text: str) -> str:
-    stem, suffix = os.path.splitext(text)
-    return stem if suffix in SUFFIXES else text
 
 
 def _below(folder: str) -> str:
@@ -91,7 +91,7 @@ def _below(folder: str) -> str:
 def _matching(pattern: str) -> Iterator[str]:
     """Pairs that match a pattern, with or without suffix; hidden files and folders never do."""
     for index in _glob(_with_suffix(pattern, ".idx")):
-        prefix = _without_suffix(index)
+        prefix = without_suffix(index)
         if os.path.isfile(f"{prefix}.bin") or not os.path.exists(prefix):
             yield prefix
 
@@ -120,14 +120,14 @@ def _folders(folder: str, part: str) -> Iterator[str]:
 
 
 def _with_suffix(pattern: str, suffix: str) -> str:
-    stem = _without_suffix(pattern)
+    stem = without_suffix(pattern)
     return f"{stem}/*{suffix}" if stem.endswith("**") else stem + suffix
 
 
 def _check_halves(pattern: str, prefixes: list[str]) -> None:
     known = set(prefixes)
     for path in sorted(_glob(_with_suffix(pattern, ".bin"))):
-        prefix = _without_suffix(path)
+        prefix = without_suffix(path)
         if prefix not in known and not path.endswith(WEIGHTS_SUFFIX):
             raise ConfigError(
                 f"{prefix}.idx: does not exist; a pair is needed. If {path} holds no tokens, move "

@@ -20,6 +20,7 @@ from megatron.energon.metadataset.loader import load_dataset
 from energon_ext.config.mix import Entry, mix_of
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.yaml_check import YamlChecker
+from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.documents.file_set import TokenFiles, open_token_files
 from energon_ext.documents.stored_files import fingerprint_files, num_samples, times_of_files
 from energon_ext.encoders.chat import named_template
@@ -29,7 +30,6 @@ from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import LEFT_OUT, ConfigError, SampleError
 from energon_ext.prepare.cache import (
     BYTES_PER_SECOND,
-    CACHE_VARIABLE,
     SPLIT,
     Cached,
     cache_folder,

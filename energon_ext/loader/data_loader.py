@@ -28,23 +28,24 @@ from megatron.energon.rng import SystemRng
 from torch.utils.data import DataLoader, IterableDataset
 
 from energon_ext.arguments import check_integer, check_number
-from energon_ext.errors import ConfigError, log_of, printable
+from energon_ext.documents.range_reader import READ_REQUESTS, use_requests
+from energon_ext.errors import ConfigError, log_of
+from energon_ext.loader.ahead import rounds_ahead, with_later_rows
 from energon_ext.loader.processes import (
     Failure,
     begin_worker,
     deaths_named,
     name_deaths_anywhere,
 )
-from energon_ext.loader.reader import Reader
+from energon_ext.loader.reader import Item, Reader
+from energon_ext.loader.resume_log import log_resume
 from energon_ext.loader.slots import SlotBatch, Slots
-from energon_ext.packing import repacking
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round
 from energon_ext.plan.state import cursor_of
-from energon_ext.state.match import ENCODER, SourceChange
+from energon_ext.state.match import SourceChange
 from energon_ext.state.schema import check_seal, sealed
-from energon_ext.streamed.blend import StreamedBlend
 
 logger = log_of(__name__)
 
@@ -62,6 +63,8 @@ class ExactDataLoader:
         dataset: of :func:`energon_ext.get_train_dataset`, with planned sources.
         prefetch_factor: batches that each worker reads ahead.
         timeout: seconds to wait for a batch of the workers; a quarter of them for live weights.
+        read_ahead_bytes: about how much is read early of token files in an object store.
+        read_requests: requests to an object store at a time, of all workers.
 
     Attributes:
         dataset: as given.
@@ -77,13 +80,25 @@ class ExactDataLoader:
         >>> json.dump(loader.state_dict(), open("data.json", "w"))    # doctest: +SKIP
     """
 
-    def __init__(self, dataset: Any, *, prefetch_factor: int = 2, timeout: float = 1800.0):
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        prefetch_factor: int = 2,
+        timeout: float = 1800.0,
+        read_ahead_bytes: int = 64 * 2**20,
+        read_requests: int = READ_REQUESTS,
+    ):
         check_integer("ExactDataLoader: prefetch_factor", prefetch_factor, 1)
+        check_integer("ExactDataLoader: read_ahead_bytes", read_ahead_bytes, 0)
+        check_integer("ExactDataLoader: read_requests", read_requests, 1)
         check_number("ExactDataLoader: timeout", timeout, above_zero=True)
         self.dataset: PlannedDataset = _planned(dataset)
         self.worker_config: WorkerConfig = dataset.worker_config
         self.changes: list[SourceChange] = []
         self._timeout, self._prefetch_factor = timeout, prefetch_factor
+        self._read_requests = read_requests
+        self._rounds_ahead = rounds_ahead(self.dataset, read_ahead_bytes)
         self._slots: Slots | None = None  # with workers
         self._batches: Iterator[Any] | None = None
         self._pending: deque[Round] = deque()  # handed to readers, and not yet to the trainer
@@ -163,10 +178,12 @@ class ExactDataLoader:
     def _start(self) -> Iterator[Any]:
         workers = self.worker_config.num_workers
         self._slots = Slots(workers * self._prefetch_factor + 1) if workers else None
+        if self._rounds_ahead and not workers:
+            use_requests(self._read_requests)
         self.dataset.begin()
         readers = DataLoader(
             Reader(self.dataset, self._slots),
-            sampler=_Rounds(self._rounds),
+            sampler=_Rounds(self._rounds_with_later),
             **_options(workers, self._prefetch_factor, self._timeout),
             worker_init_fn=self._begin_reader,
             pin_memory=torch.cuda.is_available() and not workers,
@@ -190,6 +207,10 @@ class ExactDataLoader:
         for failure in failures:
             yield number, failure
 
+    def _rounds_with_later(self) -> Iterator[Item]:
+        readers = max(1, self.worker_config.num_workers)
+        return with_later_rows(self._rounds(), readers, self._rounds_ahead)
+
     def _steps(self, failures: list[Failure]) -> Iterator[DrawnStep]:
         if self.worker_config.num_workers == 0:
             yield from self.dataset.drawn_steps()
@@ -208,6 +229,8 @@ class ExactDataLoader:
     def _begin_reader(self, worker: int) -> None:
         begin_worker(worker)
         SystemRng.seed(self.worker_config.worker_seed(worker))
+        if self._rounds_ahead:
+            use_requests(-(-self._read_requests // self.worker_config.num_workers))
 
     # State --------------------------------------------------------------------------------------
 
@@ -307,20 +330,3 @@ def _options(workers: int, prefetch_factor: int, timeout: float) -> dict[str, An
 def _same(item: Any) -> Any:
     """torch would make tensors of arrays."""
     return item
-
-
-def log_resume(
-    changes: list[SourceChange],
-    state: Mapping[str, Any],
-    blend: PlannedDataset | StreamedBlend,
-) -> None:
-    """Say what a resume does with each source, and what else is not as it was."""
-    lines = "\n  ".join(printable(str(change)) for change in changes)
-    logger.info("Resuming the data of %d sources:\n  %s", len(changes), lines)
-    if change := blend.clock.axis.change_from(state["axis"]):
-        logger.warning(change)
-    if change := repacking(state["fingerprint"], blend.fingerprint):
-        logger.warning(change)
-    before, now = state["fingerprint"].get(ENCODER), blend.fingerprint.get(ENCODER)
-    if before != now:
-        logger.warning("The TaskEncoder was %s, and is %s; see that it reads alike.", before, now)

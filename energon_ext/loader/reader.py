@@ -15,6 +15,9 @@ from energon_ext.loader.slots import Slots
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.progress import DescribedRow
 
+#: Number and rows of a batch, and rows of later batches that the same reader reads.
+Item = tuple[int, list[DescribedRow] | Failure, list[DescribedRow]]
+
 
 class Reader(Dataset[Any]):
     """Turns the rows of a batch into the batch; it needs no plan and has no state."""
@@ -22,18 +25,18 @@ class Reader(Dataset[Any]):
     def __init__(self, dataset: PlannedDataset, slots: Slots | None):
         self._dataset, self._slots = dataset, slots
 
-    def __getitem__(self, item: tuple[int, list[DescribedRow] | Failure]) -> Any:
-        number, rows = item
+    def __getitem__(self, item: Item) -> Any:
+        number, rows, later = item
         if isinstance(rows, Failure):
             return rows
         if self._slots is None:
-            return self._read(number, rows)
+            return self._read(number, rows, later)
         try:
-            return self._slots.put(number, self._read(number, rows))
+            return self._slots.put(number, self._read(number, rows, later))
         except Exception as error:  # whatever an encoder raises, or an object that is not pickled
             return Failure.of(error)
 
-    def _read(self, number: int, rows: list[DescribedRow]) -> Any:
+    def _read(self, number: int, rows: list[DescribedRow], later: list[DescribedRow]) -> Any:
         """Read a batch as Energon's worker of its turn, which decorators of Energon ask for."""
         config = self._dataset.worker_config
         workers = max(1, config.num_workers)
@@ -42,6 +45,8 @@ class Reader(Dataset[Any]):
             WorkerConfig.worker_id_offset = (number - info.id) % workers
         config.worker_activate(number // workers, cache_pool=NoCachePool())
         try:
+            if later:
+                self._dataset.announce([*rows, *later])
             return self._dataset.read(rows)
         except StopIteration as error:  # which would end the pass without a word
             raise RuntimeError("The TaskEncoder raised StopIteration in a batch.") from error

@@ -15,8 +15,9 @@ from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.savable_loader import SavableDataLoaderState
 
 from energon_ext.errors import ConfigError
-from energon_ext.loader.data_loader import ExactDataLoader, log_resume
+from energon_ext.loader.data_loader import ExactDataLoader
 from energon_ext.loader.processes import deaths_named, end_workers, name_deaths_anywhere
+from energon_ext.loader.resume_log import log_resume
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.lookup import find_blend
 from energon_ext.state.match import SourceChange, check_fingerprint, compare_sources

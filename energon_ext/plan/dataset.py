@@ -234,10 +234,14 @@ class PlannedDataset(Blend, SavableDataset):
 
     def read(self, rows: Sequence[DescribedRow]) -> Any:
         """The batch of some rows."""
+        self.announce(rows)
+        return self.batches.assemble([self._read_row(row) for row in rows])
+
+    def announce(self, rows: Sequence[DescribedRow]) -> None:
+        """Tell the storage that rows are read soon."""
         for row in rows:
             if row is not None:
                 self.rows[row[0]].announce(row[1])
-        return self.batches.assemble([self._read_row(row) for row in rows])
 
     def _read_row(self, row: DescribedRow) -> Any:
         if row is not None:

@@ -18,7 +18,7 @@ from energon_ext.batch.rows import Row
 from energon_ext.documents.base import Documents
 from energon_ext.documents.cut import CutDocuments
 from energon_ext.documents.order import EpochOrder
-from energon_ext.errors import ConfigError, StateFormatError
+from energon_ext.errors import ConfigError, StateFormatError, StoreError
 from energon_ext.packing import Packer, PackPlan, Pieces
 from energon_ext.plan.pack_window import PackWindow
 from energon_ext.plan.row_source import RowSource, Taken
@@ -67,6 +67,7 @@ class PlannedRows(RowSource):
     ):
         super().__init__(source, documents.fingerprint())
         self.documents = documents
+        self.reads_ahead = getattr(documents, "is_remote", False)
         self._packer = packer
         self._order = order
         self._first = first
@@ -174,13 +175,22 @@ class PlannedRows(RowSource):
         )
         self.next_row = 0
 
+    def announce(self, description: Description) -> None:
+        if self.reads_ahead:
+            for piece in zip(*description[:3]):
+                self.documents.expect(*piece)  # type: ignore[attr-defined]  # of remote ones
+
     def read(self, description: Description) -> Row:
         places, starts, stops, documents, tokens = description
         read, weigh = self.documents.tokens, self.documents.label_weights
         pieces = list(zip(places, starts, stops))
-        weights = [weigh(*piece) for piece in pieces]
+        try:
+            weights = [weigh(*piece) for piece in pieces]
+            read_tokens = [read(*piece) for piece in pieces]
+        except StoreError as error:
+            raise StoreError(f"{self.key}: {error}") from error
         return Row(
-            [read(*piece) for piece in pieces],
+            read_tokens,
             self.key,
             documents,
             label_weights=None if all(each is None for each in weights) else weights,

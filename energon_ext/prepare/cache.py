@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.prepare.claim import ClaimedError
 from energon_ext.prepare.documents import Unit
@@ -23,7 +24,6 @@ from energon_ext.prepare.units import left_out, run_units
 
 logger = log_of(__name__)
 
-CACHE_VARIABLE = "ENERGON_EXT_CACHE"
 DEFAULT_NAME = ".energon_ext_cache"
 
 #: The one split of a cache folder: one document for each sample, in their order.

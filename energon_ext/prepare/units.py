@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from energon_ext.data_files import read_data
 from energon_ext.documents.origins import ORIGINS_SUFFIX
-from energon_ext.documents.token_index import META_SUFFIX
-from energon_ext.documents.token_paths import SPLITS, SUFFIXES
+from energon_ext.documents.token_index import META_SUFFIX, PREPARED, SUFFIXES
+from energon_ext.documents.token_paths import SPLITS
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.claim import claimed
 from energon_ext.prepare.documents import Unit
@@ -29,7 +29,6 @@ from energon_ext.prepare.job import STAGING, Job, Record, sha256
 from energon_ext.prepare.pool import write_units
 from energon_ext.state.files import write_file
 
-PREPARED = "prepared.json"
 MOST_RECORD_BYTES = 2**30
 _SECONDS_BETWEEN_LINES = 30.0
 

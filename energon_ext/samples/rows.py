@@ -86,7 +86,7 @@ class SampleRows(PlannedRows):
         """The files of a sample by extension, of each that a join joins; none if excluded."""
         return self._read_row.stored(number)
 
-    def announce(self, description: tuple[list[int], int]) -> None:
+    def announce(self, description: tuple[list[int], int]) -> None:  # type: ignore[override]
         self._read_row.announce(description[0])
 
     def read(self, description: tuple[list[int], int]) -> Any:  # type: ignore[override]

@@ -1,0 +1,191 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Objects in a store, by the multi-storage client that Energon brings.
+
+Credentials, retries and a disk cache are the client's own configuration. Small files are copied
+once to a folder of the node.
+"""
+
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import multistorageclient as msc
+
+from energon_ext.data_files import CACHE_VARIABLE
+from energon_ext.errors import ConfigError, StoreError, log_of
+
+logger = log_of(__name__)
+
+_Result = TypeVar("_Result")
+
+DEADLINE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """An object as it was when the source was opened.
+
+    Attributes:
+        version: its ETag; None where it is not known.
+        sha256: of its content; None where it is not known.
+    """
+
+    url: str
+    size: int
+    version: str | None = None
+    sha256: str | None = None
+
+
+def is_remote(path: object) -> bool:
+    """Whether a path names something in an object store, as ``msc://`` or ``s3://``."""
+    return str(path).startswith(("msc://", "s3://"))
+
+
+def as_msc(path: Any) -> Any:
+    """A path with ``s3://`` as the client's own ``msc://``; any other as it is.
+
+    Raises:
+        ValueError: there is a login in it.
+    """
+    if not str(path).startswith("s3://"):
+        return path
+    if "@" in urlsplit(str(path)).netloc:
+        raise ValueError("a login does not belong into a path")
+    client, key = _client(str(path))
+    return f"msc://{client.profile}/{key}"
+
+
+def _client(url: str) -> tuple[Any, str]:
+    """The client of an object, and its key there; the client keeps one for each process."""
+    try:
+        return msc.resolve_storage_client(url)
+    except ImportError as error:
+        raise ConfigError(
+            f"{url}: the client of this store is not installed ({error}); install "
+            f"`megatron-energon[s3]`, or with the extra of another store."
+        ) from error
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(f"{url}: no such store ({_one_line(error)}).") from error
+
+
+def ask(url: str, question: Callable[[Any, str], _Result]) -> _Result:
+    """The answer of a store; StoreError in place of whatever its client raises."""
+    client, key = _client(url)
+    try:
+        return question(client, key)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # each kind of store has its own
+        config = getattr(client, "_retry_config", None)
+        attempts = getattr(config, "attempts", 1)
+        raise StoreError(
+            f"{url}: cannot be read in up to {attempts} attempts ({_one_line(error)})."
+        ) from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def find_object(url: str) -> StoredObject | None:
+    """An object as it is now; None where there is none."""
+    try:
+        found = ask(url, lambda client, key: client.info(key))
+    except FileNotFoundError:
+        return None
+    return StoredObject(url, found.content_length, found.etag) if found.type == "file" else None
+
+
+def objects_below(folder: str) -> Iterable[StoredObject]:
+    """The objects of a folder, and of those in it."""
+    profile = folder.split("/")[2]
+
+    def listed(client: Any, key: str) -> list[StoredObject]:
+        return [
+            StoredObject(f"msc://{profile}/{each.key.lstrip('/')}", each.content_length, each.etag)
+            for each in client.list_recursive(path=key.rstrip("/") + "/")
+        ]
+
+    try:
+        return ask(folder, listed)
+    except FileNotFoundError:
+        return []
+
+
+def read_object(url: str) -> bytes | None:
+    """The content of an object; None where there is none."""
+    try:
+        return ask(url, lambda client, key: client.read(key))
+    except FileNotFoundError:
+        return None
+
+
+# Copies -----------------------------------------------------------------------------------------
+
+
+def local_copy(stored: StoredObject) -> str:
+    """The path of a copy on this node, which is made where there is none.
+
+    Its name is a hash of the content, or of what is known of the object. It is written aside and
+    renamed; a process that finds another one at work waits for it, and copies by itself in the end.
+    """
+    known = stored.sha256 or f"{stored.url}\n{stored.size}\n{stored.version}"
+    name = stored.sha256 or hashlib.sha256(known.encode()).hexdigest()
+    path = _copies() / name
+    claim = path.with_suffix(".claim")
+    end = time.monotonic() + DEADLINE_SECONDS
+    while not path.exists() and not _claimed(claim) and time.monotonic() < end:
+        time.sleep(0.05)
+    if path.exists():
+        return str(path)
+    try:
+        content = read_object(stored.url)
+        if content is None or len(content) != stored.size:
+            raise replaced(stored, "missing" if content is None else f"of {len(content)} bytes")
+        if stored.sha256 not in (None, hashlib.sha256(content).hexdigest()):
+            raise replaced(stored, "of another content")
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(content)
+        os.replace(file.name, path)
+    finally:
+        claim.unlink(missing_ok=True)
+    return str(path)
+
+
+def _copies() -> Path:
+    named = os.environ.get(CACHE_VARIABLE)
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(named or os.path.join(home, "energon_ext")) / "objects"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}: cannot be made ({error.strerror}); set {CACHE_VARIABLE} to a folder."
+        ) from error
+    return folder
+
+
+def _claimed(claim: Path) -> bool:
+    """Whether this process is the one to make a copy; making a file is exclusive on NFS too."""
+    try:
+        os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        try:
+            return time.time() - claim.stat().st_mtime > DEADLINE_SECONDS
+        except FileNotFoundError:  # it is done
+            return False
+    return True
+
+
+def replaced(stored: StoredObject, found: str) -> StoreError:
+    return StoreError(
+        f"{stored.url}: {found}, not the object of {stored.size} bytes that was planned with; it "
+        f"was replaced under the run. Put it back, or begin again."
+    )

@@ -1,0 +1,202 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Ranges of objects, read by threads that begin before a range is needed."""
+
+import os
+import queue
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from threading import Lock, Thread
+from typing import Any, TypeVar
+
+import numpy as np
+from multistorageclient.types import Range
+
+from energon_ext.documents.object_store import (
+    DEADLINE_SECONDS,
+    StoredObject,
+    ask,
+    find_object,
+    replaced,
+)
+from energon_ext.errors import StoreError, log_of
+
+logger = log_of(__name__)
+
+READ_REQUESTS = 64
+
+#: An object is looked at again after this time, to notice that it was replaced.
+_SECONDS_KNOWN = 600.0
+
+_SECONDS_BETWEEN_LINES = 60.0
+
+_Result = TypeVar("_Result")
+
+
+#: What a thread does and where the result goes; None ends it.
+_Work = tuple[Future[Any], Callable[[], Any]] | None
+
+
+class RangeReader:
+    """Reads ranges of objects by threads of this process.
+
+    Args:
+        requests: threads, which are as many requests at a time.
+    """
+
+    def __init__(self, requests: int = READ_REQUESTS):
+        self.process = os.getpid()
+        self._requests = requests
+        self._started = 0
+        self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
+        self._ranges: dict[tuple[StoredObject, int, int], Future[bytes]] = {}
+        self._seen: dict[str, tuple[float, StoredObject]] = {}
+        self._lock = Lock()
+        self._gets = self._bytes = 0
+        self._waited = 0.0
+        self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+
+    def expect(self, stored: StoredObject, begin: int, size: int) -> None:
+        """Begin to read a range, unless that was begun."""
+        key = (stored, begin, size)
+        if size and key not in self._ranges:
+            self._ranges[key] = self._submit(lambda: self._read(stored, begin, size))
+
+    def take(self, stored: StoredObject, begin: int, size: int) -> bytes:
+        """A range of an object.
+
+        Raises:
+            StoreError: it cannot be read in time, or the object is not what it was.
+        """
+        if not size:
+            return b""
+        self.expect(stored, begin, size)
+        future = self._ranges.pop((stored, begin, size))
+        start = time.monotonic()
+        try:
+            content = future.result(DEADLINE_SECONDS)
+        except FutureTimeoutError:
+            raise StoreError(
+                f"{stored.url}: no answer in {DEADLINE_SECONDS:.0f} seconds to a request for bytes "
+                f"{begin} to {begin + size - 1}; see that the store can be reached."
+            ) from None
+        self._count(size, time.monotonic() - start)
+        return content
+
+    def run_all(self, calls: Iterable[Callable[[], _Result]]) -> list[_Result]:
+        """The results of calls that wait for a store, made beside each other."""
+        futures = [self._submit(call) for call in calls]
+        return [future.result() for future in futures]
+
+    def _submit(self, call: Callable[[], _Result]) -> "Future[_Result]":
+        future: Future[_Result] = Future()
+        self._work.put((future, call))
+        if self._started < self._requests:
+            self._started += 1
+            # A process must not wait for a store at its end.
+            Thread(target=self._work_on, daemon=True).start()
+        return future
+
+    def close(self) -> None:
+        """End the threads, each after the request that it is at."""
+        if self.process == os.getpid():
+            for _ in range(self._started):
+                self._work.put(None)
+
+    def _work_on(self) -> None:
+        while (work := self._work.get()) is not None:
+            future, call = work
+            try:
+                future.set_result(call())
+            except BaseException as error:  # raised where the result is needed
+                future.set_exception(error)
+            del future, call, work
+
+    def _read(self, stored: StoredObject, begin: int, size: int) -> bytes:
+        self._check(stored)
+        try:
+            content = ask(stored.url, lambda client, key: client.read(key, Range(begin, size)))
+        except FileNotFoundError:
+            raise replaced(stored, "missing") from None
+        if len(content) != size:
+            raise StoreError(
+                f"{stored.url}: {len(content)} bytes came for a request of {size} at {begin}; see "
+                f"that the object is whole."
+            )
+        return content
+
+    def _check(self, stored: StoredObject) -> None:
+        """Look now and then whether an object is still the one that was planned with."""
+        with self._lock:
+            time_seen, before = self._seen.get(stored.url, (-_SECONDS_KNOWN, stored))
+            if time.monotonic() < time_seen + _SECONDS_KNOWN:
+                return
+            self._seen[stored.url] = (time.monotonic(), before)
+        try:
+            now = find_object(stored.url)
+            if now is None or now.size != stored.size:
+                raise replaced(stored, f"of {now.size} bytes" if now else "missing")
+            if before.version not in (None, now.version):
+                raise replaced(stored, f"of ETag {now.version}")
+        except StoreError:
+            self._seen.pop(stored.url, None)
+            raise
+        self._seen[stored.url] = (time.monotonic(), now)
+
+    def _count(self, size: int, waited: float) -> None:
+        self._gets, self._bytes, self._waited = (
+            self._gets + 1,
+            self._bytes + size,
+            self._waited + waited,
+        )
+        if time.monotonic() > self._next_line:
+            self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+            logger.info("Object storage: %s", self.counters())
+
+    def counters(self) -> str:
+        """What was read so far, for the log."""
+        return (
+            f"{self._gets:,} requests, {self._bytes / 1e6:,.1f} MB, {self._waited:.1f} s waited "
+            f"(process {self.process})"
+        )
+
+
+_reader = RangeReader()
+
+
+def range_reader() -> RangeReader:
+    """The reader of this process; threads do not survive a fork."""
+    global _reader
+    if _reader.process != os.getpid():
+        _reader = RangeReader(_reader._requests)
+    return _reader
+
+
+def use_requests(requests: int) -> None:
+    """Begin anew with so many requests at a time."""
+    global _reader
+    _reader.close()
+    _reader = RangeReader(requests)
+
+
+class RemoteTokens:
+    """Numbers of one type in an object, sliced as the map of a local file is."""
+
+    def __init__(self, stored: StoredObject, dtype: np.dtype):
+        self._stored, self._dtype = stored, dtype
+
+    def __len__(self) -> int:
+        return self._stored.size // self._dtype.itemsize
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        return np.frombuffer(range_reader().take(self._stored, *self._bytes_of(part)), self._dtype)
+
+    def expect(self, part: slice) -> None:
+        """Begin to read a part that is asked for soon."""
+        range_reader().expect(self._stored, *self._bytes_of(part))
+
+    def _bytes_of(self, part: slice) -> tuple[int, int]:
+        begin, stop, _ = part.indices(len(self))
+        return begin * self._dtype.itemsize, max(0, stop - begin) * self._dtype.itemsize

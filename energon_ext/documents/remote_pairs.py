@@ -1,0 +1,175 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Which ``.bin``/``.idx`` pairs a path in an object store names, and what is known of them.
+
+Where `energon-ext prepare` left its ``prepared.json``, that says all of it in one request. Else the
+folder is listed, and the index of every pair is copied.
+"""
+
+import functools
+import glob
+import json
+import os
+import re
+from fnmatch import translate
+from typing import Mapping
+
+import numpy as np
+from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
+
+from energon_ext.documents.object_store import (
+    StoredObject,
+    as_msc,
+    find_object,
+    local_copy,
+    objects_below,
+    read_object,
+)
+from energon_ext.documents.range_reader import range_reader
+from energon_ext.documents.token_index import (
+    META_SUFFIX,
+    PREPARED,
+    SUFFIXES,
+    WEIGHTS_SUFFIX,
+    Header,
+    Pair,
+    pair_of,
+    read_header,
+    read_meta,
+    without_suffix,
+)
+from energon_ext.errors import ConfigError
+
+_ALL = (*SUFFIXES, META_SUFFIX, WEIGHTS_SUFFIX)
+
+#: What `energon-ext prepare` writes, by the bytes of one number.
+_TOKENS: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<i4")}
+
+#: The files of some pairs by their URLs, and the documents and tokens of those that are known.
+_Found = tuple[dict[str, StoredObject], dict[str, tuple[int, int]]]
+
+
+def names_remote_pairs(url: str) -> bool:
+    """Whether a path in a store names token files; what else it may name is left to Energon."""
+    url = str(as_msc(url)).rstrip("/")
+    if glob.has_magic(url) or url.endswith(SUFFIXES):
+        return True
+    if os.path.splitext(url)[1] in (".yaml", ".yml", ".jsonl"):
+        return False
+    if find_object(url + ".idx") or find_object(f"{os.path.dirname(url)}/{PREPARED}"):
+        return True
+    infos = (f"{url}/{MAIN_FOLDER_NAME}/.info.{suffix}" for suffix in ("json", "yaml"))
+    return not any(map(find_object, infos)) and any(
+        each.url.endswith(".idx") for each in objects_below(url)
+    )
+
+
+def remote_pairs(url: str) -> list[Pair]:
+    """The pairs that a path in a store names, by their names.
+
+    Raises:
+        ConfigError: there is none, or one is not whole.
+        StoreError: the store does not answer.
+    """
+    url = without_suffix(str(as_msc(url)).rstrip("/"))
+    objects, counts = _found(url)
+    prefixes = sorted({without_suffix(each) for each in objects if each.endswith(SUFFIXES)})
+    prefixes = [each for each in prefixes if not (each + ".bin").endswith(WEIGHTS_SUFFIX)]
+    if not prefixes:
+        raise ConfigError(f"{url}: names no .bin/.idx pair; check the path.")
+    files = {prefix: _files_of(prefix, objects) for prefix in prefixes}
+    copied = [
+        each[suffix]
+        for prefix, each in files.items()
+        for suffix in (META_SUFFIX, ".idx")
+        if suffix in each and (suffix != ".idx" or prefix not in counts)
+    ]
+    known = {each.sha256 or each.url: each for each in copied}
+    range_reader().run_all([functools.partial(local_copy, each) for each in known.values()])
+    return [_pair(prefix, each, counts.get(prefix)) for prefix, each in files.items()]
+
+
+def _files_of(prefix: str, objects: Mapping[str, StoredObject]) -> dict[str, StoredObject]:
+    files = {suffix: objects[prefix + suffix] for suffix in _ALL if prefix + suffix in objects}
+    for suffix in SUFFIXES:
+        if suffix not in files:
+            raise ConfigError(f"{prefix}{suffix}: does not exist; a pair is needed.")
+    return files
+
+
+def _pair(prefix: str, files: dict[str, StoredObject], counts: tuple[int, int] | None) -> Pair:
+    num_bytes = files[".bin"].size
+    if counts is None:
+        header = read_header(prefix + ".idx", local_copy(files[".idx"]))
+    else:
+        header = _header(prefix, num_bytes, *counts)
+    meta = files.get(META_SUFFIX)
+    read = None if meta is None else read_meta(meta.url, local_copy(meta))
+    weights = files.get(WEIGHTS_SUFFIX)
+    weights_bytes = None if weights is None else weights.size
+    return pair_of(prefix, header, num_bytes, weights_bytes, read, files)
+
+
+def _header(prefix: str, num_bytes: int, documents: int, tokens: int) -> Header:
+    """The header of a pair that was prepared; its index is compared when it is copied."""
+    dtype = _TOKENS.get(num_bytes // tokens if tokens else 4)
+    if dtype is None or tokens * dtype.itemsize != num_bytes:
+        raise ConfigError(f"{prefix}.bin: {num_bytes} bytes for {tokens} tokens; prepare it again.")
+    return dtype, documents, documents, num_bytes
+
+
+def _found(url: str) -> _Found:
+    """The files of the pairs that a path names."""
+    folder = _folder_of(url) if glob.has_magic(url) else url
+    is_wanted = _pattern(url).fullmatch if glob.has_magic(url) else _below(url).fullmatch
+    for above in (os.path.dirname(folder), os.path.dirname(os.path.dirname(folder))):
+        objects, counts = _prepared(above)
+        wanted = {each: objects[each] for each in objects if is_wanted(each)}
+        if wanted:
+            return wanted, counts
+    if not glob.has_magic(url):
+        alone = {url + suffix: find_object(url + suffix) for suffix in _ALL}
+        if alone[url + ".idx"]:
+            return {name: found for name, found in alone.items() if found}, {}
+    below = {each.url: each for each in objects_below(folder)}
+    return {each: below[each] for each in below if is_wanted(each)}, {}
+
+
+def _folder_of(pattern: str) -> str:
+    """The folder below which all lies that a pattern may match."""
+    parts = pattern.split("/")
+    return "/".join(parts[: next(n for n, part in enumerate(parts) if glob.has_magic(part))])
+
+
+def _below(url: str) -> "re.Pattern[str]":
+    endings = "|".join(map(re.escape, _ALL))
+    return re.compile(rf"{re.escape(url)}(/(?!\.)[^/]+)*({endings})")
+
+
+def _pattern(url: str) -> "re.Pattern[str]":
+    """A pattern of paths without suffix, in which ``*`` stands for a part of one name."""
+    parts = ["[^/]+(/[^/]+)*" if part == "**" else _part(part) for part in url.split("/")]
+    return re.compile("/".join(parts) + f"({'|'.join(map(re.escape, _ALL))})")
+
+
+def _part(part: str) -> str:
+    return translate(part).removeprefix("(?s:").removesuffix(r")\Z").replace(".*", "[^/]*")
+
+
+def _prepared(folder: str) -> _Found:
+    """What the ``prepared.json`` of a folder says; nothing where there is none."""
+    path = f"{folder}/{PREPARED}"
+    content = read_object(path) if folder.count("/") > 2 or folder.startswith("msc://") else None
+    if content is None:
+        return {}, {}
+    objects, counts = {}, {}
+    try:
+        for unit in json.loads(content)["units"]:
+            for name, known in unit["files"].items():
+                url = f"{folder}/{name}"
+                objects[url] = StoredObject(url, known["bytes"], sha256=known["sha256"])
+            for split, documents in unit["documents"].items():
+                counts[f"{folder}/{split}/{unit['name']}"] = documents, unit["tokens"][split]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: not what `energon-ext prepare` writes ({error!r}).") from error
+    return objects, counts

@@ -1,0 +1,108 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A real S3 server of moto on loopback, behind a proxy that counts requests and makes faults."""
+
+import contextlib
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import boto3
+
+BUCKET = "corpus"
+
+
+class Store:
+    """The server, and what its proxy does.
+
+    Attributes:
+        requests: method and object of each.
+        fault: ``down``, ``short``, ``denied`` or None, for ranges of objects.
+    """
+
+    def __init__(self):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        self._server = subprocess.Popen(command, **quiet)
+        self.requests, self.fault = [], None
+        self._proxy = ThreadingHTTPServer(("127.0.0.1", 0), type("Of", (_Proxy,), {"store": self}))
+        self._proxy.daemon_threads = True
+        threading.Thread(target=self._proxy.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._proxy.server_port}"
+        for _ in range(600):
+            try:
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        login = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
+        direct = f"http://127.0.0.1:{self.port}"
+        self.s3 = boto3.client("s3", endpoint_url=direct, region_name="us-east-1", **login)
+        self.s3.create_bucket(Bucket=BUCKET)
+
+    def put(self, folder, name):
+        """Every file below a folder, as objects below a name."""
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                key = os.path.join(name, path.relative_to(folder))
+                self.s3.put_object(Bucket=BUCKET, Key=key, Body=path.read_bytes())
+
+    def asked(self, method, ending):
+        """Requests for objects with names that end so."""
+        return [path for way, path in self.requests if way == method and path.endswith(ending)]
+
+    def close(self):
+        self._proxy.shutdown()
+        self._server.kill()
+        self._server.wait()
+
+
+class _Proxy(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def _pass_on(self):
+        store = self.store
+        is_range = bool(self.headers.get("Range"))
+        store.requests.append((self.command, self.path))
+        if is_range and store.fault == "down":
+            self.close_connection = True
+            return
+        if is_range and store.fault == "denied":
+            self._answer(403, {}, b"<Error><Code>AccessDenied</Code></Error>")
+            return
+        server = http.client.HTTPConnection("127.0.0.1", store.port)
+        server.request(self.command, self.path, headers=dict(self.headers))
+        response = server.getresponse()
+        content = response.read()
+        if is_range and store.fault == "short":
+            content = content[: len(content) // 2]
+        self._answer(response.status, dict(response.getheaders()), content)
+        server.close()
+
+    do_GET = do_HEAD = _pass_on
+
+    def _answer(self, status, headers, content):
+        self.send_response(status)
+        for name, value in headers.items():
+            is_own = name.lower() in ("connection", "transfer-encoding", "date", "server")
+            if not is_own and (self.command == "HEAD" or name.lower() != "content-length"):
+                self.send_header(name, value)
+        if self.command != "HEAD":
+            self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def handle(self):
+        with contextlib.suppress(ConnectionError):  # a client that ended early
+            super().handle()
+
+    def log_message(self, *_):
+        pass

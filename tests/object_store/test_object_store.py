@@ -1,0 +1,212 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Token files in an object store give what local ones give, and a failing store says so."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+
+from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
+from energon_ext.cli.main import main
+from energon_ext.documents import object_store, range_reader
+from energon_ext.documents.file_set import open_token_files
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.errors import ConfigError, StoreError
+from tests.support import batch_hash, config, loader_for, take, write_mix, write_tokens
+
+pytest.importorskip("moto", reason="moto is not installed: pip install 'energon_ext[test]'")
+pytest.importorskip("boto3", reason="boto3 is not installed: pip install 'energon_ext[test]'")
+
+
+@pytest.fixture(scope="session")
+def server():
+    from tests.object_store.store import Store
+
+    server = Store()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def store(server, tmp_path, monkeypatch):
+    provider = {"base_path": "corpus", "endpoint_url": server.url, "region_name": "us-east-1"}
+    keys = {"access_key": "key", "secret_key": "secret"}
+    profile = {
+        "storage_provider": {"type": "s3", "options": provider},
+        "credentials_provider": {"type": "S3Credentials", "options": keys},
+        "retry": {"attempts": 2, "delay": 0},
+    }
+    (tmp_path / "msc.json").write_text(json.dumps({"profiles": {"store": profile}}))
+    monkeypatch.setenv("MSC_CONFIG", str(tmp_path / "msc.json"))
+    monkeypatch.setenv("ENERGON_EXT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    object_store.msc.shortcuts._reinitialize_after_fork()  # its clients are of another test
+    server.requests.clear()
+    server.fault = None
+    range_reader.use_requests(16)
+    return server
+
+
+@pytest.fixture
+def pairs(tmp_path, store):
+    """Three pairs in a local folder, and the same in the store, below the test's own name."""
+    draw = np.random.default_rng(0)
+    folder = tmp_path / "tokens" / "web"
+    for part in range(3):
+        documents = [draw.integers(0, 250, draw.integers(1, 60)).tolist() for _ in range(40)]
+        write_tokens(folder / f"part-{part}", documents)
+    name = hashlib.sha1(str(tmp_path).encode()).hexdigest()
+    store.put(folder, f"{name}/web")
+    return folder, f"{name}/web"
+
+
+def dataset(path, tmp_path, *topology):
+    return load(write_mix(tmp_path / "mix.yaml", [(path, 1)]), *topology)
+
+
+def load(mix, workers=0, rank=0, ranks=1, batch=2):
+    encoder = PackedTaskEncoder(ByteTokenizer(), 64)
+    return get_train_dataset(
+        mix,
+        worker_config=config(workers, rank, ranks),
+        batch_size=batch,
+        rows_per_step=4,
+        task_encoder=encoder,
+    )
+
+
+def rows_of(*batches):
+    """The tokens of the rows of some ranks, in no order."""
+    tokens = [batch for own in batches for batch in own]
+    return sorted(row.tobytes() for batch in tokens for row in batch.numpy().reshape(-1, 64))
+
+
+def hashes(loader, count):
+    return [batch_hash(batch) for batch in take(loader, count)]
+
+
+@pytest.mark.parametrize(
+    "path, scheme",
+    [
+        ("{}", "msc://store/"),
+        ("{}/part-*", "msc://store/"),
+        ("{}/part-1", "s3://corpus/"),
+        ("{}/part-1.bin", "msc://store/"),
+    ],
+)
+def test_batches_of_a_pair_a_folder_and_a_pattern_equal_the_local_ones(
+    path, scheme, pairs, tmp_path
+):
+    local, name = pairs
+    expected = hashes(loader_for(dataset(path.format(local), tmp_path)), 12)
+    assert hashes(loader_for(dataset(path.format(scheme + name), tmp_path)), 12) == expected
+
+
+@pytest.mark.parametrize("workers, ranks", [(2, 1), (0, 2)])
+def test_a_run_goes_on_when_its_yaml_and_files_moved_to_a_store_on_other_ranks_and_workers(
+    workers, ranks, pairs, store
+):
+    local, name = pairs
+    mix = write_mix(local.parent / "mix.yaml", [("web", 1)])
+    store.s3.upload_file(str(mix), "corpus", f"{name}.yaml")
+    loader = loader_for(load(mix))
+    take(loader, 4)  # two steps of two batches
+    state = loader.state_dict()
+    expected = [batch.tokens for batch in take(loader, 8)]
+    found = []
+    for rank in range(ranks):
+        resumed = loader_for(load(f"msc://store/{name}.yaml", workers, rank, ranks, 4 // ranks))
+        resumed.load_state_dict(state)
+        assert [change.change for change in resumed.changes] == ["kept"]
+        found.append([batch.tokens for batch in take(resumed, 4)])
+    assert rows_of(*found) == rows_of(expected)
+    assert len(rows_of(expected)) == 16
+
+
+def test_prepared_json_stands_for_the_listing_and_the_headers(store, tmp_path):
+    (tmp_path / "in.jsonl").write_text(
+        "".join(json.dumps({"text": f"{n} " * (n % 40)}) + "\n" for n in range(200))
+    )
+    out, name = tmp_path / "out", tmp_path.name
+    words = ["prepare", str(out), "--jsonl", str(tmp_path / "in.jsonl"), "--tokenizer", "bytes"]
+    main(words, standalone_mode=False)
+    store.put(out, f"{name}/out")
+    expected = hashes(loader_for(dataset(out / "train", tmp_path)), 6)
+    store.requests.clear()
+    files = open_token_files(f"msc://store/{name}/out/train")
+    assert len(files) == len(open_token_files(out / "train"))
+    assert [method for method, _ in store.requests] == ["GET"] * 2  # prepared.json, one meta
+    assert not store.asked("GET", ".idx")
+    assert hashes(loader_for(dataset(f"msc://store/{name}/out/train", tmp_path)), 6) == expected
+    assert len(store.asked("GET", ".idx")) == 1
+    assert hashes(loader_for(dataset(f"msc://store/{name}/out/train", tmp_path)), 6) == expected
+    assert len(store.asked("GET", ".idx")) == 1  # the copy is there
+
+
+def test_rows_of_later_batches_are_asked_for_early(pairs, store, tmp_path):
+    found = dataset(f"msc://store/{pairs[1]}", tmp_path)
+    row_bytes = 2 * 64 * 4  # a batch of two rows
+    asked = {}
+    for ahead in (0, 8):
+        loader = ExactDataLoader(found, read_ahead_bytes=ahead * row_bytes, read_requests=4)
+        store.requests.clear()
+        take(loader, 1)
+        range_reader.range_reader().run_all([lambda: None] * 8)  # behind what was asked for
+        asked[ahead] = len(store.asked("GET", ".bin"))
+        loader.close()
+        found = dataset(f"msc://store/{pairs[1]}", tmp_path)
+    assert asked[8] > 3 * asked[0] > 0
+
+
+@pytest.mark.parametrize(
+    "fault, reason",
+    [("down", "cannot be read"), ("denied", "Permission denied"), ("short", "bytes came")],
+)
+def test_a_store_that_fails_ends_the_batch_with_one_line_and_the_run_resumes(
+    fault, reason, pairs, store, tmp_path
+):
+    local, name = pairs
+    expected = hashes(loader_for(dataset(local, tmp_path)), 8)
+    found = dataset(f"msc://store/{name}", tmp_path)
+    loader = ExactDataLoader(found, read_ahead_bytes=0)
+    assert hashes(loader, 3) == expected[:3]
+    store.fault = fault
+    with pytest.raises(StoreError, match=reason) as caught:
+        take(loader, 5)
+    message = str(caught.value)
+    assert "\n" not in message and f"{name}:" not in message.split(" ")[1]
+    assert f"msc://store/{name}: msc://store/{name}/part-" in message
+    if fault != "short":
+        assert "2 attempts" in message
+    store.fault = None
+    range_reader.use_requests(16)
+    resumed = loader_for(dataset(f"msc://store/{name}", tmp_path))
+    resumed.load_state_dict(loader.state_dict())
+    done = loader.batches_drawn
+    assert hashes(resumed, 8 - done) == expected[done:]
+
+
+@pytest.mark.parametrize("content", [b"\x01\x00" * 2000, None])
+def test_an_object_that_was_replaced_is_refused_when_it_is_looked_at_again(
+    content, pairs, store, tmp_path, monkeypatch
+):
+    """None: other bytes of the same length, which the ETag alone tells."""
+    local, name = pairs
+    files = open_token_files(f"msc://store/{name}/part-0")
+    size = (local / "part-0.bin").stat().st_size
+    store.s3.put_object(Bucket="corpus", Key=f"{name}/part-0.bin", Body=content or bytes(size))
+    with pytest.raises(StoreError, match=r"0\.bin: of (4000 bytes|ETag .*), not the object of"):
+        files.document(0)
+
+
+def test_what_is_not_there_and_a_login_in_a_path_are_refused(pairs, tmp_path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        dataset(f"msc://store/{pairs[1]}/nothing", tmp_path)
+    with pytest.raises(ConfigError, match=r"s3://\*\*\*@corpus/web found, which is no path"):
+        dataset("s3://me:secret@corpus/web", tmp_path)
