@@ -178,8 +178,8 @@ class ExactDataLoader:
     def _start(self) -> Iterator[Any]:
         workers = self.worker_config.num_workers
         self._slots = Slots(workers * self._prefetch_factor + 1) if workers else None
-        if self._rounds_ahead and not workers:
-            use_requests(self._read_requests)
+        if self._rounds_ahead:  # workers are forked, and have as many each
+            use_requests(-(-self._read_requests // max(1, workers)))
         self.dataset.begin()
         readers = DataLoader(
             Reader(self.dataset, self._slots),
@@ -229,8 +229,6 @@ class ExactDataLoader:
     def _begin_reader(self, worker: int) -> None:
         begin_worker(worker)
         SystemRng.seed(self.worker_config.worker_seed(worker))
-        if self._rounds_ahead:
-            use_requests(-(-self._read_requests // self.worker_config.num_workers))
 
     # State --------------------------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ def hashes(loader, count):
         ("{}", "msc://store/"),
         ("{}/part-*", "msc://store/"),
         ("{}/part-1", "s3://corpus/"),
-        ("{}/part-1.bin", "msc://store/"),
+        pytest.param("{}/part-1.bin", "msc://store/", marks=pytest.mark.nightly),
     ],
 )
 def test_batches_of_a_pair_a_folder_and_a_pattern_equal_the_local_ones(
@@ -108,7 +108,7 @@ def test_batches_of_a_pair_a_folder_and_a_pattern_equal_the_local_ones(
     assert hashes(loader_for(dataset(path.format(scheme + name), tmp_path)), 12) == expected
 
 
-@pytest.mark.parametrize("workers, ranks", [(2, 1), (0, 2)])
+@pytest.mark.parametrize("workers, ranks", [(2, 1), pytest.param(0, 2, marks=pytest.mark.nightly)])
 def test_a_run_goes_on_when_its_yaml_and_files_moved_to_a_store_on_other_ranks_and_workers(
     workers, ranks, pairs, store
 ):
@@ -166,7 +166,11 @@ def test_rows_of_later_batches_are_asked_for_early(pairs, store, tmp_path):
 
 @pytest.mark.parametrize(
     "fault, reason",
-    [("down", "cannot be read"), ("denied", "Permission denied"), ("short", "bytes came")],
+    [
+        ("down", "cannot be read"),
+        pytest.param("denied", "Permission denied", marks=pytest.mark.nightly),
+        pytest.param("short", "bytes came", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_store_that_fails_ends_the_batch_with_one_line_and_the_run_resumes(
     fault, reason, pairs, store, tmp_path
