@@ -82,7 +82,7 @@ def texts(batches):
     return [name for batch in batches for text in batch.text for name in text.lower().split("+")]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.nightly), 3])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_one_epoch_yields_every_document_exactly_once(data, num_workers, world_size):
     seen = Counter()
@@ -262,7 +262,10 @@ def test_a_renamed_encoder_continues_and_is_told(data, caplog):
     assert "The TaskEncoder was UpperCase, and is Renamed; see that it reads alike." in caplog.text
 
 
-@pytest.mark.parametrize("num_workers", [1, 3, 4])
+@pytest.mark.parametrize(
+    "num_workers",
+    [pytest.param(1, marks=pytest.mark.nightly), 3, pytest.param(4, marks=pytest.mark.nightly)],
+)
 def test_a_virtual_epoch_is_rounded_up_to_as_many_batches_of_every_worker(data, num_workers):
     endless = loader_for(build(data / "mix.yaml", num_workers=num_workers))
     expected = texts(take(endless, 24))

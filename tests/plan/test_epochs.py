@@ -98,7 +98,7 @@ def check_passes(passes, tokens, counts):
 
 
 @every_packing
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.nightly)])
 def test_further_passes_without_repeat_are_the_first_pass(data, packing, workers):
     path = write(data / "once.yaml", {"blend": [entry("a"), entry("b")]})
     loader = load(path, packing, repeat=False, workers=workers)

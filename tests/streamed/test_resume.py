@@ -105,7 +105,7 @@ def test_a_resume_is_exact_at_every_batch(rule, shuffle, epochs):
         assert told(take(loader, 39 - position)) == batches[position + 1 :]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
 @pytest.mark.parametrize("shuffle", [0, 8])
 def test_a_resume_with_workers_is_exact_at_every_batch_and_over_several_saves(workers, shuffle):
     """Saves right after the start and after a resume too: not every worker has begun then."""
