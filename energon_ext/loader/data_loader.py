@@ -102,7 +102,7 @@ class ExactDataLoader:
         self._slots: Slots | None = None  # with workers
         self._batches: Iterator[Any] | None = None
         self._pending: deque[Round] = deque()  # handed to readers, and not yet to the trainer
-        self._is_closed = False
+        self._has_begun = self._is_closed = False
         for live in self.dataset.live_weights:
             live.deadline = timeout / 4  # 450 s: before the collectives of Megatron end, at 600 s
 
@@ -176,6 +176,7 @@ class ExactDataLoader:
         return batch, is_last
 
     def _start(self) -> Iterator[Any]:
+        self._has_begun = True
         workers = self.worker_config.num_workers
         self._slots = Slots(workers * self._prefetch_factor + 1) if workers else None
         if self._rounds_ahead:  # workers are forked, and have as many each
@@ -255,7 +256,7 @@ class ExactDataLoader:
             StateMismatchError: it belongs to another configuration.
             ConfigError: batches were drawn already, a state was loaded, or the loader was closed.
         """
-        if self._batches is not None or self._is_closed or self.changes:
+        if self._has_begun or self._is_closed or self.changes:
             raise ConfigError("Restore a data state before the first batch, in a new loader.")
         content = check_seal(state)
         self.changes = self.dataset.continue_from(content)

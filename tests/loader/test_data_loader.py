@@ -256,6 +256,14 @@ def test_a_closed_loader_still_has_its_state_and_draws_nothing(folder, workers):
         loader.load_state_dict(loader.state_dict())
 
 
+def test_a_loader_whose_pass_has_ended_takes_no_state(folder):
+    loader = new_loader(mix(folder, limits=(1, 1)))
+    before = loader.state_dict()
+    assert len(list(loader)) > 1
+    with pytest.raises(ConfigError, match="before the first batch, in a new loader"):
+        loader.load_state_dict(before)
+
+
 @pytest.mark.parametrize(
     ("option", "value"), [("prefetch_factor", 0), ("prefetch_factor", 2.5), ("timeout", 0)]
 )

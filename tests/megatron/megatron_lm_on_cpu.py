@@ -66,6 +66,19 @@ def start_on_gloo(*_, **__):
     )
 
 
+def keep_outputs_of_stages():
+    """Gloo may still send an output when Megatron frees it; NCCL sends in the order of a stream."""
+    from megatron.core.model_parallel_config import ModelParallelConfig
+
+    check = ModelParallelConfig.__post_init__
+
+    def check_and_keep(config):
+        config.deallocate_pipeline_outputs = False
+        check(config)
+
+    ModelParallelConfig.__post_init__ = check_and_keep
+
+
 def record_batches(path, nan_at):
     """Write down what the training draws, on top of the package's own step."""
     from megatron.training import get_args
@@ -114,6 +127,7 @@ def main():
     stand_in_for_wandb(f"{out}.wandb")
     torch._dynamo.config.disable = True
     answer_for_the_gpu()
+    keep_outputs_of_stages()
     import megatron.training.initialize
     import megatron.training.training
 
