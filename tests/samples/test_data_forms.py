@@ -15,19 +15,21 @@ from megatron.energon import (
     Sample,
     SampleDecoder,
     basic_sample_keys,
+    cooker,
     stateless,
 )
 from megatron.energon.edataclass import edataclass
 from megatron.energon.epathlib import EPath
+from megatron.energon.media.extractor import MediaFilterConfig
 from megatron.energon.metadataset.loader import load_dataset
 
 from energon_ext import DynamicBlendMixin
 from tests.samples.test_planned_samples import run, write
-from tests.samples.vision import prepare, write_images
+from tests.samples.vision import image_bytes, prepare, write_images
 from tests.support import TEXT_SAMPLE
 
 
-def write_shards(folder, samples, subflavors, shard_size=8):
+def write_shards(folder, samples, subflavors, shard_size=8, media=None):
     """A prepared webdataset of dictionaries from extensions to bytes."""
     folder.mkdir(parents=True)
     for begin in range(0, len(samples), shard_size):
@@ -38,7 +40,7 @@ def write_shards(folder, samples, subflavors, shard_size=8):
                     info.size = len(content)
                     tar.addfile(info, io.BytesIO(content))
     crude = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
-    prepare(folder, {**crude, "subflavors": subflavors})
+    prepare(folder, {**crude, "subflavors": subflavors}, media)
 
 
 @edataclass
@@ -150,6 +152,41 @@ def test_auxiliary_files_and_the_subflavors_of_an_entry_reach_the_cooker(tmp_pat
         f"{number:06d}": ("photo", sizes[f"{n:06d}.0.jpeg"])
         for number, n in enumerate(range(0, 16, 3))
     }
+
+
+@stateless
+@cooker(need_primary=True)
+def cook_size(sample, primary):
+    size = primary.get_media_metadata(".jpeg")
+    return Whatever(**basic_sample_keys(sample), content=size.width * size.height)
+
+
+@pytest.mark.nightly
+def test_lengths_may_come_from_the_media_metadata_that_energon_prepares(tmp_path):
+    class BySize(Plain):
+        seq_len, encoding_fingerprint = 120, {"version": 1}
+        cookers = [Cooker(cook_size)]
+
+        def length_of(self, sample):
+            return sample.content
+
+        sample_length = length_of
+
+        @stateless
+        def pack_selected_samples(self, samples):
+            return samples
+
+        def encode_batch(self, batch):
+            return [[(each.__key__, each.content) for each in row] for row in batch]
+
+    images = [{"jpeg": image_bytes(number, "jpeg")} for number in range(20)]
+    media = MediaFilterConfig.parse(None, False, True)
+    write_shards(tmp_path / "pictures", images, {}, media=media)
+    path = write(tmp_path / "mix.yaml", {"path": "pictures"})
+    rows = [row for step in run(path, 1, encoder=BySize())[0] for row in step]
+    sizes = {f"{number:06d}": 6 * (4 + number % 5) for number in range(20)}  # as they are drawn
+    assert rows and all(sizes[key] == size for row in rows for key, size in row)
+    assert all(90 < sum(size for _, size in row) <= 120 for row in rows)
 
 
 # Joins --------------------------------------------------------------------------------------------

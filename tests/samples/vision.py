@@ -65,7 +65,7 @@ def write_images(folder, count, *, images=lambda number: number % 3, shard_size=
     return folder
 
 
-def prepare(folder, dataset_config):
+def prepare(folder, dataset_config, media=None):
     """What ``energon prepare`` writes."""
     BaseWebdatasetFactory.prepare_dataset(
         EPath(folder),
@@ -74,6 +74,7 @@ def prepare(folder, dataset_config):
         progress_fn=lambda items, total: items,
         tar_index_only=False,
         workers=1,
+        media_filter=media,
     )
     (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps(dataset_config))
 
