@@ -25,12 +25,13 @@ from megatron.core import parallel_state
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
 from megatron_gpt import build_model, run
+from megatron_sampler import MegatronSampler, Sampling, generate
 from options import add_arguments, count, count_or_none, new_parser
 from train_loop import build_source, train
 
 from energon_ext import PromptTaskEncoder, SFTTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import Tokenizer
-from energon_ext.megatron import MegatronSampler, Sampling, data_parallel_worker_config, generate
+from energon_ext.megatron import data_parallel_worker_config
 from energon_ext.rl import RLDataset
 
 SEQ_LEN = 66  # six samples of: bos 7 2 5 4 > 2 4 5 7 eos

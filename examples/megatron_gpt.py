@@ -19,6 +19,7 @@ warnings.filterwarnings("ignore", message="Please use DTensor instead")
 
 import torch
 import torch.distributed as dist
+from initial_weights import initialize_weights
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.distributed import (
@@ -41,7 +42,6 @@ from energon_ext.megatron import (
     enable_cpu,
     forward_step,
     gpt_layer_spec,
-    initialize_weights,
     mean_losses,
     scale_router_losses,
 )

@@ -5,6 +5,7 @@
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from initial_weights import initialize_weights
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
@@ -13,7 +14,7 @@ from megatron.energon import WorkerConfig
 
 from energon_ext import ExactDataLoader, get_train_dataset, get_val_datasets
 from energon_ext.encoders.tokenizers import ByteTokenizer
-from energon_ext.megatron import enable_cpu, forward_step, gpt_layer_spec, initialize_weights
+from energon_ext.megatron import enable_cpu, forward_step, gpt_layer_spec
 from energon_ext.splice import LossMap
 from energon_ext.splice.source import splices_of
 

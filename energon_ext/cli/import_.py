@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""``energon-ext import``: the data of a Megatron-LM or Energon run as a metadataset of this one."""
+"""``energon-ext import``: the data of a Megatron-LM run as a metadataset."""
 
 import math
 import os
@@ -57,10 +57,10 @@ def import_(
     rule: str,
     overwrite: bool,
 ) -> None:
-    """Write the metadataset OUTPUT from Megatron's --data-path or a metadataset.
+    """Write the metadataset OUTPUT from Megatron's --data-path.
 
-    SOURCES is what follows --data-path, weights and prefixes in turn or prefixes alone; or one YAML
-    file, a metadataset of Energon. An interleave keeps shares as exactly as Megatron's blending.
+    SOURCES is what follows --data-path, weights and prefixes in turn or prefixes alone. An
+    interleave keeps shares as exactly as Megatron's blending.
 
     Example: energon-ext import mix.yaml 70 data/web 30 data/code --split 98,2,0
     """
@@ -74,13 +74,11 @@ def import_(
         }
     )
     iterations = _iterations(phase_transition_iterations)
-    metadataset = sources[0] if len(sources) == 1 and sources[0].endswith((".yaml", ".yml")) else ""
-    own_splits = metadataset or per_split_data_args_path
-    if own_splits and (split or iterations):
-        raise ConfigError(f"--split and phases are of lists; {own_splits} has its own splits.")
-    if metadataset:
-        splits, remarks = _of_metadataset(Path(metadataset), output)
-    elif per_split_data_args_path is not None:
+    if per_split_data_args_path is not None and (split or iterations):
+        raise ConfigError(
+            f"--split and phases are of lists; {per_split_data_args_path} has its own splits."
+        )
+    if per_split_data_args_path is not None:
         blends = _blends_of_splits(per_split_data_args_path)
         splits = {SPLITS[name]: _node([blend], [], rule, output) for name, blend in blends.items()}
         remarks = _remarks(list(blends.values()))
@@ -233,41 +231,6 @@ def _iterations(text: str) -> list[int]:
     if len({0, *found}) <= len(found):
         raise ConfigError(f"--phase-transition-iterations: {text!r} names 0, or one twice.")
     return found
-
-
-# Metadatasets of Energon -------------------------------------------------------------------------
-
-
-def _of_metadataset(path: Path, output: Path) -> tuple[dict[str, Any], list[str]]:
-    """The splits of a metadataset of Energon, first or second format."""
-    content = read_mapping(EPath(str(path)))
-    splits_there = content.get("splits")
-    if not isinstance(splits_there, dict) or not splits_there:
-        raise ConfigError(f"{path}: not a metadataset; it has no splits.")
-    _check(path, splits_there)
-    remarks = [f"From {path.name}; metadatasets inside it are as they were."]
-    splits = {}
-    for name, node in splits_there.items():
-        if content.get("__class__", "Metadataset") == "Metadataset":
-            for entry in node["datasets"]:
-                if old := entry.pop("subflavor", None):
-                    entry["subflavors"] = {"__subflavor__": old, **(entry.get("subflavors") or {})}
-                    remarks.append(f"{entry['path']}: subflavor became subflavors.__subflavor__.")
-            node = {"blend": node["datasets"]}
-        splits[name] = _moved(node, path, output)
-    return splits, remarks
-
-
-def _moved(node: Any, path: Path, output: Path) -> Any:
-    """A node with its paths relative to another file."""
-    if isinstance(node, list):
-        return [_moved(child, path, output) for child in node]
-    if not isinstance(node, dict):
-        return node
-    moved = {key: _moved(child, path, output) for key, child in node.items()}
-    if isinstance(node.get("path"), str) and "://" not in node["path"]:
-        moved["path"] = _relative(os.path.join(path.parent, node["path"]), output)
-    return moved
 
 
 def _relative(path: str, output: Path) -> str:

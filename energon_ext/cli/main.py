@@ -14,7 +14,7 @@ from energon_ext.errors import EnergonExtError
 #: The help of each command in one line, so that nothing need be imported to list them.
 COMMANDS = {
     "checkpoint": "Look into a checkpoint.",
-    "import": "Write the metadataset OUTPUT from Megatron's --data-path or a metadataset.",
+    "import": "Write the metadataset OUTPUT from Megatron's --data-path.",
     "measure": "Measure the samples of METADATASET once, for rows of whole samples.",
     "peek": "Show the first rows that METADATASET gives, before any training.",
     "plan": "Show the shares that METADATASET plans, and what a splice would show.",

@@ -196,8 +196,7 @@ class ExactDataLoader:
     def _rounds(self) -> Iterator[tuple[int, list[DescribedRow] | Failure]]:
         """The number and the rows of every batch; the last one may be an error of the planner.
 
-        A generator: torch asks for the iterator of a sampler twice, and readers must be forked
-        before the planner is.
+        A generator: torch asks a sampler twice, and readers must be forked before the planner is.
         """
         number = self.batches_drawn
         failures: list[Failure] = []

@@ -5,7 +5,6 @@
 from energon_ext.megatron.attention import SegmentAttention, gpt_layer_spec
 from energon_ext.megatron.context_parallel import slice_for_context_parallel
 from energon_ext.megatron.cpu import enable_cpu
-from energon_ext.megatron.initialize import initialize_weights
 from energon_ext.megatron.loader import MegatronEnergonLoader, data_parallel_worker_config
 from energon_ext.megatron.loss import check_losses, make_loss_func, mean_losses
 from energon_ext.megatron.megatron_lm import schedule_axis, train_valid_test_dataloaders_provider
@@ -14,14 +13,11 @@ from energon_ext.megatron.moe import scale_router_losses
 from energon_ext.megatron.mtp import mtp_block_spec
 from energon_ext.megatron.packed_params import build_packed_seq_params
 from energon_ext.megatron.rope import rope_by_position_ids
-from energon_ext.megatron.sampler import MegatronSampler, Sampling, generate
 from energon_ext.megatron.step import forward_step, get_batch
 from energon_ext.megatron.validation import ValidationLoader
 
 __all__ = [
     "MegatronEnergonLoader",
-    "MegatronSampler",
-    "Sampling",
     "SegmentAttention",
     "ValidationLoader",
     "add_energon_args",
@@ -30,10 +26,8 @@ __all__ = [
     "data_parallel_worker_config",
     "enable_cpu",
     "forward_step",
-    "generate",
     "get_batch",
     "gpt_layer_spec",
-    "initialize_weights",
     "make_loss_func",
     "mean_losses",
     "mtp_block_spec",

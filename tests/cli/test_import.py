@@ -20,7 +20,7 @@ from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.plan.forecast import planned
 from energon_ext.plan.lookup import find_blend
 from tests.cli.command import energon_ext, error_line
-from tests.support import config, loader_for, write_dataset, write_mix, write_tokens
+from tests.support import config, write_tokens
 
 SEQ_LEN = 32
 #: Rows of SEQ_LEN tokens with one label more: full ones only, as Megatron counts samples.
@@ -151,42 +151,6 @@ def test_a_file_of_splits_becomes_splits(folder):
     }
 
 
-@pytest.mark.parametrize("is_first_format", [True, False])
-def test_metadatasets_of_energon_keep_their_samples(folder, is_first_format):
-    for name in ("x", "y"):
-        write_dataset(folder / "data" / name, [f"{name}{n}" for n in range(20)])
-    entries = [{"path": "x", "weight": 3, "subflavors": {"lang": "en"}}, {"path": "y", "weight": 1}]
-    content = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
-    if is_first_format:
-        content["__class__"] = "Metadataset"
-        splits = {"train": {"datasets": entries}}
-    else:
-        splits = {"train": {"blend": entries}, "val": {"path": "y", "split_part": "train"}}
-    (folder / "data" / "old.yaml").write_text(yaml.safe_dump({**content, "splits": splits}))
-    found = imported("data/old.yaml")
-    assert [entry["path"] for entry in found["train"]["blend"]] == ["../data/x", "../data/y"]
-    blend = find_blend(get_train_dataset("out/mix.yaml", **options()))
-    shares = blend.planned_shares(0)
-    assert list(shares.values()) == [0.75, 0.25]
-    assert '"lang": "en"' in list(shares)[0]
-    batch = next(iter(loader_for(get_train_dataset("out/mix.yaml", **options()))))
-    assert batch.tokens.numel() == SEQ_LEN
-
-
-def test_the_old_subflavor_is_carried_over_and_said(folder):
-    write_dataset(folder / "x", ["x"] * 20)
-    content = {"__module__": "megatron.energon", "__class__": "Metadataset"}
-    entry = {"path": "x", "subflavor": "en"}
-    content["splits"] = {"train": {"datasets": [entry]}}
-    (folder / "old.yaml").write_text(yaml.safe_dump(content))
-    result = energon_ext("import", "out/mix.yaml", "old.yaml")
-    assert "x: subflavor became subflavors.__subflavor__." in result.stdout
-    text = (folder / "out/mix.yaml").read_text()
-    assert yaml.safe_load(text)["splits"]["train"]["blend"][0]["subflavors"] == {
-        "__subflavor__": "en"
-    }
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -201,7 +165,6 @@ def test_the_old_subflavor_is_carried_over_and_said(folder):
         (["1", "web", "--split", "0,1"], "shares like 969,30,1 are needed"),
         (["1", "web", "--phase-transition-iterations", "5"], "1 transitions need 2 lists"),
         (["1", "web", "--phase-transition-iterations", "0"], "names 0, or one twice"),
-        (["broken.yaml"], "broken.yaml: .*splits.val"),
         (
             ["1", "web", "--phase-transition-iterations", "5,x"],
             "breakpoint .x. is not an integer from 0",
@@ -211,14 +174,12 @@ def test_the_old_subflavor_is_carried_over_and_said(folder):
             ["--per-split-data-args-path", "one.txt"],
             "one.txt: '1 web 3 code' found, a mapping is needed",
         ),
-        (["mix.yaml", "--split", "9,1"], "mix.yaml has its own splits"),
+        (["--per-split-data-args-path", "a", "--split", "9,1"], "a has its own splits"),
     ],
 )
 def test_what_cannot_be_imported_is_one_line_and_writes_nothing(folder, arguments, words):
     (folder / "one.txt").write_text("1 web 3 code")
     (folder / "empty.txt").write_text("")
-    mix = write_mix(folder / "mix.yaml", [("web", 1)])
-    (folder / "broken.yaml").write_text(mix.read_text()[:-2] + ', "val": 7}}')
     line = error_line(energon_ext("import", "out/mix.yaml", *arguments))
     assert re.search(words, line), line
     assert not list(folder.glob("out/*")) and not list(folder.glob("out/.*"))

@@ -19,7 +19,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
-from energon_ext.megatron import enable_cpu, gpt_layer_spec, initialize_weights
+from energon_ext.megatron import enable_cpu, gpt_layer_spec
+from tests.megatron.example_code import initialize_weights
 
 VOCABULARY = 64
 SEQ_LEN = 32

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from energon_ext.megatron import initialize_weights
+from tests.megatron.example_code import initialize_weights
 from tests.megatron.small_gpt import MOE, small_config, small_model
 
 pytestmark = pytest.mark.usefixtures("one_rank")

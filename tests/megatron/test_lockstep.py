@@ -20,14 +20,9 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from energon_ext import ConfigError
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import SamplerError
-from energon_ext.megatron import (
-    MegatronSampler,
-    Sampling,
-    data_parallel_worker_config,
-    forward_step,
-    generate,
-)
+from energon_ext.megatron import data_parallel_worker_config, forward_step
 from energon_ext.rl import RLDataset
+from tests.megatron.example_code import MegatronSampler, Sampling, generate
 from tests.megatron.small_gpt import MOE, model_parallel, small_config, small_model
 from tests.megatron.small_training import run_ranks, run_schedule
 from tests.rl.prompts import prompt_loader, write_prompts

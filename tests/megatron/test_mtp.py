@@ -11,7 +11,8 @@ from megatron.core.transformer import multi_token_prediction
 from energon_ext import ConfigError
 from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
-from energon_ext.megatron import forward_step, gpt_layer_spec, initialize_weights, mtp_block_spec
+from energon_ext.megatron import forward_step, gpt_layer_spec, mtp_block_spec
+from tests.megatron.example_code import initialize_weights
 from tests.megatron.small_gpt import MTP_NEEDS_TRANSFORMER_ENGINE, small_config
 
 pytestmark = [MTP_NEEDS_TRANSFORMER_ENGINE, pytest.mark.usefixtures("one_rank")]

@@ -14,8 +14,8 @@ from energon_ext.batch.collate import BatchAssembler
 from energon_ext.batch.rows import Row
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import SamplerError
-from energon_ext.megatron import MegatronSampler, Sampling, build_packed_seq_params, generate
-from energon_ext.megatron.sampler import draw
+from energon_ext.megatron import build_packed_seq_params
+from tests.megatron.example_code import MegatronSampler, Sampling, draw, generate
 from tests.megatron.small_gpt import VOCABULARY, small_config, small_model
 
 pytestmark = pytest.mark.usefixtures("one_rank")

@@ -19,11 +19,11 @@ from energon_ext.megatron import (
     build_packed_seq_params,
     forward_step,
     gpt_layer_spec,
-    initialize_weights,
     mean_losses,
 )
 from energon_ext.splice import LossMap, MultiSpliceConfig
 from energon_ext.splice.source import splices_of
+from tests.megatron.example_code import initialize_weights
 from tests.megatron.small_gpt import small_config
 from tests.support import config, loader_for, take, write_dataset, write_mix
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Sequence
 
 import torch
+from lockstep import Lockstep
 
 from energon_ext.arguments import check_integers, check_number
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError, SamplerError
-from energon_ext.megatron.lockstep import Lockstep
 from energon_ext.rl.sampler import RewardFunction, ScoredGroup, score
 from energon_ext.state.together import on_all_ranks
 

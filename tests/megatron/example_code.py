@@ -1,0 +1,12 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the tests use of the examples with a model; the examples are no package."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+from initial_weights import initialize_weights  # noqa: E402
+from megatron_sampler import MegatronSampler, Sampling, draw, generate  # noqa: E402
+
+__all__ = ["MegatronSampler", "Sampling", "draw", "generate", "initialize_weights"]
