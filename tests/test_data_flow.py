@@ -1,0 +1,104 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The three ways through the code are those of the page about them, and touch few modules."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
+from energon_ext.encoders.tokenizers import ByteTokenizer
+from tests.support import config, write_tokens
+
+CHECKOUT = Path(__file__).parents[1]
+PACKAGE = str(CHECKOUT / "energon_ext") + "/"
+
+#: Of each way, by its heading: the steps that a stranger has to follow, and the most modules.
+BOUNDS = {
+    "From the YAML to the draw": (7, 60),
+    "From the files to the batch": (6, 28),
+    "From the cursor to the run": (8, 30),
+}
+
+
+@pytest.fixture(scope="module")
+def ways():
+    """The names of each way on the page, in its order."""
+    (page,) = (CHECKOUT / "docs").rglob("data_flow.md")
+    found = {}
+    for heading in BOUNDS:
+        listed = page.read_text().split(f"{heading}:\n\n")[1].split("\n\n")[0]
+        found[heading] = re.findall(r"^\d+\. `([\w.]+)`", listed, re.M)
+    return found
+
+
+def qualified_name(frame):
+    """Of the function of a frame, with its class; Python 3.10 has no ``co_qualname``."""
+    first = frame.f_code.co_varnames[:1]
+    name = frame.f_code.co_name
+    if first != ("self",):
+        return name
+    for owner in type(frame.f_locals["self"]).__mro__:
+        if name in vars(owner):
+            return f"{owner.__name__}.{name}"
+    return name
+
+
+def followed(work):
+    """What the work returns, and functions and modules of the package in order of first calls."""
+    functions, modules = {}, set()
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            functions.setdefault(qualified_name(frame))
+            modules.add(frame.f_code.co_filename)
+
+    sys.setprofile(note)
+    try:
+        found = work()
+    finally:
+        sys.setprofile(None)
+    return found, list(functions), modules
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """What a profiler saw on each way."""
+    folder = tmp_path_factory.mktemp("flow")
+    for name in ("web", "code"):
+        write_tokens(folder / name, [[number] * (20 + number) for number in range(1, 60)])
+    entries = [{"path": "web", "weight": {"linear": {0: 1, 9: 3}}}, {"path": "code", "weight": 1}]
+    head = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset"}
+    path = folder / "mix.yaml"
+    path.write_text(json.dumps({**head, "splits": {"train": {"blend": entries}}}))
+
+    def new_loader():
+        encoder = PackedTaskEncoder(ByteTokenizer(), 64)
+        return ExactDataLoader(
+            get_train_dataset(
+                path, worker_config=config(), batch_size=2, rows_per_step=2, task_encoder=encoder
+            )
+        )
+
+    drawn = followed(lambda: next(new_loader().dataset.drawn_steps()))
+    batches = iter(loader := new_loader())
+    read = followed(lambda: next(batches))
+    resumed = new_loader()
+    restored = followed(lambda: resumed.load_state_dict(loader.state_dict()))
+    return dict(zip(BOUNDS, (drawn, read, restored)))
+
+
+@pytest.mark.parametrize("heading", BOUNDS)
+def test_a_way_has_as_many_steps_as_agreed_in_the_order_of_the_page(ways, runs, heading):
+    _, functions, _ = runs[heading]
+    assert [name for name in functions if name in ways[heading]] == ways[heading]
+    assert len(ways[heading]) == BOUNDS[heading][0]
+
+
+@pytest.mark.parametrize("heading", BOUNDS)
+def test_a_way_touches_no_more_modules_than_agreed(runs, heading):
+    _, _, modules = runs[heading]
+    assert len(modules) <= BOUNDS[heading][1], sorted(modules)
