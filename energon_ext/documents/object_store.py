@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import multistorageclient as msc
+from multistorageclient.types import Range
 
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.errors import ConfigError, StoreError, log_of
@@ -125,6 +126,17 @@ def read_object(url: str) -> bytes | None:
         return ask(url, lambda client, key: client.read(key))
     except FileNotFoundError:
         return None
+
+
+def read_range(url: str, begin: int, size: int) -> bytes:
+    """A part of an object; StoreError where it is shorter."""
+    content = ask(url, lambda client, key: client.read(key, Range(begin, size)))
+    if len(content) != size:
+        raise StoreError(
+            f"{url}: {len(content)} bytes came for a request of {size} at {begin}; see that the "
+            f"object is whole."
+        )
+    return content
 
 
 # Copies -----------------------------------------------------------------------------------------

@@ -12,13 +12,12 @@ from threading import Lock, Thread
 from typing import Any, TypeVar
 
 import numpy as np
-from multistorageclient.types import Range
 
 from energon_ext.documents.object_store import (
     DEADLINE_SECONDS,
     StoredObject,
-    ask,
     find_object,
+    read_range,
     replaced,
 )
 from energon_ext.errors import StoreError, log_of
@@ -117,15 +116,9 @@ class RangeReader:
     def _read(self, stored: StoredObject, begin: int, size: int) -> bytes:
         self._check(stored)
         try:
-            content = ask(stored.url, lambda client, key: client.read(key, Range(begin, size)))
+            return read_range(stored.url, begin, size)
         except FileNotFoundError:
             raise replaced(stored, "missing") from None
-        if len(content) != size:
-            raise StoreError(
-                f"{stored.url}: {len(content)} bytes came for a request of {size} at {begin}; see "
-                f"that the object is whole."
-            )
-        return content
 
     def _check(self, stored: StoredObject) -> None:
         """Look now and then whether an object is still the one that was planned with."""

@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The files that Energon reads: whether they are there, and by what a change of them is noticed."""
 
+import errno
+import functools
 import hashlib
 import inspect
+import json
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory
@@ -20,8 +23,19 @@ from megatron.energon.flavors.webdataset.indexing import JoinIndexReader
 from megatron.energon.flavors.webdataset.itar import ITAR_SUFFIX
 
 from energon_ext.documents.file_map import map_file
+from energon_ext.documents.object_store import (
+    StoredObject,
+    find_object,
+    is_remote,
+    local_copy,
+    read_range,
+)
 from energon_ext.documents.permutation import KeyedPermutation, keyed_draws
+from energon_ext.documents.range_reader import range_reader
 from energon_ext.errors import ConfigError
+
+_Place = TypeVar("_Place")
+_Found = TypeVar("_Found")
 
 #: Samples that are looked at; up to as many files have one each.
 _LOOKS = 64
@@ -58,14 +72,22 @@ def num_samples(factory: Any) -> int:
         ) from error
 
 
+def can_be_read_by_number(factory: Any) -> bool:
+    """Whether a sample in the middle is found without those before it."""
+    return all(
+        part.path.is_local() or (isinstance(part, BaseWebdatasetFactory) and is_remote(part.path))
+        for part in _parts_of(factory)
+    )
+
+
 def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
     """JSON values by which a change of a dataset is noticed, without reading it all.
 
     Counts, what a `dataset.yaml` fills each field of a sample from, a hash over the sizes of all
     files in order, and one over some bytes of 64 samples; it takes some 6 ms for 1 000 shards.
     What the files are called, and where they are, is no part of it, nor is Python code that reads
-    samples. Of files that are not local only the samples are counted. ConfigError where a file or
-    its index is missing or cut; the ends of up to 64 are looked at.
+    samples. ConfigError where a file or its index is missing or cut; the ends of up to 64 are
+    looked at.
     """
     files = [file for file in _files_of(factory) if file.samples]
     counted: dict[str, Any] = {"documents": num_samples(factory)}
@@ -80,11 +102,12 @@ def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
     chosen = KeyedPermutation(len(files), "fingerprint")(looks % len(files))
     sample = hashlib.sha256()
     try:
-        sizes = [os.stat(file.path).st_size for file in files]
+        sizes = _each(_size, [file.path for file in files], files)
         layout = np.array([[file.samples for file in files], sizes], "<i8")
         numbers = keyed_draws(looks, layout[0, chosen], "fingerprint")
-        for file, number in zip(chosen.tolist(), numbers.tolist()):
-            sample.update(_look(files[file], number))
+        looked_at = [(files[file], number) for file, number in zip(chosen, numbers.tolist())]
+        for look in _each(_look, looked_at, files):
+            sample.update(look)
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
         raise _broken(error.filename or files[0].path, reason) from error
@@ -98,13 +121,17 @@ def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
 
 
 def times_of_files(factory: BaseCoreDatasetFactory) -> str:
-    """A hash over the times at which the local files of a dataset were written."""
-    paths = [file.path for file in _files_of(factory)]
+    """A hash over the times at which the files of a dataset were written, or their ETags."""
+    files = list(_files_of(factory))
     try:
-        times = np.array([os.stat(path).st_mtime_ns for path in paths], "<i8")
+        times = _each(_version, [file.path for file in files], files)
     except OSError as error:
         raise _broken(error.filename, f"cannot be read ({error.strerror})") from error
-    return hashlib.sha256(times.tobytes()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(times).encode()).hexdigest()[:32]
+
+
+def _version(path: str) -> int | str | None:
+    return stored_object(path).version if is_remote(path) else os.stat(path).st_mtime_ns
 
 
 def _parts_of(factory: Any) -> Sequence[Any]:
@@ -135,22 +162,52 @@ def _files_of(factory: Any) -> Iterator[StoredFile]:
             shards, suffix = [(shard.name, shard.count) for shard in part.shards], ITAR_SUFFIX
         elif not isinstance(part, CrudeJsonlDatasetFactory):
             continue
-        if part.path.is_local():
-            root = str(part.path.local_path())
-            for name, samples in shards:
-                path = os.path.join(root, name) if name else root
-                yield StoredFile(path, os.path.splitext(path)[0] + suffix, samples)
+        root = str(part.path.local_path() if part.path.is_local() else part.path)
+        for name, samples in shards:
+            path = os.path.join(root, name) if name else root
+            yield StoredFile(path, os.path.splitext(path)[0] + suffix, samples)
 
 
-def _look(file: StoredFile, number: int) -> bytes:
+def _look(place: tuple[StoredFile, int]) -> bytes:
     """Some bytes of a sample, up to its end."""
-    index_bytes = 8 * (file.samples + 1)
-    if os.stat(file.index_path).st_size != index_bytes:
-        raise _broken(file.index_path, f"is no index of {file.samples} samples")
-    ends = map_file(file.index_path, index_bytes).view("<u8")
-    content = map_file(file.path, int(ends[-1]))
+    file, number = place
+    ends = sample_ends(file.index_path, file.samples)
     end = int(ends[number + 1])
-    return content[max(0, end - _BYTES) : end].tobytes()
+    begin = max(0, end - _BYTES)
+    if is_remote(file.path):
+        return read_range(file.path, begin, end - begin)
+    return map_file(file.path, int(ends[-1]))[begin:end].tobytes()
+
+
+def sample_ends(index_path: str, samples: int) -> np.ndarray:
+    """Where each sample of a file begins, and the last one ends, uint64 [samples + 1]."""
+    index_bytes, path = 8 * (samples + 1), index_path
+    if is_remote(index_path):
+        path = local_copy(stored_object(index_path))
+    if os.stat(path).st_size != index_bytes:
+        raise _broken(index_path, f"is no index of {samples} samples")
+    return map_file(path, index_bytes).view("<u8")
+
+
+def _size(path: str) -> int:
+    return stored_object(path).size if is_remote(path) else os.stat(path).st_size
+
+
+def stored_object(url: str) -> StoredObject:
+    """An object that has to be there; FileNotFoundError where it is not."""
+    found = find_object(url)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
+    return found
+
+
+def _each(
+    look: Callable[[_Place], _Found], places: Sequence[_Place], files: Sequence[StoredFile]
+) -> list[_Found]:
+    """What is found at each place; a store is asked for all of them at once."""
+    if not any(is_remote(file.path) for file in files):
+        return [look(place) for place in places]
+    return range_reader().run_all([functools.partial(look, place) for place in places])
 
 
 def _broken(path: str, reason: str) -> ConfigError:

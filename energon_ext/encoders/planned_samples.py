@@ -13,7 +13,11 @@ from megatron.energon.task_encoder.base import get_stateless
 from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
-from energon_ext.documents.stored_files import fingerprint_files, num_samples
+from energon_ext.documents.stored_files import (
+    can_be_read_by_number,
+    fingerprint_files,
+    num_samples,
+)
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.sample_reader import SampleReader
 from energon_ext.encoders.sources import (
@@ -60,8 +64,8 @@ def obstacle(
                     f"{entry.key} has rows of tokens, and the encoder no length_of or pack_tokens"
                 )
             continue
-        if not all(path.is_local() for path in entry.dataset.paths):
-            return f"the files of {entry.key} are not local"
+        if not can_be_read_by_number(entry.dataset):
+            return f"the files of {entry.key} are neither local nor tars in an object store"
         if shuffles_over_epochs(entry):
             return f"{entry.key} has a shuffle_over_epochs_multiplier"
         if int(entry.loaded.repetitions or 1) != (entry.loaded.repetitions or 1):

@@ -50,8 +50,12 @@ class SampleReader:
     excluded: frozenset[int]
     samples: NumberedSamples
     table: LengthTable | None = None
+    sample_bytes: int = field(init=False)
     _left_out: int = field(default=0, init=False)
     _reason: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self.sample_bytes = self.samples.stored_bytes()
 
     def stored(self, number: int) -> Sequence[Mapping[str, Any]]:
         """The files of a sample, for people."""

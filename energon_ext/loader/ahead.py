@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Rows of later batches, for readers whose documents lie in an object store."""
+"""Rows of later batches, for readers whose data lies in an object store."""
 
 import itertools
 from collections import deque
@@ -11,16 +11,15 @@ from energon_ext.loader.reader import Item
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.progress import DescribedRow
 
-#: Of a token, about, in an object store; and most batches that are read early.
-_TOKEN_BYTES = 4
+#: Batches that are read early.
 _MOST_ROUNDS_AHEAD = 64
 
 
 def rounds_ahead(dataset: PlannedDataset, num_bytes: int) -> int:
-    """Batches whose tokens have as many bytes, 0 where reading early helps nothing."""
-    if not any(rows.reads_ahead for rows in dataset.rows):
+    """Batches that have as many bytes, 0 where reading early helps nothing."""
+    row_bytes = max((rows.read_bytes for rows in dataset.rows), default=0)
+    if not row_bytes:
         return 0
-    row_bytes = dataset.clock.row_tokens * _TOKEN_BYTES
     return min(_MOST_ROUNDS_AHEAD, num_bytes // (dataset.topology.batch_rows * row_bytes))
 
 

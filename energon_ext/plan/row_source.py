@@ -74,7 +74,7 @@ class RowSource(ABC):
     kind: ClassVar[str]  # the name of these rows in a state
     window: Window
     next_row: int
-    reads_ahead = False  # whether it helps to announce rows of later batches
+    read_bytes = 0  # of a row, about, where it helps to announce those of later batches
 
     def __init__(self, key: str, fingerprint: Mapping[str, Any]):
         self.key = key

@@ -27,6 +27,9 @@ from energon_ext.plan.row_source import RowSource, Taken
 MOST_ROWS = 4096
 
 #: (places, starts, stops) of the pieces of a row, documents that end in it, and its tokens.
+#: Of a token, about, in an object store.
+_TOKEN_BYTES = 4
+
 Description = tuple[list[int], list[int], list[int], int, int]
 
 
@@ -67,7 +70,8 @@ class PlannedRows(RowSource):
     ):
         super().__init__(source, documents.fingerprint())
         self.documents = documents
-        self.reads_ahead = getattr(documents, "is_remote", False)
+        is_remote = getattr(documents, "is_remote", False)
+        self.read_bytes = packer.seq_len * _TOKEN_BYTES if is_remote else 0
         self._packer = packer
         self._order = order
         self._first = first
@@ -176,7 +180,7 @@ class PlannedRows(RowSource):
         self.next_row = 0
 
     def announce(self, description: Description) -> None:
-        if self.reads_ahead:
+        if self.read_bytes:
             for piece in zip(*description[:3]):
                 self.documents.expect(*piece)  # type: ignore[attr-defined]  # of remote ones
 

@@ -99,6 +99,12 @@ class LengthTable:
         """Samples that are longer than a row."""
         return int((self.lengths > self.longest).sum())
 
+    @property
+    def samples_per_row(self) -> float:
+        """Of those that are read, about."""
+        read = self.lengths[(self.lengths > 0) & (self.lengths <= self.longest)]
+        return self.longest / float(read.mean()) if len(read) else 1
+
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The numbers themselves, and the tokens of each, 0 for one that is in no row."""
         lengths = self.lengths[numbers].astype(np.int64)

@@ -17,6 +17,9 @@ from energon_ext.samples.numbered import NumberedSamples, as_worker, key_of
 
 UNIT_SAMPLES = 65_536
 
+#: Samples that a store is asked for before they are needed.
+_READ_AHEAD = 32
+
 
 @dataclass(frozen=True)
 class SampleSource:
@@ -63,6 +66,8 @@ def unit_of(source: SampleSource, numbers: range, description: Mapping[str, Any]
 def _read(source: SampleSource, numbers: range) -> Documents:
     samples = NumberedSamples(source.open(), source.path)
     for number in numbers:
+        if number + _READ_AHEAD in numbers:
+            samples.announce(number + _READ_AHEAD)
         with as_worker():
             key, sample = _read_one(samples, number)
         if isinstance(sample, Exception) and not source.keeps_damaged:

@@ -20,7 +20,8 @@ from megatron.energon.flavors.webdataset.sample_loader import (
 )
 from megatron.energon.wrappers.map_dataset import MapDataset
 
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, StoreError
+from energon_ext.samples.shards import StoredShards
 from energon_ext.samples.tar_reader import TarReader
 
 
@@ -89,9 +90,12 @@ class NumberedSamples:
 
         Raises:
             ConfigError: it cannot be read.
+            StoreError: the store does not give it.
         """
         try:
             data = tuple(reader[number] for reader in self._readers)
+        except StoreError:
+            raise
         except Exception as error:  # whatever Energon raises of a damaged file
             raise ConfigError(
                 f"{self.path}: sample {number} cannot be read ({error}); copy its files again."
@@ -101,10 +105,15 @@ class NumberedSamples:
         return RawSampleData(__restore_key__=("Webdataset", number), data=data)
 
     def announce(self, number: int) -> None:
-        """Tell the system that a sample is read soon, where its files are local tars."""
+        """Tell the system or the store that a sample is read soon, where its files are tars."""
         for reader in self._readers:
             if isinstance(reader, TarReader):
                 reader.announce(number)
+
+    def stored_bytes(self) -> int:
+        """Of a sample in an object store on average; 0 where nothing is in one."""
+        shards = [reader.shards for reader in self._readers if isinstance(reader, TarReader)]
+        return sum(each.sample_bytes() for each in shards if isinstance(each, StoredShards))
 
     def cooked(self, stored: Any) -> Any:
         """A stored sample as the encoder gets it; raises whatever decoders and cookers do."""

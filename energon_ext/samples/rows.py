@@ -6,6 +6,7 @@ A sample is never cut. It is encoded with random numbers of its own, which depen
 the source, its number and the epoch, so a row is the same on any rank and worker.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,6 +20,8 @@ from energon_ext.plan.rows import Description, PlannedRows, TakenRows
 
 class RowReader(Protocol):
     """Makes what the samples of a row become."""
+
+    sample_bytes: int
 
     def __call__(self, numbers: Sequence[int], epoch: int) -> Any: ...
 
@@ -38,6 +41,7 @@ class OneEach:
 
     count: int
     version: dict[str, Any]
+    samples_per_row = 1
 
     def __len__(self) -> int:
         return self.count
@@ -70,6 +74,7 @@ class SampleRows(PlannedRows):
     def __init__(self, lengths: Any, read_row: RowReader, **options: Any):
         self._lengths, self._read_row = lengths, read_row
         super().__init__(lengths, **options)
+        self.read_bytes = math.ceil(read_row.sample_bytes * lengths.samples_per_row)
 
     def options(self) -> dict[str, Any]:
         return {**super().options(), **self._lengths.options()}

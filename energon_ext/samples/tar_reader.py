@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Samples of local tar files by number, each in one read.
+"""Samples of tar files by number, each in one read.
 
 Energon's reader looks for the headers of a sample one after another, opens the index anew for each
 look-up, and keeps what it found of every sample. It still reads whatever is not plain: another file
@@ -10,23 +10,17 @@ system, a join, a header with an extension.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from bisect import bisect_right
-from collections import OrderedDict
 from typing import Any
 
-import numpy as np
 from megatron.energon.flavors.webdataset.config import skip_meta_re, split_name_re
 from megatron.energon.flavors.webdataset.itar_reader import ITarReader, ShardInfosITarReader
 from megatron.energon.flavors.webdataset.structs import FilteredSample
 from megatron.energon.source_info import SourceInfo
 
-from energon_ext.data_files import open_descriptor
-from energon_ext.documents.file_map import map_file
-
-#: Shards that are open at once.
-MOST_OPEN = 64
+from energon_ext.errors import ConfigError
+from energon_ext.samples.shards import Shards, shards_of
 
 _BLOCK = 512
 _PLAIN = (b"ustar\x0000", b"ustar  \x00")
@@ -45,14 +39,12 @@ class TarReader:
 
     def __init__(self, reader: ITarReader[int]):
         self._reader: Any = reader
-        self._is_local = isinstance(reader, ShardInfosITarReader) and all(
-            shard.path.is_local() for shard in reader.shard_infos
-        )
-        self._opened: OrderedDict[int, tuple[int, np.ndarray]] = OrderedDict()
+        is_numbered = isinstance(reader, ShardInfosITarReader)
+        self.shards = shards_of(reader.shard_infos) if is_numbered else None
 
     def __getitem__(self, number: int) -> FilteredSample | None:
         """A sample; None where the split excludes it."""
-        files = self._files(number) if self._is_local else None
+        files = None if self.shards is None else self._files(self.shards, number)
         if files:
             return self._sample(number, files)
         sample = self._reader[number]
@@ -61,43 +53,28 @@ class TarReader:
         return sample
 
     def announce(self, number: int) -> None:
-        """Let the system read a sample ahead; where that fails, reading it says why."""
-        if self._is_local and hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError, ValueError, OverflowError):
-                file, begin, end = self._place(number)
-                os.posix_fadvise(file, begin, end - begin, os.POSIX_FADV_WILLNEED)
+        """Let a sample be read ahead; where that fails, reading it says why."""
+        if self.shards is not None:
+            with contextlib.suppress(OSError, ValueError, ConfigError):
+                self.shards.announce(*self._place(self.shards, number))
 
-    def _place(self, number: int) -> tuple[int, int, int]:
-        """The descriptor of the shard of a sample, its first byte and the one behind its last."""
+    def _place(self, shards: Shards, number: int) -> tuple[int, int, int]:
+        """The shard of a sample, where the sample begins in it, and its bytes."""
         shard = self._shard_of(number)
-        file, offsets = self._open(shard)
         first = number - self._reader.shard_count_cumsum[shard]
-        begin, end = offsets[first : first + 2].tolist()
-        return file, begin, end
-
-    def _files(self, number: int) -> list[tuple[str, bytes]] | None:
-        """Names and contents of the files of a sample; None where they are not plain."""
-        file, begin, end = self._place(number)
+        begin, end = shards.ends(shard)[first : first + 2].tolist()
         if not 0 <= end - begin <= MOST_SAMPLE_BYTES:
             raise ValueError(f"{end - begin:,} bytes, 0 to {MOST_SAMPLE_BYTES:,} are read")
-        content = os.pread(file, end - begin, begin)
-        return plain_files(content) if len(content) == end - begin else None
+        return shard, begin, end - begin
+
+    def _files(self, shards: Shards, number: int) -> list[tuple[str, bytes]] | None:
+        """Names and contents of the files of a sample; None where they are not plain."""
+        shard, begin, size = self._place(shards, number)
+        content = shards.read(shard, begin, size)
+        return plain_files(content) if len(content) == size else None
 
     def _shard_of(self, number: int) -> int:
         return bisect_right(self._reader.shard_count_cumsum, number) - 1
-
-    def _open(self, shard: int) -> tuple[int, np.ndarray]:
-        """The descriptor of a shard, and where each of its samples begins."""
-        if shard in self._opened:
-            self._opened.move_to_end(shard)
-        else:
-            path = str(self._reader.shard_infos[shard].path)
-            index_bytes = 8 * (self._reader.shard_infos[shard].count + 1)
-            offsets = map_file(f"{path}.idx", index_bytes).view("<u8")
-            self._opened[shard] = open_descriptor(path), offsets
-            if len(self._opened) > MOST_OPEN:
-                os.close(self._opened.popitem(last=False)[1][0])
-        return self._opened[shard]
 
     def _sample(self, number: int, files: list[tuple[str, bytes]]) -> FilteredSample | None:
         """The files of a sample as Energon hands them on."""

@@ -10,7 +10,7 @@ import pytest
 
 from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
 from energon_ext.cli.main import main
-from energon_ext.documents import object_store, range_reader
+from energon_ext.documents import range_reader
 from energon_ext.documents.file_set import open_token_files
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import ConfigError, StoreError
@@ -18,39 +18,6 @@ from tests.support import batch_hash, config, loader_for, take, write_mix, write
 
 pytest.importorskip("moto", reason="moto is not installed: pip install 'energon_ext[test]'")
 pytest.importorskip("boto3", reason="boto3 is not installed: pip install 'energon_ext[test]'")
-
-
-@pytest.fixture(scope="session")
-def server():
-    from tests.object_store.store import Store
-
-    server = Store()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def store(server, tmp_path, monkeypatch):
-    provider = {"base_path": "corpus", "endpoint_url": server.url, "region_name": "us-east-1"}
-    keys = {"access_key": "key", "secret_key": "secret"}
-    profile = {
-        "storage_provider": {"type": "s3", "options": provider},
-        "credentials_provider": {"type": "S3Credentials", "options": keys},
-        "retry": {"attempts": 2, "delay": 0},
-    }
-    (tmp_path / "msc.json").write_text(json.dumps({"profiles": {"store": profile}}))
-    monkeypatch.setenv("MSC_CONFIG", str(tmp_path / "msc.json"))
-    monkeypatch.setenv("ENERGON_EXT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    object_store.msc.shortcuts._reinitialize_after_fork()  # its clients are of another test
-    server.requests.clear()
-    server.fault = None
-    range_reader.use_requests(16)
-    return server
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.flavors.webdataset.metadata import WebdatasetMeta
 
-from energon_ext.samples import tar_reader
+from energon_ext.samples import shards
 from energon_ext.samples.tar_reader import TarReader, plain_files
 from tests.samples.vision import CRUDE, prepare, write_images
 
@@ -47,7 +47,7 @@ def reader_of(folder, **options):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_in_any_order_are_those_of_energon(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr(tar_reader, "MOST_OPEN", 1)
+    monkeypatch.setattr(shards, "MOST_OPEN", 1)
     folder = write_shards(tmp_path / "data", kind)
     expected, reader = reader_of(folder), TarReader(reader_of(folder))
     numbers = random.Random(0).choices(range(60), k=100)

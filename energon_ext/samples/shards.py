@@ -1,0 +1,107 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The shards of a webdataset, read by byte ranges: local files, or objects in a store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from megatron.energon.flavors.webdataset.structs import ShardInfo
+
+from energon_ext.data_files import open_descriptor
+from energon_ext.documents.file_map import map_file
+from energon_ext.documents.object_store import StoredObject, is_remote
+from energon_ext.documents.range_reader import range_reader
+from energon_ext.documents.stored_files import sample_ends, stored_object
+
+#: Shards that are open at once.
+MOST_OPEN = 64
+
+
+class Shards(Protocol):
+    """Shards by number."""
+
+    def ends(self, shard: int) -> np.ndarray:
+        """Where each sample begins, and the last one ends, uint64 [samples + 1]."""
+
+    def read(self, shard: int, begin: int, size: int) -> bytes:
+        """A part of a shard; it may be shorter where the shard is."""
+
+    def announce(self, shard: int, begin: int, size: int) -> None:
+        """Let a part be read early; where that fails, reading it says why."""
+
+
+def shards_of(infos: Sequence[ShardInfo]) -> Shards | None:
+    """The shards of a dataset; None where they are on another file system."""
+    if all(info.path.is_local() for info in infos):
+        return LocalShards(infos)
+    return StoredShards(infos) if all(is_remote(info.path) for info in infos) else None
+
+
+class LocalShards:
+    """Shards in local files, of which some are open."""
+
+    def __init__(self, infos: Sequence[ShardInfo]):
+        self._infos = infos
+        self._opened: OrderedDict[int, tuple[int, np.ndarray]] = OrderedDict()
+
+    def ends(self, shard: int) -> np.ndarray:
+        return self._open(shard)[1]
+
+    def read(self, shard: int, begin: int, size: int) -> bytes:
+        return os.pread(self._open(shard)[0], size, begin)
+
+    def announce(self, shard: int, begin: int, size: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError, OverflowError):
+                os.posix_fadvise(self._open(shard)[0], begin, size, os.POSIX_FADV_WILLNEED)
+
+    def _open(self, shard: int) -> tuple[int, np.ndarray]:
+        """The descriptor of a shard, and the ends of its samples."""
+        if shard in self._opened:
+            self._opened.move_to_end(shard)
+        else:
+            info = self._infos[shard]
+            ends = map_file(f"{info.path}.idx", 8 * (info.count + 1)).view("<u8")
+            self._opened[shard] = open_descriptor(str(info.path)), ends
+            if len(self._opened) > MOST_OPEN:
+                os.close(self._opened.popitem(last=False)[1][0])
+        return self._opened[shard]
+
+
+class StoredShards:
+    """Shards in an object store; their indices are copied once to the node."""
+
+    def __init__(self, infos: Sequence[ShardInfo]):
+        self._infos = infos
+        self._found: list[tuple[StoredObject, np.ndarray]] = []
+
+    def sample_bytes(self) -> int:
+        """Of a sample on average."""
+        samples = sum(info.count for info in self._infos)
+        return sum(stored.size for stored, _ in self._all()) // max(1, samples)
+
+    def ends(self, shard: int) -> np.ndarray:
+        return self._all()[shard][1]
+
+    def read(self, shard: int, begin: int, size: int) -> bytes:
+        return range_reader().take(self._all()[shard][0], begin, size)
+
+    def announce(self, shard: int, begin: int, size: int) -> None:
+        range_reader().expect(self._all()[shard][0], begin, size)
+
+    def _all(self) -> list[tuple[StoredObject, np.ndarray]]:
+        """Every shard as it is now, with its index; asked for once, all at the same time."""
+        if not self._found:
+            calls = [lambda info=info: _look_up(info) for info in self._infos]
+            self._found = range_reader().run_all(calls)
+        return self._found
+
+
+def _look_up(info: ShardInfo) -> tuple[StoredObject, np.ndarray]:
+    return stored_object(str(info.path)), sample_ends(f"{info.path}.idx", info.count)

@@ -1,0 +1,87 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Samples of tars in an object store are planned by number and give what local ones give."""
+
+import logging
+
+import pytest
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDatasetFactory
+
+from energon_ext import ExactDataLoader
+from energon_ext.documents import range_reader
+from energon_ext.errors import StoreError
+from energon_ext.plan.lookup import find_blend
+from energon_ext.streamed.blend import StreamedBlend
+from tests.samples.test_planned_samples import dataset_of, run, write
+from tests.samples.vision import PackedCaptions, write_images
+from tests.support import loader_for, take
+
+pytest.importorskip("moto", reason="moto is not installed: pip install 'energon_ext[test]'")
+pytest.importorskip("boto3", reason="boto3 is not installed: pip install 'energon_ext[test]'")
+
+
+@pytest.fixture
+def mixes(tmp_path, store):
+    """The same metadataset of images in a local folder, and in the store."""
+    write_images(tmp_path / "data" / "photos", 50)
+    entry = {"path": "photos", "weight": 1, "subflavors": {"kind": "photo"}}
+    local = write(tmp_path / "data" / "mix.yaml", {"blend": [entry]})
+    store.put(tmp_path / "data", tmp_path.name)
+    return local, f"msc://store/{tmp_path.name}/mix.yaml"
+
+
+@pytest.mark.parametrize("encoder", [None, pytest.param(PackedCaptions, marks=pytest.mark.nightly)])
+def test_rows_are_those_of_local_files_on_any_ranks_and_workers(mixes, encoder):
+    local, stored = mixes
+    options = {} if encoder is None else {"encoder": encoder()}
+    expected, _ = run(local, 8, **options)
+    assert run(stored, 8, **options)[0] == expected
+    assert run(stored, 8, 2, 1, **options)[0] == expected
+    _, after_two = run(local, 2, **options)  # and then its files move to the store
+    assert run(stored, 6, state=after_two, **options)[0] == expected[2:]
+
+
+def test_samples_of_later_batches_are_asked_for_early(mixes, store):
+    _, stored = mixes
+    asked = {}
+    for ahead in (0, 8):
+        dataset = dataset_of(stored)
+        (rows,) = dataset.rows
+        row_bytes = rows.read_bytes * dataset.topology.batch_rows
+        loader = ExactDataLoader(dataset, read_ahead_bytes=ahead * row_bytes, read_requests=4)
+        store.requests.clear()
+        take(loader, 1)
+        range_reader.range_reader().run_all([lambda: None] * 8)  # behind what was asked for
+        asked[ahead] = len(store.asked("GET", ".tar"))
+        loader.close()
+    assert asked[8] > 3 * asked[0] > 0
+
+
+def test_a_store_that_fails_ends_the_batch_with_one_line_and_the_run_goes_on_later(mixes, store):
+    _, stored = mixes
+    expected, _ = run(stored, 4)
+    loader = loader_for(dataset_of(stored))
+    assert take(loader, 2) == expected[:2]
+    state = loader.state_dict()
+    resumed = loader_for(dataset_of(stored))
+    store.fault = "down"
+    range_reader.use_requests(16)
+    resumed.load_state_dict(state)
+    with pytest.raises(StoreError, match=r"shard_00.\.tar: cannot be read in up to 2 attempts"):
+        next(iter(resumed))
+    store.fault = None
+    assert run(stored, 2, state=state)[0] == expected[2:]
+
+
+def test_json_lines_in_a_store_are_streamed_and_the_log_says_why(store, tmp_path, caplog):
+    lines = tmp_path / "folder" / "captions.jsonl"
+    lines.parent.mkdir()
+    lines.write_text('{"caption": "caption 1"}\n' * 9)
+    CrudeJsonlDatasetFactory.prepare_dataset(EPath(lines))
+    store.put(lines.parent, tmp_path.name)
+    entry = {"path": f"msc://store/{tmp_path.name}/captions.jsonl", "subflavors": {"caption": True}}
+    path = write(tmp_path / "mix.yaml", entry)
+    with caplog.at_level(logging.INFO, "energon_ext"):
+        assert isinstance(find_blend(dataset_of(path)), StreamedBlend)
+    assert "are neither local nor tars in an object store" in caplog.text
