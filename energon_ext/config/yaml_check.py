@@ -131,6 +131,32 @@ class YamlChecker:
 
     def _walk(self, path: EPath, split_part: str | None, above: tuple[str, ...]) -> int:
         content = read_mapping(path)
+        splits, found = self._check_head(content, path)
+        if split_part is not None and split_part not in splits:
+            has = choices(split_part, splits)
+            raise ConfigError(f"{path}: no split {split_part!r}; it has {has}")
+        sources = 1
+        for name, node in splits.items():
+            for place, reference in _mappings(node, f"splits.{name}", _holds_references):
+                if not _is_reference(reference):
+                    continue
+                part = str(reference.get("split_part") or name)
+                sources += self._check_reference(
+                    _resolve(path.parent.__truediv__, reference["path"], f"{path}: {place}.path"),
+                    part if name == split_part else None,
+                    reference,
+                    found_in=f"{path}: {place}: ",
+                    above=(*above, str(path)),
+                    within=found,
+                )
+                if sources > MAX_SOURCES:
+                    raise ConfigError(
+                        f"{path}: {place}: more than {MAX_SOURCES:,} sources, repetitions included."
+                    )
+        return sources
+
+    def _check_head(self, content: dict[str, Any], path: EPath) -> tuple[dict[str, Any], Any]:
+        """The splits of a metadataset, and its module and class."""
         named = (content.get("__module__"), content.get("__class__") or content.get("__function__"))
         found: Any = FIRST_FORMAT if None in named else named
         self._check_code(content, str(path), METADATASETS)
@@ -155,30 +181,7 @@ class YamlChecker:
             )
         if known:
             check_splits(splits, known, str(path))
-        if split_part is not None and split_part not in splits:
-            raise ConfigError(
-                f"{path}: no split {split_part!r}; it has {choices(split_part, splits)}"
-            )
-        sources = 1
-        for name, node in splits.items():
-            for place, reference in _mappings(node, f"splits.{name}", _holds_references):
-                if not _is_reference(reference):
-                    continue
-                part = str(reference.get("split_part") or name)
-                sources += self._check_reference(
-                    _resolve(path.parent.__truediv__, reference["path"], f"{path}: {place}.path"),
-                    part if name == split_part else None,
-                    reference,
-                    found_in=f"{path}: {place}: ",
-                    above=(*above, str(path)),
-                    within=found,
-                )
-                if sources > MAX_SOURCES:
-                    raise ConfigError(
-                        f"{path}: {place}: more than {MAX_SOURCES:,} sources, each counted as "
-                        f"often as it is listed."
-                    )
-        return sources
+        return splits, found
 
     def _check_webdataset(
         self, path: EPath, split_part: str | None, found_in: str, reference: Mapping[str, Any]

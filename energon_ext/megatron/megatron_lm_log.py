@@ -83,23 +83,25 @@ class DataLog:
             tokens_per_second=float(own_tokens.sum()) / seconds,
             batch_hash="",
         )
-        in_an_epoch = [self._about["documents"][key] for key in self._sources]
-        epochs = documents / torch.tensor(in_an_epoch).clamp(min=1)
-        known = torch.tensor([self._about["epoch_tokens"].get(key, 0) for key in self._sources])
-        epochs = torch.where(known > 0, tokens / known.clamp(min=1), epochs)
-        limits = [self._about["max_epochs"].get(key) or math.nan for key in self._sources]
         self._write_scalars(
             iteration,
             {
                 "planned_share": planned,
                 "share": tokens / tokens.sum().clamp(min=1),
                 "tokens": tokens,
-                "epochs": epochs,
-                "epochs_left": (torch.tensor(limits) - epochs).clamp(
-                    min=0
-                ),  # NaN of a source without a limit
+                **self._epochs(documents, tokens),
             },
         )
+
+    def _epochs(self, documents: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Epochs that were read, by tokens where they are known, and those that are left."""
+        in_an_epoch = [self._about["documents"][key] for key in self._sources]
+        read = documents / torch.tensor(in_an_epoch).clamp(min=1)
+        known = torch.tensor([self._about["epoch_tokens"].get(key, 0) for key in self._sources])
+        read = torch.where(known > 0, tokens / known.clamp(min=1), read)
+        # NaN of a source without a limit.
+        limits = [self._about["max_epochs"].get(key) or math.nan for key in self._sources]
+        return {"epochs": read, "epochs_left": (torch.tensor(limits) - read).clamp(min=0)}
 
     def _count(self, iteration: int | None = None) -> torch.Tensor:
         """Documents and tokens drawn so far by all ranks and, of a step, planned shares [3, S]."""
