@@ -2,13 +2,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext prepare``: text and conversations of any kind into token files."""
 
+import functools
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from energon_ext.cli import echo, option, table
+from energon_ext.cli.cluster import run_on_ray, run_on_slurm, settings_of
 from energon_ext.cli.option import PATH
 from energon_ext.cli.prepare_input import job_and_units
 from energon_ext.documents.token_paths import SPLITS
@@ -34,6 +38,7 @@ class _PartType(click.ParamType):  # type: ignore[type-arg]
 
 
 PART = _PartType()
+ON_CLUSTER = ("executor", "tasks", "slurm", "ray", "logs", "render")
 
 
 @click.command()
@@ -85,9 +90,13 @@ PART = _PartType()
 @click.option("--check", is_flag=True, help="Compare the files of OUTPUT with their hashes.")
 @click.option("--force", is_flag=True, help="Make all of OUTPUT anew, whatever is there.")
 @click.option("--part", metavar="R/N", type=PART, help="Prepare only the units R, R + N, ...")
-def prepare(
-    output: Path, jobs: int, check: bool, force: bool, part: Part | None, **options: Any
-) -> None:
+@click.option("--executor", type=click.Choice(["slurm", "ray"]), help="Prepare on a cluster.")
+@click.option("--tasks", type=click.IntRange(1), default=1, help="Parts of --executor.")
+@click.option("--slurm", metavar="NAME=VALUE", multiple=True, help="Of datatrove or sbatch.")
+@click.option("--ray", metavar="NAME=VALUE", multiple=True, help="Of datatrove's executor.")
+@click.option("--logs", type=PATH, help="Of --executor.  [default: OUTPUT-logs]")
+@click.option("--render", is_flag=True, help="Print the script of --executor slurm, run nothing.")
+def prepare(output: Path, check: bool, force: bool, jobs: int, **options: Any) -> None:
     """Write text to OUTPUT as Megatron's token files.
 
     One kind of input: --text, --folder, --jsonl, --parquet, --hf-dataset or --dataset. FILES are
@@ -105,26 +114,71 @@ def prepare(
     on. The same command again continues where one was interrupted.
 
     --part 0/20 to --part 19/20 prepare the same OUTPUT in 20 processes, on any machines that share
-    it. The one that ends last gives it its name.
+    it. The one that ends last gives it its name. --executor does so on a cluster:
+
+    \b
+    energon-ext prepare data/web --jsonl web --tokenizer NAME --executor slurm --tasks 500 \\
+        --slurm partition=cpu --slurm time=4:00:00
     """
     if output.is_symlink() or output.name in ("", ".."):
         output = output.resolve()
     if check:
         echo(f"{output}: {check_files(output):,} files are as they were written.")
         return
-    if part and force:
-        raise ConfigError(f"--part and --force: parts do not know each other; remove {output}.")
+    on_cluster = {name: options.pop(name) for name in ON_CLUSTER}
+    part = options.pop("part")
+    if force and (part or on_cluster["executor"]):
+        raise ConfigError(f"--force: parts do not know each other; remove {output} instead.")
+    if on_cluster["executor"]:
+        _prepare_on_cluster(output, part, options, **on_cluster)
+    elif part:
+        prepare_part(output, options, part, jobs)
+    else:
+        job, units, splits = job_and_units(options)
+        made = run_units(job, units, output, jobs=jobs, force=force, splits=splits)
+        _show(output, *made)
+
+
+def prepare_part(output: Path, options: Mapping[str, Any], part: Part, jobs: int) -> None:
+    """Prepare one part of an output; the options are those of the command, by name."""
     job, units, splits = job_and_units(options)
-    prepared: Record | None
-    if part is None:
-        prepared, remarks = run_units(job, units, output, jobs=jobs, force=force, splits=splits)
-    else:
-        prepared, remarks = run_part(job, units, output, part, jobs=jobs, splits=splits)
+    prepared, remarks = run_part(job, units, output, part, jobs=jobs, splits=splits)
     if prepared is None:
-        found = f"{output}: part {part} is prepared, other parts are not."
+        remarks = [*remarks, f"{output}: part {part} is prepared, other parts are not."]
+        echo("\n".join(remarks))
     else:
-        found = _summary(output, prepared)
-    echo("\n".join([*remarks, found]))
+        _show(output, prepared, remarks)
+
+
+def _prepare_on_cluster(
+    output: Path,
+    part: Part | None,
+    options: Mapping[str, Any],
+    *,
+    executor: str,
+    tasks: int,
+    slurm: Sequence[str],
+    ray: Sequence[str],
+    logs: Path | None,
+    render: bool,
+) -> None:
+    """Prepare an output by the tasks of an executor."""
+    source = click.get_current_context().get_parameter_source("jobs")
+    if part or source is ParameterSource.COMMANDLINE:
+        name = "--part" if part else "--jobs"
+        raise ConfigError(f"--executor: sets {name} itself, by --tasks and cpus_per_task.")
+    job_and_units(options)  # what is wrong with them is said here, not in a log of a task
+    settings = settings_of(slurm, "--slurm") if executor == "slurm" else settings_of(ray, "--ray")
+    make = functools.partial(prepare_part, output, options)
+    logs = logs or output.with_name(f"{output.name}-logs")
+    if executor == "slurm":
+        run_on_slurm(make, tasks, settings, logs, render=render)
+    else:
+        run_on_ray(make, tasks, settings, logs)
+
+
+def _show(output: Path, prepared: Record, remarks: Sequence[str]) -> None:
+    echo("\n".join([*remarks, _summary(output, prepared)]))
 
 
 def _summary(output: Path, prepared: Record) -> str:

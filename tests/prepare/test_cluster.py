@@ -4,7 +4,10 @@
 
 import json
 import os
+import re
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -147,7 +150,7 @@ def test_a_part_that_is_none_is_refused(part, tmp_path):
 
 def test_parts_cannot_begin_anew(tmp_path, lines):
     line = error_line(energon_ext(*call_of(lines, tmp_path / "out", "--part", "0/2", "--force")))
-    assert "--part and --force" in line
+    assert "--force: parts do not know each other" in line
 
 
 # Processes at once --------------------------------------------------------------------------------
@@ -246,3 +249,159 @@ def test_a_unit_that_fails_leaves_those_of_its_part_that_were_made(tmp_path):
     part_of(units, output, 1, 2)
     part_of(units, output, 0, 2)
     assert sorted(read(output, "train")) == sorted(TEXTS)
+
+
+# SLURM and Ray ------------------------------------------------------------------------------------
+
+#: Stands for a cluster: runs the tasks of an array one after another.
+SBATCH = """#!/bin/bash
+script="${!#}"
+grep -q merge_stats "$script" && { echo "Submitted batch job 18"; exit; }
+cp "$script" "$CLUSTER/script"
+for task in $(seq 0 $(sed -n 's/^#SBATCH --array=0-//p' "$script")); do
+    env SLURM_ARRAY_TASK_ID=$task SLURM_NODELIST=node7 RUN_OFFSET=0 PATH="$CLUSTER:/usr/bin:/bin" \
+        bash "$script" > "$CLUSTER/$task.out" 2>&1
+    echo $? > "$CLUSTER/$task.code"
+done
+echo "Submitted batch job 17"
+"""
+SRUN = """#!/bin/bash
+while [[ "$1" == -* ]]; do [[ "$1" == -n ]] && shift; shift; done
+exec "$@"
+"""
+SLURM = ("--executor", "slurm", "--slurm", "partition=cpu", "--slurm", "time=2:00:00")
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """A folder with the programs of SLURM, and what they leave."""
+    pytest.importorskip("datatrove")
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    hosts = "#!/bin/bash\necho node7\n"
+    for name, text in {"sbatch": SBATCH, "srun": SRUN, "scontrol": hosts}.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("CLUSTER", str(folder))
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+    return folder
+
+
+def codes(cluster):
+    return [int(path.read_text()) for path in sorted(cluster.glob("*.code"))]
+
+
+def test_tasks_of_slurm_give_the_files_of_one_process(tmp_path, cluster, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    texts = [write_lines(tmp_path / f"{n}.jsonl", TEXTS[n::5]).name for n in range(5)]
+    call = ("--jsonl", *texts, "--tokenizer", "bytes")
+    assert energon_ext("prepare", "whole", *call, "--jobs", 1).exit_code == 0
+    result = energon_ext("prepare", "out", *call, *SLURM, "--tasks", 3, "--slurm", "account=llm")
+    assert result.exit_code == 0, result.stderr
+    assert "Submitted 3 tasks as SLURM job 17; logs in " in result.stdout
+    assert codes(cluster) == [0, 0, 0], (cluster / "0.out").read_text()
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert "out: part 1/3 is prepared, other parts are not." in (cluster / "1.out").read_text()
+    rendered = energon_ext(
+        "prepare", "out", *call, *SLURM, "--tasks", 3, "--slurm", "account=llm", "--render"
+    )
+    assert without_times(rendered.stdout) == without_times((cluster / "script").read_text())
+
+
+def without_times(script):
+    return re.sub(r"\d{8}-\d{6}", "TIME", " ".join(script.split()))
+
+
+def test_a_bad_line_ends_a_task_of_slurm_with_2_and_the_line(tmp_path, cluster):
+    texts = [write_lines(tmp_path / f"{n}.jsonl", TEXTS[n::3]) for n in range(3)]
+    texts[1].write_bytes(b'{"text": "good"}\n\xff\n')
+    call = ("prepare", tmp_path / "out", "--jsonl", *texts, "--tokenizer", "bytes", "--tasks", 3)
+    energon_ext(*call, *SLURM, "--logs", tmp_path / "logs")
+    assert codes(cluster) == [0, 2, 0]
+    line = f"{texts[1]}:2: not JSON"
+    assert f"Error: {line}" in (cluster / "1.out").read_text()
+    (failure,) = (tmp_path / "logs").glob("*/failures/00001.txt")
+    assert failure.read_text().startswith(line)
+    assert len(unfinished(tmp_path / "out")) == 2
+
+
+def test_a_script_is_rendered_with_the_options_of_sbatch_and_runs_nothing(tmp_path, lines):
+    pytest.importorskip("datatrove")
+    call = call_of(lines, tmp_path / "out")[:-2]
+    result = energon_ext(
+        *(*call, *SLURM, "--tasks", 2500, "--slurm", "account=llm", "--slurm", "cpus_per_task=4"),
+        *("--slurm", "workers=100", "--render"),
+    )
+    directives = re.findall(r"^#SBATCH --(.*)$", result.stdout, re.MULTILINE)
+    assert {"partition=cpu", "time=2:00:00", "account=llm", "cpus-per-task=4"} < {*directives}
+    assert "array=0-1000%100" in directives  # three arrays, of at most 1001 tasks
+    assert "qos" not in result.stdout
+    assert f"export PATH={Path(sys.executable).parent}:$PATH" in result.stdout
+    assert re.search(r"^srun -l -n 1 launch_pickled_pipeline .*/executor.pik$", result.stdout, re.M)
+    assert not (tmp_path / "out").exists() and not [*tmp_path.rglob("executor.pik")]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--executor", "slurm"), "--slurm partition=... is missing"),
+        ((*SLURM, "--slurm", "account"), "--slurm 'account': NAME=VALUE is needed"),
+        ((*SLURM, "--slurm", "workers=many"), "--slurm workers: 'many' is no int"),
+        ((*SLURM, "--jobs", 2), "--executor: sets --jobs itself"),
+        ((*SLURM, "--part", "0/2"), "--executor: sets --part itself"),
+        ((*SLURM, "--force"), "--force: parts do not know each other"),
+        ((*SLURM, "--key", "x", "--text", "a"), "Give one of"),
+    ],
+)
+def test_what_an_executor_cannot_do_is_refused_at_once(options, expected, tmp_path, lines):
+    call = call_of(lines, tmp_path / "out")[:-2]
+    assert expected in error_line(energon_ext(*call, *options))
+
+
+@pytest.mark.parametrize("executor", ["slurm", "ray"])
+def test_a_missing_datatrove_is_one_line_with_the_command(executor, tmp_path, lines, monkeypatch):
+    monkeypatch.setitem(sys.modules, f"datatrove.executor.{executor}", None)
+    call = call_of(lines, tmp_path / "out")[:-2]
+    line = error_line(energon_ext(*call, *SLURM[2:], "--executor", executor))
+    assert line == (
+        f"--executor {executor} needs the package `datatrove`: pip install 'energon_ext[prepare]'."
+    )
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """A Ray cluster of this machine."""
+    pytest.importorskip("datatrove")
+    module = pytest.importorskip("ray")
+    root = str(Path(__file__).parents[2])
+    module.init(num_cpus=2, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": root}})
+    yield module
+    module.shutdown()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("tasks", [1, 7, 20])
+def test_tasks_of_ray_give_the_files_of_one_process(tasks, tmp_path, ray, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    texts = [write_lines(tmp_path / f"{n}.jsonl", TEXTS[n::9]).name for n in range(9)]
+    call = ("--jsonl", *texts, "--tokenizer", "bytes")
+    assert energon_ext("prepare", "whole", *call, "--jobs", 1).exit_code == 0
+    on_ray = ("--executor", "ray", "--tasks", tasks, "--ray", "mem_per_cpu_gb=1")
+    result = energon_ext("prepare", "out", *call, *on_ray)
+    assert result.exit_code == 0, result.stderr
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    whole = energon_ext("prepare", "whole", *call, "--jobs", 1).stdout
+    assert result.stdout == whole.replace("whole", "out")
+
+
+@pytest.mark.nightly
+def test_a_bad_line_on_ray_ends_the_command_with_2_and_the_line(tmp_path, ray):
+    texts = [write_lines(tmp_path / f"{n}.jsonl", TEXTS[n::3]) for n in range(3)]
+    texts[1].write_bytes(b'{"text": "good"}\n\xff\n')
+    call = ("prepare", tmp_path / "out", "--jsonl", *texts, "--tokenizer", "bytes", "--tasks", 3)
+    on_ray = (*call, "--executor", "ray", "--ray", "mem_per_cpu_gb=1")
+    assert f"{texts[1]}:2: not JSON" in error_line(energon_ext(*on_ray))
+    assert len(unfinished(tmp_path / "out")) == 2
+    result = energon_ext(*on_ray[:-4], "--on-error", "skip", "--executor", "ray")
+    assert "begun with on_error" in result.stderr
