@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -367,6 +368,54 @@ def test_a_missing_datatrove_is_one_line_with_the_command(executor, tmp_path, li
     assert line == (
         f"--executor {executor} needs the package `datatrove`: pip install 'energon_ext[prepare]'."
     )
+
+
+# Examples -----------------------------------------------------------------------------------------
+
+EXAMPLES = Path(__file__).parents[2] / "examples/prepare"
+
+
+def test_the_example_of_slurm_prepares_a_folder(tmp_path, cluster, monkeypatch):
+    (tmp_path / "web").mkdir()
+    write_lines(tmp_path / "web/a.jsonl", TEXTS)
+    values = {"INPUT": tmp_path / "web", "OUTPUT": tmp_path / "out", "TOKENIZER": "bytes"}
+    for name, value in {**values, "PARTITION": "cpu", "ACCOUNT": "llm", "TASKS": "1"}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    monkeypatch.setenv("PATH", str(fake_command(tmp_path)), prepend=os.pathsep)
+    script = ("bash", EXAMPLES / "slurm.sh", "--val", "0")
+    subprocess.run(script, check=True, timeout=300)
+    assert codes(cluster) == [0]
+    assert "#SBATCH --account=llm" in (cluster / "script").read_text()
+    assert read(tmp_path / "out", "train") == TEXTS
+
+
+def fake_command(tmp_path):
+    """A folder with an `energon-ext` of this Python, which need not be installed."""
+    command = tmp_path / "bin" / "energon-ext"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/bash\nexec {sys.executable} -m energon_ext.cli.main "$@"\n')
+    command.chmod(0o755)
+    return command.parent
+
+
+@pytest.mark.parametrize(
+    ("tasks", "on"),
+    [(1, ()), pytest.param(3, ("--partition", "cpu"), marks=pytest.mark.nightly)],
+)
+def test_the_example_of_filters_drops_documents_task_by_task(tmp_path, tasks, on, cluster):
+    long = [f"document {n} of five words" for n in range(4)]
+    texts = [["short", long[0], long[0]], [long[1], long[0]], [long[2]], [long[2], long[3]]]
+    names = [write_lines(tmp_path / f"{n}.jsonl", own) for n, own in enumerate(texts)]
+    options = ("--tokenizer", "bytes", "--tasks", str(tasks), *on)
+    script = (sys.executable, EXAMPLES / "filters.py", tmp_path / "out", *names, *options)
+    for _ in range(2):  # the second time everything is there
+        subprocess.run(script, check=True, timeout=300)
+    found = sorted(read(tmp_path / "out", "train"))
+    assert codes(cluster) == [0] * (tasks if on else 0)
+    # Three tasks read the files 0 and 3, 1, and 2.
+    extra = {1: [], 3: [long[0], long[2]]}[tasks]
+    assert found == sorted(long + extra)
 
 
 @pytest.fixture(scope="module")
