@@ -3,46 +3,42 @@
 """``energon-ext prepare``: text and conversations of any kind into token files."""
 
 import functools
-import hashlib
-import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from megatron.energon import TextSample
-from megatron.energon.epathlib import EPath
-from megatron.energon.flavors.webdataset.metadata import EnergonDatasetType, get_dataset_type
+from click.core import ParameterSource
 
-from energon_ext.arguments import choices
-from energon_ext.cli import echo, one_of, option, table
-from energon_ext.cli.mix import make_encoder
+from energon_ext.cli import echo, option, table
+from energon_ext.cli.cluster import run_on_ray, run_on_slurm, settings_of
 from energon_ext.cli.option import PATH
-from energon_ext.cli.tokenize import splits_of
-from energon_ext.documents.token_paths import SPLITS, is_token_file
-from energon_ext.encoders.pretrain import PackedTaskEncoder
-from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
-from energon_ext.encoders.text_sources import encode_all, load_split, sample_source
-from energon_ext.encoders.tokenizers import load_tokenizer
-from energon_ext.encoders.written_tokenizer import FIELD, tokenizer_arguments
-from energon_ext.errors import ConfigError, SampleError
-from energon_ext.prepare import inputs
-from energon_ext.prepare.documents import InputDocument, Unit, check_object, text_under
-from energon_ext.prepare.job import Job, Record
-from energon_ext.prepare.samples import sample_units
-from energon_ext.prepare.token_writer import TokenWriter
-from energon_ext.prepare.units import check_files, left_out, run_units
+from energon_ext.cli.prepare_input import job_and_units
+from energon_ext.documents.token_paths import SPLITS
+from energon_ext.errors import ConfigError
+from energon_ext.prepare.accounts import check_files, left_out
+from energon_ext.prepare.claim import Part
+from energon_ext.prepare.job import Record
+from energon_ext.prepare.units import run_part, run_units
 
-#: The kinds of input, and the options that each has beside those of all.
-KINDS = {
-    "--text": ("separator",),
-    "--folder": ("glob", "separator"),
-    "--jsonl": ("key",),
-    "--parquet": ("key",),
-    "--hf-dataset": ("key", "hf_config", "hf_split", "hf_streaming"),
-    "--dataset": ("split",),
-}
-MOST_NAMED = 8  # paths that the account of a preparation names one by one
+
+class _PartType(click.ParamType):  # type: ignore[type-arg]
+    """``R/N``: every N-th unit from unit R on, counted from 0."""
+
+    name = "part"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Part:
+        if isinstance(value, Part):
+            return value
+        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", value)
+        if match is None or int(match[1]) >= int(match[2]):
+            self.fail(f"{value!r:.80} found; R/N with 0 <= R < N is needed.", param, ctx)
+        return Part(int(match[1]), int(match[2]))
+
+
+PART = _PartType()
+ON_CLUSTER = ("executor", "tasks", "slurm", "ray", "logs", "render")
 
 
 @click.command()
@@ -93,18 +89,14 @@ MOST_NAMED = 8  # paths that the account of a preparation names one by one
 @option.jobs
 @click.option("--check", is_flag=True, help="Compare the files of OUTPUT with their hashes.")
 @click.option("--force", is_flag=True, help="Make all of OUTPUT anew, whatever is there.")
-def prepare(
-    output: Path,
-    files: tuple[Path, ...],
-    tokenizer: str | None,
-    eos_token: str | None,
-    bos_token: str | None,
-    chat_template: str | None,
-    jobs: int,
-    check: bool,
-    force: bool,
-    **options: Any,
-) -> None:
+@click.option("--part", metavar="R/N", type=PART, help="Prepare only the units R, R + N, ...")
+@click.option("--executor", type=click.Choice(["slurm", "ray"]), help="Prepare on a cluster.")
+@click.option("--tasks", type=click.IntRange(1), default=1, help="Parts of --executor.")
+@click.option("--slurm", metavar="NAME=VALUE", multiple=True, help="Of datatrove or sbatch.")
+@click.option("--ray", metavar="NAME=VALUE", multiple=True, help="Of datatrove's executor.")
+@click.option("--logs", type=PATH, help="Of --executor.  [default: OUTPUT-logs]")
+@click.option("--render", is_flag=True, help="Print the script of --executor slurm, run nothing.")
+def prepare(output: Path, check: bool, force: bool, jobs: int, **options: Any) -> None:
     """Write text to OUTPUT as Megatron's token files.
 
     One kind of input: --text, --folder, --jsonl, --parquet, --hf-dataset or --dataset. FILES are
@@ -120,173 +112,73 @@ def prepare(
     Token files are OUTPUT/train/part-00000.bin and so on, and the same for val; a metadataset names
     them as `path: data/web/train`. Those of --chat have weights, so that answers alone are trained
     on. The same command again continues where one was interrupted.
+
+    --part 0/20 to --part 19/20 prepare the same OUTPUT in 20 processes, on any machines that share
+    it. The one that ends last gives it its name. --executor does so on a cluster:
+
+    \b
+    energon-ext prepare data/web --jsonl web --tokenizer NAME --executor slurm --tasks 500 \\
+        --slurm partition=cpu --slurm time=4:00:00
     """
     if output.is_symlink() or output.name in ("", ".."):
         output = output.resolve()
     if check:
         echo(f"{output}: {check_files(output):,} files are as they were written.")
         return
-    if tokenizer is None:
-        raise ConfigError(
-            "--tokenizer is missing: 'bytes', a tokenizer.json, a folder or a Hugging Face name. "
-            "Text that is to stay text needs JSON Lines and `energon prepare`."
-        )
-    kind = _kind(files, options)
-    task = "chat" if options["chat"] else "text"
-    loaded = load_tokenizer(tokenizer, eos_token=eos_token, bos_token=bos_token)
-    encoder = make_encoder(loaded, task=task, chat_template=chat_template)
-    keeps_splits = kind == "--dataset" and len(options["split"]) > 1
-    given = options[_name(kind)]
-    paths = [*(given if isinstance(given, tuple) else [given]), *files]
-    prepared, remarks = run_units(
-        _job(encoder, tokenizer_arguments(tokenizer, eos_token, bos_token), kind, paths, options),
-        _units(encoder, kind, paths, options),
-        output,
-        jobs=jobs,
-        force=force,
-        splits=SPLITS if options["val"] > 0 or keeps_splits else SPLITS[:1],
-    )
+    on_cluster = {name: options.pop(name) for name in ON_CLUSTER}
+    part = options.pop("part")
+    if force and (part or on_cluster["executor"]):
+        raise ConfigError(f"--force: parts do not know each other; remove {output} instead.")
+    if on_cluster["executor"]:
+        _prepare_on_cluster(output, part, options, **on_cluster)
+    elif part:
+        prepare_part(output, options, part, jobs)
+    else:
+        job, units, splits = job_and_units(options)
+        made = run_units(job, units, output, jobs=jobs, force=force, splits=splits)
+        _show(output, *made)
+
+
+def prepare_part(output: Path, options: Mapping[str, Any], part: Part, jobs: int) -> None:
+    """Prepare one part of an output; the options are those of the command, by name."""
+    job, units, splits = job_and_units(options)
+    prepared, remarks = run_part(job, units, output, part, jobs=jobs, splits=splits)
+    if prepared is None:
+        remarks = [*remarks, f"{output}: part {part} is prepared, other parts are not."]
+        echo("\n".join(remarks))
+    else:
+        _show(output, prepared, remarks)
+
+
+def _prepare_on_cluster(
+    output: Path,
+    part: Part | None,
+    options: Mapping[str, Any],
+    *,
+    executor: str,
+    tasks: int,
+    slurm: Sequence[str],
+    ray: Sequence[str],
+    logs: Path | None,
+    render: bool,
+) -> None:
+    """Prepare an output by the tasks of an executor."""
+    source = click.get_current_context().get_parameter_source("jobs")
+    if part or source is ParameterSource.COMMANDLINE:
+        name = "--part" if part else "--jobs"
+        raise ConfigError(f"--executor: sets {name} itself, by --tasks and cpus_per_task.")
+    job_and_units(options)  # what is wrong with them is said here, not in a log of a task
+    settings = settings_of(slurm, "--slurm") if executor == "slurm" else settings_of(ray, "--ray")
+    make = functools.partial(prepare_part, output, options)
+    logs = logs or output.with_name(f"{output.name}-logs")
+    if executor == "slurm":
+        run_on_slurm(make, tasks, settings, logs, render=render)
+    else:
+        run_on_ray(make, tasks, settings, logs)
+
+
+def _show(output: Path, prepared: Record, remarks: Sequence[str]) -> None:
     echo("\n".join([*remarks, _summary(output, prepared)]))
-
-
-def _name(kind: str) -> str:
-    """The name of an option among those of the command."""
-    return kind.removeprefix("--").replace("-", "_")
-
-
-def _kind(files: Sequence[Path], options: dict[str, Any]) -> str:
-    """The one kind of input that is given."""
-    kind = one_of({kind: options[_name(kind)] for kind in KINDS})
-    if files and kind not in ("--text", "--jsonl", "--parquet"):
-        raise ConfigError(
-            f"{files[0]}: further files go with --text, --jsonl, --parquet, not {kind}."
-        )
-    if options["chat"] and kind in ("--text", "--folder"):
-        raise ConfigError(
-            f"--chat: {kind} holds no conversations; give rows of JSON, Parquet or a dataset."
-        )
-    if kind == "--dataset" and options["on_error"] == "skip":
-        raise ConfigError("--on-error skip: --dataset is read by Energon, which has checked it.")
-    splits = options["split"]
-    if len(splits) > 1 and set(splits) != set(SPLITS):
-        raise ConfigError(f"--split {' '.join(splits)}: give one, or {' and '.join(SPLITS)}.")
-    return kind
-
-
-def _job(
-    encoder: PackedTaskEncoder,
-    arguments: dict[str, str],
-    kind: str,
-    paths: Sequence[Any],
-    options: dict[str, Any],
-) -> Job:
-    """What becomes of every document, and the options that a continued run must have alike."""
-    named = [str(path) for path in paths]
-    if len(named) > MOST_NAMED:
-        digest = hashlib.sha256("\n".join(named).encode("utf-8", "replace")).hexdigest()
-        named = [named[0], f"and {len(named) - 1} more, SHA-256 {digest[:16]}"]
-    compared = ("chat", "val", "seed", "min_chars", "on_error", *KINDS[kind])
-    meta = encoder.token_file_meta()
-    return Job(
-        encode=functools.partial(encode_all, encoder),
-        writer=functools.partial(TokenWriter, vocab_size=encoder.tokenizer.vocab_size),
-        meta={**meta, FIELD: arguments},
-        options={"input": [kind, *named], **{name: options[name] for name in compared}, **meta},
-        val_fraction=options["val"],
-        seed=options["seed"],
-        min_chars=options["min_chars"],
-        skips_unreadable=options["on_error"] == "skip",
-    )
-
-
-def _units(
-    encoder: PackedTaskEncoder, kind: str, paths: Sequence[Any], options: dict[str, Any]
-) -> list[Unit]:
-    """The parts of the input."""
-    read_row = read_conversation if options["chat"] else text_under(options["key"])
-    if kind == "--text":
-        return inputs.text_units(paths, options["separator"])
-    if kind == "--folder":
-        found = inputs.folder_files(paths[0], options["glob"])
-        return inputs.text_units(found, options["separator"])
-    if kind == "--jsonl":
-        return inputs.jsonl_units(paths, read_row)
-    if kind == "--parquet":
-        return inputs.parquet_units(paths, read_row)
-    if kind == "--dataset":
-        return _energon_units(paths[0], encoder, options)
-    return inputs.hugging_face_units(
-        paths[0],
-        config=options["hf_config"],
-        split=options["hf_split"],
-        streaming=options["hf_streaming"],
-        read_row=read_row,
-    )
-
-
-def _energon_units(path: Path, encoder: PackedTaskEncoder, options: dict[str, Any]) -> list[Unit]:
-    """The samples of a prepared folder or a metadataset; those of several splits keep theirs.
-
-    Every source of a metadataset is read once, one after another: weights and repetitions say how
-    often a run reads it, not what it holds.
-    """
-    if is_token_file(path):
-        raise ConfigError(f"{path}: tokenized already; name it in a metadataset as it is.")
-    if get_dataset_type(EPath(str(path))) is EnergonDatasetType.JSONL:
-        raise ConfigError(f"{path}: a JSON Lines file has no splits; read it with --jsonl.")
-    splits, known = options["split"], splits_of(path)
-    for split in splits:
-        if split not in known:
-            raise ConfigError(
-                f"{path}: no split {split!r}; it has {choices(split, known)} Name those to be read "
-                f"by --split, one option for each."
-            )
-    units: list[Unit] = []
-    for split in splits:
-        for entry in load_split(path, split, encoder, options["trusted_modules"]):
-            name = str(entry.dataset.paths[0])
-            if is_token_file(name):
-                raise ConfigError(f"{name}: tokenized already; take it out of {path}.")
-            own = split if len(splits) > 1 else None
-            document = functools.partial(_document, name, own, options["chat"])
-            units += sample_units(sample_source(encoder, entry, document))
-    return units
-
-
-def _document(path: str, split: str | None, chat: bool, sample: Any, key: str) -> InputDocument:
-    origin = f"{path}: {key}"
-    if chat and isinstance(sample, (Dialogue, PromptResponse)):
-        return conversation(sample, origin, split=split)
-    if not chat and isinstance(sample, TextSample):
-        return InputDocument(sample.text, origin, split=split)
-    wanted = "a conversation (Dialogue, PromptResponse)" if chat else "text (TextSample)"
-    raise ConfigError(f"{origin}: a {type(sample).__name__}, {wanted} is needed.")
-
-
-def read_conversation(row: Any, origin: str, num_bytes: int) -> InputDocument:
-    """A JSON object as a document; ConfigError where it holds no conversation.
-
-    Example:
-        >>> record = {"prompt": "2 + 2", "response": "4", "id": 17}
-        >>> read_conversation(record, "chat.jsonl:1", 50).text
-        '["2 + 2", "4"]'
-    """
-    check_object(row, origin)
-    crude = {"__key__": origin, "__restore_key__": (), "json": row}
-    try:
-        return conversation(cook_dialogue(crude), origin, num_bytes)
-    except SampleError as error:
-        raise ConfigError(str(error)) from error
-
-
-def conversation(
-    sample: Dialogue | PromptResponse, origin: str, num_bytes: int = 0, split: str | None = None
-) -> InputDocument:
-    """A conversation as a document; equal conversations have equal texts."""
-    is_dialogue = isinstance(sample, Dialogue)
-    content = sample.messages if is_dialogue else [sample.prompt, sample.response]
-    text = json.dumps(content, ensure_ascii=False, sort_keys=True, default=str)
-    return InputDocument(text, origin, num_bytes, sample, split)
 
 
 def _summary(output: Path, prepared: Record) -> str:

@@ -22,12 +22,12 @@ from energon_ext.encoders.text_sources import (
     what_samples_depend_on,
 )
 from energon_ext.errors import ConfigError, EnergonExtError, SampleError, log_of
+from energon_ext.prepare.accounts import is_prepared
 from energon_ext.prepare.cache import Cached, ensure_made
 from energon_ext.prepare.documents import InputDocument, Unit
 from energon_ext.prepare.job import Encoded, Job
 from energon_ext.prepare.lengths import LengthTable, LengthWriter
 from energon_ext.prepare.samples import SampleSource, sample_units, unit_of
-from energon_ext.prepare.units import is_prepared
 from energon_ext.samples.numbered import as_worker
 
 logger = log_of(__name__)

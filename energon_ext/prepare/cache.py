@@ -17,10 +17,11 @@ from typing import Any
 
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.errors import ConfigError, log_of
+from energon_ext.prepare.accounts import left_out
 from energon_ext.prepare.claim import ClaimedError
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import Job
-from energon_ext.prepare.units import left_out, run_units
+from energon_ext.prepare.units import run_units
 
 logger = log_of(__name__)
 

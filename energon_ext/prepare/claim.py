@@ -4,10 +4,12 @@
 
 import contextlib
 import os
+import re
 import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from energon_ext.data_files import read_data
@@ -16,6 +18,7 @@ from energon_ext.errors import ConfigError
 #: A claim that nobody touched for so long is of a process that is gone.
 STALE_SECONDS = 30.0
 _BEAT_SECONDS = 3.0
+_LOOK_SECONDS = 0.2
 _MOST_BYTES = 4096
 
 
@@ -23,21 +26,42 @@ class ClaimedError(ConfigError):
     """Another process writes a folder."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """Every ``count``-th unit, from unit ``number`` on."""
+
+    number: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    def beside(self, output: Path) -> Path:
+        """What is claimed for a part of an output."""
+        return output.with_name(f"{output.name}.{self.number}-of-{self.count}")
+
+
 @contextlib.contextmanager
-def claimed(folder: Path) -> Iterator[Callable[[], None]]:
+def claimed(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], None]]:
     """Have the claim of a folder, a file beside it; gives a function that shows that work goes on.
 
     It is cheap, and to be called often. Two processes may both find a claim stale and both take it
     over. They then write the same files, each aside, and rename them, so nothing is damaged.
 
+    Args:
+        wait_seconds: how long to wait for another process to end.
+
     Raises:
         ClaimedError: a living process has the claim.
     """
-    path = folder.parent / f".{folder.name}.claim"
+    path, deadline = _claim_of(folder), time.monotonic() + wait_seconds
     while not _is_created(path):
-        if not _is_stale(path):
+        if _is_stale(path):
+            path.unlink(missing_ok=True)
+        elif time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        else:
             raise ClaimedError(f"{folder}: is being prepared by {_owner_of(path)}.")
-        path.unlink(missing_ok=True)
     next_beat = 0.0
 
     def beat() -> None:
@@ -52,6 +76,37 @@ def claimed(folder: Path) -> Iterator[Callable[[], None]]:
         yield beat
     finally:
         path.unlink(missing_ok=True)
+
+
+def refuse_others(output: Path, part: Part | None) -> None:
+    """ClaimedError where a process is at work on other parts than those of a division.
+
+    Args:
+        part: one of the division; None for a process that makes everything.
+    """
+    others = [path for each, path in living_parts(output) if not part or each.count != part.count]
+    if part and (whole := _claim_of(output)).exists() and not _is_stale(whole):
+        others.append(whole)
+    if others:
+        raise ClaimedError(f"{output}: is being prepared by {_owner_of(others[0])}.")
+
+
+def living_parts(output: Path) -> list[tuple[Part, Path]]:
+    """The parts of an output that are being made, and their claims; removes stale claims."""
+    found = []
+    of_part = re.compile(rf"\.{re.escape(output.name)}\.(\d+)-of-(\d+)\.claim")
+    for name in os.listdir(output.parent):
+        if match := of_part.fullmatch(name):
+            path = output.parent / name
+            if _is_stale(path):
+                path.unlink(missing_ok=True)
+            else:
+                found.append((Part(int(match[1]), int(match[2])), path))
+    return found
+
+
+def _claim_of(folder: Path) -> Path:
+    return folder.parent / f".{folder.name}.claim"
 
 
 def _is_created(path: Path) -> bool:

@@ -92,45 +92,36 @@ def jsonl_units(paths: Iterable[Path], read_row: RowReader) -> list[Unit]:
     for path in _files(paths, ("*.jsonl", "*.jsonl.gz", "*.jsonl.zst")):
         size = path.stat().st_size
         is_compressed = path.suffix in COMPRESSED
-        parts: Iterable[tuple[int, int, int]] = [(0, size, 1)]
-        if size > UNIT_BYTES and not is_compressed:
-            parts = _line_ranges(path, size)
-        for begin, stop, first_line in parts:
+        is_divided = size > UNIT_BYTES and not is_compressed
+        for begin, stop in _line_ranges(path, size) if is_divided else [(0, size)]:
             end = None if is_compressed else stop
-            read = partial(_read_jsonl, path, begin, end, first_line, read_row)
+            read = partial(_read_jsonl, path, begin, end, read_row)
             num_bytes = 0 if is_compressed else stop - begin
             units.append(Unit({**_described([path]), "range": [begin, stop]}, read, num_bytes))
     return units
 
 
-def _line_ranges(path: Path, size: int) -> Iterator[tuple[int, int, int]]:
-    """First byte, the one behind the last, and first line of each part of a file."""
-    begin, line = 0, 1
+def _line_ranges(path: Path, size: int) -> Iterator[tuple[int, int]]:
+    """The first byte of each part of a file, and the one behind the last."""
+    begin = 0
     with open_data(path) as file:
         while begin < size:
-            lines = 0
-            for _ in range(0, UNIT_BYTES, _BLOCK):
-                lines += file.read(min(_BLOCK, UNIT_BYTES)).count(b"\n")
-            lines += file.readline(MOST_LINE_BYTES).count(b"\n")
-            yield begin, file.tell(), line
-            begin, line = file.tell(), line + lines
+            file.seek(min(begin + UNIT_BYTES, size))
+            file.readline(MOST_LINE_BYTES)
+            yield begin, file.tell()
+            begin = file.tell()
 
 
-def _read_jsonl(
-    path: Path, begin: int, stop: int | None, first_line: int, read_row: RowReader
-) -> Documents:
-    lines = _lines(path, begin, stop, first_line)
-    return _readable(path, _read_rows(lines, partial(_read_line, read_row)))
+def _read_jsonl(path: Path, begin: int, stop: int | None, read_row: RowReader) -> Documents:
+    return _readable(path, _read_rows(_lines(path, begin, stop), partial(_read_line, read_row)))
 
 
-def _lines(
-    path: Path, begin: int, stop: int | None, first_line: int
-) -> Iterator[tuple[bytes, str, int]]:
+def _lines(path: Path, begin: int, stop: int | None) -> Iterator[tuple[bytes, str, int]]:
     """Lines with their origins and sizes, from one byte of a file to another or to its end."""
     with open_data(path) as stored, _unpacked(stored, path) as file:
-        if begin:
-            file.seek(begin)
-        position, number = begin, first_line
+        # Counted by whoever reads a part: to list the parts of an input must not read all of it.
+        pieces = (file.read(min(_BLOCK, begin - done)) for done in range(0, begin, _BLOCK))
+        position, number = begin, 1 + sum(piece.count(b"\n") for piece in pieces)
         while line := file.readline(MOST_LINE_BYTES):
             if line.strip():
                 yield line, f"{path}:{number}", len(line)

@@ -30,7 +30,8 @@ MOST_REFUSED_IN_A_ROW = 100
 #: Token ids, and the weights of the labels, None for 1 everywhere; or why the document is refused.
 Encoded = tuple[np.ndarray, np.ndarray | None] | SampleError
 
-#: Work of a run that was killed may lie here until the next one removes it.
+#: Work on a unit that was killed may lie in a folder of this name and the unit's until the next
+#: process that makes the unit removes it.
 STAGING = ".staging-"
 
 #: JSON values.
@@ -114,12 +115,13 @@ def write_unit(
     losses, characters = _UnitLosses(), Counter[str]()
     writers: dict[str, Writer] = {}
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=STAGING, dir=folder) as staging, ExitStack() as opened:
+    prefix = f"{STAGING}{name}."
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as staging, ExitStack() as opened:
         for document, split, tokens, weights in _encoded(job, unit, losses, advance):
             if split not in writers:
-                prefix = Path(staging, split, name)
-                prefix.parent.mkdir()
-                writers[split] = job.writer(prefix)
+                path = Path(staging, split, name)
+                path.parent.mkdir()
+                writers[split] = job.writer(path)
                 opened.callback(writers[split].abandon)
             writers[split].write(tokens, weights, document.origin)
             characters[split] += len(document.text)

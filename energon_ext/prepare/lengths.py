@@ -19,9 +19,9 @@ from energon_ext.data_files import read_data
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.documents.token_index import PREPARED
 from energon_ext.errors import ConfigError
+from energon_ext.prepare.accounts import MOST_RECORD_BYTES
 from energon_ext.prepare.cache import SPLIT
 from energon_ext.prepare.job import Record
-from energon_ext.prepare.units import MOST_RECORD_BYTES
 
 LENGTHS, COSTS = ".lengths.bin", ".costs.bin"
 

@@ -59,11 +59,8 @@ def files(folder):
 
 def unfinished(output):
     """The units that a run which has not ended, or was ended, has made; with their files."""
-    try:
-        content = (output.parent / f".{output.name}.unfinished" / "prepared.json").read_text()
-    except FileNotFoundError:
-        return []
-    return json.loads(content)["units"]
+    accounts = output.parent / f".{output.name}.unfinished" / "accounts"
+    return [json.loads(path.read_text()) for path in sorted(accounts.glob("*.json"))]
 
 
 def wait_for(condition, seconds=60):

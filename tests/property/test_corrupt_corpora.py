@@ -16,7 +16,7 @@ from megatron.energon.flavors.jsonl.crude_jsonl_dataset import CrudeJsonlDataset
 from energon_ext import PackedTaskEncoder, get_train_dataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import EnergonExtError
-from energon_ext.prepare.units import left_out
+from energon_ext.prepare.accounts import left_out
 from tests.support import (
     close_loaders,
     config,

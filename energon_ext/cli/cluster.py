@@ -1,0 +1,194 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The parts of a preparation as tasks of a cluster, by datatrove's executors for SLURM and Ray.
+
+Only its executors are used. A task makes one part, and takes nothing from the task before it.
+"""
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from energon_ext.cli import echo
+from energon_ext.errors import ConfigError, EnergonExtError, WorkerError
+from energon_ext.prepare.claim import Part
+
+#: What the executors take themselves, by the type of its values.
+SLURM_SETTINGS = {
+    "partition": str,
+    "time": str,
+    "cpus_per_task": int,
+    "mem_per_cpu_gb": int,
+    "workers": int,
+    "qos": str,
+    "job_name": str,
+    "env_command": str,
+    "condaenv": str,
+    "venv_path": str,
+    "max_array_size": int,
+}
+RAY_SETTINGS = {"cpus_per_task": int, "mem_per_cpu_gb": int, "workers": int, "time": int}
+_RUN = "srun -l -n 1 launch_pickled_pipeline"  # as datatrove runs it
+
+MakePart = Callable[[Part, int], None]
+
+
+@dataclass(frozen=True)
+class PartStep:
+    """The one step of a datatrove pipeline: makes the part of a task.
+
+    Args:
+        make: makes a part in so many processes; it is pickled.
+        processes: of a part.
+        folder: in which the command was given, since paths may be relative.
+        failures: a folder for the errors of tasks, a file for each.
+    """
+
+    make: MakePart
+    processes: int
+    folder: str
+    failures: Path
+
+    def __call__(self, data: object = None, rank: int = 0, world_size: int = 1) -> None:
+        os.chdir(self.folder)
+        try:
+            self.make(Part(rank, world_size), self.processes)
+        except (EnergonExtError, OSError) as error:
+            line = " ".join(str(error).split())
+            self.failures.mkdir(parents=True, exist_ok=True)
+            (self.failures / f"{rank:05d}.txt").write_text(line + "\n", encoding="utf-8")
+            if "SLURM_ARRAY_TASK_ID" not in os.environ:
+                raise
+            click.echo(f"Error: {line}", err=True)  # the task ends as the command does
+            raise SystemExit(2) from error
+
+
+def settings_of(given: Sequence[str], option: str) -> dict[str, str]:
+    """``NAME=VALUE`` by name.
+
+    Example:
+        >>> settings_of(["partition=cpu", "time=2:00:00"], "--slurm")
+        {'partition': 'cpu', 'time': '2:00:00'}
+    """
+    for each in given:
+        if not each.partition("=")[0] or "=" not in each:
+            raise ConfigError(f"{option} {each!r:.80}: NAME=VALUE is needed.")
+    return dict(each.split("=", 1) for each in given)
+
+
+def run_on_slurm(
+    make: MakePart,
+    tasks: int,
+    settings: Mapping[str, str],
+    logs: Path,
+    *,
+    render: bool = False,
+) -> None:
+    """Submit an array of tasks.
+
+    Args:
+        settings: of the executor, see SLURM_SETTINGS; all others are options of ``sbatch``.
+        render: print the script, and run nothing.
+    """
+    for name in ("partition", "time"):
+        if name not in settings:
+            raise ConfigError(f"--executor slurm: --slurm {name}=... is missing.")
+    own = _typed(settings, SLURM_SETTINGS, "--slurm")
+    logs = _logs_of_now(logs)
+    # Tasks begin in a shell of their own, where the environment of this command may not be active.
+    environment = f"export PATH={Path(sys.executable).parent}:$PATH"
+    executor = _executor("slurm")(
+        pipeline=[_step(make, own, logs)],
+        tasks=tasks,
+        logging_dir=str(logs),
+        **{"qos": None, "job_name": "energon-ext-prepare", "env_command": environment, **own},
+        sbatch_args={name: value for name, value in settings.items() if name not in own},
+    )
+    if render:
+        most = min(tasks, executor.max_array_size if executor.max_array_size > 0 else tasks)
+        script = f"{_RUN} {logs / 'executor.pik'}"
+        echo(executor.get_launch_file_contents(executor.get_sbatch_args(most), script))
+        return
+    try:
+        executor.run()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"--executor slurm: no {error.filename} here; --render prints."
+        ) from error
+    except subprocess.CalledProcessError as error:
+        raise ConfigError(f"--executor slurm: {error.cmd[0]} failed, see above.") from error
+    echo(f"Submitted {tasks} tasks as SLURM job {executor.job_id}; logs in {logs}.")
+
+
+def run_on_ray(make: MakePart, tasks: int, settings: Mapping[str, str], logs: Path) -> None:
+    """Run tasks on the Ray cluster that ``RAY_ADDRESS`` names, else here, and wait for them.
+
+    Raises:
+        ConfigError: a part could not be made; its own words.
+        WorkerError: a task did not end.
+    """
+    own = _typed(settings, RAY_SETTINGS, "--ray")
+    if unknown := sorted({*settings} - {*own}):
+        raise ConfigError(f"--ray {unknown[0]}: give one of {', '.join(RAY_SETTINGS)}.")
+    kind, ray, logs = _executor("ray"), _module("ray", "ray"), _logs_of_now(logs)
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False)  # what tasks print is in the logs
+    executor = kind(pipeline=[_step(make, own, logs)], tasks=tasks, logging_dir=str(logs), **own)
+    executor.run()
+    failures = sorted((logs / "failures").glob("*.txt"))
+    if failures:
+        more = f" ({len(failures) - 1} more tasks failed)" if failures[1:] else ""
+        raise ConfigError(failures[0].read_text(encoding="utf-8").strip() + more)
+    if missing := executor.get_incomplete_ranks(skip_completed=True):
+        raise WorkerError(
+            f"{len(missing)} of {tasks} tasks did not end; see {logs}. Run the same command again."
+        )
+    make(Part(0, tasks), 1)  # has nothing left to do, and says what was made
+
+
+def _step(make: MakePart, own: Mapping[str, Any], logs: Path) -> PartStep:
+    return PartStep(make, own.get("cpus_per_task", 1), os.getcwd(), logs / "failures")
+
+
+def _logs_of_now(logs: Path) -> Path:
+    """A folder for each run: datatrove keeps there which of its tasks have ended."""
+    return logs.absolute() / time.strftime("%Y%m%d-%H%M%S")
+
+
+def _typed(settings: Mapping[str, str], types: Mapping[str, type], option: str) -> dict[str, Any]:
+    """The settings of an executor itself, with their types."""
+    found = {}
+    for name, kind in types.items():
+        if name in settings:
+            try:
+                found[name] = kind(settings[name])
+            except ValueError as error:
+                value = f"{settings[name]!r:.80}"
+                raise ConfigError(f"{option} {name}: {value} is no {kind.__name__}.") from error
+    return found
+
+
+def _executor(name: str) -> Any:
+    module = _module(f"datatrove.executor.{name}", name)
+    # It logs each step of its own; what goes wrong is enough.
+    _module("loguru", name).logger.configure(handlers=[{"sink": sys.stderr, "level": "WARNING"}])
+    return getattr(module, f"{name.title()}PipelineExecutor")
+
+
+def _module(module: str, executor: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        extra = "datatrove[ray]" if package == "ray" else "energon_ext[prepare]"
+        raise ConfigError(
+            f"--executor {executor} needs the package `{package}`: pip install '{extra}'."
+        ) from error

@@ -1,0 +1,212 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the options of ``energon-ext prepare`` make: the units of the input, and the job."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from megatron.energon import TextSample
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors.webdataset.metadata import EnergonDatasetType, get_dataset_type
+
+from energon_ext.arguments import choices
+from energon_ext.cli import one_of
+from energon_ext.cli.mix import make_encoder
+from energon_ext.cli.tokenize import splits_of
+from energon_ext.documents.token_paths import SPLITS, is_token_file
+from energon_ext.encoders.pretrain import PackedTaskEncoder
+from energon_ext.encoders.sft import Dialogue, PromptResponse, cook_dialogue
+from energon_ext.encoders.text_sources import encode_all, load_split, sample_source
+from energon_ext.encoders.tokenizers import load_tokenizer
+from energon_ext.encoders.written_tokenizer import FIELD, tokenizer_arguments
+from energon_ext.errors import ConfigError, SampleError
+from energon_ext.prepare import inputs
+from energon_ext.prepare.documents import InputDocument, Unit, check_object, text_under
+from energon_ext.prepare.job import Job
+from energon_ext.prepare.samples import sample_units
+from energon_ext.prepare.token_writer import TokenWriter
+
+#: The kinds of input, and the options that each has beside those of all.
+KINDS = {
+    "--text": ("separator",),
+    "--folder": ("glob", "separator"),
+    "--jsonl": ("key",),
+    "--parquet": ("key",),
+    "--hf-dataset": ("key", "hf_config", "hf_split", "hf_streaming"),
+    "--dataset": ("split",),
+}
+MOST_NAMED = 8  # paths that the account of a preparation names one by one
+
+
+def job_and_units(options: Mapping[str, Any]) -> tuple[Job, list[Unit], Sequence[str]]:
+    """The job, the units of the input, and the splits that need documents.
+
+    Args:
+        options: of the command, by name.
+
+    Raises:
+        ConfigError: they do not fit each other, or an input cannot be opened.
+    """
+    special = {name: options[name] for name in ("eos_token", "bos_token")}
+    tokenizer = options["tokenizer"]
+    if tokenizer is None:
+        raise ConfigError(
+            "--tokenizer is missing: 'bytes', a tokenizer.json, a folder or a Hugging Face name. "
+            "Text that is to stay text needs JSON Lines and `energon prepare`."
+        )
+    kind = _kind(options["files"], options)
+    task = "chat" if options["chat"] else "text"
+    loaded = load_tokenizer(tokenizer, **special)
+    encoder = make_encoder(loaded, task=task, chat_template=options["chat_template"])
+    keeps_splits = kind == "--dataset" and len(options["split"]) > 1
+    given = options[_name(kind)]
+    paths = [*(given if isinstance(given, tuple) else [given]), *options["files"]]
+    job = _job(encoder, tokenizer_arguments(tokenizer, **special), kind, paths, options)
+    splits = SPLITS if options["val"] > 0 or keeps_splits else SPLITS[:1]
+    return job, _units(encoder, kind, paths, options), splits
+
+
+def _name(kind: str) -> str:
+    """The name of an option among those of the command."""
+    return kind.removeprefix("--").replace("-", "_")
+
+
+def _kind(files: Sequence[Path], options: Mapping[str, Any]) -> str:
+    """The one kind of input that is given."""
+    kind = one_of({kind: options[_name(kind)] for kind in KINDS})
+    if files and kind not in ("--text", "--jsonl", "--parquet"):
+        raise ConfigError(
+            f"{files[0]}: further files go with --text, --jsonl, --parquet, not {kind}."
+        )
+    if options["chat"] and kind in ("--text", "--folder"):
+        raise ConfigError(
+            f"--chat: {kind} holds no conversations; give rows of JSON, Parquet or a dataset."
+        )
+    if kind == "--dataset" and options["on_error"] == "skip":
+        raise ConfigError("--on-error skip: --dataset is read by Energon, which has checked it.")
+    splits = options["split"]
+    if len(splits) > 1 and set(splits) != set(SPLITS):
+        raise ConfigError(f"--split {' '.join(splits)}: give one, or {' and '.join(SPLITS)}.")
+    return kind
+
+
+def _job(
+    encoder: PackedTaskEncoder,
+    arguments: dict[str, str],
+    kind: str,
+    paths: Sequence[Any],
+    options: Mapping[str, Any],
+) -> Job:
+    """What becomes of every document, and the options that a continued run must have alike."""
+    named = [str(path) for path in paths]
+    if len(named) > MOST_NAMED:
+        digest = hashlib.sha256("\n".join(named).encode("utf-8", "replace")).hexdigest()
+        named = [named[0], f"and {len(named) - 1} more, SHA-256 {digest[:16]}"]
+    compared = ("chat", "val", "seed", "min_chars", "on_error", *KINDS[kind])
+    meta = encoder.token_file_meta()
+    return Job(
+        encode=functools.partial(encode_all, encoder),
+        writer=functools.partial(TokenWriter, vocab_size=encoder.tokenizer.vocab_size),
+        meta={**meta, FIELD: arguments},
+        options={"input": [kind, *named], **{name: options[name] for name in compared}, **meta},
+        val_fraction=options["val"],
+        seed=options["seed"],
+        min_chars=options["min_chars"],
+        skips_unreadable=options["on_error"] == "skip",
+    )
+
+
+def _units(
+    encoder: PackedTaskEncoder, kind: str, paths: Sequence[Any], options: Mapping[str, Any]
+) -> list[Unit]:
+    """The parts of the input."""
+    read_row = read_conversation if options["chat"] else text_under(options["key"])
+    if kind == "--text":
+        return inputs.text_units(paths, options["separator"])
+    if kind == "--folder":
+        found = inputs.folder_files(paths[0], options["glob"])
+        return inputs.text_units(found, options["separator"])
+    if kind == "--jsonl":
+        return inputs.jsonl_units(paths, read_row)
+    if kind == "--parquet":
+        return inputs.parquet_units(paths, read_row)
+    if kind == "--dataset":
+        return _energon_units(paths[0], encoder, options)
+    return inputs.hugging_face_units(
+        paths[0],
+        config=options["hf_config"],
+        split=options["hf_split"],
+        streaming=options["hf_streaming"],
+        read_row=read_row,
+    )
+
+
+def _energon_units(
+    path: Path, encoder: PackedTaskEncoder, options: Mapping[str, Any]
+) -> list[Unit]:
+    """The samples of a prepared folder or a metadataset; those of several splits keep theirs.
+
+    Every source of a metadataset is read once, one after another: weights and repetitions say how
+    often a run reads it, not what it holds.
+    """
+    if is_token_file(path):
+        raise ConfigError(f"{path}: tokenized already; name it in a metadataset as it is.")
+    if get_dataset_type(EPath(str(path))) is EnergonDatasetType.JSONL:
+        raise ConfigError(f"{path}: a JSON Lines file has no splits; read it with --jsonl.")
+    splits, known = options["split"], splits_of(path)
+    for split in splits:
+        if split not in known:
+            raise ConfigError(
+                f"{path}: no split {split!r}; it has {choices(split, known)} Name those to be read "
+                f"by --split, one option for each."
+            )
+    units: list[Unit] = []
+    for split in splits:
+        for entry in load_split(path, split, encoder, options["trusted_modules"]):
+            name = str(entry.dataset.paths[0])
+            if is_token_file(name):
+                raise ConfigError(f"{name}: tokenized already; take it out of {path}.")
+            own = split if len(splits) > 1 else None
+            document = functools.partial(_document, name, own, options["chat"])
+            units += sample_units(sample_source(encoder, entry, document))
+    return units
+
+
+def _document(path: str, split: str | None, chat: bool, sample: Any, key: str) -> InputDocument:
+    origin = f"{path}: {key}"
+    if chat and isinstance(sample, (Dialogue, PromptResponse)):
+        return conversation(sample, origin, split=split)
+    if not chat and isinstance(sample, TextSample):
+        return InputDocument(sample.text, origin, split=split)
+    wanted = "a conversation (Dialogue, PromptResponse)" if chat else "text (TextSample)"
+    raise ConfigError(f"{origin}: a {type(sample).__name__}, {wanted} is needed.")
+
+
+def read_conversation(row: Any, origin: str, num_bytes: int) -> InputDocument:
+    """A JSON object as a document; ConfigError where it holds no conversation.
+
+    Example:
+        >>> record = {"prompt": "2 + 2", "response": "4", "id": 17}
+        >>> read_conversation(record, "chat.jsonl:1", 50).text
+        '["2 + 2", "4"]'
+    """
+    check_object(row, origin)
+    crude = {"__key__": origin, "__restore_key__": (), "json": row}
+    try:
+        return conversation(cook_dialogue(crude), origin, num_bytes)
+    except SampleError as error:
+        raise ConfigError(str(error)) from error
+
+
+def conversation(
+    sample: Dialogue | PromptResponse, origin: str, num_bytes: int = 0, split: str | None = None
+) -> InputDocument:
+    """A conversation as a document; equal conversations have equal texts."""
+    is_dialogue = isinstance(sample, Dialogue)
+    content = sample.messages if is_dialogue else [sample.prompt, sample.response]
+    text = json.dumps(content, ensure_ascii=False, sort_keys=True, default=str)
+    return InputDocument(text, origin, num_bytes, sample, split)
