@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from energon_ext.cli import echo
+from energon_ext.cli import counted, echo
 from energon_ext.cli.metrics import Run, mean_of_finite
 from energon_ext.cli.spikes import Spike, spikes_of
 from energon_ext.errors import ConfigError, printable
 from energon_ext.state.files import write_file
 
 if TYPE_CHECKING:
-    from energon_ext.cli.figures import Picture
+    from energon_ext.cli.figure_style import Picture
 
 DOTS_PER_INCH = 160
 FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -97,20 +97,20 @@ def headline(run: Run) -> list[tuple[str, str]]:
     """The main figures of a run as (value, what it is)."""
     ends = max(1, len(run.step) // 15)
     return [
-        (f"{run.step[-1]:,}", "optimizer steps"),
+        (f"{run.step[-1]:,}", "optimizer step" + "s" * (len(run.step) > 1)),
         (f"{run.tokens.sum():,}", "tokens read"),
         (
             f"{mean_of_finite(run.loss[:ends]):.2f} → {mean_of_finite(run.loss[-ends:]):.2f}",
-            f"loss, nats per token (means of {ends} steps)",
+            f"loss, nats per token (means of {counted(ends, 'step')})",
         ),
         (f"{np.median(run.tokens_per_second):,.0f}", "tokens per second (median step)"),
     ]
 
 
-def import_figures() -> Any:
-    """The module that draws; ConfigError where matplotlib is not installed."""
+def import_figures(name: str = "figures") -> Any:
+    """A module that draws; ConfigError where matplotlib is not installed."""
     try:
-        return importlib.import_module("energon_ext.cli.figures")
+        return importlib.import_module(f"energon_ext.cli.{name}")
     except ImportError as error:
         raise ConfigError(
             "The report needs the package `matplotlib`: pip install 'energon_ext[report]'."
