@@ -74,11 +74,11 @@ def new_figure(
     return figure, list(grid.flat)
 
 
-def steps_axis(axes: Axes, run: Run) -> None:
+def steps_axis(axes: Axes, run: Run, named: bool = True) -> None:
     """Make the x axis one of optimizer steps, and mark where the run was resumed."""
     whole_steps(axes, int(run.step[-1]) + 1)
     mark_steps(axes, np.array(run.resumed_after) + 0.5)
-    name_steps(axes, "resumed after", run.resumed_after)
+    name_steps(axes, "resumed after", run.resumed_after if named else ())
 
 
 def mark_steps(axes: Axes, places: np.ndarray) -> None:

@@ -26,10 +26,11 @@ from energon_ext.cli.figure_style import (
     INK,
     ROUND_TICKS,
     Picture,
+    label_ends,
     new_figure,
     steps_axis,
 )
-from energon_ext.cli.metrics import Run
+from energon_ext.cli.metrics import Run, short_labels
 from energon_ext.cli.spikes import Spike
 
 #: How far a dot of a blend may be off, and one of an interleave.
@@ -138,6 +139,46 @@ def reward_picture(run: Run) -> Picture:
     ends = draw_lines(axes, run.step, np.column_stack(list(run.measured.values())), names)
     steps_axis(axes, run)
     return Picture("reward", figure, f"At the end: {', '.join(ends)}.")
+
+
+def validation_picture(run: Run) -> Picture:
+    """Loss of the split val, and how likely its spliced documents are word for word."""
+    likely, losses = run.validated("val/memorized"), run.validated("val/loss")
+    keys = [*likely, *(key for key in losses if key not in likely)]
+    shown = keys[: len(COLORS)]
+    some = f"{len(shown)} of {len(keys)}" if len(keys) > len(shown) else "each"
+    figure, panels = new_figure(
+        "Validation",
+        f"loss of the split val · black: all · coloured: {some} of its sources and documents"
+        + " · below: P(z) of documents" * bool(likely),
+        height=6.4 if likely else 4.2,
+        height_ratios=(1, 1) if likely else (1,),
+    )
+    labels = [*clipped(short_labels(shown)), "all"]
+    for axes, found, what in zip(panels, (losses, likely), ("loss (nats per token)", "P(z)")):
+        lines = [found.get(key) for key in shown]
+        lines += [run.validation["val/loss"]] if found is losses else []
+        ends, names = np.full(len(lines), np.nan), [""] * len(lines)
+        colors = (*COLORS[: len(shown)], INK)
+        for index, line in enumerate(lines):
+            if line is not None:
+                axes.plot(*line, "o-", color=colors[index], linewidth=1.7, markersize=4)
+                ends[index] = line[1, -1]
+                names[index] = f"{labels[index]} {ends[index]:.2f}"
+        axes.set_ylabel(what)
+        label_ends(axes, ends, names, colors)
+        steps_axis(axes, run, named=axes is panels[0])
+    if likely:
+        panels[0].set_xlabel("")
+        panels[0].tick_params(labelbottom=False)
+        panels[1].set_ylim(-0.03, 1.03)
+    return Picture(
+        "validation",
+        figure,
+        "Every evaluation reads the same rows."
+        + " P(z) is how likely a model goes on with a content word for word, given its first "
+        "token; the mean of a document's contents." * bool(likely),
+    )
 
 
 def for_pictures(run: Run) -> Run:

@@ -266,6 +266,26 @@ def test_a_run_with_rewards_has_a_picture_of_them_and_of_its_evaluations(tmp_pat
     assert len(Links((tmp_path / "report.html").read_text()).found) == 4
 
 
+def test_evaluations_are_drawn_with_the_first_one_and_an_absent_document_not(tmp_path):
+    path = write_run(tmp_path, steps=4) / "metrics.jsonl"
+    start, *steps = path.read_text().splitlines()
+    found = {"val/loss": 3.0, "val/loss/b/doc0": 4.0, "val/loss/b/doc1": 2.0}
+    evaluations = [
+        {"event": "evaluation", "step": 0, **found},
+        {"event": "evaluation", "step": 4, **found, "val/memorized/b/doc1": 0.25},
+    ]
+    first, last = map(json.dumps, evaluations)
+    path.write_text("\n".join([start, first, *steps[:-1], last, steps[-1]]) + "\n")
+    run = Run.load(tmp_path)
+    assert run.validation["val/loss/b/doc1"].tolist() == [[0, 4], [2, 2]]
+    upper, lower = figures.validation_picture(run).figure.axes
+    texts = [[text.get_text() for text in axes.texts] for axes in (upper, lower)]
+    assert sorted(texts[0]) == ["all 3.00", "doc0 4.00", "doc1 2.00"] and texts[1] == ["doc1 0.25"]
+    path.write_text(path.read_text().replace("0.25", '"x"'))
+    line = error_line(energon_ext("report", tmp_path))
+    assert "evaluation.val/memorized/b/doc1: 'x' found, a number is needed" in line
+
+
 def test_a_run_of_one_step_and_one_that_resumed_can_be_drawn(tmp_path):
     short = Run.load(write_run(tmp_path / "short", steps=1))
     resumed = Run.load(write_run(tmp_path / "resumed", steps=20, resumed_after=[5, 12]))
