@@ -190,7 +190,8 @@ def draw(run, alone, same_rows, differences, stages):
     losses.axvspan(begins[1] + 0.5, killed, color=COLORS[1], alpha=0.12, linewidth=0)
     losses.axvline(killed, color=COLORS[1], linewidth=1.2)
     lost = f"SIGKILL after step {stages[0].last};\ngoes on from the\ncheckpoint of step {begins[1]}"
-    write(losses, lost, killed + 0.01 * len(run.step), 0.97, COLORS[1], va="top")
+    free = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # of the lines of the grid
+    write(losses, lost, killed + 0.01 * len(run.step), 0.97, COLORS[1], va="top", bbox=free)
     losses.set_ylabel("loss (nats per byte)")
     losses.tick_params(labelbottom=False)
     difference.plot(alone.step, differences, color=INK, linewidth=1)

@@ -190,19 +190,33 @@ def train_step(args, step, model, optimizer, batches):
     return {**losses, "grad_norm": float(grad_norm)}
 
 
-def forward(args, model, batches):
-    """The mean losses of micro-batches, on the last pipeline stage; nothing is trained."""
+def forward(args, model, batches, token_losses=None):
+    """The mean losses of micro-batches, on the last pipeline stage; nothing is trained.
+
+    A list of ``token_losses`` gets the loss at each position of every micro-batch, on the CPU.
+    """
     with torch.no_grad():
-        reports = _run_batches(args, model, batches, forward_only=True)
+        reports = _run_batches(args, model, batches, token_losses, forward_only=True)
     return mean_losses(reports)
 
 
-def _run_batches(args, model, batches, forward_only=False):
+def _run_batches(args, model, batches, token_losses=None, forward_only=False):
     # A model that takes more than tokens brings its own.
     own_step = getattr(unwrap_model(model), "forward_step", None)
     text_step = partial(forward_step, ratio_limit=getattr(args, "ratio_limit", None))
+    step = partial(own_step or text_step, weight_scale=WEIGHT_SCALE)
+
+    def keeping_step(data_iterator, model):
+        output, loss_func = step(data_iterator, model)
+
+        def keeping_func(found):
+            token_losses.append(found.float().view(-1).cpu())
+            return loss_func(found)
+
+        return output, keeping_func
+
     return get_forward_backward_func()(
-        forward_step_func=partial(own_step or text_step, weight_scale=WEIGHT_SCALE),
+        forward_step_func=step if token_losses is None else keeping_step,
         data_iterator=iter(batches),
         model=[model],
         num_microbatches=len(batches),

@@ -162,7 +162,7 @@ def stop_signals():
 
 
 def validation(args, task_encoder, model):
-    """Step -> the losses of the split val, at every ``--eval-interval``."""
+    """Step -> losses of the split val, and P(z) of its splices, at every ``--eval-interval``."""
     if args.eval_interval is None:
         return lambda step: {}
     loader = None
@@ -179,13 +179,15 @@ def validation(args, task_encoder, model):
         if step % args.eval_interval and step != args.train_iters:
             return {}
         batches = [next(loader) if loader else None for _ in range(args.eval_iters)]
-        losses = forward(args, model, batches)
+        token_losses = []
+        losses = forward(args, model, batches, token_losses)
         if not losses:  # on all pipeline stages but the last
             return {}
-        by_source = {
-            f"val/loss/{key}": loss for key, loss in sorted(losses["loss_by_source"].items())
-        }
-        return {"val/loss": losses["loss"], **by_source}
+        found = {"val/loss": losses["loss"]}
+        for key, loss in sorted(losses["loss_by_source"].items()):
+            found[f"val/loss/{key}"] = loss
+        memorized = loader.memorized(batches, token_losses) if loader else {}
+        return found | {f"val/memorized/{key}": value for key, value in memorized.items()}
 
     return evaluate
 

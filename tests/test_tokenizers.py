@@ -1,9 +1,16 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
 
+import base64
+import hashlib
+import io
 import json
+import pickle
+import re
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from energon_ext.encoders.chat import HFChatTemplate
@@ -163,3 +170,102 @@ def test_code_in_a_folder_is_neither_run_nor_asked_about(tmp_path, monkeypatch, 
     with pytest.raises(ConfigError, match="transformers cannot load it"):
         load(str(tmp_path))
     assert not (tmp_path / "it_ran").exists()
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_file(tmp_path_factory):
+    """A model of sentencepiece, trained on a few words; its pad has no id."""
+    library = pytest.importorskip("sentencepiece")
+    content = io.BytesIO()
+    library.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the quick brown fox", "the slow brown dog"] * 50),
+        model_writer=content,
+        vocab_size=60,
+        hard_vocab_limit=False,
+        user_defined_symbols=["<|end|>"],
+        minloglevel=2,
+    )
+    path = tmp_path_factory.mktemp("sentencepiece") / "tokenizer.model"
+    path.write_bytes(content.getvalue())
+    return path
+
+
+def test_a_model_of_sentencepiece_encodes_as_its_library_does(sentencepiece_file):
+    library = pytest.importorskip("sentencepiece")
+    model = library.SentencePieceProcessor(model_file=str(sentencepiece_file))
+    tokenizer = load_tokenizer(sentencepiece_file)
+    assert tokenizer.encode("the brown fox") == [*model.encode("the brown fox"), 2]
+    batch = tokenizer.encode_batch(["the fox", ""])
+    assert [ids.tolist() for ids in batch] == [[*model.encode("the fox"), 2], [2]]
+    assert {ids.dtype for ids in batch} == {np.dtype(np.int64)}
+    assert tokenizer.decode([1, *batch[0], model.vocab_size() + 7]) == "the fox"
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (1, 2, 0)
+    assert tokenizer.vocab_size == model.vocab_size()
+    copied = pickle.loads(pickle.dumps(tokenizer))
+    assert copied.encode("the fox") == batch[0].tolist()
+
+
+def test_other_pieces_of_sentencepiece_may_begin_and_end_a_text(sentencepiece_file):
+    tokenizer = load_tokenizer(sentencepiece_file, bos_token="<s>", eos_token="<|end|>")
+    tokens = tokenizer.encode("the dog")
+    assert (tokens[0], tokens[-1]) == (1, 3)
+    assert tokenizer.decode(tokens) == "the dog"
+    with pytest.raises(ConfigError, match="no eos token '<end>' in its vocabulary"):
+        load_tokenizer(sentencepiece_file, eos_token="<end>")
+
+
+def test_a_model_of_sentencepiece_is_known_by_the_hash_of_its_file(sentencepiece_file, tmp_path):
+    found = load_tokenizer(sentencepiece_file).fingerprint()
+    assert found["sha256"] == hashlib.sha256(sentencepiece_file.read_bytes()).hexdigest()
+    moved = tmp_path / "other.model"
+    moved.write_bytes(sentencepiece_file.read_bytes())
+    assert load_tokenizer(moved).fingerprint() == found
+    assert load_tokenizer(moved, eos_token="<|end|>").fingerprint() != found
+
+
+@pytest.mark.parametrize("content", [b"", b"no model", b"\x0a\xff", b"\x0a\x00"])
+def test_what_is_no_model_of_sentencepiece_is_one_clear_error(tmp_path, content):
+    pytest.importorskip("sentencepiece")
+    (tmp_path / "a.model").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"a\.model' is (not a model of sentencepiece|empty)"):
+        load_tokenizer(tmp_path / "a.model")
+    with pytest.raises(ConfigError, match=r"absent\.model' does not exist"):
+        load_tokenizer(tmp_path / "absent.model")
+
+
+def test_without_sentencepiece_the_error_has_the_command(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    (tmp_path / "a.model").write_bytes(b"\x0a")
+    with pytest.raises(ConfigError, match="needs sentencepiece; pip install sentencepiece"):
+        load_tokenizer(tmp_path / "a.model")
+
+
+@pytest.mark.parametrize("name", ["a.tiktoken", "tokenizer.model"])
+def test_a_file_of_tiktoken_is_an_error_whose_code_converts_it(name, tmp_path, monkeypatch):
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    for token in (b"th", b"the", b" the", b"qu"):
+        ranks[token] = len(ranks)
+    lines = [base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()]
+    (tmp_path / name).write_bytes(b"".join(lines))
+    with pytest.raises(ConfigError, match="is of tiktoken") as raised:
+        load_tokenizer(tmp_path / name)
+    assert "\n" not in str(raised.value)
+    pytest.importorskip("transformers")
+    tiktoken = pytest.importorskip("tiktoken")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
+    exec(re.search('python -c "(.*)"', str(raised.value))[1], {})
+    tokenizer = load_tokenizer("tokenizer.json")
+    original = tiktoken.Encoding(
+        "original", pat_str=r"\S+|\s+", mergeable_ranks=ranks, special_tokens={}
+    )
+    assert tokenizer.encode("the") == [*original.encode("the"), 260] == [257, 260]
+
+
+def test_an_encoding_of_tiktoken_is_named_with_the_way_to_a_file(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"cl100k_base: is an encoding .*/tokenizer\.json\.$"):
+        load_tokenizer("cl100k_base")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cl100k_base").mkdir()  # it was converted
+    with pytest.raises(ConfigError, match="transformers"):
+        load_tokenizer("cl100k_base")

@@ -34,6 +34,16 @@ def _without_logins(content: Any) -> Any:
     return content
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things, in words.
+
+    Example:
+        >>> counted(1, "step"), counted(1200, "step")
+        ('1 step', '1,200 steps')
+    """
+    return f"{number:,} {noun}" + "s" * (number != 1)
+
+
 def table(rows: Sequence[Sequence[str]], *, left: int = 1, most: int = 2**31) -> str:
     """Columns side by side: the first ``left`` to the left, the others to the right.
 

@@ -6,9 +6,11 @@ The colours are Okabe and Ito's, which color-blind readers can tell apart.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -20,6 +22,18 @@ ROUND_TICKS = [1, 2, 5, 10]
 WIDTH_INCHES = 9.0
 LABEL_INCHES = 0.16
 
+#: Marks that are drawn as lines, and that are named; more are short, and not named.
+MOST_LINES, MOST_NAMED = 12, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure for the report, with the name of its PNG and a caption."""
+
+    name: str
+    figure: Figure
+    caption: str
+
 
 def new_figure(
     title: str,
@@ -27,7 +41,7 @@ def new_figure(
     height: float = 4.2,
     columns: int = 1,
     height_ratios: Sequence[float] = (1,),
-    top: float = 0.72,
+    top: float = 0.8,
     left: float = 0.085,
 ) -> tuple[Figure, list[Axes]]:
     """A figure with a title, a line on how to read it, and empty axes, row by row.
@@ -60,26 +74,43 @@ def new_figure(
     return figure, list(grid.flat)
 
 
-def steps_axis(axes: Axes, run: Run) -> None:
+def steps_axis(axes: Axes, run: Run, named: bool = True) -> None:
     """Make the x axis one of optimizer steps, and mark where the run was resumed."""
     whole_steps(axes, int(run.step[-1]) + 1)
-    for step in run.resumed_after:
-        axes.axvline(step + 0.5, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
-    if run.resumed_after:
-        first, count = run.resumed_after[0], len(run.resumed_after)
-        on_right = first > 0.6 * run.step[-1]
-        named = ", ".join(map(str, run.resumed_after[:3])) + (", ..." if count > 3 else "")
-        axes.annotate(
-            f"resumed after step{'s' * (count > 1)} {named}",
-            (first + 0.5, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(-5 if on_right else 5, -3),
-            textcoords="offset points",
-            ha="right" if on_right else "left",
-            va="top",
-            fontsize=8.5,
-            color=MUTED,
-        )
+    mark_steps(axes, np.array(run.resumed_after) + 0.5)
+    name_steps(axes, "resumed after", run.resumed_after if named else ())
+
+
+def mark_steps(axes: Axes, places: np.ndarray) -> None:
+    """Draw a dashed line at each place; where there are many, a short one at the top."""
+    low = 0 if len(places) <= MOST_LINES else 0.96
+    marks = LineCollection(
+        [[(place, low), (place, 1)] for place in places.tolist()],
+        colors=MUTED,
+        linewidths=0.9,
+        linestyles=[(0, (4, 3))],
+        transform=axes.get_xaxis_transform(),
+    )
+    axes.add_collection(marks, autolim=False)  # heights are none of the data
+
+
+def name_steps(axes: Axes, what: str, steps: Sequence[int]) -> None:
+    """Write the first marked steps above the axes, where no line is, behind what is there."""
+    if not len(steps):
+        return
+    named = ", ".join(f"{step:,}" for step in steps[:MOST_NAMED])
+    on_right = steps[0] > 0.6 * axes.get_xlim()[1]
+    axes.annotate(
+        f"{what} step{'s' * (len(steps) > 1)} {named}" + ", ..." * (len(steps) > MOST_NAMED),
+        (steps[0], 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="right" if on_right else "left",
+        va="bottom",
+        fontsize=8.5,
+        color=MUTED,
+    )
 
 
 def whole_steps(axes: Axes, stop: int) -> None:

@@ -1,82 +1,77 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The pictures of a run: planned against drawn, loss, reward; and that of a forecast."""
+"""The pictures of a run: planned against drawn, loss, reward."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from energon_ext.cli import counted
+from energon_ext.cli.figure_lines import (
+    Sums,
+    clipped,
+    draw_lines,
+    draw_steps,
+    each_of,
+    joining,
+    last_known,
+    shares,
+    windows,
+)
 from energon_ext.cli.figure_style import (
     COLORS,
     FAINT,
     INK,
     ROUND_TICKS,
+    Picture,
     label_ends,
     new_figure,
     steps_axis,
-    whole_steps,
 )
 from energon_ext.cli.metrics import Run, short_labels
 from energon_ext.cli.spikes import Spike
-from energon_ext.plan.forecast import Forecast
 
-WINDOWS = 30
-MAX_LABEL = 18
-PERCENT = "{x:.0f} %"
-
-#: Of blends and of interleaves.
-BANDS = ("two standard deviations of independent draws", "two rows of an interleave")
+#: How far a dot of a blend may be off, and one of an interleave.
+ALLOWED = ("two standard deviations of independent draws", "two rows of an interleave")
 EXPECTED = ("independent draws put about 95 % there", "an interleave keeps all of them there")
-
-#: Adds up steps, or sources.
-Sums = Callable[[np.ndarray], np.ndarray]
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A figure for the report, with the name of its PNG and a caption."""
-
-    name: str
-    figure: Figure
-    caption: str
 
 
 def mix_picture(run: Run) -> Picture:
     """Scheduled share of every source, and what was drawn."""
     run = for_pictures(run)
-    add, steps = _windows(run.step)
-    drawn = _shares(add(run.tokens))
+    add, steps = windows(run.step)
+    drawn = shares(add(run.tokens))
     expected = add(run.planned_share) / steps[:, None]
     rows = run.rows_per_step * steps
-    spread = _band(run, expected, rows[:, None])
-    step_spread = _band(run, run.planned_share, rows[0])
+    spread = _spread(run, expected, rows[:, None])
     kinds = [kind for kind in (0, 1) if kind in np.sign(run.interleaves)]
-    bands = ", ".join(BANDS[kind] for kind in kinds)
+    allowed = ", ".join(ALLOWED[kind] for kind in kinds)
 
     figure, (axes,) = new_figure(
         "Planned and drawn mix",
-        f"lines: scheduled share · dots: tokens drawn in {_each(steps)} · bands: {bands}",
+        f"lines: scheduled share · dots: tokens drawn in {each_of(steps)} · bars: {allowed}",
     )
-    low, high = (run.planned_share + sign * step_spread for sign in (-1, 1))
+    # Bars beside each other: the colours of bands that overlap would become grey.
+    aside = (np.arange(len(run.sources)) + 0.5) / len(run.sources) - 0.5
+    thin = min(3.0, 240 / drawn.size)
     for index, color in enumerate(COLORS[: len(run.sources)]):
-        band = (100 * np.clip(bound[:, index], 0, 1) for bound in (low, high))
-        axes.fill_between(run.step, *band, color=color, alpha=0.12, linewidth=0)
-        dots = add(run.step) / steps, 100 * drawn[:, index]
-        axes.plot(*dots, "o", color=color, markersize=3.6, alpha=0.85)
+        seen = (expected[:, index] > 0) | (drawn[:, index] > 0)
+        places = (add(run.step) / steps + 0.8 * steps * aside[index])[seen]
+        middle, off = expected[seen, index], spread[seen, index]
+        low, high = 100 * np.clip((middle - off, middle + off), 0, 1)
+        axes.vlines(places, low, high, color=color, alpha=0.3, linewidth=thin)
+        axes.plot(places, 100 * drawn[seen, index], "o", color=color, markersize=3.6)
     axes.set_ylim(-2, min(102, 115 * max(run.planned_share.max(), drawn.max())))
-    _lines(axes, run.step, 100 * run.planned_share, run.labels, PERCENT)
-    axes.yaxis.set_major_formatter(PERCENT)
+    draw_steps(axes, np.append(run.step, run.step[-1] + 1) - 0.5, run.planned_share, run.labels)
     axes.set_ylabel("share of the tokens")
     steps_axis(axes, run)
     inside = (np.abs(drawn - expected) <= spread + 1e-9)[expected > 0]
     return Picture(
         "mix",
         figure,
-        f"{inside.sum()} of {inside.size} dots lie in their band; "
+        f"{inside.sum()} of {counted(inside.size, 'dot')} on the bars; "
         f"{', '.join(EXPECTED[kind] for kind in kinds)}.",
     )
 
@@ -84,45 +79,45 @@ def mix_picture(run: Run) -> Picture:
 def loss_picture(run: Run, spikes: Sequence[Spike] = ()) -> Picture:
     """Training loss, of all tokens and of each source, and where it stands out."""
     run = for_pictures(run)
-    add, steps = _windows(run.step)
+    add, steps = windows(run.step)
     centres = add(run.step) / steps
     total = _mean_loss(run.loss, np.ones_like(run.step), add)
     by_source = _mean_loss(run.source_loss, run.tokens, add)
     lines = np.column_stack([by_source, total])
     figure, (axes,) = new_figure(
         "Training loss",
-        f"black: all sources · coloured: each source · means of {_each(steps)}",
+        f"black: all sources · coloured: each source · means of {each_of(steps)}",
     )
     axes.plot(run.step, run.loss, color=FAINT, linewidth=1)
     colors = (*COLORS[: len(run.sources)], INK)
-    _lines(axes, centres, lines, (*run.labels, "all"), colors=colors)
+    draw_lines(axes, centres, lines, (*run.labels, "all"), colors=colors)
     if spikes:
         places = [spike.step for spike in spikes], [spike.loss for spike in spikes]
         axes.plot(*places, "v", color=INK, markersize=5)
     axes.set_ylabel("loss (nats per token)")
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND_TICKS))
     steps_axis(axes, run)
-    first, last = _last(total[::-1]), _last(total)
+    first, last = last_known(total[::-1]), last_known(total)
     return Picture(
         "loss",
         figure,
-        f"The mean loss falls from {first:.2f} to {last:.2f} nats per token over {len(run.step)} "
-        "steps; a source's line begins with the first batch that holds it."
-        + (" A triangle is a loss that stands out." if spikes else ""),
+        f"The mean loss goes from {first:.2f} to {last:.2f} nats per token over "
+        f"{counted(len(run.step), 'step')}; a source's line begins with the first batch that "
+        "holds it." + (" A triangle is a loss that stands out." if spikes else ""),
     )
 
 
 def loss_over_tokens_picture(run: Run) -> Picture:
     """Training loss of each source over what was read of it."""
     run = for_pictures(run)
-    add, steps = _windows(run.step)
+    add, steps = windows(run.step)
     by_source = _mean_loss(run.source_loss, run.tokens, add)
     read = add(run.tokens).cumsum(0)
     figure, (axes,) = new_figure(
         "Training loss over the tokens of each source",
-        f"a line for each source, up to all of its tokens · means of {_each(steps)}",
+        f"a line for each source, up to all of its tokens · means of {each_of(steps)}",
     )
-    _lines(axes, read, by_source, run.labels)
+    draw_lines(axes, read, by_source, run.labels)
     axes.set_ylabel("loss (nats per token)")
     axes.set_xlabel("tokens read of the source")
     axes.set_xlim(0, 1.02 * max(int(read.max()), 1))
@@ -141,52 +136,55 @@ def reward_picture(run: Run) -> Picture:
         "Reward", "line: mean of the answers of a step, before clipping · dots: evaluations"
     )
     names = [name.removeprefix("rollout/") for name in run.measured]
-    ends = _lines(axes, run.step, np.column_stack(list(run.measured.values())), names)
+    ends = draw_lines(axes, run.step, np.column_stack(list(run.measured.values())), names)
     steps_axis(axes, run)
     return Picture("reward", figure, f"At the end: {', '.join(ends)}.")
 
 
-def forecast_picture(found: Forecast) -> Picture:
-    """Share and epochs of every source over the steps of a forecast."""
-    kept, others, join = _joining(found.tokens.sum(0))
-    names = {key: title for key, title in zip(found.keys, found.titles) if key != title}
-    labels = _clipped(np.array(short_labels(found.keys, names))[kept].tolist())
-    labels += [f"{len(others)} others"] if len(others) else []
-    add, windows = _windows(found.ends)
-    ends = found.ends[windows.cumsum() - 1]
-    lines = 100 * _shares(join(add(found.tokens)))
-    epochs = found.epochs[:, kept]
-    figure, (upper, lower) = new_figure(
-        "What the run will read",
-        f"above: share of the tokens in each of {len(ends)} parts of the run · "
-        "below: epochs of each source",
-        height=6.4,
-        height_ratios=(3, 2),
+def validation_picture(run: Run) -> Picture:
+    """Loss of the split val, and how likely its spliced documents are word for word."""
+    likely, losses = run.validated("val/memorized"), run.validated("val/loss")
+    keys = [*likely, *(key for key in losses if key not in likely)]
+    shown = keys[: len(COLORS)]
+    some = f"{len(shown)} of {len(keys)}" if len(keys) > len(shown) else "each"
+    figure, panels = new_figure(
+        "Validation",
+        f"loss of the split val · black: all · coloured: {some} of its sources and documents"
+        + " · below: P(z) of documents" * bool(likely),
+        height=6.4 if likely else 4.2,
+        height_ratios=(1, 1) if likely else (1,),
     )
-    for axes in (upper, lower):
-        whole_steps(axes, found.steps)
-    upper.yaxis.set_major_formatter(PERCENT)
-    upper.set_ylabel("share of the tokens")
-    upper.set_ylim(0, min(102, 1.15 * lines.max()))
-    upper.tick_params(labelbottom=False)
-    upper.set_xlabel("")
-    lower.set_ylabel("epochs")
-    lower.set_ylim(0, 1.1 * max(epochs.max(), 1e-9))
-    _lines(upper, (ends + [0, *ends[:-1]]) / 2, lines, labels, PERCENT)
-    _lines(lower, np.append(0, found.ends), np.pad(epochs, ((1, 0), (0, 0))), labels)
-    ended = f"; {len(found.exhausted)} of them end before" if found.exhausted else ""
+    labels = [*clipped(short_labels(shown)), "all"]
+    for axes, found, what in zip(panels, (losses, likely), ("loss (nats per token)", "P(z)")):
+        lines = [found.get(key) for key in shown]
+        lines += [run.validation["val/loss"]] if found is losses else []
+        ends, names = np.full(len(lines), np.nan), [""] * len(lines)
+        colors = (*COLORS[: len(shown)], INK)
+        for index, line in enumerate(lines):
+            if line is not None:
+                axes.plot(*line, "o-", color=colors[index], linewidth=1.7, markersize=4)
+                ends[index] = line[1, -1]
+                names[index] = f"{labels[index]} {ends[index]:.2f}"
+        axes.set_ylabel(what)
+        label_ends(axes, ends, names, colors)
+        steps_axis(axes, run, named=axes is panels[0])
+    if likely:
+        panels[0].set_xlabel("")
+        panels[0].tick_params(labelbottom=False)
+        panels[1].set_ylim(-0.03, 1.03)
     return Picture(
-        "forecast",
+        "validation",
         figure,
-        f"{found.tokens.sum():,.0f} tokens of {len(found.keys):,} sources in {found.steps:,} "
-        f"steps{ended}.",
+        "Every evaluation reads the same rows."
+        + " P(z) is how likely a model goes on with a content word for word, given its first "
+        "token; the mean of a document's contents." * bool(likely),
     )
 
 
 def for_pictures(run: Run) -> Run:
     """The same run with names of bounded length and as many sources as there are colours."""
-    kept, others, join = _joining(run.tokens.sum(0))
-    labels = _clipped(run.labels)
+    kept, others, join = joining(run.tokens.sum(0))
+    labels = clipped(run.labels)
     if not len(others):
         return replace(run, labels=tuple(labels))
     depth = run.interleaves[others]
@@ -204,85 +202,13 @@ def for_pictures(run: Run) -> Run:
     )
 
 
-def _joining(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sums]:
-    """The sources of most tokens, as many as have a colour; the others; and what adds these up."""
-    order = np.argsort(-tokens, kind="stable")
-    most = len(COLORS) - (len(order) > len(COLORS))
-    kept, others = np.sort(order[:most]), order[most:]
-    columns, firsts = [*kept, *others], np.arange(min(len(order), len(COLORS)))
-    return kept, others, lambda values: np.add.reduceat(values[..., columns], firsts, axis=-1)
-
-
-def _band(run: Run, share: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _spread(run: Run, share: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """How far a share of ``rows`` rows may be off; an interleave by a row at each end of them."""
     by_chance = 2 * np.sqrt(share * (1 - share) / rows)
     return np.where((run.interleaves > 0) & (share > 0), 2 * run.interleaves / rows, by_chance)
-
-
-def _windows(steps: np.ndarray) -> tuple[Sums, np.ndarray]:
-    """Sums over windows of one length, but for the last one; and how many steps are in each."""
-    firsts = np.arange(0, len(steps), -(-len(steps) // WINDOWS))
-    return lambda values: np.add.reduceat(values, firsts), np.diff(firsts, append=len(steps))
-
-
-def _each(steps: np.ndarray) -> str:
-    size, last = int(steps[0]), int(steps[-1])
-    return f"{size} step{'s' * (size > 1)}" + (f", {last} at the end" if last < size else "")
-
-
-def _shares(tokens: np.ndarray) -> np.ndarray:
-    return tokens / np.maximum(tokens.sum(1, keepdims=True), 1)
 
 
 def _mean_loss(losses: np.ndarray, tokens: np.ndarray, add: Sums) -> np.ndarray:
     counted = np.where(np.isfinite(losses), tokens, 0)
     total, weights = add(np.nan_to_num(losses) * counted), add(counted)
     return np.where(weights > 0, total / np.maximum(weights, 1), np.nan)
-
-
-def _lines(
-    axes: Axes,
-    places: np.ndarray,
-    lines: np.ndarray,
-    labels: Sequence[str],
-    shown: str = "{x:.2f}",
-    colors: Sequence[str] = COLORS,
-) -> list[str]:
-    """Draw columns as lines through the values that are known, each with its name at its end.
-
-    Args:
-        places: of the values, for all lines or a column for each.
-        shown: how the last value stands behind a name.
-
-    Returns:
-        The names with the values.
-    """
-    columns = np.broadcast_to(places if places.ndim > 1 else places[:, None], lines.shape)
-    for xs, values, color in zip(columns.T, lines.T, colors):
-        known = np.isfinite(values)
-        style = "-" if known.mean() > 0.5 and len(values) > 1 else "o-"
-        axes.plot(xs[known], values[known], style, color=color, linewidth=1.7, markersize=4)
-    ends = np.array([_last(values) for values in lines.T])
-    names = [f"{label} {shown.format(x=end)}" for label, end in zip(labels, ends)]
-    label_ends(axes, ends, names, colors)
-    return names
-
-
-def _last(values: np.ndarray) -> float:
-    """The last number, NaN where there is none."""
-    known = values[np.isfinite(values)]
-    return float(known[-1]) if len(known) else np.nan
-
-
-def _clipped(labels: Sequence[str]) -> list[str]:
-    """Labels that are short in the middle.
-
-    Example:
-        >>> _clipped(["a_very_long_name_of_web_pages_1", "code"])
-        ['a_very_lo…_pages_1', 'code']
-    """
-    half = MAX_LABEL // 2
-    return [
-        label if len(label) <= MAX_LABEL else f"{label[:half]}…{label[1 - half :]}"
-        for label in labels
-    ]

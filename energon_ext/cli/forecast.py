@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from energon_ext.cli import MOST_LISTED, table
+from energon_ext.cli import MOST_LISTED, counted, table
 from energon_ext.cli.report import import_figures, page, png_of
 from energon_ext.errors import ConfigError
 from energon_ext.plan.cost import AttentionCost
@@ -91,7 +91,7 @@ def _headline(found: Forecast, blend: Blend) -> str:
         how = f"estimated; shares are within {found.spread.max():.2%} with 95 % chance"
     filled = found.tokens.sum() / found.positions if found.positions else 1.0
     return (
-        f"{found.steps:,} steps of {rows:,} rows of {seq_len:,} positions: "
+        f"{counted(found.steps, 'step')} of {counted(rows, 'row')} of {seq_len:,} positions: "
         f"{found.tokens.sum():,.0f} tokens, rows {filled:.2%} full; {how}"
     )
 
@@ -133,13 +133,13 @@ def draw(found: Forecast, name: str, png: Path | None, html: Path | None) -> Non
     """Write the picture, and the page that holds it."""
     if png is None and html is None:
         return
-    picture = import_figures().forecast_picture(found)
+    picture = import_figures("forecast_figure").forecast_picture(found)
     image = png_of(picture)
     if png is not None:
         write_file(png, image)
     if html is not None:
         tiles = [
-            (f"{found.steps:,}", "optimizer steps"),
+            (f"{found.steps:,}", "optimizer step" + "s" * (found.steps > 1)),
             (f"{found.tokens.sum():,.0f}", "tokens"),
             (f"{found.epochs[-1].max():.2f}", "epochs of the source that is read most often"),
             ("planned" if found.is_exact else "estimated", "how it was found"),

@@ -28,6 +28,7 @@ SOURCE_KEY = re.compile(
     r"(?P<path>.*?)(?:_text_document)?(?P<split>:\w+)?(?P<rest>[\[{#].*)?", re.DOTALL
 )
 REWARD = re.compile("rollout/reward/mean$|eval/")  # fields that tell how good a policy is
+VALIDATION = re.compile("val/(loss|memorized)")
 
 
 def _number(value: Any, where: str) -> None:
@@ -86,6 +87,7 @@ class Run:
     source_loss: np.ndarray  # float64 [S, n], NaN where a step has no token of the source
     batch_hash: tuple[str, ...]  # one per step, over everything the step consumed
     measured: dict[str, np.ndarray]  # float64 [S] each, reward and evaluations of a policy
+    validation: dict[str, np.ndarray]  # float64 [2, evaluations]: steps, and loss or P(z)
 
     @property
     def epochs(self) -> np.ndarray:
@@ -93,6 +95,11 @@ class Run:
         by_documents = self.documents.sum(0) / np.maximum(self.epoch_documents, 1)
         by_tokens = self.tokens.sum(0) / np.maximum(self.epoch_tokens, 1)
         return np.where(self.epoch_tokens > 0, by_tokens, by_documents)
+
+    def validated(self, what: str) -> dict[str, np.ndarray]:
+        """Of ``validation``, what is of a source or document, by its key."""
+        found = self.validation.items()
+        return {name[len(what) + 1 :]: own for name, own in found if name.startswith(f"{what}/")}
 
     @classmethod
     def load(cls, run_dir: Path) -> "Run":
@@ -105,14 +112,17 @@ class Run:
         path = run_dir / FILE_NAME
         starts: list[dict[str, Any]] = []
         steps: list[dict[str, Any]] = []
+        evaluated: dict[int, dict[str, Any]] = {}
         for where, event in _events(path):
             kind = event["event"]
             if kind == "evaluation":
                 steps[-1:] = [event | step for step in steps[-1:]]
+                evaluated[event["step"]] = event
                 continue
             if kind == "start":
                 starts.append(event)
                 del steps[event["step"] :]
+                evaluated = {step: found for step, found in evaluated.items() if step <= len(steps)}
             expected = len(steps) + (kind == "step")
             if event["step"] != expected:
                 raise ConfigError(
@@ -163,7 +173,16 @@ class Run:
             source_loss=table("loss_by_source", np.nan, np.float64),
             batch_hash=tuple(step["batch_hash"] for step in steps),
             measured={name: column(name) for name in measured},
+            validation=_validation(evaluated),
         )
+
+
+def _validation(evaluated: Mapping[int, Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    points: dict[str, list[tuple[float, float]]] = {}
+    for step, event in sorted(evaluated.items()):
+        for name in filter(VALIDATION.match, event):
+            points.setdefault(name, []).append((step, event[name]))
+    return {name: np.array(own, np.float64).T for name, own in points.items()}
 
 
 def mean_of_finite(values: np.ndarray) -> float:
@@ -214,6 +233,9 @@ def _events(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             fields = FIELDS.get(event["event"])
             if fields is not None:
                 kind, event = event["event"], {**ADDED, **event}
+                for name in event:
+                    if REWARD.match(name) or VALIDATION.match(name):
+                        _number(event[name], f"{where}: {kind}.{name}")
                 if missing := fields.keys() - event.keys():
                     raise ConfigError(f"{where}: {kind} has no {', '.join(sorted(missing))}.")
                 check_shape({name: event[name] for name in fields}, fields, f"{where}: {kind}")

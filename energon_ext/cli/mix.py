@@ -23,7 +23,8 @@ from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.prompts import PromptTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
-from energon_ext.encoders.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
+from energon_ext.encoders.tokenizer_protocol import Tokenizer
+from energon_ext.encoders.tokenizers import ByteTokenizer, load_tokenizer
 from energon_ext.encoders.written_tokenizer import written_tokenizer
 from energon_ext.errors import ConfigError, printable
 from energon_ext.packing import PACKERS
@@ -39,8 +40,8 @@ _OPTIONS = (
     click.option("--packing", type=click.Choice(list(PACKERS)), default="bin"),
     click.option(
         "--tokenizer",
-        help="bytes, a tokenizer.json, a folder or a name.  [default: the one that wrote the "
-        "token files, else bytes]",
+        help="bytes, a tokenizer.json, a .model, a folder or a name.  [default: the one that wrote "
+        "the token files, else bytes]",
     ),
     option.special_tokens,
     click.option(

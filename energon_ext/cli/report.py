@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from energon_ext.cli import echo
-from energon_ext.cli.metrics import Run, mean_of_finite
+from energon_ext.cli import counted, echo
+from energon_ext.cli.metrics import Run, mean_of_finite, short_labels
 from energon_ext.cli.spikes import Spike, spikes_of
 from energon_ext.errors import ConfigError, printable
 from energon_ext.state.files import write_file
 
 if TYPE_CHECKING:
-    from energon_ext.cli.figures import Picture
+    from energon_ext.cli.figure_style import Picture
 
 DOTS_PER_INCH = 160
 FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -78,9 +78,11 @@ def write_report(run: Run, out: Path, run_dir: Path | None = None) -> list[Path]
     pictures = [figures.mix_picture(run), figures.loss_picture(run, spikes)]
     pictures += [figures.loss_over_tokens_picture(run)] if len(run.sources) > 1 else []
     pictures += [figures.reward_picture(run)] if run.measured else []
+    pictures += [figures.validation_picture(run)] if "val/loss" in run.validation else []
     images = [(picture.caption, png_of(picture)) for picture in pictures]
     tables = [
         ("Sources", HEAD, source_table(run)),
+        ("Validation", *validation_table(run)),
         ("Losses that stand out", ("loss", "read"), spike_table(spikes, run_dir or out)),
         ("Configuration of the run", ("setting", "value"), sorted(run.config.items())),
     ]
@@ -97,20 +99,20 @@ def headline(run: Run) -> list[tuple[str, str]]:
     """The main figures of a run as (value, what it is)."""
     ends = max(1, len(run.step) // 15)
     return [
-        (f"{run.step[-1]:,}", "optimizer steps"),
+        (f"{run.step[-1]:,}", "optimizer step" + "s" * (len(run.step) > 1)),
         (f"{run.tokens.sum():,}", "tokens read"),
         (
             f"{mean_of_finite(run.loss[:ends]):.2f} → {mean_of_finite(run.loss[-ends:]):.2f}",
-            f"loss, nats per token (means of {ends} steps)",
+            f"loss, nats per token (means of {counted(ends, 'step')})",
         ),
         (f"{np.median(run.tokens_per_second):,.0f}", "tokens per second (median step)"),
     ]
 
 
-def import_figures() -> Any:
-    """The module that draws; ConfigError where matplotlib is not installed."""
+def import_figures(name: str = "figures") -> Any:
+    """A module that draws; ConfigError where matplotlib is not installed."""
     try:
-        return importlib.import_module("energon_ext.cli.figures")
+        return importlib.import_module(f"energon_ext.cli.{name}")
     except ImportError as error:
         raise ConfigError(
             "The report needs the package `matplotlib`: pip install 'energon_ext[report]'."
@@ -192,6 +194,18 @@ def source_table(run: Run) -> Iterable[tuple[str, ...]]:
             f"{run.epochs[index]:.2f}",
             f"{losses[-1]:.3f}" if len(losses) else "–",
         )
+
+
+def validation_table(run: Run) -> tuple[Sequence[str], Iterable[Sequence[object]]]:
+    """Head and rows: first and last loss of each source or document, and P(z) of spliced ones."""
+    losses, likely = run.validated("val/loss"), run.validated("val/memorized")
+    found = [("loss", losses)] + [("P(z)", likely)] * bool(likely)
+    head = ["source", *(f"{when} {what}" for what, _ in found for when in ("first", "last"))]
+    rows = []
+    for key, label in zip(losses, short_labels([*losses])):
+        ends = (own[key][1, [0, -1]] if key in own else () for _, own in found)
+        rows.append([label, *(f"{value:.3f}" for both in ends for value in both)])
+    return head, rows
 
 
 def _cells(tag: str, texts: Iterable[object]) -> str:

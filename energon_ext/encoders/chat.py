@@ -11,7 +11,8 @@ from typing import Any, Mapping, Sequence
 
 from energon_ext.encoders.limited import Limited
 from energon_ext.encoders.tokenizer_files import load_with_transformers
-from energon_ext.encoders.tokenizers import HFTokenizer, Tokenizer
+from energon_ext.encoders.tokenizer_protocol import Tokenizer
+from energon_ext.encoders.tokenizers import HFTokenizer
 from energon_ext.errors import ConfigError, SampleError
 
 #: ``{"role": ..., "content": ...}``

@@ -33,7 +33,7 @@ from energon_ext.encoders.splicing import (
 )
 from energon_ext.encoders.text import Document, TextDecoder, cook_text, is_text
 from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized
-from energon_ext.encoders.tokenizers import (
+from energon_ext.encoders.tokenizer_protocol import (
     Tokenizer,
     check_tokenizer,
     check_written,
@@ -83,7 +83,7 @@ class PackedTaskEncoder(DynamicBlendMixin, TaskEncoder):
 
     Raises:
         ConfigError: an option is out of range, or not one of this packing; the tokenizer lacks
-            what a :class:`~energon_ext.encoders.tokenizers.Tokenizer` has.
+            what a :class:`~energon_ext.encoders.tokenizer_protocol.Tokenizer` has.
 
     Example:
         >>> from energon_ext.encoders.tokenizers import ByteTokenizer

@@ -19,7 +19,7 @@ from energon_ext.encoders.chat import ChatTemplate, default_template
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.quiet import quiet_errors
 from energon_ext.encoders.text import TextDecoder
-from energon_ext.encoders.tokenizers import Tokenizer, check_tokenizer
+from energon_ext.encoders.tokenizer_protocol import Tokenizer, check_tokenizer
 from energon_ext.errors import SampleError
 
 

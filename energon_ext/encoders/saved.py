@@ -20,7 +20,7 @@ from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sft import SFTTaskEncoder
 from energon_ext.encoders.splice import MultiSpliceTaskEncoder, SpliceTaskEncoder
 from energon_ext.encoders.text_sources import encoding_of
-from energon_ext.encoders.tokenizers import Tokenizer
+from energon_ext.encoders.tokenizer_protocol import Tokenizer
 from energon_ext.errors import ConfigError, EnergonExtError, StateFormatError
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.samples.packers import WholePacker

@@ -18,7 +18,7 @@ from energon_ext.encoders.chat import ChatTemplate, check_messages, default_temp
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.sources import refuse_splices
 from energon_ext.encoders.text import Document
-from energon_ext.encoders.tokenizers import Tokenizer
+from energon_ext.encoders.tokenizer_protocol import Tokenizer
 from energon_ext.errors import ConfigError, SampleError
 
 OVER_LONG = ("cut", "error")

@@ -1,8 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Tokenizers of the Hugging Face libraries, loaded from files that may be anybody's."""
+"""Tokenizers of other libraries, loaded from files that may be anybody's."""
 
 import contextlib
+import hashlib
 import importlib
 import json
 import math
@@ -11,12 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from energon_ext.data_files import read_data
+from energon_ext.data_files import open_data, read_data
 from energon_ext.errors import ConfigError
 
 #: Of each file of a tokenizer; the largest that are known have some 40 MB.
 MOST_FILE_BYTES = 2**28
 _FILE_SUFFIXES = (".json", ".jinja", ".model", ".txt")
+
+#: A line of a file of tiktoken, a token in base 64 and its rank; and the encodings it downloads.
+_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\s*")
+_TIKTOKEN_NAMES = re.compile("(r50k|p50k|cl100k|o200k)_(base|edit|harmony)")
 
 #: Characters that the steps before and behind a model may make of one.
 MOST_GROWTH = 16
@@ -47,6 +52,46 @@ def load_tokenizer_file(path: str) -> Any:
         loaded = tokenizers.Tokenizer.from_buffer(content)
     _check_growth(loaded, what)
     return loaded
+
+
+def load_sentencepiece(path: str) -> tuple[Any, str]:
+    """The ``SentencePieceProcessor`` of a ``.model`` file, and the file's SHA-256."""
+    what = f"Tokenizer file {path!r}"
+    library = _library("sentencepiece", what, "sentencepiece")
+    try:
+        content = read_data(path, MOST_FILE_BYTES)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{what} does not exist; check the path.") from error
+    with errors_of_library(f"{what} is not a model of sentencepiece", "Take another one."):
+        loaded = library.SentencePieceProcessor(model_proto=content)
+    if not content:  # which the library takes as no model at all
+        raise ConfigError(f"{what} is empty; take another one.")
+    return loaded, hashlib.sha256(content).hexdigest()
+
+
+def refuse_tiktoken(name: str) -> None:
+    """Raise ConfigError, with the way to a ``tokenizer.json``, for a tokenizer of tiktoken."""
+    path = Path(name)
+    if path.is_file() and path.suffix in (".tiktoken", ".model") and _is_tiktoken(path):
+        raise ConfigError(
+            f"Tokenizer file {name!r}: is of tiktoken. Convert it once, with the special tokens of "
+            "its model in their order, and with pattern=... where that is not GPT-4's: pip install "
+            'tiktoken transformers; python -c "from transformers.convert_slow_tokenizer import '
+            f"TikTokenConverter as C; C({name!r}, extra_special_tokens=['<|endoftext|>'])"
+            ".converted().save('tokenizer.json')\"; then give tokenizer.json."
+        )
+    if _TIKTOKEN_NAMES.fullmatch(name) and not path.exists():
+        raise ConfigError(
+            f"Tokenizer {name}: is an encoding of tiktoken. Convert it once: pip install tiktoken "
+            'blobfile transformers; python -c "from transformers.integrations.tiktoken import '
+            f"convert_tiktoken_to_fast as c; c('{name}', '{name}')\"; "
+            f"then give {name}/tokenizer.json."
+        )
+
+
+def _is_tiktoken(path: Path) -> bool:
+    with open_data(path) as file:
+        return _TIKTOKEN_LINE.fullmatch(file.readline(2**10)) is not None
 
 
 def special_tokens_beside(path: Path) -> dict[str, str | None]:
@@ -97,8 +142,8 @@ def _growth(part: dict[str, Any]) -> int:
     return {"Prepend": len(content) + 1, "ByteLevel": 2, "Precompiled": 2}.get(str(kind), 1)
 
 
-def _library(name: str, what: str) -> Any:
+def _library(name: str, what: str, package: str = "'energon_ext[hf]'") -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ConfigError(f"{what}: needs {name}; pip install 'energon_ext[hf]'.") from error
+        raise ConfigError(f"{what}: needs {name}; pip install {package}.") from error

@@ -1,26 +1,22 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Text to token ids.
-
-A tokenizer here is what the data pipeline needs of one, with a fingerprint by which a resume
-notices that it was exchanged.
-"""
+"""Tokenizers: bytes, those of the Hugging Face libraries, and those of sentencepiece."""
 
 import hashlib
-from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Sequence
 
 import numpy as np
 
-from energon_ext.arguments import check_integer
-from energon_ext.documents.file_set import TokenFiles
 from energon_ext.encoders.tokenizer_files import (
     errors_of_library,
+    load_sentencepiece,
     load_tokenizer_file,
     load_with_transformers,
+    refuse_tiktoken,
     special_tokens_beside,
 )
+from energon_ext.encoders.tokenizer_protocol import Tokenizer
 from energon_ext.errors import ConfigError, log_of
 
 logger = log_of(__name__)
@@ -34,88 +30,6 @@ END_OF_TEXT = (
     "[EOS]",
     "<｜end▁of▁sentence｜>",
 )
-
-
-class Tokenizer(ABC):
-    """The protocol of a tokenizer.
-
-    Attributes:
-        vocab_size: ids are in ``[0, vocab_size)``.
-        bos_id, eos_id: None when the tokenizer has none.
-        pad_id: fills unused positions; never trained on, so it may be any id.
-        add_bos, add_eos: whether :meth:`encode` puts them around the text.
-    """
-
-    vocab_size: int
-    bos_id: int | None
-    eos_id: int | None
-    pad_id: int
-    add_bos: bool
-    add_eos: bool
-
-    @abstractmethod
-    def encode_array(self, text: str) -> np.ndarray:
-        """Token ids of ``text``, special tokens included, int64 [n]."""
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Token ids of many texts; where the library can, on all cores."""
-        return [self.encode_array(text) for text in texts]
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of ``text``, special tokens included."""
-        return self.encode_array(text).tolist()
-
-    @abstractmethod
-    def decode(self, tokens: Any) -> str:
-        """The text of token ids, special tokens left out."""
-
-    @abstractmethod
-    def fingerprint(self) -> dict[str, Any]:
-        """JSON values that change whenever the ids of some text change."""
-
-    def padded_vocab_size(self, multiple: int = 128) -> int:
-        """The vocabulary rounded up, as tensor-parallel embeddings want it.
-
-        Example:
-            >>> ByteTokenizer().padded_vocab_size(64)
-            320
-        """
-        check_integer("vocabulary multiple", multiple, 1)
-        return -(-self.vocab_size // multiple) * multiple
-
-    def _surround(self, ids: np.ndarray) -> np.ndarray:
-        prefix = np.array([self.bos_id] if self.add_bos else [], np.int64)
-        suffix = np.array([self.eos_id] if self.add_eos else [], np.int64)
-        return np.concatenate([prefix, ids, suffix], dtype=np.int64, casting="unsafe")
-
-
-#: By which a state describes a tokenizer.
-TOKENIZER_ATTRIBUTES = tuple(Tokenizer.__annotations__)
-
-
-def saved_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """JSON values that stand for a tokenizer in a state."""
-    return {
-        "fingerprint": tokenizer.fingerprint(),
-        "attributes": {name: getattr(tokenizer, name) for name in TOKENIZER_ATTRIBUTES},
-    }
-
-
-def check_tokenizer(tokenizer: Any) -> None:
-    """Raise ConfigError where a tokenizer of a user lacks something of the protocol."""
-    needed = (*TOKENIZER_ATTRIBUTES, "encode_array", "encode_batch", "decode", "fingerprint")
-    lacking = [name for name in needed if not hasattr(tokenizer, name)]
-    if lacking:
-        raise ConfigError(
-            f"tokenizer: a {type(tokenizer).__name__} has no {', '.join(lacking)}; "
-            f"energon_ext.encoders.tokenizers.Tokenizer says what a tokenizer has."
-        )
-
-
-def check_written(files: TokenFiles, tokenizer: Tokenizer) -> None:
-    """Raise ConfigError where token files hold what is no token of a tokenizer."""
-    name = getattr(tokenizer, "name", type(tokenizer).__name__)
-    files.check_tokenizer(name, tokenizer.fingerprint(), tokenizer.vocab_size)
 
 
 class ByteTokenizer(Tokenizer):
@@ -214,12 +128,83 @@ class HFTokenizer(Tokenizer):
     def _special_id(self, role: str, token: str | None, *, needed: bool) -> int | None:
         found = self._tokenizer.token_to_id(token) if isinstance(token, str) else None
         if found is None and (needed or token is not None):
-            raise ConfigError(
-                f"Tokenizer {self.name}: no {role} token"
-                + (f" {token!r} in its vocabulary" if token else " is named in it")
-                + f"; name it with --{role}-token, in Python {role}_token=... or add_{role}=False."
-            )
+            raise _lacking(self.name, role, token)
         return found
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A ``.model`` file of the library ``sentencepiece``.
+
+    Args:
+        path: of the file; its special tokens are those that the model names.
+        add_bos, add_eos: put the special tokens around every text.
+        bos_token, eos_token, pad_token: pieces of the model that are taken instead.
+
+    Raises:
+        ConfigError: the library is missing, the file is no model, or a special token that is asked
+            for is not in it.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        add_bos: bool = False,
+        add_eos: bool = True,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        pad_token: str | None = None,
+    ):
+        self.name = str(path)
+        self.add_bos = add_bos
+        self.add_eos = add_eos
+        self._model, self._sha256 = load_sentencepiece(self.name)
+        self.vocab_size = self._model.get_piece_size()
+        self.bos_id = self._special_id("bos", bos_token, needed=add_bos)
+        self.eos_id = self._special_id("eos", eos_token, needed=add_eos)
+        self.pad_id = self._special_id("pad", pad_token, needed=False) or 0
+
+    def encode_array(self, text: str) -> np.ndarray:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        with errors_of_library(f"Tokenizer {self.name}: cannot encode a text"):
+            encoded = self._model.encode(list(texts), out_type=int)
+        return [self._surround(np.asarray(ids, dtype=np.int64)) for ids in encoded]
+
+    def decode(self, tokens: Any) -> str:
+        ids = (int(token) for token in tokens)
+        ends = (self.bos_id, self.eos_id)
+        return self._model.decode([i for i in ids if 0 <= i < self.vocab_size and i not in ends])
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {
+            "kind": "sentencepiece",
+            "sha256": self._sha256,
+            "add_bos": self.add_bos,
+            "add_eos": self.add_eos,
+            "bos_id": self.bos_id,
+            "eos_id": self.eos_id,
+        }
+
+    def _special_id(self, role: str, token: str | None, *, needed: bool) -> int | None:
+        if token is None:
+            own = getattr(self._model, f"{role}_id")()
+            found = own if own >= 0 else None
+        else:  # the library takes what it does not know as its unknown piece
+            own = self._model.piece_to_id(token)
+            found = own if self._model.id_to_piece(own) == token else None
+        if found is None and (needed or token is not None):
+            raise _lacking(self.name, role, token)
+        return found
+
+
+def _lacking(name: str, role: str, token: str | None) -> ConfigError:
+    return ConfigError(
+        f"Tokenizer {name}: no {role} token"
+        + (f" {token!r} in its vocabulary" if token else " is named in it")
+        + f"; name it with --{role}-token, in Python {role}_token=... or add_{role}=False."
+    )
 
 
 def load_tokenizer(
@@ -232,11 +217,12 @@ def load_tokenizer(
     """The tokenizer a command line names.
 
     Args:
-        name_or_path: ``bytes``, a ``tokenizer.json`` file, a folder, or a Hugging Face name.
+        name_or_path: ``bytes``, a ``tokenizer.json`` or a sentencepiece ``.model`` file, a folder,
+            or a Hugging Face name.
         eos_token: ends every text; by default what the tokenizer says of itself, and of a bare
             ``tokenizer.json`` what is beside it or the first of :data:`END_OF_TEXT` that it has.
         bos_token: begins every text, where it is given.
-        **options: passed on to :class:`ByteTokenizer` or :class:`HFTokenizer`.
+        **options: passed on to the class of the tokenizer.
 
     Example:
         >>> load_tokenizer("bytes").vocab_size
@@ -251,7 +237,9 @@ def load_tokenizer(
         return ByteTokenizer(**options)
     if bos_token is not None:
         options.setdefault("add_bos", True)
-    return HFTokenizer(name_or_path, eos_token=eos_token, bos_token=bos_token, **options)
+    refuse_tiktoken(str(name_or_path))
+    kind = SentencePieceTokenizer if str(name_or_path).endswith(".model") else HFTokenizer
+    return kind(name_or_path, eos_token=eos_token, bos_token=bos_token, **options)
 
 
 def _load_hf(name: str, finds_eos: bool) -> tuple[Any, dict[str, str | None]]:

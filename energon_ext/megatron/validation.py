@@ -4,9 +4,12 @@
 
 import dataclasses
 import itertools
+import math
 from typing import Any, Iterator, Sequence
 
 import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory, SavableDataset
 
 from energon_ext.batch.packed_batch import PackedBatch
@@ -14,6 +17,9 @@ from energon_ext.config.source_key import numbered
 from energon_ext.errors import ConfigError
 from energon_ext.loader.data_loader import ExactDataLoader
 from energon_ext.plan.lookup import find_blend
+from energon_ext.splice.source import splices_of
+from energon_ext.splice.validation import contents_of
+from energon_ext.state.together import collective_device
 
 
 class ValidationLoader:
@@ -27,6 +33,9 @@ class ValidationLoader:
         datasets: of :func:`energon_ext.get_val_datasets`, one for each source.
         batches_per_evaluation: micro-batches that a rank draws in one evaluation, >= 1.
         **loader_options: as for :class:`~energon_ext.ExactDataLoader`.
+
+    Attributes:
+        spliced: names of the documents of spliced sources, as the batches call them.
     """
 
     def __init__(
@@ -43,6 +52,9 @@ class ValidationLoader:
         # A spliced source has a loss for each of its documents.
         parts = [list(find_blend(dataset).documents) for dataset, _ in datasets]
         self.sources = tuple(numbered(itertools.chain.from_iterable(parts)))
+        splices = [{n for each in splices_of(own) for n in each.names} for own, _ in datasets]
+        is_spliced = [name in own for part, own in zip(parts, splices) for name in part]
+        self.spliced = tuple(itertools.compress(self.sources, is_spliced))
         self._begins = [0, *itertools.accumulate(map(len, parts))]
         self._loaders = [ExactDataLoader(dataset, **loader_options) for dataset, _ in datasets]
         self._batches = itertools.cycle(self._draw(batches_per_evaluation))
@@ -53,6 +65,31 @@ class ValidationLoader:
     def __next__(self) -> PackedBatch:
         """Return the next batch of this evaluation, or the first of the next one."""
         return next(self._batches)
+
+    def memorized(
+        self, batches: Sequence[PackedBatch], token_losses: Sequence[torch.Tensor]
+    ) -> dict[str, float]:
+        """Mean P(z) of each spliced document, as of :class:`~energon_ext.splice.LossMap`.
+
+        The mean is over the contents in the micro-batches of all data-parallel ranks, which call
+        this together; a document without one is left out.
+
+        Args:
+            batches: of this rank and evaluation, not cut for context parallelism.
+            token_losses: of each batch, float [N], cross-entropy at each position.
+        """
+        sums = torch.zeros(2, len(self.spliced), dtype=torch.float64)
+        for batch, losses in zip(batches, token_losses):
+            for name, trained in contents_of(batch, self.spliced):
+                place = self.spliced.index(name)
+                sums[0, place] += math.exp(-losses[torch.from_numpy(trained)].double().sum())
+                sums[1, place] += 1
+        if not self.spliced:
+            return {}
+        sums = sums.to(collective_device())
+        dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
+        found = zip(self.spliced, *sums.tolist())
+        return {name: total / count for name, total, count in found if count}
 
     def close(self) -> None:
         """End the worker processes."""

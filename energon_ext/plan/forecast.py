@@ -40,11 +40,13 @@ class Forecast:
         keys: of the sources.
         titles: what people call them.
         ends: steps before the end of each window, int64 [windows].
-        shares: of the weights at the first step of each window, float64 [windows, sources].
+        shares: of the weights at the first step of each window, 0 of what has ended before it;
+            float64 [windows, sources].
         tokens, documents: read in each window, float64 [windows, sources].
         epoch_documents, epoch_tokens: in one epoch of each source, float64 [sources]; tokens are
             NaN where they are not known.
         exhausted: key -> the first step that lacks the source, as its last epoch has ended.
+        breakpoints: the first step at or behind each breakpoint of the run.
         positions: of all rows, with and without a token.
         is_exact: whether the plan was made.
         spread: two standard deviations of the share of each source in all rows; 0 where exact.
@@ -59,6 +61,7 @@ class Forecast:
     epoch_documents: np.ndarray
     epoch_tokens: np.ndarray
     exhausted: dict[str, int]
+    breakpoints: tuple[int, ...]
     positions: int
     is_exact: bool
     spread: np.ndarray
@@ -100,13 +103,27 @@ class Forecast:
         }
 
 
-def _forecast(blend: Blend, begins: Sequence[int], **figures: Any) -> Forecast:
-    """A forecast of windows that begin with some steps."""
-    mixture = Mixture(blend.tree, blend.keys, seed="")
+def _forecast(
+    blend: Blend,
+    begins: Sequence[int],
+    ends: np.ndarray,
+    exhausted: dict[str, int],
+    **figures: Any,
+) -> Forecast:
+    """A forecast of windows that begin and end with some steps."""
+    mixture, shares = Mixture(blend.tree, blend.keys, seed=""), []
+    ended_at = np.array([exhausted.get(key, math.inf) for key in blend.keys])
+    for step in begins:
+        mixture.ended[:] = ended_at <= step
+        shares.append(mixture.shares(blend.position(step)))
+    points = _breakpoint_steps(blend, int(ends[-1]))
     return Forecast(
         keys=blend.keys,
         titles=tuple(blend.names.get(key, key) for key in blend.keys),
-        shares=np.array([mixture.shares(blend.position(step)) for step in begins]),
+        ends=ends,
+        shares=np.array(shares),
+        exhausted=exhausted,
+        breakpoints=tuple(sorted({point for point in points if 0 < point < ends[-1]})),
         epoch_documents=np.array([source.documents for source in blend.sources.values()]),
         epoch_tokens=np.array([blend.epoch_tokens.get(key, np.nan) for key in blend.keys]),
         **figures,
@@ -120,7 +137,7 @@ def planned(blend: PlannedDataset, steps: int, progress: Any = iter) -> Forecast
         blend: the dataset.
         progress: is handed the steps, and hands them on.
     """
-    edges = _edges(steps, [])
+    edges = _edges(steps, _breakpoint_steps(blend, steps))
     drawn = blend.planned_steps()
     plan = blend.plan
     ends, counts, done = [0], [(plan.tokens.copy(), plan.documents.copy())], 0

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A fixed grid of starts and offsets, and the loss on each point of it."""
 
-from typing import Sequence
+from collections.abc import Container, Iterator, Sequence
 
 import numpy as np
 
@@ -122,16 +122,11 @@ class LossMap:
             ConfigError: the next content of the grid is another, as some are on other ranks.
         """
         weights, positions = batch.token_weights.numpy(), batch.position_ids.numpy()
-        ends = batch.cu_seqlens.tolist()
-        for start, end, source in zip(ends, ends[1:], batch.source_ids.tolist()):
-            if source < 0 or batch.sources[source] not in self.names:
-                continue
-            weight = weights[start:end]
-            # The first position that is trained predicts the second token of the content.
-            trained = start + np.flatnonzero(weight)
+        for name, trained in contents_of(batch, self.names):
             if trained.size:
-                self._check_next(batch.sources[source], int(positions[trained[0]]))
-            self.losses[self._next] = (weight * token_losses[start:end]).sum() / weight.sum()
+                self._check_next(name, int(positions[trained[0]]))
+            weight = weights[trained]
+            self.losses[self._next] = (weight * token_losses[trained]).sum() / weight.sum()
             predicted = trained[self._prompt_tokens - 1 :]
             self.log_probabilities[self._next] = -token_losses[predicted].sum()
             self._next += 1
@@ -171,6 +166,20 @@ class LossMap:
         losses = np.full((len(starts), len(offsets)), np.nan)
         losses[rows, columns] = self.losses[own]
         return starts.tolist(), offsets.tolist(), losses
+
+
+def contents_of(batch: PackedBatch, names: Container[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """The document of each content in a batch, and its positions that are trained.
+
+    The first of them predicts the second token of the content.
+
+    Args:
+        names: of the spliced documents; other segments are left out.
+    """
+    weights, ends = batch.token_weights.numpy(), batch.cu_seqlens.tolist()
+    for start, end, source in zip(ends, ends[1:], batch.source_ids.tolist()):
+        if source >= 0 and batch.sources[source] in names:
+            yield batch.sources[source], start + np.flatnonzero(weights[start:end])
 
 
 def _spread(last: int, count: int) -> list[int]:

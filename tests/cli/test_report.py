@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.patches import StepPatch
 
 from energon_ext.cli import figures
 from energon_ext.cli.metrics import Run
@@ -91,7 +92,7 @@ def test_a_step_that_was_skipped_has_no_loss_and_no_part_in_a_mean(tmp_path):
     path.write_text("\n".join(map(json.dumps, (start, *steps, end))))
     run = Run.load(tmp_path)
     assert headline(run)[2][0] == "nan → 2.00"
-    assert "falls from 3.00 to 2.00 nats" in figures.loss_picture(run).caption
+    assert "goes from 3.00 to 2.00 nats" in figures.loss_picture(run).caption
 
 
 def test_the_table_adds_up_each_source(tmp_path):
@@ -160,22 +161,59 @@ def with_start(run_dir, **fields):
     return Run.load(run_dir)
 
 
-def test_the_band_of_an_interleave_is_its_bound_and_not_chance(tmp_path):
+def test_the_bar_of_an_interleave_is_its_bound_and_not_chance(tmp_path):
     """Windows of 150 steps are 5 steps of 8 rows: two rows of 40 are 5 % of the tokens."""
     run_dir = write_run(tmp_path, steps=150)
     keys = Run.load(run_dir).sources
     drawn = figures.mix_picture(with_start(run_dir, interleaves={}))
     assert "two standard deviations" in drawn.figure.texts[1].get_text()
     kept = figures.mix_picture(with_start(run_dir, interleaves=dict.fromkeys(keys, 1)))
-    assert kept.figure.texts[1].get_text().endswith("bands: two rows of an interleave")
+    assert kept.figure.texts[1].get_text().endswith("bars: two rows of an interleave")
     assert kept.caption.endswith("an interleave keeps all of them there.")
     (axes,) = kept.figure.axes
-    ends = axes.collections[0].get_paths()[0].vertices
-    share = 100 * Run.load(run_dir).planned_share[100, 0]
-    at = ends[np.isclose(ends[:, 0], 101), 1]
-    np.testing.assert_allclose([at.min(), at.max()], [share - 5, share + 5])
+    low, high = axes.collections[0].get_segments()[20][:, 1]  # of steps 101 to 105
+    share = 100 * Run.load(run_dir).planned_share[100:105, 0].mean()
+    np.testing.assert_allclose([low, high], [share - 5, share + 5])
     both = figures.mix_picture(with_start(run_dir, interleaves={keys[0]: 1})).figure
     assert both.texts[1].get_text().endswith("draws, two rows of an interleave")
+
+
+def lines_of_mix(run):
+    """Of each source the steps at whose middle its line has a share, and the share."""
+    (axes,) = figures.mix_picture(run).figure.axes
+    found = []
+    for line in (patch for patch in axes.patches if isinstance(patch, StepPatch)):
+        shares, edges, _ = line.get_data()
+        middles = (edges[1:] + edges[:-1]) / 2
+        found.append(dict(zip(middles[~np.isnan(shares)], shares[~np.isnan(shares)])))
+    return found
+
+
+def test_a_schedule_is_drawn_by_steps_and_a_source_without_a_share_not_at_all(tmp_path):
+    """The second of the sources enters at step 41, with 6 of 12.08 parts."""
+    run = Run.load(write_run(tmp_path, steps=60))
+    first, entering, last = lines_of_mix(run)
+    assert list(first) == list(last) == list(range(1, 61))
+    assert list(entering) == list(range(41, 61))
+    assert entering[41] == pytest.approx(100 * 6 / (8 - 40 / 12 + 6 + 1.5))
+    (axes,) = figures.mix_picture(run).figure.axes
+    dots = [line.get_xdata() for line in axes.lines]
+    assert min(dots[1]) > 40 > min(dots[0])
+    # It has a name where it is there, and the step of its end where that is before the last one.
+    run.planned_share[50:, 1] = 0
+    (axes,) = figures.mix_picture(run).figure.axes
+    assert "code to step 50" in [text.get_text() for text in axes.texts]
+
+
+def test_no_name_lies_on_a_line(tmp_path):
+    run = Run.load(write_run(tmp_path, steps=150, resumed_after=[30, 60]))
+    for draw in (figures.mix_picture, figures.loss_picture):
+        figure = draw(run).figure
+        FigureCanvasAgg(figure).draw()
+        (axes,) = figure.axes
+        inside = axes.get_window_extent()
+        assert "resumed after steps 30, 60" in [text.get_text() for text in axes.texts]
+        assert not any(text.get_window_extent().overlaps(inside) for text in axes.texts)
 
 
 def test_sources_are_shown_under_their_names_and_the_others_under_their_files(tmp_path):
@@ -226,6 +264,26 @@ def test_a_run_with_rewards_has_a_picture_of_them_and_of_its_evaluations(tmp_pat
     energon_ext("report", tmp_path)
     assert (tmp_path / "reward.png").read_bytes().startswith(PNG)
     assert len(Links((tmp_path / "report.html").read_text()).found) == 4
+
+
+def test_evaluations_are_drawn_with_the_first_one_and_an_absent_document_not(tmp_path):
+    path = write_run(tmp_path, steps=4) / "metrics.jsonl"
+    start, *steps = path.read_text().splitlines()
+    found = {"val/loss": 3.0, "val/loss/b/doc0": 4.0, "val/loss/b/doc1": 2.0}
+    evaluations = [
+        {"event": "evaluation", "step": 0, **found},
+        {"event": "evaluation", "step": 4, **found, "val/memorized/b/doc1": 0.25},
+    ]
+    first, last = map(json.dumps, evaluations)
+    path.write_text("\n".join([start, first, *steps[:-1], last, steps[-1]]) + "\n")
+    run = Run.load(tmp_path)
+    assert run.validation["val/loss/b/doc1"].tolist() == [[0, 4], [2, 2]]
+    upper, lower = figures.validation_picture(run).figure.axes
+    texts = [[text.get_text() for text in axes.texts] for axes in (upper, lower)]
+    assert sorted(texts[0]) == ["all 3.00", "doc0 4.00", "doc1 2.00"] and texts[1] == ["doc1 0.25"]
+    path.write_text(path.read_text().replace("0.25", '"x"'))
+    line = error_line(energon_ext("report", tmp_path))
+    assert "evaluation.val/memorized/b/doc1: 'x' found, a number is needed" in line
 
 
 def test_a_run_of_one_step_and_one_that_resumed_can_be_drawn(tmp_path):

@@ -53,6 +53,23 @@ def test_a_tokenizer_that_is_given_is_taken_and_a_wrong_one_is_named_beside_the_
     assert line.endswith(f"give the one it was written with as --tokenizer {folder}/words.json.")
 
 
+def test_a_model_of_sentencepiece_is_found_likewise(folder, monkeypatch):
+    library = pytest.importorskip("sentencepiece")
+    library.SentencePieceTrainer.train(
+        sentence_iterator=iter(["two one two", "one two"] * 20),
+        model_prefix=str(folder / "pieces"),
+        vocab_size=30,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    mix = prepare(folder, monkeypatch, "--tokenizer", "pieces.model")
+    monkeypatch.chdir("/")
+    shown = energon_ext("peek", mix, "--rows", 1, "--seq-length", 12)
+    assert "<two>one two" in shown.output, shown.output
+    line = error_line(energon_ext("plan", mix, "--tokenizer", "bytes"))
+    assert f"written with the tokenizer {folder}/pieces.model, to be read with bytes" in line
+
+
 def test_a_tokenizer_that_is_gone_is_named_with_the_file_that_names_it(folder, monkeypatch):
     mix = prepare(folder, monkeypatch, "--eos-token", "<|end|>")
     (folder / "words.json").unlink()

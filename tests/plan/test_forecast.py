@@ -206,6 +206,7 @@ def test_the_json_of_a_forecast_holds_all_of_it():
         epoch_documents=np.array([2, 0]),
         epoch_tokens=np.array([60.0, np.nan]),
         exhausted={"b": 3},
+        breakpoints=(),
         positions=80,
         is_exact=False,
         spread=np.array([0.125, 0.0]),
@@ -300,6 +301,40 @@ def test_imbalance_of_rows_whose_costs_are_known():
     assert found["dealt"] == pytest.approx((5 / 4, (4 / 3 + 1) / 2))
 
 
+def test_a_forecast_names_its_breakpoints_and_plans_nothing_of_what_has_ended(folder):
+    found = planned(planned_blend(mix(folder, MOVING)), 40)
+    assert found.breakpoints == (10, 30)
+    assert planned(planned_blend(mix(folder, MOVING)), 30).breakpoints == (10,)
+    found = planned(planned_blend(mix(folder, ENDING)), 100)
+    for number, key in enumerate(found.keys):
+        begins = np.append(0, found.ends[:-1])
+        assert ((found.shares[:, number] > 0) == (begins < found.exhausted[key])).all()
+    left = found.shares.sum(1)
+    assert left == pytest.approx(np.ones(len(left)))
+
+
+def test_the_picture_of_a_forecast_marks_breakpoints_and_the_ends_of_sources(folder):
+    pytest.importorskip("matplotlib")
+    from energon_ext.cli.forecast_figure import forecast_picture
+
+    found = planned(planned_blend(mix(folder, [*MOVING[1:], ("a", 4, {"max_epochs": 1})])), 60)
+    figure = forecast_picture(found).figure
+    upper, lower = figure.axes
+    marks = [line[0][0] for line in upper.collections[0].get_segments()]
+    assert marks == [10, 30]
+    texts = [text.get_text() for text in upper.texts]
+    assert "breakpoints at steps 10, 30" in texts
+    end = found.exhausted["a"]
+    assert {f"c to step {10}", f"a to step {end}"} < set(texts)
+    crosses = [line for line in lower.lines if line.get_marker() == "x"]
+    assert [line.get_xdata()[0] for line in crosses] == [end]
+    of_a, of_b, of_c = (patch.get_data() for patch in upper.patches)
+    assert np.nanmax(of_a.edges[:-1][~np.isnan(of_a.values)]) < end
+    assert not np.isnan(of_b.values).any()
+    assert of_c.edges[:-1][~np.isnan(of_c.values)].tolist() == list(range(10))
+    assert of_b.values[0] == pytest.approx(100 / 8)  # 1 of b, 3 of c, 4 of a
+
+
 # The command -------------------------------------------------------------------------------------
 
 
@@ -328,7 +363,7 @@ def test_the_table_says_when_which_source_ends(bytes_mix, tmp_path):
     assert [
         "GitHub",
         "50.00%",
-        "50.00%",
+        "0.00%",
         "1,200",
         "37.50%",
         "60",
@@ -338,7 +373,7 @@ def test_the_table_says_when_which_source_ends(bytes_mix, tmp_path):
         "step",
         "15",
     ] in lines
-    assert ["web", "50.00%", "50.00%", "2,000", "62.50%", "50", "1.00"] in lines
+    assert ["web", "50.00%", "100.00%", "2,000", "62.50%", "50", "1.00"] in lines
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
     assert "<td>ends at step 15</td>" in (tmp_path / "f.html").read_text()
 
