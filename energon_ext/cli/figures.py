@@ -164,7 +164,7 @@ def forecast_picture(found: Forecast) -> Picture:
         height_ratios=(3, 2),
     )
     for axes in (upper, lower):
-        whole_steps(axes, found.steps)
+        whole_steps(axes, int(found.ends[-1]), found.first)
     upper.yaxis.set_major_formatter(PERCENT)
     upper.set_ylabel("share of the tokens")
     upper.set_ylim(0, min(102, 1.15 * lines.max()))
@@ -172,8 +172,9 @@ def forecast_picture(found: Forecast) -> Picture:
     upper.set_xlabel("")
     lower.set_ylabel("epochs")
     lower.set_ylim(0, 1.1 * max(epochs.max(), 1e-9))
-    _lines(upper, (ends + [0, *ends[:-1]]) / 2, lines, labels, PERCENT)
-    _lines(lower, np.append(0, found.ends), np.pad(epochs, ((1, 0), (0, 0))), labels)
+    _lines(upper, (ends + [found.first, *ends[:-1]]) / 2, lines, labels, PERCENT)
+    epochs = np.vstack((found.epochs_before[kept], epochs))
+    _lines(lower, np.append(found.first, found.ends), epochs, labels)
     ended = f"; {len(found.exhausted)} of them end before" if found.exhausted else ""
     return Picture(
         "forecast",

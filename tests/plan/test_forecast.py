@@ -199,6 +199,8 @@ def test_the_json_of_a_forecast_holds_all_of_it():
     found = Forecast(
         keys=("a", "b"),
         titles=("A", "b"),
+        first=0,
+        before=np.zeros((2, 2), int),
         ends=np.array([3, 5]),
         shares=np.array([[0.25, 0.75], [1.0, 0.0]]),
         tokens=np.array([[10.0, 30.0], [20.0, 0.0]]),
@@ -213,6 +215,7 @@ def test_the_json_of_a_forecast_holds_all_of_it():
     assert found.epochs.tolist() == [[10 / 60, 2.0], [0.5, 2.0]]
     assert json.loads(json.dumps(found.to_json())) == {
         "exact": False,
+        "first_step": 0,
         "steps": 5,
         "positions": 80,
         "window_ends": [3, 5],
