@@ -111,16 +111,18 @@ def write(folder, weights, epochs=1, **fields):
 @pytest.mark.parametrize("first", ["bin", "sequential"])
 @pytest.mark.parametrize("second", ["bin", "sequential"])
 @pytest.mark.parametrize("lengths", [(64, 256, 32), (256, 64, 128)])
-def test_every_transition_is_trained_once_over_changes_of_length_and_packing(
-    data, first, second, lengths
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_every_transition_is_trained_once_an_epoch_over_changes_of_length_and_packing(
+    data, first, second, lengths, epochs
 ):
-    run, mix = Run(), write(data, {"a": 1, "b": 2})
+    run, mix = Run(), write(data, {"a": 1, "b": 2}, epochs)
     run.go_on(mix, 5, seq_len=lengths[0], packing=first)
     run.go_on(mix, 3, ranks=2, batch=2, workers=1, seq_len=lengths[1], packing=second)
     run.go_on(mix, 999, ranks=4, batch=2, seq_len=lengths[2], packing=first)
     assert run.ended
-    assert trained_transitions(run.batches) == transitions_of("ab")
-    assert run.counts == {"a": 60, "b": 60}
+    expected = transitions_of("ab")
+    assert trained_transitions(run.batches) == {k: epochs * n for k, n in expected.items()}
+    assert run.counts == {"a": 60 * epochs, "b": 60 * epochs}
     assert [len(run.batches[n].tokens) for n in (0, 5)] == [ROWS * lengths[0], 2 * lengths[1]]
 
 
@@ -173,7 +175,7 @@ def test_an_axis_of_tokens_counts_rows_as_long_as_they_were(data):
         {key for key, count in batch.tokens_per_source().items() if count} for batch in run.batches
     ]
     assert json.loads(run.state)["row_lengths"] == [[16, 64], [32, 256]]
-    assert find_blend(loader.dataset).clock.at(6, 48) == 16 * 64 + 16 * 256 + 16 * 64
+    assert find_blend(loader.dataset).position(6, 48) == 16 * 64 + 16 * 256 + 16 * 64
 
 
 def test_inside_a_step_rows_stay_as_they_are(data):
@@ -223,3 +225,62 @@ def test_a_trace_crosses_the_change(data, tmp_path):
         read = set(batch.tokens[~batch.padding_mask()].tolist())
         # A row ends before the last token that it has a label of.
         assert read <= shown and len(shown - read) <= ROWS, step
+        number = next(row["contents"][0][0] for row in rows if row["source"] == "b")
+        for last in ((), ("--step", step)):
+            result = energon_ext("trace", tmp_path / "run", mix, "--document", f"b:{number}", *last)
+            assert f"step {step}, row" in result.stdout
+
+
+# A plan that begins again -------------------------------------------------------------------------
+
+
+def open_loader(mix, seq_len, **options):
+    encoder = PackedTaskEncoder(LargeTokenizer(), seq_len, packing_buffer_docs=20)
+    worker_config = config(options.pop("workers", 0))
+    options = {"batch_size": ROWS, "rows_per_step": ROWS, **options}
+    return loader_for(
+        get_train_dataset(mix, worker_config=worker_config, task_encoder=encoder, **options)
+    )
+
+
+def test_a_further_pass_without_repeat_counts_its_rows_by_their_own_length(data):
+    weights = {"a": {"step": {0: 1, 9000: 0.1}}, "b": {"step": {0: 0.1, 9000: 1}}}
+    mix = write_mix(data / "once.yaml", list(weights.items()))
+    mix.write_text(json.dumps({**json.loads(mix.read_text()), "schedule_axis": "tokens"}))
+    short = open_loader(mix, 64, repeat=False)
+    for _ in zip(range(4), short):
+        pass
+    long = open_loader(mix, 256, repeat=False)
+    long.load_state_dict(short.state_dict())
+    assert long.state_dict()["row_lengths"] == [[32, 64]]
+    assert list(long), "what the first pass has left"
+    expected = list(open_loader(mix, 256, repeat=False))
+    second = list(long)
+    assert [b.tokens.tolist() for b in second] == [b.tokens.tolist() for b in expected]
+    assert find_blend(long.dataset).position(2, 16) == 16 * 256
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_further_pass_of_an_epochized_blend_counts_its_rows_by_their_own_length(data, workers):
+    """32 rows of 64 are read of the first pass; then rows of 256 to its end, and beyond."""
+    mix = write_mix(data / "epochized.yaml", [])
+    entries = [{"path": name, "repetitions": 1} for name in "ab"]
+    content = {**json.loads(mix.read_text()), "schedule_axis": "tokens"}
+    mix.write_text(json.dumps({**content, "splits": {"train": {"blend_epochized": entries}}}))
+    short = open_loader(mix, 64)
+    for _ in zip(range(4), short):
+        pass
+    long = open_loader(mix, 256, workers=workers)
+    long.load_state_dict(short.state_dict())
+    iterator, before, blend = iter(long), None, find_blend(long.dataset)
+    while (state := long.state_dict())["row_lengths"]:
+        assert state["row_lengths"] == [[32, 64]] and state["plan"]["step"] >= 4
+        assert blend.position(9, 72) == 32 * 64 + 40 * 256
+        before = long.mark()
+        next(iterator)
+    assert state["plan"]["step"] == 1, "of the second pass"
+    assert blend.position(9, 72) == 72 * 256
+    assert long.state_dict(before)["row_lengths"] == [[32, 64]]
+    again = open_loader(mix, 64)
+    again.load_state_dict(state)
+    assert again.state_dict()["row_lengths"] == [[8, 256]]
