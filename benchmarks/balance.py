@@ -46,7 +46,8 @@ def measure(seq_len, rounds):
         grids = [costs[deal(costs)].reshape(rounds, RANKS) for costs in steps]
         ranks = np.mean([grid.sum(0).max() / grid.sum(0).mean() for grid in grids])
         waits = np.mean([(grid.max(1) / grid.mean(1)).mean() for grid in grids])
-        title = f"rows of {seq_len:,}, {rounds} micro-batches a rank, {name}"
+        several = "es" * (rounds > 1)
+        title = f"rows of {seq_len:,}, {rounds} micro-batch{several} per rank, {name}"
         yield title, f"{ranks:.3f}", f"{waits:.3f}", f"{times[name] / steps.size:.2f}"
 
 

@@ -3,12 +3,18 @@
 """Run the benchmarks: ``python benchmarks/run.py [NAME ...]``.
 
 Most figures are ratios to something measured in the same run, since machines differ and are noisy.
-Tables go to the terminal and, as Markdown, to benchmarks/results/.
+Tables go to the terminal and, with what they were measured on, to benchmarks/results/NAME.md. These
+are committed, and the page on performance includes them: no figure has a second copy.
 """
 
 import importlib
+import os
+import platform
+import re
 import sys
 import time
+from datetime import datetime, timezone
+from importlib.metadata import version
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
@@ -33,12 +39,31 @@ def main():
     # The demo's texts are in examples/. Processes that a benchmark starts get the same path.
     sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "examples")]
     for name in sys.argv[1:] or BENCHMARKS:
-        begin = time.perf_counter()
+        machine, begin = conditions(), time.perf_counter()
         table = importlib.import_module(name).run()
-        print(f"{table}\n({name}: {time.perf_counter() - begin:.0f} s)\n", flush=True)
+        seconds = time.perf_counter() - begin
+        print(f"{table}\n({name}: {seconds:.0f} s)\n", flush=True)
         results = FOLDER / "results"
         results.mkdir(exist_ok=True)
-        (results / f"{name}.md").write_text(table, encoding="utf-8")
+        text = as_result(table, f"{machine}; took {seconds:.0f} s")
+        (results / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+def conditions():
+    """When and on what something is measured; the load says what else the machine does."""
+    libraries = ("torch", "numpy", "megatron-energon", "megatron-core")
+    versions = ", ".join(f"{name} {version(name)}" for name in libraries)
+    cores = len(os.sched_getaffinity(0))
+    return (
+        f"{datetime.now(timezone.utc):%Y-%m-%d}, {cores} cores ({platform.machine()}), load "
+        f"{os.getloadavg()[0]:.1f} before, Python {platform.python_version()}, {versions}"
+    )
+
+
+def as_result(tables, measured):
+    """Tables as a page includes them, where headings would be its own, and the conditions."""
+    titled = re.sub("^## (.*)$", r"**\1**", tables.strip(), flags=re.MULTILINE)
+    return f"{titled}\n\n*Measured {measured}.*\n"
 
 
 if __name__ == "__main__":
