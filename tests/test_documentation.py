@@ -181,7 +181,7 @@ def test_every_test_that_a_page_names_exists():
 
 
 def test_the_page_of_the_data_flow_has_every_module():
-    table = (CHECKOUT / "docs/internals/data_flow.md").read_text().split("## From the YAML")[0]
+    table = (CHECKOUT / "docs/reference/internals/data_flow.md").read_text().split("## From the YAML")[0]
     listed = set(re.findall(r"`(\w+)`", table))
     names = {name for module in MODULES for name in module.split(".")[1:]}
     assert sorted(names - listed) == []
