@@ -2,7 +2,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Sphinx: Markdown pages by MyST, the API reference from the docstrings."""
 
+import sys
+from pathlib import Path
+
 import energon_ext
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from messages import write_page  # noqa: E402
+
+write_page(HERE / "reference" / "messages.md")
 
 project = "energon_ext"
 author = "energon_ext contributors"

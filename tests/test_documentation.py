@@ -10,11 +10,13 @@ metadataset is also loaded. A block after the comment ``<!-- skip: reason -->`` 
 """
 
 import ast
+import dataclasses
 import doctest
 import importlib
 import os
 import pkgutil
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -24,9 +26,13 @@ from pathlib import Path
 import pytest
 import yaml
 from megatron.energon import WorkerConfig
+from megatron.energon.metadataset.metadataset_v2 import MetadatasetJoin
 
 import energon_ext
+from energon_ext.config import metadataset
 from energon_ext.encoders.tokenizers import ByteTokenizer
+from energon_ext.splice.config import MultiSpliceConfig, SpliceConfig, SpliceFields
+from energon_ext.weights.schedule import KINDS
 from tests.support import loader_for, take, write_texts
 
 CHECKOUT = Path(energon_ext.__file__).parents[1]
@@ -37,6 +43,7 @@ PAGES = [
 MODULES = [
     module.name for module in pkgutil.walk_packages(energon_ext.__path__, prefix="energon_ext.")
 ]
+SPLICE_FIELDS = {field.name for field in dataclasses.fields(SpliceFields)}
 LANGUAGES = ("python", "yaml", "bash")
 BLOCK = re.compile(
     r"(?:^<!-- skip: (?P<skip>[^\n]*\S) -->\n+)?"
@@ -181,10 +188,72 @@ def test_every_test_that_a_page_names_exists():
 
 
 def test_the_page_of_the_data_flow_has_every_module():
-    table = (CHECKOUT / "docs/internals/data_flow.md").read_text().split("## From the YAML")[0]
+    table = (
+        (CHECKOUT / "docs/reference/internals/data_flow.md")
+        .read_text()
+        .split("## From the YAML")[0]
+    )
     listed = set(re.findall(r"`(\w+)`", table))
     names = {name for module in MODULES for name in module.split(".")[1:]}
     assert sorted(names - listed) == []
+
+
+def table_of(title):
+    """Default by field, of the table under a heading of the page of YAML fields."""
+    text = (CHECKOUT / "docs/reference/yaml.md").read_text()
+    section = re.split(r"^## ", text, flags=re.MULTILINE)
+    (found,) = [each for each in section if each.startswith(f"{title}\n")]
+    rows = [line.split("|") for line in found.splitlines() if line.startswith("| `")]
+    return {row[1].strip(" `"): row[4].strip(" `") for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("title", "kind", "elsewhere"),
+    [
+        ("The metadataset", metadataset.ScheduledMetadataset, {"path"}),
+        ("Blend", metadataset.ScheduledBlend, set()),
+        ("Interleave", metadataset.Interleave, set()),
+        ("Entry of a blend or an interleave", metadataset.ScheduledDatasetReference, set()),
+        ("Join", MetadatasetJoin, set()),
+        ("Splice", SpliceFields, set()),
+        ("Splice of one document", SpliceConfig, SPLICE_FIELDS),
+        ("Splice of many documents", MultiSpliceConfig, SPLICE_FIELDS),
+    ],
+)
+def test_the_page_of_yaml_fields_is_that_of_the_code(title, kind, elsewhere):
+    fields = {
+        field.name: field.default
+        for field in dataclasses.fields(kind)
+        if field.init and not field.name.startswith("_") and field.name not in elsewhere
+    }
+    shown = table_of(title)
+    assert sorted(shown) == sorted(fields)
+    if title.startswith("Splice"):
+        defaults = {name: default.split("`")[0] for name, default in shown.items()}
+        assert defaults == {name: str(default) for name, default in fields.items()}
+
+
+def test_the_page_of_yaml_fields_has_all_kinds_of_weights():
+    assert sorted(table_of("Weights")) == sorted(KINDS)
+
+
+def test_the_page_of_messages_has_every_error_with_its_placeholders():
+    code = (
+        "def read(path):\n"
+        "    if not path:\n"
+        '        raise ConfigError(f"{path!r}: no " + "file; "\n'
+        '                          f"give {len(path)} more.")\n'
+        "    raise KeyError(path)\n"
+        "def damaged(path):\n"
+        "    return StateFormatError(said(path))\n"
+    )
+    page = runpy.run_path(str(CHECKOUT / "docs/messages.py"))
+    assert page["messages_in"](code, {"ConfigError", "StateFormatError"}) == [
+        ("ConfigError", "{path}: no file; give {len(path)} more."),
+        ("StateFormatError", "{said(path)}"),
+    ]
+    assert page["error_types"]() > {"ConfigError", "StoreError", "StateMismatchError"}
+    assert page["page"]().count("\n| ConfigError |") > 300
 
 
 def test_blocks_are_found_in_order_and_skipped_with_a_reason_only(tmp_path):

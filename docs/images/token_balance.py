@@ -4,7 +4,7 @@
 
 Both come from real loaders over the same three corpora, whose documents are 200, 630 and 2000 bytes
 long on average: JSON Lines for Energon's own blend, token files for the interleave. Prints the
-figures that docs/basic/token_balance.md names.
+figures that docs/mix/token_balance.md names.
 """
 
 import json
