@@ -10,6 +10,10 @@ from energon_ext.errors import ConfigError
 from energon_ext.plan.deal import Topology
 from energon_ext.weights import ScheduleAxis
 
+#: ``(row, positions)`` for each time that the length of rows changed: before that row, and after
+#: the one of the pair before, rows had so many positions.
+RowLengths = tuple[tuple[int, int], ...]
+
 
 @dataclass(frozen=True)
 class Clock:
@@ -19,8 +23,6 @@ class Clock:
         axis: what the breakpoints of the weights count.
         topology: rows of steps and batches.
         row_tokens: positions of a row; 0 where rows differ.
-        earlier: ``(row, positions)`` for each time that the length of rows changed: before that
-            row, and after the one of the pair before, rows had so many positions.
         skip: steps ``[first, stop)`` of the plan that no optimizer step reads.
     """
 
@@ -28,10 +30,12 @@ class Clock:
     topology: Topology
     row_tokens: int = 0
     skip: tuple[tuple[int, int], ...] = ()
-    earlier: tuple[tuple[int, int], ...] = ()
 
-    def at(self, step: int, row: int) -> int:
+    def at(self, step: int, row: int, row_lengths: RowLengths = ()) -> int:
         """The position after some steps that had some rows in all.
+
+        Args:
+            row_lengths: of earlier rows.
 
         Raises:
             ConfigError: the axis counts tokens, and rows have no fixed length.
@@ -42,25 +46,26 @@ class Clock:
                     "schedule_axis: tokens cannot be counted where rows have no fixed length; "
                     "count steps or samples, or set `tokens_per_sample` on the TaskEncoder."
                 )
-            return self._tokens_before(row)
+            return self._tokens_before(row, row_lengths)
         if self.axis.unit == "samples":
             return row
         return row // self.topology.rows_per_round if self.axis.unit == "batches" else step
 
-    def _tokens_before(self, row: int) -> int:
+    def _tokens_before(self, row: int, row_lengths: RowLengths) -> int:
         tokens, begin = row * self.row_tokens, 0
-        for stop, length in self.earlier:
+        for stop, length in row_lengths:
             tokens += max(0, min(row, stop) - begin) * (length - self.row_tokens)
             begin = stop
         return tokens
 
-    def at_step(self, step: int, row: int | None = None) -> int:
+    def at_step(self, step: int, row: int | None = None, row_lengths: RowLengths = ()) -> int:
         """At an optimizer step that begins with a row; by default all have as many rows as now."""
         skipped = 0
         for first, stop in self.skip:
             skipped += stop - first if step + skipped >= first else 0
         rows = self.topology.rows_per_step
-        return self.at(step + skipped, (step * rows if row is None else row) + skipped * rows)
+        row = step * rows if row is None else row
+        return self.at(step + skipped, row + skipped * rows, row_lengths)
 
     @property
     def end(self) -> int | None:

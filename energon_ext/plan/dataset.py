@@ -9,7 +9,6 @@ and reads the batches of its turn.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from energon_ext.batch.rows import Row
 from energon_ext.errors import log_of
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import Tree
-from energon_ext.plan.clock import Clock
+from energon_ext.plan.clock import Clock, RowLengths
 from energon_ext.plan.cost import Cost
 from energon_ext.plan.progress import DescribedRow, DrawnStep, Progress, Round, rounds_of
 from energon_ext.plan.row_source import RowSource
@@ -121,7 +120,6 @@ class PlannedDataset(Blend, SavableDataset):
 
     def _begin(self) -> None:
         """Make the plan anew."""
-        self.clock = dataclasses.replace(self.clock, earlier=())
         for rows in self.rows:
             rows.restart()
         seed, row_tokens = str(self.worker_config.seed_offset), self.clock.row_tokens
@@ -144,7 +142,7 @@ class PlannedDataset(Blend, SavableDataset):
         while True:
             for live in live_weights if not plan.mixture.ended.all() else ():
                 live.wait(plan.step)
-            step = plan.next(rows, clock.at(plan.step, plan.row))
+            step = plan.next(rows, clock.at(plan.step, plan.row, plan.row_lengths))
             if step is None:
                 return
             if self.batches.padding is None and step.num_rows < rows:
@@ -198,6 +196,10 @@ class PlannedDataset(Blend, SavableDataset):
         }
 
     # Batches ------------------------------------------------------------------------------------
+
+    @property
+    def row_lengths(self) -> RowLengths:
+        return self.progress.plan.row_lengths
 
     @property
     def batches_read(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Sequence
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import Tree
-from energon_ext.plan.clock import Clock
+from energon_ext.plan.clock import Clock, RowLengths
 from energon_ext.plan.deal import Topology
 from energon_ext.state.match import SourceNames
 from energon_ext.weights import ConstantWeight, LiveWeights, WeightSpec, weight_from_config
@@ -67,6 +67,11 @@ class Blend:
     """
 
     is_planned: bool
+
+    @property
+    def row_lengths(self) -> RowLengths:
+        """Of earlier rows, where they had other lengths than now."""
+        return ()
 
     def __init__(self, sources: Sequence[Source], tree: Tree, clock: Clock):
         ordered = sorted(sources, key=lambda source: source.key)
@@ -126,7 +131,7 @@ class Blend:
 
     def position(self, step: int, row: int | None = None) -> int:
         """Where an optimizer step is on the schedule axis; ``row`` is its first, if known."""
-        return self.clock.at_step(step, row)
+        return self.clock.at_step(step, row, self.row_lengths)
 
     def planned_shares(self, position: int) -> dict[str, float]:
         """The share of each source, or part of it, at a position, as if none had ended.

@@ -9,12 +9,11 @@ or not at all: the step is drawn again.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Mapping
 
 from energon_ext.errors import ConfigError
 from energon_ext.packing import packing_of, saved_packer
-from energon_ext.plan.clock import Clock
+from energon_ext.plan.clock import RowLengths
 from energon_ext.plan.progress import Progress
 from energon_ext.plan.row_source import RowSource
 from energon_ext.state.match import (
@@ -45,7 +44,7 @@ def cursor_of(dataset: "PlannedDataset", progress: Progress) -> dict[str, Any]:
         "encoder": dict(dataset.batches.encoder),
         "axis": dataset.clock.axis.counted,
         "rows_per_step": dataset.topology.rows_per_step,
-        "row_lengths": [list(each) for each in dataset.clock.earlier],
+        "row_lengths": [list(each) for each in progress.plan.row_lengths],
         "plan": plan,
         "weights": weights,
         "done": progress.done,
@@ -73,13 +72,14 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
             "documents and packing buffers it was begun with; save at the end of a step to change "
             "them.",
         )
-    saved, clock = state["plan"], _clock_of(dataset, state)
+    saved, clock = state["plan"], dataset.clock
     if state["done"] and clock.is_skipped(saved["step"]):
         raise ConfigError(
             f"skip: step {saved['step']} was partly read when the state was saved; skip from "
             f"{saved['step'] + 1} on, or resume from a state that was saved between two steps."
         )
-    position = clock.at(saved["step"], saved["row"])
+    row_lengths = _row_lengths(state, clock.row_tokens)
+    position = clock.at(saved["step"], saved["row"], row_lengths)
     for live in dataset.live_weights:
         if live.key in state["weights"]:
             live.check_used(state["weights"][live.key], _begun(saved, state["done"]))
@@ -93,7 +93,7 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
             own = saved["sources"][matched[key]]
             _restore_rows(rows, own["rows"], own["packing"] or packing, dataset)
             plan.documents[number], plan.tokens[number] = own["documents"], own["tokens"]
-    plan.step, plan.row = saved["step"], saved["row"]
+    plan.step, plan.row, plan.row_lengths = saved["step"], saved["row"], row_lengths
     plan.begin_here()
     renamed = {old: key for key, old in matched.items() if old != key}
     plan.mixture.restore_state(saved["mixture"], renamed, position)
@@ -119,14 +119,13 @@ def _check_configuration(dataset: "PlannedDataset", state: Mapping[str, Any]) ->
     check_fingerprint(saved, current)
 
 
-def _clock_of(dataset: "PlannedDataset", state: Mapping[str, Any]) -> Clock:
-    """The clock of a dataset, which knows how long earlier rows were."""
+def _row_lengths(state: Mapping[str, Any], now: int) -> RowLengths:
+    """How long earlier rows were, where rows have another length now."""
     earlier = tuple((row, length) for row, length in state["row_lengths"])
     length, row = state["fingerprint"].get("seq_len"), state["plan"]["row"]
-    if is_count(length) and row and dataset.clock.row_tokens not in (0, length):
+    if is_count(length) and row and now not in (0, length):
         earlier += ((row, length),)
-    dataset.clock = replace(dataset.clock, earlier=earlier)
-    return dataset.clock
+    return earlier
 
 
 def _restore_rows(

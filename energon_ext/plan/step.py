@@ -17,6 +17,7 @@ import numpy as np
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.interleave import Credits
 from energon_ext.mixture.mixture import Mixture
+from energon_ext.plan.clock import RowLengths
 from energon_ext.plan.cost import Cost
 from energon_ext.plan.deal import Topology, balanced
 from energon_ext.plan.row_source import RowSource, Taken, Window
@@ -74,6 +75,7 @@ class Advance:
     Attributes:
         step, row: steps and rows drawn so far.
         next_rows: of the window of each source, int64 [sources].
+        row_lengths: of rows that had other lengths than now.
         documents, tokens: drawn of each source so far, int64 [sources].
         credits: of every interleave.
         windows: those that are new, by the number of their source.
@@ -81,6 +83,7 @@ class Advance:
 
     step: int
     row: int
+    row_lengths: RowLengths
     next_rows: np.ndarray
     documents: np.ndarray
     tokens: np.ndarray
@@ -105,6 +108,7 @@ class Plan:
         self.sources, self.mixture = list(sources), mixture
         self._finite = [(number, rows) for number, rows in enumerate(sources) if rows.is_finite]
         self.step = self.row = 0
+        self.row_lengths: RowLengths = ()
         self.documents = np.zeros(len(self.sources), np.int64)
         self.tokens = np.zeros(len(self.sources), np.int64)
         self.just_ended: list[str] = []
@@ -186,6 +190,7 @@ class Plan:
         return Advance(
             step=self.step,
             row=self.row,
+            row_lengths=self.row_lengths,
             next_rows=self._next_rows.copy(),
             documents=self.documents.copy(),
             tokens=self.tokens.copy(),

@@ -173,7 +173,7 @@ def test_an_axis_of_tokens_counts_rows_as_long_as_they_were(data):
         {key for key, count in batch.tokens_per_source().items() if count} for batch in run.batches
     ]
     assert json.loads(run.state)["row_lengths"] == [[16, 64], [32, 256]]
-    assert find_blend(loader.dataset).clock.at(6, 48) == 16 * 64 + 16 * 256 + 16 * 64
+    assert find_blend(loader.dataset).position(6, 48) == 16 * 64 + 16 * 256 + 16 * 64
 
 
 def test_inside_a_step_rows_stay_as_they_are(data):
@@ -223,3 +223,58 @@ def test_a_trace_crosses_the_change(data, tmp_path):
         read = set(batch.tokens[~batch.padding_mask()].tolist())
         # A row ends before the last token that it has a label of.
         assert read <= shown and len(shown - read) <= ROWS, step
+
+
+# A plan that begins again -------------------------------------------------------------------------
+
+
+def open_loader(mix, seq_len, **options):
+    encoder = PackedTaskEncoder(LargeTokenizer(), seq_len, packing_buffer_docs=20)
+    worker_config = config(options.pop("workers", 0))
+    options = {"batch_size": ROWS, "rows_per_step": ROWS, **options}
+    return loader_for(
+        get_train_dataset(mix, worker_config=worker_config, task_encoder=encoder, **options)
+    )
+
+
+def test_a_further_pass_without_repeat_counts_its_rows_by_their_own_length(data):
+    weights = {"a": {"step": {0: 1, 9000: 0.1}}, "b": {"step": {0: 0.1, 9000: 1}}}
+    mix = write_mix(data / "once.yaml", list(weights.items()))
+    mix.write_text(json.dumps({**json.loads(mix.read_text()), "schedule_axis": "tokens"}))
+    short = open_loader(mix, 64, repeat=False)
+    for _ in zip(range(4), short):
+        pass
+    long = open_loader(mix, 256, repeat=False)
+    long.load_state_dict(short.state_dict())
+    assert long.state_dict()["row_lengths"] == [[32, 64]]
+    assert list(long), "what the first pass has left"
+    expected = list(open_loader(mix, 256, repeat=False))
+    second = list(long)
+    assert [b.tokens.tolist() for b in second] == [b.tokens.tolist() for b in expected]
+    assert find_blend(long.dataset).position(2, 16) == 16 * 256
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_further_pass_of_an_epochized_blend_counts_its_rows_by_their_own_length(data, workers):
+    """32 rows of 64 are read of the first pass; then rows of 256 to its end, and beyond."""
+    mix = write_mix(data / "epochized.yaml", [])
+    entries = [{"path": name, "repetitions": 1} for name in "ab"]
+    content = {**json.loads(mix.read_text()), "schedule_axis": "tokens"}
+    mix.write_text(json.dumps({**content, "splits": {"train": {"blend_epochized": entries}}}))
+    short = open_loader(mix, 64)
+    for _ in zip(range(4), short):
+        pass
+    long = open_loader(mix, 256, workers=workers)
+    long.load_state_dict(short.state_dict())
+    iterator, before, blend = iter(long), None, find_blend(long.dataset)
+    while (state := long.state_dict())["row_lengths"]:
+        assert state["row_lengths"] == [[32, 64]] and state["plan"]["step"] >= 4
+        assert blend.position(9, 72) == 32 * 64 + 40 * 256
+        before = long.mark()
+        next(iterator)
+    assert state["plan"]["step"] == 1, "of the second pass"
+    assert blend.position(9, 72) == 72 * 256
+    assert long.state_dict(before)["row_lengths"] == [[32, 64]]
+    again = open_loader(mix, 64)
+    again.load_state_dict(state)
+    assert again.state_dict()["row_lengths"] == [[8, 256]]
