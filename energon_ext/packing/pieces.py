@@ -3,7 +3,7 @@
 """What packers take and give: parts of documents, and rows made of them, as arrays."""
 
 import functools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ class Pieces:
         return Pieces(parts.documents, parts.places, starts, stops, parts.lengths)
 
     def joined(self) -> "Pieces":
-        """Pieces that follow each other in a document, sharing their boundary token, as one.
+        """Pieces that were cut out of a document, sharing their boundary token, as one.
 
         Example:
             >>> nine = Pieces.whole(np.array([0]), np.array([0]), np.array([9])).cut(4)
@@ -87,7 +87,7 @@ class Pieces:
         open_ends: dict[tuple[int, int], list[int]] = {}  # the pieces that end there
         for number, (document, start, stop) in enumerate(self.ranges()):
             before = open_ends.get((document, start + 1))
-            if before:
+            if before and start:  # the document may be there twice, of two epochs
                 place = before.pop(0)
                 stops[place] = stop
             else:
@@ -95,9 +95,24 @@ class Pieces:
                 firsts.append(number)
                 stops.append(stop)
             open_ends.setdefault((document, stop), []).append(place)
-        found = self[np.array(firsts, np.int64)]
-        ends = np.array(stops, found.stops.dtype)
-        return Pieces(found.documents, found.places, found.starts, ends, found.lengths)
+        return replace(self[np.array(firsts, np.int64)], stops=np.array(stops, self.stops.dtype))
+
+    def with_windows_joined(self, ends: np.ndarray) -> "Pieces":
+        """The stream that windows were cut out of; each begins with the last token of another.
+
+        Args:
+            ends: of the windows among the pieces, int64 [n].
+
+        Example:
+            >>> nine = Pieces.whole(np.array([0]), np.array([0]), np.array([9])).cut(4)
+            >>> nine.with_windows_joined(np.array([1, 2, 3])).ranges()
+            [(0, 0, 9)]
+        """
+        is_first = np.ones(len(self), bool)
+        is_first[ends[ends < len(self)]] = False
+        firsts = np.flatnonzero(is_first)
+        lasts = np.append(firsts[1:], len(self))[: len(firsts)] - 1
+        return replace(self[firsts], stops=self.stops[lasts])
 
 
 @dataclass(frozen=True)

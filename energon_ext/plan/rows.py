@@ -259,13 +259,13 @@ class PlannedRows(RowSource):
         rows_before = 0
         if former.cuts_documents:
             rows_before = window.rows_before + self.next_row
+            rest = rest.with_windows_joined(plan.ends[self.next_row :] - taken)
             # The first token was the last label, and its document is counted.
             is_read = rest.starts[:1] == rest.lengths[:1] - 1
             if rows_before and not self._packer.cuts_documents and is_read.any():
                 rest = rest[1:]
         else:  # rows are in a random order
-            rest = rest[np.lexsort((rest.starts, rest.documents))]
-        rest = rest.joined()
+            rest = rest[np.lexsort((rest.starts, rest.documents))].joined()
         self.window = PackWindow(
             self._order.epoch,
             self._order.position,

@@ -111,16 +111,18 @@ def write(folder, weights, epochs=1, **fields):
 @pytest.mark.parametrize("first", ["bin", "sequential"])
 @pytest.mark.parametrize("second", ["bin", "sequential"])
 @pytest.mark.parametrize("lengths", [(64, 256, 32), (256, 64, 128)])
-def test_every_transition_is_trained_once_over_changes_of_length_and_packing(
-    data, first, second, lengths
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_every_transition_is_trained_once_an_epoch_over_changes_of_length_and_packing(
+    data, first, second, lengths, epochs
 ):
-    run, mix = Run(), write(data, {"a": 1, "b": 2})
+    run, mix = Run(), write(data, {"a": 1, "b": 2}, epochs)
     run.go_on(mix, 5, seq_len=lengths[0], packing=first)
     run.go_on(mix, 3, ranks=2, batch=2, workers=1, seq_len=lengths[1], packing=second)
     run.go_on(mix, 999, ranks=4, batch=2, seq_len=lengths[2], packing=first)
     assert run.ended
-    assert trained_transitions(run.batches) == transitions_of("ab")
-    assert run.counts == {"a": 60, "b": 60}
+    expected = transitions_of("ab")
+    assert trained_transitions(run.batches) == {k: epochs * n for k, n in expected.items()}
+    assert run.counts == {"a": 60 * epochs, "b": 60 * epochs}
     assert [len(run.batches[n].tokens) for n in (0, 5)] == [ROWS * lengths[0], 2 * lengths[1]]
 
 
