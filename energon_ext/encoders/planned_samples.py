@@ -130,11 +130,7 @@ def packer_of(encoder: Any) -> Packer:
             )
     check_integer(f"{type(encoder).__qualname__}.seq_len", encoder.seq_len, 2)
     if _is_own(encoder, "select_samples_to_pack"):
-        return OwnPacker(
-            encoder.seq_len,
-            select=encoder.select_samples_to_pack,
-            length_attribute=encoder.length_attribute,
-        )
+        return OwnPacker(encoder.seq_len, encoder=encoder)
     return WholePacker(encoder.seq_len)
 
 

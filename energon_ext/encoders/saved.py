@@ -55,9 +55,10 @@ class SavedSamples(DynamicBlendMixin, TaskEncoder):
 
     Args:
         saved: of :func:`energon_ext.encoders.planned_samples.saved_samples`.
+        seq_len: of its rows, where that is another one now.
     """
 
-    def __init__(self, saved: Mapping[str, Any]):
+    def __init__(self, saved: Mapping[str, Any], seq_len: int | None = None):
         self._fingerprint = dict(saved["fingerprint"])
         self.sample_block = self._fingerprint.get("sample_block", 1)
         self.saved_lengths, packer = saved["lengths"], saved["packer"]
@@ -69,8 +70,9 @@ class SavedSamples(DynamicBlendMixin, TaskEncoder):
                 f"The rows of this run were packed by {packer['name']} of its encoder, which a "
                 f"state does not hold."
             )
-        self.saved_packer = WholePacker(options.pop("seq_len"), **options)
-        self.seq_len = self.saved_packer.seq_len
+        options["seq_len"] = seq_len or options["seq_len"]
+        self.saved_packer = WholePacker(**options)
+        self.seq_len = self._fingerprint["seq_len"] = self.saved_packer.seq_len
         self.length_of = None
         if saved["tokenizer"] is not None:
             self.tokenizer, self.pack_tokens = SavedTokenizer(saved["tokenizer"]), None
@@ -96,12 +98,21 @@ def load_encoder(
     """
     try:
         if saved.get("class") == "samples":
-            return SavedSamples(saved)
+            return _samples_encoder(saved, changed)
         return _text_encoder(saved, tokenizer, changed)
     except EnergonExtError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateFormatError(f"The data state is damaged: {error!r:.200}.") from error
+
+
+def _samples_encoder(saved: Mapping[str, Any], changed: Mapping[str, Any]) -> SavedSamples:
+    if "packing" in changed or ("seq_len" in changed and saved["packer"] is None):
+        raise ConfigError(
+            "--seq-length and --packing: of rows that are packed; samples have the packer of "
+            "their encoder, and one that has none makes a row of each."
+        )
+    return SavedSamples(saved, changed.get("seq_len"))
 
 
 def _text_encoder(

@@ -3,6 +3,7 @@
 """What packers take and give: parts of documents, and rows made of them, as arrays."""
 
 import functools
+import hashlib
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -161,6 +162,14 @@ class PackPlan:
     def extent(self, row: int) -> slice:
         """Where the pieces of a row are among all."""
         return slice(int(self.ends[row - 1]) if row else 0, int(self.ends[row]))
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """By which a plan that is made again is known to have the same rows."""
+        found = hashlib.sha256(self.ends.astype(np.int64).tobytes())
+        for each in (self.pieces.documents, self.pieces.starts):
+            found.update(each.astype(np.int64).tobytes())
+        return found.hexdigest()[:16]
 
     def __len__(self) -> int:
         """Number of rows."""

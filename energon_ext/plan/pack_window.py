@@ -9,6 +9,7 @@ from typing import Any, Mapping
 
 import numpy as np
 
+from energon_ext.documents.base import Documents
 from energon_ext.plan.row_source import Window
 
 _NOTHING = np.zeros(0, np.int64)
@@ -26,6 +27,7 @@ class PackWindow(Window):
         taken: documents that were taken from the order; None before the first plan.
         excluded: of these, the numbers of those that are not read, int64 [n].
         is_last: whether the order ended with them.
+        digest: of the rows that were made of them; empty before the first plan.
     """
 
     epoch: int
@@ -37,6 +39,17 @@ class PackWindow(Window):
     taken: int | None = None
     excluded: np.ndarray = field(default_factory=lambda: _NOTHING)
     is_last: bool = False
+    digest: str = ""
+
+    def carries_pieces_of(self, documents: Documents) -> bool:
+        """Whether the pieces that were carried over are parts of some documents."""
+        numbers, starts, stops = self.documents, self.starts, self.stops
+        if len(numbers) != len(starts) or numbers.max(initial=0) >= len(documents):
+            return False
+        lengths = documents.locate(numbers)[1]
+        if stops is None:
+            return bool((starts < lengths).all())
+        return len(stops) == len(starts) and bool(((starts < stops) & (stops <= lengths)).all())
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -51,6 +64,7 @@ class PackWindow(Window):
             "taken": self.taken,
             "excluded": self.excluded.tolist(),
             "last": self.is_last,
+            "digest": self.digest,
         }
 
     @classmethod
@@ -66,4 +80,5 @@ class PackWindow(Window):
             taken=state["taken"],
             excluded=np.array(state["excluded"], np.int64),
             is_last=state["last"],
+            digest=state["digest"],
         )

@@ -127,9 +127,17 @@ class RowSource(ABC):
         """Whether rows may be packed by other options from a state on."""
         return False
 
+    def former_packer(self, packing: Mapping[str, Any]) -> Packer:
+        """The packer of a state, by the fields of its fingerprint that say how rows are packed.
+
+        Raises:
+            ConfigError: there is none any more, or what it packed does not fit in the rows of now.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def restore_state(self, state: Mapping[str, Any], former: Packer | None = None) -> None:
-        """Continue from :meth:`state_at`, if :meth:`check_state` allows it.
+        """Continue from :meth:`state_at`.
 
         Args:
             former: packed the rows of the state, where that was not the packer of now.

@@ -19,9 +19,10 @@ from energon_ext.documents.base import Documents
 from energon_ext.documents.cut import CutDocuments
 from energon_ext.documents.order import EpochOrder
 from energon_ext.errors import ConfigError, StateFormatError, StoreError
-from energon_ext.packing import Packer, PackPlan, Pieces
+from energon_ext.packing import Packer, PackPlan, Pieces, saved_packer
 from energon_ext.plan.pack_window import PackWindow
 from energon_ext.plan.row_source import RowSource, Taken
+from energon_ext.state.match import check_fingerprint
 
 #: A pack plan takes at most this many rows of tokens, where documents are long.
 MOST_ROWS = 4096
@@ -106,11 +107,15 @@ class PlannedRows(RowSource):
         self.window, self._plan, self.next_row = PackWindow(0, 0), PackPlan.none(), 0
 
     @property
+    def kept_numbers(self) -> np.ndarray:
+        """Numbers of the documents of an epoch that are not excluded."""
+        numbers = np.arange(self._first, self._first + self._order.size)
+        return numbers[~np.isin(numbers, self.excluded)]
+
+    @property
     def epoch_tokens(self) -> int:
         """Tokens of one epoch."""
-        numbers = np.arange(self._first, self._first + self._order.size)
-        kept = numbers[~np.isin(numbers, self.excluded)]
-        return int(self.documents.locate(kept)[1].sum())
+        return int(self.documents.locate(self.kept_numbers)[1].sum())
 
     @property
     def is_finite(self) -> bool:
@@ -153,7 +158,7 @@ class PlannedRows(RowSource):
         self._order.position += count
         is_excluded = np.isin(numbers[:count], self.excluded)
         kept = np.flatnonzero(~is_excluded)
-        self.window = PackWindow(
+        window = PackWindow(
             epoch=epoch,
             position=position,
             documents=carried.documents,
@@ -164,7 +169,8 @@ class PlannedRows(RowSource):
             excluded=numbers[:count][is_excluded],
             is_last=self._order.ended,
         )
-        self._pack(carried, Pieces.whole(numbers[kept], places[kept], lengths[kept]))
+        new = Pieces.whole(numbers[kept], places[kept], lengths[kept])
+        self._pack(self._packer, window, carried, new)
 
     def _own_stops(self, carried: Pieces) -> np.ndarray | None:
         """The stops of carried-over pieces, where the packer would not find them again."""
@@ -172,11 +178,9 @@ class PlannedRows(RowSource):
         follow = np.array_equal(carried.stops, self._packer.resumed(whole).stops)
         return None if follow else carried.stops
 
-    def _pack(self, carried: Pieces, documents: Pieces, packer: Packer | None = None) -> None:
-        window = self.window
-        self._plan = (packer or self._packer).plan(
-            carried, documents, rows_before=window.rows_before, last=window.is_last
-        )
+    def _pack(self, packer: Packer, window: PackWindow, carried: Pieces, new: Pieces) -> None:
+        self._plan = packer.plan(carried, new, rows_before=window.rows_before, last=window.is_last)
+        self.window = dataclasses.replace(window, digest=self._plan.digest)
         self.next_row = 0
 
     def announce(self, description: Description) -> None:
@@ -205,48 +209,50 @@ class PlannedRows(RowSource):
 
     @property
     def may_be_repacked(self) -> bool:
-        return type(self) is PlannedRows and not isinstance(self.documents, CutDocuments)
+        return not isinstance(self.documents, CutDocuments)
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        super().check_state(state)
-        numbers, starts, stops = (
-            np.array(each or [], np.int64) for each in state["carried"].values()
-        )
-        is_sound = len(numbers) == len(starts) and numbers.max(initial=0) < len(self.documents)
-        if is_sound:
-            lengths = self.documents.locate(numbers)[1]
-            is_sound = bool((starts < lengths).all())
-        if is_sound and state["carried"]["stops"] is not None:
-            is_sound = len(stops) == len(starts) and bool(
-                ((starts < stops) & (stops <= lengths)).all()
-            )
-        if not is_sound:
-            raise StateFormatError(f"{self.key}: carries pieces that the source has not.")
+    def former_packer(self, packing: Mapping[str, Any]) -> Packer:
+        return saved_packer(packing)
+
+    def _documents_of(self, packer: Packer) -> Documents:
+        """The documents as a packer has them."""
+        return self.documents
 
     def restore_state(self, state: Mapping[str, Any], former: Packer | None = None) -> None:
         self.check_state(state)
         self.restart()
         packer = former or self._packer
+        documents = self._documents_of(packer)
         window = self.window = PackWindow.from_json(state)
+        if not window.carries_pieces_of(documents):
+            raise StateFormatError(f"{self.key}: carries pieces that the source has not.")
         self._order.epoch, self._order.position = window.epoch, window.position
-        carried = self._carried_by(window, packer)
+        carried = self._carried_by(window, packer, documents)
         if window.taken is None:  # they were packed anew, and no row was taken since
             self._plan = dataclasses.replace(PackPlan.none(), carried=carried)
         else:
             taken = self._order.take(window.taken) + self._first
             kept = taken[~np.isin(taken, window.excluded)]  # as then, whatever is excluded now
-            self._pack(carried, Pieces.whole(kept, *self.documents.locate(kept)), packer)
+            self._pack(packer, window, carried, Pieces.whole(kept, *documents.locate(kept)))
             if len(taken) != window.taken or state["next_row"] > len(self._plan):
                 raise StateFormatError(
                     f"{self.key}: {window.taken} documents and row {state['next_row']} of a plan "
                     f"were saved; {len(taken)} documents make {len(self._plan)} rows now."
                 )
+            check_fingerprint(
+                {"rows at hand": window.digest},
+                {"rows at hand": self.window.digest},
+                self.key,
+                "The same documents make other rows: a packer of your own must depend on lengths "
+                "and options alone, `select_samples_to_pack` on lengths and `self.seq_len`.",
+            )
         self.next_row = state["next_row"]
         if packer != self._packer:
             self._repack(packer)
 
-    def _carried_by(self, window: PackWindow, packer: Packer) -> Pieces:
-        places, lengths = self.documents.locate(window.documents)
+    @staticmethod
+    def _carried_by(window: PackWindow, packer: Packer, documents: Documents) -> Pieces:
+        places, lengths = documents.locate(window.documents)
         if window.stops is not None:
             return Pieces(window.documents, places, window.starts, window.stops, lengths)
         return packer.resumed(Pieces(window.documents, places, window.starts, lengths, lengths))
@@ -266,6 +272,7 @@ class PlannedRows(RowSource):
                 rest = rest[1:]
         else:  # rows are in a random order
             rest = rest[np.lexsort((rest.starts, rest.documents))].joined()
+        rest = rest[self.documents.locate(rest.documents)[1] > 0]  # an excluded one may not fit
         self.window = PackWindow(
             self._order.epoch,
             self._order.position,

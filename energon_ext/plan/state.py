@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Mapping
 
 from energon_ext.errors import ConfigError
-from energon_ext.packing import packing_of, saved_packer
+from energon_ext.packing import packing_of
 from energon_ext.plan.clock import RowLengths
 from energon_ext.plan.progress import Progress
 from energon_ext.plan.row_source import RowSource
@@ -132,10 +132,11 @@ def _restore_rows(
     rows: RowSource, state: Mapping[str, Any], packing: Mapping[str, Any], dataset: "PlannedDataset"
 ) -> None:
     """Put rows where a state has them that was packed by some options."""
+    rows.check_state(state)
     now = packing_of(dataset.fingerprint)
     if not rows.may_be_repacked:
         check_fingerprint(packing, now, rows.key)
-    rows.restore_state(state, None if packing == now else saved_packer(packing))
+    rows.restore_state(state, None if packing == now else rows.former_packer(packing))
 
 
 def _begun(plan: Mapping[str, Any], done: int) -> int:

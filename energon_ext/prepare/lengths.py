@@ -9,7 +9,7 @@ uint32 and ``.costs.bin`` with float32 for each of its samples, in their order.
 import json
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,10 @@ class LengthTable:
         """Of those that are read, about."""
         read = self.lengths[(self.lengths > 0) & (self.lengths <= self.longest)]
         return self.longest / float(read.mean()) if len(read) else 1
+
+    def for_rows(self, longest: int) -> "LengthTable":
+        """The same for rows of another length."""
+        return replace(self, longest=longest)
 
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The numbers themselves, and the tokens of each, 0 for one that is in no row."""

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Rows of whole samples, by their lengths alone."""
 
-from collections.abc import Callable
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,15 +65,29 @@ class OwnPacker(Packer):
     Samples that it leaves out are carried over to the next plan; the last ones are a row each.
 
     Args:
-        select: the method.
-        length_attribute: one more name by which it reads the tokens of a sample.
+        encoder: whose method it is. Besides the samples it may depend on ``seq_len`` alone.
     """
 
     name = "select_samples_to_pack"
     cuts_documents = False
 
-    select: Callable[[list[Any]], list[list[Any]]] = field(kw_only=True)
-    length_attribute: str = field(kw_only=True)
+    encoder: Any = field(kw_only=True)
+
+    def with_seq_len(self, seq_len: int) -> "OwnPacker":
+        """The same for rows of another length.
+
+        Raises:
+            ConfigError: the encoder's ``seq_len`` cannot be set.
+        """
+        encoder = copy.copy(self.encoder)
+        try:
+            encoder.seq_len = seq_len
+        except AttributeError as error:
+            raise ConfigError(
+                f"{type(encoder).__qualname__}.seq_len: {error}. Rows of {seq_len} are packed once "
+                f"more to go on behind them; make it an attribute that can be set."
+            ) from error
+        return OwnPacker(seq_len, encoder=encoder)
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name}
@@ -83,10 +97,10 @@ class OwnPacker(Packer):
     ) -> PackPlan:
         pieces = carried + new
         lengths = (pieces.stops - pieces.starts).tolist()
-        name = self.length_attribute
+        name, select = self.encoder.length_attribute, self.encoder.select_samples_to_pack
         stubs = [Stub(number, length, name) for number, length in enumerate(lengths)]
         try:
-            rows = [[stub.number for stub in row] for row in self.select(list(stubs)) if row]
+            rows = [[stub.number for stub in row] for row in select(list(stubs)) if row]
         except AttributeError as error:
             raise ConfigError(
                 f"select_samples_to_pack: {error}. It sees lengths alone, as num_tokens, "

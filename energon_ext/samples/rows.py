@@ -8,14 +8,17 @@ the source, its number and the epoch, so a row is the same on any rank and worke
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from energon_ext.batch.rows import Row
 from energon_ext.documents.base import Documents
+from energon_ext.errors import ConfigError
+from energon_ext.packing import Packer
 from energon_ext.plan.rows import Description, PlannedRows, TakenRows
+from energon_ext.samples.packers import OnePerRow, OwnPacker, WholePacker
 
 
 class RowReader(Protocol):
@@ -82,6 +85,37 @@ class SampleRows(PlannedRows):
     def _taken(self) -> TakenRows:
         return TakenSamples(self._lengths)
 
+    @property
+    def may_be_repacked(self) -> bool:
+        return not isinstance(self._packer, OnePerRow)
+
+    def former_packer(self, packing: Mapping[str, Any]) -> Packer:
+        self._check_fit(packing["seq_len"])
+        options = dict(packing["packing"])
+        if options.pop("name") == WholePacker.name:
+            return WholePacker(packing["seq_len"], **options)
+        if isinstance(self._packer, OwnPacker):
+            return self._packer.with_seq_len(packing["seq_len"])
+        raise ConfigError(
+            f"{self.key}: rows were packed by select_samples_to_pack until now, which this encoder "
+            f"lacks; keep the method, or start a new run."
+        )
+
+    def _check_fit(self, before: int) -> None:
+        """Refuse shorter rows in which some samples do not fit that were read until now."""
+        lengths = self._lengths.for_rows(before).locate(self.kept_numbers)[1]
+        too_long = lengths > self._packer.seq_len
+        if too_long.any():
+            raise ConfigError(
+                f"{self.key}: {too_long.sum():,} samples have more than the {self._packer.seq_len} "
+                f"tokens of a row, and were read in rows of {before} until now; a `seq_len` of "
+                f"{lengths.max()} holds them all. Or `exclude` them."
+            )
+
+    def _documents_of(self, packer: Packer) -> Any:
+        same = packer.seq_len == self._packer.seq_len
+        return self._lengths if same else self._lengths.for_rows(packer.seq_len)
+
     def place_of(self, number: int) -> tuple[str, str]:
         """The shard and the key of a sample."""
         first, *_ = [*self.stored(number), {}]
@@ -114,6 +148,9 @@ class TokenRows(PlannedRows):
 
     def read(self, description: Description) -> Any:
         return self._pack_tokens(super().read(description))
+
+    def former_packer(self, packing: Mapping[str, Any]) -> Packer:
+        return replace(self._packer, seq_len=packing["seq_len"])
 
 
 class TakenSamples(TakenRows):

@@ -41,6 +41,7 @@ _PLANNED = {
     "taken": (None, COUNT),
     "excluded": [COUNT],
     "last": bool,
+    "digest": str,
 }
 _ROWS = {
     "planned": _PLANNED,

@@ -398,6 +398,7 @@ def test_the_state_of_rows_that_were_not_begun_is_that_of_nothing():
         "excluded": [],
         "next_row": 0,
         "last": False,
+        "digest": "",
     }
 
 

@@ -1,0 +1,353 @@
+# Copyright (c) 2026, energon_ext contributors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Packed samples of a run whose rows become longer or shorter: each is read as often as before."""
+
+import json
+import random
+from collections import Counter
+
+import pytest
+from megatron.energon import stateless
+
+from energon_ext.errors import ConfigError, StateMismatchError
+from tests.samples.test_planned_samples import dataset_of, run, write
+from tests.samples.vision import Encoded, PackedCaptions, PlannedCaptions, write_images
+from tests.support import loader_for, take
+
+COUNTS = {"photos": 50, "charts": 30}
+EPOCHS = 8
+
+
+class Sized(PackedCaptions):
+    """Samples of 1 to 21 tokens, of which rows say the source."""
+
+    encoding_fingerprint = {"version": 2}
+
+    def __init__(self, seq_len=40):
+        self.seq_len = seq_len
+
+    @stateless
+    def encode_sample(self, sample):
+        long = super().encode_sample(sample)
+        return Encoded.derive_from(long, number=long.number, greys=[], noise=long.noise[4:])
+
+    @stateless
+    def pack_selected_samples(self, samples):
+        packed = super().pack_selected_samples(samples)
+        packed.samples = [(self.source_key, number, length) for number, length, _ in packed.samples]
+        return packed
+
+
+class FirstFit(Sized):
+    """Packs in the order of arrival, and leaves the last samples for later."""
+
+    def select_samples_to_pack(self, samples):
+        rows = [[]]
+        for sample in samples:
+            if sum(each.total_len for each in rows[-1]) + sample.total_len > self.seq_len:
+                rows.append([])
+            rows[-1].append(sample)
+        return rows[:-1]
+
+
+def length_of(number):
+    return 1 + number * 8 % 21
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("longer")
+    for name, count in COUNTS.items():
+        write_images(folder / name, count, images=lambda number: 0)
+    return folder
+
+
+def mix(folder, weights, rule="interleave", epochs=EPOCHS, **fields):
+    entries = [{"path": k, "weight": w, "max_epochs": epochs} for k, w in weights.items()]
+    path = write(folder / "mix.yaml", {rule: entries})
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def orders(data):
+    """The samples of each source in the order of all epochs, as they are read one by one."""
+    found = {}
+    for name, count in COUNTS.items():
+        path = write(data / "alone.yaml", {"blend": [{"path": name, "max_epochs": EPOCHS}]})
+        loader = loader_for(dataset_of(path, rows_per_step=1, batch_size=1))
+        found[name] = [number for ((_, number, *_),) in loader]
+        assert len(found[name]) == EPOCHS * count
+    return found
+
+
+class Model:
+    """Lists of what was read of each source, beside the real loader."""
+
+    def __init__(self, orders):
+        self.orders, self.read = orders, {name: [] for name in orders}
+        self.packed = {}  # by which options each source was packed last
+
+    def add(self, rows, seq_len):
+        for row in rows:
+            assert row and sum(length for *_, length in row) <= seq_len
+            assert len({key for key, *_ in row}) == 1
+            for key, number, length in row:
+                assert length == length_of(number)
+                self.read[key.split(":")[0]].append(number)
+
+    def check_resume(self, state, names, packing):
+        """What the sources have at hand is packed anew where the packing is another one."""
+        for name in names:
+            rows = next(v["rows"] for k, v in state["plan"]["sources"].items() if name in k)
+            if self.packed.setdefault(name, packing) != packing:
+                assert rows["carried"]["documents"] == sorted(self.at_hand(name, rows).elements())
+                assert rows["taken"] is None and rows["next_row"] == 0
+            self.packed[name] = packing
+        self.check(state)
+
+    def at_hand(self, name, rows):
+        passed = rows["epoch"] * COUNTS[name] + rows["position"] + (rows["taken"] or 0)
+        found = Counter(self.orders[name][:passed])
+        found.subtract(self.read[name])
+        assert min(found.values(), default=0) >= 0, "read before it was drawn, or twice"
+        return found
+
+    def check(self, state):
+        """Compare with the counts of a state."""
+        for key, own in state["plan"]["sources"].items():
+            name = key.split(":")[0]
+            assert own["documents"] == len(self.read[name])
+            assert own["tokens"] == sum(map(length_of, self.read[name]))
+            self.at_hand(name, own["rows"])
+
+    @property
+    def is_complete(self):
+        return {k: sorted(v) for k, v in self.read.items()} == {
+            k: sorted(v) for k, v in self.orders.items()
+        }
+
+
+def chain(data, orders, seed):
+    """Hops over lengths, packers, topologies and mixes; a source is away for some of them."""
+    rng, model, state = random.Random(seed), Model(orders), None
+    for hop in range(7):
+        names = rng.choice((["photos", "charts"], ["photos", "charts"], ["photos"]))
+        path = mix(data, {name: rng.randint(1, 4) for name in names})
+        seq_len, packer = rng.choice((21, 30, 40, 64)), PACKERS[seed % 3][hop > 3]
+        ranks, workers = rng.choice(((1, 0), (2, 0), (4, 0), (1, 1)))
+        if state is not None:
+            loader = loader_for(dataset_of(path, encoder=packer(seq_len)))
+            loader.load_state_dict(state)
+            model.check_resume(loader.state_dict(), names, (seq_len, packer))
+        model.packed.update(dict.fromkeys(names, (seq_len, packer)))
+        read, state = run(path, rng.randint(0, 2), ranks, workers, state, encoder=packer(seq_len))
+        model.add([row for step in read for row in step], seq_len)
+        model.check(state)
+    path = mix(data, {"photos": 1, "charts": 1})
+    options = {"rows_per_step": 1, "batch_size": 1}  # or the last rows make no whole step
+    loader = loader_for(dataset_of(path, encoder=packer(50), **options))
+    loader.load_state_dict(state)
+    model.add([row for step in loader for row in step], 50)
+    model.check(loader.state_dict())
+    return model
+
+
+PACKERS = [(Sized, Sized), (FirstFit, FirstFit), (Sized, FirstFit)]  # before and after
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.nightly) for n in range(3, 99))]
+)
+def test_hops_over_lengths_topologies_and_mixes_read_every_sample_once_an_epoch(data, orders, seed):
+    assert chain(data, orders, seed).is_complete
+
+
+def test_an_interleave_keeps_its_shares_over_changes_of_length(data):
+    state, path = None, mix(data, {"photos": 1, "charts": 1}, epochs=99)
+    for seq_len in (40, 64, 21, 100):
+        _, state = run(path, 4, 1, 0, state, encoder=Sized(seq_len))
+        photos, charts = (own["tokens"] for own in state["plan"]["sources"].values())
+        assert abs(photos - charts) <= 2 * 64 and photos > 1000 or seq_len == 40
+    assert state["row_lengths"] == [[32, 40], [64, 64], [96, 21]]
+
+
+def test_an_axis_of_tokens_counts_rows_as_long_as_they_were(data):
+    """Two steps of 8 rows of 40 and one of 64: 1,152 tokens; photos alone before, charts behind."""
+    weights = {"photos": {"step": {0: 1, 1152: 0}}, "charts": {"step": {0: 0, 1152: 1}}}
+    path = mix(data, weights, "blend", epochs=99, schedule_axis="tokens")
+    read, state = [], None
+    for seq_len, steps in ((40, 2), (64, 1), (64, 1), (30, 1)):
+        found, state = run(path, steps, 1, 0, state, encoder=Sized(seq_len))
+        read += [{key.split(":")[0] for row in step for key, *_ in row} for step in found]
+    assert read == [{"photos"}] * 3 + [{"charts"}] * 2
+
+
+def test_a_run_that_changes_nothing_reads_what_one_without_a_stop_reads(data):
+    path = mix(data, {"photos": 1, "charts": 2})
+    for encoder in (Sized, FirstFit):
+        expected, state, read = run(path, 6, encoder=encoder())[0], None, []
+        for steps in (1, 0, 3, 2):
+            found, state = run(path, steps, 1, 0, state, encoder=encoder())
+            read += found
+        assert read == expected
+
+
+# What does not fit, and what comes to fit ---------------------------------------------------------
+
+
+def too_long_for(seq_len):
+    return [number for number in range(50) if length_of(number) > seq_len]
+
+
+def exclude(folder, numbers):
+    lines = [f'photos:train{{"caption": true}}:{number}' for number in numbers]
+    (folder / "excluded.txt").write_text("\n".join(lines))
+    return {"exclude": "excluded.txt"}
+
+
+@pytest.mark.parametrize("encoder", [Sized, FirstFit])
+def test_samples_that_do_not_fit_any_more_are_counted_before_the_first_step(data, encoder):
+    path = mix(data, {"photos": 1})
+    _, state = run(path, 2, encoder=encoder(40))
+    loader = loader_for(dataset_of(path, encoder=encoder(12)))
+    count = len(too_long_for(12))
+    assert count == 21
+    with pytest.raises(
+        ConfigError,
+        match=f"{count} samples have more than the 12 tokens of a row, and were read in rows of "
+        "40 until now; a `seq_len` of 21 holds them all. Or `exclude` them",
+    ):
+        loader.load_state_dict(state)
+    run(path, 1, 1, 0, state, encoder=encoder(21))
+
+
+@pytest.mark.parametrize("encoder", [Sized, FirstFit])
+def test_rows_may_become_too_short_for_samples_that_are_excluded(data, encoder):
+    """Also for those that were at hand; a state goes on before the first row as well."""
+    path, model = mix(data, {"photos": 1}), Counter()
+    read, state = run(path, 2, encoder=encoder(40))
+    model.update(number for step in read for row in step for _, number, _ in row)
+    path = mix(data, {"photos": 1}, **exclude(data, too_long_for(12)))
+    for steps in (0, 0, 2):
+        read, state = run(path, steps, 2, 0, state, encoder=encoder(12))
+        model.update(number for step in read for row in step for _, number, _ in row)
+    loader = loader_for(dataset_of(path, encoder=encoder(12), rows_per_step=1, batch_size=1))
+    loader.load_state_dict(state)
+    model.update(number for (row,) in loader for _, number, _ in row)
+    kept = set(range(50)) - set(too_long_for(12))
+    assert {number: model[number] for number in kept} == dict.fromkeys(kept, EPOCHS)
+
+
+@pytest.mark.parametrize("encoder", [Sized, FirstFit])
+def test_samples_that_were_too_long_are_read_in_longer_rows(data, encoder):
+    path, model = mix(data, {"photos": 1}), Counter()
+    read, state = run(path, 1, encoder=encoder(12))
+    model.update(number for step in read for row in step for _, number, _ in row)
+    (source,) = state["plan"]["sources"].values()
+    assert (source["rows"]["epoch"], source["rows"]["taken"]) == (0, 50), "all of one epoch"
+    assert not {*model} & {*too_long_for(12)}
+    loader = loader_for(dataset_of(path, encoder=encoder(40), rows_per_step=1, batch_size=1))
+    loader.load_state_dict(state)
+    model.update(number for (row,) in loader for _, number, _ in row)
+    missed = dict.fromkeys(too_long_for(12), 1)
+    assert model == {number: EPOCHS - missed.get(number, 0) for number in range(50)}
+
+
+# What is refused ----------------------------------------------------------------------------------
+
+
+class Stale(FirstFit):
+    """Packs by a length of its own, which is none of ``seq_len``."""
+
+    def __init__(self, seq_len, capacity):
+        super().__init__(seq_len)
+        self.capacity = capacity
+
+    def select_samples_to_pack(self, samples):
+        own = FirstFit(self.capacity)
+        return own.select_samples_to_pack(samples)
+
+
+class Fixed(FirstFit):
+    """Has a length that cannot be set."""
+
+    length = 40
+
+    def __init__(self):
+        pass
+
+    @property
+    def seq_len(self):
+        return self.length
+
+
+class Wider(Fixed):
+    length = 64
+
+
+@pytest.mark.parametrize("lengths", [(40, 64), (64, 40)])
+def test_a_packer_that_does_not_go_by_the_length_of_a_row_is_found_out(data, lengths):
+    path, (first, second) = mix(data, {"photos": 1}), lengths
+    _, state = run(path, 1, encoder=Stale(first, first))
+    loader = loader_for(dataset_of(path, encoder=Stale(second, second)))
+    with pytest.raises(
+        (ConfigError, StateMismatchError), match="rows at hand: saved|a row of .* tokens, 40 fit"
+    ):
+        loader.load_state_dict(state)
+
+
+def test_a_length_that_cannot_be_set_is_named(data):
+    path = mix(data, {"photos": 1})
+    _, state = run(path, 1, encoder=Fixed())
+    loader = loader_for(dataset_of(path, encoder=Wider()))
+    with pytest.raises(ConfigError, match="Wider.seq_len: .* make it an attribute that can be set"):
+        loader.load_state_dict(state)
+
+
+def test_an_encoder_without_the_method_that_packed_is_refused(data):
+    path = mix(data, {"photos": 1})
+    _, state = run(path, 1, encoder=FirstFit())
+    loader = loader_for(dataset_of(path, encoder=Sized()))
+    with pytest.raises(ConfigError, match="photos.*by select_samples_to_pack until now, which"):
+        loader.load_state_dict(state)
+
+
+def test_samples_that_were_a_row_each_are_not_packed_in_the_middle_of_a_run(data):
+    path = write(data / "alone.yaml", {"blend": [{"path": "photos"}]})
+    for first, second in ((PlannedCaptions(), Sized()), (Sized(), PlannedCaptions())):
+        _, state = run(path, 1, encoder=first)
+        loader = loader_for(dataset_of(path, encoder=second))
+        with pytest.raises(StateMismatchError):
+            loader.load_state_dict(state)
+
+
+def test_inside_a_step_rows_stay_as_they_are(data):
+    path = mix(data, {"photos": 1})
+    loader = loader_for(dataset_of(path, encoder=Sized(), batch_size=2))
+    take(loader, 1)
+    longer = loader_for(dataset_of(path, encoder=Sized(64), batch_size=2))
+    with pytest.raises(StateMismatchError, match="seq_len: saved 40, now 64"):
+        longer.load_state_dict(loader.state_dict())
+
+
+class Cut(Sized):
+    """Cuts a sample to a row, and says so."""
+
+    @property
+    def encoding_fingerprint(self):
+        return {"version": 2, "seq_len": self.seq_len}
+
+    @stateless
+    def encode_sample(self, sample):
+        whole = super().encode_sample(sample)
+        noise = whole.noise[: self.seq_len]
+        return Encoded.derive_from(whole, number=whole.number, greys=[], noise=noise)
+
+
+def test_samples_whose_lengths_are_others_in_longer_rows_are_refused(data):
+    path = mix(data, {"photos": 1})
+    _, state = run(path, 1, encoder=Cut(12))
+    loader = loader_for(dataset_of(path, encoder=Cut(16)))
+    with pytest.raises(StateMismatchError, match="photos.*: lengths: saved"):
+        loader.load_state_dict(state)
