@@ -140,7 +140,7 @@ def _show_document(
     unread: list[tuple[int, int]] = []
     is_read = False
     for before, start, end, after in zip([None, *later], starts, ends, [*later, None]):
-        blend = open_blend(after or before or cursors[0])
+        blend = open_blend(after or (_packed_then(cursors, before) if before else cursors[0]))
         source, number = _document(text, blend)
         steps = blend.planned_steps(None if before is None else before.state)
         found = [

@@ -225,6 +225,10 @@ def test_a_trace_crosses_the_change(data, tmp_path):
         read = set(batch.tokens[~batch.padding_mask()].tolist())
         # A row ends before the last token that it has a label of.
         assert read <= shown and len(shown - read) <= ROWS, step
+        number = next(row["contents"][0][0] for row in rows if row["source"] == "b")
+        for last in ((), ("--step", step)):
+            result = energon_ext("trace", tmp_path / "run", mix, "--document", f"b:{number}", *last)
+            assert f"step {step}, row" in result.stdout
 
 
 # A plan that begins again -------------------------------------------------------------------------
