@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
-from energon_ext.cli import echo, option, table
+from energon_ext.cli import echo, echo_json, option, table
+from energon_ext.cli.forecast import draw, made, text
+from energon_ext.cli.mix import tell_undecided
 from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import EnergonExtError
@@ -26,6 +28,12 @@ def checkpoint() -> None:
 
     Example: energon-ext checkpoint diff runs/a mix.yaml
     """
+
+
+_seq_length = click.option(
+    "--seq-length", type=click.IntRange(2), help="Positions of a row in the next run."
+)
+_packing = click.option("--packing", help="Of the next run.")
 
 
 @checkpoint.command()
@@ -63,8 +71,8 @@ def show(saved: Path) -> None:
 )
 @click.option("--tokenizer", help="Of the next run; by default that of the saved one.")
 @option.special_tokens
-@click.option("--seq-length", type=click.IntRange(2), help="Positions of a row in the next run.")
-@click.option("--packing", help="Of the next run.")
+@_seq_length
+@_packing
 @option.trusted_module
 @click.pass_context
 def diff(
@@ -107,7 +115,7 @@ def diff(
         echo(change)
     if change := repacking(cursor.state["fingerprint"], dataset.fingerprint):
         echo(change)
-    for line in _left_out(cursor, dataset):
+    for line in (*_packed_anew(dataset), *_left_out(cursor, dataset)):
         echo(line)
     may_change = {}
     if not cursor.inside and all(rows.may_be_repacked for rows in dataset.rows):
@@ -121,6 +129,59 @@ def diff(
         echo(f"possible on {ranks} rank(s), as it was saved inside a step")
     else:
         echo("possible on any number of ranks and workers")
+
+
+@checkpoint.command()
+@click.argument("saved", metavar="CHECKPOINT", type=option.PATH)
+@option.metadataset
+@option.split
+@click.option("--steps", type=option.Count(1), required=True, help="Optimizer steps to forecast.")
+@_seq_length
+@_packing
+@click.option("--global-batch-size", type=option.Count(1), help="Rows of a step in the next run.")
+@click.option("--exact", is_flag=True, help="Plan every row, however long it takes.")
+@click.option("--png", type=option.FILE, help="Draw the forecast, as PNG.")
+@click.option("--html", type=option.FILE, help="Write it as one page.")
+@option.as_json
+@option.trusted_module
+def forecast(
+    saved: Path,
+    metadataset: Path,
+    steps: int,
+    seq_length: int | None,
+    packing: str | None,
+    global_batch_size: int | None,
+    exact: bool,
+    png: Path | None,
+    html: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Forecast the steps of METADATASET that follow CHECKPOINT.
+
+    What `energon-ext plan --steps` says of a run from its beginning: tokens, documents and epochs
+    of every source, those before CHECKPOINT included in the epochs, and when which ends. What no
+    option says of the next run is as the saved one had it. A step that was partly read is counted
+    whole.
+
+    \b
+    energon-ext checkpoint forecast runs/a mix.yaml --steps 5k --seq-length 32768
+    """
+    cursor = saved_cursors(saved)[-1]
+    dataset = cursor.dataset(
+        metadataset,
+        encoder={"seq_len": seq_length, "packing": packing},
+        rows_per_step=global_batch_size,
+        **options,
+    )
+    dataset.continue_from(cursor.state)
+    found = made(dataset, steps, None, exact, cursor.state)
+    if as_json:
+        echo_json(found.to_json())
+    else:
+        echo(text(found, dataset, steps))
+    draw(found, metadataset.name, png, html)
+    tell_undecided(dataset, found.first + steps - 1)
 
 
 @checkpoint.command()
@@ -148,6 +209,15 @@ def reweight(saved: Path, metadataset: Path, **options: Any) -> None:
                 echo(f"{live.path}: line {number} ends with step {begun - 1}")
         write_file(live.path, b"".join(line.to_bytes() for line in live.before(begun)))
         echo(f"{live.path}: step {begun} is the first without a line")
+
+
+def _packed_anew(dataset: PlannedDataset) -> Iterator[str]:
+    """What the sources have at hand that is in no row any more."""
+    for key, rows in zip(dataset.keys, dataset.rows):
+        if not isinstance(rows, PlannedRows) or rows.window.taken is not None:
+            continue
+        if count := len(set(rows.window.documents.tolist())):
+            yield f"{key}: {count:,} documents at hand are packed anew"
 
 
 def _left_out(cursor: SavedCursor, dataset: PlannedDataset) -> Iterator[str]:

@@ -113,9 +113,9 @@ def name_steps(axes: Axes, what: str, steps: Sequence[int]) -> None:
     )
 
 
-def whole_steps(axes: Axes, stop: int) -> None:
-    """Make the x axis one of optimizer steps up to ``stop``."""
-    axes.set_xlim(0, stop)
+def whole_steps(axes: Axes, stop: int, start: int = 0) -> None:
+    """Make the x axis one of optimizer steps from ``start`` to ``stop``."""
+    axes.set_xlim(start, stop)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=ROUND_TICKS))
     axes.set_xlabel("optimizer step")
 

@@ -6,6 +6,7 @@ import itertools
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -15,7 +16,8 @@ from energon_ext.cli.report import import_figures, page, png_of
 from energon_ext.errors import ConfigError
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.dataset import PlannedDataset
-from energon_ext.plan.forecast import Forecast, estimated, imbalance, late_breakpoints, planned
+from energon_ext.plan.deal import imbalance
+from energon_ext.plan.forecast import Forecast, estimated, late_breakpoints, planned
 from energon_ext.plan.source import Blend
 from energon_ext.state.files import write_file
 
@@ -32,8 +34,18 @@ MOST_BREAKPOINTS = 5
 GOOD_EPOCHS = 4
 
 
-def made(blend: Blend, steps: int, tokens_per_document: float | None, exact: bool) -> Forecast:
-    """The forecast of some steps: planned where that is asked for or quick, else estimated."""
+def made(
+    blend: Blend,
+    steps: int,
+    tokens_per_document: float | None,
+    exact: bool,
+    state: Mapping[str, Any] | None = None,
+) -> Forecast:
+    """The forecast of some steps: planned where that is asked for or quick, else estimated.
+
+    Args:
+        state: a cursor behind which they are, at which a planned dataset stands.
+    """
     if exact and not blend.is_planned:
         raise ConfigError(
             "--exact: a streamed source makes it impossible; the lengths are not known."
@@ -43,7 +55,7 @@ def made(blend: Blend, steps: int, tokens_per_document: float | None, exact: boo
     rows = steps * blend.topology.rows_per_step
     if isinstance(blend, PlannedDataset) and (exact or rows <= MOST_EXACT_ROWS):
         off = None if steps > 1000 and sys.stderr.isatty() else True
-        return planned(blend, steps, lambda each: tqdm(each, "planning", steps, disable=off))
+        return planned(blend, steps, lambda each: tqdm(each, "planning", steps, disable=off), state)
     return estimated(blend, steps, tokens_per_document)
 
 
@@ -51,8 +63,9 @@ def text(found: Forecast, blend: Blend, steps: int) -> str:
     """Everything in lines."""
     lines = [_headline(found, blend), table([HEAD, *_rows(found)], most=MOST_LISTED)]
     if found.steps < steps:
-        lines.append(f"All sources have ended after step {found.steps:,} of {steps:,}.")
-    if late := late_breakpoints(blend, steps):
+        end = found.first + steps
+        lines.append(f"All sources have ended after step {found.ends[-1]:,} of {end:,}.")
+    if late := late_breakpoints(blend, found.first + steps):
         named = ", ".join(f"{point:,}" for point in late[:MOST_BREAKPOINTS])
         more = f" and {len(late) - MOST_BREAKPOINTS} more" if len(late) > MOST_BREAKPOINTS else ""
         lines.append(f"The run ends before the breakpoints {named}{more}.")
@@ -90,8 +103,10 @@ def _headline(found: Forecast, blend: Blend) -> str:
     if not found.is_exact:
         how = f"estimated; shares are within {found.spread.max():.2%} with 95 % chance"
     filled = found.tokens.sum() / found.positions if found.positions else 1.0
+    behind = f"behind step {found.first:,}, " if found.first else ""
     return (
-        f"{counted(found.steps, 'step')} of {counted(rows, 'row')} of {seq_len:,} positions: "
+        f"{behind}{counted(found.steps, 'step')} of {counted(rows, 'row')} of {seq_len:,} "
+        f"positions: "
         f"{found.tokens.sum():,.0f} tokens, rows {filled:.2%} full; {how}"
     )
 
@@ -114,14 +129,15 @@ def _rows(found: Forecast) -> Iterator[list[str]]:
 
 def _remark(found: Forecast, number: int) -> str:
     key, read = found.keys[number], np.flatnonzero(found.tokens[:, number])
+    if key in found.exhausted:
+        ended = "ends at" if len(read) else "ended before"
+        return f"{ended} step {found.exhausted[key]:,}"
     if not len(read):
         return "never read"
-    if key in found.exhausted:
-        return f"ends at step {found.exhausted[key]:,}"
     if found.epochs[-1, number] > GOOD_EPOCHS:
         return f"over {GOOD_EPOCHS} epochs"
     weightless = np.flatnonzero(found.shares[:, number] == 0)
-    begins = np.concatenate([[0], found.ends[:-1]])
+    begins = np.concatenate([[found.first], found.ends[:-1]])
     if len(weightless):
         # Up to the end of the first windows in a row that have none.
         last = weightless[np.flatnonzero(np.diff(weightless, append=np.inf) > 1)[0]]

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,3 +132,23 @@ def _swapped(rows: np.ndarray, costs: np.ndarray) -> np.ndarray:
         busy[most] -= gains[one, other]
         busy[least] += gains[one, other]
     return np.take_along_axis(rows, np.argsort(-costs[rows], axis=1, kind="stable"), axis=1)
+
+
+def imbalance(steps: Iterable[np.ndarray], topology: Topology) -> dict[str, tuple[float, float]]:
+    """How much longer the busiest takes than the mean, on average over steps.
+
+    Args:
+        steps: costs of the rows of each, float64 [rows per step].
+        topology: who reads them.
+
+    Returns:
+        ``natural`` and ``dealt``, each (ranks, micro-batches of a round): heaviest over mean.
+    """
+    orders: dict[str, list[tuple[float, float]]] = {"natural": [], "dealt": []}
+    for costs in steps:
+        for name, order in (("natural", slice(None)), ("dealt", balanced(costs, topology))):
+            grid = costs[order].reshape(topology.rounds, topology.ranks, -1).sum(2)
+            ranks, heaviest = grid.sum(0), grid.max(1) / np.maximum(grid.mean(1), 1e-30)
+            orders[name].append((float(ranks.max() / ranks.mean()), float(heaviest.mean())))
+    means = {name: np.mean(found, axis=0).tolist() for name, found in orders.items()}
+    return {name: (ranks, rounds) for name, (ranks, rounds) in means.items()}

@@ -8,11 +8,12 @@ takes as long for a million steps as for a thousand.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Any, Iterable, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -20,10 +21,10 @@ from energon_ext.errors import ConfigError
 from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND
 from energon_ext.plan.dataset import PlannedDataset
-from energon_ext.plan.deal import Topology, balanced
 from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.source import Blend, Source
+from energon_ext.plan.step import Advance
 
 #: Parts of a run of which each has its own figures.
 WINDOWS = 240
@@ -39,6 +40,8 @@ class Forecast:
     Attributes:
         keys: of the sources.
         titles: what people call them.
+        first: the step that it begins with, more than 0 behind a saved state.
+        before: tokens and documents of each source before that step, int64 [2, sources].
         ends: steps before the end of each window, int64 [windows].
         shares: of the weights at the first step of each window, 0 of what has ended before it;
             float64 [windows, sources].
@@ -54,6 +57,8 @@ class Forecast:
 
     keys: tuple[str, ...]
     titles: tuple[str, ...]
+    first: int
+    before: np.ndarray
     ends: np.ndarray
     shares: np.ndarray
     tokens: np.ndarray
@@ -68,8 +73,8 @@ class Forecast:
 
     @property
     def steps(self) -> int:
-        """Steps that the run has; fewer than were asked for where all sources end before."""
-        return int(self.ends[-1])
+        """Steps that are forecast; fewer than were asked for where all sources end before."""
+        return int(self.ends[-1]) - self.first
 
     @property
     def epochs(self) -> np.ndarray:
@@ -78,13 +83,23 @@ class Forecast:
         By tokens, of which documents that have not ended have some; by documents where tokens are
         not known.
         """
-        by_documents = self.documents.cumsum(0) / np.maximum(self.epoch_documents, 1)
-        by_tokens = self.tokens.cumsum(0) / np.maximum(self.epoch_tokens, 1)
+        tokens, documents = self.before
+        return self._epochs(tokens + self.tokens.cumsum(0), documents + self.documents.cumsum(0))
+
+    @property
+    def epochs_before(self) -> np.ndarray:
+        """Epochs of each source at the beginning, float64 [sources]."""
+        return self._epochs(*self.before)
+
+    def _epochs(self, tokens: np.ndarray, documents: np.ndarray) -> np.ndarray:
+        by_documents = documents / np.maximum(self.epoch_documents, 1)
+        by_tokens = tokens / np.maximum(self.epoch_tokens, 1)
         return np.where(np.isnan(self.epoch_tokens), by_documents, by_tokens)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "exact": self.is_exact,
+            "first_step": self.first,
             "steps": self.steps,
             "positions": self.positions,
             "window_ends": self.ends.tolist(),
@@ -115,35 +130,67 @@ def _forecast(
     ended_at = np.array([exhausted.get(key, math.inf) for key in blend.keys])
     for step in begins:
         mixture.ended[:] = ended_at <= step
-        shares.append(mixture.shares(blend.position(step)))
-    points = _breakpoint_steps(blend, int(ends[-1]))
+        shares.append(mixture.shares(_position(blend, step)))
+    start, end = _start(blend), int(ends[-1])
+    points = _breakpoint_steps(blend, start.step, end - start.step)
     return Forecast(
         keys=blend.keys,
         titles=tuple(blend.names.get(key, key) for key in blend.keys),
+        first=start.step,
+        before=np.array([start.tokens, start.documents]),
         ends=ends,
         shares=np.array(shares),
         exhausted=exhausted,
-        breakpoints=tuple(sorted({point for point in points if 0 < point < ends[-1]})),
+        breakpoints=tuple(sorted({point for point in points if start.step < point < end})),
         epoch_documents=np.array([source.documents for source in blend.sources.values()]),
         epoch_tokens=np.array([blend.epoch_tokens.get(key, np.nan) for key in blend.keys]),
         **figures,
     )
 
 
-def planned(blend: PlannedDataset, steps: int, progress: Any = iter) -> Forecast:
+def _check_any(ends: Sequence[int]) -> None:
+    if not ends:
+        raise ConfigError("No row is left: all sources have ended; raise a max_epochs.")
+
+
+def _start(blend: Blend) -> Advance:
+    """Where a forecast begins: where the dataset stands."""
+    if isinstance(blend, PlannedDataset):
+        return blend.progress.plan
+    nothing = np.zeros(len(blend.keys), np.int64)
+    return Advance(0, 0, (), nothing, nothing, nothing, (), {})
+
+
+def _position(blend: Blend, step: int) -> int:
+    """Where a step of the plan is on the schedule axis."""
+    start = _start(blend)
+    row = start.row + (step - start.step) * blend.topology.rows_per_step
+    return blend.clock.at(step, row, start.row_lengths)
+
+
+def planned(
+    blend: PlannedDataset,
+    steps: int,
+    progress: Any = iter,
+    state: Mapping[str, Any] | None = None,
+) -> Forecast:
     """By making the plan of some steps.
 
     Args:
         blend: the dataset.
         progress: is handed the steps, and hands them on.
+        state: a cursor behind which they are; the beginning where it is None.
+
+    Raises:
+        ConfigError: no row is left.
     """
-    edges = _edges(steps, _breakpoint_steps(blend, steps))
-    drawn = blend.planned_steps()
-    plan = blend.plan
-    ends, counts, done = [0], [(plan.tokens.copy(), plan.documents.copy())], 0
-    lasts = np.zeros(len(blend.keys), np.int64)  # steps up to the last one with a token of each
+    drawn = blend.planned_steps(state)
+    plan, first = blend.plan, _start(blend).step
+    edges = _edges(first, steps, _breakpoint_steps(blend, first, steps))
+    ends, counts, done = [first], [(plan.tokens.copy(), plan.documents.copy())], first
+    lasts = np.full(len(blend.keys), first)  # steps up to the last one with a token of each
     before = plan.tokens.copy()
-    for done, _ in enumerate(progress(itertools.islice(drawn, steps)), 1):
+    for done, _ in enumerate(progress(itertools.islice(drawn, steps)), first + 1):
         lasts[plan.tokens != before] = done
         before[:] = plan.tokens
         if done == edges[len(ends)]:
@@ -152,6 +199,7 @@ def planned(blend: PlannedDataset, steps: int, progress: Any = iter) -> Forecast
     if done > ends[-1]:  # all sources have ended inside a window
         ends.append(done)
         counts.append((plan.tokens, plan.documents))
+    _check_any(ends[1:])
     read = np.diff(np.array(counts, np.float64), axis=0)
     return _forecast(
         blend,
@@ -164,14 +212,14 @@ def planned(blend: PlannedDataset, steps: int, progress: Any = iter) -> Forecast
             for key, rows, last in zip(blend.keys, blend.rows, lasts.tolist())
             if rows.is_finite and rows.ended
         },
-        positions=done * blend.topology.rows_per_step * blend.clock.row_tokens,
+        positions=(done - first) * blend.topology.rows_per_step * blend.clock.row_tokens,
         is_exact=True,
         spread=np.zeros(len(blend.keys)),
     )
 
 
 def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None) -> Forecast:
-    """By summing up the shares of the weights.
+    """By summing up the shares of the weights, from where the dataset stands.
 
     A source of a blend is read more or less often than its share says by chance, which ``spread``
     tells.
@@ -180,20 +228,24 @@ def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None
         tokens_per_document: of streamed sources, which do not know.
 
     Raises:
-        ConfigError: a streamed source, and no ``tokens_per_document``.
+        ConfigError: a streamed source, and no ``tokens_per_document``; no row is left.
     """
+    start = _start(blend)
+    first = start.step
     mixture = Mixture(blend.tree, blend.keys, seed="")
     sources = list(blend.sources.values())
     row_tokens = blend.clock.row_tokens
     contents = [_row_contents(each, row_tokens, tokens_per_document) for each in sources]
     tokens_per_row, documents_per_row = np.array(contents).T
     limits = np.array([(each.max_epochs or np.inf) * max(each.documents, 1) for each in sources])
-    left = limits / documents_per_row  # rows
+    left = np.maximum(limits - start.documents, 0) / documents_per_row  # rows
     rows_per_step = blend.topology.rows_per_step
     rows, begins, ends, variance = [], [], [], np.zeros(len(left))
-    exhausted: dict[str, int] = {}
-    for begin, end in itertools.pairwise(_edges(steps, _breakpoint_steps(blend, steps))):
-        position = blend.position((begin + end) // 2)
+    mixture.ended |= left == 0
+    exhausted = {key: first for key, rows_left in zip(blend.keys, left) if rows_left == 0}
+    edges = _edges(first, steps, _breakpoint_steps(blend, first, steps))
+    for begin, end in itertools.pairwise(edges):
+        position = _position(blend, (begin + end) // 2)
         missing, drawn = float(end - begin), np.zeros(len(left))
         while missing > 0 and (share := mixture.shares(position)).any():
             rate = share * rows_per_step
@@ -213,6 +265,7 @@ def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None
             ends.append(math.ceil(end - missing))
         if missing > 0:
             break
+    _check_any(ends)
     by_window = np.array(rows)
     total = by_window.sum()
     is_random = any(node.rule == BLEND for node in blend.tree.nodes())
@@ -231,41 +284,22 @@ def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None
     )
 
 
-def imbalance(steps: Iterable[np.ndarray], topology: Topology) -> dict[str, tuple[float, float]]:
-    """How much longer the busiest takes than the mean, on average over steps.
-
-    Args:
-        steps: costs of the rows of each, float64 [rows per step].
-        topology: who reads them.
-
-    Returns:
-        ``natural`` and ``dealt``, each (ranks, micro-batches of a round): heaviest over mean.
-    """
-    orders: dict[str, list[tuple[float, float]]] = {"natural": [], "dealt": []}
-    for costs in steps:
-        for name, order in (("natural", slice(None)), ("dealt", balanced(costs, topology))):
-            grid = costs[order].reshape(topology.rounds, topology.ranks, -1).sum(2)
-            ranks, heaviest = grid.sum(0), grid.max(1) / np.maximum(grid.mean(1), 1e-30)
-            orders[name].append((float(ranks.max() / ranks.mean()), float(heaviest.mean())))
-    means = {name: np.mean(found, axis=0).tolist() for name, found in orders.items()}
-    return {name: (ranks, rounds) for name, (ranks, rounds) in means.items()}
-
-
-def late_breakpoints(blend: Blend, steps: int) -> list[int]:
-    """Breakpoints on the schedule axis that a run of some steps does not reach."""
-    end = blend.position(steps)
+def late_breakpoints(blend: Blend, end_step: int) -> list[int]:
+    """Breakpoints on the schedule axis that a run does not reach that ends before a step."""
+    end = _position(blend, end_step)
     return sorted(point for point in blend.tree.breakpoints() if point >= end)
 
 
-def _edges(steps: int, further: Iterable[int]) -> list[int]:
-    even = np.linspace(0, steps, min(steps, WINDOWS) + 1).astype(int).tolist()
-    return sorted({*even, *(step for step in further if 0 < step < steps)})
+def _edges(first: int, steps: int, further: Iterable[int]) -> list[int]:
+    even = first + np.linspace(0, steps, min(steps, WINDOWS) + 1).astype(int)
+    return sorted({*even.tolist(), *(step for step in further if first < step < first + steps)})
 
 
-def _breakpoint_steps(blend: Blend, steps: int) -> list[int]:
+def _breakpoint_steps(blend: Blend, first: int, steps: int) -> list[int]:
     """The first step at or behind each breakpoint."""
-    points = blend.tree.breakpoints()
-    return [bisect_left(range(steps), point, key=blend.position) for point in points]
+    points, all_steps = blend.tree.breakpoints(), range(first, first + steps)
+    position = functools.partial(_position, blend)
+    return [first + bisect_left(all_steps, point, key=position) for point in points]
 
 
 def _row_contents(
@@ -286,5 +320,5 @@ def _row_contents(
     tried = later if len(later) else first
     tokens = tried.num_tokens / len(tried)
     if isinstance(rows, PlannedRows):
-        return tokens, tokens / (rows.documents.num_tokens / len(rows.documents))
+        return tokens, tokens / (rows.epoch_tokens / len(rows.kept_numbers))
     return tokens, max(tried.num_documents / len(tried), 1e-12)

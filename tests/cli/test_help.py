@@ -18,7 +18,11 @@ from energon_ext.cli.main import COMMANDS, load_command
 from energon_ext.errors import MAX_TEXT
 from tests.cli.command import energon_ext
 
-WORDS = [(), *((name,) for name in COMMANDS), ("checkpoint", "diff"), ("checkpoint", "reweight")]
+WORDS = [
+    (),
+    *((name,) for name in COMMANDS),
+    *(("checkpoint", name) for name in ("diff", "forecast", "reweight")),
+]
 CALL = "import sys; sys.argv[0] = 'energon-ext'; from energon_ext.cli.main import main; "
 HEAVY = ("torch", "numpy", "megatron", "matplotlib")
 

@@ -11,8 +11,8 @@ import yaml
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, blend_of
 from energon_ext.plan.clock import Clock
-from energon_ext.plan.deal import Topology
-from energon_ext.plan.forecast import Forecast, estimated, imbalance, late_breakpoints, planned
+from energon_ext.plan.deal import Topology, imbalance
+from energon_ext.plan.forecast import Forecast, estimated, late_breakpoints, planned
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.source import Blend, Source
 from energon_ext.splice import MultiSpliceConfig, SpliceIndex
@@ -199,6 +199,8 @@ def test_the_json_of_a_forecast_holds_all_of_it():
     found = Forecast(
         keys=("a", "b"),
         titles=("A", "b"),
+        first=0,
+        before=np.zeros((2, 2), int),
         ends=np.array([3, 5]),
         shares=np.array([[0.25, 0.75], [1.0, 0.0]]),
         tokens=np.array([[10.0, 30.0], [20.0, 0.0]]),
@@ -214,6 +216,7 @@ def test_the_json_of_a_forecast_holds_all_of_it():
     assert found.epochs.tolist() == [[10 / 60, 2.0], [0.5, 2.0]]
     assert json.loads(json.dumps(found.to_json())) == {
         "exact": False,
+        "first_step": 0,
         "steps": 5,
         "positions": 80,
         "window_ends": [3, 5],

@@ -10,8 +10,12 @@ import pytest
 from megatron.energon import stateless
 
 from energon_ext.errors import ConfigError, StateMismatchError
+from energon_ext.plan.forecast import estimated, planned
+from energon_ext.plan.lookup import find_blend
+from tests.cli.command import energon_ext
 from tests.samples.test_planned_samples import dataset_of, run, write
 from tests.samples.vision import Encoded, PackedCaptions, PlannedCaptions, write_images
+from tests.saves import newest_cursor, save_cursor
 from tests.support import loader_for, take
 
 COUNTS = {"photos": 50, "charts": 30}
@@ -252,6 +256,77 @@ def test_samples_that_were_too_long_are_read_in_longer_rows(data, encoder):
     model.update(number for (row,) in loader for _, number, _ in row)
     missed = dict.fromkeys(too_long_for(12), 1)
     assert model == {number: EPOCHS - missed.get(number, 0) for number in range(50)}
+
+
+# Commands ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved_run(data, tmp_path):
+    """A run of two steps of rows of 40, then two of rows of 64; the rows of each step."""
+    path, steps, state = mix(data, {"photos": 1, "charts": 1}), [], None
+    for seq_len in (40, 64):
+        read, state = run(path, 2, 1, 0, state, encoder=Sized(seq_len))
+        steps += read
+        save_cursor(tmp_path / "run", len(steps), state)
+    return tmp_path / "run", path, steps
+
+
+def test_a_trace_crosses_the_change_without_the_users_code(saved_run):
+    folder, path, steps = saved_run
+    for number, rows in enumerate(steps):
+        result = energon_ext("trace", folder, path, "--step", number, "--json")
+        assert result.exit_code == 0, result.output
+        traced = [json.loads(line) for line in result.stdout.splitlines()]
+        found = [[(row["source"], *each[:1]) for each in row["contents"]] for row in traced]
+        assert found == [[(key, sample) for key, sample, _ in row] for row in rows]
+    sample = steps[3][0][0]
+    result = energon_ext("trace", folder, path, "--document", f"{sample[0]}:{sample[1]}")
+    assert "step 3, row 0" in result.stdout
+
+
+def test_the_difference_says_how_many_samples_are_packed_anew(saved_run, data, orders):
+    folder, path, steps = saved_run
+    result = energon_ext("checkpoint", "diff", folder, path, "--seq-length", 100)
+    assert result.exit_code == 0, result.output
+    assert "Rows are packed anew from here on: seq_len 64, now 100." in result.output
+    model = Model(orders)
+    model.add([row for step in steps for row in step], 64)
+    loader = loader_for(dataset_of(path, encoder=Sized(100)))
+    loader.load_state_dict(newest_cursor(folder))
+    for key, own in loader.state_dict()["plan"]["sources"].items():
+        count = len(+model.at_hand(key.split(":")[0], own["rows"]))
+        assert f"{key}: {count} documents at hand are packed anew" in result.output
+    result = energon_ext("checkpoint", "diff", folder, path, "--seq-length", 20)
+    assert result.exit_code == 1 and "refused: " in result.output
+    assert "samples have more than the 20 tokens of a row" in result.output
+
+
+def test_a_packer_of_token_files_is_none_of_samples(saved_run):
+    for options in (("--packing", "sequential"),):
+        result = energon_ext("checkpoint", "diff", *saved_run[:2], *options)
+        assert result.exit_code == 1 and "samples have the packer of their encoder" in result.output
+
+
+@pytest.mark.parametrize("seq_len", [64, 100])
+def test_a_forecast_from_the_checkpoint_counts_what_is_read(saved_run, seq_len):
+    folder, path, _ = saved_run
+    read, _ = run(path, 3, 1, 0, newest_cursor(folder), encoder=Sized(seq_len))
+    result = energon_ext(
+        "checkpoint", "forecast", folder, path, "--steps", 3, "--seq-length", seq_len, "--json"
+    )
+    assert result.exit_code == 0, result.output
+    for key, source in json.loads(result.stdout)["sources"].items():
+        lengths = [[n for row in step for k, _, n in row if k == key] for step in read]
+        assert source["tokens"] == [sum(each) for each in lengths]
+        assert source["documents"] == [len(each) for each in lengths]
+
+
+def test_an_estimate_knows_how_many_samples_are_in_a_row(data):
+    blend = find_blend(dataset_of(mix(data, {"photos": 1, "charts": 1}), encoder=Sized()))
+    guess, exact = estimated(blend, 12), planned(blend, 12)
+    assert guess.tokens.sum() == pytest.approx(exact.tokens.sum(), rel=0.05)
+    assert guess.documents.sum() == pytest.approx(exact.documents.sum(), rel=0.05)
 
 
 # What is refused ----------------------------------------------------------------------------------
