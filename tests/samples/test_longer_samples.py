@@ -9,14 +9,15 @@ from collections import Counter
 import pytest
 from megatron.energon import stateless
 
+from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import ConfigError, StateMismatchError
 from energon_ext.plan.forecast import estimated, planned
 from energon_ext.plan.lookup import find_blend
 from tests.cli.command import energon_ext
 from tests.samples.test_planned_samples import dataset_of, run, write
-from tests.samples.vision import Encoded, PackedCaptions, PlannedCaptions, write_images
+from tests.samples.vision import Encoded, Packed, PackedCaptions, PlannedCaptions, write_images
 from tests.saves import newest_cursor, save_cursor
-from tests.support import loader_for, take
+from tests.support import loader_for, take, write_texts
 
 COUNTS = {"photos": 50, "charts": 30}
 EPOCHS = 8
@@ -256,6 +257,47 @@ def test_samples_that_were_too_long_are_read_in_longer_rows(data, encoder):
     model.update(number for (row,) in loader for _, number, _ in row)
     missed = dict.fromkeys(too_long_for(12), 1)
     assert model == {number: EPOCHS - missed.get(number, 0) for number in range(50)}
+
+
+# Beside token files -----------------------------------------------------------------------------
+
+
+class WithText(Sized):
+    """A row of text is its bytes under the key of its source."""
+
+    tokenizer = ByteTokenizer()
+
+    def pack_tokens(self, row):
+        samples = [(row.source, tuple(each.tolist()), len(each)) for each in row.slices]
+        return Packed(__key__=row.source, __restore_key__=(), samples=samples)
+
+
+@pytest.mark.parametrize("lengths", [(40, 90, 24), (90, 30, 64)])
+def test_token_files_beside_samples_are_packed_anew_as_well(data, lengths):
+    texts = [f"{number:03d}{'abcdefghij' * (number % 9)}" for number in range(120)]
+    write_texts(data / "text", texts)
+    entries = [{"path": path, "max_epochs": 2} for path in ("photos", "text/train")]
+    path = write(data / "both.yaml", {"interleave": entries})
+    read, state = [], None
+    for seq_len in lengths:
+        found, state = run(path, 2, 1, 0, state, encoder=WithText(seq_len))
+        read += [row for step in found for row in step]
+    options = {"rows_per_step": 1, "batch_size": 1}
+    loader = loader_for(dataset_of(path, encoder=WithText(50), **options))
+    loader.load_state_dict(state)
+    read += [row for (row,) in loader]
+    samples = Counter(number for row in read for key, number, _ in row if "photos" in key)
+    assert samples == dict.fromkeys(range(50), 2)
+    transitions = Counter(
+        pair
+        for row in read
+        for key, part, _ in row
+        if "text" in key
+        for pair in zip(part, part[1:])
+    )
+    documents = [ByteTokenizer().encode(each) for n, each in enumerate(texts) if n % 4]
+    expected = Counter(pair for each in documents for pair in zip(each, each[1:]))
+    assert transitions == {pair: 2 * count for pair, count in expected.items()}
 
 
 # Commands ---------------------------------------------------------------------------------------
