@@ -27,8 +27,8 @@ def forecast_picture(found: Forecast) -> Picture:
     names = {key: title for key, title in zip(found.keys, found.titles) if key != title}
     labels = clipped(np.array(short_labels(found.keys, names))[kept].tolist())
     labels += [f"{len(others)} others"] if len(others) else []
-    end = int(found.ends[-1])
-    ends = np.array([found.exhausted.get(found.keys[index], end) for index in kept])
+    last = int(found.ends[-1])
+    ends = np.array([found.exhausted.get(found.keys[index], last) for index in kept])
     add, sizes = windows(found.ends)
     figure, (upper, lower) = new_figure(
         "What the run will read",
@@ -39,7 +39,7 @@ def forecast_picture(found: Forecast) -> Picture:
     )
     points = found.breakpoints
     for axes in (upper, lower):
-        whole_steps(axes, end, found.first)
+        whole_steps(axes, last, found.first)
         mark_steps(axes, np.array(points))
     name_steps(upper, "breakpoint" + "s" * (len(points) > 1) + " at", points)
     upper.set_ylabel("share of the tokens")
@@ -52,7 +52,7 @@ def forecast_picture(found: Forecast) -> Picture:
         upper.plot(*dots, "o", color=color, markersize=3.6)
     planned = join(found.shares)
     upper.set_ylim(0, min(102, 1.15 * max(100 * planned.max(), drawn.max())))
-    draw_steps(upper, edges, planned, labels, np.append(ends, [end] * (len(others) > 0)))
+    draw_steps(upper, edges, planned, labels, np.append(ends, [last] * (len(others) > 0)))
     _draw_epochs(lower, found, kept, ends, labels)
     ends_early = len(found.exhausted)
     ended = f"; {ends_early} of them end{'s' * (ends_early == 1)} before" if ends_early else ""
@@ -69,7 +69,7 @@ def _draw_epochs(
 ) -> None:
     """Epochs of sources, from the window that reads the first token to the step of the last."""
     read, edges = found.tokens[:, kept] > 0, np.append(found.first, found.ends)
-    epochs = np.vstack((found.epochs_before[kept], found.epochs[:, kept]))
+    epochs = np.vstack((found.epochs_before, found.epochs))[:, kept]
     epochs[:, ~read.any(0)] = np.nan
     axes.set_ylabel("epochs")
     axes.set_ylim(0, 1.1 * max(found.epochs[:, kept].max(), 1e-9))

@@ -129,6 +129,11 @@ class Blend:
         """How many interleaves keep the share of a source in the whole run, where no blend does."""
         return self.tree.interleaves()
 
+    @property
+    def row_lengths(self) -> RowLengths:
+        """Of earlier rows, where they had other lengths than now."""
+        return ()
+
     def position(self, step: int, row: int | None = None) -> int:
         """Where an optimizer step is on the schedule axis; ``row`` is its first, if known."""
         return self.clock.at_step(step, row, self.row_lengths)
