@@ -62,7 +62,9 @@ def draw_steps(
         last = present[-1] if len(present) else -1
         own = edges if ends is None else edges.clip(None, ends[index])
         percent = np.where(values > 0, 100 * values, np.nan)
-        axes.stairs(percent, own, baseline=None, color=color, linewidth=1.7)
+        heights = np.append(percent, percent[-1])  # the last step has an end as well
+        (line,) = axes.plot(own, heights, color=color, linewidth=1.7, drawstyle="steps-post")
+        line.set_solid_capstyle("butt")  # a line ends where its source does
         lasts.append(percent[last])
         stays = last in (-1, len(values) - 1)
         shown = PERCENT.format(x=percent[last]) if stays else f"to step {int(own[last + 1]):,}"

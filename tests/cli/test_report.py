@@ -11,7 +11,6 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.patches import StepPatch
 
 from energon_ext.cli import figures
 from energon_ext.cli.metrics import Run
@@ -182,8 +181,8 @@ def lines_of_mix(run):
     """Of each source the steps at whose middle its line has a share, and the share."""
     (axes,) = figures.mix_picture(run).figure.axes
     found = []
-    for line in (patch for patch in axes.patches if isinstance(patch, StepPatch)):
-        shares, edges, _ = line.get_data()
+    for line in (line for line in axes.lines if line.get_drawstyle() == "steps-post"):
+        edges, shares = line.get_xdata(), line.get_ydata()[:-1]
         middles = (edges[1:] + edges[:-1]) / 2
         found.append(dict(zip(middles[~np.isnan(shares)], shares[~np.isnan(shares)])))
     return found
@@ -197,7 +196,7 @@ def test_a_schedule_is_drawn_by_steps_and_a_source_without_a_share_not_at_all(tm
     assert list(entering) == list(range(41, 61))
     assert entering[41] == pytest.approx(100 * 6 / (8 - 40 / 12 + 6 + 1.5))
     (axes,) = figures.mix_picture(run).figure.axes
-    dots = [line.get_xdata() for line in axes.lines]
+    dots = [line.get_xdata() for line in axes.lines if line.get_marker() == "o"]
     assert min(dots[1]) > 40 > min(dots[0])
     # It has a name where it is there, and the step of its end where that is before the last one.
     run.planned_share[50:, 1] = 0

@@ -331,11 +331,13 @@ def test_the_picture_of_a_forecast_marks_breakpoints_and_the_ends_of_sources(fol
     assert {f"c to step {10}", f"a to step {end}"} < set(texts)
     crosses = [line for line in lower.lines if line.get_marker() == "x"]
     assert [line.get_xdata()[0] for line in crosses] == [end]
-    of_a, of_b, of_c = (patch.get_data() for patch in upper.patches)
-    assert np.nanmax(of_a.edges[:-1][~np.isnan(of_a.values)]) < end
-    assert not np.isnan(of_b.values).any()
-    assert of_c.edges[:-1][~np.isnan(of_c.values)].tolist() == list(range(10))
-    assert of_b.values[0] == pytest.approx(100 / 8)  # 1 of b, 3 of c, 4 of a
+    steps = [line for line in upper.lines if line.get_drawstyle() == "steps-post"]
+    of_a, of_b, of_c = (line.get_data() for line in steps)
+    begins = [edges[~np.isnan(shares)] for edges, shares in (of_a, of_b, of_c)]
+    assert begins[0].max() < end
+    assert begins[1].max() == 60
+    assert begins[2].tolist() == list(range(10))
+    assert of_b[1][0] == pytest.approx(100 / 8)  # 1 of b, 3 of c, 4 of a
 
 
 # The command -------------------------------------------------------------------------------------
