@@ -101,7 +101,14 @@ def find_object(url: str) -> StoredObject | None:
         found = ask(url, lambda client, key: client.info(key))
     except FileNotFoundError:
         return None
-    return StoredObject(url, found.content_length, found.etag) if found.type == "file" else None
+    if found.type != "file":
+        return None
+    return StoredObject(url, found.content_length, _unquoted(found.etag))
+
+
+def _unquoted(etag: str | None) -> str | None:
+    # The Rust client lists them with quotation marks and finds them without.
+    return etag and etag.strip('"')
 
 
 def objects_below(folder: str) -> Iterable[StoredObject]:
@@ -110,7 +117,11 @@ def objects_below(folder: str) -> Iterable[StoredObject]:
 
     def listed(client: Any, key: str) -> list[StoredObject]:
         return [
-            StoredObject(f"msc://{profile}/{each.key.lstrip('/')}", each.content_length, each.etag)
+            StoredObject(
+                f"msc://{profile}/{each.key.lstrip('/')}",
+                each.content_length,
+                _unquoted(each.etag),
+            )
             for each in client.list_recursive(path=key.rstrip("/") + "/")
         ]
 

@@ -10,7 +10,7 @@ import pytest
 
 from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
 from energon_ext.cli.main import main
-from energon_ext.documents import range_reader
+from energon_ext.documents import object_store, range_reader
 from energon_ext.documents.file_set import open_token_files
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import ConfigError, StoreError
@@ -181,3 +181,14 @@ def test_what_is_not_there_and_a_login_in_a_path_are_refused(pairs, tmp_path):
         dataset(f"msc://store/{pairs[1]}/nothing", tmp_path)
     with pytest.raises(ConfigError, match=r"s3://\*\*\*@corpus/web found, which is no path"):
         dataset("s3://me:secret@corpus/web", tmp_path)
+
+
+def test_the_rust_client_finds_the_objects_that_it_lists(pairs, store, tmp_path, monkeypatch):
+    content = json.loads((tmp_path / "msc.json").read_text())
+    place = content["profiles"]["store"]["storage_provider"]["options"]
+    place["rust_client"] = {"allow_http": True}
+    (tmp_path / "rust.json").write_text(json.dumps(content))
+    monkeypatch.setenv("MSC_CONFIG", str(tmp_path / "rust.json"))
+    object_store.msc.shortcuts._reinitialize_after_fork()
+    listed = object_store.objects_below(f"msc://store/{pairs[1]}")
+    assert len(listed) > 5 and listed == [object_store.find_object(each.url) for each in listed]
