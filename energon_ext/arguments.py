@@ -45,7 +45,7 @@ def check_number(
 
 
 def choices(found: Any, allowed: Iterable[str], most: int = 30) -> str:
-    """What is allowed, and what of it may have been meant, as the end of a message.
+    """Allowed values, with a suggestion, as the end of a message.
 
     Example:
         >>> choices("wieght", ["path", "weight"])

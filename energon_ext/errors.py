@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the package raises.
+"""Exceptions of the package.
 
 Every error of a user (YAML, arguments, data, checkpoints) is one of these types, is raised as
 early as it can be known, and says in one line where it was found, what was found, what is allowed

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One loss for pretraining, fine-tuning and policy gradients: a weighted mean over positions.
 
-What the task wants from a position stands in its weight: 1 trains it, 0 masks it, an advantage
+The weight of a position carries the task: 1 trains it, 0 masks it, an advantage
 pushes its probability up or down.
 """
 

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the settings of a splice do to a small model: five experiments on a CPU.
+"""Show the effect of a splice's settings on a small model: five experiments on a CPU.
 
     python examples/05_splice_experiments.py demo/data/prose/train --output figures
 
-The settings stand in a metadataset that each run writes, as ``splice:`` on its entries. The model
+Each run writes its settings into a metadataset, as ``splice:`` on its entries. The model
 has learned absolute positions, so that offsets matter; one layer, hidden size 64, one seed.
 """
 
@@ -71,7 +71,7 @@ def documents(args):
 
 
 def balance(args):
-    """What five documents of different lengths get, and what it does to each of them."""
+    """Shares of five documents of different lengths, and their effect on each."""
     losses = {}
     for name, fields in (
         ("tau 1", {"balance_tau": 1.0}),

@@ -5,7 +5,7 @@
     python examples/08_longer_context.py runs/longer
 
 A run trains two thirds of its steps on rows of 256 bytes. From its checkpoint one run goes on so,
-another one with rows of 1024, as many bytes a step, and without reading a byte twice. All three
+another one with rows of 1024, as many bytes per step, and without reading a byte twice. All three
 models are then asked for the same unseen text in rows of 1024.
 """
 
@@ -126,7 +126,7 @@ def draw(losses, path):
     figure, (axes,) = new_figure(
         "Rows four times as long, in the middle of a run",
         f"loss on unseen text in rows of {LONG}, by position in a document; "
-        "every run has read the same number of bytes a step",
+        "every run has read the same number of bytes per step",
         height=3.8,
     )
     names = list(losses)

@@ -42,7 +42,7 @@ def package_documentation():
 
 
 def library_questions():
-    """What each public function at the top of the standard library does, asked and answered."""
+    """Questions and answers about the public functions of the standard library."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     conversations = []
     for path in sorted(folder.glob("[!_]*.py")):

@@ -4,7 +4,7 @@
 
     python examples/drawn_images.py vision        (some seconds)
 
-Writes vision/shapes (one image a sample, now and then none) and vision/pairs (two images a sample),
+Writes vision/shapes (one image per sample, sometimes none) and vision/pairs (two per sample),
 both prepared as Energon does, with a tenth in ``val``; vision/prose, token files of real text; and
 the metadataset vision/mix.yaml over them, from captions to text.
 """

@@ -101,7 +101,7 @@ class Lockstep:
         return logits.float()
 
     def share(self, values: torch.Tensor) -> torch.Tensor:
-        """What the last stage's first rank holds, on every rank of its replica."""
+        """Broadcast from the last stage's first rank to every rank of its replica."""
         if parallel_state.get_pipeline_model_parallel_world_size() > 1:
             last = parallel_state.get_pipeline_model_parallel_last_rank()
             dist.broadcast(values, last, group=parallel_state.get_pipeline_model_parallel_group())

@@ -27,7 +27,7 @@ class Sampling:
     Attributes:
         max_new_tokens: longest response, >= 1.
         temperature: the logits are divided by it; 0 takes the likeliest token.
-        top_p: of the likeliest tokens only so many that they hold this much probability, in (0, 1].
+        top_p: the likeliest tokens that together hold this much probability, in (0, 1].
         stop_id: token that ends a response and belongs to it; None for full length.
         vocab_size: ids that may be drawn are below it; None for all, padding included.
     """

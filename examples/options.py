@@ -33,7 +33,7 @@ def new_parser(text, example):
 
 
 def add_arguments(parser):
-    """What every run can be told."""
+    """Add the options of every run."""
     add = parser.add_argument
     add("--run-dir", type=Path, required=True, help="gets metrics.jsonl and checkpoints")
     add("--resume", action="store_true", help="continue from the last checkpoint of the run")
@@ -55,7 +55,7 @@ def add_arguments(parser):
 
 
 def add_data_arguments(parser):
-    """What every run over a metadataset of text or tokens can be told beside that."""
+    """Add the further options of runs over a metadataset of text or tokens."""
     add = parser.add_argument
     add("metadataset", help="YAML file, prepared folder or JSONL file")
     add(

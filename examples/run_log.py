@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a training run says while it runs: ``metrics.jsonl``, a progress bar, scalars.
+"""Log of a training run: ``metrics.jsonl``, a progress bar, scalars.
 
 ``metrics.jsonl`` is one JSON object a line, each with ``event`` and ``step``: ``start`` when a
 process begins (``step`` is where it resumed from), ``step`` per optimizer step, ``consumption`` and
@@ -50,7 +50,7 @@ class RunLog(contextlib.ExitStack):
 
     Args:
         run_dir: an existing folder; ``metrics.jsonl`` in it is appended to.
-        first_step: step that the run stands at.
+        first_step: step at which the run begins.
         last_step: step that it is to reach.
         interval: steps between two lines, where standard error is no terminal.
         enabled: False makes every method do nothing, for ranks that do not log.
@@ -78,7 +78,7 @@ class RunLog(contextlib.ExitStack):
         # Line by line, so that a killed process leaves whole lines.
         file = open(run_dir / "metrics.jsonl", "a", buffering=1)  # noqa: SIM115
         self._file = self.enter_context(file)
-        # A bar in a file is one endless line: plain lines stand there instead.
+        # A bar in a file is one endless line: plain lines are written instead.
         self._plain = not sys.stderr.isatty()
         bar = tqdm(total=last_step, initial=first_step, unit="step", disable=self._plain)
         self._bar = self.enter_context(bar)
@@ -177,7 +177,7 @@ def _loss(losses, key):
 
 
 def _line(fields, names, most_sources=4):
-    """What a person wants to see of a step."""
+    """Summary of a step for people."""
     losses, shares = fields.get("loss_by_source", {}), fields.get("planned_share", {})
     keys = sorted(losses.keys() | shares.keys())
     own = ", ".join(
@@ -197,7 +197,7 @@ def _line(fields, names, most_sources=4):
 
 
 def summarize_step(batches, seq_len):
-    """What a step consumed, over all data-parallel ranks, which call this together.
+    """Consumption of a step over all data-parallel ranks, which call this together.
 
     Two steps whose ``batch_hash`` is equal were trained on the same rows: tokens, labels, weights,
     segments and sources. Which rank, micro-batch or place in it a row had does not matter, as it

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The loop of 01, 02 and 03: steps, checkpoints of model and data together, and a resume.
 
-What a batch is for stands in its token_weights, so nothing here asks which task it is. A source is
+The token_weights of a batch carry its task, so nothing here asks which task it is. A source is
 an endless iterator over PackedBatch; the ranks of tensor-parallel rank 0 have one, others None.
 
 A checkpoint holds the model and the optimizer as Megatron's distributed checkpoint, and the data
@@ -56,7 +56,7 @@ FREE_ARGUMENTS |= {"seq_length", "global_batch_rows"}
 
 
 def set_micro_batches(args):
-    """The micro-batches of a data-parallel rank in a step, of so many rows of the global batch."""
+    """The micro-batches of a data-parallel rank in a step, from the rows of the global batch."""
     replicas = parallel_state.get_data_parallel_world_size()
     rows = args.micro_batch_rows or args.global_batch_rows // replicas
     if rows < 1 or args.global_batch_rows % (rows * replicas):
@@ -141,7 +141,7 @@ def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False
 
 @contextlib.contextmanager
 def stop_signals():
-    """Ctrl-C and SIGTERM end a run after the step at hand, with a save; a second Ctrl-C at once.
+    """Ctrl-C and SIGTERM end a run after the current step, with a save; a second Ctrl-C at once.
 
     torchrun hands on what its processes have received as well, so one within a second is the same.
     """
@@ -296,7 +296,7 @@ class Run:
         return step
 
     def counts(self):
-        """What was trained on so far, by source, and how much of sources with a limit is left."""
+        """Consumption so far by source, and the epochs that are left of sources with a limit."""
         epochs = self.consumed.epochs(self.blend.documents, self.blend.epoch_tokens)
         limits = {key: source.max_epochs for key, source in self.blend.sources.items()}
         return {

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What 06 trains: an encoder of images and captions, its batch, and megatron-core's LLaVA.
+"""For example 06: an encoder of images and captions, its batch, and megatron-core's LLaVA.
 
 An image takes as many positions of a row as it has patches. The batch is a PackedBatch, so that
 loss, report and checkpoints are those of text, with the images beside it.

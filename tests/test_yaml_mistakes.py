@@ -59,9 +59,9 @@ MISTAKES = [
     ("a number for a name", entry("{path: code, name: 5}"), "(code).name: 5 found, a text is need"),
     ("an empty name", entry("{path: code, name: ' '}"), "name: ' ' found, a text is needed."),
     ("two of one name", split("blend:\n  - {path: code, name: a}\n  - {path: web, name: a}"),
-     "name: 'a' is that of two sources, code for one; rename it."),
+     "name: 'a' is the name of two sources, such as code; rename it."),
     ("the key of another source", split("blend:\n  - {path: code}\n  - {path: web, name: code}"),
-     "name: 'code' is that of two sources"),
+     "name: 'code' is the name of two sources"),
     ("a limit in words", entry("{path: code, max_epochs: two}"), "max_epochs: 'two' found, an int"),
     ("a number for a split", entry("{path: web, split_part: 5}"), "split_part: 5 found, text is"),
     ("a split that is not", entry("{path: web, split_part: trian}"),
@@ -145,7 +145,7 @@ MISTAKES = [
      "has __class__, __module__, split; did you mean split?"),
     ("a field too many", HEADER + "seed: 3\nsplits: {train: {path: code}}", "no field 'seed'; it"),
     ("a misspelt class", HEADER.replace("data", "dat") + "splits: {train: {path: code}}",
-     "@: top level: names energon_ext.ScheduledMetadatset, which nobody knows; did you mean "
+     "@: top level: names energon_ext.ScheduledMetadatset, which is unknown; did you mean "
      "energon_ext.ScheduledMetadataset?"),
     ("a misspelt module", HEADER.replace("_ext", "_exr") + "splits: {train: {path: code}}",
      "names energon_exr.ScheduledMetadataset", "mean energon_ext.ScheduledMetadataset?"),

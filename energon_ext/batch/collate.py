@@ -25,11 +25,11 @@ class BatchAssembler:
     Args:
         seq_len: T, positions of a row.
         pad_id: token on positions that hold no document.
-        mask_boundary_loss: weight 0 where the label is of another segment than the input. Without
+        mask_boundary_loss: weight 0 where input and label are of different segments. Without
             it the last token of a segment is trained on the first of the next one, if that follows
             without a gap.
         masked_label: weight 0 where the label is this id; None to mask none.
-        alignment: every segment begins at a multiple of so many positions. Above 1 the batch gets
+        alignment: every segment begins at a multiple of this many positions. Above 1 the batch gets
             ``cu_seqlens_padded``. Context parallelism needs ``2 * context_parallel_size``.
 
     Raises:
@@ -139,7 +139,7 @@ class BatchAssembler:
 
 
 class _Segments:
-    """What a batch says of its segments; lists, which are faster than arrays for some fifty."""
+    """Segments of a batch, as lists: faster than arrays for about fifty entries."""
 
     def __init__(self, sources: Sequence[str]):
         self.lengths: list[int] = []
@@ -174,7 +174,7 @@ class _Segments:
             indices = [self._index_of[key] for key in row.slice_sources]
         except KeyError as error:
             raise SampleError(
-                f"Row of source {error}, but the batch knows {list(self._index_of)}."
+                f"Row of source {error}, but the batch has {list(self._index_of)}."
             ) from None
         for index in indices:
             self.documents[index] += 1
@@ -182,7 +182,7 @@ class _Segments:
 
 
 def _have(rows: Sequence[Row], name: str) -> bool:
-    """Whether the rows have an optional field; rows of padding do not count."""
+    """Check for an optional field in the rows; rows of padding do not count."""
     found = {getattr(row, name) is not None for row in rows if row.slices}
     if len(found) > 1:
         raise SampleError(f"Some rows of a batch have {name}, some do not; give all or none.")

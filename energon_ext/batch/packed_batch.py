@@ -35,7 +35,7 @@ HOST_FIELDS = ("sources", "max_seqlen", "longest_aligned", "whole_length")
 class PackedBatch:
     """A batch of packed rows as flat, contiguous tensors; ``N`` positions, ``n`` segments.
 
-    What the task wants from the loss stands in ``token_weights``, so a training step never asks
+    ``token_weights`` carries what the task wants from the loss, so a training step never asks
     which task it is.
 
     Attributes:
@@ -88,7 +88,7 @@ class PackedBatch:
         return {name: value for name, value in fields.items() if value is not None}
 
     def header(self) -> dict[str, Any]:
-        """What a buffer does not hold, as JSON values: its layout and the fields of the host."""
+        """Layout and host fields, which a buffer does not hold, as JSON values."""
         of_host = {name: getattr(self, name) for name in HOST_FIELDS if hasattr(self, name)}
         return {"layout": self._layout(), **of_host}
 

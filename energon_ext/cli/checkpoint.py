@@ -221,7 +221,7 @@ def _packed_anew(dataset: PlannedDataset) -> Iterator[str]:
 
 
 def _left_out(cursor: SavedCursor, dataset: PlannedDataset) -> Iterator[str]:
-    """What was skipped, and what the metadataset leaves out from here on."""
+    """List skipped steps, and what the metadataset leaves out from here on."""
     ahead = [
         (max(begin, cursor.step), stop) for begin, stop in dataset.clock.skip if stop > cursor.step
     ]

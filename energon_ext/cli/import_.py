@@ -125,7 +125,7 @@ def _check(path: Path, splits: Iterable[str]) -> None:
 
 
 def _blend(words: Sequence[Any], where: str) -> Blend:
-    """What Megatron makes of a list: pairs of weight and prefix, or prefixes alone."""
+    """Parse a list as Megatron does: pairs of weight and prefix, or prefixes alone."""
     if not words:
         raise ConfigError(f"{where}: an empty list; name a source.")
     weights = [_number(word) for word in words[::2]]
@@ -175,14 +175,14 @@ def _node(
 
 
 def _ends(blend: Blend) -> bool:
-    """Whether Megatron reads sources once: several without weights; a single one begins again."""
+    """True if Megatron reads sources once: several without weights; a single one repeats."""
     prefixes, weights = blend
     return weights is None and len(prefixes) > 1
 
 
 def _remarks(blends: Sequence[Blend]) -> list[str]:
-    """What is another than in Megatron."""
-    remarks = ["The order of documents inside a source is another than Megatron's."]
+    """Differences from Megatron."""
+    remarks = ["The order of documents inside a source differs from Megatron's."]
     if any(map(_ends, blends)):
         remarks.append(
             "The list has no weights: each source weighs what it holds, and ends once read."

@@ -35,7 +35,7 @@ from energon_ext.prepare.lengths import LengthTable
     "--check",
     metavar="COUNT",
     type=click.IntRange(1),
-    help="Measure so many samples of each source again, and compare.",
+    help="Measure this many samples of each source again, and compare.",
 )
 @option.trusted_module
 def measure(

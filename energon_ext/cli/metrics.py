@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a run left in its ``metrics.jsonl``, as arrays.
+"""The ``metrics.jsonl`` of a run, as arrays.
 
 A file is one JSON object a line. ``start`` opens a process, ``step`` is one optimizer step,
 ``save`` and ``end`` are marks. A process that resumed writes ``start`` with the step it resumed

@@ -123,7 +123,7 @@ def tell_undecided(blend: Blend, step: int) -> None:
     """Say on stderr from where live weights are not decided, if that is up to a step."""
     for live in blend.live_weights:
         if not live.covers(step):
-            said = f"no line covers steps from {live.next_step} on; the last weights stand in"
+            said = f"no line covers steps from {live.next_step} on; the last weights are used"
             click.echo(printable(f"{live.path}: {said}."), err=True)
 
 

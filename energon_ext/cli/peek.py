@@ -50,7 +50,7 @@ def peek(
 ) -> None:
     """Show the first rows that METADATASET gives, before any training.
 
-    Every row is a list of segments with their sources. What stands between < and > is read and not
+    Every row is a list of segments with their sources. Text between < and > is read but not
     trained on: prompts, frames of a splice, what came before a cut. Token files and spliced
     documents come in the order in which a run reads them.
 

@@ -9,10 +9,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from energon_ext.cli.metrics import Run
 
-#: The median of so many losses before a step is usual; so many changes say how much they vary.
+#: Losses before a step whose median is usual, and changes that measure how much losses vary.
 USUAL, WINDOW = 8, 32
 
-#: A loss stands out that is so many times further above the usual one than losses change from step
+#: A loss stands out if it exceeds the usual one by this many times the change from step
 #: to step, in the median, and by such a share of it at least.
 TIMES, SHARE = 6.0, 0.05
 
@@ -22,7 +22,7 @@ MOST_SOURCES, MOST_SPIKES = 64, 10
 
 @dataclass(frozen=True)
 class Spike:
-    """A loss that stands out.
+    """An unusually high loss.
 
     Attributes:
         step: the optimizer step, from 1.

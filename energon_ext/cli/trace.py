@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""``energon-ext trace``: which documents a step of a run reads, and which steps read a document."""
+"""``energon-ext trace``: the documents that a step reads, and the steps that read a document."""
 
 import dataclasses
 import itertools
@@ -165,7 +165,7 @@ def _show_document(
 
 
 def _has_reached(blend: PlannedDataset, cursor: SavedCursor) -> bool:
-    """Whether the sources of a plan stand where a cursor has them."""
+    """True if the sources of a plan are at the positions of a cursor."""
     blend.plan.begin_here()
     plan = blend.plan.to_json(blend.plan.advance(), list(blend.source_names.values()))
     saved = cursor.state["plan"]["sources"]
@@ -225,7 +225,7 @@ def _where(row: TracedRow) -> str:
 def _files(
     row: TracedRow, blend: PlannedDataset, decode: Callable[[list[int]], str] | None
 ) -> list[dict[str, Any]]:
-    """Where in which file the contents of a row are, and how they begin."""
+    """File, position and first words of the contents of a row."""
     if row.source is None:
         return []
     rows = blend.sources[row.source].rows

@@ -100,7 +100,7 @@ def carry_weighted(tree: Tree, datasets: Sequence[LoadedDataset]) -> list[Loaded
 
 
 def parts_of(datasets: Sequence[LoadedDataset]) -> list[Part]:
-    """What some loaded datasets carry, tree by tree; a dataset that carries nothing is a leaf."""
+    """Trees that some loaded datasets carry; a dataset that carries nothing is a leaf."""
     parts: dict[int, Part] = {}
     for each in datasets:
         if isinstance(each, CarriedDataset):

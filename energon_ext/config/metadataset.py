@@ -49,7 +49,7 @@ _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeErr
 
 @contextlib.contextmanager
 def errors_of_energon(where: str) -> Iterator[None]:
-    """What Energon only asserts of an entry, said with its place."""
+    """Turn Energon's assertions about an entry into errors that name its place."""
     try:
         yield
     except EnergonExtError:
@@ -61,7 +61,7 @@ def errors_of_energon(where: str) -> Iterator[None]:
 
 @dataclass
 class ScheduledEntryMixin:
-    """What an entry says beside what is read."""
+    """Fields of an entry in addition to its path."""
 
     weight: Any = 1.0  # a number or a schedule
     max_epochs: Any = None  # most passes over each source of the entry, None for no limit
@@ -84,7 +84,7 @@ class ScheduledEntryMixin:
     def around(self, leaf: Leaf) -> Leaf:
         """A leaf below this entry, with what the entry says.
 
-        What is said closer to the source holds; of two limits on the epochs, the smaller one does.
+        Fields closer to the source take precedence; of two epoch limits, the smaller one does.
         """
         limits = [n for n in (self.max_epochs, leaf.max_epochs) if n is not None]
         return replace(
@@ -205,8 +205,8 @@ class ScheduledBlend(WeightedEntries):
 class Interleave(WeightedEntries):
     """One interleave node: weights are target shares of tokens, kept to a row.
 
-    A source that a resumed state does not know starts, by ``new_source``, at the ``baseline``,
-    level with the source that is furthest behind, or at ``zero``.
+    ``new_source`` is the credit of a source that a resumed state does not have: ``baseline`` is
+    0, and with ``zero`` it is owed its share of all tokens since the start.
     """
 
     interleave: list[Union[ScheduledDatasetReference, ScheduledJoinReference]]  # noqa: UP007
@@ -237,8 +237,8 @@ class ScheduledMetadataset(MetadatasetV2):
     """The YAML class: ``__module__: energon_ext``, ``__class__: ScheduledMetadataset``.
 
     The name differs from Energon's own ``MetadatasetV2`` on purpose: where the plugin is not
-    installed, Energon falls back to its class of the same name, and would drop the schedules
-    without a word.
+    installed, Energon falls back to its class of the same name, and would silently drop the
+    schedules.
     """
 
     splits: dict[

@@ -72,14 +72,14 @@ class Mix:
 
     @property
     def axis(self) -> ScheduleAxis:
-        """What breakpoints count."""
+        """The unit of breakpoints."""
         return ScheduleAxis(self.run.axis)
 
     def axis_with(self, given: ScheduleAxis | None) -> ScheduleAxis:
         """The axis with the end of the run, which a launch script gives.
 
         Raises:
-            ConfigError: the script gives another unit than the metadataset.
+            ConfigError: the script's unit differs from that of the metadataset.
         """
         if given is None:
             return self.axis
@@ -135,7 +135,7 @@ def _check_entries(entries: Sequence[Entry]) -> None:
             )
         if entry.name not in (None, entry.key) and shown[entry.name] > 1:
             raise ConfigError(
-                f"name: {entry.name!r} is that of two sources, {entry.key} for one; rename it."
+                f"name: {entry.name!r} is the name of two sources, such as {entry.key}; rename it."
             )
 
 

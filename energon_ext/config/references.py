@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a path in a metadataset may name: all that Energon knows, and token files."""
+"""Paths in a metadataset: everything that Energon reads, and token files."""
 
 # No `from __future__ import annotations` here: Energon's parser reads the annotations.
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class TokenFileFactory(BaseCoreDatasetFactory):
 
 
 class TokenFileLoader(DatasetLoader):
-    """What a reference to token files loads."""
+    """Loader behind a reference to token files."""
 
     def get_dataset(self, *, shuffle_over_epochs: int | None = 1, **options: Any) -> Any:
         if shuffle_over_epochs not in (1, None):

@@ -38,10 +38,10 @@ class Exclusions(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RunFields:
-    """What a metadataset says for the whole run, with what those inside it say.
+    """Run-wide fields of a metadataset and of those nested in it.
 
     Attributes:
-        given_axis: what the file says that breakpoints count, None where it says nothing.
+        given_axis: the unit of breakpoints in the file, None if it has none.
         where: the file; empty where none is one of ours.
     """
 
@@ -52,7 +52,7 @@ class RunFields:
 
     @property
     def axis(self) -> str:
-        """What breakpoints count."""
+        """The unit of breakpoints."""
         return self.given_axis or STEPS
 
     def merged(self, others: Iterable["RunFields"], *, inside: bool) -> "RunFields":

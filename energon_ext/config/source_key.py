@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a source is called, wherever its state goes.
+"""The key of a source, under which its state is saved.
 
 Everything that belongs to one source for longer than a process lives, its cursor, its buffers, its
-counts, its order, hangs on its key. The key says what is read, not where it stands in a list, so
+counts, its order, hangs on its key. The key describes what is read, not its place in a list, so
 sources may be added, removed, reordered and reweighted between two runs.
 """
 

@@ -45,7 +45,7 @@ MAX_NESTED = 16
 MAX_SOURCES = 100_000
 MOST_SAMPLES = 2**40  # of a shard
 
-#: What whoever loads a folder says, and a dataset.yaml would override.
+#: Options that belong to the caller, and that a dataset.yaml would override.
 LOADER_FIELDS = (
     *("decoder", "path", "split_config", "split_part", "subset", "training", "worker_config"),
     *("max_samples_per_sequence", "parallel_shard_iters", "shuffle_over_epochs"),
@@ -237,7 +237,7 @@ def _not_trusted(module: Any, name: Any, safe: set[tuple[str, str]]) -> str:
     if module is None:
         return f"names {found} without a `__module__`, as megatron.energon or energon_ext."
     if near and near[0] != found:
-        return f"names {found}, which nobody knows; did you mean {near[0]}?"
+        return f"names {found}, which is unknown; did you mean {near[0]}?"
     return (
         f"names {found}, which would be called. If you trust that module, pass --trusted-module "
         f"{module}, or trusted_modules=({module!r},)."
@@ -287,7 +287,7 @@ def _mappings(
 
 
 def _is_reference(node: Any) -> bool:
-    """Whether a mapping below a split names a dataset.
+    """True if a mapping below a split names a dataset.
 
     Names say nothing, since splits and the members of a join are called what a file calls them: a
     ``path`` that is a mapping is such a member.
@@ -296,7 +296,7 @@ def _is_reference(node: Any) -> bool:
 
 
 def _holds_references(node: Any, key: Any) -> bool:
-    """Whether datasets may be named below a key: not in these two fields of a reference."""
+    """True if datasets may be named below a key: not in these two fields of a reference."""
     return not (_is_reference(node) and key in ("aux", "subflavors"))
 
 

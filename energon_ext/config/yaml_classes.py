@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a YAML file may name: classes, without anybody's word for them, and the keys of each.
+"""Classes that a YAML file may name without being trusted, and the keys of each.
 
 Keys are looked up in the types that Energon's parser fills, as it walks them, so what is allowed is
 what it takes.
@@ -20,7 +20,7 @@ from energon_ext.config.metadataset import ScheduledMetadataset
 from energon_ext.errors import ConfigError
 from energon_ext.weights.schedule import KINDS
 
-#: Metadatasets by what a file calls them; Energon takes one that says nothing for its first format.
+#: Metadatasets by what a file calls them; Energon reads one without a class as its first format.
 FIRST_FORMAT = ("megatron.energon", "Metadataset")
 METADATASETS = {
     FIRST_FORMAT: megatron.energon.Metadataset,
@@ -28,7 +28,7 @@ METADATASETS = {
     ("energon_ext", "ScheduledMetadataset"): ScheduledMetadataset,
 }
 # fmt: off
-#: Classes of Energon that do nothing but load data; they may stand at the top of a dataset.yaml.
+#: Classes of Energon that do nothing but load data; allowed at the top of a dataset.yaml.
 #: The second half are older formats, named after the samples.
 DATASETS = {("megatron.energon", name) for name in (
     "CrudeWebdataset", "CrudeJsonlDatasetFactory", "DefaultCrudeJsonlDatasetFactory",
@@ -120,7 +120,7 @@ def _fields_for(node: dict[str, Any], classes: list[Any], where: str, owner: str
 
 
 def _advice(unknown: str, node: dict[str, Any], classes: list[Any]) -> str:
-    """Where a field belongs that this place does not have, as the end of a message."""
+    """Say where a misplaced field belongs, as the end of a message."""
     members = [get_args(_fields(each)["blend"])[0] for each in classes if "blend" in _fields(each)]
     if "path" in node and any(
         unknown in _fields(kind) for each in members for kind in _kinds(each)
@@ -153,7 +153,7 @@ def _fits(node: Any, kind: Any) -> bool:
 
 
 def _word(kind: Any) -> str:
-    """What a message calls a kind; nothing for one that no file can give."""
+    """Name of a kind in messages; empty for one that no file can give."""
     origin = get_origin(kind) or kind
     if dataclasses.is_dataclass(kind):
         return "a mapping"

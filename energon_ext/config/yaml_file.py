@@ -136,7 +136,7 @@ def read_splits(path: EPath) -> tuple[dict[str, list[str]], set[str]]:
 
 
 def shards_of(patterns: Any, where: str) -> list[str]:
-    """What patterns with braces stand for; ConfigError for other values, and for too many names."""
+    """Expand patterns with braces; ConfigError for other values, and for too many names."""
     if not isinstance(patterns, list) or not all(isinstance(each, str) for each in patterns):
         raise ConfigError(f"{where}: {patterns!r:.80} found, a list of shards is needed.")
     if sum(map(_most_names, patterns)) > MAX_SHARDS:

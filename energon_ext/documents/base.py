@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a planned source needs to know of its documents."""
+"""Protocols for the documents of a planned source."""
 
 from typing import Any, Protocol
 

@@ -76,7 +76,7 @@ class CutDocuments:
         )
 
     def _are_trained(self, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Whether any label of the first tokens of some documents of one pair is trained."""
+        """True where any label among the first tokens of some documents of one pair is trained."""
         found = lengths > 1  # nothing predicts the first token of a document
         places, lengths = places[found], lengths[found]
         if places.size:

@@ -132,7 +132,7 @@ class TokenFiles(Documents):
         return open_tokens(pair)[first + start : first + stop]
 
     def chunks(self, most: int) -> Iterator[np.ndarray]:
-        """The numbers of all documents in order, at most so many of one pair at a time."""
+        """The numbers of all documents in order, at most ``most`` of one pair at a time."""
         bounds = self._first_documents.tolist()
         for first, stop in zip(bounds, bounds[1:]):
             for begin in range(first, stop, most):
@@ -187,11 +187,11 @@ class TokenFiles(Documents):
 
     @property
     def names_tokenizer(self) -> bool:
-        """Whether each pair says by which tokenizer it was written."""
+        """True if every pair names the tokenizer that wrote it."""
         return all((pair.meta or {}).get("tokenizer") for pair in self._pairs)
 
     def written_with(self, field: str) -> tuple[str, Any]:
-        """What the first pair that has a field in its ``.meta.json`` says there; and its prefix."""
+        """Value of a field in the first ``.meta.json`` that has it, after its prefix."""
         found = ((pair.prefix, (pair.meta or {}).get(field)) for pair in self._pairs)
         return next((each for each in found if each[1] is not None), ("", None))
 
@@ -294,5 +294,5 @@ def _expect(numbers: Numbers | None, part: slice) -> None:
 
 
 def _starts(counts: list[int]) -> np.ndarray:
-    """Where each part begins when they follow one another, and where the last one ends."""
+    """Starts of consecutive parts, and the end of the last one."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])

@@ -63,7 +63,7 @@ def _make_index(path: EPath, found_in: str) -> None:
 
 
 def _bounds(file: Path, found_in: str) -> "array[int]":
-    """Where each line begins and the last one ends; a blank one belongs to the line before it."""
+    """Starts of the lines and the end of the last one; a blank line belongs to the one before."""
     bounds, begin, position = array("Q"), 0, 0
     with open_data(file) as lines:
         while line := lines.readline(MOST_LINE_BYTES):

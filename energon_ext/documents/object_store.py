@@ -45,7 +45,7 @@ class StoredObject:
 
 
 def is_remote(path: object) -> bool:
-    """Whether a path names something in an object store, as ``msc://`` or ``s3://``."""
+    """True if a path is in an object store: ``msc://`` or ``s3://``."""
     return str(path).startswith(("msc://", "s3://"))
 
 
@@ -196,7 +196,7 @@ def _copies() -> Path:
 
 
 def _claimed(claim: Path) -> bool:
-    """Whether this process is the one to make a copy; making a file is exclusive on NFS too."""
+    """True if this process is to make a copy; creating a file is exclusive on NFS too."""
     try:
         os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which document comes next, epoch after epoch."""
+"""The order of documents, epoch after epoch."""
 
 from dataclasses import dataclass, field
 
@@ -78,12 +78,12 @@ class EpochOrder:
 
     @property
     def is_finite(self) -> bool:
-        """Whether there is a last epoch."""
+        """True if there is a last epoch."""
         return self.epochs is not None
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left."""
+        """True if nothing is left."""
         while self.epochs is None or self.epoch < self.epochs:
             if self.position < self.size:
                 return False

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where each document of a token file came from: a text file with a line for each."""
+"""Origins of the documents of a token file: a text file with one line per document."""
 
 import functools
 import os
@@ -17,10 +17,10 @@ _CHUNK = 1 << 24
 
 
 class Origins:
-    """The lines of such a file by number; it is mapped, and eight bytes a line are held.
+    """The lines of such a file by number; it is mapped, and eight bytes per line are kept.
 
     Args:
-        path: of the file, one line a document.
+        path: of the file, one line per document.
     """
 
     def __init__(self, path: str | Path):
@@ -40,7 +40,7 @@ class Origins:
 
 
 def line_of(origin: str) -> str:
-    """What is written of an origin."""
+    """Format an origin as a line."""
     return " ".join(origin.splitlines()) + "\n"
 
 

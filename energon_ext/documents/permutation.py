@@ -59,7 +59,7 @@ class KeyedPermutation:
         self._table = self._sorted_by_hash() if self.size <= TABLE_SIZE else None
 
     def __call__(self, indices: np.ndarray) -> np.ndarray:
-        """Where integers in ``[0, size)`` of any shape are mapped to, int64; or IndexError."""
+        """Map integers in ``[0, size)`` of any shape, int64; IndexError for others."""
         indices = np.asarray(indices)
         if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < self.size:
             raise IndexError(f"indices of a permutation of {self.size} reach out of it")

@@ -149,7 +149,7 @@ class RangeReader:
             logger.info("Object storage: %s", self.counters())
 
     def counters(self) -> str:
-        """What was read so far, for the log."""
+        """Summary of the reads so far, for the log."""
         return (
             f"{self._gets:,} requests, {self._bytes / 1e6:,.1f} MB, {self._waited:.1f} s waited "
             f"(process {self.process})"
@@ -168,7 +168,7 @@ def range_reader() -> RangeReader:
 
 
 def use_requests(requests: int) -> None:
-    """Begin anew with so many requests at a time."""
+    """Start again with a number of requests at a time."""
     global _reader
     _reader.close()
     _reader = RangeReader(requests)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which ``.bin``/``.idx`` pairs a path in an object store names, and what is known of them.
+"""The ``.bin``/``.idx`` pairs that a path in an object store names, and their metadata.
 
 Where `energon-ext prepare` left its ``prepared.json``, that says all of it in one request. Else the
 folder is listed, and the index of every pair is copied.
@@ -50,7 +50,7 @@ _Found = tuple[dict[str, StoredObject], dict[str, tuple[int, int]]]
 
 
 def names_remote_pairs(url: str) -> bool:
-    """Whether a path in a store names token files; what else it may name is left to Energon."""
+    """True if a path in a store names token files; anything else is left to Energon."""
     url = str(as_msc(url)).rstrip("/")
     if glob.has_magic(url) or url.endswith(SUFFIXES):
         return True
@@ -157,7 +157,7 @@ def _part(part: str) -> str:
 
 
 def _prepared(folder: str) -> _Found:
-    """What the ``prepared.json`` of a folder says; nothing where there is none."""
+    """Content of a folder's ``prepared.json``; nothing if there is none."""
     path = f"{folder}/{PREPARED}"
     content = read_object(path) if folder.count("/") > 2 or folder.startswith("msc://") else None
     if content is None:

@@ -73,7 +73,7 @@ def num_samples(factory: Any) -> int:
 
 
 def can_be_read_by_number(factory: Any) -> bool:
-    """Whether a sample in the middle is found without those before it."""
+    """True if a sample in the middle is found without those before it."""
     return all(
         part.path.is_local() or (isinstance(part, BaseWebdatasetFactory) and is_remote(part.path))
         for part in _parts_of(factory)
@@ -180,7 +180,7 @@ def _look(place: tuple[StoredFile, int]) -> bytes:
 
 
 def sample_ends(index_path: str, samples: int) -> np.ndarray:
-    """Where each sample of a file begins, and the last one ends, uint64 [samples + 1]."""
+    """Starts of the samples of a file, and the end of the last one, uint64 [samples + 1]."""
     index_bytes, path = 8 * (samples + 1), index_path
     if is_remote(index_path):
         path = local_copy(stored_object(index_path))
@@ -204,7 +204,7 @@ def stored_object(url: str) -> StoredObject:
 def _each(
     look: Callable[[_Place], _Found], places: Sequence[_Place], files: Sequence[StoredFile]
 ) -> list[_Found]:
-    """What is found at each place; a store is asked for all of them at once."""
+    """Look at every place; a store is asked for all of them at once."""
     if not any(is_remote(file.path) for file in files):
         return [look(place) for place in places]
     return range_reader().run_all([functools.partial(look, place) for place in places])

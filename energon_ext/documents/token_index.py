@@ -66,7 +66,7 @@ def without_suffix(path: str) -> str:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pair:
-    """What is known of a pair without mapping it: counts, types, and its ``.meta.json``.
+    """Facts about a pair without mapping it: counts, types, and its ``.meta.json``.
 
     ``objects`` are its files by their suffixes where they lie in an object store.
     """
@@ -83,10 +83,10 @@ class Pair:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Index:
-    """Where documents begin: views of the ``.idx``."""
+    """Starts of documents: views of the ``.idx``."""
 
     lengths: np.ndarray
-    pointers: np.ndarray  # one more than sequences; the last entry says nothing
+    pointers: np.ndarray  # one more than sequences; the last entry is unused
     first_sequences: np.ndarray
 
 
@@ -124,7 +124,7 @@ def pair_of(
 
 def _of_another_run(prefix: str, num_bytes: int, expected: int) -> ConfigError:
     return ConfigError(
-        f"{prefix}.bin has {num_bytes} bytes, its .idx speaks of {expected}: one of them is of "
+        f"{prefix}.bin has {num_bytes} bytes, its .idx describes {expected}: one of them is of "
         f"another run or incomplete; write the pair again."
     )
 
@@ -187,7 +187,7 @@ def _check(pair: Pair, index: Index) -> None:
     for begin in range(0, pair.sequences, _CHECKED_SEQUENCES):
         lengths = index.lengths[begin : begin + _CHECKED_SEQUENCES]
         pointers = index.pointers[: pair.sequences][begin : begin + len(lengths) + 1]
-        sizes = np.diff(pointers)  # that of the last sequence stands in the header's check
+        sizes = np.diff(pointers)  # the last sequence is covered by the header's check
         wrong = lengths < 0
         wrong[: len(sizes)] |= lengths[: len(sizes)] * token_bytes != sizes
         if begin == 0:
@@ -262,7 +262,7 @@ def _read_header(path: str) -> Header:
 
 
 def read_meta(name: str, path: str) -> Mapping[str, Any] | None:
-    """What the ``.meta.json`` of a name holds, which lies at a path; None where there is none."""
+    """Content of the ``.meta.json`` at a path, for a name in messages; None if there is none."""
     try:
         content = read_data(path, MOST_META_BYTES)
     except FileNotFoundError:
@@ -283,7 +283,7 @@ def _weights_dtype(
         if found_bytes is None:
             return None
         raise ConfigError(
-            f"{path}: {prefix}.meta.json does not speak of it, so it would be ignored; copy that "
+            f"{path}: {prefix}.meta.json does not mention it, so it would be ignored; copy that "
             f"file as well, or remove the weights."
         )
     name = described.get("dtype") if isinstance(described, Mapping) else described

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which ``.bin``/``.idx`` pairs a path names: one, those of a folder, or those of a pattern."""
+"""The ``.bin``/``.idx`` pairs that a path names: one, or those of a folder or a pattern."""
 
 import glob
 import itertools
@@ -22,7 +22,7 @@ SPLITS = ("train", "val")
 
 
 def is_token_file(path: Any) -> bool:
-    """Whether a path names one or more ``.bin`` and ``.idx`` pairs.
+    """True if a path names one or more ``.bin`` and ``.idx`` pairs.
 
     That is the path without suffix, or with one of the two; a folder with pairs in it or below it;
     or a pattern. One file of a pair is enough, so that the missing one can be named.
@@ -97,7 +97,7 @@ def _matching(pattern: str) -> Iterator[str]:
 
 
 def _glob(pattern: str) -> Iterator[str]:
-    """What a pattern matches; links may make any number of folders of a few."""
+    """Matches of a pattern; links may turn a few folders into any number."""
     *above, name = pattern.split("/")
     folders = ["/" if pattern.startswith("/") else ""]
     for part in filter(None, above):

@@ -19,7 +19,7 @@ from energon_ext.errors import ConfigError, SampleError
 Message = Mapping[str, str]
 ROLES = ("system", "user", "assistant", "tool")
 
-#: Where a template has the clock, and the format that it asks for where that can be told; and a
+#: Where a template has the clock, and the format that it asks for if that is known; and a
 #: name with a date behind it.
 _CLOCK = re.compile(r"""\bstrftime_now\b(?!\s+is\s)(?:\s*\(\s*(['"])(.*?)\1\s*\))?""")
 _DATED = re.compile(r"(.+)@(\d{4}-\d\d-\d\d)")
@@ -175,7 +175,7 @@ def default_template(tokenizer: Tokenizer) -> ChatTemplate:
 
 
 def named_template(name: str | None) -> ChatTemplate | None:
-    """What a command line names; None for no name.
+    """Load the template that a command line names; None for no name.
 
     ``plain``, or a tokenizer of Hugging Face, with ``@2026-01-31`` behind it for a date.
     """
@@ -211,7 +211,7 @@ def split_answers(template: ChatTemplate, messages: Sequence[Message]) -> list[t
         if not (question.startswith(written) and answered.startswith(question)):
             raise SampleError(
                 f"the chat template rewrites earlier text at message {index}, so the answer cannot "
-                f"be told from the rest"
+                f"be separated from the rest"
             )
         pieces += [(question[len(written) :], False), (answered[len(question) :], True)]
         written = answered

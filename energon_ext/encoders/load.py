@@ -121,7 +121,7 @@ def _checked(
     worker_config: WorkerConfig,
     options: Mapping[str, Any],
 ) -> Iterator[None]:
-    """Refuse what a YAML may not say, and options that nobody knows: Energon would swallow them."""
+    """Refuse forbidden YAML, and unknown options, which Energon would ignore."""
     name = function.__name__
     check_integer("worker_config.seed_offset", worker_config.seed_offset, -(2**63))
     stock = getattr(megatron.energon, name)

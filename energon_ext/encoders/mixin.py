@@ -205,7 +205,7 @@ class DynamicBlendMixin:
         return super().current_sample_index  # type: ignore[misc]  # of the encoder behind
 
     def _sizes_samples(self) -> bool:
-        """Whether this encoder says what a sample counts; coming TaskEncoders say 1 of each."""
+        """True if this encoder counts samples itself; future TaskEncoders return 1 for each."""
         own = getattr(self, "blend_sample_size", None)
         return getattr(own, "__func__", own) is not getattr(TaskEncoder, "blend_sample_size", None)
 

@@ -74,7 +74,7 @@ def obstacle(
 
 
 def _is_own(encoder: Any, name: str) -> bool:
-    """Whether an encoder has a method of its own."""
+    """True if an encoder overrides a method."""
     stock = [getattr(each, name, None) for each in (TaskEncoder, DefaultTaskEncoder)]
     return getattr(type(encoder), name) not in stock
 
@@ -112,12 +112,12 @@ def token_rows(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> TokenR
 
 
 def packs_samples(encoder: Any) -> bool:
-    """Whether an encoder says how long its samples are, so that some make a row."""
+    """True if an encoder gives the lengths of its samples, so that several make a row."""
     return hasattr(encoder, "length_of")
 
 
 def packer_of(encoder: Any) -> Packer:
-    """What packs an encoder's samples: its own method, or best fit."""
+    """The packer of an encoder's samples: its own method, or best fit."""
     if getattr(encoder, "saved_packer", None) is not None:
         return encoder.saved_packer
     if not packs_samples(encoder):
@@ -157,7 +157,7 @@ def sample_batches(encoder: Any) -> BatchOptions:
 
 
 def saved_samples(encoder: Any) -> dict[str, Any]:
-    """What plans the same rows again without the user's code, as JSON values."""
+    """Description from which the same rows are planned without the user's code, as JSON values."""
     is_packing = packs_samples(encoder)
     cost = encoder.cost if isinstance(encoder.cost, AttentionCost) else None
     return {
@@ -178,7 +178,7 @@ def identity_of_lengths(encoder: Any) -> dict[str, Any]:
     """JSON values by which the tables of an encoder are told from those of others.
 
     Raises:
-        ConfigError: the encoder says nothing by which its tables are told apart.
+        ConfigError: the encoder has nothing that identifies its tables.
     """
     if getattr(encoder, "saved_lengths", None) is not None:
         return encoder.saved_lengths

@@ -59,11 +59,11 @@ class PackedTaskEncoder(DynamicBlendMixin, TaskEncoder):
         seq_len: T, positions of a row, at least 2.
         packing: ``bin`` (whole documents in full rows), ``sequential`` (one stream, cut at T), or
             a :class:`~energon_ext.packing.Packer`.
-        packing_buffer_docs: documents that ``bin`` looks at together.
+        packing_buffer_docs: documents that ``bin`` packs together.
         packing_max_docs_per_bin: most documents in a row, None for no limit.
         packing_carry: share of the rows that is carried over to the next buffer, for fuller rows;
             None for the packer's default.
-        alignment: every document begins at a multiple of so many positions; context parallelism
+        alignment: every document begins at a multiple of this many positions; context parallelism
             needs ``2 * context_parallel_size``. The sequence length must be a multiple of it.
         mask_boundary_loss: weight 0 where input and label are of different documents; by default
             only with ``bin``.
@@ -166,11 +166,11 @@ has no transition to train.
         return files
 
     def token_file_meta(self) -> dict[str, Any]:
-        """What the ``.meta.json`` beside token files says of how they were written."""
+        """Content of a ``.meta.json`` beside token files of this encoder."""
         return {"tokenizer": self.tokenizer.fingerprint(), "vocab_size": self.tokenizer.vocab_size}
 
     def splice_of(self, entry: Entry) -> SpliceFields | None:
-        """What is spliced of a source: what its entry says; None to pack it as ever."""
+        """The splice of a source, from its entry; None to pack it as usual."""
         splice = entry.splice
         is_named = splice is not None and splice.dataset_name in (None, *names_of(entry.key))
         return splice if is_named else None
@@ -183,7 +183,7 @@ has no transition to train.
         }
 
     def _row_options(self) -> dict[str, Any]:
-        """What a state depends on beside the tokenizer."""
+        """Dependencies of a state in addition to the tokenizer."""
         packing = {**self._packer.to_json(), "alignment": None}
         return {
             "seq_len": self.seq_len,

@@ -47,7 +47,7 @@ class Prompt(Sample):
 
     @property
     def num_tokens(self) -> int:
-        """What an interleave counts."""
+        """The number that an interleave counts."""
         return len(self.tokens)
 
 

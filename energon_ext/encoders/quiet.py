@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What Energon prints on standard output goes to the log."""
+"""Send Energon's prints on standard output to the log."""
 
 import contextlib
 import io
@@ -37,7 +37,7 @@ class _OfThisThread(io.StringIO):
 
 @contextlib.contextmanager
 def quiet_energon() -> Iterator[None]:
-    """Energon prints which samples of every shard each worker reads, for one."""
+    """Log what Energon prints, such as the samples of every shard that each worker reads."""
     with _REDIRECTED:
         printed = _OfThisThread(sys.stdout)
         try:

@@ -132,7 +132,7 @@ class SampleReader:
 
 
 def encoded(encoder: Any, sample: Any) -> Any:
-    """A cooked sample behind all methods that an encoder has for one.
+    """Run all of an encoder's methods for a single sample on a cooked one.
 
     Raises:
         ConfigError: one of them makes several samples of it.
@@ -151,14 +151,14 @@ def _only(encoder: Any, name: str, sample: Any, found: Iterator[Any]) -> Any:
     if len(samples) > 1:
         raise ConfigError(
             f"{type(encoder).__qualname__}.{name} makes several samples of "
-            f"{getattr(sample, '__key__', 'one')}, and a plan knows one of each number; set "
+            f"{getattr(sample, '__key__', 'one')}, and a plan has one for each number; set "
             f"plan_samples = False to stream them."
         )
     return samples[0]
 
 
 def reason_of(error: Exception) -> str:
-    """What an error says, or the one that it was raised for: some of Energon's say nothing."""
+    """Text of an error, or of its cause: some of Energon's errors have no text."""
     return " ".join(str(error).split()) or type(error.__cause__ or error).__name__
 
 

@@ -24,12 +24,12 @@ from energon_ext.weights.axis import STEPS
 logger = log_of(__name__)
 
 #: Documents of a planned source that are packed together, unless ``packing_buffer_docs`` is more:
-#: so many in all, and at least and at most so many of one source.
+#: the number in all, and the least and the most of one source.
 PLANNED_BUFFERS_DOCS, LEAST_PLANNED_BUFFER_DOCS, MOST_PLANNED_BUFFER_DOCS = 2**20, 1024, 4096
 
 
 def planned_buffer_docs(sources: int) -> int:
-    """Documents that each of so many sources packs together; many, as a plan reads lengths only."""
+    """Documents that each source packs together; many, because a plan reads lengths only."""
     shared = PLANNED_BUFFERS_DOCS // max(1, sources)
     return min(MOST_PLANNED_BUFFER_DOCS, max(LEAST_PLANNED_BUFFER_DOCS, shared))
 
@@ -46,7 +46,7 @@ def document_range(entry: Entry, total: int) -> tuple[int, int]:
 
 
 def shuffles_over_epochs(entry: Entry) -> bool:
-    """Whether a source asks for an order of several epochs together."""
+    """True if a source asks for one order over several epochs."""
     return getattr(entry.dataset, "shuffle_over_epochs", 1) not in (1, None, -1)
 
 

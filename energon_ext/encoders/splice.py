@@ -79,7 +79,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         }
 
     def splice_of(self, entry: Entry) -> SpliceFields | None:
-        """What the entry of a source says; else ``splice``, by its subflavors and its name."""
+        """The splice of a source's entry; otherwise ``splice``, by its subflavors and its name."""
         wanted = (self.spliced_subflavors or {}).items()
         is_chosen = self.splice.dataset_name in (None, *names_of(entry.key)) and all(
             entry.subflavors.get(field) == value for field, value in wanted

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Sources whose documents are spliced, in any encoder of packed batches.
 
-What becomes of them stands on the entry of the YAML (``splice:``) or comes from the encoder. A
+Their splice comes from the entry of the YAML (``splice:``) or from the encoder. A
 spliced source yields rows like any other, so it can be weighted, scheduled and interleaved.
 """
 
@@ -30,7 +30,7 @@ from energon_ext.splice.validation import GridIndex
 if TYPE_CHECKING:
     from energon_ext.encoders.pretrain import PackedTaskEncoder
 
-#: Up to so many documents of a source, each is counted under a name of its own.
+#: Up to this many documents of a source are each counted under their own name.
 NAMED_DOCUMENTS = 64
 
 
@@ -93,7 +93,7 @@ def check_name(splice: SpliceFields, keys: Iterable[str], where: str = "") -> No
 
 
 def names_of(key: str) -> set[str]:
-    """What ``dataset_name`` may call a source: its key, its path or its folder."""
+    """Names by which ``dataset_name`` may refer to a source: its key, path or folder."""
     path = key.partition(":")[0]
     return {key, path, path.rsplit("/", 1)[-1]}
 

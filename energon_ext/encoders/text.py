@@ -39,7 +39,7 @@ def cook_text(sample: dict[str, Any]) -> TextSample:
 
 
 def is_text(value: Any) -> bool:
-    """Whether a value is text that a tokenizer takes: without half of a character."""
+    """True if a value is text that a tokenizer accepts: without lone surrogates."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:

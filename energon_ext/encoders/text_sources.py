@@ -202,7 +202,7 @@ def parts_of(entry: Entry) -> list[Any]:
 
 
 def cache_folder_of(entry: Entry, depends_on: str) -> Path:
-    """Where that lies which is made of a source once, by all that it depends on."""
+    """Cache folder of a source, named by everything that its content depends on."""
     root = entry.root or entry.dataset.paths[0].parent
     if not root.is_local() and CACHE_VARIABLE not in os.environ:
         raise ConfigError(f"{root}: is not local; set {CACHE_VARIABLE} to a folder for its cache.")
@@ -236,7 +236,7 @@ def _code_of(encoder: Any) -> list[str]:
 
 
 def _own_code(encoder: Any) -> list[str]:
-    """What of an encoder's encoding is not of this package."""
+    """Parts of an encoder's encoding that are not from this package."""
     return [place for place in _code_of(encoder) if not place.startswith("energon_ext.")]
 
 
@@ -255,7 +255,7 @@ def _command(encoder: Any, entry: Entry) -> str:
 
 
 def _is_made_by_names(encoder: Any, tokenizer: str, template: str | None) -> bool:
-    """Whether the command's own options make an encoder with the same tokens."""
+    """True if the command's own options make an encoder with the same tokens."""
     if _own_code(encoder):
         return False
     try:

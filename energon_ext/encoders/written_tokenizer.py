@@ -23,7 +23,7 @@ _ARGUMENTS = ("name_or_path", "eos_token", "bos_token")
 def tokenizer_arguments(
     name_or_path: str, eos_token: str | None, bos_token: str | None
 ) -> dict[str, str]:
-    """What a ``.meta.json`` says, so that the tokenizer is found from any folder."""
+    """Tokenizer fields of a ``.meta.json``, so that it is found from any folder."""
     path = Path(name_or_path)
     found = str(path.resolve()) if path.exists() else name_or_path
     values = zip(_ARGUMENTS, (found, eos_token, bos_token))

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What makes a batch of its described rows, in the trainer or in a process of the loader."""
+"""Turn descriptions of rows into a batch, in the trainer or in a process of the loader."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Reader(Dataset[Any]):
             if later:
                 self._dataset.announce([*rows, *later])
             return self._dataset.read(rows)
-        except StopIteration as error:  # which would end the pass without a word
+        except StopIteration as error:  # which would silently end the pass
             raise RuntimeError("The TaskEncoder raised StopIteration in a batch.") from error
         finally:
             config.worker_deactivate()

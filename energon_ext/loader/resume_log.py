@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the log says of a resume."""
+"""Log lines about a resume."""
 
 from typing import Any, Mapping
 

@@ -93,7 +93,7 @@ class MegatronEnergonLoader:
 
     @property
     def changes(self) -> list[SourceChange]:
-        """What the last restore did with each source."""
+        """The effect of the last restore on each source."""
         return self.loader.changes
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class MegatronEnergonLoader:
 
 
 class RerunLoader(MegatronEnergonLoader):
-    """A loader whose state, saved within a step, stands before that step.
+    """A loader whose state, if saved within a step, is the one before that step.
 
     Megatron-LM and Megatron-Bridge run doubtful steps again: where the result is rejected twice,
     they save the model before the step and end, to run it again in another process.
@@ -126,7 +126,7 @@ class RerunLoader(MegatronEnergonLoader):
 
 
 def is_inside_step() -> bool:
-    """Whether the loop has begun a step and not taken it."""
+    """True if the loop has begun a step but not completed it."""
     return bool(get_rerun_state_machine().state != RerunState.NOT_RUNNING_YET)
 
 

@@ -17,7 +17,7 @@ from energon_ext.losses import check_denominator, check_ratio_limit, truncated_r
 Reported = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 LossFunc = Callable[[torch.Tensor], Reported]
 
-#: Report of the whole batch; what stands before the name of a source in its own.
+#: Report of the whole batch; also the prefix of a source's name in its own report.
 LOSS_KEY = "lm loss"
 SOURCE_PREFIX = f"{LOSS_KEY}/"
 
@@ -175,7 +175,7 @@ def mean_losses(reports: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
     means = {
         key.removeprefix(SOURCE_PREFIX): total / count
         for key, (total, count) in zip(reports[0], _summed(reports).tolist())
-        if key in (LOSS_KEY, *COMPARED_KEYS) or count > 1e6 * _NO_TOKENS  # of so many micro-batches
+        if key in (LOSS_KEY, *COMPARED_KEYS) or count > 1e6 * _NO_TOKENS  # of 1e6 micro-batches
     }
     compared = {key: means.pop(key) for key in COMPARED_KEYS if key in means}
     return {"loss": means.pop(LOSS_KEY), "loss_by_source": means, **compared}

@@ -199,7 +199,7 @@ def _default_task_encoder(args: argparse.Namespace) -> PackedTaskEncoder:
 
 
 def _special_tokens(args: argparse.Namespace) -> dict[str, Any]:
-    """What was said; the tokenizers have defaults of their own."""
+    """Options that were given; the tokenizers have their own defaults."""
     names = "add_bos", "add_eos", "bos_token", "eos_token"
     said = {name: getattr(args, f"energon_{name}") for name in names}
     return {name: value for name, value in said.items() if value is not None}

@@ -96,7 +96,7 @@ def add_energon_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser
 
 
 def ramps_up(args: argparse.Namespace) -> bool:
-    """Whether the global batch grows during the run."""
+    """True if the global batch grows during the run."""
     schedules = ("rampup_batch_size", "step_batch_size_schedule")
     return any(getattr(args, name, None) is not None for name in schedules)
 

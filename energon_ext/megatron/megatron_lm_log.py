@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a Megatron-LM run reads of each source: ``metrics.jsonl``, scalars of TensorBoard and W&B.
+"""Log what a Megatron-LM run reads: ``metrics.jsonl``, TensorBoard and W&B.
 
 Megatron-LM writes on its last rank, which has the losses and may have no loader. So after every
 step the ranks of the last pipeline stage sum what they have drawn.

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the training loop of Megatron-LM does otherwise when its batches are packed rows."""
+"""Changes to the training loop of Megatron-LM for batches of packed rows."""
 
 import functools
 from types import SimpleNamespace
@@ -43,8 +43,8 @@ def adapt_loop(log: DataLog | None) -> None:
 def save_for_all_stages(loader: Any) -> None:
     """Let Megatron-LM save the state of the loader that the virtual stages of a process share.
 
-    Its own function takes their list of iterators for one, and fails. Between two steps all stages
-    have taken the same batches, so the state of the loader is that of each.
+    Its own function mistakes their list of iterators for an iterator, and fails. Between two steps
+    all stages have taken the same batches, so the state of the loader is that of each.
 
     Args:
         loader: of this rank, None where it loads nothing.

@@ -135,7 +135,7 @@ def _folder(folder: str, iteration: int) -> Path:
 
 
 def _path(folder: str, iteration: int, rank: int) -> str:
-    """Where Megatron-LM writes the data state of a rank: on the first pipeline stage only."""
+    """Path of a rank's data state in Megatron-LM, which the first pipeline stage writes."""
     from megatron.training.checkpointing import get_checkpoint_name
 
     basename = f"train_dataloader_dprank{rank:03d}.pt"

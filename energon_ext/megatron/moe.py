@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the routers of mixtures of experts need to know of a packed batch."""
+"""Padding and weights of packed batches for the routers of mixtures of experts."""
 
 import inspect
 from typing import Any

@@ -24,7 +24,7 @@ def rope_by_position_ids(model: torch.nn.Module) -> None:
 
     Raises:
         ConfigError: another position embedding, fused RoPE or context parallelism, none of which
-            can be told a position.
+            can be given a position.
     """
     inner = unwrap(model)
     for what, found, allowed in (

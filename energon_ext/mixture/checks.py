@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is wrong, or looks wrong, with a mixture before the run starts.
+"""Errors and warnings about a mixture before the run starts.
 
 The weights are known for all time, so a gap at step 40 000 is found at step 0. What cannot work is
 an error; what works, but is rarely meant, is a :class:`BlendWarning`.
@@ -18,7 +18,7 @@ from energon_ext.mixture.tree import Tree
 from energon_ext.weights import ScheduleAxis
 
 #: A constant whose share falls below this part of the largest share because of a schedule was
-#: probably written on another scale than the schedule.
+#: probably written on a different scale from the schedule's.
 DROWNED_SHARE = 1e-3
 
 #: Sources of one warning that are named; the others are counted.
@@ -154,7 +154,7 @@ def _nothing_after_limits(
 
 
 def _decisive_positions(tree: Tree) -> list[int]:
-    """Where a weight can become 0 or be smallest: between two breakpoints it is monotone, and 0
-    everywhere or nowhere, by the rule of :data:`energon_ext.weights.schedule.KINDS`."""
+    """Positions where a weight can become 0 or be smallest: between breakpoints it is monotone,
+    and 0 everywhere or nowhere, by the rule of :data:`energon_ext.weights.schedule.KINDS`."""
     points = {0, *tree.breakpoints()}
     return sorted(points | {point + 1 for point in points})

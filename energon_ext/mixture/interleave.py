@@ -31,7 +31,7 @@ ROUNDING, TOKEN_ROUNDING = 1e-9, 1e-6
 
 
 class Credits(NamedTuple):
-    """What the state of an interleave is made of: float64 [members], and the tokens drawn."""
+    """State of an interleave: credits, float64 [members], and the tokens drawn."""
 
     credits: np.ndarray
     tokens: int

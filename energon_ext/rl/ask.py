@@ -90,7 +90,7 @@ def _call(prompts: Sequence[Prompt], call: Callable[..., Any], *asked: Any) -> l
 
 
 def _fault(group: Any, prompt: Prompt, vocab_size: int) -> str | None:
-    """What is wrong with a sampler's answer to a prompt."""
+    """Describe what is wrong with a sampler's answer to a prompt."""
     if not isinstance(group, ScoredGroup):
         return f"the sampler returned a {type(group).__name__}, not a ScoredGroup"
     for name in ("tokens", "log_probs", "rewards", "response_lens", "truncated"):

@@ -70,14 +70,14 @@ class RLDataset:
         groups_per_batch: groups in a batch; fewer where no more fit.
         reward_clip, advantage_clip: see :func:`~energon_ext.losses.group_advantages`.
         min_reward_std: groups whose clipped rewards have no larger unbiased deviation are dropped.
-        max_attempts: so many groups in a row that cannot be trained on are an error.
+        max_attempts: this many groups in a row that cannot be trained on are an error.
         max_staleness: a group that waits is dropped, and counted, once the policy has taken more
             steps since it was sampled; 0 discards what a step leaves over. None keeps all.
         batches_per_step: batches of an optimizer step, its micro-batches on this rank.
         sync_weights: ``step -> None``, called before the first batch of each step, and first of all
             after a resume, on every rank that has an RLDataset: gives a server the weights.
         pad_id: token on positions without a sample.
-        alignment: every sample begins at a multiple of so many positions, as for
+        alignment: every sample begins at a multiple of this many positions, as for
             :class:`~energon_ext.BatchAssembler`.
         seed: of what a BatchSampler draws.
 
@@ -279,7 +279,7 @@ class RLDataset:
         self._groups.append(weighted)
 
     def _fits(self, weighted: WeightedGroup) -> bool:
-        """Whether a batch of this group alone could be made; it is logged where none can."""
+        """True if this group alone can make a batch; otherwise it is logged."""
         if self._arrange([weighted]) is not None:
             return True
         lengths = weighted.group.sample_lengths()

@@ -144,7 +144,7 @@ class OpenAISampler:
     def _fault(
         self, responses: list[list[int]], log_probs: list[list[float]], ends: list[Any]
     ) -> str | None:
-        """What no answers to a request of this sampler can be."""
+        """Describe an answer that no request of this sampler can have; None if all are fine."""
         if strange := [end for end in ends if end not in _ENDS]:
             return f"an answer that was ended by {strange[0]!r:.40}"
         longest = max(map(len, responses))

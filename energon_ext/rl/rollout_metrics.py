@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What sampling has come to: per batch and in all, of a rank and of all ranks."""
+"""Results of sampling: per batch and in total, on one rank and on all ranks."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class RolloutMetrics:
             self._add("truncated", int(group.truncated.sum()), len(group.truncated))
 
     def count(self, name: str, number: int = 1) -> None:
-        """So many more groups that were dropped."""
+        """Count groups that were dropped."""
         self.counts[name] += number
         self.since_batch[name] += number
 

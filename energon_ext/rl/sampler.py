@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a sampler is asked for and what it answers."""
+"""Prompts for a sampler, and its answers."""
 
 import operator
 from dataclasses import dataclass

@@ -82,7 +82,7 @@ class SpliceSource(RowSource):
         return self._by_name(self.examples.quotas)
 
     def metadata_of(self, name: str) -> list[dict[str, Any]]:
-        """What is known of the documents that batches call so: one, or all without own names."""
+        """Metadata of the documents with a name: one, or all that have no name of their own."""
         return [dict(own) for each, own in zip(self.names, self.metadata) if each == name]
 
     def _by_name(self, values: np.ndarray) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class SpliceSource(RowSource):
         return TakenFrames(self, frames)
 
     def _frame_ends(self, copy_lens: np.ndarray, is_last: bool) -> list[int]:
-        """Where frames end; with ``pack_contents`` one holds as many contents as fit."""
+        """Ends of frames; with ``pack_contents`` a frame holds all contents that fit."""
         if not self.config.pack_contents:
             return list(range(1, len(copy_lens) + 1))
         ends, filled = [], 0

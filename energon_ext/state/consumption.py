@@ -107,7 +107,7 @@ class Consumption:
 
         Args:
             changes: what the resume did with the sources, ``loader.changes``; those that moved are
-                counted under the key of now.
+                counted under the current key.
 
         Raises:
             StateFormatError: a newer version, or not of this form.

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What becomes of each source of a saved state under the configuration of now.
+"""Match the sources of a saved state with the current configuration.
 
-A source that both know continues where it was; one that only the configuration knows is new; of one
-that only the state knows the state is *retained*: kept, unchanged, in every later save, and taken
-up when the source returns.
+A source in both continues where it was; one that is only in the configuration is new; the state of
+one that is only in the state is *retained*: kept, unchanged, in every later save, for when the
+source returns.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class SourceNames(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceChange:
-    """What a resume does with one source.
+    """The effect of a resume on one source.
 
     Attributes:
         key: of the source now; of the state where it is retained.
         change: ``kept``, ``moved`` (it continues under another key), ``new`` or ``retained``.
-        documents, tokens: drawn from it so far, over the workers at hand.
+        documents, tokens: drawn from it so far, over the known workers.
         saved_key: where it was moved, its key in the state.
     """
 
@@ -72,10 +72,10 @@ def match_sources(
 
     Args:
         saved: key -> state of a source, with its ``names``.
-        current: key -> names of a source of now.
+        current: key -> names of a current source.
 
     Returns:
-        Current key -> key in the state, of every source that the state knows.
+        Current key -> key in the state, of every source in the state.
 
     Example:
         >>> saved = {"data/web": {"names": ["/data/web", "web"]}}
@@ -94,11 +94,11 @@ def match_sources(
 def compare_sources(
     sources: Sequence[Mapping[str, Any]], current: Mapping[str, SourceNames]
 ) -> list[SourceChange]:
-    """What a resume does with every source, those of now first.
+    """The effect of a resume on every source, current ones first.
 
     Args:
         sources: those in a state, by key: of a planned run, or of all workers.
-        current: key -> names of a source of now.
+        current: key -> names of a current source.
     """
     matched = match_sources(sources[0], current)
     changes = []

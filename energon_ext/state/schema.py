@@ -175,7 +175,7 @@ def _check_mapping(value: Any, shape: dict[Any, Any], where: str) -> None:
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value is an integer >= 0 that an array can hold."""
+    """True if a value is an integer >= 0 that an array can hold."""
     return type(value) is int and 0 <= value < 2**63
 
 

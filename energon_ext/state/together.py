@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What all ranks do or none: work that may fail, and the end of a run."""
+"""All ranks or none: work that may fail, and the end of a run."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def end_together(
 
 
 def collective_device() -> torch.device:
-    """Where tensors lie that ranks add up: this process's GPU, where there is one."""
+    """Device of tensors that ranks add up: this process's GPU, if there is one."""
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

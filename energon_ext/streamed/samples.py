@@ -33,7 +33,7 @@ def num_tokens_of(sample: Any) -> int:
 
 
 class StreamedSamples:
-    """What a worker reads of a source.
+    """The samples of a source that a worker reads.
 
     Args:
         source: its ``rows`` are an Energon dataset.
@@ -68,7 +68,7 @@ class StreamedSamples:
 
     @property
     def ended(self) -> bool:
-        """Whether no sample is left, or none is for this worker."""
+        """True if no sample is left, or none is for this worker."""
         return self._has_ended or self._is_empty
 
     def next(self) -> Any:

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the breakpoints of a schedule count: steps, tokens, samples, or batches of a rank."""
+"""The unit of breakpoints: steps, tokens, samples, or batches of a rank."""
 
 from dataclasses import dataclass
 

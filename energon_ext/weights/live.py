@@ -59,7 +59,7 @@ class LiveWeights:
     Args:
         path: of the file, which need not be there yet.
         names: that lines may have for sources; None for any.
-        key: by which a state knows the file.
+        key: of the file in a state.
 
     Attributes:
         deadline: seconds that a planner waits for a line.
@@ -235,7 +235,7 @@ class LiveWeights:
         return f"the last line is {len(self.lines)}, of steps {steps}{rest}"
 
     def covers(self, step: int) -> bool:
-        """Whether the lines that were read decide the weights of a step."""
+        """True if the lines read so far decide the weights of a step."""
         return step < self._stop
 
     def at(self, step: int) -> tuple[Mapping[str, float], float]:

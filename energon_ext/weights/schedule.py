@@ -198,7 +198,7 @@ class Weights:
 
     def __init__(self, weights: Sequence[WeightSpec]):
         self._weights = list(weights)
-        self._first, self._end = 0.0, -1.0  # where the segments at hand hold
+        self._first, self._end = 0.0, -1.0  # where the current segments are valid
 
     def at(self, position: int) -> np.ndarray:
         """The value of each weight, float64 [n]; must not be written to."""

@@ -86,5 +86,5 @@ def use_energon(config, path, tokenizer):
 
 
 def bridge_forward_step(state, data_iterator, model, return_schedule_plan=False):
-    """What Bridge's schedules call."""
+    """The step that Bridge's schedules call."""
     return forward_step(data_iterator, model)

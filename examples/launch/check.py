@@ -96,10 +96,10 @@ def read_options(path, more=()):
 
 
 def parse_as_megatron_lm(command, gpus):
-    """What its own parser and checks, and those of energon_ext, make of all options, in words.
+    """Run its own parser and checks, and those of energon_ext; the result in words.
 
     Raises:
-        ConfigError: they refuse an option; one that nobody knows ends the program.
+        ConfigError: they refuse an option; an unknown one ends the program.
     """
     try:
         from megatron.training.arguments import parse_args, validate_args
@@ -151,7 +151,7 @@ def check_parallelism(options, gpus):
 
 
 def first_batch(options, data, tokenizer, rank, ranks):
-    """What a data-parallel rank reads first, in words.
+    """Describe the first batch of a data-parallel rank.
 
     Raises:
         ConfigError: the data cannot be read, or has tokens that the model does not know.
@@ -225,7 +225,7 @@ def build_model(options):
 
 
 def padded_vocab_size(options):
-    """What Megatron-LM makes of NullTokenizer's vocabulary and its one special token."""
+    """Vocabulary size that Megatron-LM derives from NullTokenizer and its one special token."""
     multiple = 128 * options["tensor_model_parallel_size"]
     return -(-(options["vocab_size"] + 1) // multiple) * multiple
 

@@ -50,7 +50,7 @@ def test_plan_shows_the_shares_of_every_line_and_where_they_end(data):
         ["web", "50.00%", "25.00%", "100.00%"],
     ]
     path = data / "live.jsonl"
-    said = f"{path}: no line covers steps from 6 on; the last weights stand in.\n"
+    said = f"{path}: no line covers steps from 6 on; the last weights are used.\n"
     assert result.stderr == said
     assert energon_ext("plan", data / "mix.yaml", "--at", "0,5").stderr == ""
 

@@ -104,7 +104,7 @@ def test_a_file_that_is_cut_under_workers_is_named_to_the_trainer(mix, tmp_path)
     expected = hashes(new_loader(mix, 0), 4)
     words, drawn, read, left = outcome(train_on_a_cut_file, mix, stderr=tmp_path / "stderr")
     assert words.startswith("ConfigError: ")
-    assert "tokens.bin has 6000 bytes, its .idx speaks of 360000" in words
+    assert "tokens.bin has 6000 bytes, its .idx describes 360000" in words
     # Batches that were read ahead of the cut may have come.
     assert drawn == expected and read >= 2 * 4 and read % 2 == 0
     assert not still_alive(left)

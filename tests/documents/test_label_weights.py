@@ -62,7 +62,7 @@ def test_weights_change_the_fingerprint(tmp_path, pair):
         (lambda path: write_meta(path, {"dtype": "float32"}), r"has 6 bytes, 6 tokens need 24"),
         (lambda path: write_meta(path, {"dtype": "int8"}), r"of type 'int8'; uint8 or float32"),
         (lambda path: write_meta(path, 5), r"of type 5; uint8 or float32"),
-        (lambda path: write_meta(path, None), r"chat.meta.json does not speak of it"),
+        (lambda path: write_meta(path, None), r"chat.meta.json does not mention it"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(pair, damage, message):
@@ -78,5 +78,5 @@ def write_meta(path, described):
 
 def test_weights_that_nothing_describes_are_refused(pair):
     (pair.parent / "chat.meta.json").unlink()
-    with pytest.raises(ConfigError, match=r"chat.weights.bin: .*chat.meta.json does not speak of"):
+    with pytest.raises(ConfigError, match=r"chat.weights.bin: .*chat.meta.json does not mention"):
         TokenFiles([pair])

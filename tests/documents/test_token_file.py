@@ -167,7 +167,7 @@ def rewrite_header(pair, **changes):
     [
         (lambda pair: os.remove(f"{pair}.idx"), "b.idx: does not exist; a pair is needed"),
         (lambda pair: os.remove(f"{pair}.bin"), "b.bin: does not exist; a pair is needed"),
-        (lambda pair: os.truncate(f"{pair}.bin", 10), "b.bin has 10 bytes, its .idx speaks of 12"),
+        (lambda pair: os.truncate(f"{pair}.bin", 10), "b.bin has 10 bytes, its .idx describes 12"),
         (lambda pair: os.truncate(f"{pair}.idx", 20), "b.idx: not an index of Megatron"),
         (lambda pair: os.truncate(f"{pair}.idx", 81), "81 bytes, 82 are needed for 2 sequences"),
         (lambda pair: rewrite_header(pair, magic=b"MMIDIDX\x00\x01"), "begins with b'MMIDIDX"),
@@ -175,7 +175,7 @@ def rewrite_header(pair, **changes):
         (lambda pair: rewrite_header(pair, code=7), "type 7 is no integer type"),
         (lambda pair: rewrite_header(pair, code=99), "type 99 is no integer type"),
         (lambda pair: rewrite_header(pair, sequences=2**62), "bytes, .* are needed"),
-        (lambda pair: rewrite_header(pair, code=4), "has 12 bytes, its .idx speaks of 14"),
+        (lambda pair: rewrite_header(pair, code=4), "has 12 bytes, its .idx describes 14"),
         (lambda pair: rewrite_header(pair, bounds=0), "are needed for 2 sequences"),
     ],
 )
@@ -240,7 +240,7 @@ def test_an_index_is_checked_to_its_end_part_by_part(tmp_path, monkeypatch):
         content[begin] += 2
         pair.with_suffix(".idx").write_bytes(content)
         # The pointer of the last one stands in the header's check of the size.
-        with pytest.raises(ConfigError, match=f"sequence {max(0, number - 1)} does|speaks of"):
+        with pytest.raises(ConfigError, match=f"sequence {max(0, number - 1)} does|describes"):
             open_token_files(pair)
 
 
