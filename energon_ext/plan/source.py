@@ -68,11 +68,6 @@ class Blend:
 
     is_planned: bool
 
-    @property
-    def row_lengths(self) -> RowLengths:
-        """Of earlier rows, where they had other lengths than now."""
-        return ()
-
     def __init__(self, sources: Sequence[Source], tree: Tree, clock: Clock):
         ordered = sorted(sources, key=lambda source: source.key)
         self.sources = {source.key: source for source in ordered}
