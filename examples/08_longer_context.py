@@ -23,7 +23,7 @@ from megatron_gpt import build_model, build_optimizer, load_model, start_megatro
 from options import add_arguments, count, new_parser
 
 from energon_ext import ExactDataLoader, PackedTaskEncoder, get_val_datasets
-from energon_ext.cli.figure_style import COLORS, INK, label_ends, new_figure
+from energon_ext.cli.figure_style import COLORS, MUTED, label_ends, new_figure
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.megatron import forward_step
 from energon_ext.state.checkpoint_folder import tracked_iteration
@@ -134,7 +134,9 @@ def draw(losses, path):
     middles = (np.arange(found.shape[1]) + 0.5) * LONG / found.shape[1]
     for own, color in zip(found, COLORS):
         axes.plot(middles, own, color=color, linewidth=1.6, marker="o", ms=3)
-    axes.axvline(SHORT, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.axvline(SHORT, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
+    above = {"transform": axes.get_xaxis_transform(), "color": MUTED, "fontsize": 8.5}
+    axes.text(SHORT, 1.02, f"end of a row of {SHORT}", **above)
     axes.set_xlim(0, LONG)
     axes.set_xlabel("position in the document (bytes)")
     axes.set_ylabel("loss (nats per byte)")
