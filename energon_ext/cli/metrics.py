@@ -109,37 +109,15 @@ class Run:
             ConfigError: no such file, lines out of order, or no step in it.
             StateFormatError: a damaged line, with its number.
         """
-        path = run_dir / FILE_NAME
-        starts: list[dict[str, Any]] = []
-        steps: list[dict[str, Any]] = []
-        evaluated: dict[int, dict[str, Any]] = {}
-        for where, event in _events(path):
-            kind = event["event"]
-            if kind == "evaluation":
-                steps[-1:] = [event | step for step in steps[-1:]]
-                evaluated[event["step"]] = event
-                continue
-            if kind == "start":
-                starts.append(event)
-                del steps[event["step"] :]
-                evaluated = {step: found for step, found in evaluated.items() if step <= len(steps)}
-            expected = len(steps) + (kind == "step")
-            if event["step"] != expected:
-                raise ConfigError(
-                    f"{where}: {kind} of step {event['step']} found where step {expected} was "
-                    f"expected; lines are missing or out of order."
-                )
-            if kind == "step":
-                steps.append(event)
-        if not starts or not steps:
-            raise ConfigError(f"{path}: no training step in it yet; nothing to report.")
+        starts, steps, evaluated = _history(run_dir / FILE_NAME)
         last = starts[-1]
         # Sources may come and go between processes: all that ever were, in order of appearance.
         sources = tuple(dict.fromkeys(key for start in starts for key in start["sources"]))
         if len(sources) > MOST_SOURCES or len(sources) * len(steps) > MOST_COUNTS:
             raise ConfigError(
-                f"{path}: {len(sources):,} sources in {len(steps):,} steps; a report is of "
-                f"{MOST_SOURCES:,} sources at most, and of {MOST_COUNTS:,} for all steps together."
+                f"{run_dir / FILE_NAME}: {len(sources):,} sources in {len(steps):,} steps; a "
+                f"report is of {MOST_SOURCES:,} sources at most, and of {MOST_COUNTS:,} for all "
+                f"steps together."
             )
         documents = {key: count for start in starts for key, count in start["documents"].items()}
         tokens = {key: count for start in starts for key, count in start["epoch_tokens"].items()}
@@ -175,6 +153,36 @@ class Run:
             measured={name: column(name) for name in measured},
             validation=_validation(evaluated),
         )
+
+
+def _history(
+    path: Path,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[int, dict[str, Any]]]:
+    """The starts of processes, the steps that count, and the evaluations by their steps."""
+    starts: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
+    evaluated: dict[int, dict[str, Any]] = {}
+    for where, event in _events(path):
+        kind = event["event"]
+        if kind == "evaluation":
+            steps[-1:] = [event | step for step in steps[-1:]]
+            evaluated[event["step"]] = event
+            continue
+        if kind == "start":
+            starts.append(event)
+            del steps[event["step"] :]
+            evaluated = {step: found for step, found in evaluated.items() if step <= len(steps)}
+        expected = len(steps) + (kind == "step")
+        if event["step"] != expected:
+            raise ConfigError(
+                f"{where}: {kind} of step {event['step']} found where step {expected} was "
+                f"expected; lines are missing or out of order."
+            )
+        if kind == "step":
+            steps.append(event)
+    if not starts or not steps:
+        raise ConfigError(f"{path}: no training step in it yet; nothing to report.")
+    return starts, steps, evaluated
 
 
 def _validation(evaluated: Mapping[int, Mapping[str, Any]]) -> dict[str, np.ndarray]:
