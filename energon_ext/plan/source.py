@@ -68,11 +68,6 @@ class Blend:
 
     is_planned: bool
 
-    @property
-    def row_lengths(self) -> RowLengths:
-        """Of earlier rows, where they had other lengths than now."""
-        return ()
-
     def __init__(self, sources: Sequence[Source], tree: Tree, clock: Clock):
         ordered = sorted(sources, key=lambda source: source.key)
         self.sources = {source.key: source for source in ordered}
@@ -128,6 +123,11 @@ class Blend:
     def interleaves(self) -> dict[str, int]:
         """How many interleaves keep the share of a source in the whole run, where no blend does."""
         return self.tree.interleaves()
+
+    @property
+    def row_lengths(self) -> RowLengths:
+        """Of earlier rows, where they had other lengths than now."""
+        return ()
 
     def position(self, step: int, row: int | None = None) -> int:
         """Where an optimizer step is on the schedule axis; ``row`` is its first, if known."""

@@ -137,20 +137,21 @@ def test_an_estimate_from_a_state_is_near_what_is_planned(folder):
 
 
 def test_tokens_of_an_axis_are_counted_by_the_lengths_that_rows_had(tmp_path):
-    """8 rows of 64 a step, 4 steps, are 2,048; then 2,048 a step: 6,144 are behind 6 steps."""
+    """Four steps of 8 rows of 64 are 2,048; then 4 rows of 256 a step: 6,144 before step 8."""
     for name, token in (("a", 100), ("b", 10_000)):
         write_tokens(tmp_path / name, [[token] * 2048] * 40, np.int32)
     weights = [("a", {"step": {0: 1, 6144: 0}}), ("b", {"step": {0: 0, 6144: 1}})]
     path = mix(tmp_path, weights)
     path.write_text(path.read_text() + "schedule_axis: tokens\n")
     _, state = read(path, 4)
-    found = from_state(path, 4, state, seq_len=256)
-    assert found.shares.tolist() == [[1, 0], [1, 0], [0, 1], [0, 1]]
-    assert (found.tokens[:, 0] > 0).tolist() == [True, True, False, False]
-    blend = find_blend(dataset(path, seq_len=256))
+    found = from_state(path, 6, state, seq_len=256, rows=4)
+    assert found.shares.tolist() == [[1, 0]] * 4 + [[0, 1]] * 2
+    assert (found.tokens[:, 0] > 0).tolist() == [True] * 4 + [False] * 2
+    blend = find_blend(dataset(path, seq_len=256, rows=4))
     blend.continue_from(content(state))
-    assert estimated(blend, 4).shares.tolist() == found.shares.tolist()
-    assert (late_breakpoints(blend, 6), late_breakpoints(blend, 7)) == ([6144], [])
+    assert estimated(blend, 6).shares.tolist() == found.shares.tolist()
+    assert (late_breakpoints(blend, 8), late_breakpoints(blend, 9)) == ([6144], [])
+    assert estimated(blend, 1200).ends[:3].tolist() == [8, 9, 14]  # windows of five steps
 
 
 # The command --------------------------------------------------------------------------------------

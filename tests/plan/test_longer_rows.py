@@ -13,6 +13,15 @@ from energon_ext import PackedTaskEncoder, SFTTaskEncoder, get_train_dataset
 from energon_ext.errors import StateMismatchError
 from energon_ext.plan.lookup import find_blend
 from tests.cli.command import energon_ext
+from tests.plan.memory_documents import (
+    PACKERS,
+    documents_in,
+    pairs,
+    planned,
+    state_of,
+    take,
+    trained,
+)
 from tests.saves import save_cursor
 from tests.support import (
     LargeTokenizer,
@@ -151,6 +160,24 @@ def test_ten_hops_over_lengths_packings_topologies_and_mixes_read_everything_onc
     assert run.ended
     assert trained_transitions(run.batches) == transitions_of("abc")
     assert run.counts == {"a": 60, "b": 60, "c": 60}
+
+
+@pytest.mark.parametrize("second", ["bin", "sequential"])
+@pytest.mark.parametrize("first", ["bin", "sequential"])
+def test_documents_of_one_token_are_counted_once_an_epoch_wherever_the_change_is(first, second):
+    """Windows share one token, which may be all of a document; two epochs may be at hand."""
+    lengths = [1] * 12 + [5, 1, 9, 1]
+    options = {"epochs": 3, "buffer_docs": 24}
+    count = len(take(planned(lengths, packing=first, seq_len=4, **options)))
+    assert count > 15
+    for number in range(count + 1):
+        short = planned(lengths, packing=first, seq_len=4, **options)
+        found = take(short, number)
+        long = planned(lengths, packing=second, seq_len=7, **options)
+        long.restore_state(json.loads(json.dumps(state_of(short))), PACKERS[first](4))
+        found += take(long)
+        assert trained(found) == pairs(lengths, 3), number
+        assert documents_in(found) == 3 * len(lengths), number
 
 
 def test_a_run_that_changes_nothing_reads_what_one_without_a_stop_reads(data):

@@ -173,7 +173,9 @@ def test_an_interleave_keeps_its_shares_over_changes_of_length(data):
     for seq_len in (40, 64, 21, 100):
         _, state = run(path, 4, 1, 0, state, encoder=Sized(seq_len))
         photos, charts = (own["tokens"] for own in state["plan"]["sources"].values())
-        assert abs(photos - charts) <= 2 * 64 and photos > 1000 or seq_len == 40
+        assert abs(photos - charts) <= 2 * max(64, seq_len)
+        (credits,) = (each["credits"] for each in state["plan"]["mixture"].values())
+        assert sorted(credits.values()) == sorted([(photos - charts) / 2, (charts - photos) / 2])
     assert state["row_lengths"] == [[32, 40], [64, 64], [96, 21]]
 
 
