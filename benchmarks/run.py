@@ -30,14 +30,15 @@ BENCHMARKS = (
     "balanced_training",
     "splice",
     "text_source",
+    "object_store",
     "any_dataset",
     "memory",
 )
 
 
 def main():
-    # The demo's texts are in examples/. Processes that a benchmark starts get the same path.
-    sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "examples")]
+    # The demo has its texts in examples/, a store is in tests/. Processes get the same path.
+    sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "examples"), str(FOLDER.parent)]
     for name in sys.argv[1:] or BENCHMARKS:
         machine, begin = conditions(), time.perf_counter()
         table = importlib.import_module(name).run()

@@ -6,11 +6,14 @@ Only its executors are used. A task makes one part, and takes nothing from the t
 """
 
 import importlib
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ import click
 from energon_ext.cli import echo
 from energon_ext.errors import ConfigError, EnergonExtError, WorkerError
 from energon_ext.prepare.claim import Part
+from energon_ext.prepare.pool import end_with_parent
 
 #: What the executors take themselves, by the type of its values.
 SLURM_SETTINGS = {
@@ -60,7 +64,7 @@ class PartStep:
     def __call__(self, data: object = None, rank: int = 0, world_size: int = 1) -> None:
         os.chdir(self.folder)
         try:
-            self.make(Part(rank, world_size), self.processes)
+            self._make(Part(rank, world_size))
         except (EnergonExtError, OSError) as error:
             line = " ".join(str(error).split())
             self.failures.mkdir(parents=True, exist_ok=True)
@@ -69,6 +73,18 @@ class PartStep:
                 raise
             click.echo(f"Error: {line}", err=True)  # the task ends as the command does
             raise SystemExit(2) from error
+
+    def _make(self, part: Part) -> None:
+        # In a process of its own: Ray's would wait for ever for the result of a killed one.
+        fork = multiprocessing.get_context("fork")
+        try:
+            with ProcessPoolExecutor(1, fork, end_with_parent) as process:
+                process.submit(self.make, part, self.processes).result()
+        except BrokenProcessPool as error:
+            raise WorkerError(
+                f"Part {part} was killed, perhaps for want of memory; what is finished is kept. "
+                f"Run the same command again."
+            ) from error
 
 
 def settings_of(given: Sequence[str], option: str) -> dict[str, str]:

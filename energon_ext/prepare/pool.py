@@ -79,11 +79,16 @@ def write_units(
         pool.shutdown(cancel_futures=True)
 
 
+def end_with_parent() -> None:
+    """Let this process be killed when its parent ends."""
+    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
 def _start(write: Callable[[int], Record], threads: int) -> None:
     """Make a worker end with its parent, leave Ctrl-C to it, and use its share of the cores."""
     global _write_by_number
     _write_by_number = write
-    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["RAYON_NUM_THREADS"] = str(threads)
     if threads == 1:

@@ -23,6 +23,7 @@ class Store:
     Attributes:
         requests: method and object of each.
         fault: ``down``, ``short``, ``denied`` or None, for ranges of objects.
+        delay: seconds before a range is answered.
     """
 
     def __init__(self):
@@ -32,7 +33,7 @@ class Store:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
         self._server = subprocess.Popen(command, **quiet)
-        self.requests, self.fault = [], None
+        self.requests, self.fault, self.delay, self.held = [], None, 0.0, {}
         self._proxy = ThreadingHTTPServer(("127.0.0.1", 0), type("Of", (_Proxy,), {"store": self}))
         self._proxy.daemon_threads = True
         threading.Thread(target=self._proxy.serve_forever, daemon=True).start()
@@ -54,6 +55,12 @@ class Store:
             if path.is_file():
                 key = os.path.join(name, path.relative_to(folder))
                 self.s3.put_object(Bucket=BUCKET, Key=key, Body=path.read_bytes())
+
+    def hold(self, key):
+        """Let the proxy answer ranges of an object by itself: moto takes long for one."""
+        found = self.s3.get_object(Bucket=BUCKET, Key=key)
+        headers = {"ETag": found["ETag"], "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
+        self.held[f"/{BUCKET}/{key}"] = found["Body"].read(), headers
 
     def asked(self, method, ending):
         """Requests for objects with names that end so."""
@@ -77,6 +84,14 @@ class _Proxy(BaseHTTPRequestHandler):
             return
         if is_range and store.fault == "denied":
             self._answer(403, {}, b"<Error><Code>AccessDenied</Code></Error>")
+            return
+        if is_range:
+            time.sleep(store.delay)
+        if is_range and self.path in store.held:
+            content, headers = store.held[self.path]
+            first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            place = {"Content-Range": f"bytes {first}-{last}/{len(content)}"}
+            self._answer(206, {**headers, **place}, content[first : last + 1])
             return
         server = http.client.HTTPConnection("127.0.0.1", store.port)
         server.request(self.command, self.path, headers=dict(self.headers))

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from energon_ext.cli.cluster import PartStep
 from energon_ext.documents.file_set import open_token_files
-from energon_ext.errors import ConfigError
+from energon_ext.errors import ConfigError, WorkerError
 from energon_ext.prepare import claim, inputs
 from energon_ext.prepare.accounts import check_files
 from energon_ext.prepare.claim import ClaimedError, Part, claimed
@@ -454,3 +455,15 @@ def test_a_bad_line_on_ray_ends_the_command_with_2_and_the_line(tmp_path, ray):
     assert len(unfinished(tmp_path / "out")) == 2
     result = energon_ext(*on_ray[:-4], "--on-error", "skip", "--executor", "ray")
     assert "begun with on_error" in result.stderr
+
+
+def test_a_killed_task_ends_with_a_line_and_not_never(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    step = PartStep(kill_itself, 1, str(tmp_path), tmp_path / "failures")
+    with pytest.raises(WorkerError, match="Part 3/4 was killed, perhaps for want of memory"):
+        step(None, 3, 4)
+    assert "Part 3/4 was killed" in (tmp_path / "failures/00003.txt").read_text()
+
+
+def kill_itself(part, processes):
+    os.kill(os.getpid(), signal.SIGKILL)
