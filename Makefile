@@ -5,7 +5,7 @@
 #   make test-nightly  the long suite
 #   make bench         ratios against stock Energon and others
 #   make docs          HTML documentation in docs/_build/html
-#   make lint          style, layers and types: ruff, import-linter, mypy
+#   make lint          style, layers, types and plain English
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -45,6 +45,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
+	$(BIN)/python .ci/plain_english.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info docs/_build

@@ -212,12 +212,12 @@ def reweight(saved: Path, metadataset: Path, **options: Any) -> None:
 
 
 def _packed_anew(dataset: PlannedDataset) -> Iterator[str]:
-    """What the sources have at hand that is in no row any more."""
+    """Documents of open pack plans, which are packed again."""
     for key, rows in zip(dataset.keys, dataset.rows):
         if not isinstance(rows, PlannedRows) or rows.window.taken is not None:
             continue
         if count := len(set(rows.window.documents.tolist())):
-            yield f"{key}: {count:,} documents at hand are packed anew"
+            yield f"{key}: {count:,} documents not yet drawn are packed anew"
 
 
 def _left_out(cursor: SavedCursor, dataset: PlannedDataset) -> Iterator[str]:

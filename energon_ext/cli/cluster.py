@@ -50,7 +50,7 @@ class PartStep:
     """The one step of a datatrove pipeline: makes the part of a task.
 
     Args:
-        make: makes a part in so many processes; it is pickled.
+        make: makes a part in that number of processes; it is pickled.
         processes: of a part.
         folder: in which the command was given, since paths may be relative.
         failures: a folder for the errors of tasks, a file for each.

@@ -85,7 +85,7 @@ def draw_lines(
 
     Args:
         places: of the values, for all lines or a column for each.
-        shown: how the last value stands behind a name.
+        shown: how the last value is written after a name.
 
     Returns:
         The names with the values.

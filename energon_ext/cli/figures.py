@@ -77,7 +77,7 @@ def mix_picture(run: Run) -> Picture:
 
 
 def loss_picture(run: Run, spikes: Sequence[Spike] = ()) -> Picture:
-    """Training loss, of all tokens and of each source, and where it stands out."""
+    """Training loss, of all tokens and of each source, and unusually high ones."""
     run = for_pictures(run)
     add, steps = windows(run.step)
     centres = add(run.step) / steps
@@ -103,7 +103,7 @@ def loss_picture(run: Run, spikes: Sequence[Spike] = ()) -> Picture:
         figure,
         f"The mean loss goes from {first:.2f} to {last:.2f} nats per token over "
         f"{counted(len(run.step), 'step')}; a source's line begins with the first batch that "
-        "holds it." + (" A triangle is a loss that stands out." if spikes else ""),
+        "holds it." + (" A triangle is an unusually high loss." if spikes else ""),
     )
 
 

@@ -167,7 +167,7 @@ def _prepare_on_cluster(
     if part or source is ParameterSource.COMMANDLINE:
         name = "--part" if part else "--jobs"
         raise ConfigError(f"--executor: sets {name} itself, by --tasks and cpus_per_task.")
-    job_and_units(options)  # what is wrong with them is said here, not in a log of a task
+    job_and_units(options)  # their mistakes are reported here, not in a task's log
     settings = settings_of(slurm, "--slurm") if executor == "slurm" else settings_of(ray, "--ray")
     make = functools.partial(prepare_part, output, options)
     logs = logs or output.with_name(f"{output.name}-logs")

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the options of ``energon-ext prepare`` make: the units of the input, and the job."""
+"""Turn the options of ``energon-ext prepare`` into the units of the input, and the job."""
 
 import functools
 import hashlib
@@ -101,7 +101,7 @@ def _job(
     paths: Sequence[Any],
     options: Mapping[str, Any],
 ) -> Job:
-    """What becomes of every document, and the options that a continued run must have alike."""
+    """The treatment of every document, and the options that a continued run must share."""
     named = [str(path) for path in paths]
     if len(named) > MOST_NAMED:
         digest = hashlib.sha256("\n".join(named).encode("utf-8", "replace")).hexdigest()

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What packers take and give: parts of documents, and rows made of them, as arrays."""
+"""Input and output of packers: parts of documents, and rows made of them, as arrays."""
 
 import functools
 import hashlib
@@ -160,7 +160,7 @@ class PackPlan:
         return self.pieces.stops - self.pieces.starts
 
     def extent(self, row: int) -> slice:
-        """Where the pieces of a row are among all."""
+        """Indices of the pieces of a row."""
         return slice(int(self.ends[row - 1]) if row else 0, int(self.ends[row]))
 
     @functools.cached_property

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where a run is on its schedule axis."""
+"""The position of a run on its schedule axis."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from energon_ext.errors import ConfigError
 from energon_ext.plan.deal import Topology
 from energon_ext.weights import ScheduleAxis
 
-#: ``(row, positions)`` for each time that the length of rows changed: before that row, and after
-#: the one of the pair before, rows had so many positions.
+#: ``(row, positions)`` for each change of the length of rows: rows before that row, and from that
+#: of the previous pair on, had this number of positions.
 RowLengths = tuple[tuple[int, int], ...]
 
 
@@ -73,5 +73,5 @@ class Clock:
         return None if self.axis.end is None else self.at_step(self.axis.end)
 
     def is_skipped(self, step: int) -> bool:
-        """Whether a step of the plan is not read."""
+        """True if a step of the plan is not read."""
         return any(first <= step < stop for first, stop in self.skip)

@@ -129,7 +129,7 @@ class PlannedDataset(Blend, SavableDataset):
     def planned_steps(self, state: Mapping[str, Any] | None = None) -> Iterator[Step]:
         """Every step, drawn and not read, from a cursor on where one is given.
 
-        A step that the cursor stands in comes whole.
+        A step that the cursor is inside of comes whole.
         """
         self.reset_state_own()
         if state is not None:
@@ -320,6 +320,6 @@ class PlannedDataset(Blend, SavableDataset):
 
 
 def _digest_of_cost(cost: Cost, row_tokens: int) -> str:
-    """A digest of the costs of all lengths that there are; a name says nothing of a closure."""
+    """A digest of the costs of all lengths; the name of a function would not identify it."""
     costs = np.asarray(cost(np.arange(1, row_tokens + 2)), np.float64)
     return hashlib.sha256(costs.tobytes()).hexdigest()[:16]

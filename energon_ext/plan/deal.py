@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which rows of a step are whose."""
+"""Deal the rows of a step to ranks and micro-batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEARLY_EQUAL, MOST_SWAPS = 1.005, 256
 
 @dataclass(frozen=True)
 class Topology:
-    """Who reads a run.
+    """The ranks, workers and micro-batches of a run.
 
     The rows of a step go out in rounds, of one batch to each rank: rank r has the rows
     ``[r * batch_rows, (r + 1) * batch_rows)`` of a round, and the workers of a rank take turns.
@@ -80,7 +80,7 @@ class Topology:
 
 
 def balanced(costs: np.ndarray, topology: Topology) -> np.ndarray:
-    """Which row of a step goes to which place, so that all ranks are busy equally long.
+    """Order the rows of a step so that all ranks are busy equally long.
 
     Rows are assigned from the most to the least expensive, each to the rank with the smallest total
     that has room (longest processing time first, Graham 1969, with as many rows for every rank);

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a run will have read, window by window, without reading it.
+"""Forecast what a run will read, window by window, without reading it.
 
 Either the plan itself is made, which is exact, or the shares of the schedules are summed up, which
 takes as long for a million steps as for a thousand.
@@ -35,7 +35,7 @@ _TRIED_ROWS, _FIRST_ROWS = 256, 256
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run reads.
+    """The sources of a run over time.
 
     Attributes:
         keys: of the sources.
@@ -154,7 +154,7 @@ def _check_any(ends: Sequence[int]) -> None:
 
 
 def _start(blend: Blend) -> Advance:
-    """Where a forecast begins: where the dataset stands."""
+    """The start of a forecast: the position of the dataset."""
     if isinstance(blend, PlannedDataset):
         return blend.progress.plan
     nothing = np.zeros(len(blend.keys), np.int64)
@@ -162,7 +162,7 @@ def _start(blend: Blend) -> Advance:
 
 
 def _position(blend: Blend, step: int) -> int:
-    """Where a step of the plan is on the schedule axis."""
+    """Position of a step of the plan on the schedule axis."""
     start = _start(blend)
     row = start.row + (step - start.step) * blend.topology.rows_per_step
     return blend.clock.at(step, row, start.row_lengths)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What one pack plan is made of, as a state has it."""
+"""The input of one pack plan, as saved in a state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PackWindow(Window):
     digest: str = ""
 
     def carries_pieces_of(self, documents: Documents) -> bool:
-        """Whether the pieces that were carried over are parts of some documents."""
+        """True if the pieces that were carried over are parts of some documents."""
         numbers, starts, stops = self.documents, self.starts, self.stops
         if len(numbers) != len(starts) or numbers.max(initial=0) >= len(documents):
             return False

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The rows of a planned source: taken by number in the plan, read anywhere.
 
-A source takes rows from a *window*, an immutable description of the rows it has at hand (for packed
+A source takes rows from a *window*, an immutable description of its next rows (for packed
 documents: which documents were packed together). The window and the number of rows taken from it
 are all the state there is.
 """
@@ -53,21 +53,21 @@ class Taken(ABC):
 
 @dataclass(frozen=True)
 class Window:
-    """The rows that a source has at hand. Subclasses say what they are made of."""
+    """The next rows of a source. Subclasses say what they are made of."""
 
     def to_json(self) -> dict[str, Any]:
         return {}
 
 
 class RowSource(ABC):
-    """Where the rows of a source come from.
+    """The rows of a source.
 
     Args:
         key: of the source.
         fingerprint: JSON values by which a change of the data is noticed.
 
     Attributes:
-        window: the rows at hand.
+        window: its next rows.
         next_row: rows of the window that were taken.
     """
 
@@ -83,12 +83,12 @@ class RowSource(ABC):
     @property
     @abstractmethod
     def is_finite(self) -> bool:
-        """Whether there may be a last row."""
+        """True if there may be a last row."""
 
     @property
     @abstractmethod
     def ended(self) -> bool:
-        """Whether no row is left."""
+        """True if no row is left."""
 
     @abstractmethod
     def take(self, count: int) -> Taken:
@@ -106,7 +106,7 @@ class RowSource(ABC):
         """Begin with the first row again."""
 
     def options(self) -> dict[str, Any]:
-        """What else decides which rows come next, as JSON values; may change between two steps."""
+        """Settings that decide the next rows, as JSON values; may change between two steps."""
         return {}
 
     def state_at(self, window: Window, next_row: int) -> dict[str, Any]:
@@ -124,14 +124,14 @@ class RowSource(ABC):
 
     @property
     def may_be_repacked(self) -> bool:
-        """Whether rows may be packed by other options from a state on."""
+        """True if rows may be packed with other options after a resume."""
         return False
 
     def former_packer(self, packing: Mapping[str, Any]) -> Packer:
         """The packer of a state, by the fields of its fingerprint that say how rows are packed.
 
         Raises:
-            ConfigError: there is none any more, or what it packed does not fit in the rows of now.
+            ConfigError: there is none any more, or what it packed does not fit in the current rows.
         """
         raise NotImplementedError
 
@@ -140,5 +140,5 @@ class RowSource(ABC):
         """Continue from :meth:`state_at`.
 
         Args:
-            former: packed the rows of the state, where that was not the packer of now.
+            former: packed the rows of the state, where that is not the current packer.
         """

@@ -51,7 +51,7 @@ class PlannedRows(RowSource):
 
     State: that of :class:`PackWindow`, two integers for each piece that was carried over.
     ``buffer_docs``, ``excluded`` and the epochs of ``order`` may change between two steps: the pack
-    plan at hand is finished as it was begun. So may the packer: what the plan at hand still holds
+    plan that is open is finished as it was begun. So may the packer: what the open plan still holds
     is packed anew then, before any further document.
     """
 
@@ -240,8 +240,8 @@ class PlannedRows(RowSource):
                     f"were saved; {len(taken)} documents make {len(self._plan)} rows now."
                 )
             check_fingerprint(
-                {"rows at hand": window.digest},
-                {"rows at hand": self.window.digest},
+                {"rows of the open plan": window.digest},
+                {"rows of the open plan": self.window.digest},
                 self.key,
                 "The same documents make other rows: a packer of your own must depend on lengths "
                 "and options alone, `select_samples_to_pack` on lengths and `self.seq_len`.",
@@ -258,7 +258,7 @@ class PlannedRows(RowSource):
         return packer.resumed(Pieces(window.documents, places, window.starts, lengths, lengths))
 
     def _repack(self, former: Packer) -> None:
-        """Give all that the plan at hand still holds to the next one, as if it had carried it."""
+        """Give all that the open plan still holds to the next one, as if it had carried it."""
         plan, window = self._plan, self.window
         taken = plan.extent(self.next_row - 1).stop if self.next_row else 0
         rest = plan.pieces[taken:] + plan.carried

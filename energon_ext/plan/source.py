@@ -130,7 +130,7 @@ class Blend:
         return ()
 
     def position(self, step: int, row: int | None = None) -> int:
-        """Where an optimizer step is on the schedule axis; ``row`` is its first, if known."""
+        """Position of an optimizer step on the schedule axis; ``row`` is its first, if known."""
         return self.clock.at_step(step, row, self.row_lengths)
 
     def planned_shares(self, position: int) -> dict[str, float]:

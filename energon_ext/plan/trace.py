@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the rows of a step hold, and who reads them; no token is read for it."""
+"""Contents and readers of the rows of a step, without reading a token."""
 
 from dataclasses import dataclass
 from typing import Any, Iterator, Sequence

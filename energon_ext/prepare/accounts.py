@@ -61,7 +61,7 @@ class Preparation:
         write_json(self.work / ACCOUNTS / f"{name}.json", account)
 
     def finished(self, names: Iterable[str]) -> dict[str, Record]:
-        """What is known of some units: of those that an earlier or another process made.
+        """Accounts of finished units that an earlier or another process made.
 
         Raises:
             ConfigError: they were made with other options, or the output is not of this command.
@@ -80,7 +80,7 @@ class Preparation:
         return {name: found[name] for name in names if name in found}
 
     def has_all(self) -> bool:
-        """Whether every unit is finished, by names alone."""
+        """True if every unit is finished, by names alone."""
         saved = {unit["name"] for prepared in self._saved() for unit in prepared["units"]}
         return set(self.units) <= saved.union(self.accounts())
 
@@ -100,7 +100,7 @@ class Preparation:
         return None
 
     def summed(self, records: Mapping[str, Record]) -> Record:
-        """What PREPARED holds, of the units that are finished."""
+        """Content of PREPARED for the units that are finished."""
         units = [records[name] for name in sorted(records)]
         totals = {
             name: sum((Counter[str](unit[name]) for unit in units), Counter[str]())
@@ -118,7 +118,7 @@ class Preparation:
         return sorted(file.removesuffix(".json") for file in found if file.endswith(".json"))
 
     def _saved(self) -> list[Record]:
-        """What was published, or was about to be."""
+        """Content that was published, or was about to be."""
         if self.anew:
             return []
         holds_anything = _holds_anything(self.output)  # first: a finished folder appears at once
@@ -139,7 +139,7 @@ class Preparation:
 
 
 def is_prepared(output: Path, units: Sequence[Unit]) -> bool:
-    """Whether these units are what a folder holds."""
+    """True if a folder holds these units."""
     prepared = read_json(output / PREPARED) or {"units": []}
     return [unit["unit"] for unit in prepared["units"]] == [
         _plain(unit.description) for unit in units

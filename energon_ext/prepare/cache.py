@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is made of the samples of a source once: the tokens of text, or a table of lengths.
+"""Cache of what is made once of a source's samples: tokens of text, or a table of lengths.
 
 It is found by its name, a digest of all that it depends on. A folder of that name is complete: it
 is made beside, under another name, and renamed. Several processes may ask for it at once, on
@@ -41,7 +41,7 @@ _LOOK_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Cached:
-    """What is made of the samples of one source.
+    """One entry of the cache, for the samples of one source.
 
     Attributes:
         name: of the source, for messages.
@@ -50,7 +50,7 @@ class Cached:
         count: samples of the source.
         seconds: that one core takes for it, about; None where that is not known.
         open_folder: opens the folder, which is made.
-        verb: what is done to the samples, ``tokenized`` for one.
+        verb: what is done to the samples, such as ``tokenized``.
     """
 
     name: str
@@ -64,14 +64,14 @@ class Cached:
 
     @property
     def is_there(self) -> bool:
-        """Whether it is made."""
+        """True if it is made."""
         try:  # a listing is newer than what a network file system remembers of a missing file
             return self.folder.name in os.listdir(self.folder.parent)
         except OSError:
             return False
 
     def open(self) -> Any:
-        """What is made, with an entry for each sample."""
+        """The content, with an entry for each sample."""
         try:
             found = self.open_folder(self.folder)
         except ConfigError as error:
@@ -91,7 +91,7 @@ def cache_root(beside: Path) -> Path:
 
 
 def cache_folder(root: Path, name: str, digest: str) -> Path:
-    """Where the token files of a source lie; its name is in it for people."""
+    """Folder of a source's token files; the name of the source is in it for people."""
     words = re.sub(r"[^\w.-]+", "-", name)[-60:].strip("-.")
     return root / f"{words}-{digest[:24]}"
 

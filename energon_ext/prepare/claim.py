@@ -37,7 +37,7 @@ class Part:
         return f"{self.number}/{self.count}"
 
     def beside(self, output: Path) -> Path:
-        """What is claimed for a part of an output."""
+        """Path that is claimed for a part of an output."""
         return output.with_name(f"{output.name}.{self.number}-of-{self.count}")
 
 
@@ -137,7 +137,7 @@ def _owner_of(path: Path) -> str:
 
 
 def _is_stale(path: Path) -> bool:
-    """Whether the process that has a claim is gone."""
+    """True if the process that has a claim is gone."""
     try:
         # The clock of a file system need not be that of this machine.
         with tempfile.NamedTemporaryFile(prefix=".time-", dir=path.parent) as probe:

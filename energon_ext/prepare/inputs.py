@@ -119,7 +119,7 @@ def _read_jsonl(path: Path, begin: int, stop: int | None, read_row: RowReader) -
 def _lines(path: Path, begin: int, stop: int | None) -> Iterator[tuple[bytes, str, int]]:
     """Lines with their origins and sizes, from one byte of a file to another or to its end."""
     with open_data(path) as stored, _unpacked(stored, path) as file:
-        # Counted by whoever reads a part: to list the parts of an input must not read all of it.
+        # Counted by the reader of a part: to list the parts of an input must not read all of it.
         pieces = (file.read(min(_BLOCK, begin - done)) for done in range(0, begin, _BLOCK))
         position, number = begin, 1 + sum(piece.count(b"\n") for piece in pieces)
         while line := file.readline(MOST_LINE_BYTES):

@@ -20,11 +20,11 @@ from energon_ext.prepare.documents import InputDocument, Unit
 
 logger = log_of(__name__)
 
-#: Documents of so many bytes are tokenized together, and at most so many documents.
+#: Bytes and number of documents that are tokenized together.
 BATCH_BYTES = 2**20
 BATCH_DOCUMENTS = 4096
 
-#: As many refused documents in a row end a preparation, as they end a run of Energon.
+#: Refused documents in a row that end a preparation, as they end a run of Energon.
 MOST_REFUSED_IN_A_ROW = 100
 
 #: Token ids, and the weights of the labels, None for 1 everywhere; or why the document is refused.
@@ -55,7 +55,7 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """What becomes of every document.
+    """The treatment of every document.
 
     Attributes:
         encode: documents to tokens.

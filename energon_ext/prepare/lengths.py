@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The table of lengths: tokens and cost of every sample of a source, eight bytes in all.
 
-A folder holds a pair of files for each part of the source, a shard for one: ``.lengths.bin`` with
+A folder holds a pair of files for each part of the source, such as a shard: ``.lengths.bin`` with
 uint32 and ``.costs.bin`` with float32 for each of its samples, in their order.
 """
 

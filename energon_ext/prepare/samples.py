@@ -87,7 +87,7 @@ def _read_one(samples: NumberedSamples, number: int) -> tuple[str, Any]:
     except SampleError as error:  # of a cooker, which names the sample
         return key, error
     except (SkipSample, DecodingError, *LEFT_OUT) as error:
-        reason = error.__cause__ or error  # what decoders raise says nothing by itself
+        reason = error.__cause__ or error  # the errors of decoders have no text of their own
         return key, SampleError(f"Sample {key}: {type(error).__name__} ({reason}).")
     except EnergonExtError:
         raise

@@ -20,7 +20,7 @@ _MOST_SMALL_IDS = 65_500
 
 
 class TokenWriter:
-    """A pair that grows; it holds four bytes a document, and 28 when it is closed.
+    """A pair that grows; it holds four bytes per document, and 28 when it is closed.
 
     Args:
         prefix: path without suffix.

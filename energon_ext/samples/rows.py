@@ -129,7 +129,7 @@ class SampleRows(PlannedRows):
         self._read_row.announce(description[0])
 
     def read(self, description: tuple[list[int], int]) -> Any:  # type: ignore[override]
-        """What the reader makes of the samples of a row."""
+        """Row that the reader makes of some samples."""
         return self._read_row(*description)
 
 

@@ -27,7 +27,7 @@ class Shards(Protocol):
     """Shards by number."""
 
     def ends(self, shard: int) -> np.ndarray:
-        """Where each sample begins, and the last one ends, uint64 [samples + 1]."""
+        """Starts of the samples, and the end of the last one, uint64 [samples + 1]."""
 
     def read(self, shard: int, begin: int, size: int) -> bytes:
         """A part of a shard; it may be shorter where the shard is."""

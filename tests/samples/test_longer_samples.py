@@ -340,7 +340,7 @@ def test_the_difference_says_how_many_samples_are_packed_anew(saved_run, data, o
     loader.load_state_dict(newest_cursor(folder))
     for key, own in loader.state_dict()["plan"]["sources"].items():
         count = len(+model.at_hand(key.split(":")[0], own["rows"]))
-        assert f"{key}: {count} documents at hand are packed anew" in result.output
+        assert f"{key}: {count} documents not yet drawn are packed anew" in result.output
     result = energon_ext("checkpoint", "diff", folder, path, "--seq-length", 20)
     assert result.exit_code == 1 and "refused: " in result.output
     assert "samples have more than the 20 tokens of a row" in result.output
@@ -411,7 +411,8 @@ def test_a_packer_that_does_not_go_by_the_length_of_a_row_is_found_out(data, len
     _, state = run(path, 1, encoder=Stale(first, first))
     loader = loader_for(dataset_of(path, encoder=Stale(second, second)))
     with pytest.raises(
-        (ConfigError, StateMismatchError), match="rows at hand: saved|a row of .* tokens, 40 fit"
+        (ConfigError, StateMismatchError),
+        match="rows of the open plan: saved|a row of .* tokens, 40 fit",
     ):
         loader.load_state_dict(state)
 
