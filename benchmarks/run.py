@@ -30,6 +30,7 @@ BENCHMARKS = (
     "balanced_training",
     "splice",
     "text_source",
+    "prepare",
     "object_store",
     "any_dataset",
     "memory",
