@@ -15,7 +15,7 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "CHANGELOG.md", "metadatasets/README.md", "docs/**/*.md")
+PAGES = ("*.md", "metadatasets/*", "docs/**/*.md")
 CODE = ("energon_ext/**/*.py", "examples/**/*.py", "docs/*.py")
 
 UNITS = "row|rank|step|worker|source|sample|document|line|second|batch|token|process|node|core"
@@ -58,7 +58,7 @@ EXCEPTIONS = {
 def texts_of(path):
     """Prose of a file with its line number, as (line, text, is_docstring)."""
     content = path.read_text(encoding="utf-8")
-    if path.suffix == ".md":
+    if path.suffix != ".py":
         yield from ((number, line, False) for number, line in enumerate(content.splitlines(), 1))
         return
     docstrings = set()

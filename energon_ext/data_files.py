@@ -19,7 +19,7 @@ def open_descriptor(path: str | Path) -> int:
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
-    raise ConfigError(f"{path}: is no regular file.")
+    raise ConfigError(f"{path}: is not a regular file.")
 
 
 def open_data(path: str | Path) -> BinaryIO:

@@ -137,7 +137,7 @@ def test_a_metadataset_cannot_say_that_it_lies_elsewhere(tmp_path, good, evil):
 def test_a_folder_cannot_say_what_its_loader_says(good, field):
     settings = json.loads((good / ".nv-meta" / "dataset.yaml").read_text())
     write(good / ".nv-meta" / "dataset.yaml", {**settings, field: "other"})
-    refuse(good, f"dataset.yaml: `{field}` is not for the file to say")
+    refuse(good, f"dataset.yaml: `{field}` may not be set in this file")
 
 
 def test_the_configuration_that_the_caller_names_is_the_one_looked_at(good):
@@ -410,9 +410,9 @@ def test_a_misspelt_split_names_those_it_may_have_meant(tmp_path, good):
 
 def test_errors_hold_no_password_and_no_escape_sequence(tmp_path, good):
     mix = write_mix(tmp_path / "mix.yaml", [("s3://user:secret@bucket/data", 1)])
-    refuse(mix, "blend[0].path: s3://***@bucket/data found, which is no path (name a profile, ")
+    refuse(mix, "blend[0].path: s3://***@bucket/data found, which is not a path (name a profile, ")
     mix = write_mix(tmp_path / "mix.yaml", [("msc://user:secret@bucket/data", 1)])
-    refuse(mix, "blend[0].path: msc://***@bucket/data found, which is no path (name a profile, ")
+    refuse(mix, "blend[0].path: msc://***@bucket/data found, which is not a path (name a profile, ")
     mix = write_mix(tmp_path / "mix.yaml", [("good\x1b[31m", 1)])
     refuse(mix, "good\\x1b[31m found, which has control characters in it")
     error = ConfigError("http://me:pw@host:80/x?y=http://a:b@c and\n\x9b31m\u202e")

@@ -188,7 +188,7 @@ def _typed(settings: Mapping[str, str], types: Mapping[str, type], option: str) 
                 found[name] = kind(settings[name])
             except ValueError as error:
                 value = f"{settings[name]!r:.80}"
-                raise ConfigError(f"{option} {name}: {value} is no {kind.__name__}.") from error
+                raise ConfigError(f"{option} {name}: {value} is not {kind.__name__}.") from error
     return found
 
 

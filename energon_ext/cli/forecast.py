@@ -51,7 +51,7 @@ def made(
             "--exact: a streamed source makes it impossible; the lengths are not known."
         )
     if tokens_per_document is not None and blend.is_planned:
-        raise ConfigError("--tokens-per-doc: is of streamed sources, and there is none.")
+        raise ConfigError("--tokens-per-doc: is for streamed sources; there is none.")
     rows = steps * blend.topology.rows_per_step
     if isinstance(blend, PlannedDataset) and (exact or rows <= MOST_EXACT_ROWS):
         off = None if steps > 1000 and sys.stderr.isatty() else True

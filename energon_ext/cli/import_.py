@@ -76,7 +76,7 @@ def import_(
     iterations = _iterations(phase_transition_iterations)
     if per_split_data_args_path is not None and (split or iterations):
         raise ConfigError(
-            f"--split and phases are of lists; {per_split_data_args_path} has its own splits."
+            f"--split and phases are for lists; {per_split_data_args_path} has its own splits."
         )
     if per_split_data_args_path is not None:
         blends = _blends_of_splits(per_split_data_args_path)

@@ -167,7 +167,7 @@ def make_encoder(
     """The task encoder that options name, for ``text``, ``chat`` or ``prompts``."""
     if task != "text":
         if splice is not None:
-            raise ConfigError(f"--splice: of text; --task {task} has none.")
+            raise ConfigError(f"--splice: is for text; --task {task} has none.")
         template = named_template(chat_template)
         if task == "chat":
             return SFTTaskEncoder(tokenizer, seq_length, chat_template=template)

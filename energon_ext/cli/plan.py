@@ -75,7 +75,7 @@ def plan(
     given = {"--at": at, "--steps": steps, "--train-tokens": train_tokens}
     forecasts = any(given.values()) and one_of(given) != "--at"
     if not forecasts and (png or html or as_json or exact):
-        raise ConfigError("--png, --html, --json and --exact are of a forecast: give --steps.")
+        raise ConfigError("--png, --html, --json and --exact are for a forecast: give --steps.")
     dataset, _ = open_mix(
         metadataset,
         ranks=ranks,

@@ -203,7 +203,7 @@ class YamlChecker:
         self._check_code(content, str(config), DATASETS)
         for name in LOADER_FIELDS:
             if name in content:
-                raise ConfigError(f"{config}: `{name}` is not for the file to say; leave it out.")
+                raise ConfigError(f"{config}: `{name}` may not be set in this file; leave it out.")
         if split_part is not None:
             if names[1] is None and not split.is_file():
                 split = split.parent / "split.json"
@@ -312,7 +312,7 @@ def _resolve(join: Callable[[Any], EPath], path: Any, where: str) -> EPath:
         has_login = printable(str(path)) != str(path)  # which the library would repeat
         reason = "name a profile, `msc://PROFILE/path`" if has_login else error
         cause = None if has_login else error
-        raise ConfigError(f"{where}: {path} found, which is no path ({reason}).") from cause
+        raise ConfigError(f"{where}: {path} found, which is not a path ({reason}).") from cause
 
 
 def _why_invalid(path: EPath) -> str:

@@ -68,7 +68,7 @@ def _parse(data: bytes, path: EPath) -> Any:
     if not data.strip():
         raise ConfigError(f"{path}: empty.")
     if len(_TAG.findall(_COMMENT_LINE.sub(b"", data))) > MAX_TAGS:
-        raise ConfigError(f"{path}: more than {MAX_TAGS} tags (`!`), which nobody reads.")
+        raise ConfigError(f"{path}: more than {MAX_TAGS} tags (`!`), which have no meaning here.")
     with _silent():
         tree = ryml.parse_in_arena(data)
     _check_tree(tree, path)

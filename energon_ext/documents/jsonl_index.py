@@ -72,7 +72,7 @@ def _bounds(file: Path, found_in: str) -> "array[int]":
             if text and (text[:1] + text[-1:] != b"{}" or len(line) == MOST_LINE_BYTES):
                 raise ConfigError(
                     f"{found_in}{file}: no index can be made: line {len(bounds) + 1}, "
-                    f"{text[:60]!r}, is no JSON object of less than {MOST_LINE_BYTES:,} bytes."
+                    f"{text[:60]!r}, is not a JSON object of less than {MOST_LINE_BYTES:,} bytes."
                 )
             if text:
                 bounds.append(begin)

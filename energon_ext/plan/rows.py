@@ -225,7 +225,7 @@ class PlannedRows(RowSource):
         documents = self._documents_of(packer)
         window = self.window = PackWindow.from_json(state)
         if not window.carries_pieces_of(documents):
-            raise StateFormatError(f"{self.key}: carries pieces that the source has not.")
+            raise StateFormatError(f"{self.key}: carries pieces that the source does not have.")
         self._order.epoch, self._order.position = window.epoch, window.position
         carried = self._carried_by(window, packer, documents)
         if window.taken is None:  # they were packed anew, and no row was taken since

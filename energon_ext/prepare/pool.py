@@ -71,8 +71,8 @@ def write_units(
                 yield pending.pop(future), future.result()
     except BrokenProcessPool as error:
         raise WorkerError(
-            "A worker was killed, perhaps for want of memory; what is finished is kept. Run the "
-            "same command again, with fewer --jobs if memory is short."
+            "A worker was killed, perhaps because memory was short; finished units are kept. "
+            "Run the same command again, with fewer --jobs if memory is short."
         ) from error
     finally:
         stopped[0] = 1

@@ -97,7 +97,7 @@ def test_what_a_user_gets_wrong_is_one_line(mix):
         "--source wbe: none of code, web."
     )
     line = error_line(energon_ext("peek", mix, "--task", "chat", "--splice", "{}"))
-    assert line == "--splice: of text; --task chat has none."
+    assert line == "--splice: is for text; --task chat has none."
 
 
 # Samples of an encoder of the user's -----------------------------------------------------------

@@ -94,7 +94,7 @@ def test_the_json_of_a_long_forecast_is_whole(tmp_path):
             "'--steps': '0' found; an integer from 1 to 1,000,000,000,000 is needed",
         ),
         (("--train-tokens", "9", "--exact", "--at", "1"), "Give one of --at, --steps"),
-        (("--json",), "--png, --html, --json and --exact are of a forecast: give --steps."),
+        (("--json",), "--png, --html, --json and --exact are for a forecast: give --steps."),
         (("--splice", "{"), "--splice: '{' is not JSON"),
         (("--splice", "[1]"), "--splice: '[1]' found, a JSON object is needed."),
         (

@@ -36,7 +36,7 @@ def test_what_the_run_decides_is_not_for_the_folder_to_say(name, folder, tmp_pat
     before = own.read_text()
     own.write_text(json.dumps({**json.loads(before), name: FIELDS[name]}))
     try:
-        with pytest.raises(ConfigError, match=f"dataset.yaml: .{name}. is not for the file to say"):
+        with pytest.raises(ConfigError, match=f"dataset.yaml: .{name}. may not be set in this"):
             get_train_dataset(
                 folder,
                 worker_config=config(),

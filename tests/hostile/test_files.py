@@ -55,8 +55,8 @@ OF_PAIRS = [
     (pipe, "a.idx", "not an index of Megatron"),
     (pipe, "a.bin", "has 0 bytes"),
     (pipe, "a.weights.bin", "does not exist, 27 tokens"),
-    (pipe, "a.meta.json", "is no regular file"),
-    (device, "a.meta.json", "is no regular file"),
+    (pipe, "a.meta.json", "is not a regular file"),
+    (device, "a.meta.json", "is not a regular file"),
     (sparse, "a.meta.json", "has more than 1,048,576 bytes"),
 ]
 
@@ -73,7 +73,7 @@ DIFF = ("checkpoint", "diff", "run", "d")
 PREPARE = ("prepare", "o", "--text", "text.txt", "--tokenizer", "bytes", "--val", "0")
 IMPORT = ("import", "o.yaml", "--data-args-path", "list")
 OF_SAMPLES = [
-    (pipe, "d/shard_000.tar", ("plan", "d"), "shard_000.tar: is no regular file"),
+    (pipe, "d/shard_000.tar", ("plan", "d"), "shard_000.tar: is not a regular file"),
     (pipe, "d/shard_000.tar.idx", ("plan", "d"), "no index of 9 samples"),
     (pipe, "d/.nv-meta/split.yaml", ("plan", "d"), "no .nv-meta/split.yaml"),
     (device, "d/.nv-meta/dataset.yaml", ("plan", "d"), "no .nv-meta/dataset.yaml"),
@@ -81,22 +81,22 @@ OF_SAMPLES = [
     (pipe, "tokenizer.json", PLAN, "does not exist"),
     (sparse, "tokenizer.json", PLAN, "has more than 1,048,576 bytes"),
     (pipe, "tokenizer_config.json", PLAN, None),
-    (pipe, "run/data.json", DIFF, "is no regular file"),
-    (device, "run/data.json", DIFF, "is no regular file"),
-    (pipe, "run/train_dataloader_dprank000.pt", DIFF, "is no regular file"),
-    (pipe, "run/latest_checkpointed_iteration.txt", DIFF, "is no regular file"),
+    (pipe, "run/data.json", DIFF, "is not a regular file"),
+    (device, "run/data.json", DIFF, "is not a regular file"),
+    (pipe, "run/train_dataloader_dprank000.pt", DIFF, "is not a regular file"),
+    (pipe, "run/latest_checkpointed_iteration.txt", DIFF, "is not a regular file"),
     (pipe, "run/metrics.jsonl", ("report", "run"), "no such file"),
     (sparse, "run/metrics.jsonl", ("report", "run"), "over 1,048,576 bytes"),
-    (pipe, "list", IMPORT, "is no regular file"),
+    (pipe, "list", IMPORT, "is not a regular file"),
     (sparse, "list", IMPORT, "has more than"),
-    (pipe, "text.txt", PREPARE, "is no regular file"),
-    (device, "text.txt", PREPARE, "is no regular file"),
+    (pipe, "text.txt", PREPARE, "is not a regular file"),
+    (device, "text.txt", PREPARE, "is not a regular file"),
     (sparse, "text.txt", PREPARE, "more than 1,048,576 characters"),
-    (pipe, "a.jsonl", ("prepare", "o", "--jsonl", "a.jsonl", *PREPARE[4:]), "no regular file"),
-    (pipe, "a.jsonl.gz", ("prepare", "o", "--jsonl", "a.jsonl.gz", *PREPARE[4:]), "no regular"),
+    (pipe, "a.jsonl", ("prepare", "o", "--jsonl", "a.jsonl", *PREPARE[4:]), "not a regular file"),
+    (pipe, "a.jsonl.gz", ("prepare", "o", "--jsonl", "a.jsonl.gz", *PREPARE[4:]), "not a regular"),
     (pipe, "o/prepared.json", PREPARE, "o: exists"),
     (device, "o/prepared.json", PREPARE, "o: exists"),
-    (pipe, ".o.claim", PREPARE, "is no regular file"),
+    (pipe, ".o.claim", PREPARE, "is not a regular file"),
 ]
 
 

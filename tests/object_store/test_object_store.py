@@ -179,7 +179,7 @@ def test_an_object_that_was_replaced_is_refused_when_it_is_looked_at_again(
 def test_what_is_not_there_and_a_login_in_a_path_are_refused(pairs, tmp_path):
     with pytest.raises(ConfigError, match="does not exist"):
         dataset(f"msc://store/{pairs[1]}/nothing", tmp_path)
-    with pytest.raises(ConfigError, match=r"s3://\*\*\*@corpus/web found, which is no path"):
+    with pytest.raises(ConfigError, match=r"s3://\*\*\*@corpus/web found, which is not a path"):
         dataset("s3://me:secret@corpus/web", tmp_path)
 
 

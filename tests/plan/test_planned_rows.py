@@ -418,10 +418,10 @@ def carrying(documents, starts):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (carrying([60], [0]), "web: carries pieces that the source has not"),
-        (carrying([0], [10**6]), "web: carries pieces that the source has not"),
-        (carrying([3], [LENGTHS[3]]), "web: carries pieces that the source has not"),
-        (carrying([0, 1], [0]), "web: carries pieces that the source has not"),
+        (carrying([60], [0]), "web: carries pieces that the source does not have"),
+        (carrying([0], [10**6]), "web: carries pieces that the source does not have"),
+        (carrying([3], [LENGTHS[3]]), "web: carries pieces that the source does not have"),
+        (carrying([0, 1], [0]), "web: carries pieces that the source does not have"),
         ({"next_row": 10_000}, r"web: \d+ documents and row 10000 of a plan were saved"),
         ({"taken": 61}, r"web: 61 documents and row \d+ of a plan were saved; \d+ documents make"),
         ({"position": 61}, r"web: \d+ documents and row \d+ of a plan were saved; 0 documents"),

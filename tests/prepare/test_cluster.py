@@ -349,7 +349,7 @@ def test_a_script_is_rendered_with_the_options_of_sbatch_and_runs_nothing(tmp_pa
     [
         (("--executor", "slurm"), "--slurm partition=... is missing"),
         ((*SLURM, "--slurm", "account"), "--slurm 'account': NAME=VALUE is needed"),
-        ((*SLURM, "--slurm", "workers=many"), "--slurm workers: 'many' is no int"),
+        ((*SLURM, "--slurm", "workers=many"), "--slurm workers: 'many' is not int"),
         ((*SLURM, "--jobs", 2), "--executor: sets --jobs itself"),
         ((*SLURM, "--part", "0/2"), "--executor: sets --part itself"),
         ((*SLURM, "--force"), "--force: parts do not know each other"),

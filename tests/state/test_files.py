@@ -66,17 +66,17 @@ def missing(path):
 
 def folder(path):
     path.mkdir()
-    return "is no regular file"
+    return "is not a regular file"
 
 
 def pipe(path):
     os.mkfifo(path)  # nobody writes to it
-    return "is no regular file"
+    return "is not a regular file"
 
 
 def device(path):
     path.symlink_to("/dev/zero")
-    return "is no regular file"
+    return "is not a regular file"
 
 
 def large(path):

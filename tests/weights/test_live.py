@@ -108,9 +108,9 @@ def test_a_malformed_line_is_one_line_with_its_number(path, text, words):
 
 def test_a_pipe_or_a_folder_is_no_file_of_weights(path):
     os.mkfifo(path)
-    with pytest.raises(ConfigError, match="no regular file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         read(path)
-    with pytest.raises(ConfigError, match="no regular file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         read(path.parent)
 
 
