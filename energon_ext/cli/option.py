@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from energon_ext.documents.object_store import is_remote
 from energon_ext.weights.breakpoints import EXAMPLES, count_from
 
 
@@ -27,7 +28,17 @@ class Count(click.ParamType):  # type: ignore[type-arg]
         return count
 
 
+class _PathOrUrl(click.ParamType):  # type: ignore[type-arg]
+    """A local path, or the URL of an object or folder in a store."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Path | str:
+        return value if is_remote(value) else Path(value)
+
+
 PATH = click.Path(path_type=Path)
+INPUT = _PathOrUrl()
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 metadataset = click.argument("metadataset", type=PATH)

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from energon_ext.cli import echo, option, table
 from energon_ext.cli.cluster import run_on_ray, run_on_slurm, settings_of
-from energon_ext.cli.option import PATH
+from energon_ext.cli.option import INPUT, PATH
 from energon_ext.cli.prepare_input import job_and_units
 from energon_ext.documents.token_paths import SPLITS
 from energon_ext.errors import ConfigError
@@ -43,18 +43,18 @@ ON_CLUSTER = ("executor", "tasks", "slurm", "ray", "logs", "render")
 
 @click.command()
 @click.argument("output", type=PATH)
-@click.argument("files", type=PATH, nargs=-1)
-@click.option("--text", type=PATH, multiple=True, help="UTF-8 text files, one document each.")
+@click.argument("files", type=INPUT, nargs=-1)
+@click.option("--text", type=INPUT, multiple=True, help="UTF-8 text files, one document each.")
 @click.option("--separator", help="Text between two documents of one --text file.")
 @click.option("--folder", type=PATH, help="Read the files of a folder.")
 @click.option("--glob", default="**/*.txt", help="Which files of --folder.")
 @click.option(
     "--jsonl",
-    type=PATH,
+    type=INPUT,
     multiple=True,
     help="JSON Lines files, also .gz and .zst, or folders of them; one document a line.",
 )
-@click.option("--parquet", type=PATH, multiple=True, help="Parquet files, or folders of them.")
+@click.option("--parquet", type=INPUT, multiple=True, help="Parquet files, or folders of them.")
 @click.option("--key", default="text", help="Where the text is in JSON, Parquet or HF.")
 @click.option("--hf-dataset", metavar="NAME", help="A Hugging Face dataset, or a folder.")
 @click.option("--hf-config", metavar="NAME", help="Configuration of --hf-dataset.")
@@ -100,7 +100,8 @@ def prepare(output: Path, check: bool, force: bool, jobs: int, **options: Any) -
     """Write text to OUTPUT as Megatron's token files.
 
     One kind of input: --text, --folder, --jsonl, --parquet, --hf-dataset or --dataset. FILES are
-    further files of --text, --jsonl or --parquet, so a shell pattern works.
+    further files of --text, --jsonl or --parquet, so a shell pattern works. These three may be in
+    an object store: msc://PROFILE/... or s3://BUCKET/...
 
     \b
     energon-ext prepare data/books --text books/*.txt --tokenizer my/tokenizer.json

@@ -3,7 +3,6 @@
 """Files and Hugging Face datasets as units. What cannot be read is an error with file and line."""
 
 import gzip
-import hashlib
 import importlib
 import io
 import json
@@ -13,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from energon_ext.data_files import open_data
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.documents import Documents, InputDocument, RowReader, Unit
+from energon_ext.prepare.input_files import InputFile, described, input_files
 
 UNIT_BYTES = 256 * 2**20
 UNIT_ROWS = 65_536  # of a Hugging Face dataset
@@ -31,20 +30,20 @@ _PARQUET_ROWS = 16  # read at once: a small file may hold rows of any length
 # Text -------------------------------------------------------------------------------------------
 
 
-def text_units(paths: Iterable[Path], separator: str | None = None) -> list[Unit]:
+def text_units(paths: Iterable[Path | str], separator: str | None = None) -> list[Unit]:
     """UTF-8 text files in the given order, small ones grouped up to 256 MiB.
 
     Each is one document, or several with a separator between them.
     """
     if separator == "":
         raise ConfigError("--separator must not be empty.")
-    found = _files(paths)
-    sizes = [path.stat().st_size for path in found]
+    found = input_files(paths)
+    sizes = [file.size for file in found]
     units = []
     for begin, stop in _groups(sizes):
         own = found[begin:stop]
         read = partial(_read_texts, own, separator)
-        units.append(Unit(_described(own), read, sum(sizes[begin:stop])))
+        units.append(Unit(described(own), read, sum(sizes[begin:stop])))
     return units
 
 
@@ -61,18 +60,18 @@ def folder_files(folder: Path, pattern: str) -> list[Path]:
     return paths
 
 
-def _read_texts(paths: Sequence[Path], separator: str | None) -> Documents:
-    for path in paths:
-        texts = _texts(path, separator)
+def _read_texts(files: Sequence[InputFile], separator: str | None) -> Documents:
+    for file in files:
+        texts = _texts(file, separator)
         documents = (
-            InputDocument(text, str(path), len(text.encode("utf-8", "replace"))) for text in texts
+            InputDocument(text, file.path, len(text.encode("utf-8", "replace"))) for text in texts
         )
-        yield from _readable(path, documents)
+        yield from _readable(file, documents)
 
 
-def _texts(path: Path, separator: str | None) -> Iterator[str]:
+def _texts(path: InputFile, separator: str | None) -> Iterator[str]:
     # Line ends stay as they are; a byte-order mark is no text.
-    with io.TextIOWrapper(open_data(path), encoding="utf-8-sig", newline="") as file:
+    with io.TextIOWrapper(path.open(), encoding="utf-8-sig", newline="") as file:
         unfinished = ""
         while piece := file.read(READ_CHARACTERS if separator else MOST_CHARACTERS + 1):
             pieces = [unfinished + piece]
@@ -86,25 +85,25 @@ def _texts(path: Path, separator: str | None) -> Iterator[str]:
 # JSON Lines -------------------------------------------------------------------------------------
 
 
-def jsonl_units(paths: Iterable[Path], read_row: RowReader) -> list[Unit]:
+def jsonl_units(paths: Iterable[Path | str], read_row: RowReader) -> list[Unit]:
     """JSON Lines files, in parts of 256 MiB at line borders; a compressed file is one part."""
     units = []
-    for path in _files(paths, ("*.jsonl", "*.jsonl.gz", "*.jsonl.zst")):
-        size = path.stat().st_size
+    for path in input_files(paths, ("*.jsonl", "*.jsonl.gz", "*.jsonl.zst")):
+        size = path.size
         is_compressed = path.suffix in COMPRESSED
         is_divided = size > UNIT_BYTES and not is_compressed
         for begin, stop in _line_ranges(path, size) if is_divided else [(0, size)]:
             end = None if is_compressed else stop
             read = partial(_read_jsonl, path, begin, end, read_row)
             num_bytes = 0 if is_compressed else stop - begin
-            units.append(Unit({**_described([path]), "range": [begin, stop]}, read, num_bytes))
+            units.append(Unit({**described([path]), "range": [begin, stop]}, read, num_bytes))
     return units
 
 
-def _line_ranges(path: Path, size: int) -> Iterator[tuple[int, int]]:
+def _line_ranges(path: InputFile, size: int) -> Iterator[tuple[int, int]]:
     """The first byte of each part of a file, and the one behind the last."""
     begin = 0
-    with open_data(path) as file:
+    with path.open() as file:
         while begin < size:
             file.seek(min(begin + UNIT_BYTES, size))
             file.readline(MOST_LINE_BYTES)
@@ -112,25 +111,37 @@ def _line_ranges(path: Path, size: int) -> Iterator[tuple[int, int]]:
             begin = file.tell()
 
 
-def _read_jsonl(path: Path, begin: int, stop: int | None, read_row: RowReader) -> Documents:
+def _read_jsonl(path: InputFile, begin: int, stop: int | None, read_row: RowReader) -> Documents:
     return _readable(path, _read_rows(_lines(path, begin, stop), partial(_read_line, read_row)))
 
 
-def _lines(path: Path, begin: int, stop: int | None) -> Iterator[tuple[bytes, str, int]]:
+def _lines(path: InputFile, begin: int, stop: int | None) -> Iterator[tuple[bytes, str, int]]:
     """Lines with their origins and sizes, from one byte of a file to another or to its end."""
-    with open_data(path) as stored, _unpacked(stored, path) as file:
-        # Counted by the reader of a part: to list the parts of an input must not read all of it.
-        pieces = (file.read(min(_BLOCK, begin - done)) for done in range(0, begin, _BLOCK))
-        position, number = begin, 1 + sum(piece.count(b"\n") for piece in pieces)
+    with path.open() as stored, _unpacked(stored, path) as file:
+        position, number = begin, 1 + _lines_before(file, path, begin)
         while line := file.readline(MOST_LINE_BYTES):
             if line.strip():
-                yield line, f"{path}:{number}", len(line)
+                place = f"@{position}" if path.is_stored and begin else f":{number}"
+                yield line, f"{path}{place}", len(line)
             position, number = position + len(line), number + 1
             if position == stop:
                 break
 
 
-def _unpacked(file: BinaryIO, path: Path) -> Any:
+def _lines_before(file: BinaryIO, path: InputFile, begin: int) -> int:
+    """The number of lines before a byte, to which the file is moved.
+
+    Counted by the reader of a part: listing the parts of an input must not read all of it. Lines of
+    a part of an object have the number of their first byte instead.
+    """
+    if path.is_stored:
+        file.seek(begin)
+        return 0
+    pieces = (file.read(min(_BLOCK, begin - done)) for done in range(0, begin, _BLOCK))
+    return sum(piece.count(b"\n") for piece in pieces)
+
+
+def _unpacked(file: BinaryIO, path: InputFile) -> Any:
     if path.suffix == ".gz":
         return gzip.open(file)
     if path.suffix == ".zst":
@@ -151,13 +162,14 @@ def _read_line(read_row: RowReader, line: bytes, origin: str, num_bytes: int) ->
 # Parquet and Hugging Face -----------------------------------------------------------------------
 
 
-def parquet_units(paths: Iterable[Path], read_row: RowReader) -> list[Unit]:
+def parquet_units(paths: Iterable[Path | str], read_row: RowReader) -> list[Unit]:
     """Parquet files, in parts of whole row groups up to 256 MiB."""
     parquet = _extra("pyarrow.parquet", "--parquet")
     units = []
-    for path in _files(paths, ("*.parquet",)):
+    for path in input_files(paths, ("*.parquet",)):
         try:
-            metadata = parquet.read_metadata(path)
+            with path.open() as file:
+                metadata = parquet.read_metadata(file)
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from error
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -171,17 +183,18 @@ def parquet_units(paths: Iterable[Path], read_row: RowReader) -> list[Unit]:
         first_row = 0
         for begin, stop in _groups([group.total_byte_size for group in groups]):
             read = partial(_read_parquet, path, range(begin, stop), first_row, read_row)
-            units.append(Unit({**_described([path]), "row_groups": [begin, stop]}, read))
+            units.append(Unit({**described([path]), "row_groups": [begin, stop]}, read))
             first_row += sum(group.num_rows for group in groups[begin:stop])
     return units
 
 
-def _read_parquet(path: Path, groups: range, first_row: int, read_row: RowReader) -> Documents:
+def _read_parquet(path: InputFile, groups: range, first_row: int, read_row: RowReader) -> Documents:
     return _readable(path, _read_rows(_parquet_rows(path, groups, first_row), read_row))
 
 
-def _parquet_rows(path: Path, groups: range, first_row: int) -> Iterator[tuple[Any, str, int]]:
-    with _extra("pyarrow.parquet", "--parquet").ParquetFile(path) as file:
+def _parquet_rows(path: InputFile, groups: range, first_row: int) -> Iterator[tuple[Any, str, int]]:
+    parquet = _extra("pyarrow.parquet", "--parquet")
+    with path.open() as stored, parquet.ParquetFile(stored) as file:
         number = first_row
         for batch in file.iter_batches(_PARQUET_ROWS, row_groups=list(groups)):
             for row in batch.to_pylist():
@@ -221,35 +234,6 @@ def _read_hugging_face(rows: Any, name: str, first: int, read_row: RowReader) ->
 # What they share --------------------------------------------------------------------------------
 
 
-def _files(paths: Iterable[Path], patterns: Sequence[str] = ()) -> list[Path]:
-    """Files as they are, and of folders those below that match; ConfigError where there is none."""
-    found: list[Path] = []
-    for path in paths:
-        if not path.exists():
-            raise ConfigError(f"{path}: no such file.")
-        if not path.is_dir():
-            found.append(path)
-            continue
-        if not patterns:
-            raise ConfigError(f"{path}: a folder, not a file. Use --folder for folders.")
-        inside = {file for pattern in patterns for file in path.rglob(pattern) if file.is_file()}
-        if not inside:
-            raise ConfigError(f"{path}: a folder without {' or '.join(patterns)}.")
-        found += sorted(inside)
-    return found
-
-
-def _described(paths: Sequence[Path]) -> dict[str, Any]:
-    """JSON values by which a change of some files is noticed: names, sizes and times."""
-    digest, num_bytes = hashlib.sha256(), 0
-    for path in paths:
-        found = path.stat()
-        num_bytes += found.st_size
-        digest.update(f"{path}\0{found.st_size}\0{found.st_mtime_ns}\n".encode("utf-8", "replace"))
-    version = digest.hexdigest()[:32]
-    return {"path": str(paths[0]), "files": len(paths), "bytes": num_bytes, "version": version}
-
-
 def _groups(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Ranges of neighbours of at most 256 MiB together; what is larger is alone."""
     begin = num_bytes = 0
@@ -270,7 +254,7 @@ def _read_rows(rows: Iterable[tuple[Any, str, int]], read_row: RowReader) -> Doc
             yield error
 
 
-def _readable(path: Path, documents: Documents) -> Documents:
+def _readable(path: InputFile, documents: Documents) -> Documents:
     """The documents of a file, and last the error that ends them, if any."""
     try:
         yield from documents
@@ -278,7 +262,7 @@ def _readable(path: Path, documents: Documents) -> Documents:
         yield _unreadable(path, error)
 
 
-def _unreadable(path: Path, error: Exception) -> ConfigError:
+def _unreadable(path: InputFile, error: Exception) -> ConfigError:
     if isinstance(error, ConfigError):
         return error
     if isinstance(error, UnicodeDecodeError):
