@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 from corpora import AnyTokens, random_documents, write_token_file
 from megatron.energon import WorkerConfig
 from timing import fresh_process, markdown
@@ -25,12 +26,14 @@ DELAY = 0.030
 AHEAD = 64 * 2**20
 BATCHES, WARM_UP = 20, 3
 PACE = 100_000  # tokens a second
+READ_ONE_BY_ONE = 100
 MIX = """\
 __module__: energon_ext
 __class__: ScheduledMetadataset
 splits: {train: {path: "msc://store/web"}}
 """
 CLIENTS = {"Rust client": {"rust_client": {"allow_http": True}}, "boto3": {}}
+REQUESTS = {"Rust client": 48, "boto3": 24}
 
 
 def run():
@@ -46,9 +49,13 @@ def run():
         server.start()
         url = here.recv()
         rows = [
-            (f"{client}, {what}", *fresh_process(as_fast_as_it_goes, folder, url, client, ahead))
+            (f"{client}, {REQUESTS[client]} requests, {what}", *fresh_process(as_fast_as_it_goes, folder, url, client, ahead))
             for client in CLIENTS
             for what, ahead in {"64 MiB ahead": AHEAD, "batch by batch": 0}.items()
+        ]
+        rows += [
+            (f"Megatron's IndexedDataset, {client}", *fresh_process(megatrons, folder, url, client))
+            for client in CLIENTS
         ]
         waits = fresh_process(at_a_pace, folder, url, "Rust client")
         here.send("end")
@@ -75,7 +82,7 @@ def serve(folder, pipe):
     store.close()
 
 
-def loader_of(folder, url, client, ahead):
+def use_store(folder, url, client):
     place = {"base_path": "corpus", "endpoint_url": url, "region_name": "us-east-1"}
     keys = {"access_key": "key", "secret_key": "secret"}
     profile = {
@@ -85,6 +92,10 @@ def loader_of(folder, url, client, ahead):
     (folder / "msc.json").write_text(json.dumps({"profiles": {"store": profile}}))
     os.environ["MSC_CONFIG"] = str(folder / "msc.json")
     os.environ["ENERGON_EXT_CACHE"] = tempfile.mkdtemp(dir=folder)
+
+
+def loader_of(folder, url, client, ahead):
+    use_store(folder, url, client)
     from energon_ext import ExactDataLoader, PackedTaskEncoder, get_train_dataset
 
     dataset = get_train_dataset(
@@ -93,7 +104,8 @@ def loader_of(folder, url, client, ahead):
         batch_size=BATCH_ROWS,
         task_encoder=PackedTaskEncoder(AnyTokens(), SEQ_LEN),
     )
-    return iter(ExactDataLoader(dataset, read_ahead_bytes=ahead))
+    requests = REQUESTS[client]
+    return iter(ExactDataLoader(dataset, read_ahead_bytes=ahead, read_requests=requests))
 
 
 def as_fast_as_it_goes(folder, url, client, ahead):
@@ -109,6 +121,24 @@ def as_fast_as_it_goes(folder, url, client, ahead):
         next(loader)
     speed = BATCHES * BATCH_TOKENS / (time.perf_counter() - begin)
     return f"{speed / 1000:.0f}", f"{first:.1f}"
+
+
+def megatrons(folder, url, client):
+    """The same for Megatron-core's own reader, which asks for document after document."""
+    use_store(folder, url, client)
+    os.environ["MSC_CONFIG_FILE"] = os.environ["MSC_CONFIG"]
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+    from megatron.core.datasets.object_storage_utils import ObjectStorageConfig
+
+    begin = time.perf_counter()
+    config = ObjectStorageConfig(path_to_idx_cache=os.environ["ENERGON_EXT_CACHE"])
+    dataset = IndexedDataset("msc://store/web/part-0", mmap=False, object_storage_config=config)
+    order = np.random.default_rng(0).permutation(len(dataset))[:READ_ONE_BY_ONE]
+    len(dataset[order[0]])
+    first = time.perf_counter() - begin
+    begin = time.perf_counter()
+    tokens = sum(len(dataset[number]) for number in order[1:])
+    return f"{tokens / (time.perf_counter() - begin) / 1000:.0f}", f"{first:.1f}"
 
 
 def at_a_pace(folder, url, client):

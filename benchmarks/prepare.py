@@ -80,7 +80,7 @@ def compared(what, folder):
 
 def contenders():
     found = {"ours": ours}
-    if importlib.util.find_spec("datatrove"):
+    if importlib.util.find_spec("datatrove") and importlib.util.find_spec("orjson"):
         found["datatrove"] = datatrove
     if importlib.util.find_spec("megatron.core"):
         found["loop like Megatron's"] = loop_like_megatrons

@@ -17,7 +17,8 @@ from energon_ext.errors import ConfigError
 from energon_ext.plan.cost import AttentionCost
 from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.deal import imbalance
-from energon_ext.plan.forecast import Forecast, estimated, late_breakpoints, planned
+from energon_ext.plan.estimate import estimated
+from energon_ext.plan.forecast import Forecast, late_breakpoints, planned
 from energon_ext.plan.source import Blend
 from energon_ext.state.files import write_file
 

@@ -87,18 +87,18 @@ def plan(
     if train_tokens is not None:
         steps = _steps_of(blend, train_tokens)
     imbalance = forecast.imbalance_of(blend) if balance else {}
-    positions = [checked_breakpoint(each, "--at") for each in (at or "").split(",") if each]
-    if steps is not None:
+    if steps is None:
+        positions = [checked_breakpoint(each, "--at") for each in (at or "").split(",") if each]
+        echo(_shares(blend, positions or sorted({0, *blend.tree.breakpoints()})))
+        tell_undecided(blend, max(positions, default=MOST_BREAKPOINT))
+    else:
         found = forecast.made(blend, steps, tokens_per_doc, exact)
         if as_json:
             echo_json(found.to_json() | ({"imbalance": imbalance} if imbalance else {}))
         else:
             echo(forecast.text(found, blend, steps))
         forecast.draw(found, metadataset.name, png, html)
-    else:
-        echo(_shares(blend, positions or sorted({0, *blend.tree.breakpoints()})))
-    last = max(positions, default=MOST_BREAKPOINT) if steps is None else steps - 1
-    tell_undecided(blend, last)
+        tell_undecided(blend, steps - 1)
     if as_json:
         return
     if imbalance:

@@ -24,7 +24,8 @@ from energon_ext.errors import StoreError, log_of
 
 logger = log_of(__name__)
 
-READ_REQUESTS = 64
+#: More threads wait for each other more than for a store that answers in 30 ms.
+READ_REQUESTS = 48
 
 #: An object is looked at again after this time, to notice that it was replaced.
 _SECONDS_KNOWN = 600.0

@@ -1,9 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Forecast what a run will read, window by window, without reading it.
+"""Forecast what a run will read, window by window, by making its plan and reading nothing.
 
-Either the plan itself is made, which is exact, or the shares of the schedules are summed up, which
-takes as long for a million steps as for a thousand.
+:mod:`energon_ext.plan.estimate` forecasts longer runs, without their plan.
 """
 
 from __future__ import annotations
@@ -19,18 +18,12 @@ import numpy as np
 
 from energon_ext.errors import ConfigError
 from energon_ext.mixture.mixture import Mixture
-from energon_ext.mixture.tree import BLEND
 from energon_ext.plan.dataset import PlannedDataset
-from energon_ext.plan.row_source import RowSource
-from energon_ext.plan.rows import PlannedRows
-from energon_ext.plan.source import Blend, Source
+from energon_ext.plan.source import Blend
 from energon_ext.plan.step import Advance
 
 #: Parts of a run of which each has its own figures.
 WINDOWS = 240
-
-#: Rows of which the fill of all is estimated, and the fuller ones that a packer begins with.
-_TRIED_ROWS, _FIRST_ROWS = 256, 256
 
 
 @dataclass(frozen=True)
@@ -118,7 +111,7 @@ class Forecast:
         }
 
 
-def _forecast(
+def forecast_of(
     blend: Blend,
     begins: Sequence[int],
     ends: np.ndarray,
@@ -130,9 +123,9 @@ def _forecast(
     ended_at = np.array([exhausted.get(key, math.inf) for key in blend.keys])
     for step in begins:
         mixture.ended[:] = ended_at <= step
-        shares.append(mixture.shares(_position(blend, step)))
-    start, end = _start(blend), int(ends[-1])
-    points = _breakpoint_steps(blend, start.step, end - start.step)
+        shares.append(mixture.shares(position_of(blend, step)))
+    start, end = start_of(blend), int(ends[-1])
+    points = breakpoint_steps(blend, start.step, end - start.step)
     return Forecast(
         keys=blend.keys,
         titles=tuple(blend.names.get(key, key) for key in blend.keys),
@@ -148,12 +141,12 @@ def _forecast(
     )
 
 
-def _check_any(ends: Sequence[int]) -> None:
+def check_any(ends: Sequence[int]) -> None:
     if not ends:
         raise ConfigError("No row is left: all sources have ended; raise a max_epochs.")
 
 
-def _start(blend: Blend) -> Advance:
+def start_of(blend: Blend) -> Advance:
     """The start of a forecast: the position of the dataset."""
     if isinstance(blend, PlannedDataset):
         return blend.progress.plan
@@ -161,9 +154,9 @@ def _start(blend: Blend) -> Advance:
     return Advance(0, 0, (), nothing, nothing, nothing, (), {})
 
 
-def _position(blend: Blend, step: int) -> int:
+def position_of(blend: Blend, step: int) -> int:
     """Position of a step of the plan on the schedule axis."""
-    start = _start(blend)
+    start = start_of(blend)
     row = start.row + (step - start.step) * blend.topology.rows_per_step
     return blend.clock.at(step, row, start.row_lengths)
 
@@ -185,8 +178,8 @@ def planned(
         ConfigError: no row is left.
     """
     drawn = blend.planned_steps(state)
-    plan, first = blend.plan, _start(blend).step
-    edges = _edges(first, steps, _breakpoint_steps(blend, first, steps))
+    plan, first = blend.plan, start_of(blend).step
+    edges = window_edges(first, steps, breakpoint_steps(blend, first, steps))
     ends, counts, done = [first], [(plan.tokens.copy(), plan.documents.copy())], first
     lasts = np.full(len(blend.keys), first)  # steps up to the last one with a token of each
     before = plan.tokens.copy()
@@ -199,9 +192,9 @@ def planned(
     if done > ends[-1]:  # all sources have ended inside a window
         ends.append(done)
         counts.append((plan.tokens, plan.documents))
-    _check_any(ends[1:])
+    check_any(ends[1:])
     read = np.diff(np.array(counts, np.float64), axis=0)
-    return _forecast(
+    return forecast_of(
         blend,
         ends[:-1],
         ends=np.array(ends[1:]),
@@ -218,107 +211,19 @@ def planned(
     )
 
 
-def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None) -> Forecast:
-    """By summing up the shares of the weights, from where the dataset stands.
-
-    A source of a blend is read more or less often than its share says by chance, which ``spread``
-    tells.
-
-    Args:
-        tokens_per_document: of streamed sources, which do not know.
-
-    Raises:
-        ConfigError: a streamed source, and no ``tokens_per_document``; no row is left.
-    """
-    start = _start(blend)
-    first = start.step
-    mixture = Mixture(blend.tree, blend.keys, seed="")
-    sources = list(blend.sources.values())
-    row_tokens = blend.clock.row_tokens
-    contents = [_row_contents(each, row_tokens, tokens_per_document) for each in sources]
-    tokens_per_row, documents_per_row = np.array(contents).T
-    limits = np.array([(each.max_epochs or np.inf) * max(each.documents, 1) for each in sources])
-    left = np.maximum(limits - start.documents, 0) / documents_per_row  # rows
-    rows_per_step = blend.topology.rows_per_step
-    rows, begins, ends, variance = [], [], [], np.zeros(len(left))
-    mixture.ended |= left == 0
-    exhausted = {key: first for key, rows_left in zip(blend.keys, left) if rows_left == 0}
-    edges = _edges(first, steps, _breakpoint_steps(blend, first, steps))
-    for begin, end in itertools.pairwise(edges):
-        position = _position(blend, (begin + end) // 2)
-        missing, drawn = float(end - begin), np.zeros(len(left))
-        while missing > 0 and (share := mixture.shares(position)).any():
-            rate = share * rows_per_step
-            lasts = np.divide(left, rate, out=np.full(len(left), np.inf), where=rate > 0)
-            part = min(missing, float(lasts.min()))
-            drawn += part * rate
-            left -= part * rate
-            variance += part * rows_per_step * share * (1 - share)
-            missing -= part
-            if part == lasts.min():
-                number = int(lasts.argmin())
-                mixture.ended[number] = True
-                exhausted[blend.keys[number]] = math.ceil(end - missing)
-        if drawn.any():
-            rows.append(drawn)
-            begins.append(begin)
-            ends.append(math.ceil(end - missing))
-        if missing > 0:
-            break
-    _check_any(ends)
-    by_window = np.array(rows)
-    total = by_window.sum()
-    is_random = any(node.rule == BLEND for node in blend.tree.nodes())
-    # An interleave stays within a row or so of its share.
-    deviation = np.sqrt(variance) if is_random else np.minimum(1.3, variance)
-    return _forecast(
-        blend,
-        begins,
-        ends=np.array(ends),
-        tokens=by_window * tokens_per_row,
-        documents=by_window * documents_per_row,
-        exhausted=exhausted,
-        positions=int(total * row_tokens),
-        is_exact=False,
-        spread=2 * deviation / total,
-    )
-
-
 def late_breakpoints(blend: Blend, end_step: int) -> list[int]:
     """Breakpoints on the schedule axis that a run does not reach that ends before a step."""
-    end = _position(blend, end_step)
+    end = position_of(blend, end_step)
     return sorted(point for point in blend.tree.breakpoints() if point >= end)
 
 
-def _edges(first: int, steps: int, further: Iterable[int]) -> list[int]:
+def window_edges(first: int, steps: int, further: Iterable[int]) -> list[int]:
     even = first + np.linspace(0, steps, min(steps, WINDOWS) + 1).astype(int)
     return sorted({*even.tolist(), *(step for step in further if first < step < first + steps)})
 
 
-def _breakpoint_steps(blend: Blend, first: int, steps: int) -> list[int]:
+def breakpoint_steps(blend: Blend, first: int, steps: int) -> list[int]:
     """The first step at or behind each breakpoint."""
     points, all_steps = blend.tree.breakpoints(), range(first, first + steps)
-    position = functools.partial(_position, blend)
+    position = functools.partial(position_of, blend)
     return [first + bisect_left(all_steps, point, key=position) for point in points]
-
-
-def _row_contents(
-    source: Source, row_tokens: int, tokens_per_document: float | None
-) -> tuple[float, float]:
-    """Tokens and documents of a row; of planned sources as the first rows have them."""
-    rows = source.rows
-    if not isinstance(rows, RowSource):
-        if tokens_per_document is None or not tokens_per_document >= 1:
-            raise ConfigError(
-                f"{source.key}: is streamed, so its lengths are not known; give --tokens-per-doc."
-            )
-        tokens = float(row_tokens or tokens_per_document)
-        return tokens, tokens / tokens_per_document
-    rows.restart()
-    first, later = rows.take(_FIRST_ROWS), rows.take(_TRIED_ROWS)
-    rows.restart()
-    tried = later if len(later) else first
-    tokens = tried.num_tokens / len(tried)
-    if isinstance(rows, PlannedRows):
-        return tokens, tokens / (rows.epoch_tokens / len(rows.kept_numbers))
-    return tokens, max(tried.num_documents / len(tried), 1e-12)

@@ -12,7 +12,8 @@ from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
 from energon_ext.mixture.tree import BLEND, INTERLEAVE, blend_of
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.deal import Topology, imbalance
-from energon_ext.plan.forecast import Forecast, estimated, late_breakpoints, planned
+from energon_ext.plan.estimate import estimated
+from energon_ext.plan.forecast import Forecast, late_breakpoints, planned
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.source import Blend, Source
 from energon_ext.splice import MultiSpliceConfig, SpliceIndex

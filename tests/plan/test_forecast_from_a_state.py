@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from energon_ext import ConfigError, PackedTaskEncoder, get_train_dataset
-from energon_ext.plan.forecast import estimated, late_breakpoints, planned
+from energon_ext.plan.estimate import estimated
+from energon_ext.plan.forecast import late_breakpoints, planned
 from energon_ext.plan.lookup import find_blend
 from tests.cli.command import energon_ext, error_line
 from tests.plan.runs import numbered_documents, write_numbered

@@ -11,7 +11,8 @@ from megatron.energon import stateless
 
 from energon_ext.encoders.tokenizers import ByteTokenizer
 from energon_ext.errors import ConfigError, StateMismatchError
-from energon_ext.plan.forecast import estimated, planned
+from energon_ext.plan.estimate import estimated
+from energon_ext.plan.forecast import planned
 from energon_ext.plan.lookup import find_blend
 from tests.cli.command import energon_ext
 from tests.samples.test_planned_samples import dataset_of, run, write
