@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from energon_ext.cli import echo, echo_json, option, table
-from energon_ext.cli.forecast import draw, made, text
-from energon_ext.cli.mix import tell_undecided
+from energon_ext.cli import echo, option, table
+from energon_ext.cli.forecast import made
+from energon_ext.cli.forecast import show as show_forecast
 from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import EnergonExtError
@@ -115,7 +115,7 @@ def diff(
         echo(change)
     if change := repacking(cursor.state["fingerprint"], dataset.fingerprint):
         echo(change)
-    for line in (*_packed_anew(dataset), *_left_out(cursor, dataset)):
+    for line in (*_skipped(cursor, dataset), *_moved_documents(dataset)):
         echo(line)
     may_change = {}
     if not cursor.inside and all(rows.may_be_repacked for rows in dataset.rows):
@@ -139,10 +139,7 @@ def diff(
 @_seq_length
 @_packing
 @click.option("--global-batch-size", type=option.Count(1), help="Rows of a step in the next run.")
-@click.option("--exact", is_flag=True, help="Plan every row, however long it takes.")
-@click.option("--png", type=option.FILE, help="Draw the forecast, as PNG.")
-@click.option("--html", type=option.FILE, help="Write it as one page.")
-@option.as_json
+@option.forecast
 @option.trusted_module
 def forecast(
     saved: Path,
@@ -176,12 +173,7 @@ def forecast(
     )
     dataset.continue_from(cursor.state)
     found = made(dataset, steps, None, exact, cursor.state)
-    if as_json:
-        echo_json(found.to_json())
-    else:
-        echo(text(found, dataset, steps))
-    draw(found, metadataset.name, png, html)
-    tell_undecided(dataset, found.first + steps - 1)
+    show_forecast(found, dataset, steps, metadataset.name, as_json=as_json, png=png, html=html)
 
 
 @checkpoint.command()
@@ -211,30 +203,29 @@ def reweight(saved: Path, metadataset: Path, **options: Any) -> None:
         echo(f"{live.path}: step {begun} is the first without a line")
 
 
-def _packed_anew(dataset: PlannedDataset) -> Iterator[str]:
-    """Documents of open pack plans, which are packed again."""
-    for key, rows in zip(dataset.keys, dataset.rows):
-        if not isinstance(rows, PlannedRows) or rows.window.taken is not None:
-            continue
-        if count := len(set(rows.window.documents.tolist())):
-            yield f"{key}: {count:,} documents not yet drawn are packed anew"
-
-
-def _left_out(cursor: SavedCursor, dataset: PlannedDataset) -> Iterator[str]:
-    """List skipped steps, and what the metadataset leaves out from here on."""
+def _skipped(cursor: SavedCursor, dataset: PlannedDataset) -> Iterator[str]:
+    """List the steps that were skipped, and those that will be."""
     ahead = [
         (max(begin, cursor.step), stop) for begin, stop in dataset.clock.skip if stop > cursor.step
     ]
     for what, ranges in (("skipped", cursor.state["skipped"]), ("to be skipped", ahead)):
         if named := ", ".join(f"{begin:,} to {stop - 1:,}" for begin, stop in ranges):
             yield f"steps {what}: {named}"
+
+
+def _moved_documents(dataset: PlannedDataset) -> Iterator[str]:
+    """Count the documents that are packed again, that are left out, and that come back."""
     for key, rows in zip(dataset.keys, dataset.rows):
         if not isinstance(rows, PlannedRows):
             continue
-        if count := len(rows.excluded):
-            yield f"{key}: {count:,} documents are excluded"
-        if count := len(set(rows.window.excluded.tolist()) - set(rows.excluded.tolist())):
-            yield f"{key}: {count:,} documents that were excluded come back"
+        anew = set() if rows.window.taken is not None else set(rows.window.documents.tolist())
+        excluded = set(rows.excluded.tolist())
+        counts = {
+            "not yet drawn are packed anew": len(anew),
+            "are excluded": len(excluded),
+            "that were excluded come back": len({*rows.window.excluded.tolist()} - excluded),
+        }
+        yield from (f"{key}: {n:,} documents {what}" for what, n in counts.items() if n)
 
 
 def _changes(changes: Sequence[SourceChange]) -> str:

@@ -25,21 +25,10 @@ from energon_ext.errors import ConfigError, EnergonExtError, WorkerError
 from energon_ext.prepare.claim import Part
 from energon_ext.prepare.pool import end_with_parent
 
-#: What the executors take themselves, by the type of its values.
-SLURM_SETTINGS = {
-    "partition": str,
-    "time": str,
-    "cpus_per_task": int,
-    "mem_per_cpu_gb": int,
-    "workers": int,
-    "qos": str,
-    "job_name": str,
-    "env_command": str,
-    "condaenv": str,
-    "venv_path": str,
-    "max_array_size": int,
-}
-RAY_SETTINGS = {"cpus_per_task": int, "mem_per_cpu_gb": int, "workers": int, "time": int}
+#: What the executors take themselves: texts, and integers.
+SLURM_TEXTS = ("partition", "time", "qos", "job_name", "env_command", "condaenv", "venv_path")
+SLURM_INTEGERS = ("cpus_per_task", "mem_per_cpu_gb", "workers", "max_array_size")
+RAY_INTEGERS = ("cpus_per_task", "mem_per_cpu_gb", "workers", "time")
 _RUN = "srun -l -n 1 launch_pickled_pipeline"  # as datatrove runs it
 
 MakePart = Callable[[Part, int], None]
@@ -81,10 +70,8 @@ class PartStep:
             with ProcessPoolExecutor(1, fork, end_with_parent) as process:
                 process.submit(self.make, part, self.processes).result()
         except BrokenProcessPool as error:
-            raise WorkerError(
-                f"Part {part} was killed, perhaps for want of memory; what is finished is kept. "
-                f"Run the same command again."
-            ) from error
+            said = "was killed, perhaps for want of memory; what is finished is kept"
+            raise WorkerError(f"Part {part} {said}. Run the same command again.") from error
 
 
 def settings_of(given: Sequence[str], option: str) -> dict[str, str]:
@@ -101,23 +88,19 @@ def settings_of(given: Sequence[str], option: str) -> dict[str, str]:
 
 
 def run_on_slurm(
-    make: MakePart,
-    tasks: int,
-    settings: Mapping[str, str],
-    logs: Path,
-    *,
-    render: bool = False,
+    make: MakePart, tasks: int, settings: Mapping[str, str], logs: Path, *, render: bool
 ) -> None:
     """Submit an array of tasks.
 
     Args:
-        settings: of the executor, see SLURM_SETTINGS; all others are options of ``sbatch``.
+        settings: of the executor; those that it does not take are options of ``sbatch``.
         render: print the script, and run nothing.
     """
     for name in ("partition", "time"):
         if name not in settings:
             raise ConfigError(f"--executor slurm: --slurm {name}=... is missing.")
-    own = _typed(settings, SLURM_SETTINGS, "--slurm")
+    texts = {name: settings[name] for name in SLURM_TEXTS if name in settings}
+    own = texts | _integers(settings, SLURM_INTEGERS, "--slurm")
     logs = _logs_of_now(logs)
     # Tasks begin in a shell of their own, where the environment of this command may not be active.
     environment = f"export PATH={Path(sys.executable).parent}:$PATH"
@@ -136,9 +119,8 @@ def run_on_slurm(
     try:
         executor.run()
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"--executor slurm: no {error.filename} here; --render prints."
-        ) from error
+        said = f"no {error.filename} here; --render prints"
+        raise ConfigError(f"--executor slurm: {said}.") from error
     except subprocess.CalledProcessError as error:
         raise ConfigError(f"--executor slurm: {error.cmd[0]} failed, see above.") from error
     echo(f"Submitted {tasks} tasks as SLURM job {executor.job_id}; logs in {logs}.")
@@ -151,9 +133,9 @@ def run_on_ray(make: MakePart, tasks: int, settings: Mapping[str, str], logs: Pa
         ConfigError: a part could not be made; its own words.
         WorkerError: a task did not end.
     """
-    own = _typed(settings, RAY_SETTINGS, "--ray")
-    if unknown := sorted({*settings} - {*own}):
-        raise ConfigError(f"--ray {unknown[0]}: give one of {', '.join(RAY_SETTINGS)}.")
+    if unknown := sorted({*settings} - {*RAY_INTEGERS}):
+        raise ConfigError(f"--ray {unknown[0]}: give one of {', '.join(RAY_INTEGERS)}.")
+    own = _integers(settings, RAY_INTEGERS, "--ray")
     kind, ray, logs = _executor("ray"), _module("ray", "ray"), _logs_of_now(logs)
     if not ray.is_initialized():
         ray.init(log_to_driver=False)  # what tasks print is in the logs
@@ -179,16 +161,14 @@ def _logs_of_now(logs: Path) -> Path:
     return logs.absolute() / time.strftime("%Y%m%d-%H%M%S")
 
 
-def _typed(settings: Mapping[str, str], types: Mapping[str, type], option: str) -> dict[str, Any]:
-    """The settings of an executor itself, with their types."""
+def _integers(settings: Mapping[str, str], names: Sequence[str], option: str) -> dict[str, Any]:
+    """Those of the settings that are integers."""
     found = {}
-    for name, kind in types.items():
-        if name in settings:
-            try:
-                found[name] = kind(settings[name])
-            except ValueError as error:
-                value = f"{settings[name]!r:.80}"
-                raise ConfigError(f"{option} {name}: {value} is not {kind.__name__}.") from error
+    for name in filter(settings.__contains__, names):
+        try:
+            found[name] = int(settings[name])
+        except ValueError as error:
+            raise ConfigError(f"{option} {name}: {settings[name]!r:.80} is not int.") from error
     return found
 
 

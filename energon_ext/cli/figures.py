@@ -1,15 +1,21 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The pictures of a run: planned against drawn, loss, reward."""
+"""The pictures of a run, planned against drawn, loss, reward; and that of a forecast."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from energon_ext.cli import counted
-from energon_ext.cli.figure_lines import (
+from energon_ext.cli.figure_style import (
+    COLORS,
+    FAINT,
+    INK,
+    ROUND_TICKS,
+    Picture,
     Sums,
     clipped,
     draw_lines,
@@ -17,21 +23,17 @@ from energon_ext.cli.figure_lines import (
     each_of,
     joining,
     last_known,
-    shares,
-    windows,
-)
-from energon_ext.cli.figure_style import (
-    COLORS,
-    FAINT,
-    INK,
-    ROUND_TICKS,
-    Picture,
-    label_ends,
+    mark_steps,
+    name_steps,
     new_figure,
+    shares,
     steps_axis,
+    whole_steps,
+    windows,
 )
 from energon_ext.cli.metrics import Run, short_labels
 from energon_ext.cli.spikes import Spike
+from energon_ext.plan.forecast import Forecast
 
 #: How far a dot of a blend may be off, and one of an interleave.
 ALLOWED = ("two standard deviations of independent draws", "two rows of an interleave")
@@ -83,14 +85,14 @@ def loss_picture(run: Run, spikes: Sequence[Spike] = ()) -> Picture:
     centres = add(run.step) / steps
     total = _mean_loss(run.loss, np.ones_like(run.step), add)
     by_source = _mean_loss(run.source_loss, run.tokens, add)
-    lines = np.column_stack([by_source, total])
+    lines = [(centres, losses) for losses in (*by_source.T, total)]
     figure, (axes,) = new_figure(
         "Training loss",
         f"black: all sources · coloured: each source · means of {each_of(steps)}",
     )
     axes.plot(run.step, run.loss, color=FAINT, linewidth=1)
     colors = (*COLORS[: len(run.sources)], INK)
-    draw_lines(axes, centres, lines, (*run.labels, "all"), colors=colors)
+    draw_lines(axes, lines, (*run.labels, "all"), colors)
     if spikes:
         places = [spike.step for spike in spikes], [spike.loss for spike in spikes]
         axes.plot(*places, "v", color=INK, markersize=5)
@@ -117,7 +119,7 @@ def loss_over_tokens_picture(run: Run) -> Picture:
         "Training loss over the tokens of each source",
         f"a line for each source, up to all of its tokens · means of {each_of(steps)}",
     )
-    draw_lines(axes, read, by_source, run.labels)
+    draw_lines(axes, [*zip(read.T, by_source.T)], run.labels)
     axes.set_ylabel("loss (nats per token)")
     axes.set_xlabel("tokens read of the source")
     axes.set_xlim(0, 1.02 * max(int(read.max()), 1))
@@ -136,7 +138,7 @@ def reward_picture(run: Run) -> Picture:
         "Reward", "line: mean of the answers of a step, before clipping · dots: evaluations"
     )
     names = [name.removeprefix("rollout/") for name in run.measured]
-    ends = draw_lines(axes, run.step, np.column_stack(list(run.measured.values())), names)
+    ends = draw_lines(axes, [(run.step, values) for values in run.measured.values()], names)
     steps_axis(axes, run)
     return Picture("reward", figure, f"At the end: {', '.join(ends)}.")
 
@@ -156,17 +158,10 @@ def validation_picture(run: Run) -> Picture:
     )
     labels = [*clipped(short_labels(shown)), "all"]
     for axes, found, what in zip(panels, (losses, likely), ("loss (nats per token)", "P(z)")):
-        lines = [found.get(key) for key in shown]
+        lines = [found.get(key, np.empty((2, 0))) for key in shown]
         lines += [run.validation["val/loss"]] if found is losses else []
-        ends, names = np.full(len(lines), np.nan), [""] * len(lines)
-        colors = (*COLORS[: len(shown)], INK)
-        for index, line in enumerate(lines):
-            if line is not None:
-                axes.plot(*line, "o-", color=colors[index], linewidth=1.7, markersize=4)
-                ends[index] = line[1, -1]
-                names[index] = f"{labels[index]} {ends[index]:.2f}"
         axes.set_ylabel(what)
-        label_ends(axes, ends, names, colors)
+        draw_lines(axes, lines, labels, (*COLORS[: len(shown)], INK), dots=True)
         steps_axis(axes, run, named=axes is panels[0])
     if likely:
         panels[0].set_xlabel("")
@@ -179,6 +174,65 @@ def validation_picture(run: Run) -> Picture:
         + " P(z) is how likely a model goes on with a content word for word, given its first "
         "token; the mean of a document's contents." * bool(likely),
     )
+
+
+def forecast_picture(found: Forecast) -> Picture:
+    """Share and epochs of every source over the steps of a forecast."""
+    kept, others, join = joining(found.tokens.sum(0))
+    names = {key: title for key, title in zip(found.keys, found.titles) if key != title}
+    labels = clipped(np.array(short_labels(found.keys, names))[kept].tolist())
+    labels += [f"{len(others)} others"] if len(others) else []
+    last = int(found.ends[-1])
+    ends = np.array([found.exhausted.get(found.keys[index], last) for index in kept])
+    add, sizes = windows(found.ends)
+    figure, (upper, lower) = new_figure(
+        "What the run will read",
+        f"above: planned shares; dots: of the tokens, in {counted(len(sizes), 'part')} of the run"
+        " · below: epochs · dashed: breakpoints · ×: a source ends",
+        height=6.4,
+        height_ratios=(3, 2),
+    )
+    points = found.breakpoints
+    for axes in (upper, lower):
+        whole_steps(axes, last, found.first)
+        mark_steps(axes, np.array(points))
+    name_steps(upper, "breakpoint" + "s" * (len(points) > 1) + " at", points)
+    upper.set_ylabel("share of the tokens")
+    upper.tick_params(labelbottom=False)
+    upper.set_xlabel("")
+    edges, drawn = np.append(found.first, found.ends), 100 * shares(join(add(found.tokens)))
+    parts = edges[np.append(0, sizes.cumsum())]
+    for values, color in zip(drawn.T, COLORS):
+        dots = ((parts[1:] + parts[:-1]) / 2)[values > 0], values[values > 0]
+        upper.plot(*dots, "o", color=color, markersize=3.6)
+    planned = join(found.shares)
+    upper.set_ylim(0, min(102, 1.15 * max(100 * planned.max(), drawn.max())))
+    draw_steps(upper, edges, planned, labels, np.append(ends, [last] * (len(others) > 0)))
+    _draw_epochs(lower, found, kept, ends, labels)
+    ends_early = len(found.exhausted)
+    ended = f"; {ends_early} of them end{'s' * (ends_early == 1)} before" if ends_early else ""
+    return Picture(
+        "forecast",
+        figure,
+        f"{found.tokens.sum():,.0f} tokens of {counted(len(found.keys), 'source')} in "
+        f"{counted(found.steps, 'step')}{ended}.",
+    )
+
+
+def _draw_epochs(
+    axes: Axes, found: Forecast, kept: np.ndarray, ends: np.ndarray, labels: Sequence[str]
+) -> None:
+    """Epochs of sources, from the window that reads the first token to the step of the last."""
+    read, edges = found.tokens[:, kept] > 0, np.append(found.first, found.ends)
+    epochs = np.vstack((found.epochs_before, found.epochs))[:, kept]
+    epochs[:, ~read.any(0)] = np.nan
+    axes.set_ylabel("epochs")
+    axes.set_ylim(0, 1.1 * max(found.epochs[:, kept].max(), 1e-9))
+    places = edges[:, None].clip(edges[read.argmax(0)], ends)
+    draw_lines(axes, [*zip(places.T, epochs.T)], labels)
+    for index, end, last, color in zip(kept, ends, epochs[-1], COLORS):
+        if found.keys[index] in found.exhausted:
+            axes.plot(end, last, "x", color=color, markeredgewidth=2, clip_on=False)
 
 
 def for_pictures(run: Run) -> Run:

@@ -31,7 +31,8 @@ from energon_ext.packing import PACKERS
 from energon_ext.plan.source import Blend
 from energon_ext.splice.config import MultiSpliceConfig, splice_from_config
 
-_OPTIONS = (
+#: The arguments of :func:`open_mix`.
+mix_options = option.together(
     option.metadataset,
     option.split,
     click.option(
@@ -62,13 +63,6 @@ _OPTIONS = (
     ),
     option.trusted_module,
 )
-
-
-def mix_options(command: Any) -> Any:
-    """Give a command the arguments of :func:`open_mix`."""
-    for each in reversed(_OPTIONS):
-        command = each(command)
-    return command
 
 
 def open_mix(

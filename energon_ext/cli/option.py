@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Arguments and options that several commands have."""
 
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +67,18 @@ jobs = click.option(
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 
 
-def special_tokens(command: Any) -> Any:
-    """The options of a command on what a tokenizer puts around a text."""
-    for role, end in (("bos", "begins"), ("eos", "ends")):
-        name = f"Token of --tokenizer that {end} a text."
-        command = click.option(f"--{role}-token", metavar="TOKEN", help=name)(command)
-    return command
+def together(*options: Any) -> Callable[[Any], Any]:
+    """Several arguments and options as one decorator of a command."""
+    return lambda command: functools.reduce(lambda made, each: each(made), options[::-1], command)
+
+
+special_tokens = together(
+    click.option("--eos-token", metavar="TOKEN", help="Token of --tokenizer that ends a text."),
+    click.option("--bos-token", metavar="TOKEN", help="Token of --tokenizer that begins a text."),
+)
+forecast = together(
+    click.option("--exact", is_flag=True, help="Plan every row, however long it takes."),
+    click.option("--png", type=FILE, help="Draw the forecast, as PNG."),
+    click.option("--html", type=FILE, help="Write it as one page."),
+    as_json,
+)

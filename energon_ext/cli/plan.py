@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from energon_ext.cli import MOST_LISTED, echo, echo_json, forecast, one_of, option, table
+from energon_ext.cli import MOST_LISTED, echo, forecast, one_of, option, table
 from energon_ext.cli.mix import mix_options, open_mix, tell_undecided
 from energon_ext.errors import ConfigError
 from energon_ext.plan.lookup import find_blend
@@ -41,10 +41,7 @@ COUNT = option.Count(1)
 @click.option(
     "--tokens-per-doc", type=click.FloatRange(1, 1e9), help="Of streamed sources, on average."
 )
-@click.option("--exact", is_flag=True, help="Plan every row, however long it takes.")
-@click.option("--png", type=option.FILE, help="Draw the forecast, as PNG.")
-@click.option("--html", type=option.FILE, help="Write it as one page.")
-@option.as_json
+@option.forecast
 def plan(
     metadataset: Path,
     at: str | None,
@@ -93,12 +90,8 @@ def plan(
         tell_undecided(blend, max(positions, default=MOST_BREAKPOINT))
     else:
         found = forecast.made(blend, steps, tokens_per_doc, exact)
-        if as_json:
-            echo_json(found.to_json() | ({"imbalance": imbalance} if imbalance else {}))
-        else:
-            echo(forecast.text(found, blend, steps))
-        forecast.draw(found, metadataset.name, png, html)
-        tell_undecided(blend, steps - 1)
+        shown = {"as_json": as_json, "png": png, "html": html, "imbalance": imbalance}
+        forecast.show(found, blend, steps, metadataset.name, **shown)
     if as_json:
         return
     if imbalance:

@@ -109,10 +109,10 @@ def headline(run: Run) -> list[tuple[str, str]]:
     ]
 
 
-def import_figures(name: str = "figures") -> Any:
-    """A module that draws; ConfigError where matplotlib is not installed."""
+def import_figures() -> Any:
+    """The module that draws; ConfigError where matplotlib is not installed."""
     try:
-        return importlib.import_module(f"energon_ext.cli.{name}")
+        return importlib.import_module("energon_ext.cli.figures")
     except ImportError as error:
         raise ConfigError(
             "The report needs the package `matplotlib`: pip install 'energon_ext[report]'."
