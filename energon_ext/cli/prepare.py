@@ -179,10 +179,6 @@ def _prepare_on_cluster(
 
 
 def _show(output: Path, prepared: Record, remarks: Sequence[str]) -> None:
-    echo("\n".join([*remarks, _summary(output, prepared)]))
-
-
-def _summary(output: Path, prepared: Record) -> str:
     columns = ("documents", "characters", "tokens")
     rows = [["", *columns]]
     for split in SPLITS:
@@ -195,4 +191,4 @@ def _summary(output: Path, prepared: Record) -> str:
         count, first = left_out(prepared, kind)
         if count:
             lines += [f"left out, not to be {to_be}: {count:,}", f"  the first: {first}"]
-    return "\n  ".join(lines)
+    echo("\n".join([*remarks, "\n  ".join(lines)]))

@@ -15,6 +15,7 @@ import braceexpand
 import ryml  # type: ignore[import-untyped]
 from megatron.energon.epathlib import EPath
 from megatron.energon.eyaml import load_yaml
+from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
 from energon_ext.data_files import open_data, read_to_limit
 from energon_ext.errors import ConfigError
@@ -133,6 +134,15 @@ def read_splits(path: EPath) -> tuple[dict[str, list[str]], set[str]]:
             twice = Counter(shards).most_common(1)[0][0]
             raise ConfigError(f"{path}: {name}: {twice} is listed twice, and would be read twice.")
     return splits, excluded
+
+
+def splits_in(folder: EPath) -> dict[str, list[str]]:
+    """The shards of every split of a prepared folder; none where no file says them."""
+    for name in ("split.yaml", "split.json"):
+        path = folder / MAIN_FOLDER_NAME / name
+        if path.is_file():
+            return read_splits(path)[0]
+    return {}
 
 
 def shards_of(patterns: Any, where: str) -> list[str]:
