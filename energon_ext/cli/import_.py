@@ -21,7 +21,7 @@ from energon_ext.data_files import read_data
 from energon_ext.documents.token_index import read_pair
 from energon_ext.errors import ConfigError
 from energon_ext.state.files import write_file
-from energon_ext.weights.breakpoints import checked_breakpoint
+from energon_ext.weights.axis import checked_breakpoint
 
 #: Split of Megatron -> split here.
 SPLITS = {"train": "train", "valid": "val", "test": "test"}

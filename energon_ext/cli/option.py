@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from energon_ext.documents.object_store import is_remote
-from energon_ext.weights.breakpoints import EXAMPLES, count_from
+from energon_ext.weights.axis import EXAMPLES, count_from
 
 
 class Count(click.ParamType):  # type: ignore[type-arg]

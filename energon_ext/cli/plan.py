@@ -15,8 +15,7 @@ from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.source import Blend
 from energon_ext.splice import SpliceIndex
 from energon_ext.splice.source import SpliceSource, splices_of
-from energon_ext.weights.axis import STEPS
-from energon_ext.weights.breakpoints import MOST_BREAKPOINT, checked_breakpoint
+from energon_ext.weights.axis import MOST_BREAKPOINT, STEPS, checked_breakpoint
 
 COUNT = option.Count(1)
 

@@ -10,8 +10,7 @@ import numpy as np
 from megatron.energon.epathlib import EPath
 
 from energon_ext.errors import ConfigError
-from energon_ext.weights.axis import STEPS, UNITS
-from energon_ext.weights.breakpoints import count_from
+from energon_ext.weights.axis import STEPS, UNITS, count_from
 
 #: Documents that a file may exclude, and characters of one of its lines.
 MOST_EXCLUDED, LONGEST_LINE = 10_000_000, 4096

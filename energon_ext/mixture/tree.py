@@ -111,12 +111,8 @@ class Tree:
 
     def breakpoints(self) -> set[int]:
         """Every position at which some weight changes its rule."""
-        return {
-            point
-            for node in self.nodes()
-            for weight in node.weights
-            for point in weight.breakpoints()
-        }
+        weights = [weight for node in self.nodes() for weight in node.weights]
+        return {point for weight in weights for point in weight.breakpoints()}
 
 
 def blend_of(weights: dict[str, WeightSpec], rule: str = BLEND, **options: Any) -> Tree:
@@ -133,11 +129,7 @@ def blend_of(weights: dict[str, WeightSpec], rule: str = BLEND, **options: Any) 
 def check_nested_schedules(tree: Tree, above: tuple[Node, str] | None = None) -> None:
     """Refuse a schedule inside a schedule where the outer node does not allow it.
 
-    Args:
-        above: the node of the schedule above this tree, and its place in the YAML.
-
-    Raises:
-        ConfigError: names both places.
+    ``above`` is the node of the schedule above this tree, with its place in the YAML.
     """
     node = tree.node
     for index, (member, weight) in enumerate(zip(tree.members, node.weights)):
