@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from energon_ext.cli import echo, option, table
-from energon_ext.cli.forecast import made
+from energon_ext.cli.forecast import draw, made
 from energon_ext.cli.forecast import show as show_forecast
 from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.encoders.tokenizers import load_tokenizer
@@ -173,7 +173,8 @@ def forecast(
     )
     dataset.continue_from(cursor.state)
     found = made(dataset, steps, None, exact, cursor.state)
-    show_forecast(found, dataset, steps, metadataset.name, as_json=as_json, png=png, html=html)
+    show_forecast(found, dataset, steps, as_json)
+    draw(found, metadataset.name, png, html)
 
 
 @checkpoint.command()

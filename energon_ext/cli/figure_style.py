@@ -220,7 +220,7 @@ def draw_steps(
 
 def draw_lines(
     axes: Axes,
-    lines: Sequence[Sequence[np.ndarray]],
+    lines: Sequence[Sequence[np.ndarray] | np.ndarray],
     labels: Sequence[str],
     colors: Sequence[str] = COLORS,
     dots: bool = False,

@@ -144,29 +144,19 @@ def _remark(found: Forecast, number: int) -> str:
     return ""
 
 
-def show(
-    found: Forecast,
-    blend: Blend,
-    steps: int,
-    name: str,
-    *,
-    as_json: bool,
-    png: Path | None,
-    html: Path | None,
-    imbalance: Mapping[str, Any] | None = None,
-) -> None:
-    """Print a forecast of some steps as a command is asked to, and draw it."""
+def show(found: Forecast, blend: Blend, steps: int, as_json: bool, **beside: Any) -> None:
+    """Print the forecast of some steps; as JSON, what is true of ``beside`` is in the object."""
     if as_json:
-        echo_json(found.to_json() | ({"imbalance": imbalance} if imbalance else {}))
+        echo_json(found.to_json() | {name: value for name, value in beside.items() if value})
     else:
         echo(text(found, blend, steps))
-    if png is not None or html is not None:
-        _draw(found, name, png, html)
     tell_undecided(blend, found.first + steps - 1)
 
 
-def _draw(found: Forecast, name: str, png: Path | None, html: Path | None) -> None:
+def draw(found: Forecast, name: str, png: Path | None, html: Path | None) -> None:
     """Write the picture, and the page that holds it."""
+    if png is None and html is None:
+        return
     picture = import_figures().forecast_picture(found)
     image = png_of(picture)
     if png is not None:

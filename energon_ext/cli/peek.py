@@ -99,7 +99,8 @@ def _planned(blend: PlannedDataset, tokenizer: Tokenizer) -> Iterator[ShownRow]:
         for row in range(step.num_rows):
             taken, own, number = step.taken(row) or (None, 0, 0)
             assert taken is not None
-            key, rows, description = blend.keys[number], blend.rows[number], taken.description(own)
+            key, description = blend.keys[number], taken.description(own)
+            rows: Any = blend.rows[number]
             if isinstance(rows, SampleRows):
                 samples = stored_samples(rows, description[0])
                 segments = [(key, each.about(), each.text()) for each in samples]

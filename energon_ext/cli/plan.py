@@ -89,8 +89,8 @@ def plan(
         tell_undecided(blend, max(positions, default=MOST_BREAKPOINT))
     else:
         found = forecast.made(blend, steps, tokens_per_doc, exact)
-        shown = {"as_json": as_json, "png": png, "html": html, "imbalance": imbalance}
-        forecast.show(found, blend, steps, metadataset.name, **shown)
+        forecast.show(found, blend, steps, as_json, imbalance=imbalance)
+        forecast.draw(found, metadataset.name, png, html)
     if as_json:
         return
     if imbalance:

@@ -235,6 +235,7 @@ def _files(
         if isinstance(rows, SpliceSource):
             found.append({"document": document, "text": text})
             continue
+        origin: str | None
         if isinstance(rows, SampleRows):
             number = document
             file, origin = rows.place_of(number)

@@ -32,11 +32,7 @@ def epoch_order(config: SpliceFields, size: int, key: str, epoch: int, table: Pa
 
 def _order(size: int, key: str | None) -> Order:
     """A random order by a key, or without one the numbers as they are."""
-    return _in_order if key is None else KeyedPermutation(size, key)
-
-
-def _in_order(places: np.ndarray) -> np.ndarray:
-    return places
+    return np.asarray if key is None else KeyedPermutation(size, key)
 
 
 def _axis_key(shuffle: bool | int, seed: int, epoch: int) -> str | None:

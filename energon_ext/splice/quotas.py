@@ -55,9 +55,8 @@ def document_quotas(
     )
     lengths = np.asarray(doc_lengths)
     if not lengths.size or lengths.dtype.kind not in "iu" or lengths.min() < 1:
-        raise ConfigError(
-            f"doc_lengths: {lengths.tolist()!r:.80} found, integers >= 1 are needed, one or more."
-        )
+        needed = "integers >= 1 are needed, one or more"
+        raise ConfigError(f"doc_lengths: {lengths.tolist()!r:.80} found, {needed}.")
     return _largest_remainders(_parts(config, lengths, epoch_length), epoch_length)
 
 
@@ -121,10 +120,8 @@ def _parts(
     shares = lengths.astype(np.float64) ** tau * present
     weights = config.doc_weights
     if weights is not None and len(weights) != len(lengths):
-        raise ConfigError(
-            f"doc_weights: {len(weights)} found for {len(lengths)} documents; one for each is "
-            f"needed, in the order of choice."
-        )
+        found = f"{len(weights)} found for {len(lengths)} documents"
+        raise ConfigError(f"doc_weights: {found}; one for each is needed, in the order of choice.")
     shares *= 1.0 if weights is None else weights
     if not shares.any():
         raise ConfigError("doc_weights: 0 found for every document that has a pair; raise one.")
@@ -133,10 +130,9 @@ def _parts(
 
 def _largest_remainders(parts: np.ndarray, epoch_length: int) -> np.ndarray:
     if parts.max() > MOST_EXAMPLES:
-        raise ConfigError(
-            f"epoch_length: {epoch_length} examples give a document {parts.max():.0f}, at most "
-            f"{MOST_EXAMPLES} are possible; use a shorter epoch."
-        )
+        found = f"{epoch_length} examples give a document {parts.max():.0f}"
+        most = f"at most {MOST_EXAMPLES} are possible"
+        raise ConfigError(f"epoch_length: {found}, {most}; use a shorter epoch.")
     quotas = np.floor(parts).astype(np.int64)
     # Rounded, so that remainders which are equal but for the error of floats are a tie.
     remainders = np.round(parts - quotas, 9)
