@@ -59,10 +59,11 @@ class CarriedWeight(float):
 
     def __float__(self) -> float:
         if self.not_constant is not None:
+            found = "a schedule, a weight of 0, a weights_file or an interleave"
+            advice = "put energon_ext.DynamicBlendMixin first among its base classes"
             raise ConfigError(
-                f"{self.not_constant}: a schedule, a weight of 0, a weights_file or an interleave, "
-                f"which this TaskEncoder does not know; put energon_ext.DynamicBlendMixin first "
-                f"among its base classes, or use energon_ext.PackedTaskEncoder."
+                f"{self.not_constant}: {found}, which this TaskEncoder does not know; {advice}, "
+                f"or use energon_ext.PackedTaskEncoder."
             )
         return float.__add__(self, 0.0)
 
@@ -79,14 +80,7 @@ class Part(NamedTuple):
 def carry(tree: Tree | Leaf, datasets: Sequence[LoadedDataset]) -> list[LoadedDataset]:
     """The datasets of all leaves of a tree, in the same order, with what they carry."""
     return [
-        CarriedDataset(
-            dataset=each.dataset,
-            weight=each.weight,
-            repetitions=each.repetitions,
-            aux=each.aux,
-            leaf=leaf,
-            tree=tree,
-        )
+        CarriedDataset(**{**vars(each), "leaf": leaf, "tree": tree})
         for leaf, each in zip(leaves_of(tree), datasets, strict=True)
     ]
 

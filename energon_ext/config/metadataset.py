@@ -158,14 +158,13 @@ class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
             with errors_of_energon(entry.where):
                 inner = entry.get_datasets(subset=subset, **kwargs)
             if inner.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS:
-                raise ConfigError(
-                    f"{entry.where}: a `blend_epochized` cannot be an entry of a "
-                    f"`{self.rule}`; use `blend_epochized` on both levels, or on none."
-                )
-            if not inner.datasets:
+                found = f"a `blend_epochized` cannot be an entry of a `{self.rule}`"
+                advice = "use `blend_epochized` on both levels, or on none"
+                raise ConfigError(f"{entry.where}: {found}; {advice}.")
+            count = len(inner.datasets)
+            if not count:
                 raise ConfigError(f"{entry.where}: names no source; leave the entry out.")
-            if entry.name is not None and len(inner.datasets) > 1:
-                count = len(inner.datasets)
+            if entry.name is not None and count > 1:
                 raise ConfigError(f"{entry.where}.name: {entry.name!r} for {count} sources.")
             members.append(map_leaves(tree_of(parts_of(inner.datasets)), entry.around))
             datasets += inner.datasets
@@ -260,18 +259,15 @@ class ScheduledMetadataset(MetadatasetV2):
 
     def get_datasets(self, *, split_part: str, **kwargs: Any) -> LoadedDatasetList:
         if split_part not in self.splits:
-            raise ConfigError(
-                f"{self.path}: no split {split_part!r}; it has {', '.join(self.splits)}."
-            )
+            has = ", ".join(self.splits)
+            raise ConfigError(f"{self.path}: no split {split_part!r}; it has {has}.")
         with errors_of_energon(f"{self.path}: {split_part}"):
             loaded = super().get_datasets(split_part=split_part, **kwargs)
         parts = parts_of(loaded.datasets)
         inside = runs_of(leaf for part in parts for leaf in part.leaves)
         run = self._run.merged(inside, inside=True)
-        datasets: list[LoadedDataset] = []
-        for part in parts:
-            datasets += carry(self._placed(part, split_part, run), part.datasets)
-        return LoadedDatasetList(blend_mode=loaded.blend_mode, datasets=datasets)
+        carried = [carry(self._placed(part, split_part, run), part.datasets) for part in parts]
+        return LoadedDatasetList(blend_mode=loaded.blend_mode, datasets=sum(carried, []))
 
     def _placed(self, part: Part, split_part: str, run: RunFields) -> Tree | Leaf:
         """A tree with its place: of its outermost node, and of leaves that have none."""

@@ -76,17 +76,13 @@ class Mix:
         return ScheduleAxis(self.run.axis)
 
     def axis_with(self, given: ScheduleAxis | None) -> ScheduleAxis:
-        """The axis with the end of the run, which a launch script gives.
-
-        Raises:
-            ConfigError: the script's unit differs from that of the metadataset.
-        """
+        """The axis with the end of the run, which a launch script gives with the same unit."""
         if given is None:
             return self.axis
         if given.unit not in (None, self.run.axis):
+            counts = f"{self.run.where or 'the metadataset'} counts {self.run.axis}"
             raise ConfigError(
-                f"schedule_axis: {given.unit} found in the launch script, and "
-                f"{self.run.where or 'the metadataset'} counts {self.run.axis}; write "
+                f"schedule_axis: {given.unit} found in the launch script, and {counts}; write "
                 f"`schedule_axis: {given.unit}` into the file, which every command reads."
             )
         return replace(given, unit=self.run.axis)
@@ -115,11 +111,10 @@ def mix_of(datasets: Sequence[LoadedDataset]) -> Mix:
     )
     _check_entries(entries)
     keys = {id(leaf): entry.key for leaf, entry in zip(leaves, entries)}
-    tree: Any = tree_of(parts)
-    if isinstance(tree, Leaf):
-        tree = Tree(Node(BLEND, [ConstantWeight(1.0)]), [tree])
-    tree = tree.map(lambda leaf: keys.get(id(leaf)))
-    tree = _named(tree.sorted(), entries)
+    found = tree_of(parts)
+    tree = Tree(Node(BLEND, [ConstantWeight(1.0)]), [found]) if isinstance(found, Leaf) else found
+    known: Any = tree.map(lambda leaf: keys.get(id(leaf)))
+    tree = _named(known.sorted(), entries)
     check_nested_schedules(tree)
     return Mix(entries, tree, run)
 
@@ -129,14 +124,11 @@ def _check_entries(entries: Sequence[Entry]) -> None:
     shown.update(entry.name for entry in entries if entry.name is not None)
     for entry in entries:
         if num_samples(entry.dataset) == 0:
-            place = f" ({entry.where})" if entry.where else ""
-            raise ConfigError(
-                f"Source {entry.key}{place} has no samples; prepare it again or leave it out."
-            )
+            source = f"Source {entry.key}" + (f" ({entry.where})" if entry.where else "")
+            raise ConfigError(f"{source} has no samples; prepare it again or leave it out.")
         if entry.name not in (None, entry.key) and shown[entry.name] > 1:
-            raise ConfigError(
-                f"name: {entry.name!r} is the name of two sources, such as {entry.key}; rename it."
-            )
+            said = f"{entry.name!r} is the name of two sources, such as {entry.key}"
+            raise ConfigError(f"name: {said}; rename it.")
 
 
 def _named(tree: Tree, entries: Sequence[Entry]) -> Tree:

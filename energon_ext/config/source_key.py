@@ -46,10 +46,8 @@ def source_key(
     flavors = json.dumps(subflavors, sort_keys=True, default=str) if subflavors else ""
     key = f"{path}{f':{split}' if split else ''}{subset}{flavors}"
     if len(key) > MAX_KEY:
-        raise ConfigError(
-            f"{path}: a name of {len(key):,} characters, subflavors included; at most {MAX_KEY:,} "
-            f"are allowed."
-        )
+        found = f"a name of {len(key):,} characters, subflavors included"
+        raise ConfigError(f"{path}: {found}; at most {MAX_KEY:,} are allowed.")
     return key
 
 

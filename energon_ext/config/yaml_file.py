@@ -52,10 +52,9 @@ def read_mapping(path: EPath, *, may_be_json: bool = False) -> dict[str, Any]:
     except ryml.ExceptionParse as error:
         number = min(error.errdata_parse.ymlloc.line, data.count(b"\n") + 1)
         line = data.decode().split("\n")[number - 1].strip() or "the end of the file"
-        raise ConfigError(
-            f"{path}:{number}: not a YAML file ({error.msg}), at {line!r:.60}; look also at the "
-            f"line above, at indentation, quotes and tabs."
-        ) from error
+        found = f"{path}:{number}: not a YAML file ({error.msg}), at {line!r:.60}"
+        advice = "look also at the line above, at indentation, quotes and tabs"
+        raise ConfigError(f"{found}; {advice}.") from error
     except (ValueError, RecursionError, ryml.ExceptionBasic) as error:
         first_line = (str(error).strip() or "bad syntax").splitlines()[0]
         kind = "JSON" if is_json else "YAML"
@@ -106,8 +105,8 @@ def _check_tree(tree: ryml.Tree, path: EPath) -> None:
         children = list(ryml.children(tree, node))
         nodes += len(children)
         if depth > MAX_YAML_DEPTH or nodes > MAX_YAML_NODES:
-            limits = f"{MAX_YAML_DEPTH} levels or {MAX_YAML_NODES:,} entries"
-            raise ConfigError(f"{path}: more than {limits}.")
+            most = f"{MAX_YAML_DEPTH} levels or {MAX_YAML_NODES:,} entries"
+            raise ConfigError(f"{path}: more than {most}.")
         if tree.is_map(node):
             keys = Counter(bytes(tree.key(child) or b"").decode() for child in children)
             if twice := [key for key, count in keys.items() if count > 1]:
@@ -150,10 +149,8 @@ def shards_of(patterns: Any, where: str) -> list[str]:
     if not isinstance(patterns, list) or not all(isinstance(each, str) for each in patterns):
         raise ConfigError(f"{where}: {patterns!r:.80} found, a list of shards is needed.")
     if sum(map(_most_names, patterns)) > MAX_SHARDS:
-        raise ConfigError(
-            f"{where}: more than {MAX_SHARDS:,} shards, or {MAX_PATTERN_LENGTH:,} characters, "
-            f"{MAX_BRACES} braces or a backslash in a name."
-        )
+        in_a_name = f"{MAX_PATTERN_LENGTH:,} characters, {MAX_BRACES} braces or a backslash"
+        raise ConfigError(f"{where}: more than {MAX_SHARDS:,} shards, or {in_a_name} in a name.")
     try:
         return [name for pattern in patterns for name in braceexpand.braceexpand(pattern)]
     except ValueError as error:

@@ -111,28 +111,18 @@ class OpenAISampler:
         try:
             answers = asyncio.run(asyncio.wait_for(self._ask_all(prompts, seed), limit))
         except asyncio.TimeoutError as error:
+            late = f"all {len(prompts)} prompts of a call in {limit:g} seconds"
             raise SamplerError(
-                f"{self.base_url} did not answer all {len(prompts)} prompts of a call in {limit:g} "
-                f"seconds (call_timeout_seconds)"
+                f"{self.base_url} did not answer {late} (call_timeout_seconds)"
             ) from error
         return [
-            answer if isinstance(answer, Unanswered) else self._score(prompt, *answer)
+            answer if isinstance(answer, Unanswered) else self._score(prompt, answer)
             for prompt, answer in zip(prompts, answers)
         ]
 
-    def _score(
-        self,
-        prompt: Prompt,
-        responses: list[list[int]],
-        log_probs: list[list[float]],
-        ends: list[Any],
-    ) -> ScoredGroup:
-        if len(responses) != self.group_size:
-            raise SamplerError(
-                f"the server sent {len(responses)} answers, {self.group_size} were asked for",
-                key=prompt.__key__,
-            )
-        if fault := self._fault(responses, log_probs, ends):
+    def _score(self, prompt: Prompt, answers: Answers) -> ScoredGroup:
+        responses, log_probs, ends = answers
+        if fault := self._fault(answers):
             raise SamplerError(f"the server sent {fault}", key=prompt.__key__)
         rewards = score(self.reward, prompt, responses)
         try:
@@ -141,10 +131,11 @@ class OpenAISampler:
         except SampleError as error:
             raise SamplerError(f"the server sent {error}", key=prompt.__key__) from error
 
-    def _fault(
-        self, responses: list[list[int]], log_probs: list[list[float]], ends: list[Any]
-    ) -> str | None:
+    def _fault(self, answers: Answers) -> str | None:
         """Describe an answer that no request of this sampler can have; None if all are fine."""
+        responses, log_probs, ends = answers
+        if len(responses) != self.group_size:
+            return f"{len(responses)} answers, {self.group_size} were asked for"
         if strange := [end for end in ends if end not in _ENDS]:
             return f"an answer that was ended by {strange[0]!r:.40}"
         longest = max(map(len, responses))
@@ -224,12 +215,10 @@ class OpenAISampler:
             said = self._said(str(error))
             raise SamplerError(f"{self.base_url}: {said}", key=prompt.__key__) from error
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise SamplerError(
-                f"{self.base_url} answered without token ids and log-probabilities "
-                f"({type(error).__name__} {error}); is it the server that api= names, and new "
-                f"enough?",
-                key=prompt.__key__,
-            ) from error
+            found = f"without token ids and log-probabilities ({type(error).__name__} {error})"
+            asked = "is it the server that api= names, and new enough?"
+            said = f"{self.base_url} answered {found}; {asked}"
+            raise SamplerError(said, key=prompt.__key__) from error
 
     def _said(self, text: str) -> str:
         """The beginning of what a server said, which may repeat the key."""

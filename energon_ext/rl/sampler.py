@@ -78,27 +78,19 @@ class ScoredGroup:
     ) -> "ScoredGroup":
         """A group from lists of response tokens, padded with 0.
 
-        Raises:
-            SampleError: a response is empty or has another number of log-probabilities.
-
         Example:
             >>> group = ScoredGroup.from_responses([7], [[5, 6], [8]], [[-1, -2], [-3]], [1, 0])
             >>> group.tokens.tolist(), group.log_probs.tolist()
             ([[7, 5, 6], [7, 8, 0]], [[-1.0, -2.0], [-3.0, 0.0]])
         """
         lengths = [len(response) for response in responses]
-        if 0 in lengths or lengths != [len(values) for values in log_probs]:
-            raise SampleError(
-                f"responses of {lengths} tokens with {[len(values) for values in log_probs]} "
-                f"log-probabilities"
-            )
-        tokens = [
-            torch.tensor([operator.index(token) for token in (*prompt, *response)])
-            for response in responses
-        ]
+        counts = [len(values) for values in log_probs]
+        if 0 in lengths or lengths != counts:
+            raise SampleError(f"responses of {lengths} tokens with {counts} log-probabilities")
+        samples = [[operator.index(token) for token in (*prompt, *each)] for each in responses]
         seen = [torch.as_tensor(values, dtype=torch.float32) for values in log_probs]
         return cls(
-            pad_sequence(tokens, batch_first=True),
+            pad_sequence(list(map(torch.tensor, samples)), batch_first=True),
             pad_sequence(seen, batch_first=True),
             torch.as_tensor(rewards, dtype=torch.float32),
             len(prompt),
@@ -148,12 +140,9 @@ def score(reward: RewardFunction, prompt: Prompt, responses: list[list[int]]) ->
         rewards = reward(prompt, responses)
         numbers = [float(value) for value in rewards]
     except Exception as error:  # a user's function may raise anything
-        raise SamplerError(
-            f"the reward raised {type(error).__name__}: {error}", key=prompt.__key__
-        ) from error
+        raised = f"the reward raised {type(error).__name__}: {error}"
+        raise SamplerError(raised, key=prompt.__key__) from error
     if len(numbers) != len(responses):
-        raise SamplerError(
-            f"the reward gave {len(numbers)} numbers for {len(responses)} answers",
-            key=prompt.__key__,
-        )
+        gave = f"the reward gave {len(numbers)} numbers for {len(responses)} answers"
+        raise SamplerError(gave, key=prompt.__key__)
     return numbers
