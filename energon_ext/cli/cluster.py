@@ -5,7 +5,6 @@
 Only its executors are used. A task makes one part, and takes nothing from the task before it.
 """
 
-import importlib
 import multiprocessing
 import os
 import subprocess
@@ -20,6 +19,7 @@ from typing import Any
 
 import click
 
+from energon_ext.arguments import optional_module
 from energon_ext.cli import echo
 from energon_ext.errors import ConfigError, EnergonExtError, WorkerError
 from energon_ext.prepare.claim import Part
@@ -36,19 +36,12 @@ MakePart = Callable[[Part, int], None]
 
 @dataclass(frozen=True)
 class PartStep:
-    """The one step of a datatrove pipeline: makes the part of a task.
+    """The one step of a datatrove pipeline: makes the part of a task."""
 
-    Args:
-        make: makes a part in that number of processes; it is pickled.
-        processes: of a part.
-        folder: in which the command was given, since paths may be relative.
-        failures: a folder for the errors of tasks, a file for each.
-    """
-
-    make: MakePart
-    processes: int
-    folder: str
-    failures: Path
+    make: MakePart  # is pickled
+    processes: int  # of a part
+    folder: str  # in which the command was given, since paths may be relative
+    failures: Path  # a folder for the errors of tasks, a file for each
 
     def __call__(self, data: object = None, rank: int = 0, world_size: int = 1) -> None:
         os.chdir(self.folder)
@@ -127,12 +120,7 @@ def run_on_slurm(
 
 
 def run_on_ray(make: MakePart, tasks: int, settings: Mapping[str, str], logs: Path) -> None:
-    """Run tasks on the Ray cluster that ``RAY_ADDRESS`` names, else here, and wait for them.
-
-    Raises:
-        ConfigError: a part could not be made; its own words.
-        WorkerError: a task did not end.
-    """
+    """Run tasks on the Ray cluster that ``RAY_ADDRESS`` names, else here, and wait for them."""
     if unknown := sorted({*settings} - {*RAY_INTEGERS}):
         raise ConfigError(f"--ray {unknown[0]}: give one of {', '.join(RAY_INTEGERS)}.")
     own = _integers(settings, RAY_INTEGERS, "--ray")
@@ -180,11 +168,6 @@ def _executor(name: str) -> Any:
 
 
 def _module(module: str, executor: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        extra = "datatrove[ray]" if package == "ray" else "energon_ext[prepare]"
-        raise ConfigError(
-            f"--executor {executor} needs the package `{package}`: pip install '{extra}'."
-        ) from error
+    package = module.partition(".")[0]
+    install = "datatrove[ray]" if package == "ray" else "energon_ext[prepare]"
+    return optional_module(module, f"--executor {executor}", package, install)

@@ -4,7 +4,6 @@
 
 import base64
 import html
-import importlib
 import io
 import itertools
 from collections.abc import Iterable, Sequence
@@ -15,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from energon_ext.arguments import optional_module
 from energon_ext.cli import counted, echo
 from energon_ext.cli.metrics import Run, mean_of_finite, short_labels
 from energon_ext.cli.spikes import Spike, spikes_of
-from energon_ext.errors import ConfigError, printable
+from energon_ext.errors import printable
 from energon_ext.state.files import write_file
 
 if TYPE_CHECKING:
@@ -111,12 +111,8 @@ def headline(run: Run) -> list[tuple[str, str]]:
 
 def import_figures() -> Any:
     """The module that draws; ConfigError where matplotlib is not installed."""
-    try:
-        return importlib.import_module("energon_ext.cli.figures")
-    except ImportError as error:
-        raise ConfigError(
-            "The report needs the package `matplotlib`: pip install 'energon_ext[report]'."
-        ) from error
+    figures = "energon_ext.cli.figures"
+    return optional_module(figures, "The report", "matplotlib", "energon_ext[report]")
 
 
 def png_of(picture: "Picture") -> bytes:

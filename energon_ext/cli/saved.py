@@ -17,20 +17,13 @@ from energon_ext.state.schema import check_format, check_seal
 
 
 class SavedCursor:
-    """One cursor of a planned run.
-
-    Attributes:
-        folder: of the checkpoint.
-        state: the cursor, checked.
-        step: of the plan, that comes next or is open.
-        inside: what the run had when it was saved inside a step, else nothing.
-    """
+    """One cursor of a planned run, in the folder of its checkpoint."""
 
     def __init__(self, folder: Path, sealed: Any):
         self.folder, self.state = folder, check_seal(sealed)
         check_format(self.state)
-        self.step: int = self.state["plan"]["step"]
-        self.inside: Mapping[str, Any] = self.state["inside"] or {}
+        self.step: int = self.state["plan"]["step"]  # that comes next or is open
+        self.inside: Mapping[str, Any] = self.state["inside"] or {}  # where it is open
 
     def dataset(
         self,

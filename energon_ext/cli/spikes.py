@@ -22,19 +22,12 @@ MOST_SOURCES, MOST_SPIKES = 64, 10
 
 @dataclass(frozen=True)
 class Spike:
-    """An unusually high loss.
+    """An unusually high loss."""
 
-    Attributes:
-        step: the optimizer step, from 1.
-        source: what people call the source, None where it is the loss of all.
-        loss: of the step.
-        usual: the median of the losses before it.
-    """
-
-    step: int
-    source: str | None
+    step: int  # the optimizer step, from 1
+    source: str | None  # what people call it, None where it is the loss of all
     loss: float
-    usual: float
+    usual: float  # the median of the losses before it
 
     def __str__(self) -> str:
         whose = "the loss" if self.source is None else f"the loss of {self.source}"

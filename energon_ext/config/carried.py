@@ -29,16 +29,11 @@ class CarriedDataset(LoadedDataset):
 
 
 class CarriedWeight(float):
-    """The share that stock Energon would make of the constant weights of a tree.
-
-    Attributes:
-        factor: of stock metadatasets around ours, None where there is none.
-        not_constant: place of a weight by which stock Energon cannot draw, None without one.
-    """
+    """The share that stock Energon would make of the constant weights of a tree."""
 
     share: float
-    factor: float | None
-    not_constant: str | None
+    factor: float | None  # of stock metadatasets around ours, None where there is none
+    not_constant: str | None  # place of a weight by which stock Energon cannot draw
 
     def __new__(
         cls, share: float, not_constant: str | None, factor: float | None = None

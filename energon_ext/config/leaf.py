@@ -17,27 +17,16 @@ from energon_ext.splice.config import SpliceFields
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Leaf:
-    """A source of a metadataset.
+    """A source of a metadataset."""
 
-    Attributes:
-        dataset: Energon's factory.
-        where: place in the YAML, for messages; empty without a YAML.
-        max_epochs: most passes over the source in a run, None for no limit.
-        name: display name of the source, None for its key.
-        splice: how its documents are shown, None for in rows.
-        splice_where: place of that in the YAML.
-        metadataset: file of the outermost metadataset; None without one of ours.
-        run: what its metadatasets say for the whole run, None where none of them is ours.
-    """
-
-    dataset: BaseCoreDatasetFactory
-    where: str = ""
-    max_epochs: int | None = None
-    name: str | None = None
-    splice: SpliceFields | None = None
-    splice_where: str = ""
-    metadataset: EPath | None = None
-    run: RunFields | None = None
+    dataset: BaseCoreDatasetFactory  # Energon's
+    where: str = ""  # place in the YAML, for messages; empty without a YAML
+    max_epochs: int | None = None  # most passes over the source in a run, None for no limit
+    name: str | None = None  # display name of the source, None for its key
+    splice: SpliceFields | None = None  # how its documents are shown, None for in rows
+    splice_where: str = ""  # place of that in the YAML
+    metadataset: EPath | None = None  # the outermost one; None without one of ours
+    run: RunFields | None = None  # what its metadatasets say for the whole run
 
     @property
     def root(self) -> EPath | None:

@@ -37,15 +37,10 @@ class Exclusions(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RunFields:
-    """Run-wide fields of a metadataset and of those nested in it.
+    """Run-wide fields of a metadataset and of those nested in it."""
 
-    Attributes:
-        given_axis: the unit of breakpoints in the file, None if it has none.
-        where: the file; empty where none is one of ours.
-    """
-
-    given_axis: str | None = None
-    where: str = ""
+    given_axis: str | None = None  # the unit of breakpoints in the file, None if it has none
+    where: str = ""  # the file; empty where none is one of ours
     skip: SkippedSteps = SkippedSteps()
     exclude: Exclusions = Exclusions()
 

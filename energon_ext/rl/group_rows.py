@@ -15,20 +15,13 @@ from energon_ext.rl.sampler import ScoredGroup
 
 @dataclass(frozen=True, eq=False)
 class WeightedGroup:
-    """A group that is trained on.
-
-    Attributes:
-        key, source: of its prompt.
-        group: the answers.
-        advantages: float32 [N].
-        step: steps that the policy had taken when it answered.
-    """
+    """A group that is trained on, with the key and the source of its prompt."""
 
     key: str
     source: str
     group: ScoredGroup
-    advantages: torch.Tensor
-    step: int
+    advantages: torch.Tensor  # float32 [N]
+    step: int  # steps that the policy had taken when it answered
 
 
 def balance_by_tokens(lengths: Sequence[int], bins: int, capacity: int) -> list[list[int]] | None:

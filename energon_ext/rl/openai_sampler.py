@@ -12,7 +12,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, AsyncIterator, Mapping, Sequence
 
-from energon_ext.arguments import check_integer, check_number
+from energon_ext.arguments import check_integer, check_number, optional_module
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError, SampleError, SamplerError, printable
 from energon_ext.rl.sampler import RewardFunction, ScoredGroup, Unanswered, score
@@ -85,12 +85,8 @@ class OpenAISampler:
     max_concurrent: int = 64
 
     def __post_init__(self) -> None:
-        try:
-            import openai
-        except ImportError as error:
-            raise ConfigError(
-                "OpenAISampler needs the package `openai`: pip install 'energon_ext[openai]'."
-            ) from error
+        install = "energon_ext[openai]"
+        self._openai = optional_module("openai", "OpenAISampler", "openai", install)
         if self.api not in _APIS:
             raise ConfigError(f"api: {self.api!r} found, {' or '.join(_APIS)} allowed.")
         for name, least in {"group_size": 2, "max_new_tokens": 1, "max_concurrent": 1}.items():
@@ -98,7 +94,6 @@ class OpenAISampler:
         check_integer("OpenAISampler.max_retries", self.max_retries, 0)
         for name in ("timeout_seconds", "call_timeout_seconds"):
             check_number(f"OpenAISampler.{name}", getattr(self, name), above_zero=True)
-        self._openai = openai
         self.base_url = self.base_url.rstrip("/")
         self.parameters = {"temperature": 1.0, "top_p": 1.0, **(self.sampling or {})}
         self._path, self._request, self._answers = _APIS[self.api]

@@ -21,10 +21,14 @@ ENCODER = "task_encoder"
 
 
 class SourceNames(NamedTuple):
-    """By which the state of a source is found where its key has changed."""
+    """By which the state of a source is found where its key has changed.
 
-    absolute_key: str = ""  # with absolute paths; stays when a metadataset moves alone
-    shuffle_key: str = ""  # names the order it is read in; stays when all the data moves
+    ``absolute_key`` has absolute paths, and stays when a metadataset moves alone; ``shuffle_key``
+    names the order that it is read in, and stays when all the data moves.
+    """
+
+    absolute_key: str = ""
+    shuffle_key: str = ""
 
 
 @dataclass(frozen=True)

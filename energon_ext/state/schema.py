@@ -100,12 +100,15 @@ def check_class(state: Any, name: str, version: int, shape: dict[str, Any], advi
     if not isinstance(state, Mapping) or state.get("__class__") != name:
         found = state.get("__class__") if isinstance(state, Mapping) else type(state).__name__
         raise StateMismatchError({"dataset": (found, name)}, advice)
-    if state.get("version") != version:
-        raise StateFormatError(
-            f"A data state of version {state.get('version')!r} was found, {version} is known; use "
-            f"the energon_ext that wrote it, or a newer one."
-        )
+    check_version("data", state.get("version"), version)
     check_shape(state, {"__class__": str, "version": COUNT, **shape}, "state")
+
+
+def check_version(what: str, found: Any, known: int) -> None:
+    """Refuse a state of a version that is not known."""
+    if found != known:
+        version = f"A {what} state of version {found!r} was found, {known} is known"
+        raise StateFormatError(f"{version}; use the energon_ext that wrote it, or a newer one.")
 
 
 def sealed(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,15 +31,11 @@ _BELOW_ONE = np.nextafter(1.0, 0.0)
 
 
 class Kind(NamedTuple):
-    """How a weight goes from one breakpoint to the next.
+    """How a weight goes from one breakpoint to the next."""
 
-    Attributes:
-        warp: part of the way that is done at t, float64 [n] in [0, 1) to float64 [n].
-        is_ratio: the way is a ratio, and not a difference; no value is 0 then.
-    """
-
+    #: Part of the way that is done at t, float64 [n] in [0, 1) to float64 [n].
     warp: Callable[[np.ndarray], np.ndarray]
-    is_ratio: bool = False
+    is_ratio: bool = False  # the way is a ratio, and not a difference; no value is 0 then
 
 
 #: A new kind is one line here. Its warp never falls, is 0 at t = 0, and is 0 at every t > 0 or at
