@@ -4,18 +4,20 @@
 
 A metadataset returns datasets with a float each, which stock metadatasets around one of ours
 multiply and divide. So each dataset carries its leaf and the whole tree, and its float the factor
-that is around the tree. :func:`parts_of` has the trees back; nothing else reads these weights.
+that is around the tree. :func:`parts_of` has the trees back. A TaskEncoder without our mixin takes
+the float for a constant weight, and refuses schedules and interleaves.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 
 from energon_ext.config.leaf import Leaf, leaves_of
 from energon_ext.errors import ConfigError
+from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND, Node, Tree
 from energon_ext.weights import ConstantWeight
 
@@ -75,7 +77,14 @@ class Part(NamedTuple):
 def carry(tree: Tree | Leaf, datasets: Sequence[LoadedDataset]) -> list[LoadedDataset]:
     """The datasets of all leaves of a tree, in the same order, with what they carry."""
     return [
-        CarriedDataset(**{**vars(each), "leaf": leaf, "tree": tree})
+        CarriedDataset(
+            dataset=each.dataset,
+            weight=each.weight,
+            repetitions=each.repetitions,
+            aux=each.aux,
+            leaf=leaf,
+            tree=tree,
+        )
         for leaf, each in zip(leaves_of(tree), datasets, strict=True)
     ]
 
@@ -83,7 +92,11 @@ def carry(tree: Tree | Leaf, datasets: Sequence[LoadedDataset]) -> list[LoadedDa
 def carry_weighted(tree: Tree, datasets: Sequence[LoadedDataset]) -> list[LoadedDataset]:
     """The same, with the shares of the tree for their weights."""
     carried, not_constant = carry(tree, datasets), _not_constant(tree)
-    for each, share in zip(carried, _shares(tree, 1.0), strict=True):
+    numbers = {id(leaf): str(number) for number, leaf in enumerate(leaves_of(tree))}
+    numbered = tree.map(lambda leaf: numbers[id(leaf)])
+    assert numbered is not None, "a tree of a metadataset has leaves"
+    shares = Mixture(numbered, [*numbers.values()], seed="").shares(0)
+    for each, share in zip(carried, shares.tolist(), strict=True):
         each.weight = CarriedWeight(share, not_constant)
     return carried
 
@@ -116,15 +129,6 @@ def _factor(dataset: LoadedDataset) -> float | None:
         return float(len(dataset.dataset) * dataset.repetitions)
     weight = dataset.weight
     return weight.factor if isinstance(weight, CarriedWeight) else weight
-
-
-def _shares(member: Tree | Leaf, above: float) -> Iterator[float]:
-    """The share of each leaf at position 0."""
-    if isinstance(member, Leaf):
-        yield above
-        return
-    for each, share in zip(member.members, member.node.shares_at_start):
-        yield from _shares(each, above * share)
 
 
 def _not_constant(tree: Tree) -> str | None:

@@ -3,10 +3,7 @@
 """A metadataset whose blend weights may be schedules.
 
 Everything but the weights is Energon's: references, nesting, joins, splits, subsets and preparation
-are inherited. Every dataset carries the whole tree (:mod:`energon_ext.config.carried`), which any
-TaskEncoder with :class:`~energon_ext.encoders.mixin.DynamicBlendMixin` understands. Any other takes
-its weight for the float that stock Energon makes of constant weights, and refuses schedules and
-interleaves.
+are inherited. Datasets carry the tree of weights: see :mod:`energon_ext.config.carried`.
 """
 
 # No `from __future__ import annotations` and no `A | B` in fields here: Energon's parser reads the

@@ -1,22 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The mix of a run: its sources by key, and the tree of weights over them.
-
-From a YAML file to draws:
-
-1. ``yaml_check.YamlChecker`` looks at the file and at all it names, before anything is run.
-2. Energon's parser makes the classes of ``metadataset.py`` of it, whose ``post_initialize`` checks
-   the entries and keeps their fields.
-3. ``ScheduledBlend.get_datasets`` makes one ``Tree``: a ``Node`` for each ``blend`` and
-   ``interleave`` as written, and a ``Leaf`` for each dataset that Energon loads.
-4. ``carried.carry`` attaches the whole tree to each dataset, since Energon hands on nothing else.
-   Stock metadatasets around ours multiply a factor.
-5. :func:`mix_of` has the trees back from the datasets that a TaskEncoder gets, puts them together,
-   and gives every source its key: a :class:`Mix`.
-6. ``encoders.sources.read_sources`` opens the sources of the mix.
-7. ``mixture.Mixture`` draws from the tree, at the positions that the schedule axis of the mix
-   counts.
-"""
+"""The mix of a run: its sources by key, and the tree of weights over them."""
 
 from __future__ import annotations
 

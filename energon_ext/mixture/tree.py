@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterator, Sequence
 
@@ -42,13 +41,6 @@ class Node:
     location: str = ""
     name: str = ""
     identity: str = ""
-
-    @functools.cached_property
-    def shares_at_start(self) -> list[float]:
-        """Of the members at position 0, 1 together; all 0 where no weight is above."""
-        values = [weight.evaluate(0) for weight in self.weights]
-        total = sum(values) or 1.0
-        return [value / total for value in values]
 
     def of_members(self, indices: Sequence[int]) -> Node:
         """The node with some of its members, in this order."""

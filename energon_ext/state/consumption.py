@@ -11,7 +11,6 @@ when it is asked for, and never added back into them.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
 import torch.distributed as dist
@@ -26,7 +25,6 @@ VERSION = 1
 _ENTRY = {"spec": str, "row_offset": COUNT, "token_offset": COUNT}
 
 
-@dataclass(eq=False, repr=False)
 class Consumption:
     """Rows and tokens of each source that was trained on. A row is a document of the dataset.
 
@@ -43,8 +41,8 @@ class Consumption:
          {'spec': 'web', 'row_offset': 2, 'token_offset': 640}]
     """
 
-    rows: Counter[str] = field(default_factory=Counter)
-    tokens: Counter[str] = field(default_factory=Counter)
+    def __init__(self, rows: Mapping[str, int] = {}, tokens: Mapping[str, int] = {}):
+        self.rows, self.tokens = Counter(rows), Counter(tokens)
 
     def add(self, source: str, *, rows: int, tokens: int) -> None:
         """Count what was consumed of one source."""
