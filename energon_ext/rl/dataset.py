@@ -17,10 +17,16 @@ from energon_ext.errors import ConfigError, SamplerError, log_of
 from energon_ext.loader.streamed import open_loader
 from energon_ext.losses import group_advantages
 from energon_ext.plan.lookup import find_blend
-from energon_ext.rl.ask import ask_sampler, sample_in_step
 from energon_ext.rl.group_rows import WeightedGroup, arrange, row_of
 from energon_ext.rl.rollout_metrics import RolloutMetrics
-from energon_ext.rl.sampler import BatchSampler, Sampler, ScoredGroup, Unanswered
+from energon_ext.rl.sampler import (
+    BatchSampler,
+    Sampler,
+    ScoredGroup,
+    Unanswered,
+    ask_sampler,
+    sample_in_step,
+)
 from energon_ext.state.match import check_fingerprint
 from energon_ext.state.plain import from_plain, to_plain
 from energon_ext.state.schema import COUNT, check_class, check_seal, sealed

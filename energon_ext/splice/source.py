@@ -31,10 +31,8 @@ class SpliceSource(RowSource):
     key of the source, the configuration and the chosen documents.
 
     Args:
-        examples: where the documents are shown.
         documents, names: token ids of each chosen document, and what batches call it.
         metadata: of each chosen document, what else is known of it.
-        key: of the source.
         config, seq_len: how frames are filled, and S, their positions.
         fill_id: token before a content whose prefix is attended to.
         epochs: passes over the examples, None for no end.
