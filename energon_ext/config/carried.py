@@ -8,8 +8,6 @@ that is around the tree. :func:`parts_of` has the trees back. A TaskEncoder with
 the float for a constant weight, and refuses schedules and interleaves.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Sequence
 
@@ -39,18 +37,18 @@ class CarriedWeight(float):
 
     def __new__(
         cls, share: float, not_constant: str | None, factor: float | None = None
-    ) -> CarriedWeight:
+    ) -> "CarriedWeight":
         self = super().__new__(cls, share * (1.0 if factor is None else factor))
         self.share, self.not_constant, self.factor = share, not_constant, factor
         return self
 
-    def __mul__(self, other: Any) -> CarriedWeight:
+    def __mul__(self, other: Any) -> "CarriedWeight":
         before = 1.0 if self.factor is None else self.factor
         return CarriedWeight(self.share, self.not_constant, before * float(other))
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: Any) -> CarriedWeight:
+    def __truediv__(self, other: Any) -> "CarriedWeight":
         before = 1.0 if self.factor is None else self.factor
         return CarriedWeight(self.share, self.not_constant, before / float(other))
 

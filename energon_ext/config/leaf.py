@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One source as a leaf of the tree: what Energon opens, and what the YAML says about it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable
 

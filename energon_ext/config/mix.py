@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The mix of a run: its sources by key, and the tree of weights over them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any, Sequence

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The tree of a metadataset: nodes as the YAML has them, with sources as leaves."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterator, Sequence
 
@@ -42,7 +40,7 @@ class Node:
     name: str = ""
     identity: str = ""
 
-    def of_members(self, indices: Sequence[int]) -> Node:
+    def of_members(self, indices: Sequence[int]) -> "Node":
         """The node with some of its members, in this order."""
         wheres = [self.wheres[index] for index in indices] if self.wheres else ()
         return replace(self, weights=[self.weights[index] for index in indices], wheres=wheres)
@@ -72,7 +70,7 @@ class Tree:
             if isinstance(member, Tree):
                 yield from member.nodes()
 
-    def map(self, change: Callable[[Any], Any]) -> Tree | None:
+    def map(self, change: Callable[[Any], Any]) -> "Tree | None":
         """Change every leaf; leave out those that become None, and nodes without a member."""
         members = [m.map(change) if isinstance(m, Tree) else change(m) for m in self.members]
         kept = [index for index, member in enumerate(members) if member is not None]
@@ -80,7 +78,7 @@ class Tree:
             return None
         return Tree(self.node.of_members(kept), [members[index] for index in kept])
 
-    def sorted(self) -> Tree:
+    def sorted(self) -> "Tree":
         """Put members in the order of their first keys: YAML order must not matter to a draw."""
         members = [m.sorted() if isinstance(m, Tree) else m for m in self.members]
         first = [next(m.keys()) if isinstance(m, Tree) else m for m in members]

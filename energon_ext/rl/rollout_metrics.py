@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Results of sampling: per batch and in total, on one rank and on all ranks."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Mapping, Sequence
 

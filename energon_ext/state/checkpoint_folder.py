@@ -5,8 +5,6 @@
 A save is a folder ``iter_0000030``; the tracker file beside it names the newest whole one.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re

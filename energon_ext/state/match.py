@@ -7,8 +7,6 @@ one that is only in the state is *retained*: kept, unchanged, in every later sav
 source returns.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any, Mapping, NamedTuple, Sequence
 

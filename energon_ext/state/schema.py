@@ -6,8 +6,6 @@ Every state that is saved is *sealed*: it carries a digest of itself, so that a 
 changed anywhere is noticed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """All ranks or none: work that may fail, and the end of a run."""
 
-from __future__ import annotations
-
 from typing import Any, Callable, Mapping, TypeVar
 
 import torch

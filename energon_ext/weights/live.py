@@ -13,8 +13,6 @@ rows depend on the content of the file and not on the time at which it is read. 
 the weight of its entry, as all sources have before the first line.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
