@@ -225,14 +225,9 @@ def draw_lines(
     colors: Sequence[str] = COLORS,
     dots: bool = False,
 ) -> list[str]:
-    """Draw lines through the values that are known, each with its name at its end.
+    """Draw lines, places and values, each with its name at its end; returns the names with values.
 
-    Args:
-        lines: places and values of each.
-        dots: mark each value, and not only where few are known.
-
-    Returns:
-        The names with the values.
+    ``dots`` mark each value, and not only where few are known.
     """
     for (places, values), color in zip(lines, colors):
         known = np.isfinite(values)
@@ -259,7 +254,5 @@ def clipped(labels: Sequence[str]) -> list[str]:
         ['a_very_lo…_pages_1', 'code']
     """
     half = MAX_LABEL // 2
-    return [
-        label if len(label) <= MAX_LABEL else f"{label[:half]}…{label[1 - half :]}"
-        for label in labels
-    ]
+    short = [f"{label[:half]}…{label[1 - half :]}" for label in labels]
+    return [a if len(a) <= MAX_LABEL else b for a, b in zip(labels, short)]

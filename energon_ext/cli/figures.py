@@ -51,10 +51,8 @@ def mix_picture(run: Run) -> Picture:
     kinds = [kind for kind in (0, 1) if kind in np.sign(run.interleaves)]
     allowed = ", ".join(ALLOWED[kind] for kind in kinds)
 
-    figure, (axes,) = new_figure(
-        "Planned and drawn mix",
-        f"lines: scheduled share · dots: tokens drawn in {each_of(steps)} · bars: {allowed}",
-    )
+    read = f"lines: scheduled share · dots: tokens drawn in {each_of(steps)} · bars: {allowed}"
+    figure, (axes,) = new_figure("Planned and drawn mix", read)
     # Bars beside each other: the colours of bands that overlap would become grey.
     aside = (np.arange(len(run.sources)) + 0.5) / len(run.sources) - 0.5
     thin = min(3.0, 240 / drawn.size)
@@ -70,12 +68,8 @@ def mix_picture(run: Run) -> Picture:
     axes.set_ylabel("share of the tokens")
     steps_axis(axes, run)
     inside = (np.abs(drawn - expected) <= spread + 1e-9)[expected > 0]
-    return Picture(
-        "mix",
-        figure,
-        f"{inside.sum()} of {counted(inside.size, 'dot')} on the bars; "
-        f"{', '.join(EXPECTED[kind] for kind in kinds)}.",
-    )
+    dots = f"{inside.sum()} of {counted(inside.size, 'dot')} on the bars"
+    return Picture("mix", figure, f"{dots}; {', '.join(EXPECTED[kind] for kind in kinds)}.")
 
 
 def loss_picture(run: Run, spikes: Sequence[Spike] = ()) -> Picture:
@@ -86,10 +80,8 @@ def loss_picture(run: Run, spikes: Sequence[Spike] = ()) -> Picture:
     total = _mean_loss(run.loss, np.ones_like(run.step), add)
     by_source = _mean_loss(run.source_loss, run.tokens, add)
     lines = [(centres, losses) for losses in (*by_source.T, total)]
-    figure, (axes,) = new_figure(
-        "Training loss",
-        f"black: all sources · coloured: each source · means of {each_of(steps)}",
-    )
+    read = f"black: all sources · coloured: each source · means of {each_of(steps)}"
+    figure, (axes,) = new_figure("Training loss", read)
     axes.plot(run.step, run.loss, color=FAINT, linewidth=1)
     colors = (*COLORS[: len(run.sources)], INK)
     draw_lines(axes, lines, (*run.labels, "all"), colors)
@@ -100,13 +92,11 @@ def loss_picture(run: Run, spikes: Sequence[Spike] = ()) -> Picture:
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND_TICKS))
     steps_axis(axes, run)
     first, last = last_known(total[::-1]), last_known(total)
-    return Picture(
-        "loss",
-        figure,
-        f"The mean loss goes from {first:.2f} to {last:.2f} nats per token over "
-        f"{counted(len(run.step), 'step')}; a source's line begins with the first batch that "
-        "holds it." + (" A triangle is an unusually high loss." if spikes else ""),
-    )
+    steps_read = counted(len(run.step), "step")
+    goes = f"goes from {first:.2f} to {last:.2f} nats per token over {steps_read}"
+    caption = f"The mean loss {goes}; a source's line begins with the first batch that holds it."
+    caption += " A triangle is an unusually high loss." * bool(spikes)
+    return Picture("loss", figure, caption)
 
 
 def loss_over_tokens_picture(run: Run) -> Picture:
@@ -115,21 +105,16 @@ def loss_over_tokens_picture(run: Run) -> Picture:
     add, steps = windows(run.step)
     by_source = _mean_loss(run.source_loss, run.tokens, add)
     read = add(run.tokens).cumsum(0)
-    figure, (axes,) = new_figure(
-        "Training loss over the tokens of each source",
-        f"a line for each source, up to all of its tokens · means of {each_of(steps)}",
-    )
+    subtitle = f"a line for each source, up to all of its tokens · means of {each_of(steps)}"
+    figure, (axes,) = new_figure("Training loss over the tokens of each source", subtitle)
     draw_lines(axes, [*zip(read.T, by_source.T)], run.labels)
     axes.set_ylabel("loss (nats per token)")
     axes.set_xlabel("tokens read of the source")
     axes.set_xlim(0, 1.02 * max(int(read.max()), 1))
     axes.xaxis.set_major_formatter(EngFormatter())
-    return Picture(
-        "loss_over_tokens",
-        figure,
-        "Where two lines are apart at the same number of tokens, one source is harder, or another "
-        "teaches what both have in common.",
-    )
+    caption = "Where two lines are apart at the same number of tokens, one source is harder, "
+    caption += "or another teaches what both have in common."
+    return Picture("loss_over_tokens", figure, caption)
 
 
 def reward_picture(run: Run) -> Picture:
@@ -163,17 +148,14 @@ def validation_picture(run: Run) -> Picture:
         axes.set_ylabel(what)
         draw_lines(axes, lines, labels, (*COLORS[: len(shown)], INK), dots=True)
         steps_axis(axes, run, named=axes is panels[0])
+    caption = "Every evaluation reads the same rows."
     if likely:
         panels[0].set_xlabel("")
         panels[0].tick_params(labelbottom=False)
         panels[1].set_ylim(-0.03, 1.03)
-    return Picture(
-        "validation",
-        figure,
-        "Every evaluation reads the same rows."
-        + " P(z) is how likely a model goes on with a content word for word, given its first "
-        "token; the mean of a document's contents." * bool(likely),
-    )
+        caption += " P(z) is how likely a model goes on with a content word for word, given its "
+        caption += "first token; the mean of a document's contents."
+    return Picture("validation", figure, caption)
 
 
 def forecast_picture(found: Forecast) -> Picture:
@@ -209,14 +191,10 @@ def forecast_picture(found: Forecast) -> Picture:
     upper.set_ylim(0, min(102, 1.15 * max(100 * planned.max(), drawn.max())))
     draw_steps(upper, edges, planned, labels, np.append(ends, [last] * (len(others) > 0)))
     _draw_epochs(lower, found, kept, ends, labels)
-    ends_early = len(found.exhausted)
-    ended = f"; {ends_early} of them end{'s' * (ends_early == 1)} before" if ends_early else ""
-    return Picture(
-        "forecast",
-        figure,
-        f"{found.tokens.sum():,.0f} tokens of {counted(len(found.keys), 'source')} in "
-        f"{counted(found.steps, 'step')}{ended}.",
-    )
+    early, sources = len(found.exhausted), counted(len(found.keys), "source")
+    ended = f"; {early} of them end{'s' * (early == 1)} before" if early else ""
+    caption = f"{found.tokens.sum():,.0f} tokens of {sources} in {counted(found.steps, 'step')}"
+    return Picture("forecast", figure, f"{caption}{ended}.")
 
 
 def _draw_epochs(

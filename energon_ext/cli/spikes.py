@@ -53,7 +53,5 @@ def _spikes(losses: np.ndarray, run: Run, source: str | None) -> list[Spike]:
     variation = np.nanmedian(sliding_window_view(changes, WINDOW)[USUAL - 1 : -1], axis=1)
     later, steps = values[USUAL:], run.step[known[USUAL:]]
     stands_out = later - usual > np.maximum(TIMES * variation, SHARE * np.abs(usual))
-    return [
-        Spike(int(steps[at]), source, float(later[at]), float(usual[at]))
-        for at in np.flatnonzero(stands_out)
-    ]
+    columns = (each[stands_out].tolist() for each in (steps, later, usual))
+    return [Spike(step, source, loss, before) for step, loss, before in zip(*columns)]

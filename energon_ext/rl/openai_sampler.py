@@ -107,15 +107,13 @@ class OpenAISampler:
             answers = asyncio.run(asyncio.wait_for(self._ask_all(prompts, seed), limit))
         except asyncio.TimeoutError as error:
             late = f"all {len(prompts)} prompts of a call in {limit:g} seconds"
-            raise SamplerError(
-                f"{self.base_url} did not answer {late} (call_timeout_seconds)"
-            ) from error
-        return [
-            answer if isinstance(answer, Unanswered) else self._score(prompt, answer)
-            for prompt, answer in zip(prompts, answers)
-        ]
+            reason = f"{self.base_url} did not answer {late} (call_timeout_seconds)"
+            raise SamplerError(reason) from error
+        return list(map(self._score, prompts, answers))
 
-    def _score(self, prompt: Prompt, answers: Answers) -> ScoredGroup:
+    def _score(self, prompt: Prompt, answers: Answers | Unanswered) -> ScoredGroup | Unanswered:
+        if isinstance(answers, Unanswered):
+            return answers
         responses, log_probs, ends = answers
         if fault := self._fault(answers):
             raise SamplerError(f"the server sent {fault}", key=prompt.__key__)

@@ -63,13 +63,9 @@ def document_quotas(
 def epoch_quotas(config: MultiSpliceConfig, lengths: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     """Examples of each document in an epoch of a splice of many documents.
 
-    Documents without a pair get none. Without ``epoch_length`` an epoch has one example for every
-    ``content_stride`` tokens of the others; in ``by_document`` as many from each as the one with
-    most pairs has; in ``every_pair`` all pairs.
-
-    Returns:
-        int64 [documents], the same in every epoch. Or, where that leaves a document out, float64
-        [documents], their averages over epochs: see :func:`turning_quotas`.
+    Documents without a pair get none; see :class:`MultiSpliceConfig` for the others. These are
+    int64 [documents], the same in every epoch. Or, where that leaves a document out, float64
+    [documents], their averages over epochs: see :func:`turning_quotas`.
     """
     if config.balance_mode == "every_pair":
         return pairs
@@ -90,12 +86,8 @@ def turning_quotas(parts: np.ndarray, offset: float) -> np.ndarray:
     documents lie one behind another on a line, each as long as its part, with marks one example
     apart, which ``offset`` moves.
 
-    Args:
-        parts: float64 [documents], examples in an epoch on average; their sum is an integer.
-        offset: in ``[0, 1)``. Drawn evenly, it gives each document its part on average.
-
-    Returns:
-        int64 [documents]; their sum is that of ``parts``, and each is less than 1 from its part.
+    The parts are examples in an epoch on average, and their sum is an integer; so is that of the
+    quotas. An ``offset`` that is drawn evenly in ``[0, 1)`` gives each document its part.
 
     Example:
         >>> parts = np.array([2.5, 0.5, 0.5, 0.5])

@@ -115,12 +115,9 @@ class SpliceSource(RowSource):
                 break
             size *= 2  # a packed frame holds several contents
         begins = [0, *ends]
-        frames = [
-            Contents(*(column[begin:end] for column in contents))
-            for begin, end in zip(begins, ends)
-        ]
+        places = [slice(begin, end) for begin, end in zip(begins, ends)]
         self.next_row += begins[-1]
-        return TakenFrames(self, frames)
+        return TakenFrames(self, [Contents(*(c[place] for c in contents)) for place in places])
 
     def _frame_ends(self, copy_lens: np.ndarray, is_last: bool) -> list[int]:
         """Ends of frames; with ``pack_contents`` a frame holds all contents that fit."""
@@ -163,18 +160,13 @@ class SpliceSource(RowSource):
             prefix[-1] = self.config.eos_token_id
         label_weights = np.ones(offset + len(content), np.float32)
         label_weights[: offset + 1] = 0.0  # the first token of the content is not predicted
-        return Row(
-            [np.concatenate([prefix, content])],
-            source=name,
-            documents=1,
-            label_weights=[label_weights],
-        )
+        tokens = np.concatenate([prefix, content])
+        return Row([tokens], source=name, documents=1, label_weights=[label_weights])
 
     # State --------------------------------------------------------------------------------------
 
     def restore_state(self, state: Mapping[str, Any], former: Packer | None = None) -> None:
         self.check_state(state)
-        self.restart()
         self.next_row = state["next_row"]
 
 
