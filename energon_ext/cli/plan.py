@@ -120,10 +120,9 @@ def _shares(blend: Blend, positions: Sequence[int]) -> str:
 def _documents(source: SpliceSource, blend: Blend) -> str:
     index = source.examples
     assert isinstance(index, SpliceIndex), "training shows an index, not a grid"
-    title = (
-        f"{blend.names.get(source.key, source.key)}: {len(source.names):,} documents, "
-        f"{int(index.doc_lengths.sum()):,} tokens, {index.size:,} examples in an epoch"
-    )
+    holds = f"{len(source.names):,} documents, {int(index.doc_lengths.sum()):,} tokens"
+    name = blend.names.get(source.key, source.key)
+    title = f"{name}: {holds}, {index.size:,} examples in an epoch"
     counts = zip(index.doc_lengths, index.pairs, index.quotas)
     shares = zip(index.token_shares(), index.coverage())
     rows = [["document", "tokens", "pairs", "examples", "share", "views of a token"]]
@@ -132,10 +131,7 @@ def _documents(source: SpliceSource, blend: Blend) -> str:
         if index.config.alpha and number < MOST_LISTED:  # edges unlike the middle
             each = index.views(number)
             views += f" ({each.min():,.2f} to {each.max():,.2f})"
-        rows.append([f"doc{about['document']}", *map(_count, own), f"{share:.2%}", views])
+        # Examples are an average where documents take turns.
+        shown = [f"{count:,.2f}".removesuffix(".00") for count in own]
+        rows.append([f"doc{about['document']}", *shown, f"{share:.2%}", views])
     return f"{title}\n{table(rows, most=MOST_LISTED)}"
-
-
-def _count(count: float) -> str:
-    """A number of examples; an average where documents take turns."""
-    return f"{count:,.2f}".removesuffix(".00")

@@ -3,7 +3,7 @@
 """Prompts for a sampler, and its answers, which are checked: an error names the prompt."""
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterator, Protocol, Sequence
 
 import numpy as np
@@ -63,15 +63,11 @@ class ScoredGroup:
 
     def plain(self) -> "ScoredGroup":
         """The group with the dtypes above, on the CPU and apart from the graph of a model."""
-        lengths, truncated = self.response_lens, self.truncated
-        return ScoredGroup(
-            self.tokens.detach().to("cpu", torch.int64),
-            self.log_probs.detach().to("cpu", torch.float32),
-            self.rewards.detach().to("cpu", torch.float32),
-            self.prompt_len,
-            None if lengths is None else lengths.detach().to("cpu", torch.int64),
-            None if truncated is None else truncated.detach().to("cpu", torch.bool),
-        )
+        kinds = {"tokens": torch.int64, "response_lens": torch.int64, "truncated": torch.bool}
+        kinds |= {"log_probs": torch.float32, "rewards": torch.float32}
+        found = {name: each for name, each in vars(self).items() if isinstance(each, torch.Tensor)}
+        own: Any = {name: each.detach().to("cpu", kinds[name]) for name, each in found.items()}
+        return replace(self, **own)
 
     @classmethod
     def from_responses(

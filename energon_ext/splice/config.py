@@ -29,6 +29,8 @@ _KINDS = {"bool": bool, "str": str}
 class SpliceFields:
     """The fields that a splice of one document and one of many have in common.
 
+    ConfigError names the field, what was found and what is allowed.
+
     Attributes:
         dataset_name: take documents from this source only, by its key or the name of its folder;
             None for every source that the encoder splices.
@@ -163,9 +165,6 @@ class SpliceConfig(SpliceFields):
             order of that axis is random, starts outside, offsets inside.
         content_seed, offset_seed: of those orders.
 
-    Raises:
-        ConfigError: names the field, what was found and what is allowed.
-
     Example:
         >>> SpliceConfig(content_length=1)
         Traceback (most recent call last):
@@ -203,9 +202,6 @@ class MultiSpliceConfig(SpliceFields):
             the one with most pairs has.
         shuffle_per_epoch: a new random order in every epoch; False to enumerate.
         seed: of the orders, the jitter and the random choice of documents.
-
-    Raises:
-        ConfigError: names the field, what was found and what is allowed.
 
     Example:
         >>> MultiSpliceConfig(num_docs=3, balance_tau=0.7).content_start_mode
