@@ -111,9 +111,6 @@ def _write(output: Path, splits: Mapping[str, Any], remarks: Sequence[str]) -> N
         written.unlink(missing_ok=True)
 
 
-# Lists of Megatron -------------------------------------------------------------------------------
-
-
 def _blend(words: Sequence[Any], where: str) -> Blend:
     """Parse a list as Megatron does: pairs of weight and prefix, or prefixes alone."""
     if not words:

@@ -143,8 +143,8 @@ class YamlChecker:
                     within=found,
                 )
                 if sources > MAX_SOURCES:
-                    found = f"more than {MAX_SOURCES:,} sources, repetitions included"
-                    raise ConfigError(f"{path}: {place}: {found}.")
+                    said = f"more than {MAX_SOURCES:,} sources, repetitions included"
+                    raise ConfigError(f"{path}: {place}: {said}.")
         return sources
 
     def _check_head(self, content: dict[str, Any], path: EPath) -> tuple[dict[str, Any], Any]:

@@ -67,8 +67,6 @@ class SpliceSource(RowSource):
         self.window = Window()
         self.restart()
 
-    # What others may ask ------------------------------------------------------------------------
-
     @property
     def part_shares(self) -> dict[str, float]:
         """Expected share of each name in the tokens of this source."""
@@ -88,8 +86,6 @@ class SpliceSource(RowSource):
         for name, value in zip(self.names, values.tolist()):
             sums[name] += value
         return dict(sums)
-
-    # Rows ---------------------------------------------------------------------------------------
 
     def restart(self) -> None:
         self.next_row = 0  # contents that were shown
@@ -162,8 +158,6 @@ class SpliceSource(RowSource):
         label_weights[: offset + 1] = 0.0  # the first token of the content is not predicted
         tokens = np.concatenate([prefix, content])
         return Row([tokens], source=name, documents=1, label_weights=[label_weights])
-
-    # State --------------------------------------------------------------------------------------
 
     def restore_state(self, state: Mapping[str, Any], former: Packer | None = None) -> None:
         self.check_state(state)

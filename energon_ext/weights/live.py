@@ -87,8 +87,6 @@ class LiveWeights:
         self._bytes = 0  # of whole lines that were read
         self._has_rest = False  # bytes behind them, of a line that has no end yet
 
-    # Writing ------------------------------------------------------------------------------------
-
     @property
     def next_step(self) -> int | None:
         """The first step that no line covers yet; None behind a line without ``through``."""
@@ -131,8 +129,6 @@ class LiveWeights:
         if step and not kept:
             return [Line(0, step - 1, {})]
         return [line if line.stop <= step else line._replace(through=step - 1) for line in kept]
-
-    # Reading ------------------------------------------------------------------------------------
 
     def read(self) -> None:
         """Read what was appended since the last call.
@@ -241,8 +237,6 @@ class LiveWeights:
     def _count(self, steps: int) -> int:
         """Lines that begin within the first steps of a run."""
         return bisect_left(self.lines, steps, key=lambda line: line.from_step)
-
-    # State --------------------------------------------------------------------------------------
 
     def used(self, steps: int) -> dict[str, Any]:
         """The lines by which the first steps of a run were planned, as JSON values."""
