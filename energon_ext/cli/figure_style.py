@@ -196,10 +196,8 @@ def draw_steps(
 ) -> None:
     """Draw shares as steps, where a source has one, each with its name and its last share.
 
-    Args:
-        edges: steps at which the shares change, float64 [n + 1].
-        shares: float64 [n, sources].
-        ends: of each source, the step after which it has none; by default it has one to the end.
+    Shares, float64 [n, sources], change at the edges, [n + 1]; ``ends`` has the step after which a
+    source has none.
     """
     lasts, names = [], []
     for index, (values, color) in enumerate(zip(shares.T, COLORS)):

@@ -29,8 +29,6 @@ class _PartType(click.ParamType):  # type: ignore[type-arg]
     name = "part"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Part:
-        if isinstance(value, Part):
-            return value
         match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", value)
         if match is None or int(match[1]) >= int(match[2]):
             self.fail(f"{value!r:.80} found; R/N with 0 <= R < N is needed.", param, ctx)

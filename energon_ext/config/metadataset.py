@@ -109,15 +109,10 @@ class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
     """One node: entries and their weights, in the field that is named by the rule of the node.
 
     Not a blend of Energon: fields that a later Energon adds to its own are unknown here, not lost.
-
-    Attributes:
-        allow_nested_schedules: a schedule above and one below multiply, instead of being an error.
-        weights_file: lines that a controller appends while the run trains, by which it decides the
-            weights; see :class:`energon_ext.weights.LiveWeights`.
     """
 
-    allow_nested_schedules: bool = False
-    weights_file: Any = None  # relative to the metadataset
+    allow_nested_schedules: bool = False  # one above and one below multiply, and are no error
+    weights_file: Any = None  # of LiveWeights, relative to the metadataset
 
     rule: ClassVar[str]
     _where: str = field(default="", init=False)

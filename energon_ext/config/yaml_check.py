@@ -66,10 +66,7 @@ class YamlChecker:
     def check(self, path: Any, split_part: str, **files: str | None) -> None:
         """Check a dataset or metadataset and all it refers to; ConfigError names the place.
 
-        Args:
-            path: what is to be loaded.
-            split_part: the split that is to be loaded; it must have samples.
-            **files: ``dataset_config`` and ``split_config`` of a folder, where they are others.
+        The split must have samples. ``dataset_config`` and ``split_config`` name files of a folder.
         """
         root = _resolve(EPath, path, "path")
         try:
