@@ -30,10 +30,12 @@ def checkpoint() -> None:
     """
 
 
-_seq_length = click.option(
-    "--seq-length", type=click.IntRange(2), help="Positions of a row in the next run."
+_packing = option.together(
+    click.option(
+        "--seq-length", type=click.IntRange(2), help="Positions of a row in the next run."
+    ),
+    click.option("--packing", help="Of the next run."),
 )
-_packing = click.option("--packing", help="Of the next run.")
 
 
 @checkpoint.command()
@@ -71,7 +73,6 @@ def show(saved: Path) -> None:
 )
 @click.option("--tokenizer", help="Of the next run; by default that of the saved one.")
 @option.special_tokens
-@_seq_length
 @_packing
 @option.trusted_module
 @click.pass_context
@@ -136,7 +137,6 @@ def diff(
 @option.metadataset
 @option.split
 @click.option("--steps", type=option.Count(1), required=True, help="Optimizer steps to forecast.")
-@_seq_length
 @_packing
 @click.option("--global-batch-size", type=option.Count(1), help="Rows of a step in the next run.")
 @option.forecast
