@@ -4,15 +4,9 @@
 
 Energon imports and calls whatever a YAML file names, metadatasets and the ``dataset.yaml`` of
 every dataset folder alike, before it looks at the result. The walk here reads the same files with
-the same parser, follows every reference, and refuses:
-
-* a ``__module__``/``__class__``/``__function__`` that is not on an exact list for its place or in
-  a module the caller trusts;
-* Python loaders that lie in a dataset folder;
-* fields that nobody reads, and those that would make Energon read other files than these;
-* files that are too large, too deep, not YAML, or that give a key twice;
-* paths that do not exist, folders that are not prepared, splits without samples, metadatasets that
-  contain themselves or too much.
+the same parser, follows every reference, and refuses code that the caller does not trust, fields
+that nobody reads, files that are too large or damaged, and paths without samples:
+``docs/reference/yaml_safety.md`` lists all of it.
 """
 
 import difflib
