@@ -3,8 +3,7 @@
 """The command ``energon-ext``: one module per command, and what the commands print with."""
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Mapping, Sequence
 
 import click
 

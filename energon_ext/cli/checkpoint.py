@@ -3,9 +3,8 @@
 """``energon-ext checkpoint``: what a checkpoint holds, before a run depends on it."""
 
 import textwrap
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator, Sequence
 
 import click
 

@@ -4,9 +4,8 @@
 
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator, Mapping
 
 import numpy as np
 from tqdm import tqdm

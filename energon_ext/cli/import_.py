@@ -5,9 +5,8 @@
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping, Sequence
 
 import click
 import yaml

@@ -6,9 +6,8 @@ import json
 import os
 import pkgutil
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterable
 
 import click
 from click.core import ParameterSource

@@ -4,9 +4,8 @@
 
 import functools
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import click
 

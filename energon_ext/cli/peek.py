@@ -4,9 +4,8 @@
 
 import itertools
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 import click
 from megatron.energon.flavors.base_dataset import SavableDataset

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext plan``: what a run would read, before it does."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Sequence
 
 import click
 

@@ -4,9 +4,8 @@
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping, Sequence
 
 import click
 from click.core import ParameterSource

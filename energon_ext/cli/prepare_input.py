@@ -5,9 +5,8 @@
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping, Sequence
 
 from megatron.energon import TextSample
 from megatron.energon.epathlib import EPath

@@ -6,10 +6,9 @@ import base64
 import html
 import io
 import itertools
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Iterable, Sequence
 
 import click
 import numpy as np

@@ -4,10 +4,9 @@
 
 import io
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping, Sequence
 
 from PIL import Image, ImageDraw, ImageOps
 

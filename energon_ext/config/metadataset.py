@@ -9,9 +9,8 @@ are inherited. Datasets carry the tree of weights: see :mod:`energon_ext.config.
 # No `from __future__ import annotations` and no `A | B` in fields here: Energon's parser reads the
 # annotations, and knows types and typing.Union only.
 import contextlib
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Union
+from typing import Any, ClassVar, Iterator, Literal, Sequence, Union
 
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.structs import DatasetSubset

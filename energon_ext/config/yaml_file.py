@@ -8,8 +8,7 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, Iterator
 
 import braceexpand
 import ryml  # type: ignore[import-untyped]

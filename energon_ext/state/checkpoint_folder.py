@@ -9,9 +9,8 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator, Mapping
 
 import torch
 

@@ -9,8 +9,7 @@ changed anywhere is noticed.
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Mapping
 
 from energon_ext.errors import StateFormatError, StateMismatchError
 
