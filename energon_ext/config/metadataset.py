@@ -30,8 +30,8 @@ from megatron.energon.metadataset.metadataset_v2 import (
 )
 
 from energon_ext.arguments import check_integer
-from energon_ext.config.carried import Part, carry, carry_weighted, parts_of, tree_of
-from energon_ext.config.leaf import Leaf, map_leaves, runs_of
+from energon_ext.config import carried
+from energon_ext.config.carried import Leaf, Part, carry, map_leaves, parts_of, runs_of, tree_of
 from energon_ext.config.references import AnyDatasetReference
 from energon_ext.config.run_fields import RunFields, run_fields
 from energon_ext.errors import ConfigError, EnergonExtError
@@ -159,7 +159,7 @@ class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
                 raise ConfigError(f"{entry.where}.name: {entry.name!r} for {count} sources.")
             members.append(map_leaves(tree_of(parts_of(inner.datasets)), entry.around))
             datasets += inner.datasets
-        datasets = carry_weighted(Tree(self._node(), members), datasets)
+        datasets = carried.carry_weighted(Tree(self._node(), members), datasets)
         return LoadedDatasetList(blend_mode=DatasetBlendMode.DATASET_WEIGHT, datasets=datasets)
 
     def _node(self) -> Node:
@@ -257,8 +257,8 @@ class ScheduledMetadataset(MetadatasetV2):
         parts = parts_of(loaded.datasets)
         inside = runs_of(leaf for part in parts for leaf in part.leaves)
         run = self._run.merged(inside, inside=True)
-        carried = [carry(self._placed(part, split_part, run), part.datasets) for part in parts]
-        return LoadedDatasetList(blend_mode=loaded.blend_mode, datasets=sum(carried, []))
+        placed = [carry(self._placed(part, split_part, run), part.datasets) for part in parts]
+        return LoadedDatasetList(blend_mode=loaded.blend_mode, datasets=sum(placed, []))
 
     def _placed(self, part: Part, split_part: str, run: RunFields) -> Tree | Leaf:
         """A tree with its place: of its outermost node, and of leaves that have none."""

@@ -9,8 +9,7 @@ from typing import Any, Sequence
 import numpy as np
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 
-from energon_ext.config.carried import parts_of, tree_of
-from energon_ext.config.leaf import Leaf, runs_of
+from energon_ext.config.carried import Leaf, parts_of, runs_of, tree_of
 from energon_ext.config.run_fields import RunFields
 from energon_ext.config.source_key import keys_and_names, portable_path
 from energon_ext.documents.stored_files import num_samples

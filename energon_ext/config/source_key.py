@@ -16,7 +16,7 @@ from typing import Any, Iterable, Mapping, Sequence
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory
 
-from energon_ext.config.leaf import Leaf
+from energon_ext.config.carried import Leaf
 from energon_ext.config.yaml_file import splits_in
 from energon_ext.documents.token_paths import SPLITS
 from energon_ext.errors import ConfigError
