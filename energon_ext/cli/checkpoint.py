@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext checkpoint``: what a checkpoint holds, before a run depends on it."""
 
+import itertools
 import textwrap
 from pathlib import Path
 from typing import Any, Iterator, Sequence
@@ -47,11 +48,10 @@ def show(saved: Path) -> None:
     Example: energon-ext checkpoint show runs/a
     """
     cursor = saved_cursors(saved)[-1]
-    state, inside = cursor.state, cursor.inside
-    done = (
-        f", {state['done']:,} rows of the next one, on {inside['ranks']} rank(s)" if inside else ""
-    )
-    echo(f"{cursor.folder}: {cursor.step:,} steps of {state['rows_per_step']:,} rows{done}")
+    state, begun = cursor.state, ""
+    if cursor.inside:
+        begun = f", {state['done']:,} rows of the next one, on {cursor.inside['ranks']} rank(s)"
+    echo(f"{cursor.folder}: {cursor.step:,} steps of {state['rows_per_step']:,} rows{begun}")
     echo(f"breakpoints count {state['axis']}")
     echo(", ".join(f"{k}={v!r}" for k, v in sorted(state["fingerprint"].items())))
     rows = [("source", "documents read", "tokens read")]
@@ -111,11 +111,10 @@ def diff(
         echo(f"refused: {' '.join(str(error).split())}")
         ctx.exit(1)
     echo(_changes(changes))
-    if change := dataset.clock.axis.change_from(cursor.state["axis"]):
-        echo(change)
-    if change := repacking(cursor.state["fingerprint"], dataset.fingerprint):
-        echo(change)
-    for line in (*_skipped(cursor, dataset), *_moved_documents(dataset)):
+    unit = dataset.clock.axis.change_from(cursor.state["axis"])
+    packed = repacking(cursor.state["fingerprint"], dataset.fingerprint)
+    others = _skipped(cursor, dataset), _moved_documents(dataset)
+    for line in filter(None, (unit, packed, *itertools.chain(*others))):
         echo(line)
     may_change = {}
     if not cursor.inside and all(rows.may_be_repacked for rows in dataset.rows):
@@ -124,11 +123,10 @@ def diff(
     for what, fields in (("must stay", stays), ("may change", may_change)):
         if fields:
             echo(f"{what}: " + ", ".join(f"{k}={v!r}" for k, v in sorted(fields.items())))
+    possible = "any number of ranks and workers"
     if cursor.inside:
-        ranks = cursor.inside["ranks"]
-        echo(f"possible on {ranks} rank(s), as it was saved inside a step")
-    else:
-        echo("possible on any number of ranks and workers")
+        possible = f"{cursor.inside['ranks']} rank(s), as it was saved inside a step"
+    echo(f"possible on {possible}")
 
 
 @checkpoint.command()

@@ -55,9 +55,7 @@ def arrange(
     samples = [(group, sample) for group in groups for sample in range(len(group.advantages))]
     lengths = [n + -n % alignment for g in groups for n in g.group.sample_lengths()]
     bins = balance_by_tokens(lengths, rows, seq_len)
-    if bins is None:
-        return None
-    return [[samples[item] for item in items] for items in bins]
+    return None if bins is None else [[samples[item] for item in items] for items in bins]
 
 
 def row_of(members: Sequence[tuple[WeightedGroup, int]]) -> Row:
