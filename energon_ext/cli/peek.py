@@ -105,10 +105,9 @@ def _planned(blend: PlannedDataset, tokenizer: Tokenizer) -> Iterator[ShownRow]:
                 segments = [(key, each.about(), each.text()) for each in samples]
                 yield f"{len(description[0])} samples", segments, samples
             else:
-                slices = PlannedRows.read(rows, description).slices
-                texts = [tokenizer.decode(tokens.tolist()) for tokens in slices]
-                lengths = [f"{len(tokens)} tokens" for tokens in slices]
-                yield "tokens", [(key, *both) for both in zip(lengths, texts)], []
+                slices = [each.tolist() for each in PlannedRows.read(rows, description).slices]
+                shown = [(key, f"{len(ids)} tokens", tokenizer.decode(ids)) for ids in slices]
+                yield "tokens", shown, []
 
 
 def _read(dataset: SavableDataset, tokenizer: Tokenizer) -> Iterator[ShownRow]:
