@@ -4,8 +4,9 @@
 
     python docs/messages.py PAGE
 
-Every ``raise`` and ``return`` of an error type of ``energon_ext.errors`` is a row. Values that only
-a run knows are shown as the expressions in the code. ``conf.py`` calls this at every build.
+Every ``raise`` and ``return`` of an error type of ``energon_ext.errors`` is a row. Words that a
+function has put together before are in their places. Values that only a run knows are shown as the
+expressions in the code. ``conf.py`` calls this at every build.
 """
 
 import ast
@@ -34,31 +35,50 @@ def error_types():
 
 def messages_in(code, types):
     """Errors that some code raises or returns, as (type, text), in order."""
-    found = []
-    for node in ast.walk(ast.parse(code)):
-        value = {ast.Raise: "exc", ast.Return: "value"}.get(type(node))
-        call = value and getattr(node, value)
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in types:
-            found.append((node.lineno, call.func.id, _text(call)))
-    return [(name, text) for _, name, text in sorted(found)]
+    tree = ast.parse(code)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    found = {}
+    for scope in (tree, *functions):  # the innermost function of an error comes last
+        for node in ast.walk(scope):
+            value = {ast.Raise: "exc", ast.Return: "value"}.get(type(node))
+            call = value and getattr(node, value)
+            if isinstance(call, ast.Call) and getattr(call.func, "id", None) in types:
+                found[node.lineno] = call.func.id, _text(call, _words_before(node, scope))
+    return [each for _, each in sorted(found.items())]
 
 
-def _text(call):
+def _words_before(error, scope):
+    """Texts by their names that a function makes above an error, the nearest of each name."""
+    words = {}
+    for node in sorted(ast.walk(scope), key=lambda node: getattr(node, "lineno", 0)):
+        is_name = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        if is_name and node.lineno < error.lineno:
+            is_text = isinstance(node.value, ast.JoinedStr)
+            is_text |= isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+            words[node.targets[0].id] = node.value if is_text else node.targets[0]
+    return words
+
+
+def _text(call, words):
     """The message of an error, with expressions in braces."""
     if not call.args:
         return "{...}"
-    return " ".join(_part(call.args[0]).split())
+    return " ".join(_part(call.args[0], words).split())
 
 
-def _part(node):
+def _part(node, words):
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
-        return "".join(map(_part, node.values))
+        return "".join(_part(each, words) for each in node.values)
     if isinstance(node, ast.FormattedValue):
+        made = words.get(getattr(node.value, "id", None))
+        known = {name: own for name, own in words.items() if own is not made}  # no circles
+        if made is not None and not isinstance(made, ast.Name):
+            return _part(made, known)
         return "{" + ast.unparse(node.value) + "}"
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _part(node.left) + _part(node.right)
+        return _part(node.left, words) + _part(node.right, words)
     return "{" + ast.unparse(node) + "}"
 
 

@@ -1,10 +1,11 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Arguments and fields that are refused before a run begins, and not by its first failure."""
+"""Arguments, fields and missing packages that are refused before a run, not by its failure."""
 
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
 from collections.abc import Iterable
 from numbers import Integral, Real
@@ -55,6 +56,15 @@ def choices(found: Any, allowed: Iterable[str], most: int = 30) -> str:
     near = difflib.get_close_matches(str(found)[:100], names[:1000])
     text = ", ".join(names[:most]) + (", ..." if len(names) > most else "") or "none"
     return f"{text}; did you mean {' or '.join(near)}?" if near else f"{text}."
+
+
+def optional_module(module: str, who: str, package: str, install: str) -> Any:
+    """A module of a package that may be missing; ConfigError says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        advice = f"pip install '{install}'"
+        raise ConfigError(f"{who} needs the package `{package}`: {advice}.") from error
 
 
 def check_integers(owner: str, least: int = 1, **values: Any) -> None:

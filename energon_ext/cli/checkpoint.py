@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext checkpoint``: what a checkpoint holds, before a run depends on it."""
 
+import itertools
 import textwrap
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator, Sequence
 
 import click
 
-from energon_ext.cli import echo, echo_json, option, table
-from energon_ext.cli.forecast import draw, made, text
-from energon_ext.cli.mix import tell_undecided
+from energon_ext.cli import echo, option, table
+from energon_ext.cli.forecast import draw, made
+from energon_ext.cli.forecast import show as show_forecast
 from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import EnergonExtError
@@ -30,10 +30,12 @@ def checkpoint() -> None:
     """
 
 
-_seq_length = click.option(
-    "--seq-length", type=click.IntRange(2), help="Positions of a row in the next run."
+_packing = option.together(
+    click.option(
+        "--seq-length", type=click.IntRange(2), help="Positions of a row in the next run."
+    ),
+    click.option("--packing", help="Of the next run."),
 )
-_packing = click.option("--packing", help="Of the next run.")
 
 
 @checkpoint.command()
@@ -46,11 +48,10 @@ def show(saved: Path) -> None:
     Example: energon-ext checkpoint show runs/a
     """
     cursor = saved_cursors(saved)[-1]
-    state, inside = cursor.state, cursor.inside
-    done = (
-        f", {state['done']:,} rows of the next one, on {inside['ranks']} rank(s)" if inside else ""
-    )
-    echo(f"{cursor.folder}: {cursor.step:,} steps of {state['rows_per_step']:,} rows{done}")
+    state, begun = cursor.state, ""
+    if cursor.inside:
+        begun = f", {state['done']:,} rows of the next one, on {cursor.inside['ranks']} rank(s)"
+    echo(f"{cursor.folder}: {cursor.step:,} steps of {state['rows_per_step']:,} rows{begun}")
     echo(f"breakpoints count {state['axis']}")
     echo(", ".join(f"{k}={v!r}" for k, v in sorted(state["fingerprint"].items())))
     rows = [("source", "documents read", "tokens read")]
@@ -71,7 +72,6 @@ def show(saved: Path) -> None:
 )
 @click.option("--tokenizer", help="Of the next run; by default that of the saved one.")
 @option.special_tokens
-@_seq_length
 @_packing
 @option.trusted_module
 @click.pass_context
@@ -111,11 +111,10 @@ def diff(
         echo(f"refused: {' '.join(str(error).split())}")
         ctx.exit(1)
     echo(_changes(changes))
-    if change := dataset.clock.axis.change_from(cursor.state["axis"]):
-        echo(change)
-    if change := repacking(cursor.state["fingerprint"], dataset.fingerprint):
-        echo(change)
-    for line in (*_packed_anew(dataset), *_left_out(cursor, dataset)):
+    unit = dataset.clock.axis.change_from(cursor.state["axis"])
+    packed = repacking(cursor.state["fingerprint"], dataset.fingerprint)
+    others = _skipped(cursor, dataset), _moved_documents(dataset)
+    for line in filter(None, (unit, packed, *itertools.chain(*others))):
         echo(line)
     may_change = {}
     if not cursor.inside and all(rows.may_be_repacked for rows in dataset.rows):
@@ -124,11 +123,10 @@ def diff(
     for what, fields in (("must stay", stays), ("may change", may_change)):
         if fields:
             echo(f"{what}: " + ", ".join(f"{k}={v!r}" for k, v in sorted(fields.items())))
+    possible = "any number of ranks and workers"
     if cursor.inside:
-        ranks = cursor.inside["ranks"]
-        echo(f"possible on {ranks} rank(s), as it was saved inside a step")
-    else:
-        echo("possible on any number of ranks and workers")
+        possible = f"{cursor.inside['ranks']} rank(s), as it was saved inside a step"
+    echo(f"possible on {possible}")
 
 
 @checkpoint.command()
@@ -136,13 +134,9 @@ def diff(
 @option.metadataset
 @option.split
 @click.option("--steps", type=option.Count(1), required=True, help="Optimizer steps to forecast.")
-@_seq_length
 @_packing
 @click.option("--global-batch-size", type=option.Count(1), help="Rows of a step in the next run.")
-@click.option("--exact", is_flag=True, help="Plan every row, however long it takes.")
-@click.option("--png", type=option.FILE, help="Draw the forecast, as PNG.")
-@click.option("--html", type=option.FILE, help="Write it as one page.")
-@option.as_json
+@option.forecast
 @option.trusted_module
 def forecast(
     saved: Path,
@@ -176,12 +170,8 @@ def forecast(
     )
     dataset.continue_from(cursor.state)
     found = made(dataset, steps, None, exact, cursor.state)
-    if as_json:
-        echo_json(found.to_json())
-    else:
-        echo(text(found, dataset, steps))
+    show_forecast(found, dataset, steps, as_json)
     draw(found, metadataset.name, png, html)
-    tell_undecided(dataset, found.first + steps - 1)
 
 
 @checkpoint.command()
@@ -211,30 +201,29 @@ def reweight(saved: Path, metadataset: Path, **options: Any) -> None:
         echo(f"{live.path}: step {begun} is the first without a line")
 
 
-def _packed_anew(dataset: PlannedDataset) -> Iterator[str]:
-    """Documents of open pack plans, which are packed again."""
-    for key, rows in zip(dataset.keys, dataset.rows):
-        if not isinstance(rows, PlannedRows) or rows.window.taken is not None:
-            continue
-        if count := len(set(rows.window.documents.tolist())):
-            yield f"{key}: {count:,} documents not yet drawn are packed anew"
-
-
-def _left_out(cursor: SavedCursor, dataset: PlannedDataset) -> Iterator[str]:
-    """List skipped steps, and what the metadataset leaves out from here on."""
+def _skipped(cursor: SavedCursor, dataset: PlannedDataset) -> Iterator[str]:
+    """List the steps that were skipped, and those that will be."""
     ahead = [
         (max(begin, cursor.step), stop) for begin, stop in dataset.clock.skip if stop > cursor.step
     ]
     for what, ranges in (("skipped", cursor.state["skipped"]), ("to be skipped", ahead)):
         if named := ", ".join(f"{begin:,} to {stop - 1:,}" for begin, stop in ranges):
             yield f"steps {what}: {named}"
+
+
+def _moved_documents(dataset: PlannedDataset) -> Iterator[str]:
+    """Count the documents that are packed again, that are left out, and that come back."""
     for key, rows in zip(dataset.keys, dataset.rows):
         if not isinstance(rows, PlannedRows):
             continue
-        if count := len(rows.excluded):
-            yield f"{key}: {count:,} documents are excluded"
-        if count := len(set(rows.window.excluded.tolist()) - set(rows.excluded.tolist())):
-            yield f"{key}: {count:,} documents that were excluded come back"
+        anew = set() if rows.window.taken is not None else set(rows.window.documents.tolist())
+        excluded = set(rows.excluded.tolist())
+        counts = {
+            "not yet drawn are packed anew": len(anew),
+            "are excluded": len(excluded),
+            "that were excluded come back": len({*rows.window.excluded.tolist()} - excluded),
+        }
+        yield from (f"{key}: {n:,} documents {what}" for what, n in counts.items() if n)
 
 
 def _changes(changes: Sequence[SourceChange]) -> str:

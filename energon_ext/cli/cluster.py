@@ -5,41 +5,29 @@
 Only its executors are used. A task makes one part, and takes nothing from the task before it.
 """
 
-import importlib
 import multiprocessing
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Mapping, Sequence
 
 import click
 
+from energon_ext.arguments import optional_module
 from energon_ext.cli import echo
 from energon_ext.errors import ConfigError, EnergonExtError, WorkerError
 from energon_ext.prepare.claim import Part
 from energon_ext.prepare.pool import end_with_parent
 
-#: What the executors take themselves, by the type of its values.
-SLURM_SETTINGS = {
-    "partition": str,
-    "time": str,
-    "cpus_per_task": int,
-    "mem_per_cpu_gb": int,
-    "workers": int,
-    "qos": str,
-    "job_name": str,
-    "env_command": str,
-    "condaenv": str,
-    "venv_path": str,
-    "max_array_size": int,
-}
-RAY_SETTINGS = {"cpus_per_task": int, "mem_per_cpu_gb": int, "workers": int, "time": int}
+#: What the executors take themselves: texts, and integers.
+SLURM_TEXTS = ("partition", "time", "qos", "job_name", "env_command", "condaenv", "venv_path")
+SLURM_INTEGERS = ("cpus_per_task", "mem_per_cpu_gb", "workers", "max_array_size")
+RAY_INTEGERS = ("cpus_per_task", "mem_per_cpu_gb", "workers", "time")
 _RUN = "srun -l -n 1 launch_pickled_pipeline"  # as datatrove runs it
 
 MakePart = Callable[[Part, int], None]
@@ -47,19 +35,12 @@ MakePart = Callable[[Part, int], None]
 
 @dataclass(frozen=True)
 class PartStep:
-    """The one step of a datatrove pipeline: makes the part of a task.
+    """The one step of a datatrove pipeline: makes the part of a task."""
 
-    Args:
-        make: makes a part in that number of processes; it is pickled.
-        processes: of a part.
-        folder: in which the command was given, since paths may be relative.
-        failures: a folder for the errors of tasks, a file for each.
-    """
-
-    make: MakePart
-    processes: int
-    folder: str
-    failures: Path
+    make: MakePart  # is pickled
+    processes: int  # of a part
+    folder: str  # in which the command was given, since paths may be relative
+    failures: Path  # a folder for the errors of tasks, a file for each
 
     def __call__(self, data: object = None, rank: int = 0, world_size: int = 1) -> None:
         os.chdir(self.folder)
@@ -81,10 +62,8 @@ class PartStep:
             with ProcessPoolExecutor(1, fork, end_with_parent) as process:
                 process.submit(self.make, part, self.processes).result()
         except BrokenProcessPool as error:
-            raise WorkerError(
-                f"Part {part} was killed, perhaps for want of memory; what is finished is kept. "
-                f"Run the same command again."
-            ) from error
+            said = "was killed, perhaps for want of memory; what is finished is kept"
+            raise WorkerError(f"Part {part} {said}. Run the same command again.") from error
 
 
 def settings_of(given: Sequence[str], option: str) -> dict[str, str]:
@@ -101,23 +80,19 @@ def settings_of(given: Sequence[str], option: str) -> dict[str, str]:
 
 
 def run_on_slurm(
-    make: MakePart,
-    tasks: int,
-    settings: Mapping[str, str],
-    logs: Path,
-    *,
-    render: bool = False,
+    make: MakePart, tasks: int, settings: Mapping[str, str], logs: Path, *, render: bool
 ) -> None:
     """Submit an array of tasks.
 
     Args:
-        settings: of the executor, see SLURM_SETTINGS; all others are options of ``sbatch``.
+        settings: of the executor; those that it does not take are options of ``sbatch``.
         render: print the script, and run nothing.
     """
     for name in ("partition", "time"):
         if name not in settings:
             raise ConfigError(f"--executor slurm: --slurm {name}=... is missing.")
-    own = _typed(settings, SLURM_SETTINGS, "--slurm")
+    texts = {name: settings[name] for name in SLURM_TEXTS if name in settings}
+    own = texts | _integers(settings, SLURM_INTEGERS, "--slurm")
     logs = _logs_of_now(logs)
     # Tasks begin in a shell of their own, where the environment of this command may not be active.
     environment = f"export PATH={Path(sys.executable).parent}:$PATH"
@@ -136,24 +111,18 @@ def run_on_slurm(
     try:
         executor.run()
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"--executor slurm: no {error.filename} here; --render prints."
-        ) from error
+        said = f"no {error.filename} here; --render prints"
+        raise ConfigError(f"--executor slurm: {said}.") from error
     except subprocess.CalledProcessError as error:
         raise ConfigError(f"--executor slurm: {error.cmd[0]} failed, see above.") from error
     echo(f"Submitted {tasks} tasks as SLURM job {executor.job_id}; logs in {logs}.")
 
 
 def run_on_ray(make: MakePart, tasks: int, settings: Mapping[str, str], logs: Path) -> None:
-    """Run tasks on the Ray cluster that ``RAY_ADDRESS`` names, else here, and wait for them.
-
-    Raises:
-        ConfigError: a part could not be made; its own words.
-        WorkerError: a task did not end.
-    """
-    own = _typed(settings, RAY_SETTINGS, "--ray")
-    if unknown := sorted({*settings} - {*own}):
-        raise ConfigError(f"--ray {unknown[0]}: give one of {', '.join(RAY_SETTINGS)}.")
+    """Run tasks on the Ray cluster that ``RAY_ADDRESS`` names, else here, and wait for them."""
+    if unknown := sorted({*settings} - {*RAY_INTEGERS}):
+        raise ConfigError(f"--ray {unknown[0]}: give one of {', '.join(RAY_INTEGERS)}.")
+    own = _integers(settings, RAY_INTEGERS, "--ray")
     kind, ray, logs = _executor("ray"), _module("ray", "ray"), _logs_of_now(logs)
     if not ray.is_initialized():
         ray.init(log_to_driver=False)  # what tasks print is in the logs
@@ -179,16 +148,14 @@ def _logs_of_now(logs: Path) -> Path:
     return logs.absolute() / time.strftime("%Y%m%d-%H%M%S")
 
 
-def _typed(settings: Mapping[str, str], types: Mapping[str, type], option: str) -> dict[str, Any]:
-    """The settings of an executor itself, with their types."""
+def _integers(settings: Mapping[str, str], names: Sequence[str], option: str) -> dict[str, Any]:
+    """Those of the settings that are integers."""
     found = {}
-    for name, kind in types.items():
-        if name in settings:
-            try:
-                found[name] = kind(settings[name])
-            except ValueError as error:
-                value = f"{settings[name]!r:.80}"
-                raise ConfigError(f"{option} {name}: {value} is not {kind.__name__}.") from error
+    for name in filter(settings.__contains__, names):
+        try:
+            found[name] = int(settings[name])
+        except ValueError as error:
+            raise ConfigError(f"{option} {name}: {settings[name]!r:.80} is not int.") from error
     return found
 
 
@@ -200,11 +167,6 @@ def _executor(name: str) -> Any:
 
 
 def _module(module: str, executor: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        extra = "datatrove[ray]" if package == "ray" else "energon_ext[prepare]"
-        raise ConfigError(
-            f"--executor {executor} needs the package `{package}`: pip install '{extra}'."
-        ) from error
+    package = module.partition(".")[0]
+    install = "datatrove[ray]" if package == "ray" else "energon_ext[prepare]"
+    return optional_module(module, f"--executor {executor}", package, install)

@@ -1,19 +1,19 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""How the pictures look: colours, frame, axes, and names beside the lines in place of a legend.
+"""How pictures look: colours, frame, axes, lines, and names beside them in place of a legend.
 
 The colours are Okabe and Ito's, which color-blind readers can tell apart.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from energon_ext.cli import counted
 from energon_ext.cli.metrics import Run
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31", "#6F6F6F")
@@ -22,8 +22,15 @@ ROUND_TICKS = [1, 2, 5, 10]
 WIDTH_INCHES = 9.0
 LABEL_INCHES = 0.16
 
+WINDOWS = 30
+MAX_LABEL = 18
+PERCENT = "{x:.0f} %"
+
 #: Marks that are drawn as lines, and that are named; more are short, and not named.
 MOST_LINES, MOST_NAMED = 12, 3
+
+#: Adds up steps, or sources.
+Sums = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +91,9 @@ def steps_axis(axes: Axes, run: Run, named: bool = True) -> None:
 def mark_steps(axes: Axes, places: np.ndarray) -> None:
     """Draw a dashed line at each place; where there are many, a short one at the top."""
     low = 0 if len(places) <= MOST_LINES else 0.96
-    marks = LineCollection(
-        [[(place, low), (place, 1)] for place in places.tolist()],
-        colors=MUTED,
-        linewidths=0.9,
-        linestyles=[(0, (4, 3))],
-        transform=axes.get_xaxis_transform(),
-    )
-    axes.add_collection(marks, autolim=False)  # heights are none of the data
+    dashes = [(0, (4, 3))]
+    heights = axes.get_xaxis_transform()
+    axes.vlines(places, low, 1, MUTED, dashes, linewidth=0.9, transform=heights)  # type: ignore[arg-type]
 
 
 def name_steps(axes: Axes, what: str, steps: Sequence[int]) -> None:
@@ -159,3 +161,96 @@ def _spread(values: np.ndarray, gap: float, low: float) -> np.ndarray:
     positions = np.empty(len(values))
     positions[order] = np.maximum((up + down) / 2, low) + gaps
     return positions
+
+
+def joining(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sums]:
+    """The sources of most tokens, as many as have a colour; the others; and what adds these up."""
+    order = np.argsort(-tokens, kind="stable")
+    most = len(COLORS) - (len(order) > len(COLORS))
+    kept, others = np.sort(order[:most]), order[most:]
+    columns, firsts = [*kept, *others], np.arange(min(len(order), len(COLORS)))
+    return kept, others, lambda values: np.add.reduceat(values[..., columns], firsts, axis=-1)
+
+
+def windows(steps: np.ndarray) -> tuple[Sums, np.ndarray]:
+    """Sums over windows of one length, but for the last one; and how many steps are in each."""
+    firsts = np.arange(0, len(steps), -(-len(steps) // WINDOWS))
+    return lambda values: np.add.reduceat(values, firsts), np.diff(firsts, append=len(steps))
+
+
+def each_of(steps: np.ndarray) -> str:
+    size, last = int(steps[0]), int(steps[-1])
+    return counted(size, "step") + (f", {last} at the end" if last < size else "")
+
+
+def shares(tokens: np.ndarray) -> np.ndarray:
+    return tokens / np.maximum(tokens.sum(1, keepdims=True), 1)
+
+
+def draw_steps(
+    axes: Axes,
+    edges: np.ndarray,
+    shares: np.ndarray,
+    labels: Sequence[str],
+    ends: np.ndarray | None = None,
+) -> None:
+    """Draw shares as steps, where a source has one, each with its name and its last share.
+
+    Shares, float64 [n, sources], change at the edges, [n + 1]; ``ends`` has the step after which a
+    source has none.
+    """
+    lasts, names = [], []
+    for index, (values, color) in enumerate(zip(shares.T, COLORS)):
+        present = np.flatnonzero(values > 0)
+        last = present[-1] if len(present) else -1
+        own = edges if ends is None else edges.clip(None, ends[index])
+        percent = np.where(values > 0, 100 * values, np.nan)
+        heights = np.append(percent, percent[-1])  # the last step has an end as well
+        (line,) = axes.plot(own, heights, color=color, linewidth=1.7, drawstyle="steps-post")
+        line.set_solid_capstyle("butt")  # a line ends where its source does
+        lasts.append(percent[last])
+        stays = last in (-1, len(values) - 1)
+        shown = PERCENT.format(x=percent[last]) if stays else f"to step {int(own[last + 1]):,}"
+        names.append(f"{labels[index]} {shown}")
+    axes.yaxis.set_major_formatter(PERCENT)
+    label_ends(axes, np.array(lasts), names, COLORS)
+
+
+def draw_lines(
+    axes: Axes,
+    lines: Sequence[Sequence[np.ndarray] | np.ndarray],
+    labels: Sequence[str],
+    colors: Sequence[str] = COLORS,
+    dots: bool = False,
+) -> list[str]:
+    """Draw lines, places and values, each with its name at its end; returns the names with values.
+
+    ``dots`` mark each value, and not only where few are known.
+    """
+    for (places, values), color in zip(lines, colors):
+        known = np.isfinite(values)
+        is_dense = not dots and len(values) > 1 and known.mean() > 0.5
+        style = "-" if is_dense else "o-"
+        axes.plot(places[known], values[known], style, color=color, linewidth=1.7, markersize=4)
+    ends = np.array([last_known(values) for _, values in lines])
+    names = [f"{label} {end:.2f}" for label, end in zip(labels, ends)]
+    label_ends(axes, ends, names, colors)
+    return names
+
+
+def last_known(values: np.ndarray) -> float:
+    """The last number, NaN where there is none."""
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if len(known) else np.nan
+
+
+def clipped(labels: Sequence[str]) -> list[str]:
+    """Labels that are short in the middle.
+
+    Example:
+        >>> clipped(["a_very_long_name_of_web_pages_1", "code"])
+        ['a_very_lo…_pages_1', 'code']
+    """
+    half = MAX_LABEL // 2
+    short = [f"{label[:half]}…{label[1 - half :]}" for label in labels]
+    return [a if len(a) <= MAX_LABEL else b for a, b in zip(labels, short)]

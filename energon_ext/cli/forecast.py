@@ -4,14 +4,14 @@
 
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator, Mapping
 
 import numpy as np
 from tqdm import tqdm
 
-from energon_ext.cli import MOST_LISTED, counted, table
+from energon_ext.cli import MOST_LISTED, counted, echo, echo_json, table
+from energon_ext.cli.mix import tell_undecided
 from energon_ext.cli.report import import_figures, page, png_of
 from energon_ext.errors import ConfigError
 from energon_ext.plan.cost import AttentionCost
@@ -105,11 +105,8 @@ def _headline(found: Forecast, blend: Blend) -> str:
         how = f"estimated; shares are within {found.spread.max():.2%} with 95 % chance"
     filled = found.tokens.sum() / found.positions if found.positions else 1.0
     behind = f"behind step {found.first:,}, " if found.first else ""
-    return (
-        f"{behind}{counted(found.steps, 'step')} of {counted(rows, 'row')} of {seq_len:,} "
-        f"positions: "
-        f"{found.tokens.sum():,.0f} tokens, rows {filled:.2%} full; {how}"
-    )
+    size = f"{counted(found.steps, 'step')} of {counted(rows, 'row')} of {seq_len:,} positions"
+    return f"{behind}{size}: {found.tokens.sum():,.0f} tokens, rows {filled:.2%} full; {how}"
 
 
 def _rows(found: Forecast) -> Iterator[list[str]]:
@@ -146,11 +143,20 @@ def _remark(found: Forecast, number: int) -> str:
     return ""
 
 
+def show(found: Forecast, blend: Blend, steps: int, as_json: bool, **beside: Any) -> None:
+    """Print the forecast of some steps; as JSON, what is true of ``beside`` is in the object."""
+    if as_json:
+        echo_json(found.to_json() | {name: value for name, value in beside.items() if value})
+    else:
+        echo(text(found, blend, steps))
+    tell_undecided(blend, found.first + steps - 1)
+
+
 def draw(found: Forecast, name: str, png: Path | None, html: Path | None) -> None:
     """Write the picture, and the page that holds it."""
     if png is None and html is None:
         return
-    picture = import_figures("forecast_figure").forecast_picture(found)
+    picture = import_figures().forecast_picture(found)
     image = png_of(picture)
     if png is not None:
         write_file(png, image)

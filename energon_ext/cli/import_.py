@@ -5,9 +5,8 @@
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping, Sequence
 
 import click
 import yaml
@@ -21,7 +20,7 @@ from energon_ext.data_files import read_data
 from energon_ext.documents.token_index import read_pair
 from energon_ext.errors import ConfigError
 from energon_ext.state.files import write_file
-from energon_ext.weights.breakpoints import checked_breakpoint
+from energon_ext.weights.axis import checked_breakpoint
 
 #: Split of Megatron -> split here.
 SPLITS = {"train": "train", "valid": "val", "test": "test"}
@@ -66,20 +65,14 @@ def import_(
     """
     if output.exists() and not overwrite:
         raise ConfigError(f"{output}: exists already; give --overwrite to replace it.")
-    one_of(
-        {
-            "SOURCES": sources,
-            "--data-args-path": data_args_path,
-            "--per-split-data-args-path": per_split_data_args_path,
-        }
-    )
+    per_split = per_split_data_args_path
+    lists = {"SOURCES": sources, "--data-args-path": data_args_path}
+    one_of({**lists, "--per-split-data-args-path": per_split})
     iterations = _iterations(phase_transition_iterations)
-    if per_split_data_args_path is not None and (split or iterations):
-        raise ConfigError(
-            f"--split and phases are for lists; {per_split_data_args_path} has its own splits."
-        )
-    if per_split_data_args_path is not None:
-        blends = _blends_of_splits(per_split_data_args_path)
+    if per_split is not None:
+        if split or iterations:
+            raise ConfigError(f"--split and phases are for lists; {per_split} has its own splits.")
+        blends = _blends_of_splits(per_split)
         splits = {SPLITS[name]: _node([blend], [], rule, output) for name, blend in blends.items()}
         remarks = _remarks(list(blends.values()))
     else:
@@ -108,20 +101,13 @@ def _write(output: Path, splits: Mapping[str, Any], remarks: Sequence[str]) -> N
     written = output.with_name(f".{output.name}.new.yaml")
     write_file(written, text.encode())
     try:
-        _check(written, splits)
+        for split in splits:
+            YamlChecker().check(written, split)
         written.replace(output)
     except ConfigError as error:
         raise ConfigError(str(error).replace(written.name, output.name)) from error
     finally:
         written.unlink(missing_ok=True)
-
-
-def _check(path: Path, splits: Iterable[str]) -> None:
-    for split in splits:
-        YamlChecker().check(EPath(str(path)), split)
-
-
-# Lists of Megatron -------------------------------------------------------------------------------
 
 
 def _blend(words: Sequence[Any], where: str) -> Blend:
@@ -164,7 +150,9 @@ def _node(
     for prefix, values in weights.items():
         plain = [int(value) if value == int(value) else value for value in values]
         steps = {"step": dict(zip([0, *iterations], plain))}
-        entry: dict[str, Any] = {"path": _relative(prefix, output)}
+        is_fixed = os.path.isabs(prefix) or "://" in prefix
+        entry: dict[str, Any] = {}
+        entry["path"] = prefix if is_fixed else os.path.relpath(prefix, output.parent)
         entry["weight"] = plain[0] if len(set(plain)) == 1 else steps
         if part is not None:
             entry["subset"] = {"range": list(part)}  # YAML would name one list twice
@@ -184,9 +172,8 @@ def _remarks(blends: Sequence[Blend]) -> list[str]:
     """Differences from Megatron."""
     remarks = ["The order of documents inside a source differs from Megatron's."]
     if any(map(_ends, blends)):
-        remarks.append(
-            "The list has no weights: each source weighs what it holds, and ends once read."
-        )
+        said = "each source weighs what it holds, and ends once read"
+        remarks.append(f"The list has no weights: {said}.")
     return remarks
 
 
@@ -196,9 +183,7 @@ def _parts(split: str | None) -> dict[str, list[str] | None]:
         return {"train": None}
     shares = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", split)]
     if not 1 <= len(shares) <= len(SPLITS) or not shares[0] or not re.fullmatch(r"[\d., ]+", split):
-        raise ConfigError(
-            f"--split: {split!r} found; shares like 969,30,1 are needed, train first."
-        )
+        raise ConfigError(f"--split {split!r}: shares like 969,30,1 are needed, train first.")
     bounds = [f"{100 * sum(shares[:n]) / sum(shares):.6g}%" for n in range(len(shares) + 1)]
     ranges = zip(SPLITS.values(), bounds, bounds[1:])
     return {name: [begin, end] for name, begin, end in ranges if begin != end}
@@ -229,12 +214,5 @@ def _iterations(text: str) -> list[int]:
     where = "--phase-transition-iterations"
     found = sorted(checked_breakpoint(part, where) for part in text.split(",") if part.strip())
     if len({0, *found}) <= len(found):
-        raise ConfigError(f"--phase-transition-iterations: {text!r} names 0, or one twice.")
+        raise ConfigError(f"{where}: {text!r} names 0, or one twice.")
     return found
-
-
-def _relative(path: str, output: Path) -> str:
-    """A path as the metadataset names it: relative to its folder, unless given from the root."""
-    if os.path.isabs(path) or "://" in path:
-        return path
-    return os.path.relpath(path, output.parent)

@@ -9,10 +9,9 @@ from: steps after it that an earlier process had written are done again, and the
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -27,7 +26,7 @@ MOST_SOURCES, MOST_COUNTS = 10_000, 100_000_000
 SOURCE_KEY = re.compile(
     r"(?P<path>.*?)(?:_text_document)?(?P<split>:\w+)?(?P<rest>[\[{#].*)?", re.DOTALL
 )
-REWARD = re.compile("rollout/reward/mean$|eval/")  # fields that tell how good a policy is
+MEASURED = re.compile("rollout/reward/mean$|eval/")  # fields that tell how good a policy is
 VALIDATION = re.compile("val/(loss|memorized)")
 
 
@@ -36,8 +35,10 @@ def _number(value: Any, where: str) -> None:
         raise ConfigError(f"{where}: {value!r:.80} found, a number is needed; it is damaged.")
 
 
+Event = dict[str, Any]
+
 #: What the report reads of an event.
-FIELDS: dict[str, dict[str, Any]] = {
+FIELDS: dict[str, Event] = {
     "start": {
         "step": COUNT,
         "sources": [str],
@@ -62,14 +63,14 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 
 #: What an older run does not have.
-ADDED: dict[str, Any] = {"names": {}, "interleaves": {}, "epoch_tokens": {}}
+ADDED: Event = {"names": {}, "interleaves": {}, "epoch_tokens": {}}
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One run of ``S`` steps over ``n`` sources, all its processes joined."""
 
-    sources: tuple[str, ...]  # keys, as the batches name them
+    sources: tuple[str, ...]  # keys
     labels: tuple[str, ...]  # short names of the sources, for people
     titles: tuple[str, ...]  # their names in the metadataset, and the keys of the others
     epoch_documents: np.ndarray  # int64 [n], documents in one epoch of each source
@@ -103,25 +104,18 @@ class Run:
 
     @classmethod
     def load(cls, run_dir: Path) -> "Run":
-        """Read ``run_dir/metrics.jsonl``.
-
-        Raises:
-            ConfigError: no such file, lines out of order, or no step in it.
-            StateFormatError: a damaged line, with its number.
-        """
+        """Read ``run_dir/metrics.jsonl``; an error names the line that is damaged."""
         starts, steps, evaluated = _history(run_dir / FILE_NAME)
         last = starts[-1]
         # Sources may come and go between processes: all that ever were, in order of appearance.
         sources = tuple(dict.fromkeys(key for start in starts for key in start["sources"]))
         if len(sources) > MOST_SOURCES or len(sources) * len(steps) > MOST_COUNTS:
-            raise ConfigError(
-                f"{run_dir / FILE_NAME}: {len(sources):,} sources in {len(steps):,} steps; a "
-                f"report is of {MOST_SOURCES:,} sources at most, and of {MOST_COUNTS:,} for all "
-                f"steps together."
-            )
+            most = f"{MOST_SOURCES:,} sources at most, and {MOST_COUNTS:,} for all steps together"
+            found = f"{len(sources):,} sources in {len(steps):,} steps"
+            raise ConfigError(f"{run_dir / FILE_NAME}: {found}; a report is of {most}.")
         documents = {key: count for start in starts for key, count in start["documents"].items()}
         tokens = {key: count for start in starts for key, count in start["epoch_tokens"].items()}
-        measured = sorted({name for step in steps for name in step if REWARD.match(name)})
+        measured = sorted({name for step in steps for name in step if MEASURED.match(name)})
 
         def of_sources(counts: dict[str, int]) -> np.ndarray:
             return np.array([counts.get(key, 0) for key in sources], np.int64)
@@ -155,13 +149,11 @@ class Run:
         )
 
 
-def _history(
-    path: Path,
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[int, dict[str, Any]]]:
+def _history(path: Path) -> tuple[list[Event], list[Event], dict[int, Event]]:
     """The starts of processes, the steps that count, and the evaluations by their steps."""
-    starts: list[dict[str, Any]] = []
-    steps: list[dict[str, Any]] = []
-    evaluated: dict[int, dict[str, Any]] = {}
+    starts: list[Event] = []
+    steps: list[Event] = []
+    evaluated: dict[int, Event] = {}
     for where, event in _events(path):
         kind = event["event"]
         if kind == "evaluation":
@@ -174,10 +166,8 @@ def _history(
             evaluated = {step: found for step, found in evaluated.items() if step <= len(steps)}
         expected = len(steps) + (kind == "step")
         if event["step"] != expected:
-            raise ConfigError(
-                f"{where}: {kind} of step {event['step']} found where step {expected} was "
-                f"expected; lines are missing or out of order."
-            )
+            found = f"{kind} of step {event['step']} found where step {expected} was expected"
+            raise ConfigError(f"{where}: {found}; lines are missing or out of order.")
         if kind == "step":
             steps.append(event)
     if not starts or not steps:
@@ -225,7 +215,7 @@ def short_labels(keys: Sequence[str], names: Mapping[str, str] | None = None) ->
     return tuple(keys)
 
 
-def _events(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _events(path: Path) -> Iterator[tuple[str, Event]]:
     if not path.is_file():
         raise ConfigError(f"{path}: no such file. Give the --run-dir of a training run.")
     with open_data(path) as file:
@@ -238,13 +228,12 @@ def _events(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 raise ConfigError(f"{where}: damaged, not JSON ({reason}).") from error
             if not isinstance(event, dict) or not isinstance(event.get("event"), str):
                 raise ConfigError(f"{where}: damaged, an object with 'event' was expected.")
-            fields = FIELDS.get(event["event"])
-            if fields is not None:
-                kind, event = event["event"], {**ADDED, **event}
-                for name in event:
-                    if REWARD.match(name) or VALIDATION.match(name):
-                        _number(event[name], f"{where}: {kind}.{name}")
-                if missing := fields.keys() - event.keys():
-                    raise ConfigError(f"{where}: {kind} has no {', '.join(sorted(missing))}.")
-                check_shape({name: event[name] for name in fields}, fields, f"{where}: {kind}")
-                yield where, event
+            kind, event = event["event"], {**ADDED, **event}
+            if kind not in FIELDS:
+                continue
+            if missing := FIELDS[kind].keys() - event.keys():
+                raise ConfigError(f"{where}: {kind} has no {', '.join(sorted(missing))}.")
+            measured = (n for n in event if MEASURED.match(n) or VALIDATION.match(n))
+            fields = FIELDS[kind] | dict.fromkeys(measured, _number)
+            check_shape({name: event[name] for name in fields}, fields, f"{where}: {kind}")
+            yield where, event

@@ -6,9 +6,8 @@ import json
 import os
 import pkgutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterable
 
 import click
 from click.core import ParameterSource
@@ -31,7 +30,8 @@ from energon_ext.packing import PACKERS
 from energon_ext.plan.source import Blend
 from energon_ext.splice.config import MultiSpliceConfig, splice_from_config
 
-_OPTIONS = (
+#: The arguments of :func:`open_mix`.
+mix_options = option.together(
     option.metadataset,
     option.split,
     click.option(
@@ -64,13 +64,6 @@ _OPTIONS = (
 )
 
 
-def mix_options(command: Any) -> Any:
-    """Give a command the arguments of :func:`open_mix`."""
-    for each in reversed(_OPTIONS):
-        command = each(command)
-    return command
-
-
 def open_mix(
     metadataset: Path,
     *,
@@ -89,9 +82,15 @@ def open_mix(
         options: of :func:`make_encoder`, where they make it.
     """
     if encoder is not None:
-        made = _own_encoder(encoder, options)
+        _refuse_beside_encoder(options)
+        made = named_encoder(encoder, DynamicBlendMixin)
     else:
-        loaded = _tokenizer(metadataset, split_part, trusted_modules, options)
+        name = options.pop("tokenizer")
+        special = {token: options.pop(token) for token in ("eos_token", "bos_token")}
+        if name is None and not any(special.values()):
+            loaded = written_tokenizer(metadataset, split_part, trusted_modules)
+        else:
+            loaded = load_tokenizer(name or "bytes", **special)
         made = make_encoder(loaded, **options)
     dataset = get_train_dataset(
         metadataset,
@@ -105,20 +104,6 @@ def open_mix(
     return dataset, getattr(made, "tokenizer", None) or ByteTokenizer()
 
 
-def _tokenizer(
-    metadataset: Path,
-    split_part: str,
-    trusted_modules: tuple[str, ...],
-    options: dict[str, Any],
-) -> Tokenizer:
-    """The tokenizer that options name, which are taken out; else that of the token files."""
-    name = options.pop("tokenizer")
-    special = {token: options.pop(token) for token in ("eos_token", "bos_token")}
-    if name is None and not any(special.values()):
-        return written_tokenizer(metadataset, split_part, trusted_modules)
-    return load_tokenizer(name or "bytes", **special)
-
-
 def tell_undecided(blend: Blend, step: int) -> None:
     """Say on stderr from where live weights are not decided, if that is up to a step."""
     for live in blend.live_weights:
@@ -127,15 +112,12 @@ def tell_undecided(blend: Blend, step: int) -> None:
             click.echo(printable(f"{live.path}: {said}."), err=True)
 
 
-def _own_encoder(name: str, options: Mapping[str, Any]) -> DynamicBlendMixin:
-    context = click.get_current_context()
-    for option_name in options:
-        if context.get_parameter_source(option_name) is ParameterSource.COMMANDLINE:
-            raise ConfigError(
-                f"--{option_name.replace('_', '-')}: the encoder that --encoder makes says it; "
-                f"leave it out."
-            )
-    return named_encoder(name, DynamicBlendMixin)
+def _refuse_beside_encoder(options: Iterable[str]) -> None:
+    source_of = click.get_current_context().get_parameter_source
+    for name in options:
+        if source_of(name) is ParameterSource.COMMANDLINE:
+            said = "the encoder that --encoder makes says it; leave it out"
+            raise ConfigError(f"--{name.replace('_', '-')}: {said}.")
 
 
 def named_encoder(name: str, needed: type) -> Any:
@@ -144,14 +126,12 @@ def named_encoder(name: str, needed: type) -> Any:
     try:
         found = pkgutil.resolve_name(name)()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"--encoder {name}: MODULE:FUNCTION is needed, a function without arguments in a "
-            f"module that can be imported here ({error})."
-        ) from error
+        meant = "a function without arguments in a module that can be imported here"
+        reason = f"MODULE:FUNCTION is needed, {meant}"
+        raise ConfigError(f"--encoder {name}: {reason} ({error}).") from error
     if not isinstance(found, needed):
-        raise ConfigError(
-            f"--encoder {name}: makes a {type(found).__name__}, a {needed.__name__} is needed."
-        )
+        made = type(found).__name__
+        raise ConfigError(f"--encoder {name}: makes a {made}, a {needed.__name__} is needed.")
     return found
 
 

@@ -2,16 +2,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Arguments and options that several commands have."""
 
+import functools
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import click
 
 from energon_ext.documents.object_store import is_remote
 from energon_ext.prepare.claim import Part
-from energon_ext.weights.breakpoints import EXAMPLES, count_from
+from energon_ext.weights.axis import EXAMPLES, count_from
 
 
 class Count(click.ParamType):  # type: ignore[type-arg]
@@ -45,8 +46,6 @@ class _PartType(click.ParamType):  # type: ignore[type-arg]
     name = "part"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Part:
-        if isinstance(value, Part):
-            return value
         match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", value)
         if match is None or int(match[1]) >= int(match[2]):
             self.fail(f"{value!r:.80} found; R/N with 0 <= R < N is needed.", param, ctx)
@@ -60,10 +59,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 metadataset = click.argument("metadataset", type=PATH)
 split = click.option("--split", "split_part", default="train", help="Split of the metadataset.")
 trusted_module = click.option(
-    "--trusted-module",
-    "trusted_modules",
-    multiple=True,
-    help="A module that the YAML may name.",
+    "--trusted-module", "trusted_modules", multiple=True, help="A module that the YAML may name."
 )
 chat_template = click.option(
     "--chat-template",
@@ -84,9 +80,18 @@ part = click.option(
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 
 
-def special_tokens(command: Any) -> Any:
-    """The options of a command on what a tokenizer puts around a text."""
-    for role, end in (("bos", "begins"), ("eos", "ends")):
-        name = f"Token of --tokenizer that {end} a text."
-        command = click.option(f"--{role}-token", metavar="TOKEN", help=name)(command)
-    return command
+def together(*options: Any) -> Callable[[Any], Any]:
+    """Several arguments and options as one decorator of a command."""
+    return lambda command: functools.reduce(lambda made, each: each(made), options[::-1], command)
+
+
+special_tokens = together(
+    click.option("--eos-token", metavar="TOKEN", help="Token of --tokenizer that ends a text."),
+    click.option("--bos-token", metavar="TOKEN", help="Token of --tokenizer that begins a text."),
+)
+forecast = together(
+    click.option("--exact", is_flag=True, help="Plan every row, however long it takes."),
+    click.option("--png", type=FILE, help="Draw the forecast, as PNG."),
+    click.option("--html", type=FILE, help="Write it as one page."),
+    as_json,
+)

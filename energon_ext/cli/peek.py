@@ -4,9 +4,8 @@
 
 import itertools
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 import click
 from megatron.energon.flavors.base_dataset import SavableDataset
@@ -71,7 +70,8 @@ def peek(
             said = f"{titles.get(key, key)}: nothing says which tokenizer wrote it; is it this one?"
             click.echo(printable(said), err=True)
     sheet, shown = ContactSheet(), 0
-    found = _planned(blend, tokenizer) if _has_samples(blend) else _read(dataset, tokenizer)
+    is_stored = blend.is_planned and any(isinstance(rows, SampleRows) for rows in blend.rows)
+    found = _planned(blend, tokenizer) if is_stored else _read(dataset, tokenizer)
     for number, (summary, segments, samples) in enumerate(itertools.islice(found, MOST_ROWS)):
         if not any(source in titles.get(key, key) for key, *_ in segments if key):
             continue
@@ -92,28 +92,22 @@ def peek(
         sheet.save(png)
 
 
-def _has_samples(blend: Any) -> bool:
-    return blend.is_planned and any(isinstance(rows, SampleRows) for rows in blend.rows)
-
-
 def _planned(blend: PlannedDataset, tokenizer: Tokenizer) -> Iterator[ShownRow]:
     """Rows of samples as they are stored, so that any encoder's can be shown."""
     for step in blend.planned_steps():
         for row in range(step.num_rows):
             taken, own, number = step.taken(row) or (None, 0, 0)
             assert taken is not None
-            rows, description = blend.rows[number], taken.description(own)
-            if not isinstance(rows, SampleRows):
-                yield "tokens", list(_slices(blend.keys[number], rows, description, tokenizer)), []
-                continue
-            samples = stored_samples(rows, description[0])
-            segments = [(blend.keys[number], each.about(), each.text()) for each in samples]
-            yield f"{len(description[0])} samples", segments, samples
-
-
-def _slices(key: str, rows: Any, description: Any, tokenizer: Tokenizer) -> Iterator[Segment]:
-    for tokens in PlannedRows.read(rows, description).slices:
-        yield key, f"{len(tokens)} tokens", tokenizer.decode(tokens.tolist())
+            key, description = blend.keys[number], taken.description(own)
+            rows: Any = blend.rows[number]
+            if isinstance(rows, SampleRows):
+                samples = stored_samples(rows, description[0])
+                segments = [(key, each.about(), each.text()) for each in samples]
+                yield f"{len(description[0])} samples", segments, samples
+            else:
+                slices = [each.tolist() for each in PlannedRows.read(rows, description).slices]
+                shown = [(key, f"{len(ids)} tokens", tokenizer.decode(ids)) for ids in slices]
+                yield "tokens", shown, []
 
 
 def _read(dataset: SavableDataset, tokenizer: Tokenizer) -> Iterator[ShownRow]:
@@ -124,16 +118,13 @@ def _read(dataset: SavableDataset, tokenizer: Tokenizer) -> Iterator[ShownRow]:
             batch = next(batches, None)
         if batch is None:
             return
-        show = _prompts if isinstance(batch, list) else _segments
-        yield _summary(batch), list(show(batch, tokenizer)), []
-
-
-def _summary(batch: Any) -> str:
-    if isinstance(batch, list):
-        return f"{len(batch)} prompt"
-    trained = int((batch.token_weights != 0).sum())
-    filled = sum(batch.tokens_per_source().values())
-    return f"{filled} of {batch.num_tokens} positions, {trained} trained"
+        if isinstance(batch, list):
+            yield f"{len(batch)} prompt", list(_prompts(batch, tokenizer)), []
+            continue
+        trained = int((batch.token_weights != 0).sum())
+        filled = sum(batch.tokens_per_source().values())
+        summary = f"{filled} of {batch.num_tokens} positions, {trained} trained"
+        yield summary, list(_segments(batch, tokenizer)), []
 
 
 def _segments(batch: PackedBatch, tokenizer: Tokenizer) -> Iterator[Segment]:

@@ -2,21 +2,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext plan``: what a run would read, before it does."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Sequence
 
 import click
 
-from energon_ext.cli import MOST_LISTED, echo, echo_json, forecast, one_of, option, table
+from energon_ext.cli import MOST_LISTED, echo, forecast, one_of, option, table
 from energon_ext.cli.mix import mix_options, open_mix, tell_undecided
 from energon_ext.errors import ConfigError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.source import Blend
 from energon_ext.splice import SpliceIndex
 from energon_ext.splice.source import SpliceSource, splices_of
-from energon_ext.weights.axis import STEPS
-from energon_ext.weights.breakpoints import MOST_BREAKPOINT, checked_breakpoint
+from energon_ext.weights.axis import MOST_BREAKPOINT, STEPS, checked_breakpoint
 
 COUNT = option.Count(1)
 
@@ -41,10 +39,7 @@ COUNT = option.Count(1)
 @click.option(
     "--tokens-per-doc", type=click.FloatRange(1, 1e9), help="Of streamed sources, on average."
 )
-@click.option("--exact", is_flag=True, help="Plan every row, however long it takes.")
-@click.option("--png", type=option.FILE, help="Draw the forecast, as PNG.")
-@click.option("--html", type=option.FILE, help="Write it as one page.")
-@option.as_json
+@option.forecast
 def plan(
     metadataset: Path,
     at: str | None,
@@ -93,12 +88,8 @@ def plan(
         tell_undecided(blend, max(positions, default=MOST_BREAKPOINT))
     else:
         found = forecast.made(blend, steps, tokens_per_doc, exact)
-        if as_json:
-            echo_json(found.to_json() | ({"imbalance": imbalance} if imbalance else {}))
-        else:
-            echo(forecast.text(found, blend, steps))
+        forecast.show(found, blend, steps, as_json, imbalance=imbalance)
         forecast.draw(found, metadataset.name, png, html)
-        tell_undecided(blend, steps - 1)
     if as_json:
         return
     if imbalance:
@@ -128,10 +119,9 @@ def _shares(blend: Blend, positions: Sequence[int]) -> str:
 def _documents(source: SpliceSource, blend: Blend) -> str:
     index = source.examples
     assert isinstance(index, SpliceIndex), "training shows an index, not a grid"
-    title = (
-        f"{blend.names.get(source.key, source.key)}: {len(source.names):,} documents, "
-        f"{int(index.doc_lengths.sum()):,} tokens, {index.size:,} examples in an epoch"
-    )
+    holds = f"{len(source.names):,} documents, {int(index.doc_lengths.sum()):,} tokens"
+    name = blend.names.get(source.key, source.key)
+    title = f"{name}: {holds}, {index.size:,} examples in an epoch"
     counts = zip(index.doc_lengths, index.pairs, index.quotas)
     shares = zip(index.token_shares(), index.coverage())
     rows = [["document", "tokens", "pairs", "examples", "share", "views of a token"]]
@@ -140,10 +130,7 @@ def _documents(source: SpliceSource, blend: Blend) -> str:
         if index.config.alpha and number < MOST_LISTED:  # edges unlike the middle
             each = index.views(number)
             views += f" ({each.min():,.2f} to {each.max():,.2f})"
-        rows.append([f"doc{about['document']}", *map(_count, own), f"{share:.2%}", views])
+        # Examples are an average where documents take turns.
+        shown = [f"{count:,.2f}".removesuffix(".00") for count in own]
+        rows.append([f"doc{about['document']}", *shown, f"{share:.2%}", views])
     return f"{title}\n{table(rows, most=MOST_LISTED)}"
-
-
-def _count(count: float) -> str:
-    """A number of examples; an average where documents take turns."""
-    return f"{count:,.2f}".removesuffix(".00")

@@ -3,9 +3,8 @@
 """``energon-ext prepare``: text and conversations of any kind into token files."""
 
 import functools
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping, Sequence
 
 import click
 from click.core import ParameterSource
@@ -114,7 +113,7 @@ def prepare(output: Path, check: bool, force: bool, jobs: int, **options: Any) -
     if force and (part or on_cluster["executor"]):
         raise ConfigError(f"--force: parts do not know each other; remove {output} instead.")
     if on_cluster["executor"]:
-        _prepare_on_cluster(output, part, options, **on_cluster)
+        _prepare_on_cluster(output, part, options, on_cluster)
     elif part:
         prepare_part(output, options, part, jobs)
     else:
@@ -135,37 +134,25 @@ def prepare_part(output: Path, options: Mapping[str, Any], part: Part, jobs: int
 
 
 def _prepare_on_cluster(
-    output: Path,
-    part: Part | None,
-    options: Mapping[str, Any],
-    *,
-    executor: str,
-    tasks: int,
-    slurm: Sequence[str],
-    ray: Sequence[str],
-    logs: Path | None,
-    render: bool,
+    output: Path, part: Part | None, options: Mapping[str, Any], cluster: Mapping[str, Any]
 ) -> None:
-    """Prepare an output by the tasks of an executor."""
+    """Prepare an output by the tasks of an executor, whose options are those of ON_CLUSTER."""
     source = click.get_current_context().get_parameter_source("jobs")
     if part or source is ParameterSource.COMMANDLINE:
         name = "--part" if part else "--jobs"
         raise ConfigError(f"--executor: sets {name} itself, by --tasks and cpus_per_task.")
     job_and_units(options)  # their mistakes are reported here, not in a task's log
-    settings = settings_of(slurm, "--slurm") if executor == "slurm" else settings_of(ray, "--ray")
+    executor = cluster["executor"]
+    settings = settings_of(cluster[executor], f"--{executor}")
     make = functools.partial(prepare_part, output, options)
-    logs = logs or output.with_name(f"{output.name}-logs")
+    logs = cluster["logs"] or output.with_name(f"{output.name}-logs")
     if executor == "slurm":
-        run_on_slurm(make, tasks, settings, logs, render=render)
+        run_on_slurm(make, cluster["tasks"], settings, logs, render=cluster["render"])
     else:
-        run_on_ray(make, tasks, settings, logs)
+        run_on_ray(make, cluster["tasks"], settings, logs)
 
 
 def _show(output: Path, prepared: Record, remarks: Sequence[str]) -> None:
-    echo("\n".join([*remarks, _summary(output, prepared)]))
-
-
-def _summary(output: Path, prepared: Record) -> str:
     columns = ("documents", "characters", "tokens")
     rows = [["", *columns]]
     for split in SPLITS:
@@ -178,4 +165,4 @@ def _summary(output: Path, prepared: Record) -> str:
         count, first = left_out(prepared, kind)
         if count:
             lines += [f"left out, not to be {to_be}: {count:,}", f"  the first: {first}"]
-    return "\n  ".join(lines)
+    echo("\n".join([*remarks, "\n  ".join(lines)]))

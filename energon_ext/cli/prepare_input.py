@@ -5,9 +5,8 @@
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping, Sequence
 
 from megatron.energon import TextSample
 from megatron.energon.epathlib import EPath
@@ -43,14 +42,7 @@ MOST_NAMED = 8  # paths that the account of a preparation names one by one
 
 
 def job_and_units(options: Mapping[str, Any]) -> tuple[Job, list[Unit], Sequence[str]]:
-    """The job, the units of the input, and the splits that need documents.
-
-    Args:
-        options: of the command, by name.
-
-    Raises:
-        ConfigError: they do not fit each other, or an input cannot be opened.
-    """
+    """The job, the units of the input, and the splits that need documents, by the options."""
     special = {name: options[name] for name in ("eos_token", "bos_token")}
     tokenizer = options["tokenizer"]
     if tokenizer is None:
@@ -79,13 +71,11 @@ def _kind(files: Sequence[Path], options: Mapping[str, Any]) -> str:
     """The one kind of input that is given."""
     kind = one_of({kind: options[_name(kind)] for kind in KINDS})
     if files and kind not in ("--text", "--jsonl", "--parquet"):
-        raise ConfigError(
-            f"{files[0]}: further files go with --text, --jsonl, --parquet, not {kind}."
-        )
+        several = "--text, --jsonl, --parquet"
+        raise ConfigError(f"{files[0]}: further files go with {several}, not {kind}.")
     if options["chat"] and kind in ("--text", "--folder"):
-        raise ConfigError(
-            f"--chat: {kind} holds no conversations; give rows of JSON, Parquet or a dataset."
-        )
+        advice = "give rows of JSON, Parquet or a dataset"
+        raise ConfigError(f"--chat: {kind} holds no conversations; {advice}.")
     if kind == "--dataset" and options["on_error"] == "skip":
         raise ConfigError("--on-error skip: --dataset is read by Energon, which has checked it.")
     splits = options["split"]
@@ -160,9 +150,9 @@ def _energon_units(
     splits, known = options["split"], splits_of(path)
     for split in splits:
         if split not in known:
+            advice = "Name those to be read by --split, one each."
             raise ConfigError(
-                f"{path}: no split {split!r}; it has {choices(split, known)} Name those to be read "
-                f"by --split, one option for each."
+                f"{path}: no split {split!r}; it has {choices(split, known)} {advice}"
             )
     units: list[Unit] = []
     for split in splits:

@@ -4,21 +4,20 @@
 
 import base64
 import html
-import importlib
 import io
 import itertools
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Iterable, Sequence
 
 import click
 import numpy as np
 
+from energon_ext.arguments import optional_module
 from energon_ext.cli import counted, echo
 from energon_ext.cli.metrics import Run, mean_of_finite, short_labels
 from energon_ext.cli.spikes import Spike, spikes_of
-from energon_ext.errors import ConfigError, printable
+from energon_ext.errors import printable
 from energon_ext.state.files import write_file
 
 if TYPE_CHECKING:
@@ -109,14 +108,10 @@ def headline(run: Run) -> list[tuple[str, str]]:
     ]
 
 
-def import_figures(name: str = "figures") -> Any:
-    """A module that draws; ConfigError where matplotlib is not installed."""
-    try:
-        return importlib.import_module(f"energon_ext.cli.{name}")
-    except ImportError as error:
-        raise ConfigError(
-            "The report needs the package `matplotlib`: pip install 'energon_ext[report]'."
-        ) from error
+def import_figures() -> Any:
+    """The module that draws; ConfigError where matplotlib is not installed."""
+    figures = "energon_ext.cli.figures"
+    return optional_module(figures, "The report", "matplotlib", "energon_ext[report]")
 
 
 def png_of(picture: "Picture") -> bytes:

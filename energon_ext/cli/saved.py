@@ -17,20 +17,13 @@ from energon_ext.state.schema import check_format, check_seal
 
 
 class SavedCursor:
-    """One cursor of a planned run.
-
-    Attributes:
-        folder: of the checkpoint.
-        state: the cursor, checked.
-        step: of the plan, that comes next or is open.
-        inside: what the run had when it was saved inside a step, else nothing.
-    """
+    """One cursor of a planned run, in the folder of its checkpoint."""
 
     def __init__(self, folder: Path, sealed: Any):
         self.folder, self.state = folder, check_seal(sealed)
         check_format(self.state)
-        self.step: int = self.state["plan"]["step"]
-        self.inside: Mapping[str, Any] = self.state["inside"] or {}
+        self.step: int = self.state["plan"]["step"]  # that comes next or is open
+        self.inside: Mapping[str, Any] = self.state["inside"] or {}  # where it is open
 
     def dataset(
         self,
@@ -48,14 +41,12 @@ class SavedCursor:
         ``encoder`` are options of the task encoder, ``options`` those of ``get_train_dataset``.
         """
         changed = {name: value for name, value in (encoder or {}).items() if value is not None}
+        seed = self.state["fingerprint"].get("seed", 0)
+        ranks = ranks or self.inside.get("ranks", 1)
+        config = WorkerConfig(rank=0, world_size=ranks, num_workers=workers, seed_offset=seed)
         dataset = get_train_dataset(
             metadataset,
-            worker_config=WorkerConfig(
-                rank=0,
-                world_size=ranks or self.inside.get("ranks", 1),
-                num_workers=workers,
-                seed_offset=self.state["fingerprint"].get("seed", 0),
-            ),
+            worker_config=config,
             batch_size=batch_size or self.inside.get("batch_size", 1),
             rows_per_step=rows_per_step or self.state["rows_per_step"],
             task_encoder=load_encoder(self.state["encoder"], **changed),

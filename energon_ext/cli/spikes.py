@@ -22,19 +22,12 @@ MOST_SOURCES, MOST_SPIKES = 64, 10
 
 @dataclass(frozen=True)
 class Spike:
-    """An unusually high loss.
+    """An unusually high loss."""
 
-    Attributes:
-        step: the optimizer step, from 1.
-        source: what people call the source, None where it is the loss of all.
-        loss: of the step.
-        usual: the median of the losses before it.
-    """
-
-    step: int
-    source: str | None
+    step: int  # the optimizer step, from 1
+    source: str | None  # what people call it, None where it is the loss of all
     loss: float
-    usual: float
+    usual: float  # the median of the losses before it
 
     def __str__(self) -> str:
         whose = "the loss" if self.source is None else f"the loss of {self.source}"
@@ -60,7 +53,5 @@ def _spikes(losses: np.ndarray, run: Run, source: str | None) -> list[Spike]:
     variation = np.nanmedian(sliding_window_view(changes, WINDOW)[USUAL - 1 : -1], axis=1)
     later, steps = values[USUAL:], run.step[known[USUAL:]]
     stands_out = later - usual > np.maximum(TIMES * variation, SHARE * np.abs(usual))
-    return [
-        Spike(int(steps[at]), source, float(later[at]), float(usual[at]))
-        for at in np.flatnonzero(stands_out)
-    ]
+    columns = (each[stands_out].tolist() for each in (steps, later, usual))
+    return [Spike(step, source, loss, before) for step, loss, before in zip(*columns)]

@@ -4,10 +4,9 @@
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping, Sequence
 
 from PIL import Image, ImageDraw, ImageOps
 
@@ -25,15 +24,10 @@ _LONGEST_NAME = 26
 
 @dataclass
 class StoredSample:
-    """One sample.
-
-    Attributes:
-        number: in its source.
-        files: their contents by extension; ``__key__`` and ``__shard__`` name it.
-    """
+    """One sample, by its number in its source."""
 
     number: int
-    files: Mapping[str, Any]
+    files: Mapping[str, Any]  # contents by extension; `__key__` and `__shard__` name it
 
     @property
     def name(self) -> str:
@@ -41,28 +35,22 @@ class StoredSample:
 
     def about(self) -> str:
         """Its key and shard, and what else there is beside texts."""
-        parts = [
-            f"{ext} {_shape(content)}"
-            for ext, content in sorted(self._contents())
-            if not _is_text(ext)
-        ]
+        parts = [f"{ext} {_shape(each)}" for ext, each in self._contents() if not _is_text(ext)]
         shard = self.files.get("__shard__")
         where = f"sample {self.name}" + (f" of {shard}" if shard else "")
         return ", ".join([where, *parts])
 
     def text(self) -> str:
         """All texts, in the order of their extensions."""
-        return " ".join(_text(each) for ext, each in sorted(self._contents()) if _is_text(ext))
+        return " ".join(_text(each) for ext, each in self._contents() if _is_text(ext))
 
-    def images(self) -> Iterator[Image.Image]:
+    def images(self) -> list[Image.Image]:
         """Those that can be decoded."""
-        for _, content in sorted(self._contents()):
-            image = _image(content)
-            if image is not None:
-                yield image
+        return [image for _, each in self._contents() if (image := _image(each)) is not None]
 
-    def _contents(self) -> Iterator[tuple[str, Any]]:
-        return ((name, each) for name, each in self.files.items() if not name.startswith("__"))
+    def _contents(self) -> list[tuple[str, Any]]:
+        names = sorted(name for name in self.files if not name.startswith("__"))
+        return [(name, self.files[name]) for name in names]
 
 
 def stored_samples(source: SampleRows, numbers: Sequence[int]) -> list[StoredSample]:
@@ -83,11 +71,7 @@ class ContactSheet:
             self.rows.append([(f"{title} {name}", image) for name, image in found])
 
     def save(self, path: Path) -> None:
-        """Write the picture.
-
-        Raises:
-            ConfigError: there is no image.
-        """
+        """Write the picture; ConfigError where there is no image."""
         if not self.rows:
             raise ConfigError(f"{path}: none of the rows has an image; no picture was drawn.")
         width = max(map(len, self.rows)) * (_SIDE + _GAP) + _GAP

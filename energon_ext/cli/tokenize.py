@@ -7,13 +7,11 @@ from typing import Any
 
 import click
 from megatron.energon.epathlib import EPath
-from megatron.energon.eyaml import load_yaml_json
-from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
 from energon_ext.cli import echo, option
 from energon_ext.cli.mix import make_encoder, named_encoder
 from energon_ext.config.references import TokenFileFactory
-from energon_ext.config.yaml_file import read_mapping
+from energon_ext.config.yaml_file import read_mapping, splits_in
 from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.text_sources import cached_text, load_split
 from energon_ext.encoders.tokenizers import load_tokenizer
@@ -92,9 +90,4 @@ def splits_of(path: Path) -> list[str]:
     """The splits of a metadataset, of a prepared folder, or the only one of JSON Lines."""
     if path.suffix in (".yaml", ".yml"):
         return list(read_mapping(EPath(str(path))).get("splits") or {})
-    for name in ("split.yaml", "split.json"):
-        config = EPath(str(path)) / MAIN_FOLDER_NAME / name
-        if config.is_file():
-            parts = load_yaml_json(config).get("split_parts", {})
-            return [split for split, files in parts.items() if files]
-    return ["train"]
+    return [split for split, shards in splits_in(EPath(str(path))).items() if shards] or ["train"]

@@ -6,9 +6,8 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Iterator, Sequence
 
 import click
 from tqdm import tqdm
@@ -229,33 +228,28 @@ def _files(
     if row.source is None:
         return []
     rows = blend.sources[row.source].rows
-    if isinstance(rows, SampleRows):
-        return [_sample(rows, number) for number, *_ in row.contents]
-    if isinstance(rows, SpliceSource):
-        return [
-            {"document": document, "text": f"document {document} [{start}, {stop})"}
-            for document, start, stop in row.contents
-        ]
-    files, found = rows.documents, []
+    found: list[dict[str, Any]] = []
     for document, start, stop in row.contents:
-        prefix, number = files.file_of(document)
-        text = f"document {document} [{start}, {stop}), number {number} of {prefix}"
-        origins = origins_of(prefix) or ()
-        origin = origins[number] if number < len(origins) else None
-        text += f" (from {origin})" if origin else ""
-        if decode is not None:
-            beginning = decode(files.document(document)[start : min(stop, start + 24)].tolist())
-            text += f": {beginning!r}"
-        found.append(
-            {"document": document, "file": prefix, "number": number, "origin": origin, "text": text}
-        )
+        text = f"document {document} [{start}, {stop})"
+        if isinstance(rows, SpliceSource):
+            found.append({"document": document, "text": text})
+            continue
+        origin: str | None
+        if isinstance(rows, SampleRows):
+            number = document
+            file, origin = rows.place_of(number)
+            text = f"sample {number}, {origin} of {file}"
+        else:
+            file, number = rows.documents.file_of(document)
+            origins = origins_of(file) or ()
+            origin = origins[number] if number < len(origins) else None
+            text += f", number {number} of {file}" + (f" (from {origin})" if origin else "")
+            if decode is not None:
+                tokens = rows.documents.document(document)[start : min(stop, start + 24)]
+                text += f": {decode(tokens.tolist())!r}"
+        place = {"file": file, "number": number, "origin": origin, "text": text}
+        found.append({"document": document, **place})
     return found
-
-
-def _sample(rows: SampleRows, number: int) -> dict[str, Any]:
-    shard, key = rows.place_of(number)
-    text = f"sample {number}, {key} of {shard}"
-    return {"document": number, "file": shard, "number": number, "origin": key, "text": text}
 
 
 def _say(content: dict[str, Any], as_json: bool, text: str) -> None:

@@ -3,18 +3,14 @@
 """A metadataset whose blend weights may be schedules.
 
 Everything but the weights is Energon's: references, nesting, joins, splits, subsets and preparation
-are inherited. Every dataset carries the whole tree (:mod:`energon_ext.config.carried`), which any
-TaskEncoder with :class:`~energon_ext.encoders.mixin.DynamicBlendMixin` understands. Any other takes
-its weight for the float that stock Energon makes of constant weights, and refuses schedules and
-interleaves.
+are inherited. Datasets carry the tree of weights: see :mod:`energon_ext.config.carried`.
 """
 
 # No `from __future__ import annotations` and no `A | B` in fields here: Energon's parser reads the
 # annotations, and knows types and typing.Union only.
 import contextlib
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Union
+from typing import Any, ClassVar, Iterator, Literal, Sequence, Union
 
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.structs import DatasetSubset
@@ -34,8 +30,8 @@ from megatron.energon.metadataset.metadataset_v2 import (
 )
 
 from energon_ext.arguments import check_integer
-from energon_ext.config.carried import Part, carry, carry_weighted, parts_of, tree_of
-from energon_ext.config.leaf import Leaf, map_leaves, runs_of
+from energon_ext.config import carried
+from energon_ext.config.carried import Leaf, Part, carry, map_leaves, parts_of, runs_of, tree_of
 from energon_ext.config.references import AnyDatasetReference
 from energon_ext.config.run_fields import RunFields, run_fields
 from energon_ext.errors import ConfigError, EnergonExtError
@@ -112,15 +108,10 @@ class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
     """One node: entries and their weights, in the field that is named by the rule of the node.
 
     Not a blend of Energon: fields that a later Energon adds to its own are unknown here, not lost.
-
-    Attributes:
-        allow_nested_schedules: a schedule above and one below multiply, instead of being an error.
-        weights_file: lines that a controller appends while the run trains, by which it decides the
-            weights; see :class:`energon_ext.weights.LiveWeights`.
     """
 
-    allow_nested_schedules: bool = False
-    weights_file: Any = None  # relative to the metadataset
+    allow_nested_schedules: bool = False  # one above and one below multiply, and are no error
+    weights_file: Any = None  # of LiveWeights, relative to the metadataset
 
     rule: ClassVar[str]
     _where: str = field(default="", init=False)
@@ -158,18 +149,17 @@ class WeightedEntries(SubsetRatioMixin, DatasetLoaderInterface):
             with errors_of_energon(entry.where):
                 inner = entry.get_datasets(subset=subset, **kwargs)
             if inner.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS:
-                raise ConfigError(
-                    f"{entry.where}: a `blend_epochized` cannot be an entry of a "
-                    f"`{self.rule}`; use `blend_epochized` on both levels, or on none."
-                )
-            if not inner.datasets:
+                found = f"a `blend_epochized` cannot be an entry of a `{self.rule}`"
+                advice = "use `blend_epochized` on both levels, or on none"
+                raise ConfigError(f"{entry.where}: {found}; {advice}.")
+            count = len(inner.datasets)
+            if not count:
                 raise ConfigError(f"{entry.where}: names no source; leave the entry out.")
-            if entry.name is not None and len(inner.datasets) > 1:
-                count = len(inner.datasets)
+            if entry.name is not None and count > 1:
                 raise ConfigError(f"{entry.where}.name: {entry.name!r} for {count} sources.")
             members.append(map_leaves(tree_of(parts_of(inner.datasets)), entry.around))
             datasets += inner.datasets
-        datasets = carry_weighted(Tree(self._node(), members), datasets)
+        datasets = carried.carry_weighted(Tree(self._node(), members), datasets)
         return LoadedDatasetList(blend_mode=DatasetBlendMode.DATASET_WEIGHT, datasets=datasets)
 
     def _node(self) -> Node:
@@ -260,18 +250,15 @@ class ScheduledMetadataset(MetadatasetV2):
 
     def get_datasets(self, *, split_part: str, **kwargs: Any) -> LoadedDatasetList:
         if split_part not in self.splits:
-            raise ConfigError(
-                f"{self.path}: no split {split_part!r}; it has {', '.join(self.splits)}."
-            )
+            has = ", ".join(self.splits)
+            raise ConfigError(f"{self.path}: no split {split_part!r}; it has {has}.")
         with errors_of_energon(f"{self.path}: {split_part}"):
             loaded = super().get_datasets(split_part=split_part, **kwargs)
         parts = parts_of(loaded.datasets)
         inside = runs_of(leaf for part in parts for leaf in part.leaves)
         run = self._run.merged(inside, inside=True)
-        datasets: list[LoadedDataset] = []
-        for part in parts:
-            datasets += carry(self._placed(part, split_part, run), part.datasets)
-        return LoadedDatasetList(blend_mode=loaded.blend_mode, datasets=datasets)
+        placed = [carry(self._placed(part, split_part, run), part.datasets) for part in parts]
+        return LoadedDatasetList(blend_mode=loaded.blend_mode, datasets=sum(placed, []))
 
     def _placed(self, part: Part, split_part: str, run: RunFields) -> Tree | Leaf:
         """A tree with its place: of its outermost node, and of leaves that have none."""

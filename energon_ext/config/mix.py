@@ -1,24 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The mix of a run: its sources by key, and the tree of weights over them.
-
-From a YAML file to draws:
-
-1. ``yaml_check.YamlChecker`` looks at the file and at all it names, before anything is run.
-2. Energon's parser makes the classes of ``metadataset.py`` of it, whose ``post_initialize`` checks
-   the entries and keeps their fields.
-3. ``ScheduledBlend.get_datasets`` makes one ``Tree``: a ``Node`` for each ``blend`` and
-   ``interleave`` as written, and a ``Leaf`` for each dataset that Energon loads.
-4. ``carried.carry`` attaches the whole tree to each dataset, since Energon hands on nothing else.
-   Stock metadatasets around ours multiply a factor.
-5. :func:`mix_of` has the trees back from the datasets that a TaskEncoder gets, puts them together,
-   and gives every source its key: a :class:`Mix`.
-6. ``encoders.sources.read_sources`` opens the sources of the mix.
-7. ``mixture.Mixture`` draws from the tree, at the positions that the schedule axis of the mix
-   counts.
-"""
-
-from __future__ import annotations
+"""The mix of a run: its sources by key, and the tree of weights over them."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -27,8 +9,7 @@ from typing import Any, Sequence
 import numpy as np
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 
-from energon_ext.config.carried import parts_of, tree_of
-from energon_ext.config.leaf import Leaf, runs_of
+from energon_ext.config.carried import Leaf, parts_of, runs_of, tree_of
 from energon_ext.config.run_fields import RunFields
 from energon_ext.config.source_key import keys_and_names, portable_path
 from energon_ext.documents.stored_files import num_samples
@@ -76,17 +57,13 @@ class Mix:
         return ScheduleAxis(self.run.axis)
 
     def axis_with(self, given: ScheduleAxis | None) -> ScheduleAxis:
-        """The axis with the end of the run, which a launch script gives.
-
-        Raises:
-            ConfigError: the script's unit differs from that of the metadataset.
-        """
+        """The axis with the end of the run, which a launch script gives with the same unit."""
         if given is None:
             return self.axis
         if given.unit not in (None, self.run.axis):
+            counts = f"{self.run.where or 'the metadataset'} counts {self.run.axis}"
             raise ConfigError(
-                f"schedule_axis: {given.unit} found in the launch script, and "
-                f"{self.run.where or 'the metadataset'} counts {self.run.axis}; write "
+                f"schedule_axis: {given.unit} found in the launch script, and {counts}; write "
                 f"`schedule_axis: {given.unit}` into the file, which every command reads."
             )
         return replace(given, unit=self.run.axis)
@@ -115,11 +92,10 @@ def mix_of(datasets: Sequence[LoadedDataset]) -> Mix:
     )
     _check_entries(entries)
     keys = {id(leaf): entry.key for leaf, entry in zip(leaves, entries)}
-    tree: Any = tree_of(parts)
-    if isinstance(tree, Leaf):
-        tree = Tree(Node(BLEND, [ConstantWeight(1.0)]), [tree])
-    tree = tree.map(lambda leaf: keys.get(id(leaf)))
-    tree = _named(tree.sorted(), entries)
+    found = tree_of(parts)
+    tree = Tree(Node(BLEND, [ConstantWeight(1.0)]), [found]) if isinstance(found, Leaf) else found
+    known: Any = tree.map(lambda leaf: keys.get(id(leaf)))
+    tree = _named(known.sorted(), entries)
     check_nested_schedules(tree)
     return Mix(entries, tree, run)
 
@@ -129,14 +105,11 @@ def _check_entries(entries: Sequence[Entry]) -> None:
     shown.update(entry.name for entry in entries if entry.name is not None)
     for entry in entries:
         if num_samples(entry.dataset) == 0:
-            place = f" ({entry.where})" if entry.where else ""
-            raise ConfigError(
-                f"Source {entry.key}{place} has no samples; prepare it again or leave it out."
-            )
+            source = f"Source {entry.key}" + (f" ({entry.where})" if entry.where else "")
+            raise ConfigError(f"{source} has no samples; prepare it again or leave it out.")
         if entry.name not in (None, entry.key) and shown[entry.name] > 1:
-            raise ConfigError(
-                f"name: {entry.name!r} is the name of two sources, such as {entry.key}; rename it."
-            )
+            said = f"{entry.name!r} is the name of two sources, such as {entry.key}"
+            raise ConfigError(f"name: {said}; rename it.")
 
 
 def _named(tree: Tree, entries: Sequence[Entry]) -> Tree:

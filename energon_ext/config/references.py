@@ -63,9 +63,9 @@ class TokenFileLoader(DatasetLoader):
 
     def get_dataset(self, *, shuffle_over_epochs: int | None = 1, **options: Any) -> Any:
         if shuffle_over_epochs not in (1, None):
+            said = "every epoch of a token file has an order of its own"
             raise ConfigError(
-                f"{self.path}: shuffle_over_epochs_multiplier is for webdatasets; every epoch of a "
-                f"token file has an order of its own."
+                f"{self.path}: shuffle_over_epochs_multiplier is for webdatasets; {said}."
             )
         return TokenFileFactory(EPath(self.path), **options)
 

@@ -10,8 +10,7 @@ import numpy as np
 from megatron.energon.epathlib import EPath
 
 from energon_ext.errors import ConfigError
-from energon_ext.weights.axis import STEPS, UNITS
-from energon_ext.weights.breakpoints import count_from
+from energon_ext.weights.axis import STEPS, UNITS, count_from
 
 #: Documents that a file may exclude, and characters of one of its lines.
 MOST_EXCLUDED, LONGEST_LINE = 10_000_000, 4096
@@ -38,15 +37,10 @@ class Exclusions(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RunFields:
-    """Run-wide fields of a metadataset and of those nested in it.
+    """Run-wide fields of a metadataset and of those nested in it."""
 
-    Attributes:
-        given_axis: the unit of breakpoints in the file, None if it has none.
-        where: the file; empty where none is one of ours.
-    """
-
-    given_axis: str | None = None
-    where: str = ""
+    given_axis: str | None = None  # the unit of breakpoints in the file, None if it has none
+    where: str = ""  # the file; empty where none is one of ours
     skip: SkippedSteps = SkippedSteps()
     exclude: Exclusions = Exclusions()
 
@@ -58,19 +52,14 @@ class RunFields:
     def merged(self, others: Iterable["RunFields"], *, inside: bool) -> "RunFields":
         """The fields together with those of other metadatasets of the run.
 
-        Args:
-            inside: they are nested in this one, and follow its axis where they have none.
-
-        Raises:
-            ConfigError: two of them skip or exclude, or have another axis.
+        Those ``inside`` this one follow its axis where they have none. ConfigError where two skip
+        or exclude, or have another axis.
         """
         together = self
         for each in others:
             if each.axis != self.axis and (each.given_axis or not inside):
-                raise ConfigError(
-                    f"{self.where} counts {self.axis}, and {each.where} {each.axis}; give both the "
-                    f"same `schedule_axis`."
-                )
+                found = f"{self.where} counts {self.axis}, and {each.where} {each.axis}"
+                raise ConfigError(f"{found}; give both the same `schedule_axis`.")
             for name in ("skip", "exclude"):
                 own, other = getattr(together, name), getattr(each, name)
                 if own.where and other.where and own.where != other.where:
@@ -81,12 +70,7 @@ class RunFields:
 
 
 def run_fields(axis: Any, skip: Any, exclude: Any, path: EPath) -> RunFields:
-    """The fields as a metadataset has them; None is a field that it does not have.
-
-    Raises:
-        ConfigError: an unknown unit, steps that are no ranges, a file that is missing or has a line
-            that names no document.
-    """
+    """The fields as a metadataset has them; None is a field that it does not have."""
     where = str(path)
     if axis is not None and axis not in UNITS:
         raise ConfigError(f"{where}: schedule_axis: {axis!r:.80} found, {', '.join(UNITS)} known.")
@@ -105,19 +89,15 @@ def _ranges(value: Any, where: str) -> tuple[tuple[int, int], ...]:
     merged: list[tuple[int, int]] = []
     ranges = [_range(each) for each in value] if isinstance(value, list) else [None]
     if None in ranges:
-        raise ConfigError(
-            f"{where}: {value!r:.80} found; ranges of steps are needed, as [[1000, 1010]] for the "
-            f"ten steps from 1000 on."
-        )
+        needed = "ranges of steps are needed, as [[1000, 1010]] for the ten steps from 1000 on"
+        raise ConfigError(f"{where}: {value!r:.80} found; {needed}.")
     for first, stop in sorted(filter(None, ranges)):
         if merged and first <= merged[-1][1]:
             first, stop = merged[-1][0], max(merged.pop()[1], stop)
         merged.append((first, stop))
     if sum(stop - first for first, stop in merged) > MOST_SKIPPED:
-        raise ConfigError(
-            f"{where}: more than {MOST_SKIPPED:,} steps in all; each is planned like any other. "
-            f"Begin a new run with a `subset` instead."
-        )
+        found = f"more than {MOST_SKIPPED:,} steps in all; each is planned like any other"
+        raise ConfigError(f"{where}: {found}. Begin a new run with a `subset` instead.")
     return tuple(merged)
 
 

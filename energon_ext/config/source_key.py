@@ -15,10 +15,9 @@ from typing import Any, Iterable, Mapping, Sequence
 
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory
-from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
-from energon_ext.config.leaf import Leaf
-from energon_ext.config.yaml_file import read_splits
+from energon_ext.config.carried import Leaf
+from energon_ext.config.yaml_file import splits_in
 from energon_ext.documents.token_paths import SPLITS
 from energon_ext.errors import ConfigError
 from energon_ext.state.match import SourceNames
@@ -47,10 +46,8 @@ def source_key(
     flavors = json.dumps(subflavors, sort_keys=True, default=str) if subflavors else ""
     key = f"{path}{f':{split}' if split else ''}{subset}{flavors}"
     if len(key) > MAX_KEY:
-        raise ConfigError(
-            f"{path}: a name of {len(key):,} characters, subflavors included; at most {MAX_KEY:,} "
-            f"are allowed."
-        )
+        found = f"a name of {len(key):,} characters, subflavors included"
+        raise ConfigError(f"{path}: {found}; at most {MAX_KEY:,} are allowed.")
     return key
 
 
@@ -122,10 +119,7 @@ def _split_name(factory: BaseCoreDatasetFactory) -> str:
     files = getattr(reader, "split_part_files", None)
     if files is None:
         return ""
-    for file_name in ("split.yaml", "split.json"):
-        path = reader.path / MAIN_FOLDER_NAME / file_name
-        splits = read_splits(path)[0] if path.is_file() else {}
-        for name, shards in splits.items():
-            if shards == files:
-                return name
+    for name, shards in splits_in(reader.path).items():
+        if shards == files:
+            return name
     return hashlib.sha1("\n".join(files).encode("utf-8")).hexdigest()[:8]

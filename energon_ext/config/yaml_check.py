@@ -4,15 +4,9 @@
 
 Energon imports and calls whatever a YAML file names, metadatasets and the ``dataset.yaml`` of
 every dataset folder alike, before it looks at the result. The walk here reads the same files with
-the same parser, follows every reference, and refuses:
-
-* a ``__module__``/``__class__``/``__function__`` that is not on an exact list for its place or in
-  a module the caller trusts;
-* Python loaders that lie in a dataset folder;
-* fields that nobody reads, and those that would make Energon read other files than these;
-* files that are too large, too deep, not YAML, or that give a key twice;
-* paths that do not exist, folders that are not prepared, splits without samples, metadatasets that
-  contain themselves or too much.
+the same parser, follows every reference, and refuses code that the caller does not trust, fields
+that nobody reads, files that are too large or damaged, and paths without samples:
+``docs/reference/yaml_safety.md`` lists all of it.
 """
 
 import difflib
@@ -57,24 +51,16 @@ CODE_FIELDS = ("sample_loader", "part_filter")
 
 @dataclass(frozen=True)
 class YamlChecker:
-    """The walk, with what the caller allows. One looks at every file once.
+    """The walk, with what the caller allows. One looks at every file once."""
 
-    Args:
-        trusted_modules: modules, by their exact names, whose classes a YAML file may name.
-        allow_dataset_code: whether dataset folders may bring Python loaders.
-    """
-
-    trusted_modules: frozenset[str] = frozenset()
-    allow_dataset_code: bool = False
+    trusted_modules: frozenset[str] = frozenset()  # whose classes a file may name, exact names
+    allow_dataset_code: bool = False  # whether dataset folders may bring Python loaders
     _sources: dict[Any, int] = field(default_factory=dict, init=False)
 
     def check(self, path: Any, split_part: str, **files: str | None) -> None:
         """Check a dataset or metadataset and all it refers to; ConfigError names the place.
 
-        Args:
-            path: what is to be loaded.
-            split_part: the split that is to be loaded; it must have samples.
-            **files: ``dataset_config`` and ``split_config`` of a folder, where they are others.
+        The split must have samples. ``dataset_config`` and ``split_config`` name files of a folder.
         """
         root = _resolve(EPath, path, "path")
         try:
@@ -101,10 +87,8 @@ class YamlChecker:
             return self._check_metadataset(path, split_part, above)
         if is_token_file(path):  # holds numbers only, and says itself what is wrong with them
             if within in METADATASETS and within[0] != "energon_ext":
-                raise ConfigError(
-                    f"{found_in}{path}: token files, which {within[1]} does not read; use "
-                    f"energon_ext.ScheduledMetadataset."
-                )
+                found = f"{found_in}{path}: token files, which {within[1]} does not read"
+                raise ConfigError(f"{found}; use energon_ext.ScheduledMetadataset.")
             return 1
         kind = get_dataset_type(path)
         if kind is EnergonDatasetType.METADATASET:
@@ -150,9 +134,8 @@ class YamlChecker:
                     within=found,
                 )
                 if sources > MAX_SOURCES:
-                    raise ConfigError(
-                        f"{path}: {place}: more than {MAX_SOURCES:,} sources, repetitions included."
-                    )
+                    said = f"more than {MAX_SOURCES:,} sources, repetitions included"
+                    raise ConfigError(f"{path}: {place}: {said}.")
         return sources
 
     def _check_head(self, content: dict[str, Any], path: EPath) -> tuple[dict[str, Any], Any]:
@@ -162,10 +145,9 @@ class YamlChecker:
         self._check_code(content, str(path), METADATASETS)
         splits = content.get("splits")
         if "splits" not in content:
-            raise ConfigError(
-                f"{path}: not a metadataset; it needs `__module__`, `__class__` and `splits`, and "
-                f"has {choices('splits', content)}"
-            )
+            needed = "it needs `__module__`, `__class__` and `splits`"
+            has = choices("splits", content)
+            raise ConfigError(f"{path}: not a metadataset; {needed}, and has {has}")
         if not isinstance(splits, dict):
             raise ConfigError(f"{path}: splits: {splits!r:.80} found, a mapping is needed.")
         known = METADATASETS.get(found)
@@ -195,10 +177,9 @@ class YamlChecker:
             for name, default in zip(names, ("dataset.yaml", "split.yaml"))
         )
         if not config.is_file():
-            raise ConfigError(
-                f"{found_in}{path}: no {MAIN_FOLDER_NAME}/{names[0] or 'dataset.yaml'}, which says "
-                f"how to read a sample; prepare the folder again."
-            )
+            missing = f"no {MAIN_FOLDER_NAME}/{names[0] or 'dataset.yaml'}"
+            advice = "which says how to read a sample; prepare the folder again"
+            raise ConfigError(f"{found_in}{path}: {missing}, {advice}.")
         content = read_mapping(config)
         self._check_code(content, str(config), DATASETS)
         for name in LOADER_FIELDS:
@@ -212,7 +193,7 @@ class YamlChecker:
 
     def _check_code(self, content: Any, where: str, at_the_top: Any) -> None:
         for place, node in _mappings(content):
-            module = node.get("__module__")
+            module, at = node.get("__module__"), place or "top level"
             for name_field in ("__class__", "__function__"):
                 name = node.get(name_field)
                 if name is None:
@@ -221,14 +202,12 @@ class YamlChecker:
                 safe = SAMPLES.union(at_the_top) if node is content else SAMPLES
                 is_safe = is_text and name_field == "__class__" and (module, name) in safe
                 if not is_safe and not (is_text and module in self.trusted_modules):
-                    at = place or "top level"
                     raise ConfigError(f"{where}: {at}: {_not_trusted(module, name, safe)}")
             for code in CODE_FIELDS:
                 if isinstance(node.get(code), str) and not self.allow_dataset_code:
-                    raise ConfigError(
-                        f"{where}: {place or 'top level'}: `{code}: {node[code]}` is Python code "
-                        f"that would be run. If you trust it, pass allow_dataset_code=True."
-                    )
+                    found = f"`{code}: {node[code]}` is Python code that would be run"
+                    advice = "If you trust it, pass allow_dataset_code=True."
+                    raise ConfigError(f"{where}: {at}: {found}. {advice}")
 
 
 def _not_trusted(module: Any, name: Any, safe: set[tuple[str, str]]) -> str:
@@ -256,10 +235,8 @@ def _check_split(folder: EPath, split: EPath, split_part: str, where: str) -> No
     counts = counts if isinstance(counts, dict) else {}
     for shard, count in counts.items():
         if type(count) is not int or not 0 <= count < MOST_SAMPLES:
-            raise ConfigError(
-                f"{where}: {MAIN_FOLDER_NAME}/.info says that {shard!r:.80} has {count!r:.40} "
-                f"samples; prepare again."
-            )
+            said = f"{MAIN_FOLDER_NAME}/.info says that {shard!r:.80} has {count!r:.40} samples"
+            raise ConfigError(f"{where}: {said}; prepare again.")
     left_out = Counter(
         name[: slash.start()] for name in excluded for slash in re.finditer("/", name)
     )
@@ -268,10 +245,8 @@ def _check_split(folder: EPath, split: EPath, split_part: str, where: str) -> No
         # Energon would look for one that is not excluded for ever.
         if shard not in excluded and type(count) is int and count > left_out[shard]:
             return
-    raise ConfigError(
-        f"{where}: split {split_part!r} has no samples, or excludes as many as it has; leave the "
-        f"source out, or prepare it with more."
-    )
+    found = f"split {split_part!r} has no samples, or excludes as many as it has"
+    raise ConfigError(f"{where}: {found}; leave the source out, or prepare it with more.")
 
 
 def _mappings(

@@ -53,16 +53,9 @@ _OURS = (
 )
 
 #: What a message calls the types that a file can give.
-_WORDS = {
-    str: "text",
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    dict: "a mapping",
-    list: "a list",
-    type: "a class (`__module__` and `__class__`)",
-    EPath: "a path",
-}
+_WORDS = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
+_WORDS |= {dict: "a mapping", list: "a list", EPath: "a path"}
+_WORDS |= {type: "a class (`__module__` and `__class__`)"}
 
 
 def check_splits(splits: Any, metadataset_class: type, where: str) -> None:
@@ -72,7 +65,7 @@ def check_splits(splits: Any, metadataset_class: type, where: str) -> None:
 
 
 def _check(node: Any, kind: Any, place: str, owner: str, where: str) -> None:
-    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    kinds = _kinds(kind)
     fitting = [each for each in kinds if _fits(node, each)]
     if not fitting:
         needed = " or ".join(dict.fromkeys(filter(None, map(_word, kinds))))
@@ -122,9 +115,8 @@ def _fields_for(node: dict[str, Any], classes: list[Any], where: str, owner: str
 def _advice(unknown: str, node: dict[str, Any], classes: list[Any]) -> str:
     """Say where a misplaced field belongs, as the end of a message."""
     members = [get_args(_fields(each)["blend"])[0] for each in classes if "blend" in _fields(each)]
-    if "path" in node and any(
-        unknown in _fields(kind) for each in members for kind in _kinds(each)
-    ):
+    references = [kind for each in members for kind in _kinds(each)]
+    if "path" in node and unknown in set().union(*map(_fields, references)):
         return f" Members of a blend have it: blend: [{{path: ..., {unknown}: ...}}]."
     if unknown in _ONLY_OURS and "interleave" not in set().union(*map(_fields, classes)):
         return f" {_OURS}"
@@ -132,9 +124,8 @@ def _advice(unknown: str, node: dict[str, Any], classes: list[Any]) -> str:
 
 
 def _kinds(kind: Any) -> tuple[Any, ...]:
-    """The classes among some kinds."""
-    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    return tuple(filter(dataclasses.is_dataclass, kinds))
+    """The kinds of a union, or the one that is none."""
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
 def _fits(node: Any, kind: Any) -> bool:

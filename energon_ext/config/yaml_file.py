@@ -8,13 +8,13 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, Iterator
 
 import braceexpand
 import ryml  # type: ignore[import-untyped]
 from megatron.energon.epathlib import EPath
 from megatron.energon.eyaml import load_yaml
+from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
 
 from energon_ext.data_files import open_data, read_to_limit
 from energon_ext.errors import ConfigError
@@ -51,10 +51,9 @@ def read_mapping(path: EPath, *, may_be_json: bool = False) -> dict[str, Any]:
     except ryml.ExceptionParse as error:
         number = min(error.errdata_parse.ymlloc.line, data.count(b"\n") + 1)
         line = data.decode().split("\n")[number - 1].strip() or "the end of the file"
-        raise ConfigError(
-            f"{path}:{number}: not a YAML file ({error.msg}), at {line!r:.60}; look also at the "
-            f"line above, at indentation, quotes and tabs."
-        ) from error
+        found = f"{path}:{number}: not a YAML file ({error.msg}), at {line!r:.60}"
+        advice = "look also at the line above, at indentation, quotes and tabs"
+        raise ConfigError(f"{found}; {advice}.") from error
     except (ValueError, RecursionError, ryml.ExceptionBasic) as error:
         first_line = (str(error).strip() or "bad syntax").splitlines()[0]
         kind = "JSON" if is_json else "YAML"
@@ -105,8 +104,8 @@ def _check_tree(tree: ryml.Tree, path: EPath) -> None:
         children = list(ryml.children(tree, node))
         nodes += len(children)
         if depth > MAX_YAML_DEPTH or nodes > MAX_YAML_NODES:
-            limits = f"{MAX_YAML_DEPTH} levels or {MAX_YAML_NODES:,} entries"
-            raise ConfigError(f"{path}: more than {limits}.")
+            most = f"{MAX_YAML_DEPTH} levels or {MAX_YAML_NODES:,} entries"
+            raise ConfigError(f"{path}: more than {most}.")
         if tree.is_map(node):
             keys = Counter(bytes(tree.key(child) or b"").decode() for child in children)
             if twice := [key for key, count in keys.items() if count > 1]:
@@ -135,15 +134,22 @@ def read_splits(path: EPath) -> tuple[dict[str, list[str]], set[str]]:
     return splits, excluded
 
 
+def splits_in(folder: EPath) -> dict[str, list[str]]:
+    """The shards of every split of a prepared folder; none where no file says them."""
+    for name in ("split.yaml", "split.json"):
+        path = folder / MAIN_FOLDER_NAME / name
+        if path.is_file():
+            return read_splits(path)[0]
+    return {}
+
+
 def shards_of(patterns: Any, where: str) -> list[str]:
     """Expand patterns with braces; ConfigError for other values, and for too many names."""
     if not isinstance(patterns, list) or not all(isinstance(each, str) for each in patterns):
         raise ConfigError(f"{where}: {patterns!r:.80} found, a list of shards is needed.")
     if sum(map(_most_names, patterns)) > MAX_SHARDS:
-        raise ConfigError(
-            f"{where}: more than {MAX_SHARDS:,} shards, or {MAX_PATTERN_LENGTH:,} characters, "
-            f"{MAX_BRACES} braces or a backslash in a name."
-        )
+        in_a_name = f"{MAX_PATTERN_LENGTH:,} characters, {MAX_BRACES} braces or a backslash"
+        raise ConfigError(f"{where}: more than {MAX_SHARDS:,} shards, or {in_a_name} in a name.")
     try:
         return [name for pattern in patterns for name in braceexpand.braceexpand(pattern)]
     except ValueError as error:

@@ -40,8 +40,6 @@ def check_mixture(
     """Refuse a mixture that cannot be drawn from, and warn of one that looks wrong.
 
     Args:
-        tree: of the whole metadataset.
-        axis: what the breakpoints in the YAML count.
         max_epochs: limit of each source, None where it has none.
         absent: worker -> sources of which it has no sample, where there is such a worker.
         splices: of sources that are spliced; one dataset with two is no mistake.
@@ -70,11 +68,10 @@ def _check_never_all_zero(
             continue
         present = [key for key in keys if key not in missing]
         who = f" for {worker}, which has samples of {present} only" if worker else ""
-        weights = [repr(weight) for node in tree.nodes() for weight in node.weights]
+        weights = ", ".join(repr(weight) for node in tree.nodes() for weight in node.weights)
         raise ConfigError(
-            f"Every weight is 0 at {axis.one} {position}{who}: {', '.join(weights)} for "
-            f"{', '.join(keys)}. Give one of them a weight > 0 there"
-            + ("; or use fewer workers." if worker else ".")
+            f"Every weight is 0 at {axis.one} {position}{who}: {weights} for {', '.join(keys)}. "
+            f"Give one of them a weight > 0 there{'; or use fewer workers' * bool(worker)}."
         )
 
 
@@ -91,10 +88,8 @@ def _never_reached(tree: Tree, axis: ScheduleAxis, end: int | None) -> Iterator[
             last = max(weight.breakpoints(), default=0)
             is_written = weight.is_scheduled and node.live is None
             if end is not None and is_written and last >= end:
-                yield (
-                    f"{where}: the schedule {weight!r} goes on to {axis.counted} {last}, but the "
-                    f"run ends at {end}."
-                )
+                goes_on = f"the schedule {weight!r} goes on to {axis.counted} {last}"
+                yield f"{where}: {goes_on}, but the run ends at {end}."
 
 
 def _drowned(tree: Tree, keys: list[str]) -> Iterator[str]:
@@ -131,10 +126,8 @@ def _listed_twice(keys: list[str], splices: Mapping[str, Any]) -> Iterator[str]:
     listed = {key: (re.sub(r"#\d+$", "", key), splices.get(key)) for key in keys}
     for key, (path, _) in listed.items():
         if path != key and [*listed.values()].count(listed[key]) > 1:
-            yield (
-                f"{key}: the same source is listed more than once; each reads all of it, in an "
-                f"order of its own."
-            )
+            each = "each reads all of it, in an order of its own"
+            yield f"{key}: the same source is listed more than once; {each}."
 
 
 def _nothing_after_limits(
@@ -142,10 +135,8 @@ def _nothing_after_limits(
 ) -> Iterator[str]:
     """A source may reach its limit at any time, so the others must do without it at all times."""
     limits = {key: limit for key, limit in max_epochs.items() if limit is not None}
-    if not limits or len(limits) == len(keys):
-        return
     position = _first_empty(tree, keys, limits)
-    if position is not None:
+    if limits and len(limits) < len(keys) and position is not None:
         yield (
             f"At {axis.one} {position} only sources with a max_epochs have a weight > 0 "
             f"({limits}); should they have ended by then, the run ends there with an error. Give "

@@ -41,7 +41,6 @@ class InterleaveSampler:
     """Draws the member whose next row is due first.
 
     Args:
-        names: of the members.
         row_tokens: tokens that a row is taken to have until it is known; 0 where rows differ.
         seed: decides between members that are due alike.
 
@@ -66,10 +65,7 @@ class InterleaveSampler:
         self._retained: dict[str, float] = {}
 
     def pick(self, rows: np.ndarray, shares: np.ndarray, attempt: int) -> np.ndarray:
-        """Members for some rows; :meth:`settle` is told afterwards what they hold.
-
-        Args, Returns: as of :meth:`~energon_ext.mixture.blend.BlendSampler.pick`.
-        """
+        """As :meth:`~energon_ext.mixture.blend.BlendSampler.pick`; :meth:`settle` comes after."""
         credits, shares = self.credits[self._turns], shares[self._turns]
         if self._row_tokens:
             return self._turns[_by_deadline(credits / self._row_tokens, shares, len(rows))]

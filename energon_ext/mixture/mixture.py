@@ -46,11 +46,7 @@ class Mixture:
 
         numbers = {key: number for number, key in enumerate(self.keys)}
         self._root = _Branch(tree, "", numbers, seed, row_tokens)
-        self._interleaves = [
-            (branch, branch.sampler)
-            for branch in self._root.branches()
-            if isinstance(branch.sampler, InterleaveSampler)
-        ]
+        self._interleaves = self._root.interleaves()
         self._retained: dict[str, Any] = {}
 
     def open(self, position: int) -> bool:
@@ -131,12 +127,11 @@ class _Branch:
     ):
         node = tree.node
         self.name, self.identity = name, node.identity
-        self._new_source = node.new_source
+        self._new_at_zero = node.new_source == NEW_SOURCES[1]
         self._weights = Weights(node.weights)
         #: Number of the source, -1 where the member is a node.
-        self._sources = np.array(
-            [-1 if isinstance(m, Tree) else numbers[m] for m in tree.members], np.int64
-        )
+        members = [-1 if isinstance(member, Tree) else numbers[member] for member in tree.members]
+        self._sources = np.array(members, np.int64)
         self._is_source = self._sources >= 0
         names = [
             member if isinstance(member, str) else member.node.name or f"{name}[{index}]"
@@ -153,9 +148,11 @@ class _Branch:
         elif node.rule == INTERLEAVE:
             self.sampler = InterleaveSampler(names, row_tokens, seed)
 
-    def branches(self) -> list["_Branch"]:
-        """This one and all below."""
-        return [self, *(b for child in self._children.values() for b in child.branches())]
+    def interleaves(self) -> list[tuple["_Branch", InterleaveSampler]]:
+        """This one and all below, of those that are interleaves."""
+        below = [pair for child in self._children.values() for pair in child.interleaves()]
+        own = self.sampler
+        return [(self, own), *below] if isinstance(own, InterleaveSampler) else below
 
     def open(self, position: int, ended: np.ndarray) -> bool:
         present = np.zeros(len(self._sources), bool)
@@ -193,4 +190,4 @@ class _Branch:
 
     def shares_of_new(self) -> np.ndarray | None:
         """The current shares, where new members of an interleave begin at zero; else None."""
-        return self._shares if self._new_source == NEW_SOURCES[1] else None
+        return self._shares if self._new_at_zero else None

@@ -2,9 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The tree of a metadataset: nodes as the YAML has them, with sources as leaves."""
 
-from __future__ import annotations
-
-import functools
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterator, Sequence
 
@@ -43,14 +40,7 @@ class Node:
     name: str = ""
     identity: str = ""
 
-    @functools.cached_property
-    def shares_at_start(self) -> list[float]:
-        """Of the members at position 0, 1 together; all 0 where no weight is above."""
-        values = [weight.evaluate(0) for weight in self.weights]
-        total = sum(values) or 1.0
-        return [value / total for value in values]
-
-    def of_members(self, indices: Sequence[int]) -> Node:
+    def of_members(self, indices: Sequence[int]) -> "Node":
         """The node with some of its members, in this order."""
         wheres = [self.wheres[index] for index in indices] if self.wheres else ()
         return replace(self, weights=[self.weights[index] for index in indices], wheres=wheres)
@@ -80,7 +70,7 @@ class Tree:
             if isinstance(member, Tree):
                 yield from member.nodes()
 
-    def map(self, change: Callable[[Any], Any]) -> Tree | None:
+    def map(self, change: Callable[[Any], Any]) -> "Tree | None":
         """Change every leaf; leave out those that become None, and nodes without a member."""
         members = [m.map(change) if isinstance(m, Tree) else change(m) for m in self.members]
         kept = [index for index, member in enumerate(members) if member is not None]
@@ -88,7 +78,7 @@ class Tree:
             return None
         return Tree(self.node.of_members(kept), [members[index] for index in kept])
 
-    def sorted(self) -> Tree:
+    def sorted(self) -> "Tree":
         """Put members in the order of their first keys: YAML order must not matter to a draw."""
         members = [m.sorted() if isinstance(m, Tree) else m for m in self.members]
         first = [next(m.keys()) if isinstance(m, Tree) else m for m in members]
@@ -111,12 +101,8 @@ class Tree:
 
     def breakpoints(self) -> set[int]:
         """Every position at which some weight changes its rule."""
-        return {
-            point
-            for node in self.nodes()
-            for weight in node.weights
-            for point in weight.breakpoints()
-        }
+        weights = [weight for node in self.nodes() for weight in node.weights]
+        return {point for weight in weights for point in weight.breakpoints()}
 
 
 def blend_of(weights: dict[str, WeightSpec], rule: str = BLEND, **options: Any) -> Tree:
@@ -133,11 +119,7 @@ def blend_of(weights: dict[str, WeightSpec], rule: str = BLEND, **options: Any) 
 def check_nested_schedules(tree: Tree, above: tuple[Node, str] | None = None) -> None:
     """Refuse a schedule inside a schedule where the outer node does not allow it.
 
-    Args:
-        above: the node of the schedule above this tree, and its place in the YAML.
-
-    Raises:
-        ConfigError: names both places.
+    ``above`` is the node of the schedule above this tree, with its place in the YAML.
     """
     node = tree.node
     for index, (member, weight) in enumerate(zip(tree.members, node.weights)):

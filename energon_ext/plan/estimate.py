@@ -82,7 +82,7 @@ def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None
 
 
 class _Reading:
-    """What is read when every source is read exactly as often as its share says.
+    """Rows that are read when every source is read exactly as often as its share says.
 
     Args:
         left: rows that each source has before its last epoch ends, float64 [sources].

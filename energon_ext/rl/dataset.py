@@ -17,10 +17,16 @@ from energon_ext.errors import ConfigError, SamplerError, log_of
 from energon_ext.loader.streamed import open_loader
 from energon_ext.losses import group_advantages
 from energon_ext.plan.lookup import find_blend
-from energon_ext.rl.ask import ask_sampler, sample_in_step
 from energon_ext.rl.group_rows import WeightedGroup, arrange, row_of
 from energon_ext.rl.rollout_metrics import RolloutMetrics
-from energon_ext.rl.sampler import BatchSampler, Sampler, ScoredGroup, Unanswered
+from energon_ext.rl.sampler import (
+    BatchSampler,
+    Sampler,
+    ScoredGroup,
+    Unanswered,
+    ask_sampler,
+    sample_in_step,
+)
 from energon_ext.state.match import check_fingerprint
 from energon_ext.state.plain import from_plain, to_plain
 from energon_ext.state.schema import COUNT, check_class, check_seal, sealed
@@ -125,6 +131,7 @@ class RLDataset:
         if isinstance(self.prompts, SavableDataset):
             self.prompts = open_loader(self.prompts)
         self._synchronized: int | None = None
+        self._size = (self.rows, self.seq_len, self.alignment)
         self._assembler = BatchAssembler(self.seq_len, pad_id=self.pad_id, alignment=self.alignment)
         blend = find_blend(self.prompts)
         self._sources = blend.keys
@@ -171,16 +178,11 @@ class RLDataset:
         self._synchronize()
         self._drop_stale()
         sample_in_step(self.sampler, self._wants, self._sample)
-        if self._epoch_limits:
-            end_together(
-                bool(self._groups),
-                self._epoch_limits,
-                self.counts["batches"],
-                self.prompts.worker_config,
-                is_planned=False,
-            )
+        if limits := self._epoch_limits:
+            index, workers = self.counts["batches"], self.prompts.worker_config
+            end_together(bool(self._groups), limits, index, workers, is_planned=False)
         taken = self._groups[: self.groups_per_batch]
-        while (arrangement := self._arrange(taken)) is None:
+        while (arrangement := arrange(taken, *self._size)) is None:
             taken.pop()
         batch = self._assembler([row_of(members) for members in arrangement], self._sources)
         del self._groups[: len(taken)]
@@ -195,24 +197,11 @@ class RLDataset:
             "calls": self._calls,
             "rollout": self._rollout.save_state(),
         }
-        return sealed(
-            {
-                "__class__": _CLASS,
-                "version": _VERSION,
-                "fingerprint": dict(self._fingerprint),
-                "prompts": self.prompts.state_dict(),
-                **to_plain(own),
-            }
-        )
+        head = {"__class__": _CLASS, "version": _VERSION, "fingerprint": dict(self._fingerprint)}
+        return sealed({**head, "prompts": self.prompts.state_dict(), **to_plain(own)})
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Continue after the batch that ``state`` was saved after.
-
-        Raises:
-            StateFormatError: ``state`` is damaged, or of another version.
-            StateMismatchError: saved under other arguments, or by something else.
-            ConfigError: this dataset has drawn prompts already.
-        """
+        """Continue after the batch that ``state`` was saved after."""
         content = check_seal(state)
         check_class(content, _CLASS, _VERSION, _SHAPE, "Restore a state that an RLDataset saved.")
         check_fingerprint(content["fingerprint"], self._fingerprint)
@@ -222,15 +211,10 @@ class RLDataset:
         self.prompts.load_state_dict(content["prompts"])
         self._calls = own["calls"]
         self._rollout.restore_state(own["rollout"])
-        drawn = [_loaded_prompt(**fields) for fields in own["drawn"]]
-        groups = [
-            WeightedGroup(**{**fields, "group": ScoredGroup(**fields["group"])})
-            for fields in own["groups"]
-        ]
-        if gone := ({p.source for p in drawn} | {g.source for g in groups}) - {*self._sources}:
+        if gone := {each["source"] for each in own["drawn"] + own["groups"]} - {*self._sources}:
             _logger.warning("What waits of prompts that are gone is left out: %s", sorted(gone))
-        self._drawn = [prompt for prompt in drawn if prompt.source not in gone]
-        waiting = [weighted for weighted in groups if weighted.source not in gone]
+        self._drawn = [_prompt(**each) for each in own["drawn"] if each["source"] not in gone]
+        waiting = [_group(**each) for each in own["groups"] if each["source"] not in gone]
         self._groups = [weighted for weighted in waiting if self._fits(weighted)]
         self._rollout.count("too_long_groups", len(waiting) - len(self._groups))
 
@@ -267,20 +251,19 @@ class RLDataset:
             self._rollout.add(source, None, "unanswered_groups")
             return
         clip = self.reward_clip or math.inf
-        if float(group.rewards.double().clamp(-clip, clip).std()) <= self.min_reward_std:
-            self._rollout.add(source, group, "zero_var_groups")
-            return
         advantages = group_advantages(group.rewards, self.reward_clip, self.advantage_clip)
         weighted = WeightedGroup(key, source, group, advantages, self.step)
-        if not self._fits(weighted):
+        if float(group.rewards.double().clamp(-clip, clip).std()) <= self.min_reward_std:
+            self._rollout.add(source, group, "zero_var_groups")
+        elif not self._fits(weighted):
             self._rollout.add(source, group, "too_long_groups")
-            return
-        self._rollout.add(source, group, None)
-        self._groups.append(weighted)
+        else:
+            self._rollout.add(source, group, None)
+            self._groups.append(weighted)
 
     def _fits(self, weighted: WeightedGroup) -> bool:
         """True if this group alone can make a batch; otherwise it is logged."""
-        if self._arrange([weighted]) is not None:
+        if arrange([weighted], *self._size) is not None:
             return True
         lengths = weighted.group.sample_lengths()
         _logger.warning(
@@ -297,9 +280,6 @@ class RLDataset:
         kept = [weighted for weighted in self._groups if weighted.step >= oldest]
         self._rollout.count("stale_groups", len(self._groups) - len(kept))
         self._groups = kept
-
-    def _arrange(self, groups: list[WeightedGroup]) -> list[list[tuple[WeightedGroup, int]]] | None:
-        return arrange(groups, self.rows, self.seq_len, self.alignment)
 
     def _draw(self) -> bool:
         """Draw prompts, unless some wait for a sampler that failed; False where there are none."""
@@ -318,5 +298,9 @@ def _saved_prompt(prompt: Prompt) -> dict[str, Any]:
     return {"key": prompt.__key__, **fields}
 
 
-def _loaded_prompt(key: str, **fields: Any) -> Prompt:
+def _prompt(key: str, **fields: Any) -> Prompt:
     return Prompt(__key__=key, __restore_key__=(), __subflavors__=None, **fields)
+
+
+def _group(group: dict[str, Any], **fields: Any) -> WeightedGroup:
+    return WeightedGroup(group=ScoredGroup(**group), **fields)

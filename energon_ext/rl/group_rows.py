@@ -15,20 +15,13 @@ from energon_ext.rl.sampler import ScoredGroup
 
 @dataclass(frozen=True, eq=False)
 class WeightedGroup:
-    """A group that is trained on.
-
-    Attributes:
-        key, source: of its prompt.
-        group: the answers.
-        advantages: float32 [N].
-        step: steps that the policy had taken when it answered.
-    """
+    """A group that is trained on, with the key and the source of its prompt."""
 
     key: str
     source: str
     group: ScoredGroup
-    advantages: torch.Tensor
-    step: int
+    advantages: torch.Tensor  # float32 [N]
+    step: int  # steps that the policy had taken when it answered
 
 
 def balance_by_tokens(lengths: Sequence[int], bins: int, capacity: int) -> list[list[int]] | None:
@@ -62,9 +55,7 @@ def arrange(
     samples = [(group, sample) for group in groups for sample in range(len(group.advantages))]
     lengths = [n + -n % alignment for g in groups for n in g.group.sample_lengths()]
     bins = balance_by_tokens(lengths, rows, seq_len)
-    if bins is None:
-        return None
-    return [[samples[item] for item in items] for items in bins]
+    return None if bins is None else [[samples[item] for item in items] for items in bins]
 
 
 def row_of(members: Sequence[tuple[WeightedGroup, int]]) -> Row:

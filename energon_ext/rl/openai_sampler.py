@@ -12,7 +12,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, AsyncIterator, Mapping, Sequence
 
-from energon_ext.arguments import check_integer, check_number
+from energon_ext.arguments import check_integer, check_number, optional_module
 from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import ConfigError, SampleError, SamplerError, printable
 from energon_ext.rl.sampler import RewardFunction, ScoredGroup, Unanswered, score
@@ -85,12 +85,8 @@ class OpenAISampler:
     max_concurrent: int = 64
 
     def __post_init__(self) -> None:
-        try:
-            import openai
-        except ImportError as error:
-            raise ConfigError(
-                "OpenAISampler needs the package `openai`: pip install 'energon_ext[openai]'."
-            ) from error
+        install = "energon_ext[openai]"
+        self._openai = optional_module("openai", "OpenAISampler", "openai", install)
         if self.api not in _APIS:
             raise ConfigError(f"api: {self.api!r} found, {' or '.join(_APIS)} allowed.")
         for name, least in {"group_size": 2, "max_new_tokens": 1, "max_concurrent": 1}.items():
@@ -98,7 +94,6 @@ class OpenAISampler:
         check_integer("OpenAISampler.max_retries", self.max_retries, 0)
         for name in ("timeout_seconds", "call_timeout_seconds"):
             check_number(f"OpenAISampler.{name}", getattr(self, name), above_zero=True)
-        self._openai = openai
         self.base_url = self.base_url.rstrip("/")
         self.parameters = {"temperature": 1.0, "top_p": 1.0, **(self.sampling or {})}
         self._path, self._request, self._answers = _APIS[self.api]
@@ -111,28 +106,16 @@ class OpenAISampler:
         try:
             answers = asyncio.run(asyncio.wait_for(self._ask_all(prompts, seed), limit))
         except asyncio.TimeoutError as error:
-            raise SamplerError(
-                f"{self.base_url} did not answer all {len(prompts)} prompts of a call in {limit:g} "
-                f"seconds (call_timeout_seconds)"
-            ) from error
-        return [
-            answer if isinstance(answer, Unanswered) else self._score(prompt, *answer)
-            for prompt, answer in zip(prompts, answers)
-        ]
+            late = f"all {len(prompts)} prompts of a call in {limit:g} seconds"
+            reason = f"{self.base_url} did not answer {late} (call_timeout_seconds)"
+            raise SamplerError(reason) from error
+        return list(map(self._score, prompts, answers))
 
-    def _score(
-        self,
-        prompt: Prompt,
-        responses: list[list[int]],
-        log_probs: list[list[float]],
-        ends: list[Any],
-    ) -> ScoredGroup:
-        if len(responses) != self.group_size:
-            raise SamplerError(
-                f"the server sent {len(responses)} answers, {self.group_size} were asked for",
-                key=prompt.__key__,
-            )
-        if fault := self._fault(responses, log_probs, ends):
+    def _score(self, prompt: Prompt, answers: Answers | Unanswered) -> ScoredGroup | Unanswered:
+        if isinstance(answers, Unanswered):
+            return answers
+        responses, log_probs, ends = answers
+        if fault := self._fault(answers):
             raise SamplerError(f"the server sent {fault}", key=prompt.__key__)
         rewards = score(self.reward, prompt, responses)
         try:
@@ -141,10 +124,11 @@ class OpenAISampler:
         except SampleError as error:
             raise SamplerError(f"the server sent {error}", key=prompt.__key__) from error
 
-    def _fault(
-        self, responses: list[list[int]], log_probs: list[list[float]], ends: list[Any]
-    ) -> str | None:
+    def _fault(self, answers: Answers) -> str | None:
         """Describe an answer that no request of this sampler can have; None if all are fine."""
+        responses, log_probs, ends = answers
+        if len(responses) != self.group_size:
+            return f"{len(responses)} answers, {self.group_size} were asked for"
         if strange := [end for end in ends if end not in _ENDS]:
             return f"an answer that was ended by {strange[0]!r:.40}"
         longest = max(map(len, responses))
@@ -224,12 +208,10 @@ class OpenAISampler:
             said = self._said(str(error))
             raise SamplerError(f"{self.base_url}: {said}", key=prompt.__key__) from error
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise SamplerError(
-                f"{self.base_url} answered without token ids and log-probabilities "
-                f"({type(error).__name__} {error}); is it the server that api= names, and new "
-                f"enough?",
-                key=prompt.__key__,
-            ) from error
+            found = f"without token ids and log-probabilities ({type(error).__name__} {error})"
+            asked = "is it the server that api= names, and new enough?"
+            said = f"{self.base_url} answered {found}; {asked}"
+            raise SamplerError(said, key=prompt.__key__) from error
 
     def _said(self, text: str) -> str:
         """The beginning of what a server said, which may repeat the key."""

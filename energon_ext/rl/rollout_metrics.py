@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Results of sampling: per batch and in total, on one rank and on all ranks."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Mapping, Sequence
 
@@ -15,18 +13,15 @@ from energon_ext.state.together import collective_device
 
 #: What becomes of a group that is not trained on, and what an error advises if all are so.
 _DROPPED = {
-    "zero_var_groups": (
-        "whose rewards do not vary",
-        "look at the reward function, or take other prompts",
-    ),
-    "too_long_groups": (
-        "too long for the rows",
-        "ask for shorter answers, or resume with longer or more rows (seq_len, rows)",
-    ),
-    "unanswered_groups": (
-        "not answered",
-        "look at why the sampler leaves them (the log says it)",
-    ),
+    "zero_var_groups": "whose rewards do not vary",
+    "too_long_groups": "too long for the rows",
+    "unanswered_groups": "not answered",
+}
+_ADVICE = {
+    "zero_var_groups": "look at the reward function, or take other prompts",
+    "too_long_groups": "ask for shorter answers, "
+    "or resume with longer or more rows (seq_len, rows)",
+    "unanswered_groups": "look at why the sampler leaves them (the log says it)",
 }
 _COUNTS = ("groups", "valid_groups", *_DROPPED, "stale_groups", "batches")
 #: Counted for one batch.
@@ -134,8 +129,8 @@ class RolloutMetrics:
 
     def failures(self) -> str:
         """The groups that were dropped in a row, and what may help."""
-        found = [f"{n} {_DROPPED[reason][0]}" for reason, n in self.failures_in_a_row.items()]
-        return f"{', '.join(found)}; " + "; ".join(_DROPPED[r][1] for r in self.failures_in_a_row)
+        found = ", ".join(f"{n} {_DROPPED[why]}" for why, n in self.failures_in_a_row.items())
+        return "; ".join([found, *(_ADVICE[why] for why in self.failures_in_a_row)])
 
     def save_state(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _SAVED}

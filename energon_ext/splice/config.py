@@ -29,6 +29,8 @@ _KINDS = {"bool": bool, "str": str}
 class SpliceFields:
     """The fields that a splice of one document and one of many have in common.
 
+    ConfigError names the field, what was found and what is allowed.
+
     Attributes:
         dataset_name: take documents from this source only, by its key or the name of its folder;
             None for every source that the encoder splices.
@@ -111,23 +113,18 @@ class SpliceFields:
 
     def _check_together(self) -> None:
         """Values that are fine one by one and not together."""
-        if self.max_doc_length and (self.min_doc_length or 0) > self.max_doc_length:
-            raise ConfigError(
-                f"min_doc_length: {self.min_doc_length} found, above max_doc_length: "
-                f"{self.max_doc_length}; no document can be both."
-            )
-        if self.content_length is not None and self.content_length < self.min_copy_len:
-            raise ConfigError(
-                f"content_length: {self.content_length} found, below min_copy_len: "
-                f"{self.min_copy_len}; every content would be left out."
-            )
-        if self.restrict_to_training_subset and not (
-            self.initial_batch_size and self.max_train_batches
-        ):
-            raise ConfigError(
-                "restrict_to_training_subset: true found, but the subset is unknown; give "
-                "initial_batch_size and max_train_batches as well."
-            )
+        least, most = self.min_doc_length or 0, self.max_doc_length
+        content, least_copied = self.content_length, self.min_copy_len
+        if most and least > most:
+            found = f"min_doc_length: {least} found, above max_doc_length: {most}"
+            raise ConfigError(f"{found}; no document can be both.")
+        if content is not None and content < least_copied:
+            found = f"content_length: {content} found, below min_copy_len: {least_copied}"
+            raise ConfigError(f"{found}; every content would be left out.")
+        has_subset = self.initial_batch_size and self.max_train_batches
+        if self.restrict_to_training_subset and not has_subset:
+            found = "restrict_to_training_subset: true found, but the subset is unknown"
+            raise ConfigError(f"{found}; give initial_batch_size and max_train_batches as well.")
         if self.mode == "slide":
             filled = ("content_length", "cut_at_frame_end", "attend_prefix", "pack_contents")
             self._refuse("mode: slide, whose windows fill whole frames", *filled)
@@ -168,9 +165,6 @@ class SpliceConfig(SpliceFields):
             order of that axis is random, starts outside, offsets inside.
         content_seed, offset_seed: of those orders.
 
-    Raises:
-        ConfigError: names the field, what was found and what is allowed.
-
     Example:
         >>> SpliceConfig(content_length=1)
         Traceback (most recent call last):
@@ -209,9 +203,6 @@ class MultiSpliceConfig(SpliceFields):
         shuffle_per_epoch: a new random order in every epoch; False to enumerate.
         seed: of the orders, the jitter and the random choice of documents.
 
-    Raises:
-        ConfigError: names the field, what was found and what is allowed.
-
     Example:
         >>> MultiSpliceConfig(num_docs=3, balance_tau=0.7).content_start_mode
         'coverage_balanced'
@@ -232,26 +223,20 @@ class MultiSpliceConfig(SpliceFields):
         if self.balance_mode == "every_pair":
             where = "balance_mode: every_pair, whose epoch has each pair once"
             self._refuse(where, "alpha", "doc_weights", "epoch_length")
-        if self.doc_weights is None:
+        weights = self.doc_weights
+        if weights is None:
             return
-        if not isinstance(self.doc_weights, Sequence) or isinstance(self.doc_weights, str):
-            raise ConfigError(
-                f"doc_weights: {self.doc_weights!r} found, a list of numbers is needed."
-            )
-        object.__setattr__(self, "doc_weights", list(self.doc_weights))
-        for index, weight in enumerate(self.doc_weights):
+        if not isinstance(weights, Sequence) or isinstance(weights, str):
+            raise ConfigError(f"doc_weights: {weights!r} found, a list of numbers is needed.")
+        object.__setattr__(self, "doc_weights", list(weights))
+        for index, weight in enumerate(weights):
             check_number(f"doc_weights[{index}]", weight)
-        if not any(self.doc_weights):
-            raise ConfigError(
-                f"doc_weights: {self.doc_weights} found, at least one must be above 0."
-            )
+        if not any(weights):
+            raise ConfigError(f"doc_weights: {[*weights]} found, at least one must be above 0.")
 
 
 def splice_from_config(value: Any, where: str) -> SpliceFields:
     """A splice as a mapping of its fields: of many documents if ``num_docs`` is one of them.
-
-    Raises:
-        ConfigError: names the place, the field, what was found and what is allowed.
 
     Example:
         >>> splice_from_config({"doc_index": 3, "content_length": 1}, "blend[0].splice")
@@ -261,9 +246,9 @@ is needed.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: {value!r:.80} found, a mapping as {{num_docs: 3}} is needed.")
-    one, many = ([field.name for field in fields(k)] for k in (SpliceConfig, MultiSpliceConfig))
     is_many = "num_docs" in value
-    allowed, of_other = (many, one) if is_many else (one, many)
+    kinds = (MultiSpliceConfig, SpliceConfig) if is_many else (SpliceConfig, MultiSpliceConfig)
+    allowed, of_other = ([field.name for field in fields(kind)] for kind in kinds)
     for name in value:
         if name in allowed:
             continue
@@ -273,6 +258,6 @@ is needed.
         documents = "many documents" if is_many else "one document"
         raise ConfigError(f"{where}: no field {name!r} in a splice of {documents}; {hint}")
     try:
-        return MultiSpliceConfig(**value) if is_many else SpliceConfig(**value)
+        return kinds[0](**value)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error

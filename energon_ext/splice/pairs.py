@@ -45,9 +45,14 @@ class PairTable:
         lengths = np.asarray(doc_lengths, np.int64)
         self._seq_len, self._config = seq_len, config
         self._longest = int(lengths.max(initial=0))
-        self._check(lengths)
-        content, stride = longest_content(seq_len, config), config.content_stride
         placement, least = config.placement, config.min_copy_len
+        if seq_len - config.offset_jitter < least:
+            found = f"seq_len: {seq_len} found with offset_jitter: {config.offset_jitter}"
+            needed = f"a content needs {least} positions beside the jitter (min_copy_len)"
+            raise ConfigError(f"{found}; {needed}.")
+        if (lengths < 1).any():
+            raise ConfigError("doc_lengths: every document needs at least one token.")
+        content, stride = longest_content(seq_len, config), config.content_stride
         is_whole = placement == "slide" or (
             placement == "coverage_balanced" and config.content_length and not config.adaptive_k
         )
@@ -58,10 +63,9 @@ class PairTable:
         elif placement == "anchor_start":
             self.rows = np.ones_like(lengths)
         self.rows[(self.copy_lens < least) | (self.copy_lens > lengths)] = 0
-        has_one_offset = placement in ("slide", "coverage_balanced")
         self._per_row = self._offsets(self.copy_lens)
         per_row_tokens = self._row_tokens(self.copy_lens)
-        if has_one_offset:
+        if placement in ("slide", "coverage_balanced"):  # which have one offset
             self._per_row, per_row_tokens = np.ones_like(lengths), self.copy_lens
         self._tail_lens = np.zeros_like(lengths)
         if placement == "slide_within":
@@ -107,16 +111,6 @@ class PairTable:
             [np.full(self.rows[document], self._per_row[document]), self._offsets(lens)]
         )
 
-    def _check(self, lengths: np.ndarray) -> None:
-        least, jitter = self._config.min_copy_len, self._config.offset_jitter
-        if self._seq_len - jitter < least:
-            raise ConfigError(
-                f"seq_len: {self._seq_len} found with offset_jitter: {jitter}; a content needs "
-                f"{least} positions beside the jitter (min_copy_len)."
-            )
-        if lengths.size and int(lengths.min()) < 1:
-            raise ConfigError("doc_lengths: every document needs at least one token.")
-
     def _offsets(self, copy_lens: np.ndarray) -> np.ndarray:
         """The number of offsets of contents, by their tokens where the frame does not cut them."""
         least = self._config.min_copy_len if self._config.cut_at_frame_end else copy_lens
@@ -140,12 +134,7 @@ class PairTable:
         self._tail_pairs, self._tail_tokens = sums.reshape(2, -1)
 
     def _left_in_tail(self, first: np.ndarray, remaining: np.ndarray) -> np.ndarray:
-        """Tokens left at the rows of some pairs in the tail: the fewest with these pairs.
-
-        Args:
-            first: tokens left where the tail begins.
-            remaining: pairs from this one to the last.
-        """
+        """Tokens left at the rows of some pairs in the tail: the fewest with these pairs."""
         steps, least = np.divmod(first, self._config.content_stride)
 
         def left(step: np.ndarray) -> np.ndarray:

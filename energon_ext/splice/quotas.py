@@ -55,22 +55,17 @@ def document_quotas(
     )
     lengths = np.asarray(doc_lengths)
     if not lengths.size or lengths.dtype.kind not in "iu" or lengths.min() < 1:
-        raise ConfigError(
-            f"doc_lengths: {lengths.tolist()!r:.80} found, integers >= 1 are needed, one or more."
-        )
+        needed = "integers >= 1 are needed, one or more"
+        raise ConfigError(f"doc_lengths: {lengths.tolist()!r:.80} found, {needed}.")
     return _largest_remainders(_parts(config, lengths, epoch_length), epoch_length)
 
 
 def epoch_quotas(config: MultiSpliceConfig, lengths: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     """Examples of each document in an epoch of a splice of many documents.
 
-    Documents without a pair get none. Without ``epoch_length`` an epoch has one example for every
-    ``content_stride`` tokens of the others; in ``by_document`` as many from each as the one with
-    most pairs has; in ``every_pair`` all pairs.
-
-    Returns:
-        int64 [documents], the same in every epoch. Or, where that leaves a document out, float64
-        [documents], their averages over epochs: see :func:`turning_quotas`.
+    Documents without a pair get none; see :class:`MultiSpliceConfig` for the others. These are
+    int64 [documents], the same in every epoch. Or, where that leaves a document out, float64
+    [documents], their averages over epochs: see :func:`turning_quotas`.
     """
     if config.balance_mode == "every_pair":
         return pairs
@@ -91,12 +86,8 @@ def turning_quotas(parts: np.ndarray, offset: float) -> np.ndarray:
     documents lie one behind another on a line, each as long as its part, with marks one example
     apart, which ``offset`` moves.
 
-    Args:
-        parts: float64 [documents], examples in an epoch on average; their sum is an integer.
-        offset: in ``[0, 1)``. Drawn evenly, it gives each document its part on average.
-
-    Returns:
-        int64 [documents]; their sum is that of ``parts``, and each is less than 1 from its part.
+    The parts are examples in an epoch on average, and their sum is an integer; so is that of the
+    quotas. An ``offset`` that is drawn evenly in ``[0, 1)`` gives each document its part.
 
     Example:
         >>> parts = np.array([2.5, 0.5, 0.5, 0.5])
@@ -121,10 +112,8 @@ def _parts(
     shares = lengths.astype(np.float64) ** tau * present
     weights = config.doc_weights
     if weights is not None and len(weights) != len(lengths):
-        raise ConfigError(
-            f"doc_weights: {len(weights)} found for {len(lengths)} documents; one for each is "
-            f"needed, in the order of choice."
-        )
+        found = f"{len(weights)} found for {len(lengths)} documents"
+        raise ConfigError(f"doc_weights: {found}; one for each is needed, in the order of choice.")
     shares *= 1.0 if weights is None else weights
     if not shares.any():
         raise ConfigError("doc_weights: 0 found for every document that has a pair; raise one.")
@@ -133,10 +122,9 @@ def _parts(
 
 def _largest_remainders(parts: np.ndarray, epoch_length: int) -> np.ndarray:
     if parts.max() > MOST_EXAMPLES:
-        raise ConfigError(
-            f"epoch_length: {epoch_length} examples give a document {parts.max():.0f}, at most "
-            f"{MOST_EXAMPLES} are possible; use a shorter epoch."
-        )
+        found = f"{epoch_length} examples give a document {parts.max():.0f}"
+        most = f"at most {MOST_EXAMPLES} are possible"
+        raise ConfigError(f"epoch_length: {found}, {most}; use a shorter epoch.")
     quotas = np.floor(parts).astype(np.int64)
     # Rounded, so that remainders which are equal but for the error of floats are a tie.
     remainders = np.round(parts - quotas, 9)

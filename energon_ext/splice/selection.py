@@ -54,19 +54,16 @@ def select_documents(
     if pattern is not None:
         candidates = _matching(candidates, keys, pattern, source)
     if not candidates.size:
-        raise ConfigError(
-            f"Source {source}: no document to choose from among {len(lengths)}"
-            + (f" within its first {limit} tokens" if limit is not None else "")
-            + "; prepare it again, or widen the subset."
-        )
+        within = "" if limit is None else f" within its first {limit} tokens"
+        found = f"no document to choose from among {len(lengths)}{within}"
+        raise ConfigError(f"Source {source}: {found}; prepare it again, or widen the subset.")
     least, most = config.min_doc_length or 1, config.max_doc_length or np.iinfo(np.int64).max
     fitting = candidates[(least <= lengths[candidates]) & (lengths[candidates] <= most)]
     index = getattr(config, "doc_index", None)
     if index is not None:
         if index >= len(lengths):
-            raise ConfigError(
-                f"doc_index: {index} found, source {source} has {len(lengths)} documents."
-            )
+            has = f"source {source} has {len(lengths)} documents"
+            raise ConfigError(f"doc_index: {index} found, {has}.")
         if index in fitting:
             return np.array([index])
         logger.warning(
@@ -105,8 +102,6 @@ def _matching(
         raise ConfigError(f"doc_key: the documents of source {source} have no keys; use doc_index.")
     found = [index for index in candidates if fnmatch.fnmatchcase(keys[index], pattern)]
     if not found:
-        raise ConfigError(
-            f"doc_key: {pattern!r} found, no sample of source {source} has such a key; its first "
-            f"is {keys[0]!r}."
-        )
+        missing = f"no sample of source {source} has such a key"
+        raise ConfigError(f"doc_key: {pattern!r} found, {missing}; its first is {keys[0]!r}.")
     return np.array(found, np.int64)

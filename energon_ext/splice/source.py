@@ -31,10 +31,8 @@ class SpliceSource(RowSource):
     key of the source, the configuration and the chosen documents.
 
     Args:
-        examples: where the documents are shown.
         documents, names: token ids of each chosen document, and what batches call it.
         metadata: of each chosen document, what else is known of it.
-        key: of the source.
         config, seq_len: how frames are filled, and S, their positions.
         fill_id: token before a content whose prefix is attended to.
         epochs: passes over the examples, None for no end.
@@ -69,8 +67,6 @@ class SpliceSource(RowSource):
         self.window = Window()
         self.restart()
 
-    # What others may ask ------------------------------------------------------------------------
-
     @property
     def part_shares(self) -> dict[str, float]:
         """Expected share of each name in the tokens of this source."""
@@ -90,8 +86,6 @@ class SpliceSource(RowSource):
         for name, value in zip(self.names, values.tolist()):
             sums[name] += value
         return dict(sums)
-
-    # Rows ---------------------------------------------------------------------------------------
 
     def restart(self) -> None:
         self.next_row = 0  # contents that were shown
@@ -117,12 +111,9 @@ class SpliceSource(RowSource):
                 break
             size *= 2  # a packed frame holds several contents
         begins = [0, *ends]
-        frames = [
-            Contents(*(column[begin:end] for column in contents))
-            for begin, end in zip(begins, ends)
-        ]
+        places = [slice(begin, end) for begin, end in zip(begins, ends)]
         self.next_row += begins[-1]
-        return TakenFrames(self, frames)
+        return TakenFrames(self, [Contents(*(c[place] for c in contents)) for place in places])
 
     def _frame_ends(self, copy_lens: np.ndarray, is_last: bool) -> list[int]:
         """Ends of frames; with ``pack_contents`` a frame holds all contents that fit."""
@@ -165,18 +156,11 @@ class SpliceSource(RowSource):
             prefix[-1] = self.config.eos_token_id
         label_weights = np.ones(offset + len(content), np.float32)
         label_weights[: offset + 1] = 0.0  # the first token of the content is not predicted
-        return Row(
-            [np.concatenate([prefix, content])],
-            source=name,
-            documents=1,
-            label_weights=[label_weights],
-        )
-
-    # State --------------------------------------------------------------------------------------
+        tokens = np.concatenate([prefix, content])
+        return Row([tokens], source=name, documents=1, label_weights=[label_weights])
 
     def restore_state(self, state: Mapping[str, Any], former: Packer | None = None) -> None:
         self.check_state(state)
-        self.restart()
         self.next_row = state["next_row"]
 
 

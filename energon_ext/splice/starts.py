@@ -12,12 +12,8 @@ def quantile_numbers(
 ) -> np.ndarray:
     """Spread picks evenly over things: floor of ``total * (number + phase) / quota``.
 
-    Each thing is picked equally often where the quota is a multiple of the total.
-
-    Args:
-        totals, quotas: int64 [n]; quotas up to 2^31, or equal to the total.
-        numbers: of the pick, in ``[0, quota)``.
-        phases: float [n], in ``[0, 1)``.
+    Each thing is picked equally often where the quota is a multiple of the total. Quotas are up to
+    2^31 or equal to the total, numbers of a pick in ``[0, quota)``, phases in ``[0, 1)``.
 
     Example:
         >>> for phase in (0.0, 0.6):
@@ -62,12 +58,7 @@ class EdgeWeights:
         self._steps = len(distances)  # so far from an edge and further, all starts weigh the same
 
     def rows(self, counts: np.ndarray, fractions: np.ndarray) -> np.ndarray:
-        """Numbers of the starts at which the cumulative weight passes fractions of all.
-
-        Args:
-            counts: int64 [n], starts of a document.
-            fractions: float [n], in [0, 1).
-        """
+        """Numbers of the starts, of ``counts``, at which the weight passes fractions of all."""
         target = fractions * self._of_first(counts, counts)
         return first_that(lambda row: self._of_first(counts, row + 1) > target, counts - 1)
 

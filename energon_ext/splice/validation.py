@@ -23,7 +23,6 @@ class GridIndex:
     Args:
         doc_lengths: tokens of each document.
         seq_len: S, positions of a frame.
-        config: which contents there are.
         starts: the most different ones; the first and the last are among them.
         offsets: likewise, at each start; those that training uses or not.
 

@@ -5,15 +5,12 @@
 A save is a folder ``iter_0000030``; the tracker file beside it names the newest whole one.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator, Mapping
 
 import torch
 
@@ -43,9 +40,6 @@ def checkpoints_in(run_or_folder: Path) -> list[Path]:
     Args:
         run_or_folder: of a run, of its checkpoints, of one save; ``--save`` or
             ``--dataloader-save`` of Megatron-LM.
-
-    Raises:
-        StateFormatError: the tracker is damaged, or names a save without a data state.
     """
     found, tracked = {}, None
     for place in (".", "checkpoints", "data", "checkpoints/data"):
@@ -66,11 +60,7 @@ def newest_checkpoint(run_or_folder: Path) -> Path | None:
 
 
 def cursors_in(folder: Path) -> Iterator[tuple[int | None, Any]]:
-    """Read the data states of one save: (None, the cursor of all ranks), or (rank, its state).
-
-    Raises:
-        StateFormatError: a file is damaged.
-    """
+    """Read the data states of one save: (None, the cursor of all ranks), or (rank, its state)."""
     for rank, path in _files(folder):
         if path.suffix == ".pt":
             yield rank, read_megatron_lm_state(path)
@@ -85,12 +75,12 @@ def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
 
 def read_sealed(path: Path) -> dict[str, Any]:
     """Read a JSON object that carries a digest, which is verified and stays in it."""
-    content = read_json(path, MOST_BYTES)
+    content: dict[str, Any] = read_json(path, MOST_BYTES)
     try:
         check_seal(content)
+        return content
     except StateFormatError as error:
         raise StateFormatError(f"{path}: {error}") from error
-    return content
 
 
 def write_state(path: Path, state: Any) -> None:
@@ -99,22 +89,17 @@ def write_state(path: Path, state: Any) -> None:
 
 
 def read_state(path: Path) -> Any:
-    """Read what :func:`write_state` wrote.
-
-    Raises:
-        StateFormatError: the file is missing or damaged.
-    """
-    try:
-        return read_sealed(path)["state"]
-    except KeyError as error:
-        raise StateFormatError(f"{path} holds no data state of a rank.") from error
+    """Read what :func:`write_state` wrote; StateFormatError where that is missing or damaged."""
+    content = read_sealed(path)
+    if "state" not in content:
+        raise StateFormatError(f"{path} holds no data state of a rank.")
+    return content["state"]
 
 
 def read_megatron_lm_state(path: Path) -> Any:
     """Read the data state that Megatron-LM saved for one rank, running nobody's code.
 
-    Raises:
-        StateFormatError: the file is missing, damaged, or holds objects.
+    StateFormatError where it is missing, damaged, or holds objects.
     """
     content = read_small_file(path, MOST_BYTES)
     try:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import StateFormatError
 from energon_ext.state.match import SourceChange
-from energon_ext.state.schema import COUNT, check_shape
+from energon_ext.state.schema import COUNT, check_shape, check_version
 from energon_ext.state.together import on_all_ranks
 
 VERSION = 1
@@ -41,11 +41,8 @@ class Consumption:
          {'spec': 'web', 'row_offset': 2, 'token_offset': 640}]
     """
 
-    def __init__(
-        self, rows: Mapping[str, int] | None = None, tokens: Mapping[str, int] | None = None
-    ):
-        self.rows = Counter(rows or {})
-        self.tokens = Counter(tokens or {})
+    def __init__(self, rows: Mapping[str, int] = {}, tokens: Mapping[str, int] = {}):
+        self.rows, self.tokens = Counter(rows), Counter(tokens)
 
     def add(self, source: str, *, rows: int, tokens: int) -> None:
         """Count what was consumed of one source."""
@@ -120,11 +117,7 @@ class Consumption:
         entries = state.get("datasets") if isinstance(state, Mapping) else None
         if not isinstance(entries, list):
             raise StateFormatError(f"Not a consumption state, no list of datasets in {state!r:.80}")
-        if state.get("version", VERSION) != VERSION:
-            raise StateFormatError(
-                f"A consumption state of version {state['version']!r} was found, {VERSION} is "
-                f"known; use the energon_ext that wrote it, or a newer one."
-            )
+        check_version("consumption", state.get("version", VERSION), VERSION)
         consumed = cls()
         moved = {change.saved_key: change.key for change in changes}
         for number, entry in enumerate(entries):

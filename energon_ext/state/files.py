@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Small files that last: written aside, flushed to disk and renamed; read with a limit."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

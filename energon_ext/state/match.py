@@ -7,8 +7,6 @@ one that is only in the state is *retained*: kept, unchanged, in every later sav
 source returns.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any, Mapping, NamedTuple, Sequence
 
@@ -16,17 +14,15 @@ from energon_ext.errors import StateMismatchError
 
 KEPT, MOVED, NEW, RETAINED = "kept", "moved", "new", "retained"
 
-#: The field of a fingerprint for the class that made the samples; a renamed class is logged, not
-#: rejected.
+#: The field for the class that made the samples; a renamed class is logged, not rejected.
 ENCODER = "task_encoder"
 
 
 class SourceNames(NamedTuple):
     """By which the state of a source is found where its key has changed.
 
-    Attributes:
-        absolute_key: its key with absolute paths; stays when a metadataset moves alone.
-        shuffle_key: names the order it is read in; stays when all the data moves.
+    ``absolute_key`` has absolute paths, and stays when a metadataset moves alone; ``shuffle_key``
+    names the order that it is read in, and stays when all the data moves.
     """
 
     absolute_key: str = ""
@@ -100,25 +96,23 @@ def compare_sources(
         sources: those in a state, by key: of a planned run, or of all workers.
         current: key -> names of a current source.
     """
+
+    def drawn(key: str) -> tuple[int, int]:
+        entries = [worker[key] for worker in sources]
+        return sum(e["documents"] for e in entries), sum(e["tokens"] for e in entries)
+
     matched = match_sources(sources[0], current)
     changes = []
     for key in current:
-        saved_key = matched.get(key)
-        if saved_key is None:
+        saved = matched.get(key)
+        if saved is None:
             changes.append(SourceChange(key, NEW))
-        elif saved_key == key:
-            changes.append(SourceChange(key, KEPT, *_drawn(sources, key)))
+        elif saved == key:
+            changes.append(SourceChange(key, KEPT, *drawn(key)))
         else:
-            drawn = _drawn(sources, saved_key)
-            changes.append(SourceChange(key, MOVED, *drawn, saved_key=saved_key))
-    for key in sorted(sources[0].keys() - set(matched.values())):
-        changes.append(SourceChange(key, RETAINED, *_drawn(sources, key)))
-    return changes
-
-
-def _drawn(sources: Sequence[Mapping[str, Any]], key: str) -> tuple[int, int]:
-    entries = [worker[key] for worker in sources]
-    return sum(e["documents"] for e in entries), sum(e["tokens"] for e in entries)
+            changes.append(SourceChange(key, MOVED, *drawn(saved), saved_key=saved))
+    gone = sorted(sources[0].keys() - set(matched.values()))
+    return [*changes, *(SourceChange(key, RETAINED, *drawn(key)) for key in gone)]
 
 
 def check_fingerprint(
@@ -129,11 +123,7 @@ def check_fingerprint(
 ) -> None:
     """Compare what a state was saved under with what it is restored under, but for the encoder.
 
-    Args:
-        where: of what, for the message.
-
-    Raises:
-        StateMismatchError: lists every field that differs.
+    StateMismatchError lists every field that differs, each after ``where``.
 
     Example:
         >>> check_fingerprint({"seed": 0, "seq_len": 256}, {"seed": 0, "seq_len": 512})

@@ -12,8 +12,6 @@ So a state can be written as JSON, or by ``torch.save`` as plain containers, whi
 ``torch.load(weights_only=True)`` reads with torch's own list of classes.
 """
 
-from __future__ import annotations
-
 import base64
 import math
 import operator

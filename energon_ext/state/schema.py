@@ -6,13 +6,10 @@ Every state that is saved is *sealed*: it carries a digest of itself, so that a 
 changed anywhere is noticed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Mapping
 
 from energon_ext.errors import StateFormatError, StateMismatchError
 
@@ -100,12 +97,15 @@ def check_class(state: Any, name: str, version: int, shape: dict[str, Any], advi
     if not isinstance(state, Mapping) or state.get("__class__") != name:
         found = state.get("__class__") if isinstance(state, Mapping) else type(state).__name__
         raise StateMismatchError({"dataset": (found, name)}, advice)
-    if state.get("version") != version:
-        raise StateFormatError(
-            f"A data state of version {state.get('version')!r} was found, {version} is known; use "
-            f"the energon_ext that wrote it, or a newer one."
-        )
+    check_version("data", state.get("version"), version)
     check_shape(state, {"__class__": str, "version": COUNT, **shape}, "state")
+
+
+def check_version(what: str, found: Any, known: int) -> None:
+    """Refuse a state of a version that is not known."""
+    if found != known:
+        version = f"A {what} state of version {found!r} was found, {known} is known"
+        raise StateFormatError(f"{version}; use the energon_ext that wrote it, or a newer one.")
 
 
 def sealed(state: Mapping[str, Any]) -> dict[str, Any]:

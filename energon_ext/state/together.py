@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """All ranks or none: work that may fail, and the end of a run."""
 
-from __future__ import annotations
-
 from typing import Any, Callable, Mapping, TypeVar
 
 import torch
@@ -26,9 +24,6 @@ def on_all_ranks(work: Callable[[], T], group: Any = None) -> list[T]:
 
     Returns:
         The results of all ranks, in their order.
-
-    Raises:
-        EnergonExtError: of this rank; or of another one, with its number.
     """
     result, error = None, None
     try:
@@ -61,14 +56,8 @@ def end_together(
     since a rank that went on alone would wait for the gradients of the others for ever.
 
     Args:
-        has_batch: whether this rank has one.
         limits: ``max_epochs`` of each source, for the message.
         batch_index: of the batch that is not there.
-        worker_config: of the dataset; names the ranks.
-        is_planned: whether all ranks follow one plan.
-
-    Raises:
-        DataExhaustedError: on all ranks or on none.
     """
     has_ended = not has_batch
     if not is_planned and worker_config.world_size > 1 and dist.is_initialized():

@@ -13,8 +13,6 @@ rows depend on the content of the file and not on the time at which it is read. 
 the weight of its entry, as all sources have before the first line.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -46,11 +44,13 @@ class Line(NamedTuple):
         """The first step behind it."""
         return math.inf if self.through is None else self.through + 1
 
+    def to_json(self) -> dict[str, Any]:
+        through = {} if self.through is None else {"through": self.through}
+        return {"from_step": self.from_step, **through, "weights": dict(self.weights)}
+
     def to_bytes(self) -> bytes:
         """The line of a file."""
-        through = {} if self.through is None else {"through": self.through}
-        content = {"from_step": self.from_step, **through, "weights": dict(self.weights)}
-        return json.dumps(content).encode() + b"\n"
+        return json.dumps(self.to_json()).encode() + b"\n"
 
 
 class LiveWeights:
@@ -87,8 +87,6 @@ class LiveWeights:
         self._bytes = 0  # of whole lines that were read
         self._has_rest = False  # bytes behind them, of a line that has no end yet
 
-    # Writing ------------------------------------------------------------------------------------
-
     @property
     def next_step(self) -> int | None:
         """The first step that no line covers yet; None behind a line without ``through``."""
@@ -112,8 +110,7 @@ class LiveWeights:
             OSError: the line cannot be written; the file stays as it was.
         """
         self.read()
-        given = {"from_step": from_step, "weights": dict(weights)}
-        given |= {} if through is None else {"through": through}
+        given = Line(from_step, through, weights).to_json()
         data = self._checked(given, str(self.path)).to_bytes()
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -133,8 +130,6 @@ class LiveWeights:
             return [Line(0, step - 1, {})]
         return [line if line.stop <= step else line._replace(through=step - 1) for line in kept]
 
-    # Reading ------------------------------------------------------------------------------------
-
     def read(self) -> None:
         """Read what was appended since the last call.
 
@@ -151,10 +146,8 @@ class LiveWeights:
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot be read ({error.strerror}).") from error
         if size < self._bytes:
-            raise ConfigError(
-                f"{self.path}: lines that were read are gone; they are appended only. End the run, "
-                f"and resume it."
-            )
+            said = "lines that were read are gone; they are appended only"
+            raise ConfigError(f"{self.path}: {said}. End the run, and resume it.")
         *lines, rest = content.split(b"\n")
         for data in lines:
             self._append(data, f"{self.path}: line {len(self.lines) + 1}")
@@ -182,16 +175,15 @@ class LiveWeights:
     def _checked(self, found: Any, where: str) -> Line:
         """A line that may follow those that are there."""
         if not isinstance(found, dict) or not {"from_step", "weights"} <= found.keys() <= _FIELDS:
-            raise ConfigError(
-                f"{where}: {found!r:.80} found, from_step, weights and perhaps through are needed."
-            )
+            needed = "from_step, weights and perhaps through"
+            raise ConfigError(f"{where}: {found!r:.80} found, {needed} are needed.")
         first, through, weights = found["from_step"], None, found["weights"]
         check_integer(f"{where}: from_step", first, 0)
         if "through" in found:
             check_integer(f"{where}: through", found["through"], first)
             through = int(found["through"])
         if self.lines and first != self._stop:
-            needed = "no further line" if self._stop == math.inf else self._stop
+            needed = "no further line" if self._stop == math.inf else f"{self._stop}"
             raise ConfigError(
                 f"{where}: from_step: {first} found, {needed} is needed, {self._last}."
             )
@@ -201,24 +193,18 @@ class LiveWeights:
         return Line(int(first), through, values)
 
     def wait(self, step: int) -> None:
-        """Read until a line covers a step.
-
-        Raises:
-            WorkerError: none did before the deadline.
-            ConfigError: as of :meth:`read`.
-        """
+        """Read until a line covers a step; WorkerError where none does before the deadline."""
         began = time.monotonic()
-        while not self.covers(step):
+        if not self.covers(step):
             self.read()
+        while not self.covers(step):
             waited = time.monotonic() - began
-            if self.covers(step):
-                return
             if waited >= self.deadline:
-                raise WorkerError(
-                    f"{self.path}: no line covers step {step} after {self.deadline:g} s, "
-                    f"{self._last}. See that the controller runs and keeps ahead of the plan."
-                )
+                found = f"no line covers step {step} after {self.deadline:g} s, {self._last}"
+                advice = "See that the controller runs and keeps ahead of the plan."
+                raise WorkerError(f"{self.path}: {found}. {advice}")
             time.sleep(min(_LONGEST_PAUSE, 0.01 + waited / 10))
+            self.read()
 
     @property
     def _stop(self) -> float:
@@ -252,18 +238,12 @@ class LiveWeights:
         """Lines that begin within the first steps of a run."""
         return bisect_left(self.lines, steps, key=lambda line: line.from_step)
 
-    # State --------------------------------------------------------------------------------------
-
     def used(self, steps: int) -> dict[str, Any]:
         """The lines by which the first steps of a run were planned, as JSON values."""
         return dict(self._states[self._count(steps)])
 
     def check_used(self, saved: Mapping[str, Any], steps: int) -> None:
-        """Refuse a file that lacks the lines by which the first steps of a run were planned.
-
-        Raises:
-            StateMismatchError: it lacks one, or has another one.
-        """
+        """Refuse a file that lacks lines by which the first steps of a run were planned."""
         self.read()
         count = self._count(steps)
         # A trace begins with the step that a state was saved inside of, whose line it may have.
@@ -278,13 +258,7 @@ class LiveWeights:
 
 
 class LiveWeight(WeightSpec):
-    """The weight of one member of a node: of a line, else its own.
-
-    Args:
-        live: the lines of the node.
-        names: that they may have for the member.
-        own: where none does.
-    """
+    """The weight of one member of a node: of a line that has one of its names, else its own."""
 
     is_scheduled = True
 

@@ -22,7 +22,7 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from energon_ext.errors import ConfigError
-from energon_ext.weights.breakpoints import as_pairs, checked_breakpoint
+from energon_ext.weights.axis import as_pairs, checked_breakpoint
 
 MOST_WEIGHT = 1e15  # sums and products of weights stay finite
 
@@ -31,15 +31,11 @@ _BELOW_ONE = np.nextafter(1.0, 0.0)
 
 
 class Kind(NamedTuple):
-    """How a weight goes from one breakpoint to the next.
+    """How a weight goes from one breakpoint to the next."""
 
-    Attributes:
-        warp: part of the way that is done at t, float64 [n] in [0, 1) to float64 [n].
-        is_ratio: the way is a ratio, and not a difference; no value is 0 then.
-    """
-
+    #: Part of the way that is done at t, float64 [n] in [0, 1) to float64 [n].
     warp: Callable[[np.ndarray], np.ndarray]
-    is_ratio: bool = False
+    is_ratio: bool = False  # the way is a ratio, and not a difference; no value is 0 then
 
 
 #: A new kind is one line here. Its warp never falls, is 0 at t = 0, and is 0 at every t > 0 or at
@@ -153,9 +149,9 @@ class ScheduledWeight(WeightSpec):
                 raise ConfigError(f"{where}.{kind}: breakpoint {index} is given twice; keep one.")
             pairs[index] = checked_value(value, f"{where}.{kind}[{index}]")
             if KINDS[kind].is_ratio and pairs[index] == 0:
+                advice = "use a value > 0, or `linear`, or a later `step` to 0"
                 raise ConfigError(
-                    f"{where}.{kind}[{index}]: 0 cannot be reached by a ratio; use a value > 0, "
-                    f"or `linear`, or a later `step` to 0."
+                    f"{where}.{kind}[{index}]: 0 cannot be reached by a ratio; {advice}."
                 )
         if not pairs:
             raise ConfigError(f"{where}.{kind}: no breakpoints; give one or more, as {{0: 1}}.")
@@ -208,7 +204,7 @@ class Weights:
             return self._values
         values = self._values.copy()
         rest = float(position - self._origin)
-        for kind, where, before, widths, low, high in self._moving:
+        for kind, where, (before, widths, low, high) in self._moving:
             warp = np.minimum(kind.warp((rest + before) / widths), _BELOW_ONE)
             if kind.is_ratio:
                 # In two halves, since the ratio itself may be larger than every float.
@@ -224,17 +220,13 @@ class Weights:
         self._end = min((segment.end for segment in segments), default=math.inf)
         self._values = np.array([segment.y0 for segment in segments])
         self._origin = max((segment.x0 for segment in segments), default=0)
-        self._moving: list[tuple[Kind, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
-        self._moving = []
+        self._moving: list[tuple[Kind, np.ndarray, np.ndarray]] = []
         for name, kind in KINDS.items():
             where = [i for i, s in enumerate(segments) if s.kind == name != "step" and s.y0 != s.y1]
             if where:
                 own = [segments[i] for i in where]
-                before = np.array([float(self._origin - segment.x0) for segment in own])
-                widths = np.array([float(segment.x1 - segment.x0) for segment in own])
-                low = np.array([segment.y0 for segment in own])
-                high = np.array([segment.y1 for segment in own])
-                self._moving.append((kind, np.array(where), before, widths, low, high))
+                columns = [(self._origin - s.x0, s.x1 - s.x0, s.y0, s.y1) for s in own]
+                self._moving.append((kind, np.array(where), np.array(columns, np.float64).T))
 
 
 def weight_from_config(value: Any, where: str = "weight") -> WeightSpec:
@@ -255,9 +247,8 @@ def weight_from_config(value: Any, where: str = "weight") -> WeightSpec:
     if not isinstance(value, Mapping):
         return ConstantWeight(checked_value(value, where))
     if len(value) != 1:
-        raise ConfigError(
-            f"{where}: {list(value)} found, exactly one of {', '.join(KINDS)} is allowed."
-        )
+        allowed = f"exactly one of {', '.join(KINDS)}"
+        raise ConfigError(f"{where}: {list(value)} found, {allowed} is allowed.")
     ((kind, points),) = value.items()
     return ScheduledWeight(kind, points, where)
 

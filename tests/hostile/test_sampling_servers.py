@@ -6,7 +6,7 @@ import pytest
 
 from energon_ext.errors import SamplerError
 from energon_ext.rl import Unanswered
-from energon_ext.rl.ask import ask_sampler
+from energon_ext.rl.sampler import ask_sampler
 from tests.rl.test_openai_sampler import (
     Server,
     prompts,

@@ -319,7 +319,7 @@ def test_a_forecast_names_its_breakpoints_and_plans_nothing_of_what_has_ended(fo
 
 def test_the_picture_of_a_forecast_marks_breakpoints_and_the_ends_of_sources(folder):
     pytest.importorskip("matplotlib")
-    from energon_ext.cli.forecast_figure import forecast_picture
+    from energon_ext.cli.figures import forecast_picture
 
     found = planned(planned_blend(mix(folder, [*MOVING[1:], ("a", 4, {"max_epochs": 1})])), 60)
     figure = forecast_picture(found).figure

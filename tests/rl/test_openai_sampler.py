@@ -19,7 +19,7 @@ from energon_ext.encoders.prompts import Prompt
 from energon_ext.errors import SamplerError
 from energon_ext.losses import unified_loss
 from energon_ext.rl import OpenAISampler, RLDataset, Unanswered
-from energon_ext.rl.ask import ask_sampler
+from energon_ext.rl.sampler import ask_sampler
 from tests.rl.prompts import prompt_loader, write_sums
 
 #: 256 MiB in a quarter of a megabyte.
