@@ -20,8 +20,17 @@ def echo(text: object) -> None:
 
 def echo_json(content: Any) -> None:
     """Print a JSON object in one line, whole but for logins; no terminal obeys its strings."""
-    # A login ends before a space, and so before the end of its string: the line stays JSON.
-    click.echo(without_logins(json.dumps(content)).replace("\x7f", "\\u007f"))
+    click.echo(json.dumps(_without_logins(content)).replace("\x7f", "\\u007f"))
+
+
+def _without_logins(content: Any) -> Any:
+    if isinstance(content, str):
+        return without_logins(content)
+    if isinstance(content, Mapping):
+        return {without_logins(key): _without_logins(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_without_logins(each) for each in content]
+    return content
 
 
 def counted(number: int, noun: str) -> str:

@@ -201,7 +201,13 @@ class RLDataset:
         return sealed({**head, "prompts": self.prompts.state_dict(), **to_plain(own)})
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Continue after the batch that ``state`` was saved after."""
+        """Continue after the batch that ``state`` was saved after.
+
+        Raises:
+            StateFormatError: it is damaged, or of another version.
+            StateMismatchError: it was saved under other arguments, or by something else.
+            ConfigError: this dataset has drawn prompts already.
+        """
         content = check_seal(state)
         check_class(content, _CLASS, _VERSION, _SHAPE, "Restore a state that an RLDataset saved.")
         check_fingerprint(content["fingerprint"], self._fingerprint)

@@ -80,6 +80,9 @@ class ScoredGroup:
     ) -> "ScoredGroup":
         """A group from lists of response tokens, padded with 0.
 
+        Raises:
+            SampleError: a response is empty or has another number of log-probabilities.
+
         Example:
             >>> group = ScoredGroup.from_responses([7], [[5, 6], [8]], [[-1, -2], [-3]], [1, 0])
             >>> group.tokens.tolist(), group.log_probs.tolist()

@@ -24,6 +24,9 @@ def on_all_ranks(work: Callable[[], T], group: Any = None) -> list[T]:
 
     Returns:
         The results of all ranks, in their order.
+
+    Raises:
+        EnergonExtError: of this rank; or of another one, with its number.
     """
     result, error = None, None
     try:
