@@ -40,11 +40,7 @@ class ChatTemplate(ABC):
 
     @abstractmethod
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
-        """The messages as text; with what precedes the next answer, if asked for.
-
-        Raises:
-            SampleError: these messages cannot be written.
-        """
+        """The messages as text; with what precedes the next answer, if asked for."""
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
@@ -100,15 +96,13 @@ class HFChatTemplate(ChatTemplate):
         if self._date is not None:
             self._template = _at_date(self._tokenizer.get_chat_template(), self._date)
         if _CLOCK.search(str(self._template)):
+            advice = "where it does, no date can stand: write one into a copy of the template."
+            if self._date is None:
+                advice = "give one date, as HFChatTemplate(..., date='2026-01-31') or "
+                advice += "--chat-template NAME@2026-01-31."
             raise ConfigError(
                 f"Chat template of {name_or_path}: writes the date of the day (strftime_now), so "
-                f"the tokens of a text would change with it; "
-                + (
-                    "give one date, as HFChatTemplate(..., date='2026-01-31') or --chat-template "
-                    "NAME@2026-01-31."
-                    if self._date is None
-                    else "where it does, no date can stand: write one into a copy of the template."
-                )
+                f"the tokens of a text would change with it; {advice}"
             )
         self._limited = Limited(self._rendered, "the chat template")
 

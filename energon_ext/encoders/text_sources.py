@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The text of Energon datasets: which samples there are, and their tokens."""
 
-import copy
 import functools
 import hashlib
 import json
@@ -12,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from megatron.energon import SkipSample, WorkerConfig
+from megatron.energon import SkipSample
 from megatron.energon.epathlib import EPath
-from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader import load_dataset
 
 from energon_ext.config.mix import Entry, mix_of
@@ -25,6 +23,7 @@ from energon_ext.documents.file_set import TokenFiles, open_token_files
 from energon_ext.documents.stored_files import fingerprint_files, num_samples, times_of_files
 from energon_ext.encoders.chat import named_template
 from energon_ext.encoders.quiet import quiet_energon
+from energon_ext.encoders.sources import open_alone
 from energon_ext.encoders.text import is_text
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import LEFT_OUT, ConfigError, SampleError
@@ -33,14 +32,13 @@ from energon_ext.prepare.cache import (
     SPLIT,
     Cached,
     cache_folder,
-    cache_root,
     ensure_made,
 )
 from energon_ext.prepare.documents import InputDocument
 from energon_ext.prepare.job import Encoded, Job
 from energon_ext.prepare.samples import SampleSource, sample_units
 from energon_ext.prepare.token_writer import TokenWriter
-from energon_ext.samples.numbered import as_worker
+from energon_ext.samples.numbered import ALONE, as_worker
 
 #: What the command can make.
 _COMMANDS_ENCODERS = ("PackedTaskEncoder", "SFTTaskEncoder")
@@ -56,9 +54,14 @@ def load_split(
     YamlChecker(frozenset(trusted_modules)).check(EPath(str(path)), split)
     with quiet_energon():
         found = load_dataset(EPath(str(path))).get_datasets(
-            training=False, split_part=split, worker_config=_alone(), decoder=encoder.decoder
+            training=False, split_part=split, worker_config=ALONE, decoder=encoder.decoder
         )
     return mix_of(found.datasets).entries
+
+
+def of_samples(entries: Sequence[Entry]) -> list[Entry]:
+    """The sources that are no token files."""
+    return [each for each in entries if not isinstance(each.dataset, TokenFileFactory)]
 
 
 def sample_source(
@@ -66,21 +69,12 @@ def sample_source(
 ) -> SampleSource:
     """The samples of a source as an encoder has them: cooked by its cookers, not yet encoded."""
     factory = entry.dataset
-    files = fingerprint_files(factory)
-
-    def open_samples() -> SavableDataset:
-        alone = copy.copy(entry.loaded)
-        alone.dataset = copy.copy(factory)
-        alone.dataset.worker_config = _alone()
-        with quiet_energon():
-            return encoder._load_dataset(alone, 0, worker_config=_alone())
-
-    count = num_samples(factory)
+    files, count = fingerprint_files(factory), num_samples(factory)
     return SampleSource(
         path=str(factory.paths[0]),
         version={**files, "times": times_of_files(factory)},
         count=count,
-        open=open_samples,
+        open=functools.partial(open_alone, encoder, entry),
         document=document,
         sample_bytes=files.get("bytes", 0) // max(1, count),
         **own,
@@ -114,21 +108,14 @@ def _encoded(encoder: Any, sample: Any) -> Encoded:
     return np.asarray(encoded.tokens), encoded.label_weights
 
 
-def _alone() -> WorkerConfig:
-    return WorkerConfig(rank=0, world_size=1, num_workers=0)
-
-
 # The cache of text ------------------------------------------------------------------------------
 
 
 def ensure_tokenized(encoder: Any, entries: Sequence[Entry]) -> dict[str, TokenFiles]:
     """The token files of all sources that are text, by their keys."""
-    texts = [each for each in entries if not isinstance(each.dataset, TokenFileFactory)]
-    cached = [cached_text(encoder, each) for each in texts]
-    different = {each.folder: each for each in cached}
-    first_missing = (text for text, found in zip(texts, cached) if not found.is_there)
-    ensure_made(list(different.values()), lambda: _command(encoder, next(first_missing)))
-    files = {each.key: found.open() for each, found in zip(texts, cached)}
+    cached = {each.key: cached_text(encoder, each) for each in of_samples(entries)}
+    ensure_made(list(cached.values()))
+    files = {key: each.open() for key, each in cached.items()}
     for key, found in files.items():
         if len(found) and not found.num_tokens:
             raise ConfigError(
@@ -149,13 +136,12 @@ def cached_text(encoder: Any, entry: Entry) -> Cached:
     }
     text = json.dumps(depends_on, sort_keys=True, default=str)
     num_bytes = source.version.get("bytes")
-    folder = cache_folder_of(entry, text)
     return Cached(
         name=source.path,
-        folder=folder,
+        folder=cache_folder_of(entry, text),
         job=Job(
-            encode=functools.partial(encode_all, encoder),
-            writer=functools.partial(
+            functools.partial(encode_all, encoder),
+            functools.partial(
                 TokenWriter,
                 vocab_size=encoder.tokenizer.vocab_size,
                 weights_dtype="float32" if _own_code(encoder) else "uint8",
@@ -167,8 +153,9 @@ def cached_text(encoder: Any, entry: Entry) -> Cached:
         units=sample_units(source),
         count=source.count,
         seconds=None if num_bytes is None else num_bytes / BYTES_PER_SECOND,
-        open_folder=_open_tokens,
+        open_folder=lambda folder: open_token_files(folder / SPLIT),
         verb="tokenized",
+        command=functools.partial(_command, encoder, entry),
     )
 
 
@@ -180,10 +167,6 @@ def cached_source(encoder: Any, entry: Entry) -> SampleSource:
 
     source = sample_source(encoder, entry, document, keeps_damaged=True)
     return source
-
-
-def _open_tokens(folder: Path) -> TokenFiles:
-    return open_token_files(folder / SPLIT)
 
 
 def what_samples_depend_on(entry: Entry, encoding: Any) -> dict[str, Any]:
@@ -207,7 +190,7 @@ def cache_folder_of(entry: Entry, depends_on: str) -> Path:
     if not root.is_local() and CACHE_VARIABLE not in os.environ:
         raise ConfigError(f"{root}: is not local; set {CACHE_VARIABLE} to a folder for its cache.")
     digest = hashlib.sha256(depends_on.encode()).hexdigest()
-    return cache_folder(cache_root(Path(str(root))), Path(str(entry.dataset.paths[0])).name, digest)
+    return cache_folder(Path(str(root)), Path(str(entry.dataset.paths[0])).name, digest)
 
 
 def encoding_of(encoder: Any) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class Cached:
         seconds: that one core takes for it, about; None where that is not known.
         open_folder: opens the folder, which is made.
         verb: what is done to the samples, such as ``tokenized``.
+        command: makes it where it takes longer.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Cached:
     seconds: float | None
     open_folder: Callable[[Path], Any]
     verb: str
+    command: Callable[[], str]
 
     @property
     def is_there(self) -> bool:
@@ -84,28 +86,17 @@ class Cached:
         return found
 
 
-def cache_root(beside: Path) -> Path:
-    """The folder of all caches: what the environment names, else one beside a metadataset."""
-    named = os.environ.get(CACHE_VARIABLE)
-    return Path(named) if named else beside / DEFAULT_NAME
-
-
-def cache_folder(root: Path, name: str, digest: str) -> Path:
-    """Folder of a source's token files; the name of the source is in it for people."""
+def cache_folder(beside: Path, name: str, digest: str) -> Path:
+    """Folder of a source, whose name is in it for people: where the environment says, or beside."""
+    root = Path(os.environ.get(CACHE_VARIABLE) or beside / DEFAULT_NAME)
     words = re.sub(r"[^\w.-]+", "-", name)[-60:].strip("-.")
     return root / f"{words}-{digest[:24]}"
 
 
-def ensure_made(wanted: Sequence[Cached], command: Callable[[], str]) -> None:
-    """Make what is missing, where that is soon done.
-
-    Args:
-        command: the one that makes it where it takes longer.
-
-    Raises:
-        ConfigError: it takes longer, cannot be written, or the process that makes it does not end.
-    """
-    missing = [each for each in wanted if not each.is_there]
+def ensure_made(wanted: Sequence[Cached]) -> None:
+    """Make what is missing; ConfigError with the command that does where it takes long."""
+    by_folder = {each.folder: each for each in wanted if not each.is_there}
+    missing = list(by_folder.values())
     if not missing:
         return
     known = [each.seconds for each in missing if each.seconds is not None]
@@ -113,8 +104,9 @@ def ensure_made(wanted: Sequence[Cached], command: Callable[[], str]) -> None:
         names = missing[0].name + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
         work = f"some {sum(known):,.0f} s of work" if known else "not local"
         raise ConfigError(
-            f"{names}: samples that are not {missing[0].verb} yet ({work}). Run `{command()}` "
-            f"first; {CACHE_VARIABLE} names the folder where the result is kept."
+            f"{names}: samples that are not {missing[0].verb} yet ({work}). Run "
+            f"`{missing[0].command()}` first; {CACHE_VARIABLE} names the folder where the result "
+            f"is kept."
         )
     for each in missing:
         make(each)

@@ -58,12 +58,7 @@ class InputFile:
         return is_remote(self.path)
 
     def open(self) -> BinaryIO:
-        """A file object from the first byte on.
-
-        Raises:
-            OSError: a local file cannot be opened.
-            StoreError: from a read, the store does not give the bytes.
-        """
+        """A file object from the first byte on."""
         if not self.is_stored:
             return open_data(self.path)
         return io.BufferedReader(_StoredBytes(self), _REQUEST_BYTES)
@@ -98,12 +93,7 @@ class _StoredBytes(io.RawIOBase):
 
 
 def input_files(paths: Iterable[Path | str], patterns: Sequence[str] = ()) -> list[InputFile]:
-    """Files themselves, and those below folders that match a pattern, sorted.
-
-    Raises:
-        ConfigError: a path is missing, or a folder has no such file.
-        StoreError: the store does not answer.
-    """
+    """Files themselves, and those below folders that match a pattern, sorted."""
     found: list[InputFile] = []
     for path in paths:
         inside = _stored(str(path), patterns) if is_remote(path) else _local(Path(path), patterns)

@@ -106,11 +106,7 @@ def write_unit(
 ) -> Record:
     """Write a unit as FOLDER/SPLIT/NAME.bin and so on; complete files appear there, or none.
 
-    Args:
-        advance: is called with the bytes that were read since it was called last.
-
-    Returns:
-        The counts, and size and SHA-256 of each file.
+    Returns the counts, and size and SHA-256 of each file.
     """
     losses, characters = _UnitLosses(), Counter[str]()
     writers: dict[str, Writer] = {}

@@ -54,11 +54,7 @@ def sample_units(source: SampleSource) -> list[Unit]:
 
 
 def unit_of(source: SampleSource, numbers: range, description: Mapping[str, Any]) -> Unit:
-    """Some samples of a source as a unit.
-
-    Args:
-        description: JSON values by which a change of them is noticed; ``path`` is among them.
-    """
+    """Some samples of a source as a unit."""
     num_bytes = len(numbers) * source.sample_bytes
     return Unit(description, functools.partial(_read, source, numbers), num_bytes)
 

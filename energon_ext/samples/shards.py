@@ -14,7 +14,6 @@ import numpy as np
 from megatron.energon.flavors.webdataset.structs import ShardInfo
 
 from energon_ext.data_files import open_descriptor
-from energon_ext.documents.file_map import map_file
 from energon_ext.documents.object_store import StoredObject, is_remote
 from energon_ext.documents.range_reader import range_reader
 from energon_ext.documents.stored_files import sample_ends, stored_object
@@ -66,9 +65,9 @@ class LocalShards:
         if shard in self._opened:
             self._opened.move_to_end(shard)
         else:
-            info = self._infos[shard]
-            ends = map_file(f"{info.path}.idx", 8 * (info.count + 1)).view("<u8")
-            self._opened[shard] = open_descriptor(str(info.path)), ends
+            path = str(self._infos[shard].path)
+            ends = sample_ends(f"{path}.idx", self._infos[shard].count)
+            self._opened[shard] = open_descriptor(path), ends
             if len(self._opened) > MOST_OPEN:
                 os.close(self._opened.popitem(last=False)[1][0])
         return self._opened[shard]

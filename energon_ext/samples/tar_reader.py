@@ -31,11 +31,7 @@ MOST_SAMPLE_BYTES, MOST_HEADER_BYTES = 1 << 31, 1 << 14
 
 
 class TarReader:
-    """Reads by number what a reader of Energon would.
-
-    Args:
-        reader: of Energon.
-    """
+    """Reads by number what a reader of Energon would."""
 
     def __init__(self, reader: ITarReader[int]):
         self._reader: Any = reader
@@ -93,19 +89,9 @@ class TarReader:
         (key,) = keys
         if reader.sample_filter is not None and not reader.sample_filter(f"{shard.name}/{key}"):
             return None
-        source = SourceInfo(
-            dataset_path=reader.base_path,
-            index=number,
-            shard_name=shard.name,
-            file_names=tuple(names),
-        )
-        return FilteredSample(
-            __key__=key,
-            __shard__=shard.name,
-            __restore_key__=("Webdataset", number),
-            __sources__=(source,),
-            **parts,
-        )
+        source = SourceInfo(reader.base_path, number, shard.name, tuple(names))
+        about = {"__restore_key__": ("Webdataset", number), "__sources__": (source,)}
+        return FilteredSample(__key__=key, __shard__=shard.name, **about, **parts)
 
 
 def plain_files(content: bytes) -> list[tuple[str, bytes]] | None:
