@@ -31,17 +31,12 @@ DEADLINE_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class StoredObject:
-    """An object as it was when the source was opened.
-
-    Attributes:
-        version: its ETag; None where it is not known.
-        sha256: of its content; None where it is not known.
-    """
+    """An object as it was when the source was opened."""
 
     url: str
     size: int
-    version: str | None = None
-    sha256: str | None = None
+    version: str | None = None  # its ETag
+    sha256: str | None = None  # of its content
 
 
 def is_remote(path: object) -> bool:
@@ -50,11 +45,7 @@ def is_remote(path: object) -> bool:
 
 
 def as_msc(path: Any) -> Any:
-    """A path with ``s3://`` as the client's own ``msc://``; any other as it is.
-
-    Raises:
-        ValueError: there is a login in it.
-    """
+    """A path with ``s3://`` as the client's own ``msc://``; ValueError where a login is in it."""
     if not str(path).startswith("s3://"):
         return path
     if "@" in urlsplit(str(path)).netloc:
@@ -84,8 +75,7 @@ def ask(url: str, question: Callable[[Any, str], _Result]) -> _Result:
     except FileNotFoundError:
         raise
     except Exception as error:  # each kind of store has its own
-        config = getattr(client, "_retry_config", None)
-        attempts = getattr(config, "attempts", 1)
+        attempts = getattr(getattr(client, "_retry_config", None), "attempts", 1)
         raise StoreError(
             f"{url}: cannot be read in up to {attempts} attempts ({_one_line(error)})."
         ) from error
@@ -116,14 +106,9 @@ def objects_below(folder: str) -> Iterable[StoredObject]:
     profile = folder.split("/")[2]
 
     def listed(client: Any, key: str) -> list[StoredObject]:
-        return [
-            StoredObject(
-                f"msc://{profile}/{each.key.lstrip('/')}",
-                each.content_length,
-                _unquoted(each.etag),
-            )
-            for each in client.list_recursive(path=key.rstrip("/") + "/")
-        ]
+        found = client.list_recursive(path=key.rstrip("/") + "/")
+        urls = ((f"msc://{profile}/{each.key.lstrip('/')}", each) for each in found)
+        return [StoredObject(url, o.content_length, _unquoted(o.etag)) for url, o in urls]
 
     try:
         return ask(folder, listed)

@@ -53,11 +53,7 @@ class StoredFile(NamedTuple):
 
 
 def num_samples(factory: Any) -> int:
-    """Samples of a dataset; of a join those of its index, which Energon does not count.
-
-    Raises:
-        ConfigError: the index of a join is missing or damaged.
-    """
+    """Samples of a dataset; of a join those of its index, which Energon does not count."""
     index = getattr(factory, "join_index", None)
     if index is None:
         return len(factory)
@@ -100,17 +96,11 @@ def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
         return counted
     looks = np.arange(_LOOKS)
     chosen = KeyedPermutation(len(files), "fingerprint")(looks % len(files))
-    sample = hashlib.sha256()
-    try:
-        sizes = _each(_size, [file.path for file in files], files)
-        layout = np.array([[file.samples for file in files], sizes], "<i8")
-        numbers = keyed_draws(looks, layout[0, chosen], "fingerprint")
-        looked_at = [(files[file], number) for file, number in zip(chosen, numbers.tolist())]
-        for look in _each(_look, looked_at, files):
-            sample.update(look)
-    except OSError as error:
-        reason = f"cannot be read ({error.strerror})"
-        raise _broken(error.filename or files[0].path, reason) from error
+    sizes = [size for size, _ in _each(_size_and_version, [file.path for file in files], files)]
+    layout = np.array([[file.samples for file in files], sizes], "<i8")
+    numbers = keyed_draws(looks, layout[0, chosen], "fingerprint")
+    looked_at = [(files[file], number) for file, number in zip(chosen, numbers.tolist())]
+    sample = hashlib.sha256(b"".join(_each(_look, looked_at, files)))
     return {
         **counted,
         "files": len(files),
@@ -123,15 +113,8 @@ def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
 def times_of_files(factory: BaseCoreDatasetFactory) -> str:
     """A hash over the times at which the files of a dataset were written, or their ETags."""
     files = list(_files_of(factory))
-    try:
-        times = _each(_version, [file.path for file in files], files)
-    except OSError as error:
-        raise _broken(error.filename, f"cannot be read ({error.strerror})") from error
+    times = [time for _, time in _each(_size_and_version, [file.path for file in files], files)]
     return hashlib.sha256(json.dumps(times).encode()).hexdigest()[:32]
-
-
-def _version(path: str) -> int | str | None:
-    return stored_object(path).version if is_remote(path) else os.stat(path).st_mtime_ns
 
 
 def _parts_of(factory: Any) -> Sequence[Any]:
@@ -189,8 +172,12 @@ def sample_ends(index_path: str, samples: int) -> np.ndarray:
     return map_file(path, index_bytes).view("<u8")
 
 
-def _size(path: str) -> int:
-    return stored_object(path).size if is_remote(path) else os.stat(path).st_size
+def _size_and_version(path: str) -> tuple[int, int | str | None]:
+    if is_remote(path):
+        stored = stored_object(path)
+        return stored.size, stored.version
+    found = os.stat(path)
+    return found.st_size, found.st_mtime_ns
 
 
 def stored_object(url: str) -> StoredObject:
@@ -205,9 +192,13 @@ def _each(
     look: Callable[[_Place], _Found], places: Sequence[_Place], files: Sequence[StoredFile]
 ) -> list[_Found]:
     """Look at every place; a store is asked for all of them at once."""
-    if not any(is_remote(file.path) for file in files):
-        return [look(place) for place in places]
-    return range_reader().run_all([functools.partial(look, place) for place in places])
+    try:
+        if not any(is_remote(file.path) for file in files):
+            return [look(place) for place in places]
+        return range_reader().run_all([functools.partial(look, place) for place in places])
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror})"
+        raise _broken(error.filename or files[0].path, reason) from error
 
 
 def _broken(path: str, reason: str) -> ConfigError:

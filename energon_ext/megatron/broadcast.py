@@ -27,11 +27,7 @@ _ALIGNMENT = 8
 def broadcast(
     draw: Callable[[], PackedBatch], group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Draw on the first rank of a group; its batch as bytes and header, on every rank.
-
-    Raises:
-        SampleError: the first rank failed to draw; there the original error is raised.
-    """
+    """Draw on the first rank of a group; its batch as bytes and header, on every rank."""
     channel = _channel(group)
     if channel.source != dist.get_rank():
         message = channel.exchange(None)
