@@ -6,6 +6,7 @@ Credentials, retries and a disk cache are the client's own configuration. Small 
 once to a folder of the node.
 """
 
+import errno
 import hashlib
 import os
 import tempfile
@@ -31,12 +32,15 @@ DEADLINE_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class StoredObject:
-    """An object as it was when the source was opened."""
+    """An object, or a local file, as it was when the source was opened."""
 
     url: str
     size: int
-    version: str | None = None  # its ETag
+    version: str | int | None = None  # its ETag, or the time at which the file was written
     sha256: str | None = None  # of its content
+
+    def __str__(self) -> str:
+        return self.url
 
 
 def is_remote(path: object) -> bool:
@@ -94,6 +98,17 @@ def find_object(url: str) -> StoredObject | None:
     if found.type != "file":
         return None
     return StoredObject(url, found.content_length, _unquoted(found.etag))
+
+
+def file_at(path: str) -> StoredObject:
+    """An object, or a local file, as it is now; FileNotFoundError where there is none."""
+    if not is_remote(path):
+        local = os.stat(path)
+        return StoredObject(path, local.st_size, local.st_mtime_ns)
+    found = find_object(path)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    return found
 
 
 def _unquoted(etag: str | None) -> str | None:

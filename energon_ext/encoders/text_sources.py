@@ -20,7 +20,12 @@ from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.documents.file_set import TokenFiles, open_token_files
-from energon_ext.documents.stored_files import fingerprint_files, num_samples, times_of_files
+from energon_ext.documents.stored_files import (
+    fingerprint_files,
+    num_samples,
+    parts_of,
+    times_of_files,
+)
 from energon_ext.encoders.chat import named_template
 from energon_ext.encoders.quiet import quiet_energon
 from energon_ext.encoders.sources import open_alone
@@ -132,7 +137,7 @@ def cached_text(encoder: Any, entry: Entry) -> Cached:
     depends_on = {
         **what_samples_depend_on(entry, encoding),
         "files": dict(source.version),
-        "split": [getattr(part, "split_part_files", None) for part in parts_of(entry)],
+        "split": [getattr(part, "split_part_files", None) for part in parts_of(entry.dataset)],
     }
     text = json.dumps(depends_on, sort_keys=True, default=str)
     num_bytes = source.version.get("bytes")
@@ -173,15 +178,12 @@ def what_samples_depend_on(entry: Entry, encoding: Any) -> dict[str, Any]:
     """JSON values that decide how the samples of a source are read and encoded, but its files."""
     return {
         "encoding": encoding,
-        "excluded": [sorted(getattr(part, "sample_excludes", ())) for part in parts_of(entry)],
+        "excluded": [
+            sorted(getattr(part, "sample_excludes", ())) for part in parts_of(entry.dataset)
+        ],
         "subflavors": getattr(entry.dataset, "subflavors", None),
         "aux": sorted(str(store.get_path()) for store in (entry.loaded.aux or {}).values()),
     }
-
-
-def parts_of(entry: Entry) -> list[Any]:
-    """The datasets that a join joins; the one of another source."""
-    return getattr(entry.dataset, "inner_datasets", [entry.dataset])
 
 
 def cache_folder_of(entry: Entry, depends_on: str) -> Path:

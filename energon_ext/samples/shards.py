@@ -14,9 +14,9 @@ import numpy as np
 from megatron.energon.flavors.webdataset.structs import ShardInfo
 
 from energon_ext.data_files import open_descriptor
-from energon_ext.documents.object_store import StoredObject, is_remote
+from energon_ext.documents.object_store import StoredObject, file_at, is_remote
 from energon_ext.documents.range_reader import range_reader
-from energon_ext.documents.stored_files import sample_ends, stored_object
+from energon_ext.documents.stored_files import sample_ends
 
 #: Shards that are open at once.
 MOST_OPEN = 64
@@ -103,4 +103,4 @@ class StoredShards:
 
 
 def _look_up(info: ShardInfo) -> tuple[StoredObject, np.ndarray]:
-    return stored_object(str(info.path)), sample_ends(f"{info.path}.idx", info.count)
+    return file_at(str(info.path)), sample_ends(f"{info.path}.idx", info.count)
