@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -14,17 +13,11 @@ import numpy as np
 
 from energon_ext.config.mix import Entry
 from energon_ext.encoders.planned_samples import identity_of_lengths
-from energon_ext.encoders.text_sources import (
-    cache_folder_of,
-    cached_source,
-    of_samples,
-    what_samples_depend_on,
-)
+from energon_ext.encoders.text_sources import cached_samples, cached_source, of_samples
 from energon_ext.errors import ConfigError, EnergonExtError, SampleError, log_of
-from energon_ext.prepare.accounts import is_prepared
 from energon_ext.prepare.cache import Cached, ensure_made
 from energon_ext.prepare.documents import InputDocument, Unit
-from energon_ext.prepare.job import Encoded, Job
+from energon_ext.prepare.job import Encoded
 from energon_ext.prepare.lengths import LengthTable, LengthWriter
 from energon_ext.prepare.samples import SampleSource, sample_units, unit_of
 from energon_ext.samples.numbered import as_worker
@@ -52,41 +45,24 @@ def ensure_measured(encoder: Any, entries: Sequence[Entry]) -> dict[str, LengthT
 
 def cached_lengths(encoder: Any, entry: Entry) -> Cached:
     """The table of lengths of a source; it may not be there."""
-    encoding = identity_of_lengths(encoder)
     source = cached_source(encoder, entry)
     units = _units(entry, source)
-    depends_on = {
-        **what_samples_depend_on(entry, encoding),
-        "path": source.path,
-        "first": units[0].description["path"],  # of the shards of a split
-    }
-    text = json.dumps(depends_on, sort_keys=True, default=str)
     seconds = SECONDS_BY_SIZE if hasattr(encoder, "sample_length") else SECONDS_BY_ENCODING
-    return _CachedTable(
-        name=source.path,
-        folder=cache_folder_of(entry, text),
-        job=Job(
-            functools.partial(measure_all, encoder),
-            LengthWriter,
-            meta={},
-            options=json.loads(text),
-            keeps_all=True,
-        ),
+    return cached_samples(
+        entry,
+        source,
+        {"path": source.path, "first": units[0].description["path"]},  # of the shards of a split
+        encoding=identity_of_lengths(encoder),
+        encode=functools.partial(measure_all, encoder),
+        writer=LengthWriter,
+        meta={},
         units=units,
-        count=source.count,
         seconds=source.count * seconds,
         open_folder=functools.partial(LengthTable.open, longest=encoder.seq_len),
         verb="measured",
         command=functools.partial(_command, entry),
+        grows=True,
     )
-
-
-class _CachedTable(Cached):
-    """A table, to which shards that were appended since are added."""
-
-    @property
-    def is_there(self) -> bool:
-        return super().is_there and is_prepared(self.folder, self.units)
 
 
 def measure_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded]:

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,31 +132,22 @@ def ensure_tokenized(encoder: Any, entries: Sequence[Entry]) -> dict[str, TokenF
 
 def cached_text(encoder: Any, entry: Entry) -> Cached:
     """The token files of a source that is text, as an encoder makes them; they may not be there."""
-    encoding = encoder.saved_encoding or encoding_of(encoder)
     source = cached_source(encoder, entry)
-    depends_on = {
-        **what_samples_depend_on(entry, encoding),
-        "files": dict(source.version),
-        "split": [getattr(part, "split_part_files", None) for part in parts_of(entry.dataset)],
-    }
-    text = json.dumps(depends_on, sort_keys=True, default=str)
+    split = [getattr(part, "split_part_files", None) for part in parts_of(entry.dataset)]
     num_bytes = source.version.get("bytes")
-    return Cached(
-        name=source.path,
-        folder=cache_folder_of(entry, text),
-        job=Job(
-            functools.partial(encode_all, encoder),
-            functools.partial(
-                TokenWriter,
-                vocab_size=encoder.tokenizer.vocab_size,
-                weights_dtype="float32" if _own_code(encoder) else "uint8",
-            ),
-            meta=encoder.token_file_meta(),
-            options=json.loads(text),
-            keeps_all=True,
+    return cached_samples(
+        entry,
+        source,
+        {"files": dict(source.version), "split": split},
+        encoding=encoder.saved_encoding or encoding_of(encoder),
+        encode=functools.partial(encode_all, encoder),
+        writer=functools.partial(
+            TokenWriter,
+            vocab_size=encoder.tokenizer.vocab_size,
+            weights_dtype="float32" if _own_code(encoder) else "uint8",
         ),
+        meta=encoder.token_file_meta(),
         units=sample_units(source),
-        count=source.count,
         seconds=None if num_bytes is None else num_bytes / BYTES_PER_SECOND,
         open_folder=lambda folder: open_token_files(folder / SPLIT),
         verb="tokenized",
@@ -174,25 +165,34 @@ def cached_source(encoder: Any, entry: Entry) -> SampleSource:
     return source
 
 
-def what_samples_depend_on(entry: Entry, encoding: Any) -> dict[str, Any]:
-    """JSON values that decide how the samples of a source are read and encoded, but its files."""
-    return {
+def cached_samples(
+    entry: Entry,
+    source: SampleSource,
+    files: Mapping[str, Any],
+    *,
+    encoding: Any,
+    encode: Callable[[Sequence[InputDocument]], Sequence[Encoded]],
+    writer: Callable[[Path], Any],
+    meta: Mapping[str, Any],
+    **own: Any,
+) -> Cached:
+    """The entry of the cache for a source; its folder is named by all that it depends on."""
+    excluded = [sorted(getattr(part, "sample_excludes", ())) for part in parts_of(entry.dataset)]
+    depends_on = {
+        **files,
         "encoding": encoding,
-        "excluded": [
-            sorted(getattr(part, "sample_excludes", ())) for part in parts_of(entry.dataset)
-        ],
+        "excluded": excluded,
         "subflavors": getattr(entry.dataset, "subflavors", None),
         "aux": sorted(str(store.get_path()) for store in (entry.loaded.aux or {}).values()),
     }
-
-
-def cache_folder_of(entry: Entry, depends_on: str) -> Path:
-    """Cache folder of a source, named by everything that its content depends on."""
+    text = json.dumps(depends_on, sort_keys=True, default=str)
     root = entry.root or entry.dataset.paths[0].parent
     if not root.is_local() and CACHE_VARIABLE not in os.environ:
         raise ConfigError(f"{root}: is not local; set {CACHE_VARIABLE} to a folder for its cache.")
-    digest = hashlib.sha256(depends_on.encode()).hexdigest()
-    return cache_folder(Path(str(root)), Path(str(entry.dataset.paths[0])).name, digest)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    folder = cache_folder(Path(str(root)), Path(source.path).name, digest)
+    job = Job(encode, writer, meta, json.loads(text), keeps_all=True)
+    return Cached(name=source.path, folder=folder, job=job, count=source.count, **own)
 
 
 def encoding_of(encoder: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from energon_ext.errors import ConfigError
 _FIELDS_OF_POSITIONS = ("tokens", "labels", "token_weights", "position_ids", "log_probs")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ContextParallelSlice(PackedBatch):
     """One rank's part of a batch; itself a batch, whose segments are the parts that it holds.
 
@@ -30,10 +30,10 @@ class ContextParallelSlice(PackedBatch):
         whole_length: positions of the whole batch.
     """
 
-    aligned_ends: torch.Tensor | None = None
-    document_ends: torch.Tensor | None = None
-    longest_aligned: int = 0
-    whole_length: int = 0
+    aligned_ends: torch.Tensor
+    document_ends: torch.Tensor
+    longest_aligned: int
+    whole_length: int
 
 
 def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> ContextParallelSlice:
@@ -81,7 +81,6 @@ def document_ends(batch: PackedBatch) -> torch.Tensor:
         ([0, 3, 4, 7, 8], [0, 3, 3, 6, 6])
     """
     if isinstance(batch, ContextParallelSlice):
-        assert batch.document_ends is not None  # a default, because those of PackedBatch have one
         return batch.document_ends
     lengths = batch.segment_lengths() * (batch.source_ids >= 0)
     return F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)

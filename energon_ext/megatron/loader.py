@@ -36,7 +36,7 @@ class MegatronEnergonLoader:
     def __init__(self, dataset: SavableDataset, **loader_options: Any):
         self.loader = open_loader(dataset, **loader_options)
         self.blend = find_blend(dataset)
-        self._iterator: Iterator[Any] | None = None
+        self._iterator: Iterator[Any] = iter(())
 
     @property
     def next_batch_index(self) -> int:
@@ -68,7 +68,7 @@ class MegatronEnergonLoader:
         return batch
 
     def _draw(self) -> Any:
-        batch = next(self._iterator, None) if self._iterator is not None else None
+        batch = next(self._iterator, None)
         if batch is None:
             self._iterator = iter(self.loader)
             batch = next(self._iterator, None)

@@ -17,7 +17,7 @@ from typing import Any
 
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.errors import ConfigError, log_of
-from energon_ext.prepare.accounts import left_out
+from energon_ext.prepare.accounts import is_prepared, left_out
 from energon_ext.prepare.claim import ClaimedError
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import Job
@@ -52,6 +52,7 @@ class Cached:
         open_folder: opens the folder, which is made.
         verb: what is done to the samples, such as ``tokenized``.
         command: makes it where it takes longer.
+        grows: units that the source got since are added.
     """
 
     name: str
@@ -63,14 +64,16 @@ class Cached:
     open_folder: Callable[[Path], Any]
     verb: str
     command: Callable[[], str]
+    grows: bool = False
 
     @property
     def is_there(self) -> bool:
         """True if it is made."""
         try:  # a listing is newer than what a network file system remembers of a missing file
-            return self.folder.name in os.listdir(self.folder.parent)
+            is_made = self.folder.name in os.listdir(self.folder.parent)
         except OSError:
             return False
+        return is_made and (not self.grows or is_prepared(self.folder, self.units))
 
     def open(self) -> Any:
         """The content, with an entry for each sample."""
