@@ -21,19 +21,13 @@ _FIELDS_OF_POSITIONS = ("tokens", "labels", "token_weights", "position_ids", "lo
 
 @dataclass(kw_only=True)
 class ContextParallelSlice(PackedBatch):
-    """One rank's part of a batch; itself a batch, whose segments are the parts that it holds.
+    """One rank's part of a batch; itself a batch, whose segments are the parts that it holds."""
 
-    Attributes:
-        aligned_ends: int32 [m + 1], ends of the aligned segments of the whole batch.
-        document_ends: int32 [n + 1], what :func:`document_ends` returns for the whole batch.
-        longest_aligned: length of the longest aligned segment.
-        whole_length: positions of the whole batch.
-    """
-
-    aligned_ends: torch.Tensor
-    document_ends: torch.Tensor
-    longest_aligned: int
-    whole_length: int
+    # Of the whole batch:
+    aligned_ends: torch.Tensor  # int32 [m + 1], ends of the aligned segments
+    document_ends: torch.Tensor  # int32 [n + 1], what the function of this name returns
+    longest_aligned: int  # aligned segment
+    whole_length: int  # in positions
 
 
 def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> ContextParallelSlice:

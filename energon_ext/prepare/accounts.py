@@ -29,18 +29,12 @@ ACCOUNTS = "accounts"
 
 @dataclass(frozen=True)
 class Preparation:
-    """A job, its units, and where they are made.
-
-    Attributes:
-        units: by the name of their files.
-        output: the folder that is made or completed.
-        anew: what is there does not count, and is replaced.
-    """
+    """A job, its units, and where they are made."""
 
     job: Job
-    units: Mapping[str, Unit]
-    output: Path
-    anew: bool = False
+    units: Mapping[str, Unit]  # by the name of their files
+    output: Path  # the folder that is made or completed
+    anew: bool = False  # what is there does not count, and is replaced
 
     @classmethod
     def of(cls, job: Job, units: Sequence[Unit], output: Path, anew: bool = False) -> "Preparation":

@@ -41,30 +41,18 @@ _LOOK_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Cached:
-    """One entry of the cache, for the samples of one source.
+    """One entry of the cache, for the samples of one source."""
 
-    Attributes:
-        name: of the source, for messages.
-        folder: where it is, or will be.
-        job, units: what makes it.
-        count: samples of the source.
-        seconds: that one core takes for it, about; None where that is not known.
-        open_folder: opens the folder, which is made.
-        verb: what is done to the samples, such as ``tokenized``.
-        command: makes it where it takes longer.
-        grows: units that the source got since are added.
-    """
-
-    name: str
-    folder: Path
+    name: str  # of the source, for messages
+    folder: Path  # where it is, or will be
     job: Job
     units: Sequence[Unit]
-    count: int
-    seconds: float | None
+    count: int  # of the samples
+    seconds: float | None  # that one core takes for it, about; None where that is not known
     open_folder: Callable[[Path], Any]
-    verb: str
-    command: Callable[[], str]
-    grows: bool = False
+    verb: str  # such as "tokenized"
+    command: Callable[[], str]  # for people, where it takes long
+    grows: bool = False  # units that the source got since are added
 
     @property
     def is_there(self) -> bool:
