@@ -66,9 +66,10 @@ class ByteTokenizer(Tokenizer):
 
 
 class _LibraryTokenizer(Tokenizer):
-    """What the tokenizers of libraries share: options, special tokens and the fingerprint."""
+    """A tokenizer of some library: its options, special tokens and fingerprint."""
 
     _kind: str
+    _sha256: str
     #: Names of the special tokens that the files give.
     _defaults: Mapping[str, str | None] = MappingProxyType({})
 
