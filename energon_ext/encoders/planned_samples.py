@@ -11,11 +11,7 @@ from megatron.energon.task_encoder.base import get_stateless
 from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
-from energon_ext.documents.stored_files import (
-    can_be_read_by_number,
-    fingerprint_files,
-    num_samples,
-)
+from energon_ext.documents.stored_files import can_be_read_by_number, fingerprint_files, num_samples
 from energon_ext.encoders.sources import (
     MOST_PLANNED_BUFFER_DOCS,
     document_range,

@@ -24,12 +24,7 @@ from energon_ext.documents.base import Documents
 from energon_ext.documents.file_set import TokenFiles
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sources import epochs_of, planned_buffer_docs, planned_options
-from energon_ext.encoders.splicing import (
-    check_names,
-    check_splices,
-    names_of,
-    spliced_rows,
-)
+from energon_ext.encoders.splicing import check_names, check_splices, names_of, spliced_rows
 from energon_ext.encoders.text import Document, TextDecoder, cook_text, is_text
 from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized
 from energon_ext.encoders.tokenizer_protocol import (

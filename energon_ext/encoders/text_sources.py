@@ -32,13 +32,7 @@ from energon_ext.encoders.sources import open_alone
 from energon_ext.encoders.text import is_text
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import LEFT_OUT, ConfigError, SampleError
-from energon_ext.prepare.cache import (
-    BYTES_PER_SECOND,
-    SPLIT,
-    Cached,
-    cache_folder,
-    ensure_made,
-)
+from energon_ext.prepare.cache import BYTES_PER_SECOND, SPLIT, Cached, cache_folder, ensure_made
 from energon_ext.prepare.documents import InputDocument
 from energon_ext.prepare.job import Encoded, Job
 from energon_ext.prepare.samples import SampleSource, sample_units
