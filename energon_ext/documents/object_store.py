@@ -71,13 +71,13 @@ def _client(url: str) -> tuple[Any, str]:
         raise ConfigError(f"{url}: no such store ({_one_line(error)}).") from error
 
 
-def ask(url: str, question: Callable[[Any, str], _Result]) -> _Result:
-    """The answer of a store; StoreError in place of whatever its client raises."""
+def ask(url: str, question: Callable[[Any, str], _Result]) -> _Result | None:
+    """The answer of a store, None of what it lacks; StoreError for all else its client raises."""
     client, key = _client(url)
     try:
         return question(client, key)
     except FileNotFoundError:
-        raise
+        return None
     except Exception as error:  # each kind of store has its own
         attempts = getattr(getattr(client, "_retry_config", None), "attempts", 1)
         raise StoreError(
@@ -91,11 +91,8 @@ def _one_line(error: BaseException) -> str:
 
 def find_object(url: str) -> StoredObject | None:
     """An object as it is now; None where there is none."""
-    try:
-        found = ask(url, lambda client, key: client.info(key))
-    except FileNotFoundError:
-        return None
-    if found.type != "file":
+    found = ask(url, lambda client, key: client.info(key))
+    if found is None or found.type != "file":
         return None
     return StoredObject(url, found.content_length, _unquoted(found.etag))
 
@@ -107,8 +104,12 @@ def file_at(path: str) -> StoredObject:
         return StoredObject(path, local.st_size, local.st_mtime_ns)
     found = find_object(path)
     if found is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        raise _missing(path)
     return found
+
+
+def _missing(path: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
 def _unquoted(etag: str | None) -> str | None:
@@ -125,23 +126,19 @@ def objects_below(folder: str) -> Iterable[StoredObject]:
         urls = ((f"msc://{profile}/{each.key.lstrip('/')}", each) for each in found)
         return [StoredObject(url, o.content_length, _unquoted(o.etag)) for url, o in urls]
 
-    try:
-        return ask(folder, listed)
-    except FileNotFoundError:
-        return []
+    return ask(folder, listed) or []
 
 
 def read_object(url: str) -> bytes | None:
     """The content of an object; None where there is none."""
-    try:
-        return ask(url, lambda client, key: client.read(key))
-    except FileNotFoundError:
-        return None
+    return ask(url, lambda client, key: client.read(key))
 
 
 def read_range(url: str, begin: int, size: int) -> bytes:
     """A part of an object; StoreError where it is shorter."""
     content = ask(url, lambda client, key: client.read(key, Range(begin, size)))
+    if content is None:
+        raise _missing(url)
     if len(content) != size:
         raise StoreError(
             f"{url}: {len(content)} bytes came for a request of {size} at {begin}; see that the "

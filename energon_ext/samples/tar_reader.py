@@ -89,7 +89,12 @@ class TarReader:
         (key,) = keys
         if reader.sample_filter is not None and not reader.sample_filter(f"{shard.name}/{key}"):
             return None
-        source = SourceInfo(reader.base_path, number, shard.name, tuple(names))
+        source = SourceInfo(
+            dataset_path=reader.base_path,
+            index=number,
+            shard_name=shard.name,
+            file_names=tuple(names),
+        )
         about = {"__restore_key__": ("Webdataset", number), "__sources__": (source,)}
         return FilteredSample(__key__=key, __shard__=shard.name, **about, **parts)
 
