@@ -141,8 +141,7 @@ def read_range(url: str, begin: int, size: int) -> bytes:
         raise _missing(url)
     if len(content) != size:
         raise StoreError(
-            f"{url}: {len(content)} bytes came for a request of {size} at {begin}; see that the "
-            f"object is whole."
+            f"{url}: {len(content)} bytes came of {size} at {begin}; see that the object is whole."
         )
     return content
 

@@ -287,8 +287,7 @@ def _weights_dtype(
     if found_bytes != num_tokens * dtype.itemsize:
         found = "does not exist" if found_bytes is None else f"has {found_bytes} bytes"
         raise ConfigError(
-            f"{path}: {found}, {num_tokens} tokens need {num_tokens * dtype.itemsize}; copy it "
-            f"again, or prepare the pair again."
+            f"{path}: {found}, {num_tokens} tokens need {num_tokens * dtype.itemsize}; copy it."
         )
     return dtype
 

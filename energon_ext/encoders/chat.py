@@ -94,7 +94,11 @@ class HFChatTemplate(ChatTemplate):
             )
         self._template = self._tokenizer.chat_template
         if self._date is not None:
-            self._template = _at_date(self._tokenizer.get_chat_template(), self._date)
+            # The clock stands still: each format that it is asked for is written out.
+            template, day = self._tokenizer.get_chat_template(), self._date
+            self._template = _CLOCK.sub(
+                lambda call: repr(day.strftime(call[2])) if call[2] else call[0], template
+            )
         if _CLOCK.search(str(self._template)):
             advice = "where it does, no date can stand: write one into a copy of the template."
             if self._date is None:
@@ -118,11 +122,6 @@ class HFChatTemplate(ChatTemplate):
     def fingerprint(self) -> dict[str, Any]:
         text = repr((self._template, self._tokenizer.special_tokens_map))
         return {"kind": "hf", "sha256": hashlib.sha256(text.encode()).hexdigest()}
-
-
-def _at_date(template: str, date: datetime.date) -> str:
-    """A template in which the clock stands still: each format that it asks for, written out."""
-    return _CLOCK.sub(lambda call: repr(date.strftime(call[2])) if call[2] else call[0], template)
 
 
 def _date_of(text: str) -> datetime.date:

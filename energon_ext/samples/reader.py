@@ -154,7 +154,7 @@ def keyed_random(encoder: Any, key: str) -> Iterator[None]:
     torch.default_generator.manual_seed(number)  # torch.manual_seed would seed the GPU's as well
     np.random.seed(number % 2**32)
     random.seed(number)
-    SystemRng.seed_args = staticmethod(_leave)
+    SystemRng.seed_args = staticmethod(lambda *_: None)  # while the key decides
     encoder.sample_number = number
     try:
         yield
@@ -162,7 +162,3 @@ def keyed_random(encoder: Any, key: str) -> Iterator[None]:
         encoder.sample_number = None
         SystemRng.seed_args = staticmethod(own_seed)
         SystemRng.restore_state(before)
-
-
-def _leave(*args: Any) -> None:
-    """Stands for Energon's seeding while a key decides."""
