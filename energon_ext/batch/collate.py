@@ -45,7 +45,8 @@ class BatchAssembler:
     def __post_init__(self) -> None:
         if self.alignment < 1 or self.seq_len % self.alignment:
             raise ConfigError(
-                f"alignment: {self.alignment!r} found; the sequence length {self.seq_len} is no multiple."
+                f"alignment: {self.alignment!r} found; the sequence length {self.seq_len} must be "
+                f"a multiple of it."
             )
 
     def __call__(self, rows: Sequence[Row], sources: Sequence[str]) -> PackedBatch:

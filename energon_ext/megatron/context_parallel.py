@@ -63,17 +63,7 @@ def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> Cont
 
 
 def document_ends(batch: PackedBatch) -> torch.Tensor:
-    """int32 [n + 1], the ends of the segments as if padding had no length.
-
-    Example:
-        >>> import numpy as np
-        >>> from energon_ext.batch.collate import BatchAssembler
-        >>> from energon_ext.batch.rows import Row
-        >>> row = Row([np.array([5, 6, 7])])
-        >>> batch = BatchAssembler(4)([row, row], sources=[""])
-        >>> batch.cu_seqlens.tolist(), document_ends(batch).tolist()
-        ([0, 3, 4, 7, 8], [0, 3, 3, 6, 6])
-    """
+    """int32 [n + 1], the ends of the segments as if padding had no length."""
     if isinstance(batch, ContextParallelSlice):
         return batch.document_ends
     lengths = batch.segment_lengths() * (batch.source_ids >= 0)

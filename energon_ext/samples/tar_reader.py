@@ -103,15 +103,6 @@ def plain_files(content: bytes) -> list[tuple[str, bytes]] | None:
     """Names and contents of the files in a part of a tar; None where a header is not plain.
 
     ValueError where one would make more of it than it has.
-
-    Example:
-        >>> import io, tarfile
-        >>> with tarfile.open(fileobj=(file := io.BytesIO()), mode="w") as tar:
-        ...     info = tarfile.TarInfo("7.txt")
-        ...     info.size = 2
-        ...     tar.addfile(info, io.BytesIO(b"hi"))
-        >>> plain_files(file.getvalue()[:1024])
-        [('7.txt', b'hi')]
     """
     files, begin, is_plain = [], 0, True
     while begin + _BLOCK <= len(content):
