@@ -83,7 +83,10 @@ class HFChatTemplate(ChatTemplate):
 
     def __init__(self, name_or_path: str | Path | Any, date: str | None = None):
         self._tokenizer: Any = name_or_path
-        self._date = None if date is None else _date_of(date)
+        try:
+            self._date = None if date is None else datetime.date.fromisoformat(date)
+        except ValueError as error:
+            raise ConfigError(f"date: {date!r:.40}, not one such as 2026-01-31.") from error
         if isinstance(name_or_path, (str, Path)):
             name = str(name_or_path)
             self._tokenizer = load_with_transformers(name, f"Chat template of {name!r}")
@@ -122,15 +125,6 @@ class HFChatTemplate(ChatTemplate):
     def fingerprint(self) -> dict[str, Any]:
         text = repr((self._template, self._tokenizer.special_tokens_map))
         return {"kind": "hf", "sha256": hashlib.sha256(text.encode()).hexdigest()}
-
-
-def _date_of(text: str) -> datetime.date:
-    try:
-        return datetime.date.fromisoformat(text)
-    except ValueError as error:
-        raise ConfigError(
-            f"date: {text!r:.40} found, a date such as 2026-01-31 is needed."
-        ) from error
 
 
 def check_messages(messages: Any) -> None:

@@ -114,7 +114,7 @@ def open_alone(task_encoder: Any, entry: Entry) -> SavableDataset:
 def read_sources(
     task_encoder: Any, mix: Mix, worker_config: WorkerConfig, *, repeat: bool
 ) -> list[Source]:
-    """Build the sources of a mix, and tell the encoder their keys; ``repeat`` has no end."""
+    """Build the sources of a mix, endless ones if ``repeat``; tells the encoder their keys."""
     sources = []
     for entry in mix.entries:
         rows = task_encoder.build_source(entry, worker_config=worker_config, repeat=repeat)
@@ -164,8 +164,7 @@ def check_omissions(mix: Mix, sources: Sequence[Source]) -> None:
     for source in sources:
         if skip.ranges and not isinstance(source.rows, RowSource):
             raise ConfigError(
-                f"{skip.where}: skip: {source.key} is streamed; steps of token files alone are "
-                f"skipped."
+                f"{skip.where}: skip: {source.key} is streamed; only token files skip steps."
             )
         if source.key in exclude.documents and not isinstance(source.rows, PlannedRows):
             raise ConfigError(

@@ -8,7 +8,6 @@ import contextlib
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from megatron.energon.flavors.webdataset.structs import ShardInfo
@@ -22,26 +21,6 @@ from energon_ext.documents.stored_files import sample_ends
 MOST_OPEN = 64
 
 
-class Shards(Protocol):
-    """Shards by number."""
-
-    def ends(self, shard: int) -> np.ndarray:
-        """Starts of the samples, and the end of the last one, uint64 [samples + 1]."""
-
-    def read(self, shard: int, begin: int, size: int) -> bytes:
-        """A part of a shard; it may be shorter where the shard is."""
-
-    def announce(self, shard: int, begin: int, size: int) -> None:
-        """Let a part be read early; where that fails, reading it says why."""
-
-
-def shards_of(infos: Sequence[ShardInfo]) -> Shards | None:
-    """The shards of a dataset; None where they are on another file system."""
-    if all(info.path.is_local() for info in infos):
-        return LocalShards(infos)
-    return StoredShards(infos) if all(is_remote(info.path) for info in infos) else None
-
-
 class LocalShards:
     """Shards in local files, of which some are open."""
 
@@ -50,12 +29,15 @@ class LocalShards:
         self._opened: OrderedDict[int, tuple[int, np.ndarray]] = OrderedDict()
 
     def ends(self, shard: int) -> np.ndarray:
+        """Starts of the samples, and the end of the last one, uint64 [samples + 1]."""
         return self._open(shard)[1]
 
     def read(self, shard: int, begin: int, size: int) -> bytes:
+        """A part of a shard; it may be shorter where the shard is."""
         return os.pread(self._open(shard)[0], size, begin)
 
     def announce(self, shard: int, begin: int, size: int) -> None:
+        """Let a part be read early; where that fails, reading it says why."""
         if hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError, OverflowError):
                 os.posix_fadvise(self._open(shard)[0], begin, size, os.POSIX_FADV_WILLNEED)
@@ -104,3 +86,13 @@ class StoredShards:
 
 def _look_up(info: ShardInfo) -> tuple[StoredObject, np.ndarray]:
     return file_at(str(info.path)), sample_ends(f"{info.path}.idx", info.count)
+
+
+Shards = LocalShards | StoredShards
+
+
+def shards_of(infos: Sequence[ShardInfo]) -> Shards | None:
+    """The shards of a dataset; None where they are on another file system."""
+    if all(info.path.is_local() for info in infos):
+        return LocalShards(infos)
+    return StoredShards(infos) if all(is_remote(info.path) for info in infos) else None
