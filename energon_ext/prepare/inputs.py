@@ -211,17 +211,18 @@ def hugging_face_units(
         raise ConfigError(f"--hf-dataset {name}, split {split}: {error}") from error
     version = {"path": name, "version": getattr(rows, "_fingerprint", None)}
     if not hasattr(rows, "select"):  # streamed
-        return [Unit(version, partial(_read_rows, read_row, _numbered_rows, name, rows, 0))]
+        return [Unit(version, partial(_read_hugging_face, rows, name, 0, read_row))]
     units = []
     for begin in range(0, len(rows), UNIT_ROWS):
         own = range(begin, min(begin + UNIT_ROWS, len(rows)))
-        read = partial(_read_rows, read_row, _numbered_rows, name, rows.select(own), begin)
+        read = partial(_read_hugging_face, rows.select(own), name, begin, read_row)
         units.append(Unit({**version, "range": [own.start, own.stop]}, read))
     return units
 
 
-def _numbered_rows(name: str, rows: Any, first: int) -> Iterator[tuple[Any, str, int]]:
-    return ((row, f"{name}[{number}]", 0) for number, row in enumerate(rows, start=first))
+def _read_hugging_face(rows: Any, name: str, first: int, read_row: RowReader) -> Documents:
+    numbered = ((row, f"{name}[{number}]", 0) for number, row in enumerate(rows, start=first))
+    return _documents(numbered, read_row)
 
 
 # What they share --------------------------------------------------------------------------------
@@ -239,17 +240,17 @@ def _groups(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield begin, len(sizes)
 
 
+def _documents(rows: Iterable[tuple[Any, str, int]], read_row: RowReader) -> Documents:
+    for row in rows:
+        try:
+            yield read_row(*row)
+        except ConfigError as error:
+            yield error
+
+
 def _read_rows(read_row: RowReader, rows: Callable[..., Any], path: Any, *part: Any) -> Documents:
     """Documents of the rows that a function finds in a part of a file."""
-
-    def documents() -> Documents:
-        for row in rows(path, *part):
-            try:
-                yield read_row(*row)
-            except ConfigError as error:
-                yield error
-
-    return _readable(path, documents())
+    return _readable(path, _documents(rows(path, *part), read_row))
 
 
 def _readable(path: object, documents: Documents) -> Documents:
