@@ -182,11 +182,6 @@ def split_answers(template: ChatTemplate, messages: Sequence[Message]) -> list[t
 
     Returns:
         ``(text, is an answer)`` in order; joined, the text of the conversation.
-
-    Example:
-        >>> messages = [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4"}]
-        >>> split_answers(PlainChatTemplate(), messages)
-        [('user: 2 + 2\\nassistant: ', False), ('4\\n', True)]
     """
     pieces = []
     written = ""
