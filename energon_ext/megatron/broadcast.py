@@ -42,7 +42,7 @@ def broadcast(
         raise SampleError(f"Rank {channel.source} failed to draw a batch; its own error says why.")
     begin = _PREFIX_BYTES + int(message[8:_PREFIX_BYTES].view(torch.int64))
     header = json.loads(message[_PREFIX_BYTES:begin].numpy().tobytes())
-    return message[begin + -begin % _ALIGNMENT :], header
+    return message[begin:], header
 
 
 def _message(batch: PackedBatch) -> torch.Tensor:
