@@ -49,7 +49,10 @@ def run():
         server.start()
         url = here.recv()
         rows = [
-            (f"{client}, {REQUESTS[client]} requests, {what}", *fresh_process(as_fast_as_it_goes, folder, url, client, ahead))
+            (
+                f"{client}, {REQUESTS[client]} requests, {what}",
+                *fresh_process(as_fast_as_it_goes, folder, url, client, ahead),
+            )
             for client in CLIENTS
             for what, ahead in {"64 MiB ahead": AHEAD, "batch by batch": 0}.items()
         ]

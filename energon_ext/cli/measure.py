@@ -10,14 +10,15 @@ import numpy as np
 
 from energon_ext.cli import echo, option
 from energon_ext.cli.mix import named_encoder
-from energon_ext.cli.tokenize import splits_of
+from energon_ext.cli.tokenize import make_now, splits_of
 from energon_ext.config.mix import Entry
 from energon_ext.documents.permutation import KeyedPermutation
 from energon_ext.encoders.measured import cached_lengths, measure_again
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.text_sources import load_split, of_samples
 from energon_ext.errors import ConfigError
-from energon_ext.prepare.cache import Cached, make
+from energon_ext.prepare.cache import Cached
+from energon_ext.prepare.claim import Part
 from energon_ext.prepare.lengths import LengthTable
 
 
@@ -31,6 +32,7 @@ from energon_ext.prepare.lengths import LengthTable
     help="Makes the task encoder of the run, which has a `length_of`.",
 )
 @option.jobs
+@option.part
 @click.option(
     "--check",
     metavar="COUNT",
@@ -43,6 +45,7 @@ def measure(
     split: tuple[str, ...],
     encoder: str,
     jobs: int,
+    part: Part | None,
     check: int | None,
     trusted_modules: tuple[str, ...],
 ) -> None:
@@ -50,7 +53,8 @@ def measure(
 
     The lengths go to the folder that ENERGON_EXT_CACHE names, else to one beside METADATASET, where
     a run with the same encoder finds them. The same command again continues, and measures shards
-    that were appended.
+    that were appended. --part 0/20 to --part 19/20 measure in 20 processes, on any machines that
+    share the folder.
 
     Example: energon-ext measure mix.yaml --encoder my_vlm:encoder --jobs 16
     """
@@ -63,7 +67,8 @@ def measure(
             cached = cached_lengths(made, entry)
             found[cached.folder] = entry, cached
     for entry, cached in found.values():
-        make(cached, jobs, wait_seconds=0.0)
+        if not make_now(cached, jobs, part):
+            continue
         table = cached.open()
         echo(f"{cached.name}: {_summary(table)} in {cached.folder}")
         if check is not None:

@@ -3,12 +3,14 @@
 """Arguments and options that several commands have."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import click
 
 from energon_ext.documents.object_store import is_remote
+from energon_ext.prepare.claim import Part
 from energon_ext.weights.breakpoints import EXAMPLES, count_from
 
 
@@ -37,6 +39,20 @@ class _PathOrUrl(click.ParamType):  # type: ignore[type-arg]
         return value if is_remote(value) else Path(value)
 
 
+class _PartType(click.ParamType):  # type: ignore[type-arg]
+    """``R/N``: every N-th unit from unit R on, counted from 0."""
+
+    name = "part"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Part:
+        if isinstance(value, Part):
+            return value
+        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", value)
+        if match is None or int(match[1]) >= int(match[2]):
+            self.fail(f"{value!r:.80} found; R/N with 0 <= R < N is needed.", param, ctx)
+        return Part(int(match[1]), int(match[2]))
+
+
 PATH = click.Path(path_type=Path)
 INPUT = _PathOrUrl()
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -61,6 +77,9 @@ jobs = click.option(
     default=lambda: min(8, len(os.sched_getaffinity(0))),
     show_default="the cores, at most 8",
     help="Processes.",
+)
+part = click.option(
+    "--part", metavar="R/N", type=_PartType(), help="Make only the units R, R + N, ..."
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 

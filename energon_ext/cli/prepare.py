@@ -3,7 +3,6 @@
 """``energon-ext prepare``: text and conversations of any kind into token files."""
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,22 +21,6 @@ from energon_ext.prepare.claim import Part
 from energon_ext.prepare.job import Record
 from energon_ext.prepare.units import run_part, run_units
 
-
-class _PartType(click.ParamType):  # type: ignore[type-arg]
-    """``R/N``: every N-th unit from unit R on, counted from 0."""
-
-    name = "part"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Part:
-        if isinstance(value, Part):
-            return value
-        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", value)
-        if match is None or int(match[1]) >= int(match[2]):
-            self.fail(f"{value!r:.80} found; R/N with 0 <= R < N is needed.", param, ctx)
-        return Part(int(match[1]), int(match[2]))
-
-
-PART = _PartType()
 ON_CLUSTER = ("executor", "tasks", "slurm", "ray", "logs", "render")
 
 
@@ -89,7 +72,7 @@ ON_CLUSTER = ("executor", "tasks", "slurm", "ray", "logs", "render")
 @option.jobs
 @click.option("--check", is_flag=True, help="Compare the files of OUTPUT with their hashes.")
 @click.option("--force", is_flag=True, help="Make all of OUTPUT anew, whatever is there.")
-@click.option("--part", metavar="R/N", type=PART, help="Prepare only the units R, R + N, ...")
+@option.part
 @click.option("--executor", type=click.Choice(["slurm", "ray"]), help="Prepare on a cluster.")
 @click.option("--tasks", type=click.IntRange(1), default=1, help="Parts of --executor.")
 @click.option("--slurm", metavar="NAME=VALUE", multiple=True, help="Of datatrove or sbatch.")

@@ -18,7 +18,8 @@ from energon_ext.encoders.pretrain import PackedTaskEncoder
 from energon_ext.encoders.text_sources import cached_text, load_split
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import ConfigError
-from energon_ext.prepare.cache import Cached, make
+from energon_ext.prepare.cache import Cached, make, make_part
+from energon_ext.prepare.claim import Part
 
 
 @click.command()
@@ -34,6 +35,7 @@ from energon_ext.prepare.cache import Cached, make
     help="Makes the task encoder of the run, in place of --tokenizer and --task.",
 )
 @option.jobs
+@option.part
 @option.trusted_module
 def tokenize(
     metadataset: Path,
@@ -41,13 +43,15 @@ def tokenize(
     tokenizer: str | None,
     encoder: str | None,
     jobs: int,
+    part: Part | None,
     trusted_modules: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Tokenize the text of METADATASET once, for all runs on it.
 
     The tokens go to the folder that ENERGON_EXT_CACHE names, else to one beside METADATASET, where
-    a run with the same tokenizer finds them. The same command again continues.
+    a run with the same tokenizer finds them. The same command again continues. --part 0/20 to
+    --part 19/20 tokenize in 20 processes, on any machines that share the folder.
 
     Example: energon-ext tokenize mix.yaml --tokenizer my/tokenizer.json --jobs 16
     """
@@ -67,9 +71,21 @@ def tokenize(
     if not texts:
         raise ConfigError(f"{metadataset}: names no text; token files need no tokenizing.")
     for text in texts.values():
-        make(text, jobs, wait_seconds=0.0)
-        files = text.open()
-        echo(f"{text.name}: {len(files):,} documents, {files.num_tokens:,} tokens in {text.folder}")
+        if make_now(text, jobs, part):
+            files = text.open()
+            count = f"{len(files):,} documents, {files.num_tokens:,} tokens"
+            echo(f"{text.name}: {count} in {text.folder}")
+
+
+def make_now(cached: Cached, jobs: int, part: Part | None) -> bool:
+    """Make what is missing of a source, or a part of it; False while other parts are missing."""
+    if part is None:
+        make(cached, jobs, wait_seconds=0.0)
+        return True
+    make_part(cached, part, jobs)
+    if not cached.is_there:
+        echo(f"{cached.name}: part {part} is {cached.verb}, other parts are not.")
+    return cached.is_there
 
 
 def splits_of(path: Path) -> list[str]:

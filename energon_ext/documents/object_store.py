@@ -61,7 +61,9 @@ def as_msc(path: Any) -> Any:
 def _client(url: str) -> tuple[Any, str]:
     """The client of an object, and its key there; the client keeps one for each process."""
     try:
-        return msc.resolve_storage_client(url)
+        client, key = msc.resolve_storage_client(url)
+        _use_in_this_process(getattr(client, "_storage_provider", None))
+        return client, key
     except ImportError as error:
         raise ConfigError(
             f"{url}: the client of this store is not installed ({error}); install "
@@ -69,6 +71,24 @@ def _client(url: str) -> tuple[Any, str]:
         ) from error
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"{url}: no such store ({_one_line(error)}).") from error
+
+
+#: The process that uses a client in Rust, if one does.
+_process_of_rust: int | None = None
+
+
+def _use_in_this_process(provider: Any) -> None:
+    """Let a provider read by boto3 in a fork of a process that uses its client in Rust.
+
+    Threads of that client do not survive a fork, so a request of the fork would never be answered.
+    """
+    global _process_of_rust
+    if getattr(provider, "_rust_client", None) is None:
+        return
+    if _process_of_rust is None:
+        _process_of_rust = os.getpid()
+    if _process_of_rust != os.getpid():
+        provider._rust_client = None
 
 
 def ask(url: str, question: Callable[[Any, str], _Result]) -> _Result | None:
@@ -131,12 +151,12 @@ def objects_below(folder: str) -> Iterable[StoredObject]:
 
 def read_object(url: str) -> bytes | None:
     """The content of an object; None where there is none."""
-    return ask(url, lambda client, key: client.read(key))
+    return ask(url, _read)
 
 
 def read_range(url: str, begin: int, size: int) -> bytes:
     """A part of an object; StoreError where it is shorter."""
-    content = ask(url, lambda client, key: client.read(key, Range(begin, size)))
+    content = ask(url, lambda client, key: _read(client, key, Range(begin, size)))
     if content is None:
         raise _missing(url)
     if len(content) != size:
@@ -144,6 +164,10 @@ def read_range(url: str, begin: int, size: int) -> bytes:
             f"{url}: {len(content)} bytes came of {size} at {begin}; see that the object is whole."
         )
     return content
+
+
+def _read(client: Any, key: str, byte_range: Range | None = None) -> bytes:
+    return bytes(client.read(key, byte_range))  # of the Rust client it is a buffer
 
 
 # Copies -----------------------------------------------------------------------------------------
@@ -157,38 +181,43 @@ def local_copy(stored: StoredObject) -> str:
     """
     known = stored.sha256 or f"{stored.url}\n{stored.size}\n{stored.version}"
     name = stored.sha256 or hashlib.sha256(known.encode()).hexdigest()
-    path = _copies() / name
-    claim = path.with_suffix(".claim")
+    folder = _folder_of_copies()
+    path, claim = f"{folder}/{name}", Path(f"{folder}/{name}.claim")
+    if os.path.exists(path):
+        return path
+    _make(folder)
     end = time.monotonic() + DEADLINE_SECONDS
-    while not path.exists() and not _claimed(claim) and time.monotonic() < end:
+    while not os.path.exists(path) and not _claimed(claim) and time.monotonic() < end:
         time.sleep(0.05)
-    if path.exists():
-        return str(path)
     try:
+        if os.path.exists(path):
+            return path
         content = read_object(stored.url)
         if content is None or len(content) != stored.size:
             raise replaced(stored, "missing" if content is None else f"of {len(content)} bytes")
         if stored.sha256 not in (None, hashlib.sha256(content).hexdigest()):
             raise replaced(stored, "of another content")
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
             file.write(content)
         os.replace(file.name, path)
     finally:
         claim.unlink(missing_ok=True)
-    return str(path)
+    return path
 
 
-def _copies() -> Path:
+def _folder_of_copies() -> str:
     named = os.environ.get(CACHE_VARIABLE)
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(named or os.path.join(home, "energon_ext")) / "objects"
+    return os.path.join(named or os.path.join(home, "energon_ext"), "objects")
+
+
+def _make(folder: str) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        os.makedirs(folder, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"{folder}: cannot be made ({error.strerror}); set {CACHE_VARIABLE} to a folder."
         ) from error
-    return folder
 
 
 def _claimed(claim: Path) -> bool:

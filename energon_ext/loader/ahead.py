@@ -14,6 +14,9 @@ from energon_ext.plan.progress import DescribedRow
 #: Batches that are read early.
 _MOST_ROUNDS_AHEAD = 64
 
+#: By how many batches a reader looks further ahead with each one.
+_MORE_AHEAD = 4
+
 
 def rounds_ahead(dataset: PlannedDataset, num_bytes: int) -> int:
     """Batches that have as many bytes, 0 where reading early helps nothing."""
@@ -26,15 +29,19 @@ def rounds_ahead(dataset: PlannedDataset, num_bytes: int) -> int:
 def with_later_rows(
     rounds: Iterator[tuple[int, list[DescribedRow] | Failure]], readers: int, rounds_ahead: int
 ) -> Iterator[Item]:
-    """Each batch, with the rows of later ones that the same reader can begin to fetch."""
-    ahead = -(-rounds_ahead // readers) * readers
+    """Each batch, with the rows of later ones that the same reader can begin to fetch.
+
+    A reader looks ahead further with every batch, so that the first one does not wait for the plan
+    of all that follow.
+    """
+    most = -(-rounds_ahead // readers)  # batches of one reader
     known: deque[tuple[int, list[DescribedRow] | Failure]] = deque()
-    for first in itertools.count():
-        known.extend(itertools.islice(rounds, ahead + 1 - len(known)))
+    for number in itertools.count():
+        turn = number // readers
+        told, window = min(most, _MORE_AHEAD * turn), min(most, _MORE_AHEAD * (turn + 1))
+        known.extend(itertools.islice(rounds, window * readers + 1 - len(known)))
         if not known:
             return
-        # The first batch of a reader has all that follow; each later one has one more.
-        begin = readers if first < readers else max(readers, ahead)
-        later = list(known)[begin::readers] if ahead else []
+        later = list(known)[max(1, told) * readers : window * readers + 1 : readers]
         later_rows = [row for _, rows in later if isinstance(rows, list) for row in rows]
         yield *known.popleft(), later_rows

@@ -27,10 +27,10 @@ from energon_ext.state.match import check_fingerprint
 #: A pack plan takes at most this many rows of tokens, where documents are long.
 MOST_ROWS = 4096
 
-#: (places, starts, stops) of the pieces of a row, documents that end in it, and its tokens.
 #: Of a token, about, in an object store.
 _TOKEN_BYTES = 4
 
+#: (places, starts, stops) of the pieces of a row, documents that end in it, and its tokens.
 Description = tuple[list[int], list[int], list[int], int, int]
 
 

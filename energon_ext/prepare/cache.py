@@ -7,10 +7,11 @@ is made beside, under another name, and renamed. Several processes may ask for i
 several machines; one of them makes it and the others wait. No collective is used.
 """
 
+import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from typing import Any
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.prepare.accounts import is_prepared, left_out
-from energon_ext.prepare.claim import ClaimedError
+from energon_ext.prepare.claim import ClaimedError, Part
 from energon_ext.prepare.documents import Unit
-from energon_ext.prepare.job import Job
-from energon_ext.prepare.units import run_units
+from energon_ext.prepare.job import Job, Record
+from energon_ext.prepare.units import run_part, run_units
 
 logger = log_of(__name__)
 
@@ -108,13 +109,8 @@ def make(cached: Cached, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -> N
     deadline = time.monotonic() + wait_seconds
     while not cached.is_there:
         try:
-            _write(cached, jobs)
-        except OSError as error:
-            raise ConfigError(
-                f"{cached.name}: {cached.folder.parent} cannot be written to "
-                f"({error.strerror or error}); set {CACHE_VARIABLE} to a folder that can be "
-                f"written and has room."
-            ) from error
+            with _room_for(cached):
+                _tell(cached, run_units(*_what(cached), jobs=jobs, what=_title(cached))[0])
         except ClaimedError as error:
             if time.monotonic() > deadline:
                 raise ConfigError(
@@ -124,9 +120,37 @@ def make(cached: Cached, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -> N
             time.sleep(_LOOK_SECONDS)
 
 
-def _write(cached: Cached, jobs: int) -> None:
-    what = f"{cached.name} is {cached.verb}"
-    prepared, _ = run_units(cached.job, cached.units, cached.folder, jobs=jobs, what=what)
+def make_part(cached: Cached, part: Part, jobs: int) -> None:
+    """Make a part of what is missing of a source; other processes make the other parts."""
+    if not cached.is_there:
+        with _room_for(cached):
+            made, _ = run_part(*_what(cached), part, jobs=jobs, what=_title(cached))
+        if made is not None:
+            _tell(cached, made)
+
+
+def _what(cached: Cached) -> tuple[Job, Sequence[Unit], Path]:
+    return cached.job, cached.units, cached.folder
+
+
+def _title(cached: Cached) -> str:
+    return f"{cached.name} is {cached.verb}"
+
+
+@contextlib.contextmanager
+def _room_for(cached: Cached) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{cached.name}: {cached.folder.parent} cannot be written to "
+            f"({error.strerror or error}); set {CACHE_VARIABLE} to a folder that can be "
+            f"written and has room."
+        ) from error
+
+
+def _tell(cached: Cached, prepared: Record) -> None:
+    """Warn of samples that were refused."""
     count, first = left_out(prepared, "refused")
     if count:
         logger.warning(

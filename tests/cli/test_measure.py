@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``energon-ext measure`` makes what a run finds, by several processes and again."""
 
+import shutil
+
 import pytest
 
 from energon_ext.prepare.cache import DEFAULT_NAME
@@ -41,6 +43,22 @@ def test_a_run_finds_the_lengths_that_were_measured_by_several_processes(mix, mo
     run(mix, 1, encoder=PackedCaptions())
     assert len(list((mix.parent / DEFAULT_NAME).iterdir())) == 1
     assert measure(mix).stdout == result.stdout
+
+
+def test_parts_of_several_processes_make_the_table_that_one_process_makes(mix):
+    def files():
+        (folder,) = (mix.parent / DEFAULT_NAME).glob("photos-*")
+        return {path.name: path.read_bytes() for path in folder.glob("tokens/*")}
+
+    alone = measure(mix).stdout
+    expected = files()
+    shutil.rmtree(mix.parent / DEFAULT_NAME)
+    for number in (2, 0):
+        said = measure(mix, "encoder", "--part", f"{number}/3").stdout
+        assert said.endswith(f"photos: part {number}/3 is measured, other parts are not.\n")
+    assert measure(mix, "encoder", "--part", "1/3").stdout == alone
+    assert files() == expected
+    assert "R/N with 0 <= R < N" in error_line(measure(mix, "encoder", "--part", "3/3"))
 
 
 def test_a_check_measures_some_samples_again(mix):

@@ -18,8 +18,16 @@ def server():
 
 
 @pytest.fixture
-def store(server, tmp_path, monkeypatch):
+def client():
+    """The client of the store; a test may be parametrised with "rust"."""
+    return "boto3"
+
+
+@pytest.fixture
+def store(server, client, tmp_path, monkeypatch):
     provider = {"base_path": "corpus", "endpoint_url": server.url, "region_name": "us-east-1"}
+    if client == "rust":
+        provider["rust_client"] = {"allow_http": True}
     keys = {"access_key": "key", "secret_key": "secret"}
     profile = {
         "storage_provider": {"type": "s3", "options": provider},

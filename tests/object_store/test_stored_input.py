@@ -30,9 +30,9 @@ def folder(tmp_path, store, monkeypatch):
     return tmp_path
 
 
-def prepare(out, *words):
+def prepare(out, *words, jobs=1):
     result = energon_ext(
-        "prepare", out, *words, "--tokenizer", "bytes", "--val", "0", "--jobs", "1"
+        "prepare", out, *words, "--tokenizer", "bytes", "--val", "0", "--jobs", jobs
     )
     assert result.exit_code == 0, result.output
     return result
@@ -55,6 +55,13 @@ def test_token_files_of_an_object_are_those_of_the_local_file(folder, kind, name
     assert len(found) == (1 if name.endswith(".gz") else len(found)) and any(found.values())
     origins = (folder / "stored" / "train" / "part-00000.origins.txt").read_text()
     assert f"{folder.name}/in/{name}" in origins
+
+
+@pytest.mark.parametrize("client", ["rust"])
+def test_processes_of_the_command_read_a_store_whose_client_is_in_rust(folder):
+    prepare("local", "--jsonl", "in")
+    prepare("stored", "--jsonl", f"msc://store/{folder.name}/in", jobs=2)
+    assert contents(folder / "stored") == contents(folder / "local")
 
 
 def test_a_folder_in_a_store_is_its_files_and_goes_on_where_one_was_replaced(folder, store):

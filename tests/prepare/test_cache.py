@@ -312,6 +312,18 @@ def test_the_command_divides_the_samples_among_processes(mix, tmp_path, monkeypa
     assert hashes(mix) == expected
 
 
+def test_parts_of_several_commands_make_the_tokens_of_one(mix, tmp_path, monkeypatch):
+    expected = hashes(mix)
+    shutil.rmtree(tmp_path / cache.DEFAULT_NAME)
+    monkeypatch.setattr(samples, "UNIT_SAMPLES", 16)
+    call = ("tokenize", mix, "--tokenizer", "bytes", "--part")
+    first = energon_ext(*call, "1/2")
+    assert first.exit_code == 0 and "part 1/2 is tokenized, other parts are not" in first.stdout
+    assert " documents, " in energon_ext(*call, "0/2").stdout
+    refuse_to_make(monkeypatch)
+    assert hashes(mix) == expected
+
+
 def test_the_command_takes_an_encoder_of_the_user(mix, tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(
         "from tests.prepare.test_cache import Shouting, with_fingerprint\n"
