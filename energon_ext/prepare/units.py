@@ -86,6 +86,7 @@ def run_part(
     *,
     jobs: int = 1,
     splits: Sequence[str] = (),
+    what: str = "preparing",
 ) -> tuple[Record | None, list[str]]:
     """Prepare every COUNT-th unit; publish the output where no unit is missing any more.
 
@@ -104,7 +105,7 @@ def run_part(
         if any(reason is not None for reason in reasons.values()):
             refuse_others(output, part)
             _remove_staging(made.work, own)
-            _make(made, reasons, jobs, beat)
+            _make(made, reasons, jobs, beat, what)
     # Without its own claim: of two parts that end at once, the later one finds no other at work.
     return _finish_last(made, splits), _remarks(reasons)
 
@@ -135,7 +136,7 @@ def _make(
     reasons: Mapping[str, str | None],
     jobs: int,
     beat: Callable[[], None],
-    what: str = "preparing",
+    what: str,
 ) -> None:
     """Make the units that are missing, and write an account of each."""
     missing = {name: made.units[name] for name, reason in reasons.items() if reason is not None}
