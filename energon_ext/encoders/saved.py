@@ -62,7 +62,8 @@ class SavedSamples(DynamicBlendMixin, TaskEncoder):
         options = dict(packer)
         if options.pop("name") != WholePacker.name:
             raise ConfigError(
-                f"The rows of this run were packed by {packer['name']}, which no state holds."
+                f"The rows of this run were packed by {packer['name']} of its encoder, which a "
+                f"state does not hold."
             )
         self.seq_len = self._fingerprint["seq_len"] = seq_len or options.pop("seq_len")
         self.saved_packer = WholePacker(**{**options, "seq_len": self.seq_len})
