@@ -20,14 +20,10 @@ class CutDocuments:
     among those that are too long, and among all where a label is never trained.
 
     Args:
-        files: with the weights of their labels.
         source: key of the source, for messages.
         most_tokens: T + 1 of rows of T positions.
         over_long: ``cut`` keeps the first tokens of a longer document, ``error`` refuses it.
         untrained: a token that is never trained as a label; None for no such token.
-
-    Raises:
-        ConfigError: a document is too long, with ``error``.
     """
 
     def __init__(

@@ -48,28 +48,21 @@ class TokenFiles(Documents):
     document's first token, counted over all pairs.
 
     Args:
-        prefixes: paths without suffix; their order is that of the documents.
+        prefixes: paths without suffix, or pairs in an object store, whose indices are checked when
+            they are needed; their order is that of the documents.
 
     Raises:
         ConfigError: a file is missing, damaged, or does not belong to the others of its pair.
     """
 
-    def __init__(self, prefixes: Sequence[str | Path]):
-        self._begin([read_pair(str(prefix)) for prefix in prefixes])
-
-    @classmethod
-    def of_pairs(cls, pairs: Sequence[Pair]) -> "TokenFiles":
-        """The documents of pairs in an object store; their indices are checked when needed."""
-        files = cls.__new__(cls)
-        files._begin(pairs)
-        return files
-
-    def _begin(self, pairs: Sequence[Pair]) -> None:
-        self._pairs = list(pairs)
-        self.prefixes = [pair.prefix for pair in pairs]
-        self.is_remote = any(pair.objects is not None for pair in pairs)
-        self._unfetched = {n for n, pair in enumerate(pairs) if pair.objects is not None}
-        for pair in pairs:
+    def __init__(self, prefixes: Sequence[str | Path | Pair]):
+        self._pairs = [
+            each if isinstance(each, Pair) else read_pair(str(each)) for each in prefixes
+        ]
+        self.prefixes = [pair.prefix for pair in self._pairs]
+        self._unfetched = {n for n, pair in enumerate(self._pairs) if pair.objects is not None}
+        self.is_remote = bool(self._unfetched)
+        for pair in self._pairs:
             if pair.objects is None:
                 check_index(pair)
         self._first_documents = _starts([pair.documents for pair in self._pairs])
@@ -198,13 +191,10 @@ class TokenFiles(Documents):
     def check_tokenizer(self, name: str, fingerprint: Mapping[str, Any], vocab_size: int) -> None:
         """Raise ConfigError where the tokens are not those of a tokenizer, as far as can be seen.
 
-        Args:
-            name: of the tokenizer, for the message.
-            fingerprint: of the tokenizer; compared where a file says which one wrote it.
-            vocab_size: ids are in ``[0, vocab_size)``; a million is looked at, over 64 files at
-                most.
+        Its fingerprint is compared where a file says which one wrote it. Of the ids, which are in
+        ``[0, vocab_size)``, a million is looked at, over 64 files at most.
         """
-        self._check_written("tokenizer", name, fingerprint)
+        self.check_written("tokenizer", name, fingerprint)
         checked = self._pairs[:: -(-len(self._pairs) // _CHECKED_FILES)]
         looked_at = slice(0, _CHECKED_TOKENS // max(1, len(checked)))
         for pair in checked:
@@ -218,11 +208,8 @@ class TokenFiles(Documents):
                         f"{vocab_size}; use the one the file was written with."
                     )
 
-    def check_chat_template(self, name: str, fingerprint: Mapping[str, Any]) -> None:
-        """Raise ConfigError where a file says that its conversations are in another template."""
-        self._check_written("chat template", name, fingerprint)
-
-    def _check_written(self, what: str, name: str, now: Mapping[str, Any]) -> None:
+    def check_written(self, what: str, name: str, now: Mapping[str, Any]) -> None:
+        """Raise ConfigError where a file names another tokenizer or chat template."""
         field, option = what.replace(" ", "_"), what.replace(" ", "-")
         for pair in self._pairs:
             meta = pair.meta or {}
@@ -253,30 +240,21 @@ class TokenFiles(Documents):
         file = bisect_right(self._place_bounds, place) - 1
         return self._pairs[file], place - self._place_bounds[file]
 
-    def __getstate__(self) -> list[str] | list[Pair]:
-        return self._pairs if self.is_remote else self.prefixes
-
-    def __setstate__(self, state: list[Any]) -> None:
-        if state and isinstance(state[0], Pair):
-            self._begin(state)
-        else:
-            TokenFiles.__init__(self, state)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenFiles, (self._pairs if self.is_remote else self.prefixes,)
 
 
 def open_token_files(path: Any) -> TokenFiles:
-    """The documents that a path names: of a pair, of the pairs of a folder, or of a pattern.
+    """The documents that a path names; ConfigError where there is no pair, or one is not whole.
 
     Args:
         path: a pair with or without suffix, a folder with pairs in it or below it, or a pattern
             such as ``web/*/part-*``.
-
-    Raises:
-        ConfigError: there is no pair, or one is not whole.
     """
     if not is_remote(path):
         return TokenFiles(pair_prefixes(path))
     try:
-        return TokenFiles.of_pairs(remote_pairs(str(path)))
+        return TokenFiles(remote_pairs(str(path)))
     except StoreError as error:
         raise ConfigError(str(error)) from error
 

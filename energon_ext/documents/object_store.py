@@ -6,6 +6,7 @@ Credentials, retries and a disk cache are the client's own configuration. Small 
 once to a folder of the node.
 """
 
+import errno
 import hashlib
 import os
 import tempfile
@@ -31,17 +32,15 @@ DEADLINE_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class StoredObject:
-    """An object as it was when the source was opened.
-
-    Attributes:
-        version: its ETag; None where it is not known.
-        sha256: of its content; None where it is not known.
-    """
+    """An object, or a local file, as it was when the source was opened."""
 
     url: str
     size: int
-    version: str | None = None
-    sha256: str | None = None
+    version: str | int | None = None  # its ETag, or the time at which the file was written
+    sha256: str | None = None  # of its content
+
+    def __str__(self) -> str:
+        return self.url
 
 
 def is_remote(path: object) -> bool:
@@ -50,11 +49,7 @@ def is_remote(path: object) -> bool:
 
 
 def as_msc(path: Any) -> Any:
-    """A path with ``s3://`` as the client's own ``msc://``; any other as it is.
-
-    Raises:
-        ValueError: there is a login in it.
-    """
+    """A path with ``s3://`` as the client's own ``msc://``; ValueError where a login is in it."""
     if not str(path).startswith("s3://"):
         return path
     if "@" in urlsplit(str(path)).netloc:
@@ -96,16 +91,15 @@ def _use_in_this_process(provider: Any) -> None:
         provider._rust_client = None
 
 
-def ask(url: str, question: Callable[[Any, str], _Result]) -> _Result:
-    """The answer of a store; StoreError in place of whatever its client raises."""
+def ask(url: str, question: Callable[[Any, str], _Result]) -> _Result | None:
+    """The answer of a store, None of what it lacks; StoreError for all else its client raises."""
     client, key = _client(url)
     try:
         return question(client, key)
     except FileNotFoundError:
-        raise
+        return None
     except Exception as error:  # each kind of store has its own
-        config = getattr(client, "_retry_config", None)
-        attempts = getattr(config, "attempts", 1)
+        attempts = getattr(getattr(client, "_retry_config", None), "attempts", 1)
         raise StoreError(
             f"{url}: cannot be read in up to {attempts} attempts ({_one_line(error)})."
         ) from error
@@ -117,13 +111,25 @@ def _one_line(error: BaseException) -> str:
 
 def find_object(url: str) -> StoredObject | None:
     """An object as it is now; None where there is none."""
-    try:
-        found = ask(url, lambda client, key: client.info(key))
-    except FileNotFoundError:
-        return None
-    if found.type != "file":
+    found = ask(url, lambda client, key: client.info(key))
+    if found is None or found.type != "file":
         return None
     return StoredObject(url, found.content_length, _unquoted(found.etag))
+
+
+def file_at(path: str) -> StoredObject:
+    """An object, or a local file, as it is now; FileNotFoundError where there is none."""
+    if not is_remote(path):
+        local = os.stat(path)
+        return StoredObject(path, local.st_size, local.st_mtime_ns)
+    found = find_object(path)
+    if found is None:
+        raise _missing(path)
+    return found
+
+
+def _missing(path: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
 def _unquoted(etag: str | None) -> str | None:
@@ -136,36 +142,26 @@ def objects_below(folder: str) -> Iterable[StoredObject]:
     profile = folder.split("/")[2]
 
     def listed(client: Any, key: str) -> list[StoredObject]:
-        return [
-            StoredObject(
-                f"msc://{profile}/{each.key.lstrip('/')}",
-                each.content_length,
-                _unquoted(each.etag),
-            )
-            for each in client.list_recursive(path=key.rstrip("/") + "/")
-        ]
+        found = client.list_recursive(path=key.rstrip("/") + "/")
+        urls = ((f"msc://{profile}/{each.key.lstrip('/')}", each) for each in found)
+        return [StoredObject(url, o.content_length, _unquoted(o.etag)) for url, o in urls]
 
-    try:
-        return ask(folder, listed)
-    except FileNotFoundError:
-        return []
+    return ask(folder, listed) or []
 
 
 def read_object(url: str) -> bytes | None:
     """The content of an object; None where there is none."""
-    try:
-        return ask(url, _read)
-    except FileNotFoundError:
-        return None
+    return ask(url, _read)
 
 
 def read_range(url: str, begin: int, size: int) -> bytes:
     """A part of an object; StoreError where it is shorter."""
     content = ask(url, lambda client, key: _read(client, key, Range(begin, size)))
+    if content is None:
+        raise _missing(url)
     if len(content) != size:
         raise StoreError(
-            f"{url}: {len(content)} bytes came for a request of {size} at {begin}; see that the "
-            f"object is whole."
+            f"{url}: {len(content)} bytes came of {size} at {begin}; see that the object is whole."
         )
     return content
 

@@ -17,11 +17,7 @@ _CHUNK = 1 << 24
 
 
 class Origins:
-    """The lines of such a file by number; it is mapped, and eight bytes per line are kept.
-
-    Args:
-        path: of the file, one line per document.
-    """
+    """The lines of such a file by number; it is mapped, and eight bytes per line are kept."""
 
     def __init__(self, path: str | Path):
         self._bytes = map_file(str(path), os.path.getsize(path))

@@ -102,10 +102,6 @@ def keyed_draws(indices: np.ndarray, bounds: np.ndarray, key: str | int) -> np.n
     """One number in ``[0, bound)`` for each index, as if drawn at random; key and index decide it.
 
     Bounds are 1 .. 2^31.
-
-    Example:
-        >>> keyed_draws(np.arange(3), np.array([1, 1, 1]), "jitter").tolist()
-        [0, 0, 0]
     """
     keys = keyed_hash(str(key), ROUNDS)
     hashes = _mix(_mix(indices.astype(np.uint64), keys[0]), keys[1])

@@ -65,12 +65,7 @@ def names_remote_pairs(url: str) -> bool:
 
 
 def remote_pairs(url: str) -> list[Pair]:
-    """The pairs that a path in a store names, by their names.
-
-    Raises:
-        ConfigError: there is none, or one is not whole.
-        StoreError: the store does not answer.
-    """
+    """The pairs that a path in a store names, by their names."""
     url = without_suffix(str(as_msc(url)).rstrip("/"))
     objects, counts = _found(url)
     prefixes = sorted({without_suffix(each) for each in objects if each.endswith(SUFFIXES)})
@@ -78,12 +73,8 @@ def remote_pairs(url: str) -> list[Pair]:
     if not prefixes:
         raise ConfigError(f"{url}: names no .bin/.idx pair; check the path.")
     files = {prefix: _files_of(prefix, objects) for prefix in prefixes}
-    copied = [
-        each[suffix]
-        for prefix, each in files.items()
-        for suffix in (META_SUFFIX, ".idx")
-        if suffix in each and (suffix != ".idx" or prefix not in counts)
-    ]
+    copied = [each[META_SUFFIX] for each in files.values() if META_SUFFIX in each]
+    copied += [each[".idx"] for prefix, each in files.items() if prefix not in counts]
     known = {each.sha256 or each.url: each for each in copied}
     range_reader().run_all([functools.partial(local_copy, each) for each in known.values()])
     return [_pair(prefix, each, counts.get(prefix)) for prefix, each in files.items()]

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The files that Energon reads: whether they are there, and by what a change of them is noticed."""
 
-import errno
 import functools
 import hashlib
 import inspect
@@ -23,13 +22,7 @@ from megatron.energon.flavors.webdataset.indexing import JoinIndexReader
 from megatron.energon.flavors.webdataset.itar import ITAR_SUFFIX
 
 from energon_ext.documents.file_map import map_file
-from energon_ext.documents.object_store import (
-    StoredObject,
-    find_object,
-    is_remote,
-    local_copy,
-    read_range,
-)
+from energon_ext.documents.object_store import file_at, is_remote, local_copy, read_range
 from energon_ext.documents.permutation import KeyedPermutation, keyed_draws
 from energon_ext.documents.range_reader import range_reader
 from energon_ext.errors import ConfigError
@@ -53,11 +46,7 @@ class StoredFile(NamedTuple):
 
 
 def num_samples(factory: Any) -> int:
-    """Samples of a dataset; of a join those of its index, which Energon does not count.
-
-    Raises:
-        ConfigError: the index of a join is missing or damaged.
-    """
+    """Samples of a dataset; of a join those of its index, which Energon does not count."""
     index = getattr(factory, "join_index", None)
     if index is None:
         return len(factory)
@@ -76,7 +65,7 @@ def can_be_read_by_number(factory: Any) -> bool:
     """True if a sample in the middle is found without those before it."""
     return all(
         part.path.is_local() or (isinstance(part, BaseWebdatasetFactory) and is_remote(part.path))
-        for part in _parts_of(factory)
+        for part in parts_of(factory)
     )
 
 
@@ -93,24 +82,18 @@ def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
     counted: dict[str, Any] = {"documents": num_samples(factory)}
     if hasattr(factory, "join_index"):
         counted["join"] = factory.join_index.name  # a hash of what is joined, and how
-    fields = [each for each in map(_fields_of, _parts_of(factory)) if each]
+    fields = [each for each in map(_fields_of, parts_of(factory)) if each]
     if fields:
         counted["fields"] = fields
     if not files:
         return counted
     looks = np.arange(_LOOKS)
     chosen = KeyedPermutation(len(files), "fingerprint")(looks % len(files))
-    sample = hashlib.sha256()
-    try:
-        sizes = _each(_size, [file.path for file in files], files)
-        layout = np.array([[file.samples for file in files], sizes], "<i8")
-        numbers = keyed_draws(looks, layout[0, chosen], "fingerprint")
-        looked_at = [(files[file], number) for file, number in zip(chosen, numbers.tolist())]
-        for look in _each(_look, looked_at, files):
-            sample.update(look)
-    except OSError as error:
-        reason = f"cannot be read ({error.strerror})"
-        raise _broken(error.filename or files[0].path, reason) from error
+    sizes = [found.size for found in _each(file_at, [file.path for file in files], files)]
+    layout = np.array([[file.samples for file in files], sizes], "<i8")
+    numbers = keyed_draws(looks, layout[0, chosen], "fingerprint")
+    looked_at = [(files[file], number) for file, number in zip(chosen, numbers.tolist())]
+    sample = hashlib.sha256(b"".join(_each(_look, looked_at, files)))
     return {
         **counted,
         "files": len(files),
@@ -123,19 +106,13 @@ def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
 def times_of_files(factory: BaseCoreDatasetFactory) -> str:
     """A hash over the times at which the files of a dataset were written, or their ETags."""
     files = list(_files_of(factory))
-    try:
-        times = _each(_version, [file.path for file in files], files)
-    except OSError as error:
-        raise _broken(error.filename, f"cannot be read ({error.strerror})") from error
+    times = [found.version for found in _each(file_at, [file.path for file in files], files)]
     return hashlib.sha256(json.dumps(times).encode()).hexdigest()[:32]
 
 
-def _version(path: str) -> int | str | None:
-    return stored_object(path).version if is_remote(path) else os.stat(path).st_mtime_ns
-
-
-def _parts_of(factory: Any) -> Sequence[Any]:
-    return getattr(factory, "inner_datasets", [factory])  # of joined datasets
+def parts_of(factory: Any) -> Sequence[Any]:
+    """The datasets that a join joins; the one of another source."""
+    return getattr(factory, "inner_datasets", [factory])
 
 
 def _fields_of(part: Any) -> dict[str, str]:
@@ -156,7 +133,7 @@ def _fields_of(part: Any) -> dict[str, str]:
 
 
 def _files_of(factory: Any) -> Iterator[StoredFile]:
-    for part in _parts_of(factory):
+    for part in parts_of(factory):
         shards, suffix = [("", len(factory))], IJSONL_SUFFIX
         if isinstance(part, BaseWebdatasetFactory):
             shards, suffix = [(shard.name, shard.count) for shard in part.shards], ITAR_SUFFIX
@@ -183,31 +160,23 @@ def sample_ends(index_path: str, samples: int) -> np.ndarray:
     """Starts of the samples of a file, and the end of the last one, uint64 [samples + 1]."""
     index_bytes, path = 8 * (samples + 1), index_path
     if is_remote(index_path):
-        path = local_copy(stored_object(index_path))
+        path = local_copy(file_at(index_path))
     if os.stat(path).st_size != index_bytes:
         raise _broken(index_path, f"is no index of {samples} samples")
     return map_file(path, index_bytes).view("<u8")
-
-
-def _size(path: str) -> int:
-    return stored_object(path).size if is_remote(path) else os.stat(path).st_size
-
-
-def stored_object(url: str) -> StoredObject:
-    """An object that has to be there; FileNotFoundError where it is not."""
-    found = find_object(url)
-    if found is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
-    return found
 
 
 def _each(
     look: Callable[[_Place], _Found], places: Sequence[_Place], files: Sequence[StoredFile]
 ) -> list[_Found]:
     """Look at every place; a store is asked for all of them at once."""
-    if not any(is_remote(file.path) for file in files):
-        return [look(place) for place in places]
-    return range_reader().run_all([functools.partial(look, place) for place in places])
+    try:
+        if not any(is_remote(file.path) for file in files):
+            return [look(place) for place in places]
+        return range_reader().run_all([functools.partial(look, place) for place in places])
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror})"
+        raise _broken(error.filename or files[0].path, reason) from error
 
 
 def _broken(path: str, reason: str) -> ConfigError:

@@ -132,17 +132,27 @@ def _of_another_run(prefix: str, num_bytes: int, expected: int) -> ConfigError:
 @lru_cache(MOST_MAPS)
 def open_index(pair: Pair) -> Index:
     """The index of a pair; a copy of it where it lies in an object store, checked before use."""
-    path, needed = pair.prefix + ".idx", _index_bytes(pair.sequences, pair.documents)
-    if pair.objects is None:
-        return _index(map_file(path, needed), pair.sequences)
-    copy = local_copy(pair.objects[".idx"])
-    found = read_header(path, copy)
-    num_bytes = pair.tokens * pair.dtype.itemsize
-    if found != (pair.dtype, pair.sequences, pair.documents, num_bytes):
-        raise _of_another_run(pair.prefix, num_bytes, found[-1])
-    index = _index(map_file(copy, needed), pair.sequences)
-    _check(pair, index)
+    path = where = pair.prefix + ".idx"
+    if pair.objects is not None:
+        where = local_copy(pair.objects[".idx"])
+        found, num_bytes = read_header(path, where), pair.tokens * pair.dtype.itemsize
+        if found != (pair.dtype, pair.sequences, pair.documents, num_bytes):
+            raise _of_another_run(pair.prefix, num_bytes, found[-1])
+    content = map_file(where, _index_bytes(pair.sequences, pair.documents))
+    index = _index(content, pair.sequences)
+    if pair.objects is not None:
+        _check(pair, index)
     return index
+
+
+def check_index(pair: Pair) -> None:
+    """Check every entry of an index: sequences follow one another without gaps, as documents do.
+
+    So none overlaps, begins inside a token or leaves the file. It takes 4 s of one core for 10^9
+    documents, whose 20 GB a run reads anyway. To remember the result would take a file beside the
+    data, which is often read-only, and trust in its time stamps.
+    """
+    _check(pair, open_index(pair))
 
 
 def _index_bytes(sequences: int, documents: int) -> int:
@@ -157,11 +167,7 @@ def _index(content: np.ndarray, sequences: int) -> Index:
 
 
 def write_index(path: str, dtype: np.dtype, lengths: np.ndarray) -> None:
-    """Write the ``.idx`` of documents that follow one another, one sequence each.
-
-    Args:
-        lengths: tokens of each, int32 [documents].
-    """
+    """Write the ``.idx`` of documents that follow one another, one sequence each."""
     count = len(lengths)
     code = next(code for code, known in _TOKEN_TYPES.items() if known == dtype)
     with open(path, "wb") as file:
@@ -170,16 +176,6 @@ def write_index(path: str, dtype: np.dtype, lengths: np.ndarray) -> None:
         sizes = lengths.astype("<i8") * dtype.itemsize
         (np.cumsum(sizes) - sizes).tofile(file)
         np.arange(count + 1, dtype="<i8").tofile(file)
-
-
-def check_index(pair: Pair) -> None:
-    """Check every entry of an index: sequences follow one another without gaps, as documents do.
-
-    So none overlaps, begins inside a token or leaves the file. It takes 4 s of one core for 10^9
-    documents, whose 20 GB a run reads anyway. To remember the result would take a file beside the
-    data, which is often read-only, and trust in its time stamps.
-    """
-    _check(pair, open_index(pair))
 
 
 def _check(pair: Pair, index: Index) -> None:
@@ -296,8 +292,7 @@ def _weights_dtype(
     if found_bytes != num_tokens * dtype.itemsize:
         found = "does not exist" if found_bytes is None else f"has {found_bytes} bytes"
         raise ConfigError(
-            f"{path}: {found}, {num_tokens} tokens need {num_tokens * dtype.itemsize}; copy it "
-            f"again, or prepare the pair again."
+            f"{path}: {found}, {num_tokens} tokens need {num_tokens * dtype.itemsize}; copy it."
         )
     return dtype
 

@@ -26,10 +26,6 @@ def is_token_file(path: Any) -> bool:
 
     That is the path without suffix, or with one of the two; a folder with pairs in it or below it;
     or a pattern. One file of a pair is enough, so that the missing one can be named.
-
-    Example:
-        >>> is_token_file("no/such/web_text_document"), is_token_file("web/*_document")
-        (False, True)
     """
     text = str(path).rstrip("/")
     if is_remote(text):

@@ -40,11 +40,7 @@ class ChatTemplate(ABC):
 
     @abstractmethod
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
-        """The messages as text; with what precedes the next answer, if asked for.
-
-        Raises:
-            SampleError: these messages cannot be written.
-        """
+        """The messages as text; with what precedes the next answer, if asked for."""
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
@@ -87,7 +83,10 @@ class HFChatTemplate(ChatTemplate):
 
     def __init__(self, name_or_path: str | Path | Any, date: str | None = None):
         self._tokenizer: Any = name_or_path
-        self._date = None if date is None else _date_of(date)
+        try:
+            self._date = None if date is None else datetime.date.fromisoformat(date)
+        except ValueError as error:
+            raise ConfigError(f"date: {date!r:.40} found; give one like 2026-01-31.") from error
         if isinstance(name_or_path, (str, Path)):
             name = str(name_or_path)
             self._tokenizer = load_with_transformers(name, f"Chat template of {name!r}")
@@ -98,17 +97,19 @@ class HFChatTemplate(ChatTemplate):
             )
         self._template = self._tokenizer.chat_template
         if self._date is not None:
-            self._template = _at_date(self._tokenizer.get_chat_template(), self._date)
+            # The clock stands still: each format that it is asked for is written out.
+            template, day = self._tokenizer.get_chat_template(), self._date
+            self._template = _CLOCK.sub(
+                lambda call: repr(day.strftime(call[2])) if call[2] else call[0], template
+            )
         if _CLOCK.search(str(self._template)):
+            advice = "where it does, no date can stand: write one into a copy of the template."
+            if self._date is None:
+                advice = "give one date, as HFChatTemplate(..., date='2026-01-31') or "
+                advice += "--chat-template NAME@2026-01-31."
             raise ConfigError(
                 f"Chat template of {name_or_path}: writes the date of the day (strftime_now), so "
-                f"the tokens of a text would change with it; "
-                + (
-                    "give one date, as HFChatTemplate(..., date='2026-01-31') or --chat-template "
-                    "NAME@2026-01-31."
-                    if self._date is None
-                    else "where it does, no date can stand: write one into a copy of the template."
-                )
+                f"the tokens of a text would change with it; {advice}"
             )
         self._limited = Limited(self._rendered, "the chat template")
 
@@ -124,20 +125,6 @@ class HFChatTemplate(ChatTemplate):
     def fingerprint(self) -> dict[str, Any]:
         text = repr((self._template, self._tokenizer.special_tokens_map))
         return {"kind": "hf", "sha256": hashlib.sha256(text.encode()).hexdigest()}
-
-
-def _at_date(template: str, date: datetime.date) -> str:
-    """A template in which the clock stands still: each format that it asks for, written out."""
-    return _CLOCK.sub(lambda call: repr(date.strftime(call[2])) if call[2] else call[0], template)
-
-
-def _date_of(text: str) -> datetime.date:
-    try:
-        return datetime.date.fromisoformat(text)
-    except ValueError as error:
-        raise ConfigError(
-            f"date: {text!r:.40} found, a date such as 2026-01-31 is needed."
-        ) from error
 
 
 def check_messages(messages: Any) -> None:
@@ -195,11 +182,6 @@ def split_answers(template: ChatTemplate, messages: Sequence[Message]) -> list[t
 
     Returns:
         ``(text, is an answer)`` in order; joined, the text of the conversation.
-
-    Example:
-        >>> messages = [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4"}]
-        >>> split_answers(PlainChatTemplate(), messages)
-        [('user: 2 + 2\\nassistant: ', False), ('4\\n', True)]
     """
     pieces = []
     written = ""

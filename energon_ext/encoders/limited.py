@@ -3,7 +3,6 @@
 """Foreign code in a process of its own, which ends when it takes too long or too much memory."""
 
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -17,25 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from energon_ext.errors import ConfigError, SampleError
+from energon_ext.prepare.pool import end_with_parent
 
 #: Of one call: seconds, bytes of memory, and bytes of the text that it gives.
 MOST_SECONDS, MOST_MEMORY, MOST_BYTES = 10.0, 2**30, 2**28
-
-_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 
 
 class Limited:
     """A function from JSON values to text, called in another process.
 
-    Each thread that calls it forks one at its first call, which ends with the thread.
-
-    Args:
-        function: is called there.
-        what: it is, for messages.
-
-    Raises:
-        SampleError: from a call: the function raised.
-        ConfigError: from a call: it met a limit.
+    Each thread that calls it forks one at its first call, which ends with the thread. SampleError
+    where the function raises, ConfigError where it meets a limit.
     """
 
     def __init__(self, function: Callable[..., str], what: str):
@@ -84,7 +75,7 @@ class Limited:
 def _serve(pipe: Connection, function: Callable[..., str]) -> None:
     """Answer until the other end is closed; nothing that the parent has open stays open here."""
     try:
-        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        end_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         held = re.search(r"VmData:\s+(\d+)", Path("/proc/self/status").read_text())
         assert held is not None

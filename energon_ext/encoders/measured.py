@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -13,22 +12,16 @@ from typing import Any
 import numpy as np
 
 from energon_ext.config.mix import Entry
-from energon_ext.config.references import TokenFileFactory
 from energon_ext.encoders.planned_samples import identity_of_lengths
-from energon_ext.encoders.sample_reader import encoded, keyed_random
-from energon_ext.encoders.text_sources import (
-    cache_folder_of,
-    cached_source,
-    what_samples_depend_on,
-)
+from energon_ext.encoders.text_sources import cached_samples, cached_source, of_samples
 from energon_ext.errors import ConfigError, EnergonExtError, SampleError, log_of
-from energon_ext.prepare.accounts import is_prepared
 from energon_ext.prepare.cache import Cached, ensure_made
 from energon_ext.prepare.documents import InputDocument, Unit
-from energon_ext.prepare.job import Encoded, Job
+from energon_ext.prepare.job import Encoded
 from energon_ext.prepare.lengths import LengthTable, LengthWriter
 from energon_ext.prepare.samples import SampleSource, sample_units, unit_of
 from energon_ext.samples.numbered import as_worker
+from energon_ext.samples.reader import encoded, keyed_random
 
 logger = log_of(__name__)
 
@@ -38,13 +31,9 @@ SECONDS_BY_SIZE, SECONDS_BY_ENCODING = 0.001, 0.02
 
 def ensure_measured(encoder: Any, entries: Sequence[Entry]) -> dict[str, LengthTable]:
     """The lengths of all sources of samples, by their keys."""
-    entries = of_samples(entries)
-    cached = [cached_lengths(encoder, entry) for entry in entries]
-    first_missing = (entry for entry, each in zip(entries, cached) if not each.is_there)
-    ensure_made(cached, lambda: _command(next(first_missing)))
-    tables: dict[str, LengthTable] = {
-        entry.key: each.open() for entry, each in zip(entries, cached)
-    }
+    cached = {entry.key: cached_lengths(encoder, entry) for entry in of_samples(entries)}
+    ensure_made(list(cached.values()))
+    tables: dict[str, LengthTable] = {key: each.open() for key, each in cached.items()}
     for key, table in tables.items():
         if table.num_too_long:
             logger.warning(
@@ -54,47 +43,26 @@ def ensure_measured(encoder: Any, entries: Sequence[Entry]) -> dict[str, LengthT
     return tables
 
 
-def of_samples(entries: Sequence[Entry]) -> list[Entry]:
-    """The sources that are no token files."""
-    return [each for each in entries if not isinstance(each.dataset, TokenFileFactory)]
-
-
 def cached_lengths(encoder: Any, entry: Entry) -> Cached:
     """The table of lengths of a source; it may not be there."""
-    encoding = identity_of_lengths(encoder)
     source = cached_source(encoder, entry)
     units = _units(entry, source)
-    depends_on = {
-        **what_samples_depend_on(entry, encoding),
-        "path": source.path,
-        "first": units[0].description["path"],  # of the shards of a split
-    }
-    text = json.dumps(depends_on, sort_keys=True, default=str)
     seconds = SECONDS_BY_SIZE if hasattr(encoder, "sample_length") else SECONDS_BY_ENCODING
-    return _CachedTable(
-        name=source.path,
-        folder=cache_folder_of(entry, text),
-        job=Job(
-            encode=functools.partial(measure_all, encoder),
-            writer=LengthWriter,
-            meta={},
-            options=json.loads(text),
-            keeps_all=True,
-        ),
+    return cached_samples(
+        entry,
+        source,
+        {"path": source.path, "first": units[0].description["path"]},  # of the shards of a split
+        encoding=identity_of_lengths(encoder),
+        encode=functools.partial(measure_all, encoder),
+        writer=LengthWriter,
+        meta={},
         units=units,
-        count=source.count,
         seconds=source.count * seconds,
         open_folder=functools.partial(LengthTable.open, longest=encoder.seq_len),
         verb="measured",
+        command=functools.partial(_command, entry),
+        grows=True,
     )
-
-
-class _CachedTable(Cached):
-    """A table, to which shards that were appended since are added."""
-
-    @property
-    def is_there(self) -> bool:
-        return super().is_there and is_prepared(self.folder, self.units)
 
 
 def measure_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded]:
@@ -123,20 +91,16 @@ def _measured(encoder: Any, sample: Any, key: str) -> Encoded:
     try:
         with keyed_random(encoder, f"measured/{key}"):
             return length_and_cost(encoder, sample)
-    except EnergonExtError as error:
-        if isinstance(error, SampleError):
-            return error
+    except SampleError as error:
+        return error
+    except EnergonExtError:
         raise
     except Exception as error:  # whatever an encoder raises of a sample, SkipSample among it
         return SampleError(f"Sample {key}: {type(error).__name__} ({error}).")
 
 
 def length_and_cost(encoder: Any, sample: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and cost of a cooked sample, as arrays of one.
-
-    Raises:
-        ConfigError: the encoder gives something else.
-    """
+    """Tokens and cost of a cooked sample, as arrays of one."""
     if hasattr(encoder, "sample_length"):
         found, method = encoder.sample_length(sample), "sample_length"
     else:
@@ -166,8 +130,10 @@ def _units(entry: Entry, source: SampleSource) -> list[Unit]:
 def _version(shard: Any) -> dict[str, Any]:
     """JSON values by which a change of a shard is noticed."""
     path = str(shard.path)
-    found = os.stat(path) if os.path.isfile(path) else None
-    times = {} if found is None else {"bytes": found.st_size, "modified": found.st_mtime_ns}
+    times = {}
+    if os.path.isfile(path):
+        found = os.stat(path)
+        times = {"bytes": found.st_size, "modified": found.st_mtime_ns}
     return {"path": path, "samples": shard.count, **times}
 
 

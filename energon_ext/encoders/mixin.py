@@ -8,15 +8,16 @@ whose factory returns our blend over the real sources, so that it never has anyt
 """
 
 import copy
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any, Mapping, Sequence
 
 from megatron.energon import TaskEncoder, WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import DatasetBlendMode, LoadedDataset
-from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
 from energon_ext.arguments import check_integer
+from energon_ext.batch.rows import Row
 from energon_ext.config.mix import Entry, mix_of
 from energon_ext.config.references import TokenFileFactory
 from energon_ext.encoders.measured import ensure_measured
@@ -24,8 +25,8 @@ from energon_ext.encoders.planned_samples import (
     obstacle,
     packer_of,
     packs_samples,
-    sample_batches,
     sample_rows,
+    saved_samples,
     token_rows,
 )
 from energon_ext.encoders.sources import (
@@ -43,14 +44,13 @@ from energon_ext.mixture.checks import check_mixture
 from energon_ext.mixture.tree import IN_ORDER, INTERLEAVE, blend_of
 from energon_ext.plan.clock import Clock
 from energon_ext.plan.cost import Cost
-from energon_ext.plan.dataset import PassOptions, PlannedDataset
+from energon_ext.plan.dataset import BatchOptions, PassOptions, PlannedDataset
 from energon_ext.plan.deal import Topology
 from energon_ext.plan.source import Source
 from energon_ext.prepare.lengths import LengthTable
 from energon_ext.splice.source import SpliceSource
 from energon_ext.state.match import ENCODER
 from energon_ext.streamed.blend import DynamicBlendDataset, LeastConsumedDataset
-from energon_ext.streamed.samples import RepeatUpTo
 from energon_ext.weights import ConstantWeight, ScheduleAxis
 
 logger = log_of(__name__)
@@ -110,6 +110,7 @@ class DynamicBlendMixin:
 
     _is_planned: bool = False
     _validating: bool = False
+    _padding_row: Callable[[], Row] | None = None
     _tables: Mapping[str, LengthTable] = MappingProxyType({})
 
     #: Rows of a global batch; one batch of each rank where it is None.
@@ -132,15 +133,12 @@ class DynamicBlendMixin:
         mix = mix_of(datasets)
         if not repeat:
             check_unlimited(mix.entries)
-        bound = self._bound_to(mix.entries, stages, repeat)
+        bound = self._bound_to(mix.entries, stages, repeat=repeat)
         # Sources of a plain blend repeat one by one; an epochized blend as a whole.
         epochized = blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
-        sources = read_sources(
-            bound, mix, worker_config=worker_config, repeat=repeat and not epochized
-        )
+        sources = read_sources(bound, mix, worker_config, repeat=repeat and not epochized)
         check_omissions(mix, sources)
         open_live_weights(mix, sources)
-        bound.source_keys = _keys_in_batches(sources)
         clock = Clock(
             mix.axis_with(self.schedule_axis),
             Topology.of(worker_config, stages.get("batch_size"), self.rows_per_step),
@@ -181,14 +179,9 @@ class DynamicBlendMixin:
         bound = self._bound_to(mix.entries, options, repeat=False, validating=True)
         if not bound._is_planned:
             return super().build_val_datasets(  # type: ignore[misc]  # of the encoder behind
-                datasets=datasets,
-                worker_config=worker_config,
-                batch_size=batch_size,
-                limit=limit,
-                **stages,
+                datasets=datasets, worker_config=worker_config, limit=limit, **options
             )
-        sources = read_sources(bound, mix, worker_config=worker_config, repeat=False)
-        bound.source_keys = _keys_in_batches(sources)
+        sources = read_sources(bound, mix, worker_config, repeat=False)
         tree = blend_of({source.key: ConstantWeight(1.0) for source in sources}, IN_ORDER)
         topology = Topology.of(worker_config, batch_size, None)
         clock = Clock(mix.axis, topology, bound.tokens_per_sample)
@@ -217,14 +210,7 @@ class DynamicBlendMixin:
         if self._is_planned:
             build = token_rows if isinstance(entry.dataset, TokenFileFactory) else sample_rows
             return build(self, entry, seed=worker_config.seed_offset, repeat=repeat)
-        dataset = load_source(self, entry, worker_config)
-        repetitions = entry.loaded.repetitions or 1
-        if not repeat and repetitions == 1:
-            return dataset
-        limit, own_config = entry.max_epochs, dataset.worker_config
-        if repeat:
-            return RepeatUpTo(dataset, repeats=limit, restart=False, worker_config=own_config)
-        return RepeatDataset(dataset, repeats=repetitions, worker_config=own_config)
+        return load_source(self, entry, worker_config, repeat=repeat)
 
     def build_blend(
         self,
@@ -235,7 +221,14 @@ class DynamicBlendMixin:
     ) -> SavableDataset:
         """A plan, or Energon's stages behind the draw among streamed sources."""
         if self._is_planned:
-            return PlannedDataset(sources, passes=passes, batches=sample_batches(self), **options)
+            batches = BatchOptions(
+                assemble=self._batch_of,
+                padding=self._padding_row,
+                fingerprint=self.state_fingerprint(),
+                encoder=self._saved(),
+                cost=self.cost,
+            )
+            return PlannedDataset(sources, passes=passes, batches=batches, **options)
         if self._sizes_samples():
             options["size_of"] = self.blend_sample_size  # type: ignore[attr-defined]
         is_interleave = options["tree"].node.rule == INTERLEAVE
@@ -256,6 +249,14 @@ class DynamicBlendMixin:
             **stages,
         )
 
+    def _batch_of(self, rows: list[Any]) -> Any:
+        """A batch of planned rows or samples, by the encoder's own methods."""
+        return self.encode_batch(self.batch(rows))  # type: ignore[attr-defined]
+
+    def _saved(self) -> dict[str, Any]:
+        """The encoder as a state describes it."""
+        return saved_samples(self)
+
     def state_fingerprint(self) -> dict[str, Any]:
         """JSON values that a saved state depends on; extend it with what changes your samples."""
         named: dict[str, Any] = {ENCODER: type(self).__qualname__}
@@ -270,13 +271,13 @@ class DynamicBlendMixin:
         self,
         entries: Sequence[Entry],
         stages: dict[str, Any],
+        *,
         repeat: bool,
         validating: bool = False,
     ) -> Any:
         """The encoder of one dataset, checked against its sources; several may share this one.
 
-        Args:
-            stages: options of Energon's stages; the encoder takes away what is its own.
+        It takes away its own of ``stages``, the options of Energon's stages.
         """
         refuse_splices(self, entries)
         bound = copy.copy(self)
@@ -308,10 +309,6 @@ class DynamicBlendMixin:
         if self._sizes_samples():
             return "blend_sample_size counts samples that were read"
         return obstacle(self, entries, stages, repeat)
-
-
-def _keys_in_batches(sources: Sequence[Source]) -> tuple[str, ...]:
-    return tuple(sorted({name for source in sources for name in source.part_shares}))
 
 
 class _BlendFactory:

@@ -2,27 +2,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Samples of any TaskEncoder by number: which encoders allow it, and what a plan takes of them."""
 
-import copy
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megatron.energon import DefaultTaskEncoder, TaskEncoder, WorkerConfig
+from megatron.energon import DefaultTaskEncoder, TaskEncoder
 from megatron.energon.task_encoder.base import get_stateless
 
 from energon_ext.arguments import check_integer
 from energon_ext.config.mix import Entry
 from energon_ext.config.references import TokenFileFactory
-from energon_ext.documents.stored_files import (
-    can_be_read_by_number,
-    fingerprint_files,
-    num_samples,
-)
-from energon_ext.encoders.quiet import quiet_energon
-from energon_ext.encoders.sample_reader import SampleReader
+from energon_ext.documents.stored_files import can_be_read_by_number, fingerprint_files, num_samples
 from energon_ext.encoders.sources import (
     MOST_PLANNED_BUFFER_DOCS,
     document_range,
+    open_alone,
     planned_options,
     shuffles_over_epochs,
 )
@@ -30,9 +23,9 @@ from energon_ext.encoders.tokenizer_protocol import check_tokenizer, check_writt
 from energon_ext.errors import ConfigError
 from energon_ext.packing import BestFitPacker, Packer
 from energon_ext.plan.cost import AttentionCost
-from energon_ext.plan.dataset import BatchOptions
 from energon_ext.samples.numbered import NumberedSamples
 from energon_ext.samples.packers import OnePerRow, OwnPacker, WholePacker
+from energon_ext.samples.reader import SampleReader
 from energon_ext.samples.rows import OneEach, SampleRows, TokenRows
 
 #: Methods that build stages, which a plan has not.
@@ -60,9 +53,7 @@ def obstacle(
     for entry in entries:
         if isinstance(entry.dataset, TokenFileFactory):
             if not packs_samples(encoder) or not hasattr(encoder, "pack_tokens"):
-                return (
-                    f"{entry.key} has rows of tokens, and the encoder no length_of or pack_tokens"
-                )
+                return f"{entry.key} has rows of tokens, the encoder no length_of or pack_tokens"
             continue
         if not can_be_read_by_number(entry.dataset):
             return f"the files of {entry.key} are neither local nor tars in an object store"
@@ -85,15 +76,13 @@ def sample_rows(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> Sampl
     count = num_samples(factory)
     numbers = range(*document_range(entry, count))
     excluded = frozenset(() if entry.excluded is None else entry.excluded.tolist())
-    samples = _opened(encoder, entry)
+    samples = NumberedSamples(open_alone(encoder, entry), str(factory.paths[0]))
     return SampleRows(
         OneEach(count, fingerprint_files(factory)) if table is None else table,
         SampleReader(encoder, entry.key, seed, numbers, excluded, samples, table),
         packer=packer_of(encoder),
         buffer_docs=MOST_PLANNED_BUFFER_DOCS,
-        **planned_options(
-            encoder, entry, count, seed=seed, repeat=repeat, block=encoder.sample_block
-        ),
+        **planned_options(encoder, entry, count, repeat, seed=seed, block=encoder.sample_block),
     )
 
 
@@ -107,7 +96,7 @@ def token_rows(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> TokenR
         encoder.pack_tokens,
         packer=BestFitPacker(encoder.seq_len),
         buffer_docs=MOST_PLANNED_BUFFER_DOCS,
-        **planned_options(encoder, entry, len(files), seed=seed, repeat=repeat),
+        **planned_options(encoder, entry, len(files), repeat, seed=seed),
     )
 
 
@@ -134,52 +123,24 @@ def packer_of(encoder: Any) -> Packer:
     return WholePacker(encoder.seq_len)
 
 
-def _opened(encoder: Any, entry: Entry) -> NumberedSamples:
-    """The samples of a source, as on one rank without workers."""
-    alone = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    own = copy.copy(entry.loaded)
-    own.dataset = copy.copy(entry.dataset)
-    own.dataset.worker_config = alone
-    with quiet_energon():
-        dataset = encoder._load_dataset(own, 0, worker_config=alone)
-    return NumberedSamples(dataset, str(entry.dataset.paths[0]))
-
-
-def sample_batches(encoder: Any) -> BatchOptions:
-    """How samples become batches: by the encoder's own methods."""
-    return BatchOptions(
-        assemble=functools.partial(_assemble, encoder),
-        padding=None,
-        fingerprint=encoder.state_fingerprint(),
-        encoder=saved_samples(encoder),
-        cost=encoder.cost,
-    )
-
-
 def saved_samples(encoder: Any) -> dict[str, Any]:
     """Description from which the same rows are planned without the user's code, as JSON values."""
     is_packing = packs_samples(encoder)
     cost = encoder.cost if isinstance(encoder.cost, AttentionCost) else None
+    packer = {**packer_of(encoder).to_json(), "seq_len": encoder.seq_len} if is_packing else None
+    has_tokens = hasattr(encoder, "pack_tokens")
     return {
         "class": "samples",
         "cost": None if cost is None else vars(cost),
         "fingerprint": encoder.state_fingerprint(),
         "lengths": identity_of_lengths(encoder) if is_packing else None,
-        "packer": {**packer_of(encoder).to_json(), "seq_len": encoder.seq_len}
-        if is_packing
-        else None,
-        "tokenizer": saved_tokenizer(encoder.tokenizer)
-        if hasattr(encoder, "pack_tokens")
-        else None,
+        "packer": packer,
+        "tokenizer": saved_tokenizer(encoder.tokenizer) if has_tokens else None,
     }
 
 
 def identity_of_lengths(encoder: Any) -> dict[str, Any]:
-    """JSON values by which the tables of an encoder are told from those of others.
-
-    Raises:
-        ConfigError: the encoder has nothing that identifies its tables.
-    """
+    """JSON values by which the tables of an encoder are told from those of others."""
     if getattr(encoder, "saved_lengths", None) is not None:
         return encoder.saved_lengths
     name, own = type(encoder).__qualname__, getattr(encoder, "encoding_fingerprint", None)
@@ -190,7 +151,3 @@ def identity_of_lengths(encoder: Any) -> dict[str, Any]:
             f"changes. Lengths are kept, and found by it."
         )
     return {"class": name, "own": own}
-
-
-def _assemble(encoder: Any, samples: list[Any]) -> Any:
-    return encoder.encode_batch(encoder.batch(samples))

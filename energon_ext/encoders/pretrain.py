@@ -8,7 +8,6 @@ step 1500 therefore changes step 1500, a weight is a share of tokens, and every 
 
 import copy
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -25,12 +24,7 @@ from energon_ext.documents.base import Documents
 from energon_ext.documents.file_set import TokenFiles
 from energon_ext.encoders.mixin import DynamicBlendMixin
 from energon_ext.encoders.sources import epochs_of, planned_buffer_docs, planned_options
-from energon_ext.encoders.splicing import (
-    check_names,
-    check_splices,
-    names_of,
-    spliced_rows,
-)
+from energon_ext.encoders.splicing import check_names, check_splices, names_of, spliced_rows
 from energon_ext.encoders.text import Document, TextDecoder, cook_text, is_text
 from energon_ext.encoders.text_sources import encoding_of, ensure_tokenized
 from energon_ext.encoders.tokenizer_protocol import (
@@ -42,10 +36,8 @@ from energon_ext.encoders.tokenizer_protocol import (
 from energon_ext.errors import ConfigError, SampleError, log_of
 from energon_ext.packing import Packer, make_packer
 from energon_ext.plan.cost import AttentionCost, Cost
-from energon_ext.plan.dataset import BatchOptions, PassOptions, PlannedDataset
 from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
-from energon_ext.plan.source import Source
 from energon_ext.splice.config import SpliceFields
 
 logger = log_of(__name__)
@@ -216,25 +208,8 @@ has no transition to train.
             self.documents_of(files, entry.key),
             packer=self._packer,
             buffer_docs=self._buffer_docs,
-            **planned_options(self, entry, len(files), seed=seed, repeat=repeat),
+            **planned_options(self, entry, len(files), repeat, seed=seed),
         )
-
-    def build_blend(
-        self,
-        sources: Sequence[Source],
-        passes: PassOptions,
-        stages: Mapping[str, Any],
-        **options: Any,
-    ) -> PlannedDataset:
-        """One plan over all sources; Energon's stages have nothing to do."""
-        batches = BatchOptions(
-            assemble=self._assemble,
-            padding=functools.partial(Row, [], slice_sources=[]),
-            fingerprint=self.state_fingerprint(),
-            encoder=saved_encoder(self),
-            cost=self.cost,
-        )
-        return PlannedDataset(sources, passes=passes, batches=batches, **options)
 
     def token_files(self, entry: Entry) -> TokenFiles:
         """The token files of a source: its own, or those that were made of its text."""
@@ -249,24 +224,30 @@ has no transition to train.
         """Write rows into a batch."""
         return self._assembler(rows, self.source_keys)
 
-    def _assemble(self, rows: list[Row]) -> Any:
-        return self.encode_batch(self.batch(rows))
+    def _padding_row(self) -> Row:
+        return Row([], slice_sources=[])
+
+    def _saved(self) -> dict[str, Any]:
+        """The tokenizer, the options and the nearest class of this package, as JSON values."""
+        own = (c for c in type(self).__mro__ if c.__module__.startswith("energon_ext."))
+        return {
+            "class": next(own).__name__,
+            "tokenizer": saved_tokenizer(self.tokenizer),
+            "options": self.saved_options(),
+            "encoding": encoding_of(self) if self._tokenized else None,
+        }
 
     def _bound_to(
-        self,
-        entries: Sequence[Entry],
-        stages: Mapping[str, Any],
-        repeat: bool,
-        validating: bool = False,
+        self, entries: Sequence[Entry], stages: Mapping[str, Any], **how: bool
     ) -> "PackedTaskEncoder":
         """A copy for one dataset, whose text is tokenized; several may share this encoder."""
         for name in ("shuffle_buffer_size", "packing_buffer_size"):
             if stages.get(name):
                 logger.info("%s: no effect, rows are planned from whole epochs.", name)
-        if not validating:  # where each source is a dataset of its own
-            self._check_chosen(entries)
         bound = copy.copy(self)
-        bound._validating = validating
+        bound._validating = how.get("validating", False)
+        if not bound._validating:  # where each source is a dataset of its own
+            self._check_chosen(entries)
         bound._buffer_docs = max(self.packing_buffer_docs, planned_buffer_docs(len(entries)))
         pad_id = check_splices(self, entries)
         bound._assembler = dataclasses.replace(self._assembler, pad_id=pad_id)
@@ -276,18 +257,3 @@ has no transition to train.
     def _check_chosen(self, entries: Sequence[Entry]) -> None:
         """Refuse splices that are of no source of the run."""
         check_names(entries)
-
-
-def saved_encoder(encoder: PackedTaskEncoder) -> dict[str, Any]:
-    """The class, the tokenizer and the options of an encoder, as JSON values.
-
-    The class is the nearest one of this package: :func:`energon_ext.encoders.saved.load_encoder`
-    makes that one, which plans like a subclass of the user.
-    """
-    own = (c for c in type(encoder).__mro__ if c.__module__.startswith("energon_ext."))
-    return {
-        "class": next(own).__name__,
-        "tokenizer": saved_tokenizer(encoder.tokenizer),
-        "options": encoder.saved_options(),
-        "encoding": encoding_of(encoder) if encoder._tokenized else None,
-    }

@@ -137,21 +137,13 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         )
         quiet_errors(prompts, entry.key)
         size = self._shuffle_buffer_prompts
-        return (
-            ShuffleBufferDataset(prompts, size, worker_config=worker_config)
-            if size > 1
-            else prompts
-        )
+        if size > 1:
+            return ShuffleBufferDataset(prompts, size, worker_config=worker_config)
+        return prompts
 
-    def _bound_to(
-        self,
-        entries: Sequence[Entry],
-        stages: dict[str, Any],
-        repeat: bool,
-        validating: bool = False,
-    ) -> "PromptTaskEncoder":
+    def _bound_to(self, entries: Sequence[Entry], stages: dict[str, Any], **how: bool) -> Any:
         """A copy for one dataset; shuffling moves in front of the draw."""
-        bound = super()._bound_to(entries, stages, repeat, validating)
+        bound = super()._bound_to(entries, stages, **how)
         bound._shuffle_buffer_prompts = stages.pop("shuffle_buffer_size", None) or 0
         return bound
 

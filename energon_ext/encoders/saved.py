@@ -51,12 +51,7 @@ class SavedTokenizer(Tokenizer):
 
 
 class SavedSamples(DynamicBlendMixin, TaskEncoder):
-    """Plans the samples of a saved run as its encoder did; it encodes none.
-
-    Args:
-        saved: of :func:`energon_ext.encoders.planned_samples.saved_samples`.
-        seq_len: of its rows, where that is another one now.
-    """
+    """Plans the samples of a saved run as its encoder did; it encodes none."""
 
     def __init__(self, saved: Mapping[str, Any], seq_len: int | None = None):
         self._fingerprint = dict(saved["fingerprint"])
@@ -70,9 +65,8 @@ class SavedSamples(DynamicBlendMixin, TaskEncoder):
                 f"The rows of this run were packed by {packer['name']} of its encoder, which a "
                 f"state does not hold."
             )
-        options["seq_len"] = seq_len or options["seq_len"]
-        self.saved_packer = WholePacker(**options)
-        self.seq_len = self._fingerprint["seq_len"] = self.saved_packer.seq_len
+        self.seq_len = self._fingerprint["seq_len"] = seq_len or options.pop("seq_len")
+        self.saved_packer = WholePacker(**{**options, "seq_len": self.seq_len})
         self.length_of = None
         if saved["tokenizer"] is not None:
             self.tokenizer, self.pack_tokens = SavedTokenizer(saved["tokenizer"]), None
@@ -91,11 +85,7 @@ class SavedSamples(DynamicBlendMixin, TaskEncoder):
 def load_encoder(
     saved: Mapping[str, Any], tokenizer: Tokenizer | None = None, **changed: Any
 ) -> DynamicBlendMixin:
-    """The encoder that a state describes, with another tokenizer or with options changed.
-
-    Args:
-        saved: of :func:`energon_ext.encoders.pretrain.saved_encoder`.
-    """
+    """The encoder that a state describes, with another tokenizer or with options changed."""
     try:
         if saved.get("class") == "samples":
             return _samples_encoder(saved, changed)

@@ -125,7 +125,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
         if isinstance(entry.dataset, TokenFileFactory):
             written = self.saved_encoding or self.token_file_meta()
             name = self.chat_template.name or "that of this encoder"
-            files.check_chat_template(name, written["chat_template"])
+            files.check_written("chat template", name, written["chat_template"])
             if prefix := files.unweighted:
                 raise ConfigError(
                     f"{entry.key}: {prefix} has no label weights, so questions would be trained "

@@ -7,18 +7,20 @@ from typing import Any, Sequence
 
 from megatron.energon import WorkerConfig
 from megatron.energon.flavors.base_dataset import SavableDataset
+from megatron.energon.wrappers.repeat_dataset import RepeatDataset
 
 from energon_ext.arguments import check_integer, choices
 from energon_ext.config.mix import Entry, Mix
 from energon_ext.documents.order import EpochOrder
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.documents.stored_files import fingerprint_files, num_samples
-from energon_ext.encoders.quiet import quiet_errors
+from energon_ext.encoders.quiet import quiet_energon, quiet_errors
 from energon_ext.errors import ConfigError, log_of
 from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.source import Source
-from energon_ext.samples.numbered import guard_readers
+from energon_ext.samples.numbered import ALONE, guard_readers
+from energon_ext.streamed.samples import RepeatUpTo
 from energon_ext.weights.axis import STEPS
 
 logger = log_of(__name__)
@@ -55,21 +57,8 @@ def epochs_of(entry: Entry, repeat: bool) -> float | None:
     return entry.max_epochs if repeat else (entry.loaded.repetitions or 1)
 
 
-def order_of(entry: Entry, size: int, *, seed: int, repeat: bool, **options: Any) -> EpochOrder:
-    """The order in which the documents or samples of a source are read."""
-    epochs = epochs_of(entry, repeat)
-    if epochs is not None and epochs != int(epochs):
-        raise ConfigError(f"{entry.key}: {epochs} repetitions; a source is read in whole epochs.")
-    return EpochOrder(
-        size,
-        f"{seed}/{entry.names.shuffle_key}",
-        epochs=None if epochs is None else int(epochs),
-        **options,
-    )
-
-
 def planned_options(
-    task_encoder: Any, entry: Entry, total: int, *, seed: int, repeat: bool, **of_order: Any
+    task_encoder: Any, entry: Entry, total: int, repeat: bool, *, seed: int, block: int = 1
 ) -> dict[str, Any]:
     """Arguments of :class:`PlannedRows` that say which things of a source are read, in which order.
 
@@ -77,17 +66,23 @@ def planned_options(
         total: documents or samples in the files of the source.
     """
     first, stop = document_range(entry, total)
-    validating = task_encoder._validating
-    order = {"seed": seed, "repeat": repeat, "shuffled": not validating, **of_order}
-    return {
-        "source": entry.key,
-        "order": order_of(entry, stop - first, **order),
-        "first": first,
-        "excluded": None if validating else entry.excluded,
-    }
+    validating, epochs = task_encoder._validating, epochs_of(entry, repeat)
+    if epochs is not None and epochs != int(epochs):
+        raise ConfigError(f"{entry.key}: {epochs} repetitions; a source is read in whole epochs.")
+    order = EpochOrder(
+        stop - first,
+        f"{seed}/{entry.names.shuffle_key}",
+        epochs=None if epochs is None else int(epochs),
+        shuffled=not validating,
+        block=block,
+    )
+    excluded = None if validating else entry.excluded
+    return {"source": entry.key, "order": order, "first": first, "excluded": excluded}
 
 
-def load_source(task_encoder: Any, entry: Entry, worker_config: WorkerConfig) -> SavableDataset:
+def load_source(
+    task_encoder: Any, entry: Entry, worker_config: WorkerConfig, *, repeat: bool
+) -> SavableDataset:
     """The raw (or cooked) samples of one source, in an order that its name and the seed decide."""
     number = stable_hash(entry.names.shuffle_key)
     own_config = copy.copy(worker_config)
@@ -96,13 +91,30 @@ def load_source(task_encoder: Any, entry: Entry, worker_config: WorkerConfig) ->
     entry.dataset.worker_config = own_config
     rotation = number % (max(1, worker_config.num_workers) * worker_config.world_size)
     dataset = task_encoder._load_dataset(entry.loaded, rotation, worker_config=own_config)
-    return quiet_errors(guard_readers(dataset), entry.key)
+    dataset = quiet_errors(guard_readers(dataset), entry.key)
+    if repeat:
+        return RepeatUpTo(
+            dataset, repeats=entry.max_epochs, restart=False, worker_config=own_config
+        )
+    repetitions = entry.loaded.repetitions or 1
+    if repetitions == 1:
+        return dataset
+    return RepeatDataset(dataset, repeats=repetitions, worker_config=own_config)
+
+
+def open_alone(task_encoder: Any, entry: Entry) -> SavableDataset:
+    """The samples of one source in their order, as on one rank without workers."""
+    own = copy.copy(entry.loaded)
+    own.dataset = copy.copy(entry.dataset)
+    own.dataset.worker_config = ALONE
+    with quiet_energon():
+        return task_encoder._load_dataset(own, 0, worker_config=ALONE)
 
 
 def read_sources(
-    task_encoder: Any, mix: Mix, *, worker_config: WorkerConfig, repeat: bool
+    task_encoder: Any, mix: Mix, worker_config: WorkerConfig, *, repeat: bool
 ) -> list[Source]:
-    """Build the sources of a mix; ``repeat`` says whether a source begins again at its end."""
+    """Build the sources of a mix, endless ones if ``repeat``; tells the encoder their keys."""
     sources = []
     for entry in mix.entries:
         rows = task_encoder.build_source(entry, worker_config=worker_config, repeat=repeat)
@@ -118,6 +130,8 @@ def read_sources(
                 fingerprint={} if is_planned else fingerprint_files(entry.dataset),
             )
         )
+    names = {name for source in sources for name in source.part_shares}
+    task_encoder.source_keys = tuple(sorted(names))
     return sources
 
 
@@ -150,8 +164,7 @@ def check_omissions(mix: Mix, sources: Sequence[Source]) -> None:
     for source in sources:
         if skip.ranges and not isinstance(source.rows, RowSource):
             raise ConfigError(
-                f"{skip.where}: skip: {source.key} is streamed; steps of token files alone are "
-                f"skipped."
+                f"{skip.where}: skip: {source.key} is streamed; only token files skip steps."
             )
         if source.key in exclude.documents and not isinstance(source.rows, PlannedRows):
             raise ConfigError(

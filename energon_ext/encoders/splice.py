@@ -62,8 +62,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         check_integer("validation_offsets", validation_offsets, 1)
         if not isinstance(spliced_subflavors or {}, Mapping):
             raise ConfigError(
-                f"spliced_subflavors: {spliced_subflavors!r} found, a mapping like "
-                f"{{'splice': True}} or None is needed."
+                f"spliced_subflavors: {spliced_subflavors!r} found, a mapping or None is needed."
             )
         self.spliced_subflavors = spliced_subflavors
         self.named_documents = named_documents

@@ -2,19 +2,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The text of Energon datasets: which samples there are, and their tokens."""
 
-import copy
 import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from megatron.energon import SkipSample, WorkerConfig
+from megatron.energon import SkipSample
 from megatron.energon.epathlib import EPath
-from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader import load_dataset
 
 from energon_ext.config.mix import Entry, mix_of
@@ -22,25 +20,24 @@ from energon_ext.config.references import TokenFileFactory
 from energon_ext.config.yaml_check import YamlChecker
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.documents.file_set import TokenFiles, open_token_files
-from energon_ext.documents.stored_files import fingerprint_files, num_samples, times_of_files
+from energon_ext.documents.stored_files import (
+    fingerprint_files,
+    num_samples,
+    parts_of,
+    times_of_files,
+)
 from energon_ext.encoders.chat import named_template
 from energon_ext.encoders.quiet import quiet_energon
+from energon_ext.encoders.sources import open_alone
 from energon_ext.encoders.text import is_text
 from energon_ext.encoders.tokenizers import load_tokenizer
 from energon_ext.errors import LEFT_OUT, ConfigError, SampleError
-from energon_ext.prepare.cache import (
-    BYTES_PER_SECOND,
-    SPLIT,
-    Cached,
-    cache_folder,
-    cache_root,
-    ensure_made,
-)
+from energon_ext.prepare.cache import BYTES_PER_SECOND, SPLIT, Cached, cache_folder, ensure_made
 from energon_ext.prepare.documents import InputDocument
 from energon_ext.prepare.job import Encoded, Job
 from energon_ext.prepare.samples import SampleSource, sample_units
 from energon_ext.prepare.token_writer import TokenWriter
-from energon_ext.samples.numbered import as_worker
+from energon_ext.samples.numbered import ALONE, as_worker
 
 #: What the command can make.
 _COMMANDS_ENCODERS = ("PackedTaskEncoder", "SFTTaskEncoder")
@@ -56,9 +53,14 @@ def load_split(
     YamlChecker(frozenset(trusted_modules)).check(EPath(str(path)), split)
     with quiet_energon():
         found = load_dataset(EPath(str(path))).get_datasets(
-            training=False, split_part=split, worker_config=_alone(), decoder=encoder.decoder
+            training=False, split_part=split, worker_config=ALONE, decoder=encoder.decoder
         )
     return mix_of(found.datasets).entries
+
+
+def of_samples(entries: Sequence[Entry]) -> list[Entry]:
+    """The sources that are no token files."""
+    return [each for each in entries if not isinstance(each.dataset, TokenFileFactory)]
 
 
 def sample_source(
@@ -66,21 +68,12 @@ def sample_source(
 ) -> SampleSource:
     """The samples of a source as an encoder has them: cooked by its cookers, not yet encoded."""
     factory = entry.dataset
-    files = fingerprint_files(factory)
-
-    def open_samples() -> SavableDataset:
-        alone = copy.copy(entry.loaded)
-        alone.dataset = copy.copy(factory)
-        alone.dataset.worker_config = _alone()
-        with quiet_energon():
-            return encoder._load_dataset(alone, 0, worker_config=_alone())
-
-    count = num_samples(factory)
+    files, count = fingerprint_files(factory), num_samples(factory)
     return SampleSource(
         path=str(factory.paths[0]),
         version={**files, "times": times_of_files(factory)},
         count=count,
-        open=open_samples,
+        open=functools.partial(open_alone, encoder, entry),
         document=document,
         sample_bytes=files.get("bytes", 0) // max(1, count),
         **own,
@@ -114,21 +107,14 @@ def _encoded(encoder: Any, sample: Any) -> Encoded:
     return np.asarray(encoded.tokens), encoded.label_weights
 
 
-def _alone() -> WorkerConfig:
-    return WorkerConfig(rank=0, world_size=1, num_workers=0)
-
-
 # The cache of text ------------------------------------------------------------------------------
 
 
 def ensure_tokenized(encoder: Any, entries: Sequence[Entry]) -> dict[str, TokenFiles]:
     """The token files of all sources that are text, by their keys."""
-    texts = [each for each in entries if not isinstance(each.dataset, TokenFileFactory)]
-    cached = [cached_text(encoder, each) for each in texts]
-    different = {each.folder: each for each in cached}
-    first_missing = (text for text, found in zip(texts, cached) if not found.is_there)
-    ensure_made(list(different.values()), lambda: _command(encoder, next(first_missing)))
-    files = {each.key: found.open() for each, found in zip(texts, cached)}
+    cached = {each.key: cached_text(encoder, each) for each in of_samples(entries)}
+    ensure_made(list(cached.values()))
+    files = {key: each.open() for key, each in cached.items()}
     for key, found in files.items():
         if len(found) and not found.num_tokens:
             raise ConfigError(
@@ -140,35 +126,26 @@ def ensure_tokenized(encoder: Any, entries: Sequence[Entry]) -> dict[str, TokenF
 
 def cached_text(encoder: Any, entry: Entry) -> Cached:
     """The token files of a source that is text, as an encoder makes them; they may not be there."""
-    encoding = encoder.saved_encoding or encoding_of(encoder)
     source = cached_source(encoder, entry)
-    depends_on = {
-        **what_samples_depend_on(entry, encoding),
-        "files": dict(source.version),
-        "split": [getattr(part, "split_part_files", None) for part in parts_of(entry)],
-    }
-    text = json.dumps(depends_on, sort_keys=True, default=str)
+    split = [getattr(part, "split_part_files", None) for part in parts_of(entry.dataset)]
     num_bytes = source.version.get("bytes")
-    folder = cache_folder_of(entry, text)
-    return Cached(
-        name=source.path,
-        folder=folder,
-        job=Job(
-            encode=functools.partial(encode_all, encoder),
-            writer=functools.partial(
-                TokenWriter,
-                vocab_size=encoder.tokenizer.vocab_size,
-                weights_dtype="float32" if _own_code(encoder) else "uint8",
-            ),
-            meta=encoder.token_file_meta(),
-            options=json.loads(text),
-            keeps_all=True,
+    return cached_samples(
+        entry,
+        source,
+        {"files": dict(source.version), "split": split},
+        encoding=encoder.saved_encoding or encoding_of(encoder),
+        encode=functools.partial(encode_all, encoder),
+        writer=functools.partial(
+            TokenWriter,
+            vocab_size=encoder.tokenizer.vocab_size,
+            weights_dtype="float32" if _own_code(encoder) else "uint8",
         ),
+        meta=encoder.token_file_meta(),
         units=sample_units(source),
-        count=source.count,
         seconds=None if num_bytes is None else num_bytes / BYTES_PER_SECOND,
-        open_folder=_open_tokens,
+        open_folder=lambda folder: open_token_files(folder / SPLIT),
         verb="tokenized",
+        command=functools.partial(_command, encoder, entry),
     )
 
 
@@ -182,32 +159,34 @@ def cached_source(encoder: Any, entry: Entry) -> SampleSource:
     return source
 
 
-def _open_tokens(folder: Path) -> TokenFiles:
-    return open_token_files(folder / SPLIT)
-
-
-def what_samples_depend_on(entry: Entry, encoding: Any) -> dict[str, Any]:
-    """JSON values that decide how the samples of a source are read and encoded, but its files."""
-    return {
+def cached_samples(
+    entry: Entry,
+    source: SampleSource,
+    files: Mapping[str, Any],
+    *,
+    encoding: Any,
+    encode: Callable[[Sequence[InputDocument]], Sequence[Encoded]],
+    writer: Callable[[Path], Any],
+    meta: Mapping[str, Any],
+    **own: Any,
+) -> Cached:
+    """The entry of the cache for a source; its folder is named by all that it depends on."""
+    excluded = [sorted(getattr(part, "sample_excludes", ())) for part in parts_of(entry.dataset)]
+    depends_on = {
+        **files,
         "encoding": encoding,
-        "excluded": [sorted(getattr(part, "sample_excludes", ())) for part in parts_of(entry)],
+        "excluded": excluded,
         "subflavors": getattr(entry.dataset, "subflavors", None),
         "aux": sorted(str(store.get_path()) for store in (entry.loaded.aux or {}).values()),
     }
-
-
-def parts_of(entry: Entry) -> list[Any]:
-    """The datasets that a join joins; the one of another source."""
-    return getattr(entry.dataset, "inner_datasets", [entry.dataset])
-
-
-def cache_folder_of(entry: Entry, depends_on: str) -> Path:
-    """Cache folder of a source, named by everything that its content depends on."""
+    text = json.dumps(depends_on, sort_keys=True, default=str)
     root = entry.root or entry.dataset.paths[0].parent
     if not root.is_local() and CACHE_VARIABLE not in os.environ:
         raise ConfigError(f"{root}: is not local; set {CACHE_VARIABLE} to a folder for its cache.")
-    digest = hashlib.sha256(depends_on.encode()).hexdigest()
-    return cache_folder(cache_root(Path(str(root))), Path(str(entry.dataset.paths[0])).name, digest)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    folder = cache_folder(Path(str(root)), Path(source.path).name, digest)
+    job = Job(encode, writer, meta, json.loads(text), keeps_all=True)
+    return Cached(name=source.path, folder=folder, job=job, count=source.count, **own)
 
 
 def encoding_of(encoder: Any) -> dict[str, Any]:

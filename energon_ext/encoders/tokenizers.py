@@ -3,8 +3,10 @@
 """Tokenizers: bytes, those of the Hugging Face libraries, and those of sentencepiece."""
 
 import hashlib
+from abc import abstractmethod
 from pathlib import Path
-from typing import Any, Sequence
+from types import MappingProxyType
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
@@ -63,20 +65,13 @@ class ByteTokenizer(Tokenizer):
         return {"kind": "bytes", "add_bos": self.add_bos, "add_eos": self.add_eos}
 
 
-class HFTokenizer(Tokenizer):
-    """A tokenizer of the Hugging Face libraries.
+class _LibraryTokenizer(Tokenizer):
+    """A tokenizer of some library: its options, special tokens and fingerprint."""
 
-    Args:
-        name_or_path: a ``tokenizer.json`` file (library ``tokenizers``), or a folder or model name
-            (library ``transformers``).
-        add_bos, add_eos: put the special tokens around every text.
-        bos_token, eos_token, pad_token: names of the special tokens, where the file does not say or
-            says something else.
-
-    Raises:
-        ConfigError: the library is missing, the file is no tokenizer, or a special token that is
-            asked for is not in the vocabulary.
-    """
+    _kind: str
+    _sha256: str
+    #: Names of the special tokens that the files give.
+    _defaults: Mapping[str, str | None] = MappingProxyType({})
 
     def __init__(
         self,
@@ -91,120 +86,113 @@ class HFTokenizer(Tokenizer):
         self.name = str(name_or_path)
         self.add_bos = add_bos
         self.add_eos = add_eos
-        self._tokenizer, defaults = _load_hf(self.name, finds_eos=add_eos and eos_token is None)
-        # A file may hold those of the last call before it was saved; documents are never cut here.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
-        self.vocab_size = max(ids, default=-1) + 1  # not their number: some leave ids out
-        self.bos_id = self._special_id("bos", bos_token or defaults.get("bos"), needed=add_bos)
-        self.eos_id = self._special_id("eos", eos_token or defaults.get("eos"), needed=add_eos)
-        pad_id = self._special_id("pad", pad_token or defaults.get("pad"), needed=False)
-        self.pad_id = 0 if pad_id is None else pad_id
-
-    def encode_array(self, text: str) -> np.ndarray:
-        return self.encode_batch([text])[0]
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        # Leaves out the offsets of tokens in the text, which take a fifth of the time.
-        with errors_of_library(f"Tokenizer {self.name}: cannot encode a text"):
-            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [self._surround(np.asarray(e.ids, dtype=np.int64)) for e in encodings]
-
-    def decode(self, tokens: Any) -> str:
-        return self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=True)
-
-    def fingerprint(self) -> dict[str, Any]:
-        content = hashlib.sha256(self._tokenizer.to_str().encode("utf-8")).hexdigest()
-        return {
-            "kind": "hf",
-            "sha256": content,
-            "add_bos": self.add_bos,
-            "add_eos": self.add_eos,
-            "bos_id": self.bos_id,
-            "eos_id": self.eos_id,
-        }
-
-    def _special_id(self, role: str, token: str | None, *, needed: bool) -> int | None:
-        found = self._tokenizer.token_to_id(token) if isinstance(token, str) else None
-        if found is None and (needed or token is not None):
-            raise _lacking(self.name, role, token)
-        return found
-
-
-class SentencePieceTokenizer(Tokenizer):
-    """A ``.model`` file of the library ``sentencepiece``.
-
-    Args:
-        path: of the file; its special tokens are those that the model names.
-        add_bos, add_eos: put the special tokens around every text.
-        bos_token, eos_token, pad_token: pieces of the model that are taken instead.
-
-    Raises:
-        ConfigError: the library is missing, the file is no model, or a special token that is asked
-            for is not in it.
-    """
-
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        add_bos: bool = False,
-        add_eos: bool = True,
-        bos_token: str | None = None,
-        eos_token: str | None = None,
-        pad_token: str | None = None,
-    ):
-        self.name = str(path)
-        self.add_bos = add_bos
-        self.add_eos = add_eos
-        self._model, self._sha256 = load_sentencepiece(self.name)
-        self.vocab_size = self._model.get_piece_size()
+        self._load(finds_eos=add_eos and eos_token is None)
         self.bos_id = self._special_id("bos", bos_token, needed=add_bos)
         self.eos_id = self._special_id("eos", eos_token, needed=add_eos)
         self.pad_id = self._special_id("pad", pad_token, needed=False) or 0
 
+    @abstractmethod
+    def _load(self, finds_eos: bool) -> None:
+        """Set the tokenizer of the library, its hash, and the size of the vocabulary."""
+
+    @abstractmethod
+    def _id_of(self, role: str, token: str | None) -> int | None:
+        """The id of a special token, by its name if there is one; None where it has none."""
+
+    @abstractmethod
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        """The ids of texts, without special tokens."""
+
     def encode_array(self, text: str) -> np.ndarray:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         with errors_of_library(f"Tokenizer {self.name}: cannot encode a text"):
-            encoded = self._model.encode(list(texts), out_type=int)
+            encoded = self._encode(list(texts))
         return [self._surround(np.asarray(ids, dtype=np.int64)) for ids in encoded]
+
+    def fingerprint(self) -> dict[str, Any]:
+        fields = ("add_bos", "add_eos", "bos_id", "eos_id")
+        own = {name: getattr(self, name) for name in fields}
+        return {"kind": self._kind, "sha256": self._sha256, **own}
+
+    def _special_id(self, role: str, token: str | None, *, needed: bool) -> int | None:
+        token = token or self._defaults.get(role)
+        found = self._id_of(role, token)
+        if found is None and (needed or token is not None):
+            what = f"{token!r} in its vocabulary" if token else "is named in it"
+            raise ConfigError(
+                f"Tokenizer {self.name}: no {role} token {what}; name it with --{role}-token, in "
+                f"Python {role}_token=... or add_{role}=False."
+            )
+        return found
+
+
+class HFTokenizer(_LibraryTokenizer):
+    """A tokenizer of the Hugging Face libraries.
+
+    Args:
+        name_or_path: a ``tokenizer.json`` file (library ``tokenizers``), or a folder or model name
+            (library ``transformers``).
+        add_bos, add_eos: put the special tokens around every text.
+        bos_token, eos_token, pad_token: names of the special tokens, where the file does not say or
+            says something else.
+
+    Raises:
+        ConfigError: the library is missing, the file is no tokenizer, or a special token that is
+            asked for is not in the vocabulary.
+    """
+
+    _kind = "hf"
+
+    def _load(self, finds_eos: bool) -> None:
+        self._tokenizer, self._defaults = _load_hf(self.name, finds_eos)
+        # A file may hold those of the last call before it was saved; documents are never cut here.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._sha256 = hashlib.sha256(self._tokenizer.to_str().encode("utf-8")).hexdigest()
+        ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
+        self.vocab_size = max(ids, default=-1) + 1  # not their number: some leave ids out
+
+    def _id_of(self, role: str, token: str | None) -> int | None:
+        return self._tokenizer.token_to_id(token) if isinstance(token, str) else None
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        # Leaves out the offsets of tokens in the text, which take a fifth of the time.
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, tokens: Any) -> str:
+        return self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=True)
+
+
+class SentencePieceTokenizer(_LibraryTokenizer):
+    """A ``.model`` file of the library ``sentencepiece``.
+
+    Args, Raises: as of :class:`HFTokenizer`; special tokens are those that the model names, and
+    pieces of it that are taken instead.
+    """
+
+    _kind = "sentencepiece"
+
+    def _load(self, finds_eos: bool) -> None:
+        self._model, self._sha256 = load_sentencepiece(self.name)
+        self.vocab_size = self._model.get_piece_size()
+
+    def _id_of(self, role: str, token: str | None) -> int | None:
+        if token is None:
+            own = getattr(self._model, f"{role}_id")()
+            return own if own >= 0 else None
+        own = self._model.piece_to_id(token)  # what it does not know is its unknown piece
+        return own if self._model.id_to_piece(own) == token else None
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        return self._model.encode(texts, out_type=int)
 
     def decode(self, tokens: Any) -> str:
         ids = (int(token) for token in tokens)
         ends = (self.bos_id, self.eos_id)
         return self._model.decode([i for i in ids if 0 <= i < self.vocab_size and i not in ends])
-
-    def fingerprint(self) -> dict[str, Any]:
-        return {
-            "kind": "sentencepiece",
-            "sha256": self._sha256,
-            "add_bos": self.add_bos,
-            "add_eos": self.add_eos,
-            "bos_id": self.bos_id,
-            "eos_id": self.eos_id,
-        }
-
-    def _special_id(self, role: str, token: str | None, *, needed: bool) -> int | None:
-        if token is None:
-            own = getattr(self._model, f"{role}_id")()
-            found = own if own >= 0 else None
-        else:  # the library takes what it does not know as its unknown piece
-            own = self._model.piece_to_id(token)
-            found = own if self._model.id_to_piece(own) == token else None
-        if found is None and (needed or token is not None):
-            raise _lacking(self.name, role, token)
-        return found
-
-
-def _lacking(name: str, role: str, token: str | None) -> ConfigError:
-    return ConfigError(
-        f"Tokenizer {name}: no {role} token"
-        + (f" {token!r} in its vocabulary" if token else " is named in it")
-        + f"; name it with --{role}-token, in Python {role}_token=... or add_{role}=False."
-    )
 
 
 def load_tokenizer(

@@ -27,11 +27,7 @@ _ALIGNMENT = 8
 def broadcast(
     draw: Callable[[], PackedBatch], group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Draw on the first rank of a group; its batch as bytes and header, on every rank.
-
-    Raises:
-        SampleError: the first rank failed to draw; there the original error is raised.
-    """
+    """Draw on the first rank of a group; its batch as bytes and header, on every rank."""
     channel = _channel(group)
     if channel.source != dist.get_rank():
         message = channel.exchange(None)
@@ -46,7 +42,7 @@ def broadcast(
         raise SampleError(f"Rank {channel.source} failed to draw a batch; its own error says why.")
     begin = _PREFIX_BYTES + int(message[8:_PREFIX_BYTES].view(torch.int64))
     header = json.loads(message[_PREFIX_BYTES:begin].numpy().tobytes())
-    return message[begin + -begin % _ALIGNMENT :], header
+    return message[begin:], header
 
 
 def _message(batch: PackedBatch) -> torch.Tensor:

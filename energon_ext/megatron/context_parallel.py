@@ -19,36 +19,23 @@ from energon_ext.errors import ConfigError
 _FIELDS_OF_POSITIONS = ("tokens", "labels", "token_weights", "position_ids", "log_probs")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ContextParallelSlice(PackedBatch):
-    """One rank's part of a batch; itself a batch, whose segments are the parts that it holds.
+    """One rank's part of a batch; itself a batch, whose segments are the parts that it holds."""
 
-    Attributes:
-        aligned_ends: int32 [m + 1], ends of the aligned segments of the whole batch.
-        document_ends: int32 [n + 1], what :func:`document_ends` returns for the whole batch.
-        longest_aligned: length of the longest aligned segment.
-        whole_length: positions of the whole batch.
-    """
-
-    aligned_ends: torch.Tensor | None = None
-    document_ends: torch.Tensor | None = None
-    longest_aligned: int = 0
-    whole_length: int = 0
+    # Of the whole batch:
+    aligned_ends: torch.Tensor  # int32 [m + 1], ends of the aligned segments
+    document_ends: torch.Tensor  # int32 [n + 1], what the function of this name returns
+    longest_aligned: int  # aligned segment
+    whole_length: int  # in positions
 
 
 def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> ContextParallelSlice:
-    """Return what a context-parallel rank holds of a batch.
+    """Return what a context-parallel rank of ``size`` holds of a batch.
 
     Labels were shifted before, so none is lost at the edge of a chunk. Cut the batch before it goes
-    to a GPU, which would have to be asked for many sizes.
-
-    Args:
-        batch: its aligned segments are multiples of ``2 * size`` positions.
-        size: number of context-parallel ranks.
-        rank: 0, 1, ...
-
-    Raises:
-        ConfigError: a segment is not aligned.
+    to a GPU, which would have to be asked for many sizes. Aligned segments must be multiples of
+    ``2 * size`` positions.
     """
     aligned_ends = batch.cu_seqlens if batch.cu_seqlens_padded is None else batch.cu_seqlens_padded
     positions = context_parallel_positions(aligned_ends, size, rank)
@@ -76,19 +63,8 @@ def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> Cont
 
 
 def document_ends(batch: PackedBatch) -> torch.Tensor:
-    """int32 [n + 1], the ends of the segments as if padding had no length.
-
-    Example:
-        >>> import numpy as np
-        >>> from energon_ext.batch.collate import BatchAssembler
-        >>> from energon_ext.batch.rows import Row
-        >>> row = Row([np.array([5, 6, 7])])
-        >>> batch = BatchAssembler(4)([row, row], sources=[""])
-        >>> batch.cu_seqlens.tolist(), document_ends(batch).tolist()
-        ([0, 3, 4, 7, 8], [0, 3, 3, 6, 6])
-    """
+    """int32 [n + 1], the ends of the segments as if padding had no length."""
     if isinstance(batch, ContextParallelSlice):
-        assert batch.document_ends is not None  # a default, because those of PackedBatch have one
         return batch.document_ends
     lengths = batch.segment_lengths() * (batch.source_ids >= 0)
     return F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)

@@ -36,7 +36,7 @@ class MegatronEnergonLoader:
     def __init__(self, dataset: SavableDataset, **loader_options: Any):
         self.loader = open_loader(dataset, **loader_options)
         self.blend = find_blend(dataset)
-        self._iterator: Iterator[Any] | None = None
+        self._iterator: Iterator[Any] = iter(())
 
     @property
     def next_batch_index(self) -> int:
@@ -55,7 +55,10 @@ class MegatronEnergonLoader:
             ConfigError: an epoch holds no batch on this rank.
         """
         index = self.next_batch_index
-        batch = self._draw()
+        batch = next(self._iterator, None)
+        if batch is None:
+            self._iterator = iter(self.loader)
+            batch = next(self._iterator, None)
         worker, limits = self.loader.worker_config, self.blend.epoch_limits
         if limits:
             is_planned = self.blend.is_planned
@@ -65,13 +68,6 @@ class MegatronEnergonLoader:
                 f"The dataset has no batch for data-parallel rank {worker.rank} of "
                 f"{worker.world_size}: use fewer ranks or workers, or a smaller batch."
             )
-        return batch
-
-    def _draw(self) -> Any:
-        batch = next(self._iterator, None) if self._iterator is not None else None
-        if batch is None:
-            self._iterator = iter(self.loader)
-            batch = next(self._iterator, None)
         return batch
 
     def state_dict(self) -> dict[str, Any]:

@@ -156,9 +156,7 @@ def _warn_of_fp8(args: argparse.Namespace) -> None:
         logger.warning(
             "--fp8-format with --seq-length %d: each rank holds %d positions of a row, no multiple "
             "of 16, which matrices in FP8 need; make --seq-length a multiple of %d.",
-            args.seq_length,
-            positions,
-            16 * ranks,
+            *(args.seq_length, positions, 16 * ranks),
         )
 
 
@@ -174,10 +172,12 @@ def _check_ramp(training: MegatronLMLoader) -> None:
 
 
 def _tokenizer(args: argparse.Namespace) -> Tokenizer:
-    special = _special_tokens(args)
-    if args.energon_tokenizer is None and not special:
+    names = "add_bos", "add_eos", "bos_token", "eos_token"
+    options = {name: getattr(args, f"energon_{name}") for name in names}
+    given = {name: value for name, value in options.items() if value is not None}
+    if args.energon_tokenizer is None and not given:
         return written_tokenizer(args.data_path[0])
-    return load_tokenizer(args.energon_tokenizer or "bytes", **special)
+    return load_tokenizer(args.energon_tokenizer or "bytes", **given)
 
 
 def _default_task_encoder(args: argparse.Namespace) -> PackedTaskEncoder:
@@ -196,13 +196,6 @@ def _default_task_encoder(args: argparse.Namespace) -> PackedTaskEncoder:
         balance=args.energon_balance,
         cost=_cost(args) if args.energon_balance else None,
     )
-
-
-def _special_tokens(args: argparse.Namespace) -> dict[str, Any]:
-    """Options that were given; the tokenizers have their own defaults."""
-    names = "add_bos", "add_eos", "bos_token", "eos_token"
-    said = {name: getattr(args, f"energon_{name}") for name in names}
-    return {name: value for name, value in said.items() if value is not None}
 
 
 def _cost(args: argparse.Namespace) -> AttentionCost:

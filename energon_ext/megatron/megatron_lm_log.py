@@ -27,12 +27,7 @@ ABOUT = ("documents", "epoch_tokens", "names", "interleaves")
 
 
 class DataLog:
-    """The log of this process; every rank makes one and calls :meth:`step` after every step.
-
-    Args:
-        loader: of this rank, None where it loads nothing.
-        args: of Megatron-LM.
-    """
+    """The log of this process; every rank makes one and calls :meth:`step` after every step."""
 
     def __init__(self, loader: MegatronLMLoader | None, args: argparse.Namespace):
         self._loader, self._args = loader, args
@@ -83,14 +78,9 @@ class DataLog:
             tokens_per_second=float(own_tokens.sum()) / seconds,
             batch_hash="",
         )
+        shares = {"planned_share": planned, "share": tokens / tokens.sum().clamp(min=1)}
         self._write_scalars(
-            iteration,
-            {
-                "planned_share": planned,
-                "share": tokens / tokens.sum().clamp(min=1),
-                "tokens": tokens,
-                **self._epochs(documents, tokens),
-            },
+            iteration, {**shares, "tokens": tokens, **self._epochs(documents, tokens)}
         )
 
     def _epochs(self, documents: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:

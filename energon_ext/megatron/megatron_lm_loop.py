@@ -45,9 +45,6 @@ def save_for_all_stages(loader: Any) -> None:
 
     Its own function mistakes their list of iterators for an iterator, and fails. Between two steps
     all stages have taken the same batches, so the state of the loader is that of each.
-
-    Args:
-        loader: of this rank, None where it loads nothing.
     """
     from megatron.training import checkpointing
 

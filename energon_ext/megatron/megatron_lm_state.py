@@ -21,15 +21,11 @@ logger = log_of(__name__)
 
 
 class MegatronLMLoader(RerunLoader):
-    """The loader of a Megatron-LM run, saved by Megatron-LM and restored from where it saves.
-
-    Attributes:
-        drawn: by this rank; of what was restored, the sum over all ranks is right.
-    """
+    """The loader of a Megatron-LM run, saved by Megatron-LM and restored from where it saves."""
 
     def __init__(self, dataset: SavableDataset, **loader_options: Any):
         super().__init__(dataset, **loader_options)
-        self.drawn = Consumption()
+        self.drawn = Consumption()  # of what was restored, the sum over all ranks is right
 
     def __next__(self) -> Any:
         batch = super().__next__()
@@ -67,10 +63,7 @@ class MegatronLMLoader(RerunLoader):
         return True
 
     def restore_found(self) -> tuple[int, str]:
-        """Continue from what :meth:`find_state` has read.
-
-        Returns: how many batches this rank has drawn; a digest of what all ranks share.
-        """
+        """Continue from it; the batches this rank has drawn, and a digest of what all share."""
         self.restore_state(self._found)
         # Where all ranks have the same state, the first counts.
         if self.loader.worker_config.rank == 0 or not self.blend.is_planned:
@@ -80,14 +73,7 @@ class MegatronLMLoader(RerunLoader):
 
 
 def restore_together(loader: MegatronLMLoader | None, args: argparse.Namespace) -> None:
-    """Restore the data of all ranks, or of none; every rank calls this.
-
-    Args:
-        loader: of this rank, None where it loads nothing.
-
-    Raises:
-        StateFormatError, StateMismatchError: on all ranks, where one of them cannot continue.
-    """
+    """Restore the data of all ranks, or of none; every rank calls this, and all raise alike."""
     found = on_all_ranks(lambda: None if loader is None else loader.find_state(args))
     loading = [each for each in found if each is not None]
     folder = args.dataloader_load or args.dataloader_save

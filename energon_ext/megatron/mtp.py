@@ -43,9 +43,8 @@ def loss_mask_for(
 ) -> dict[str, torch.Tensor]:
     """Return ``{"loss_mask": [1, positions]}`` for models that predict later tokens, else ``{}``.
 
-    Raises:
-        ConfigError: context parallelism, whose parts of a document Megatron does not find in
-            aligned rows; or a ``weight_scale``, which would divide the losses of later tokens.
+    Megatron does not find the parts of a document in the aligned rows of context parallelism, and a
+    ``weight_scale`` would divide the losses of later tokens.
     """
     if not unwrap(model).config.mtp_num_layers:
         return {}

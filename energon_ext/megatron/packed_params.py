@@ -38,7 +38,6 @@ def build_packed_seq_params(batch: PackedBatch, segments: int | None = None) -> 
     """
     ends, longest, positions = batch.cu_seqlens, batch.max_seqlen, batch.num_tokens
     if isinstance(batch, ContextParallelSlice):
-        assert batch.aligned_ends is not None  # a default, because those of PackedBatch have one
         ends, longest, positions = batch.aligned_ends, batch.longest_aligned, batch.whole_length
     if segments is None:
         longest = _rounded_up(longest, positions)

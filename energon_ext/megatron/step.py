@@ -49,7 +49,13 @@ def get_batch(
     size = parallel_state.get_context_parallel_world_size()
 
     def draw() -> PackedBatch:
-        batch = _draw(data_iterator)
+        if data_iterator is None:
+            raise ConfigError(
+                "Tensor-parallel rank 0 has no data iterator: every pipeline stage and "
+                "data-parallel rank loads there. Set is_distributed = True on the dataloaders "
+                "provider."
+            )
+        batch = next(data_iterator)
         if check is not None:
             check(batch)
         if size == 1:
@@ -138,12 +144,3 @@ def _count_work(batch: PackedBatch, model: torch.nn.Module) -> None:
     update = getattr(training, "update_seqlen_stats_from_cu_seqlens", None)
     if update and torch.is_grad_enabled() and not getattr(unwrap(model), "vp_stage", None):
         update(document_ends(batch))
-
-
-def _draw(data_iterator: Iterator[PackedBatch] | None) -> PackedBatch:
-    if data_iterator is None:
-        raise ConfigError(
-            "Tensor-parallel rank 0 has no data iterator: every pipeline stage and data-parallel "
-            "rank loads there. Set is_distributed = True on the dataloaders provider."
-        )
-    return next(data_iterator)

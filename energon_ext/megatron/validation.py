@@ -46,8 +46,7 @@ class ValidationLoader:
     ):
         if batches_per_evaluation < 1:
             raise ConfigError(
-                f"batches_per_evaluation={batches_per_evaluation}: an evaluation needs at least "
-                "one micro-batch on each rank."
+                f"batches_per_evaluation={batches_per_evaluation}: give at least one micro-batch."
             )
         # A spliced source has a loss for each of its documents.
         parts = [list(find_blend(dataset).documents) for dataset, _ in datasets]

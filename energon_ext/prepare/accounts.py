@@ -29,18 +29,12 @@ ACCOUNTS = "accounts"
 
 @dataclass(frozen=True)
 class Preparation:
-    """A job, its units, and where they are made.
-
-    Attributes:
-        units: by the name of their files.
-        output: the folder that is made or completed.
-        anew: what is there does not count, and is replaced.
-    """
+    """A job, its units, and where they are made."""
 
     job: Job
-    units: Mapping[str, Unit]
-    output: Path
-    anew: bool = False
+    units: Mapping[str, Unit]  # by the name of their files
+    output: Path  # the folder that is made or completed
+    anew: bool = False  # what is there does not count, and is replaced
 
     @classmethod
     def of(cls, job: Job, units: Sequence[Unit], output: Path, anew: bool = False) -> "Preparation":
@@ -61,11 +55,7 @@ class Preparation:
         write_json(self.work / ACCOUNTS / f"{name}.json", account)
 
     def finished(self, names: Iterable[str]) -> dict[str, Record]:
-        """Accounts of finished units that an earlier or another process made.
-
-        Raises:
-            ConfigError: they were made with other options, or the output is not of this command.
-        """
+        """Accounts of finished units that were made by whichever process; refuses other options."""
         found = {}
         for prepared in self._saved():
             self._check_options(prepared["options"])
@@ -121,7 +111,8 @@ class Preparation:
         """Content that was published, or was about to be."""
         if self.anew:
             return []
-        holds_anything = _holds_anything(self.output)  # first: a finished folder appears at once
+        # First: a finished folder appears at once.
+        holds_anything = self.output.is_file() or any(self.output.glob("*"))
         saved = [read_json(folder / PREPARED) for folder in (self.output, self.work)]
         if holds_anything and saved[0] is None:
             raise ConfigError(f"{self.output}: exists. Replace it with --force.")
@@ -141,27 +132,20 @@ class Preparation:
 def is_prepared(output: Path, units: Sequence[Unit]) -> bool:
     """True if a folder holds these units."""
     prepared = read_json(output / PREPARED) or {"units": []}
-    return [unit["unit"] for unit in prepared["units"]] == [
-        _plain(unit.description) for unit in units
-    ]
+    found = [unit["unit"] for unit in prepared["units"]]
+    return found == [_plain(unit.description) for unit in units]
 
 
 def check_files(output: Path) -> int:
-    """Compare all files of a prepared folder with their hashes; the number of files.
-
-    Raises:
-        ConfigError: a file is missing or changed, or nothing was prepared there.
-    """
+    """Compare all files of a prepared folder with their hashes; the number of files."""
     prepared = read_json(output / PREPARED)
     if prepared is None:
         raise ConfigError(f"{output}: no {PREPARED} in it; nothing to check.")
-    expected = {
-        file: known["sha256"] for unit in prepared["units"] for file, known in unit["files"].items()
-    }
+    expected = {file: known for unit in prepared["units"] for file, known in unit["files"].items()}
     wrong = [
         file
-        for file, digest in expected.items()
-        if not (output / file).is_file() or sha256(output / file) != digest
+        for file, known in expected.items()
+        if not (output / file).is_file() or sha256(output / file) != known["sha256"]
     ]
     if wrong:
         raise ConfigError(
@@ -189,10 +173,6 @@ def read_json(path: Path, most_bytes: int = MOST_RECORD_BYTES) -> Record | None:
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return content if isinstance(content, dict) else None
-
-
-def _holds_anything(output: Path) -> bool:
-    return output.is_file() or (output.exists() and any(output.iterdir()))
 
 
 def _plain(content: Any) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 
 from energon_ext.data_files import CACHE_VARIABLE
 from energon_ext.errors import ConfigError, log_of
-from energon_ext.prepare.accounts import left_out
+from energon_ext.prepare.accounts import is_prepared, left_out
 from energon_ext.prepare.claim import ClaimedError, Part
 from energon_ext.prepare.documents import Unit
 from energon_ext.prepare.job import Job, Record
@@ -42,34 +42,27 @@ _LOOK_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Cached:
-    """One entry of the cache, for the samples of one source.
+    """One entry of the cache, for the samples of one source."""
 
-    Attributes:
-        name: of the source, for messages.
-        folder: where it is, or will be.
-        job, units: what makes it.
-        count: samples of the source.
-        seconds: that one core takes for it, about; None where that is not known.
-        open_folder: opens the folder, which is made.
-        verb: what is done to the samples, such as ``tokenized``.
-    """
-
-    name: str
-    folder: Path
+    name: str  # of the source, for messages
+    folder: Path  # where it is, or will be
     job: Job
     units: Sequence[Unit]
-    count: int
-    seconds: float | None
+    count: int  # of the samples
+    seconds: float | None  # that one core takes for it, about; None where that is not known
     open_folder: Callable[[Path], Any]
-    verb: str
+    verb: str  # such as "tokenized"
+    command: Callable[[], str]  # for people, where it takes long
+    grows: bool = False  # units that the source got since are added
 
     @property
     def is_there(self) -> bool:
         """True if it is made."""
         try:  # a listing is newer than what a network file system remembers of a missing file
-            return self.folder.name in os.listdir(self.folder.parent)
+            is_made = self.folder.name in os.listdir(self.folder.parent)
         except OSError:
             return False
+        return is_made and (not self.grows or is_prepared(self.folder, self.units))
 
     def open(self) -> Any:
         """The content, with an entry for each sample."""
@@ -85,28 +78,17 @@ class Cached:
         return found
 
 
-def cache_root(beside: Path) -> Path:
-    """The folder of all caches: what the environment names, else one beside a metadataset."""
-    named = os.environ.get(CACHE_VARIABLE)
-    return Path(named) if named else beside / DEFAULT_NAME
-
-
-def cache_folder(root: Path, name: str, digest: str) -> Path:
-    """Folder of a source's token files; the name of the source is in it for people."""
+def cache_folder(beside: Path, name: str, digest: str) -> Path:
+    """Folder of a source, whose name is in it for people: where the environment says, or beside."""
+    root = Path(os.environ.get(CACHE_VARIABLE) or beside / DEFAULT_NAME)
     words = re.sub(r"[^\w.-]+", "-", name)[-60:].strip("-.")
     return root / f"{words}-{digest[:24]}"
 
 
-def ensure_made(wanted: Sequence[Cached], command: Callable[[], str]) -> None:
-    """Make what is missing, where that is soon done.
-
-    Args:
-        command: the one that makes it where it takes longer.
-
-    Raises:
-        ConfigError: it takes longer, cannot be written, or the process that makes it does not end.
-    """
-    missing = [each for each in wanted if not each.is_there]
+def ensure_made(wanted: Sequence[Cached]) -> None:
+    """Make what is missing; ConfigError with the command that does where it takes long."""
+    by_folder = {each.folder: each for each in wanted if not each.is_there}
+    missing = list(by_folder.values())
     if not missing:
         return
     known = [each.seconds for each in missing if each.seconds is not None]
@@ -114,8 +96,9 @@ def ensure_made(wanted: Sequence[Cached], command: Callable[[], str]) -> None:
         names = missing[0].name + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
         work = f"some {sum(known):,.0f} s of work" if known else "not local"
         raise ConfigError(
-            f"{names}: samples that are not {missing[0].verb} yet ({work}). Run `{command()}` "
-            f"first; {CACHE_VARIABLE} names the folder where the result is kept."
+            f"{names}: samples that are not {missing[0].verb} yet ({work}). Run "
+            f"`{missing[0].command()}` first; {CACHE_VARIABLE} names the folder where the result "
+            f"is kept."
         )
     for each in missing:
         make(each)

@@ -47,12 +47,7 @@ def claimed(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], No
 
     It is cheap, and to be called often. Two processes may both find a claim stale and both take it
     over. They then write the same files, each aside, and rename them, so nothing is damaged.
-
-    Args:
-        wait_seconds: how long to wait for another process to end.
-
-    Raises:
-        ClaimedError: a living process has the claim.
+    ClaimedError where a living process still has it after ``wait_seconds``.
     """
     path, deadline = _claim_of(folder), time.monotonic() + wait_seconds
     while not _is_created(path):
@@ -79,11 +74,7 @@ def claimed(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], No
 
 
 def refuse_others(output: Path, part: Part | None) -> None:
-    """ClaimedError where a process is at work on other parts than those of a division.
-
-    Args:
-        part: one of the division; None for a process that makes everything.
-    """
+    """ClaimedError where a process makes other parts than those of a division; None for no part."""
     others = [path for each, path in living_parts(output) if not part or each.count != part.count]
     if part and (whole := _claim_of(output)).exists() and not _is_stale(whole):
         others.append(whole)
@@ -112,28 +103,31 @@ def _claim_of(folder: Path) -> Path:
 def _is_created(path: Path) -> bool:
     try:
         with open(path, "x") as file:
-            file.write(" ".join([*_this_machine(), str(os.getpid())]))
+            file.write(f"{_this_machine()} {os.getpid()}")
         return True
     except FileExistsError:
         return False
 
 
-def _this_machine() -> list[str]:
+def _this_machine() -> str:
     # Containers of one host have the same process numbers, each in a name space of its own.
-    return [socket.gethostname(), os.readlink("/proc/self/ns/pid")]
+    return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
 
 
-def _words(path: Path) -> list[str]:
-    return read_data(path, _MOST_BYTES).decode("utf-8", "replace").split()
+def _owner_in(path: Path) -> tuple[str, str]:
+    """The machine and the number of the process that has a claim; empty where not yet written."""
+    machine, _, process = read_data(path, _MOST_BYTES).decode("utf-8", "replace").rpartition(" ")
+    return machine, process
 
 
 def _owner_of(path: Path) -> str:
     """Process and host, for messages."""
     try:
-        host, _, process = _words(path)
-        return f"process {process} on {host}"
-    except (OSError, ValueError):
-        return "another process"
+        machine, process = _owner_in(path)
+    except OSError:
+        machine = ""
+    host = machine.partition(" ")[0]
+    return f"process {process} on {host}" if host else "another process"
 
 
 def _is_stale(path: Path) -> bool:
@@ -142,9 +136,8 @@ def _is_stale(path: Path) -> bool:
         # The clock of a file system need not be that of this machine.
         with tempfile.NamedTemporaryFile(prefix=".time-", dir=path.parent) as probe:
             age = os.fstat(probe.fileno()).st_mtime - path.stat().st_mtime
-        owner = _words(path)
+        machine, process = _owner_in(path)
     except FileNotFoundError:
         return True
-    *machine, process = owner or [""]  # not yet written
     is_gone = machine == _this_machine() and not os.path.exists(f"/proc/{process}")
     return is_gone or age > STALE_SECONDS

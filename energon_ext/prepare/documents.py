@@ -26,17 +26,11 @@ Documents = Iterator[InputDocument | ConfigError]
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of the input that depends on the input alone, and is prepared as a whole.
+    """A part of the input that depends on the input alone, and is prepared as a whole."""
 
-    Attributes:
-        description: JSON values by which a change of the part is noticed; ``path`` is among them.
-        read: its documents.
-        num_bytes: that they take in all; 0 where that is not known beforehand.
-    """
-
-    description: Mapping[str, Any]
+    description: Mapping[str, Any]  # by which a change is noticed, in JSON; `path` is among them
     read: Callable[[], Documents]
-    num_bytes: int = 0
+    num_bytes: int = 0  # of its documents in all; 0 where that is not known beforehand
 
 
 #: Makes a document of a JSON object: ``(object, origin, num_bytes) -> document``.

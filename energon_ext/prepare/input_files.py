@@ -7,7 +7,6 @@ import hashlib
 import io
 import posixpath
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +14,7 @@ from energon_ext.data_files import open_data
 from energon_ext.documents.object_store import (
     StoredObject,
     as_msc,
+    file_at,
     find_object,
     is_remote,
     objects_below,
@@ -26,56 +26,17 @@ from energon_ext.errors import ConfigError
 _REQUEST_BYTES = 8 * 2**20
 
 
-@dataclass(frozen=True)
-class InputFile:
-    """A file as it was found.
-
-    Attributes:
-        path: as messages name it.
-        size: in bytes.
-        version: changes when the file is written again: its time, or the ETag of an object.
-    """
-
-    path: str
-    size: int
-    version: str
-
-    @classmethod
-    def local(cls, path: Path) -> "InputFile":
-        found = path.stat()
-        return cls(str(path), found.st_size, str(found.st_mtime_ns))
-
-    @classmethod
-    def stored(cls, found: StoredObject) -> "InputFile":
-        return cls(found.url, found.size, str(found.version))
-
-    @property
-    def suffix(self) -> str:
-        return posixpath.splitext(self.path)[1]
-
-    @property
-    def is_stored(self) -> bool:
-        return is_remote(self.path)
-
-    def open(self) -> BinaryIO:
-        """A file object from the first byte on.
-
-        Raises:
-            OSError: a local file cannot be opened.
-            StoreError: from a read, the store does not give the bytes.
-        """
-        if not self.is_stored:
-            return open_data(self.path)
-        return io.BufferedReader(_StoredBytes(self), _REQUEST_BYTES)
-
-    def __str__(self) -> str:
-        return self.path
+def open_input(file: StoredObject) -> BinaryIO:
+    """A file object from the first byte on."""
+    if not is_remote(file.url):
+        return open_data(file.url)
+    return io.BufferedReader(_StoredBytes(file), _REQUEST_BYTES)
 
 
 class _StoredBytes(io.RawIOBase):
     """An object as a file, read by ranges."""
 
-    def __init__(self, file: InputFile):
+    def __init__(self, file: StoredObject):
         self._file, self._position = file, 0
 
     def readable(self) -> bool:
@@ -92,19 +53,14 @@ class _StoredBytes(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         size = max(0, min(len(buffer), self._file.size - self._position))
         if size:
-            buffer[:size] = read_range(self._file.path, self._position, size)
+            buffer[:size] = read_range(self._file.url, self._position, size)
             self._position += size
         return size
 
 
-def input_files(paths: Iterable[Path | str], patterns: Sequence[str] = ()) -> list[InputFile]:
-    """Files themselves, and those below folders that match a pattern, sorted.
-
-    Raises:
-        ConfigError: a path is missing, or a folder has no such file.
-        StoreError: the store does not answer.
-    """
-    found: list[InputFile] = []
+def input_files(paths: Iterable[Path | str], patterns: Sequence[str] = ()) -> list[StoredObject]:
+    """Files themselves, and those below folders that match a pattern, sorted."""
+    found: list[StoredObject] = []
     for path in paths:
         inside = _stored(str(path), patterns) if is_remote(path) else _local(Path(path), patterns)
         if not inside:
@@ -113,42 +69,41 @@ def input_files(paths: Iterable[Path | str], patterns: Sequence[str] = ()) -> li
     return found
 
 
-def _local(path: Path, patterns: Sequence[str]) -> list[InputFile]:
+def _local(path: Path, patterns: Sequence[str]) -> list[StoredObject]:
     if not path.exists():
         raise ConfigError(f"{path}: no such file.")
     if not path.is_dir():
-        return [InputFile.local(path)]
+        return [file_at(str(path))]
     if not patterns:
         raise ConfigError(f"{path}: a folder, not a file. Use --folder for folders.")
     inside = {file for pattern in patterns for file in path.rglob(pattern) if file.is_file()}
-    return [InputFile.local(file) for file in sorted(inside)]
+    return [file_at(str(file)) for file in sorted(inside)]
 
 
-def _stored(url: str, patterns: Sequence[str]) -> list[InputFile]:
+def _stored(url: str, patterns: Sequence[str]) -> list[StoredObject]:
     try:
         url = str(as_msc(url)).rstrip("/")
     except ValueError as error:
         raise ConfigError(f"{url}: {error}.") from error
     if found := find_object(url):
-        return [InputFile.stored(found)]
+        return [found]
     below = sorted(objects_below(url), key=lambda stored: stored.url)
     if not below:
         raise ConfigError(f"{url}: no such object.")
     if not patterns:
         raise ConfigError(f"{url}: a folder, not an object; name each.")
-    names = {stored.url: posixpath.basename(stored.url) for stored in below}
     return [
-        InputFile.stored(stored)
+        stored
         for stored in below
-        if any(fnmatch.fnmatchcase(names[stored.url], pattern) for pattern in patterns)
+        if any(fnmatch.fnmatchcase(posixpath.basename(stored.url), each) for each in patterns)
     ]
 
 
-def described(files: Sequence[InputFile]) -> dict[str, Any]:
+def described(files: Sequence[StoredObject]) -> dict[str, Any]:
     """JSON values by which a change of some files is noticed: names, sizes and versions."""
     digest = hashlib.sha256()
     for file in files:
-        line = f"{file.path}\0{file.size}\0{file.version}\n"
+        line = f"{file.url}\0{file.size}\0{file.version}\n"
         digest.update(line.encode("utf-8", "replace"))
     version, num_bytes = digest.hexdigest()[:32], sum(file.size for file in files)
-    return {"path": files[0].path, "files": len(files), "bytes": num_bytes, "version": version}
+    return {"path": files[0].url, "files": len(files), "bytes": num_bytes, "version": version}

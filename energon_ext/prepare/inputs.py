@@ -7,14 +7,15 @@ import importlib
 import io
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from energon_ext.documents.object_store import StoredObject, is_remote
 from energon_ext.errors import ConfigError
 from energon_ext.prepare.documents import Documents, InputDocument, RowReader, Unit
-from energon_ext.prepare.input_files import InputFile, described, input_files
+from energon_ext.prepare.input_files import described, input_files, open_input
 
 UNIT_BYTES = 256 * 2**20
 UNIT_ROWS = 65_536  # of a Hugging Face dataset
@@ -60,18 +61,18 @@ def folder_files(folder: Path, pattern: str) -> list[Path]:
     return paths
 
 
-def _read_texts(files: Sequence[InputFile], separator: str | None) -> Documents:
+def _read_texts(files: Sequence[StoredObject], separator: str | None) -> Documents:
     for file in files:
         texts = _texts(file, separator)
         documents = (
-            InputDocument(text, file.path, len(text.encode("utf-8", "replace"))) for text in texts
+            InputDocument(text, file.url, len(text.encode("utf-8", "replace"))) for text in texts
         )
         yield from _readable(file, documents)
 
 
-def _texts(path: InputFile, separator: str | None) -> Iterator[str]:
+def _texts(path: StoredObject, separator: str | None) -> Iterator[str]:
     # Line ends stay as they are; a byte-order mark is no text.
-    with io.TextIOWrapper(path.open(), encoding="utf-8-sig", newline="") as file:
+    with io.TextIOWrapper(open_input(path), encoding="utf-8-sig", newline="") as file:
         unfinished = ""
         while piece := file.read(READ_CHARACTERS if separator else MOST_CHARACTERS + 1):
             pieces = [unfinished + piece]
@@ -89,62 +90,57 @@ def jsonl_units(paths: Iterable[Path | str], read_row: RowReader) -> list[Unit]:
     """JSON Lines files, in parts of 256 MiB at line borders; a compressed file is one part."""
     units = []
     for path in input_files(paths, ("*.jsonl", "*.jsonl.gz", "*.jsonl.zst")):
-        size = path.size
-        is_compressed = path.suffix in COMPRESSED
-        is_divided = size > UNIT_BYTES and not is_compressed
-        for begin, stop in _line_ranges(path, size) if is_divided else [(0, size)]:
+        is_compressed = path.url.endswith(COMPRESSED)
+        is_divided = path.size > UNIT_BYTES and not is_compressed
+        for begin, stop in _line_ranges(path) if is_divided else [(0, path.size)]:
             end = None if is_compressed else stop
-            read = partial(_read_jsonl, path, begin, end, read_row)
+            read = partial(_read_rows, partial(_read_line, read_row), _lines, path, begin, end)
             num_bytes = 0 if is_compressed else stop - begin
             units.append(Unit({**described([path]), "range": [begin, stop]}, read, num_bytes))
     return units
 
 
-def _line_ranges(path: InputFile, size: int) -> Iterator[tuple[int, int]]:
+def _line_ranges(path: StoredObject) -> Iterator[tuple[int, int]]:
     """The first byte of each part of a file, and the one behind the last."""
     begin = 0
-    with path.open() as file:
-        while begin < size:
-            file.seek(min(begin + UNIT_BYTES, size))
+    with open_input(path) as file:
+        while begin < path.size:
+            file.seek(min(begin + UNIT_BYTES, path.size))
             file.readline(MOST_LINE_BYTES)
             yield begin, file.tell()
             begin = file.tell()
 
 
-def _read_jsonl(path: InputFile, begin: int, stop: int | None, read_row: RowReader) -> Documents:
-    return _readable(path, _read_rows(_lines(path, begin, stop), partial(_read_line, read_row)))
-
-
-def _lines(path: InputFile, begin: int, stop: int | None) -> Iterator[tuple[bytes, str, int]]:
+def _lines(path: StoredObject, begin: int, stop: int | None) -> Iterator[tuple[bytes, str, int]]:
     """Lines with their origins and sizes, from one byte of a file to another or to its end."""
-    with path.open() as stored, _unpacked(stored, path) as file:
+    with open_input(path) as stored, _unpacked(stored, path) as file:
         position, number = begin, 1 + _lines_before(file, path, begin)
         while line := file.readline(MOST_LINE_BYTES):
             if line.strip():
-                place = f"@{position}" if path.is_stored and begin else f":{number}"
+                place = f"@{position}" if begin and is_remote(path) else f":{number}"
                 yield line, f"{path}{place}", len(line)
             position, number = position + len(line), number + 1
             if position == stop:
                 break
 
 
-def _lines_before(file: BinaryIO, path: InputFile, begin: int) -> int:
+def _lines_before(file: BinaryIO, path: StoredObject, begin: int) -> int:
     """The number of lines before a byte, to which the file is moved.
 
     Counted by the reader of a part: listing the parts of an input must not read all of it. Lines of
     a part of an object have the number of their first byte instead.
     """
-    if path.is_stored:
+    if is_remote(path):
         file.seek(begin)
         return 0
     pieces = (file.read(min(_BLOCK, begin - done)) for done in range(0, begin, _BLOCK))
     return sum(piece.count(b"\n") for piece in pieces)
 
 
-def _unpacked(file: BinaryIO, path: InputFile) -> Any:
-    if path.suffix == ".gz":
+def _unpacked(file: BinaryIO, path: StoredObject) -> Any:
+    if path.url.endswith(".gz"):
         return gzip.open(file)
-    if path.suffix == ".zst":
+    if path.url.endswith(".zst"):
         pyarrow = _extra("pyarrow", f"{path}: a .zst file")
         return io.BufferedReader(pyarrow.input_stream(file, compression="zstd"))
     return file
@@ -168,7 +164,7 @@ def parquet_units(paths: Iterable[Path | str], read_row: RowReader) -> list[Unit
     units = []
     for path in input_files(paths, ("*.parquet",)):
         try:
-            with path.open() as file:
+            with open_input(path) as file:
                 metadata = parquet.read_metadata(file)
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from error
@@ -182,19 +178,17 @@ def parquet_units(paths: Iterable[Path | str], read_row: RowReader) -> list[Unit
                 )
         first_row = 0
         for begin, stop in _groups([group.total_byte_size for group in groups]):
-            read = partial(_read_parquet, path, range(begin, stop), first_row, read_row)
+            read = partial(_read_rows, read_row, _parquet_rows, path, range(begin, stop), first_row)
             units.append(Unit({**described([path]), "row_groups": [begin, stop]}, read))
             first_row += sum(group.num_rows for group in groups[begin:stop])
     return units
 
 
-def _read_parquet(path: InputFile, groups: range, first_row: int, read_row: RowReader) -> Documents:
-    return _readable(path, _read_rows(_parquet_rows(path, groups, first_row), read_row))
-
-
-def _parquet_rows(path: InputFile, groups: range, first_row: int) -> Iterator[tuple[Any, str, int]]:
+def _parquet_rows(
+    path: StoredObject, groups: range, first_row: int
+) -> Iterator[tuple[Any, str, int]]:
     parquet = _extra("pyarrow.parquet", "--parquet")
-    with path.open() as stored, parquet.ParquetFile(stored) as file:
+    with open_input(path) as stored, parquet.ParquetFile(stored) as file:
         number = first_row
         for batch in file.iter_batches(_PARQUET_ROWS, row_groups=list(groups)):
             for row in batch.to_pylist():
@@ -228,7 +222,7 @@ def hugging_face_units(
 
 def _read_hugging_face(rows: Any, name: str, first: int, read_row: RowReader) -> Documents:
     numbered = ((row, f"{name}[{number}]", 0) for number, row in enumerate(rows, start=first))
-    return _read_rows(numbered, read_row)
+    return _documents(numbered, read_row)
 
 
 # What they share --------------------------------------------------------------------------------
@@ -246,7 +240,7 @@ def _groups(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield begin, len(sizes)
 
 
-def _read_rows(rows: Iterable[tuple[Any, str, int]], read_row: RowReader) -> Documents:
+def _documents(rows: Iterable[tuple[Any, str, int]], read_row: RowReader) -> Documents:
     for row in rows:
         try:
             yield read_row(*row)
@@ -254,7 +248,12 @@ def _read_rows(rows: Iterable[tuple[Any, str, int]], read_row: RowReader) -> Doc
             yield error
 
 
-def _readable(path: InputFile, documents: Documents) -> Documents:
+def _read_rows(read_row: RowReader, rows: Callable[..., Any], path: Any, *part: Any) -> Documents:
+    """Documents of the rows that a function finds in a part of a file."""
+    return _readable(path, _documents(rows(path, *part), read_row))
+
+
+def _readable(path: object, documents: Documents) -> Documents:
     """The documents of a file, and last the error that ends them, if any."""
     try:
         yield from documents
@@ -262,7 +261,7 @@ def _readable(path: InputFile, documents: Documents) -> Documents:
         yield _unreadable(path, error)
 
 
-def _unreadable(path: InputFile, error: Exception) -> ConfigError:
+def _unreadable(path: object, error: Exception) -> ConfigError:
     if isinstance(error, ConfigError):
         return error
     if isinstance(error, UnicodeDecodeError):

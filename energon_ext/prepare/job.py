@@ -8,9 +8,9 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -38,67 +38,19 @@ STAGING = ".staging-"
 Record = dict[str, Any]
 
 
-class Writer(Protocol):
-    """Files that grow by a document at a time."""
-
-    num_tokens: int
-
-    @property
-    def num_documents(self) -> int: ...
-
-    def write(self, tokens: np.ndarray, weights: np.ndarray | None, origin: str) -> None: ...
-
-    def close(self, meta: Mapping[str, Any] | None) -> None: ...
-
-    def abandon(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class Job:
-    """The treatment of every document.
-
-    Attributes:
-        encode: documents to tokens.
-        writer: of the files of a prefix, see
-            :class:`~energon_ext.prepare.token_writer.TokenWriter`.
-        meta: for the ``.meta.json`` beside each pair.
-        options: JSON values on which the files depend beside the input.
-        val_fraction, seed: documents that are in no split go to ``val`` by a hash of their text.
-        min_chars: shorter documents are left out; white space at the ends does not count.
-        skips_unreadable: leave out and count what cannot be read, in place of an error.
-        keeps_all: a refused document has no tokens, in place of being left out.
-    """
+    """The treatment of every document."""
 
     encode: Callable[[Sequence[InputDocument]], Sequence[Encoded]]
-    writer: Callable[[Path], Writer]
-    meta: Mapping[str, Any]
-    options: Mapping[str, Any]
-    val_fraction: float = 0.0
-    seed: int = 0
-    min_chars: int = 0
-    skips_unreadable: bool = False
-    keeps_all: bool = False
-
-
-@dataclass
-class _LeftOut:
-    """How many documents are left out, and why the first one is."""
-
-    count: int = 0
-    first: str = ""
-
-    def add(self, error: Exception) -> None:
-        self.count += 1
-        self.first = self.first or str(error)
-
-
-@dataclass
-class _UnitLosses:
-    """Documents of a unit that are in no file, or have no token in it."""
-
-    too_short: int = 0
-    unreadable: _LeftOut = field(default_factory=_LeftOut)
-    refused: _LeftOut = field(default_factory=_LeftOut)
+    writer: Callable[[Path], Any]  # of the files of a prefix: a TokenWriter or a LengthWriter
+    meta: Mapping[str, Any]  # for the .meta.json beside each pair
+    options: Mapping[str, Any]  # JSON values on which the files depend beside the input
+    val_fraction: float = 0.0  # of the documents that are in no split, by a hash of their text
+    seed: int = 0  # of that hash
+    min_chars: int = 0  # of a document that counts, but white space at the ends
+    skips_unreadable: bool = False  # leaves out and counts what cannot be read; else an error
+    keeps_all: bool = False  # a refused document has no tokens, in place of being left out
 
 
 def write_unit(
@@ -106,14 +58,13 @@ def write_unit(
 ) -> Record:
     """Write a unit as FOLDER/SPLIT/NAME.bin and so on; complete files appear there, or none.
 
-    Args:
-        advance: is called with the bytes that were read since it was called last.
-
-    Returns:
-        The counts, and size and SHA-256 of each file.
+    Returns the counts, and size and SHA-256 of each file.
     """
-    losses, characters = _UnitLosses(), Counter[str]()
-    writers: dict[str, Writer] = {}
+    # Documents that are in no file, or have no token in it, and why the first one is.
+    losses: Record = {"too_short": 0, "unreadable": {"count": 0, "first": ""}}
+    losses["refused"] = {"count": 0, "first": ""}
+    characters = Counter[str]()
+    writers: dict[str, Any] = {}
     folder.mkdir(parents=True, exist_ok=True)
     prefix = f"{STAGING}{name}."
     with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as staging, ExitStack() as opened:
@@ -138,7 +89,7 @@ def write_unit(
         "documents": {split: writer.num_documents for split, writer in writers.items()},
         "characters": dict(characters),
         "tokens": {split: writer.num_tokens for split, writer in writers.items()},
-        **asdict(losses),
+        **losses,
         "files": files,
     }
 
@@ -162,16 +113,21 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _readable(job: Job, unit: Unit, losses: _UnitLosses) -> Iterator[InputDocument]:
+def _count(lost: Record, error: Exception) -> None:
+    lost["count"] += 1
+    lost["first"] = lost["first"] or str(error)
+
+
+def _readable(job: Job, unit: Unit, losses: Record) -> Iterator[InputDocument]:
     """The documents of a unit that are whole and long enough."""
     for found in unit.read():
         document = _checked(found) if isinstance(found, InputDocument) else found
         if isinstance(document, ConfigError):
             if not job.skips_unreadable:
                 raise document
-            losses.unreadable.add(document)
+            _count(losses["unreadable"], document)
         elif len(document.text.strip()) < job.min_chars:
-            losses.too_short += 1
+            losses["too_short"] += 1
         else:
             yield document
 
@@ -205,7 +161,7 @@ def _batches(
 
 
 def _encoded(
-    job: Job, unit: Unit, losses: _UnitLosses, advance: Callable[[int], None]
+    job: Job, unit: Unit, losses: Record, advance: Callable[[int], None]
 ) -> Iterator[tuple[InputDocument, str, np.ndarray, np.ndarray | None]]:
     """The documents of a unit with their splits, tokens and weights."""
     refused_in_a_row = 0
@@ -214,7 +170,7 @@ def _encoded(
             if job.keeps_all and not isinstance(encoded, SampleError) and not len(encoded[0]):
                 encoded = SampleError(f"Sample {document.origin}: no token.")
             if isinstance(encoded, SampleError):
-                losses.refused.add(encoded)
+                _count(losses["refused"], encoded)
                 logger.debug("left out: %s", encoded)
                 refused_in_a_row += 1
                 if refused_in_a_row == MOST_REFUSED_IN_A_ROW:

@@ -6,9 +6,8 @@ A folder holds a pair of files for each part of the source, such as a shard: ``.
 uint32 and ``.costs.bin`` with float32 for each of its samples, in their order.
 """
 
-import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from energon_ext.data_files import read_data
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.documents.token_index import PREPARED
 from energon_ext.errors import ConfigError
-from energon_ext.prepare.accounts import MOST_RECORD_BYTES
+from energon_ext.prepare.accounts import read_json
 from energon_ext.prepare.cache import SPLIT
 from energon_ext.prepare.job import Record
 
@@ -27,11 +26,7 @@ LENGTHS, COSTS = ".lengths.bin", ".costs.bin"
 
 
 class LengthWriter:
-    """One part of a table that grows.
-
-    Args:
-        prefix: path without suffix.
-    """
+    """One part of a table that grows."""
 
     def __init__(self, prefix: str | Path):
         self._prefix = str(prefix)
@@ -60,35 +55,20 @@ class LengthWriter:
 
 @dataclass(frozen=True, eq=False)
 class LengthTable:
-    """The lengths of the samples of a source.
+    """The lengths of the samples of a source."""
 
-    Args:
-        lengths: uint32 [n]; 0 for a sample that could not be measured.
-        costs: float32 [n], beside those of the lengths, in the unit of the encoder's ``cost``.
-        longest: of the samples that are read, the positions of a row.
-
-    Longer samples count as empty, and are in no row.
-    """
-
-    lengths: np.ndarray
-    costs: np.ndarray
-    longest: int
+    lengths: np.ndarray  # uint32 [n]; 0 for a sample that could not be measured
+    costs: np.ndarray  # float32 [n], beside those of the lengths, in the unit of encoder.cost
+    longest: int  # positions of a row; longer samples count as empty, and are in none
 
     @classmethod
     def open(cls, folder: Path, longest: int) -> "LengthTable":
-        """Read a table that :mod:`~energon_ext.prepare.units` made.
-
-        Raises:
-            ConfigError: a file is missing or of another size.
-        """
-        units = _units(folder)
-        lengths = [_column(folder, unit, LENGTHS, "<u4") for unit in units]
-        costs = [_column(folder, unit, COSTS, "<f4") for unit in units]
-        nothing = np.zeros(0)
+        """Read a table that :mod:`~energon_ext.prepare.units` made."""
+        units = (read_json(folder / PREPARED) or {}).get("units")
+        if not isinstance(units, list):
+            raise _damaged(folder, f"{PREPARED} cannot be read")
         return cls(
-            np.concatenate([nothing.astype("<u4"), *lengths]),
-            np.concatenate([nothing.astype("<f4"), *costs]),
-            longest,
+            _column(folder, units, LENGTHS, "<u4"), _column(folder, units, COSTS, "<f4"), longest
         )
 
     def __len__(self) -> int:
@@ -132,23 +112,20 @@ def _digest(column: np.ndarray) -> str:
     return f"{stable_hash(column.tobytes().hex()):016x}"
 
 
-def _units(folder: Path) -> list[Record]:
-    try:
-        return json.loads(read_data(folder / PREPARED, MOST_RECORD_BYTES))["units"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(folder, str(error)) from error
-
-
-def _column(folder: Path, unit: Record, suffix: str, dtype: str) -> np.ndarray:
-    file = f"{SPLIT}/{unit['name']}{suffix}"
-    expected = unit["files"].get(file, {}).get("bytes", 0)
-    try:
-        content = read_data(folder / file, expected)
-    except (OSError, ConfigError) as error:
-        raise _damaged(folder, str(error)) from error
-    if len(content) != expected:
-        raise _damaged(folder, f"{file} has {len(content)} bytes")
-    return np.frombuffer(content, dtype)
+def _column(folder: Path, units: Sequence[Record], suffix: str, dtype: str) -> np.ndarray:
+    """The numbers of all units one after another."""
+    found = [np.zeros(0, dtype)]
+    for unit in units:
+        file = f"{SPLIT}/{unit['name']}{suffix}"
+        expected = unit["files"].get(file, {}).get("bytes", 0)
+        try:
+            content = read_data(folder / file, expected)
+        except (OSError, ConfigError) as error:
+            raise _damaged(folder, str(error)) from error
+        if len(content) != expected:
+            raise _damaged(folder, f"{file} has {len(content)} bytes")
+        found.append(np.frombuffer(content, dtype))
+    return np.concatenate(found)
 
 
 def _damaged(folder: Path, reason: str) -> ConfigError:

@@ -23,22 +23,12 @@ _write_by_number: Callable[[int], Record]
 
 
 def write_units(
-    job: Job,
-    units: Mapping[str, Unit],
-    folder: Path,
-    jobs: int,
-    advance: Callable[[int], None],
+    job: Job, units: Mapping[str, Unit], folder: Path, jobs: int, advance: Callable[[int], None]
 ) -> Generator[tuple[str, Record], None, None]:
     """Write some units, and yield the name and the record of each once it is done.
 
     One unit, or one job, is written in this process, where the tokenizer may use all cores.
-
-    Args:
-        units: by the name of their files.
-        advance: is called now and then with the bytes that were read since.
-
-    Raises:
-        WorkerError: a worker was killed.
+    ``advance`` is called now and then with the bytes that were read since.
     """
     workers = min(jobs, len(units))
     if workers <= 1:

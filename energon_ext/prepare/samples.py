@@ -23,26 +23,17 @@ _READ_AHEAD = 32
 
 @dataclass(frozen=True)
 class SampleSource:
-    """The samples of one dataset.
+    """The samples of one dataset."""
 
-    Attributes:
-        path: of the dataset, for messages.
-        version: JSON values by which a change of its files is noticed.
-        count: number of its samples.
-        open: builds the dataset that reads them; each unit opens its own.
-        document: makes a document of a sample and its key.
-        keeps_damaged: a sample that cannot be used is a document with its error, one that the split
-            excludes a document without a sample; else the first is an error, the second left out.
-        sample_bytes: of a sample, about, for the progress.
-    """
-
-    path: str
-    version: Mapping[str, Any]
+    path: str  # for messages
+    version: Mapping[str, Any]  # JSON values by which a change of its files is noticed
     count: int
-    open: Callable[[], SavableDataset]
-    document: Callable[[Any, str], InputDocument]
+    open: Callable[[], SavableDataset]  # each unit opens its own
+    document: Callable[[Any, str], InputDocument]  # of a sample and its key
+    #: A sample that cannot be used is a document with its error, one that the split excludes a
+    #: document without a sample; else the first is an error, the second left out.
     keeps_damaged: bool = False
-    sample_bytes: int = 0
+    sample_bytes: int = 0  # of a sample, about, for the progress
 
 
 def sample_units(source: SampleSource) -> list[Unit]:
@@ -54,11 +45,7 @@ def sample_units(source: SampleSource) -> list[Unit]:
 
 
 def unit_of(source: SampleSource, numbers: range, description: Mapping[str, Any]) -> Unit:
-    """Some samples of a source as a unit.
-
-    Args:
-        description: JSON values by which a change of them is noticed; ``path`` is among them.
-    """
+    """Some samples of a source as a unit."""
     num_bytes = len(numbers) * source.sample_bytes
     return Unit(description, functools.partial(_read, source, numbers), num_bytes)
 

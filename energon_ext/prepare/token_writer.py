@@ -27,16 +27,6 @@ class TokenWriter:
         vocab_size: ids are below it, and decide the type of the file.
         weights_dtype: type of the weights, ``uint8`` where all are 0 or 1, else ``float32``. There
             is a file of them from the first document on that has some.
-
-    Example:
-        >>> import tempfile
-        >>> from energon_ext.documents.file_set import open_token_files
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     writer = TokenWriter(Path(folder) / "web", vocab_size=300)
-        ...     writer.write(np.array([1, 2, 3]), origin="web.jsonl:1")
-        ...     writer.close()
-        ...     open_token_files(f"{folder}/web").document(0).tolist()
-        [1, 2, 3]
     """
 
     def __init__(self, prefix: str | Path, vocab_size: int, weights_dtype: str = "uint8"):

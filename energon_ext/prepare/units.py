@@ -7,11 +7,11 @@ takes the output's name at the very end. One process makes all units, or several
 whichever of these ends last publishes.
 """
 
+import contextlib
 import os
 import shutil
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,6 @@ def run_units(
 
     Returns:
         What is written to PREPARED, and what was found and done again, for people.
-
-    Raises:
-        ConfigError: the output is of other options or other input, or a unit cannot be read.
-        ClaimedError: another process prepares the output.
-        WorkerError: a worker was killed.
     """
     if force:
         _check_replaceable(output)
@@ -119,14 +114,11 @@ def _finish_last(made: Preparation, splits: Sequence[str]) -> Record | None:
     """Publish the output, unless units are missing or another process does it."""
     if not made.has_all() or living_parts(made.output):
         return None
-    try:
-        with claimed(made.output):
-            if any(reason is not None for reason in _reasons(made, made.units).values()):
-                return None
+    with contextlib.suppress(ClaimedError), claimed(made.output):
+        if all(reason is None for reason in _reasons(made, made.units).values()):
             _remove_staging(made.work)
             return _finish(made, splits)
-    except ClaimedError:
-        return None
+    return None
 
 
 def _reasons(made: Preparation, names: Collection[str]) -> dict[str, str | None]:
@@ -158,7 +150,8 @@ def _make(
             beat()
             bar.update(num_bytes)
 
-        with closing(write_units(made.job, missing, made.work, jobs, advance)) as written:
+        written = write_units(made.job, missing, made.work, jobs, advance)
+        with contextlib.closing(written):
             for name, record in written:
                 made.write_account(name, record)
 

@@ -24,6 +24,9 @@ from energon_ext.errors import ConfigError, StoreError
 from energon_ext.samples.shards import StoredShards
 from energon_ext.samples.tar_reader import TarReader
 
+#: One rank without workers.
+ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
+
 
 class LineReader:
     """Reads by number what a reader of Energon would, and refuses what is not one line."""
@@ -61,15 +64,7 @@ def _guarded(reader: Any) -> Any:
 
 
 class NumberedSamples:
-    """Reads samples of a dataset in any order.
-
-    Args:
-        dataset: as an encoder's ``_load_dataset`` builds it.
-        path: of the dataset, for messages.
-
-    Raises:
-        ConfigError: its samples have no numbers.
-    """
+    """Reads samples of a dataset, as an encoder's ``_load_dataset`` builds it, in any order."""
 
     def __init__(self, dataset: SavableDataset, path: str):
         self.path = path
@@ -86,12 +81,7 @@ class NumberedSamples:
         self._readers = inner.join_readers
 
     def stored(self, number: int) -> Any:
-        """A sample as it is stored, for :meth:`cooked`; None where the split excludes it.
-
-        Raises:
-            ConfigError: it cannot be read.
-            StoreError: the store does not give it.
-        """
+        """A sample as it is stored, for :meth:`cooked`; None where the split excludes it."""
         try:
             data = tuple(reader[number] for reader in self._readers)
         except StoreError:
@@ -126,12 +116,11 @@ class NumberedSamples:
 @contextlib.contextmanager
 def as_worker() -> Iterator[None]:
     """Work as the one worker of one rank; decorators of Energon ask for a worker."""
-    alone = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    alone.worker_activate(0)
+    ALONE.worker_activate(0)
     try:
         yield
     finally:
-        alone.worker_deactivate()
+        ALONE.worker_deactivate()
 
 
 def key_of(stored: Any) -> str:

@@ -45,16 +45,11 @@ class WholePacker(BestFitPacker):
 
 
 class Stub:
-    """A sample of which a packer knows the length.
-
-    Attributes:
-        num_tokens, total_len, length: tokens of the sample; encoders have each of these names.
-        number: its place in the buffer.
-    """
+    """A sample of which a packer knows the length."""
 
     def __init__(self, number: int, length: int, length_attribute: str):
-        self.number = number
-        self.num_tokens = self.total_len = self.length = length
+        self.number = number  # its place in the buffer
+        self.num_tokens = self.total_len = self.length = length  # encoders have each of these names
         setattr(self, length_attribute, length)
 
 
@@ -74,11 +69,7 @@ class OwnPacker(Packer):
     encoder: Any = field(kw_only=True)
 
     def with_seq_len(self, seq_len: int) -> "OwnPacker":
-        """The same for rows of another length.
-
-        Raises:
-            ConfigError: the encoder's ``seq_len`` cannot be set.
-        """
+        """The same for rows of another length."""
         encoder = copy.copy(self.encoder)
         try:
             encoder.seq_len = seq_len
@@ -107,19 +98,13 @@ class OwnPacker(Packer):
                 f"total_len and length; name another in length_attribute."
             ) from error
         if last:
-            left = set(range(len(stubs))).difference(*rows)
-            rows += [[number] for number in sorted(left)]
+            others = set(range(len(stubs))).difference(*rows)
+            rows += [[number] for number in sorted(others)]
+        self._check(rows, lengths)
         chosen = np.array([number for row in rows for number in row], np.int64)
         ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
-        plan = PackPlan.of(
-            pieces[chosen],
-            ends,
-            np.diff(ends, prepend=0),
-            pieces[np.delete(np.arange(len(pieces)), chosen)],
-            self.seq_len,
-        )
-        self._check(rows, lengths)
-        return plan
+        left = pieces[np.delete(np.arange(len(pieces)), chosen)]
+        return PackPlan.of(pieces[chosen], ends, np.diff(ends, prepend=0), left, self.seq_len)
 
     def _check(self, rows: list[list[int]], lengths: list[int]) -> None:
         longest = max((sum(lengths[number] for number in row) for row in rows), default=0)

@@ -9,7 +9,7 @@ the source, its number and the epoch, so a row is the same on any rank and worke
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -19,31 +19,15 @@ from energon_ext.errors import ConfigError
 from energon_ext.packing import Packer
 from energon_ext.plan.rows import Description, PlannedRows, TakenRows
 from energon_ext.samples.packers import OnePerRow, OwnPacker, WholePacker
-
-
-class RowReader(Protocol):
-    """Makes what the samples of a row become."""
-
-    sample_bytes: int
-
-    def __call__(self, numbers: Sequence[int], epoch: int) -> Any: ...
-
-    def announce(self, numbers: Sequence[int]) -> None: ...
-
-    def stored(self, number: int) -> Sequence[Mapping[str, Any]]: ...
+from energon_ext.samples.reader import SampleReader
 
 
 @dataclass(frozen=True)
 class OneEach:
-    """Lengths of samples that are a row each, and count as 1.
-
-    Args:
-        count: number of samples.
-        version: JSON values by which a change of the data is noticed.
-    """
+    """Lengths of samples that are a row each, and count as 1."""
 
     count: int
-    version: dict[str, Any]
+    version: dict[str, Any]  # changes with the data
     samples_per_row = 1
 
     def __len__(self) -> int:
@@ -68,16 +52,14 @@ class SampleRows(PlannedRows):
 
     Args:
         lengths: of the samples: :class:`OneEach`, or a table of lengths.
-        read_row: makes a row of its numbers.
-        **options: of :class:`~energon_ext.plan.rows.PlannedRows`.
     """
 
     kind = "samples"
 
-    def __init__(self, lengths: Any, read_row: RowReader, **options: Any):
+    def __init__(self, lengths: Any, read_row: SampleReader, **options: Any):
         self._lengths, self._read_row = lengths, read_row
         super().__init__(lengths, **options)
-        self.read_bytes = math.ceil(read_row.sample_bytes * lengths.samples_per_row)
+        self.read_bytes = math.ceil(read_row.samples.stored_bytes() * lengths.samples_per_row)
 
     def options(self) -> dict[str, Any]:
         return {**super().options(), **self._lengths.options()}
@@ -134,13 +116,7 @@ class SampleRows(PlannedRows):
 
 
 class TokenRows(PlannedRows):
-    """Rows of token files beside those of samples.
-
-    Args:
-        documents: of the files.
-        pack_tokens: makes a row what the samples of one become.
-        **options: of :class:`~energon_ext.plan.rows.PlannedRows`.
-    """
+    """Rows of token files beside those of samples: ``pack_tokens`` makes them what those become."""
 
     def __init__(self, documents: Documents, pack_tokens: Callable[[Row], Any], **options: Any):
         super().__init__(documents, **options)

@@ -8,39 +8,17 @@ import contextlib
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from megatron.energon.flavors.webdataset.structs import ShardInfo
 
 from energon_ext.data_files import open_descriptor
-from energon_ext.documents.file_map import map_file
-from energon_ext.documents.object_store import StoredObject, is_remote
+from energon_ext.documents.object_store import StoredObject, file_at, is_remote
 from energon_ext.documents.range_reader import range_reader
-from energon_ext.documents.stored_files import sample_ends, stored_object
+from energon_ext.documents.stored_files import sample_ends
 
 #: Shards that are open at once.
 MOST_OPEN = 64
-
-
-class Shards(Protocol):
-    """Shards by number."""
-
-    def ends(self, shard: int) -> np.ndarray:
-        """Starts of the samples, and the end of the last one, uint64 [samples + 1]."""
-
-    def read(self, shard: int, begin: int, size: int) -> bytes:
-        """A part of a shard; it may be shorter where the shard is."""
-
-    def announce(self, shard: int, begin: int, size: int) -> None:
-        """Let a part be read early; where that fails, reading it says why."""
-
-
-def shards_of(infos: Sequence[ShardInfo]) -> Shards | None:
-    """The shards of a dataset; None where they are on another file system."""
-    if all(info.path.is_local() for info in infos):
-        return LocalShards(infos)
-    return StoredShards(infos) if all(is_remote(info.path) for info in infos) else None
 
 
 class LocalShards:
@@ -51,12 +29,15 @@ class LocalShards:
         self._opened: OrderedDict[int, tuple[int, np.ndarray]] = OrderedDict()
 
     def ends(self, shard: int) -> np.ndarray:
+        """Starts of the samples, and the end of the last one, uint64 [samples + 1]."""
         return self._open(shard)[1]
 
     def read(self, shard: int, begin: int, size: int) -> bytes:
+        """A part of a shard; it may be shorter where the shard is."""
         return os.pread(self._open(shard)[0], size, begin)
 
     def announce(self, shard: int, begin: int, size: int) -> None:
+        """Let a part be read early; where that fails, reading it says why."""
         if hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError, OverflowError):
                 os.posix_fadvise(self._open(shard)[0], begin, size, os.POSIX_FADV_WILLNEED)
@@ -66,9 +47,9 @@ class LocalShards:
         if shard in self._opened:
             self._opened.move_to_end(shard)
         else:
-            info = self._infos[shard]
-            ends = map_file(f"{info.path}.idx", 8 * (info.count + 1)).view("<u8")
-            self._opened[shard] = open_descriptor(str(info.path)), ends
+            path = str(self._infos[shard].path)
+            ends = sample_ends(f"{path}.idx", self._infos[shard].count)
+            self._opened[shard] = open_descriptor(path), ends
             if len(self._opened) > MOST_OPEN:
                 os.close(self._opened.popitem(last=False)[1][0])
         return self._opened[shard]
@@ -104,4 +85,14 @@ class StoredShards:
 
 
 def _look_up(info: ShardInfo) -> tuple[StoredObject, np.ndarray]:
-    return stored_object(str(info.path)), sample_ends(f"{info.path}.idx", info.count)
+    return file_at(str(info.path)), sample_ends(f"{info.path}.idx", info.count)
+
+
+Shards = LocalShards | StoredShards
+
+
+def shards_of(infos: Sequence[ShardInfo]) -> Shards | None:
+    """The shards of a dataset; None where they are on another file system."""
+    if all(info.path.is_local() for info in infos):
+        return LocalShards(infos)
+    return StoredShards(infos) if all(is_remote(info.path) for info in infos) else None

@@ -31,11 +31,7 @@ MOST_SAMPLE_BYTES, MOST_HEADER_BYTES = 1 << 31, 1 << 14
 
 
 class TarReader:
-    """Reads by number what a reader of Energon would.
-
-    Args:
-        reader: of Energon.
-    """
+    """Reads by number what a reader of Energon would."""
 
     def __init__(self, reader: ITarReader[int]):
         self._reader: Any = reader
@@ -99,28 +95,14 @@ class TarReader:
             shard_name=shard.name,
             file_names=tuple(names),
         )
-        return FilteredSample(
-            __key__=key,
-            __shard__=shard.name,
-            __restore_key__=("Webdataset", number),
-            __sources__=(source,),
-            **parts,
-        )
+        about = {"__restore_key__": ("Webdataset", number), "__sources__": (source,)}
+        return FilteredSample(__key__=key, __shard__=shard.name, **about, **parts)
 
 
 def plain_files(content: bytes) -> list[tuple[str, bytes]] | None:
     """Names and contents of the files in a part of a tar; None where a header is not plain.
 
     ValueError where one would make more of it than it has.
-
-    Example:
-        >>> import io, tarfile
-        >>> with tarfile.open(fileobj=(file := io.BytesIO()), mode="w") as tar:
-        ...     info = tarfile.TarInfo("7.txt")
-        ...     info.size = 2
-        ...     tar.addfile(info, io.BytesIO(b"hi"))
-        >>> plain_files(file.getvalue()[:1024])
-        [('7.txt', b'hi')]
     """
     files, begin, is_plain = [], 0, True
     while begin + _BLOCK <= len(content):

@@ -227,12 +227,7 @@ class StreamedBlend(Blend, BaseWrapperDataset):
         mixture.restore_state(state["mixture"], renamed, self._position())
 
     def check_state(self, state: Any) -> None:
-        """Refuse a state that this blend cannot continue.
-
-        Raises:
-            StateFormatError: it is damaged, or of another version.
-            StateMismatchError: it belongs to another configuration.
-        """
+        """Refuse a state that this blend cannot continue."""
         advice = "It was saved without this package's mixin, or with planned sources: finish that "
         advice += "run as it was begun, or start a new one."
         check_class(state, STATE_CLASS, STATE_VERSION, _SHAPE, advice)

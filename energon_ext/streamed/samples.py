@@ -33,17 +33,7 @@ def num_tokens_of(sample: Any) -> int:
 
 
 class StreamedSamples:
-    """The samples of a source that a worker reads.
-
-    Args:
-        source: its ``rows`` are an Energon dataset.
-        size_of: the tokens that a sample counts as.
-
-    Attributes:
-        documents, tokens: read so far.
-
-    State: that of the dataset, whether it has ended, and the counts.
-    """
+    """The samples of a source that a worker reads; its ``rows`` are an Energon dataset."""
 
     def __init__(self, source: Source, size_of: Callable[[Any], float] = num_tokens_of):
         self.source, self.size_of = source, size_of
@@ -53,7 +43,7 @@ class StreamedSamples:
     def reset(self) -> None:
         """Begin with the first sample again."""
         self._has_ended = self._is_empty = False
-        self.documents = self.tokens = 0
+        self.documents = self.tokens = 0  # read so far
         self._iterator: Iterator[Any] | None = None
 
     def open(self) -> None:

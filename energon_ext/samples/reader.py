@@ -17,7 +17,6 @@ from megatron.energon.task_encoder.base import get_failure_tolerance
 
 from energon_ext.documents.permutation import stable_hash
 from energon_ext.errors import ConfigError, EnergonExtError, SampleError, log_of
-from energon_ext.prepare.lengths import LengthTable
 from energon_ext.samples.numbered import NumberedSamples, key_of
 
 logger = log_of(__name__)
@@ -32,30 +31,17 @@ class SampleReader:
 
     A sample that cannot be used is left out of its row. One that would leave the row empty is
     replaced by another one of the source, the same on every rank and worker.
-
-    Args:
-        encoder: of the user.
-        key: of the source.
-        seed: of the run.
-        numbers: of the samples.
-        excluded: numbers of those that are not read.
-        samples: of the source; their files are opened by each process that reads.
-        table: lengths of the samples, where some are packed together.
     """
 
     encoder: Any
-    key: str
+    key: str  # of the source
     seed: int
     numbers: range
     excluded: frozenset[int]
-    samples: NumberedSamples
-    table: LengthTable | None = None
-    sample_bytes: int = field(init=False)
+    samples: NumberedSamples  # each process that reads opens their files
+    table: Any = None  # lengths of the samples, where some are packed together
     _left_out: int = field(default=0, init=False)
     _reason: str = field(default="", init=False)
-
-    def __post_init__(self) -> None:
-        self.sample_bytes = self.samples.stored_bytes()
 
     def stored(self, number: int) -> Sequence[Mapping[str, Any]]:
         """The files of a sample, for people."""
@@ -109,14 +95,17 @@ class SampleReader:
         except EnergonExtError:
             raise
         except Exception as error:  # of a decoder, a cooker or an encoder, SkipSample among them
-            self._note(f"Sample {key_of(stored)}: {type(error).__name__} ({reason_of(error)}).")
+            # Some of Energon's errors have no text, but a cause.
+            reason = " ".join(str(error).split()) or type(error.__cause__ or error).__name__
+            self._note(f"Sample {key_of(stored)}: {type(error).__name__} ({reason}).")
         return None
 
     def _check_length(self, number: int, sample: Any) -> None:
         """Refuse a sample that takes more room than its row has for it."""
         if self.table is None:
             return
-        tokens = tokens_of(self.encoder.length_of(sample))
+        found = self.encoder.length_of(sample)
+        tokens = int(found[0] if isinstance(found, tuple) else found)
         measured = int(self.table.locate(np.array([number]))[1][0])
         if tokens > measured:
             raise SampleError(
@@ -132,11 +121,7 @@ class SampleReader:
 
 
 def encoded(encoder: Any, sample: Any) -> Any:
-    """Run all of an encoder's methods for a single sample on a cooked one.
-
-    Raises:
-        ConfigError: one of them makes several samples of it.
-    """
+    """Run all of an encoder's methods for a single sample on a cooked one."""
     for name in ("preencode_sample", "encode_sample", "postencode_sample"):
         found = getattr(encoder, name)(sample)
         sample = _only(encoder, name, sample, found) if inspect.isgenerator(found) else found
@@ -157,16 +142,6 @@ def _only(encoder: Any, name: str, sample: Any, found: Iterator[Any]) -> Any:
     return samples[0]
 
 
-def reason_of(error: Exception) -> str:
-    """Text of an error, or of its cause: some of Energon's errors have no text."""
-    return " ".join(str(error).split()) or type(error.__cause__ or error).__name__
-
-
-def tokens_of(found: Any) -> int:
-    """Of what a ``length_of`` gives: tokens, or tokens and a cost."""
-    return int(found[0] if isinstance(found, tuple) else found)
-
-
 @contextlib.contextmanager
 def keyed_random(encoder: Any, key: str) -> Iterator[None]:
     """Random numbers of torch, NumPy and ``random`` that depend on a key alone.
@@ -179,7 +154,7 @@ def keyed_random(encoder: Any, key: str) -> Iterator[None]:
     torch.default_generator.manual_seed(number)  # torch.manual_seed would seed the GPU's as well
     np.random.seed(number % 2**32)
     random.seed(number)
-    SystemRng.seed_args = staticmethod(_leave)
+    SystemRng.seed_args = staticmethod(lambda *_: None)  # while the key decides
     encoder.sample_number = number
     try:
         yield
@@ -187,7 +162,3 @@ def keyed_random(encoder: Any, key: str) -> Iterator[None]:
         encoder.sample_number = None
         SystemRng.seed_args = staticmethod(own_seed)
         SystemRng.restore_state(before)
-
-
-def _leave(*args: Any) -> None:
-    """Stands for Energon's seeding while a key decides."""
