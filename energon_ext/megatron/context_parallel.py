@@ -31,11 +31,18 @@ class ContextParallelSlice(PackedBatch):
 
 
 def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> ContextParallelSlice:
-    """Return what a context-parallel rank of ``size`` holds of a batch.
+    """Return what a context-parallel rank holds of a batch.
 
     Labels were shifted before, so none is lost at the edge of a chunk. Cut the batch before it goes
-    to a GPU, which would have to be asked for many sizes. Aligned segments must be multiples of
-    ``2 * size`` positions.
+    to a GPU, which would have to be asked for many sizes.
+
+    Args:
+        batch: its aligned segments are multiples of ``2 * size`` positions.
+        size: number of context-parallel ranks.
+        rank: 0, 1, ...
+
+    Raises:
+        ConfigError: a segment is not aligned.
     """
     aligned_ends = batch.cu_seqlens if batch.cu_seqlens_padded is None else batch.cu_seqlens_padded
     positions = context_parallel_positions(aligned_ends, size, rank)

@@ -165,6 +165,9 @@ class SpliceConfig(SpliceFields):
             order of that axis is random, starts outside, offsets inside.
         content_seed, offset_seed: of those orders.
 
+    Raises:
+        ConfigError: names the field, what was found and what is allowed.
+
     Example:
         >>> SpliceConfig(content_length=1)
         Traceback (most recent call last):
@@ -202,6 +205,9 @@ class MultiSpliceConfig(SpliceFields):
             the one with most pairs has.
         shuffle_per_epoch: a new random order in every epoch; False to enumerate.
         seed: of the orders, the jitter and the random choice of documents.
+
+    Raises:
+        ConfigError: names the field, what was found and what is allowed.
 
     Example:
         >>> MultiSpliceConfig(num_docs=3, balance_tau=0.7).content_start_mode
