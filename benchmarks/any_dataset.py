@@ -12,7 +12,6 @@ import io
 import itertools
 import json
 import pickle
-import resource
 import tarfile
 import tempfile
 import time
@@ -33,7 +32,7 @@ from megatron.energon.edataclass import edataclass
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
 from PIL import Image
-from timing import fresh_process, markdown
+from timing import fresh_process, markdown, peak_mib
 
 from energon_ext import DynamicBlendMixin, ExactDataLoader, get_train_dataset
 from energon_ext.plan.cost import AttentionCost, VisionCost
@@ -114,7 +113,7 @@ def figures(mix, make_loader, workers):
         if number == BEFORE_SAVE:
             state = pickle.loads(pickle.dumps(loader.save_state_rank()))
     samples_per_second = samples / (time.perf_counter() - begin)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = peak_mib()
     begin = time.process_time()
     resumed = make_loader(mix, workers)
     resumed.restore_state_rank(state)

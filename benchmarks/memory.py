@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Memory over a million documents of token files, and of webdatasets against stock Energon.
+"""Memory over a million documents of token files, and of stock Energon over webdatasets.
 
 Each measurement is made in a process of its own, without workers.
 """
@@ -18,10 +18,8 @@ from corpora import (
     write_webdataset,
 )
 from stock import stock_loader
-from text_source import TokenFields, our_loader
+from text_source import our_loader
 from timing import fresh_process, markdown, private_mib
-
-from energon_ext import PackedTaskEncoder
 
 SEQ_LEN, BATCH_ROWS = 4096, 8
 DOCUMENTS = 4000  # of each source
@@ -45,7 +43,6 @@ def run():
             (f"{name}, every {step:,}", *fresh_process(growth, step, make, path))
             for name, step, make, path in (
                 ("token files", TOKEN_STEP, tokens, folder),
-                ("webdatasets", FIELD_STEP, fields, folder / "fields"),
                 ("stock Energon, webdatasets", FIELD_STEP, stock, folder / "fields"),
             )
         ]
@@ -67,11 +64,7 @@ def growth(step, make_loader, path):
 
 
 def tokens(path):
-    return our_loader(path, PackedTaskEncoder(AnyTokens(), SEQ_LEN))
-
-
-def fields(path):
-    return our_loader(path, TokenFields(AnyTokens(), SEQ_LEN))
+    return our_loader(path, AnyTokens())
 
 
 def stock(path):

@@ -34,6 +34,12 @@ def draw(iterator, batches):
         next(iterator)
 
 
+def peak_mib():
+    """The most memory that this process has had; `ru_maxrss` counts that of its parent as well."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
 def fresh_process(function, *arguments):
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(function, *arguments).result()

@@ -142,11 +142,23 @@ def objects_below(folder: str) -> Iterable[StoredObject]:
     profile = folder.split("/")[2]
 
     def listed(client: Any, key: str) -> list[StoredObject]:
-        found = client.list_recursive(path=key.rstrip("/") + "/")
-        urls = ((f"msc://{profile}/{each.key.lstrip('/')}", each) for each in found)
+        urls = ((f"msc://{profile}/{each.key.lstrip('/')}", each) for each in _below(client, key))
         return [StoredObject(url, o.content_length, _unquoted(o.etag)) for url, o in urls]
 
     return ask(folder, listed) or []
+
+
+def has_below(folder: str, ending: str) -> bool:
+    """True if a folder, or one in it, has an object with a name that ends so; lists up to it."""
+
+    def found(client: Any, key: str) -> bool:
+        return any(each.key.endswith(ending) for each in _below(client, key))
+
+    return bool(ask(folder, found))
+
+
+def _below(client: Any, key: str) -> Iterable[Any]:
+    return client.list_recursive(path=key.rstrip("/") + "/")
 
 
 def read_object(url: str) -> bytes | None:

@@ -21,6 +21,7 @@ from energon_ext.documents.object_store import (
     StoredObject,
     as_msc,
     find_object,
+    has_below,
     local_copy,
     objects_below,
     read_object,
@@ -59,9 +60,7 @@ def names_remote_pairs(url: str) -> bool:
     if find_object(url + ".idx") or find_object(f"{os.path.dirname(url)}/{PREPARED}"):
         return True
     infos = (f"{url}/{MAIN_FOLDER_NAME}/.info.{suffix}" for suffix in ("json", "yaml"))
-    return not any(map(find_object, infos)) and any(
-        each.url.endswith(".idx") for each in objects_below(url)
-    )
+    return not any(map(find_object, infos)) and has_below(url, ".idx")
 
 
 def remote_pairs(url: str) -> list[Pair]:
