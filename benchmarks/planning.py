@@ -60,7 +60,8 @@ def run():
                 cells += [f"{row:.1f}", f"{document:.2f}"]
                 dearest = max(dearest, document / reference)
                 references.append(reference)
-            table.append((f"{rule}, {sources:,} sources", *cells, f"{dearest:.1f}"))
+            what = "1 source" if sources == 1 else f"{sources:,} sources"
+            table.append((f"{rule}, {what}", *cells, f"{dearest:.1f}"))
     for sources in SOURCES:
         table.append((f"Megatron's draw alone, {sources:,}", f"{megatron(sources):.2f}", *[""] * 6))
     each = [f"{ranks:,} ranks, µs a {what}" for ranks in RANKS for what in ("row", "document")]
