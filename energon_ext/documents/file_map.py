@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_ext.data_files import open_data
+from energon_ext.data_files import open_descriptor
 from energon_ext.errors import ConfigError
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -33,15 +33,17 @@ class _FileMap:
     __slots__ = ("_address", "_num_bytes", "_unmap")
 
     def __init__(self, path: str, num_bytes: int):
-        with open_data(path) as file:
-            found = os.fstat(file.fileno()).st_size
+        file = open_descriptor(path)
+        try:
+            found = os.fstat(file).st_size
             if found < num_bytes:
                 raise ConfigError(
                     f"{path}: has {found} bytes, {num_bytes} are needed; it was cut or replaced, "
                     f"copy it again."
                 )
-            how = mmap.PROT_READ, mmap.MAP_SHARED, file.fileno()
-            address = _LIBC.mmap(None, num_bytes, *how, 0)
+            address = _LIBC.mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, file, 0)
+        finally:
+            os.close(file)
         if address == _FAILED:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), path)

@@ -87,10 +87,10 @@ class TokenFiles(Documents):
         local = numbers[order] - self._first_documents[files]
         bounds = np.stack([local, local + 1], axis=1)
         sequences, places = np.empty_like(bounds), np.empty_like(bounds)
-        begins = np.flatnonzero(np.diff(files, prepend=-1))
+        found, begins = np.unique(files, return_index=True)
         ends = [*begins[1:].tolist(), len(files)]
-        self._fetch_indices(files[begins].tolist())
-        for file, begin, end in zip(files[begins].tolist(), begins.tolist(), ends):
+        self._fetch_indices(found.tolist())
+        for file, begin, end in zip(found.tolist(), begins.tolist(), ends):
             index = open_index(self._pairs[file])
             sequences[begin:end] = part = index.first_sequences[bounds[begin:end]]
             places[begin:end] = index.pointers[part]
@@ -166,11 +166,14 @@ class TokenFiles(Documents):
         for place, length in zip(places[:_FINGERPRINT_READ].tolist(), lengths.tolist()):
             start = max(0, (length - _FINGERPRINT_TOKENS) // 2)
             middles.append((place, start, min(length, start + _FINGERPRINT_TOKENS)))
-            self.expect(*middles[-1])
+        if self.is_remote:
+            for middle in middles:
+                self.expect(*middle)
         for middle in middles:
             weights = self.label_weights(*middle)
-            read.update(self.tokens(*middle).astype("<i8").tobytes())
-            read.update(b"" if weights is None else weights.astype("<f4").tobytes())
+            read.update(self.tokens(*middle).astype("<i8"))
+            if weights is not None:
+                read.update(weights.astype("<f4"))
         return {
             "documents": len(self),
             "tokens": self.num_tokens,

@@ -104,7 +104,8 @@ class InterleaveSampler:
         """
         saved = {renamed.get(name, name): credit for name, credit in state["credits"].items()}
         self.tokens = state["tokens"]
-        self._retained = {name: saved[name] for name in saved if name not in self.names}
+        own = set(self.names)
+        self._retained = {name: saved[name] for name in saved if name not in own}
         is_known = np.array([name in saved for name in self.names])
         self.credits = np.array([float(saved.get(name, 0.0)) for name in self.names])
         if shares is not None and not is_known.all() and shares[is_known].sum() > 0:

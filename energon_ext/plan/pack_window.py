@@ -10,6 +10,7 @@ from typing import Any, Mapping
 import numpy as np
 
 from energon_ext.documents.base import Documents
+from energon_ext.packing import Packer, Pieces
 from energon_ext.plan.row_source import Window
 
 _NOTHING = np.zeros(0, np.int64)
@@ -41,15 +42,18 @@ class PackWindow(Window):
     is_last: bool = False
     digest: str = ""
 
-    def carries_pieces_of(self, documents: Documents) -> bool:
-        """True if the pieces that were carried over are parts of some documents."""
+    def carried_of(self, documents: Documents, packer: Packer) -> Pieces | None:
+        """The pieces that were carried over; None where they are no parts of some documents."""
         numbers, starts, stops = self.documents, self.starts, self.stops
         if len(numbers) != len(starts) or numbers.max(initial=0) >= len(documents):
-            return False
-        lengths = documents.locate(numbers)[1]
+            return None
+        places, lengths = documents.locate(numbers)
         if stops is None:
-            return bool((starts < lengths).all())
-        return len(stops) == len(starts) and bool(((starts < stops) & (stops <= lengths)).all())
+            rest = Pieces(numbers, places, starts, lengths, lengths)
+            return packer.resumed(rest) if (starts < lengths).all() else None
+        if len(stops) != len(starts) or not ((starts < stops) & (stops <= lengths)).all():
+            return None
+        return Pieces(numbers, places, starts, stops, lengths)
 
     def to_json(self) -> dict[str, Any]:
         return {

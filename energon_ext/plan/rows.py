@@ -224,10 +224,10 @@ class PlannedRows(RowSource):
         packer = former or self._packer
         documents = self._documents_of(packer)
         window = self.window = PackWindow.from_json(state)
-        if not window.carries_pieces_of(documents):
+        carried = window.carried_of(documents, packer)
+        if carried is None:
             raise StateFormatError(f"{self.key}: carries pieces that the source does not have.")
         self._order.epoch, self._order.position = window.epoch, window.position
-        carried = self._carried_by(window, packer, documents)
         if window.taken is None:  # they were packed anew, and no row was taken since
             self._plan = dataclasses.replace(PackPlan.none(), carried=carried)
         else:
@@ -249,13 +249,6 @@ class PlannedRows(RowSource):
         self.next_row = state["next_row"]
         if packer != self._packer:
             self._repack(packer)
-
-    @staticmethod
-    def _carried_by(window: PackWindow, packer: Packer, documents: Documents) -> Pieces:
-        places, lengths = documents.locate(window.documents)
-        if window.stops is not None:
-            return Pieces(window.documents, places, window.starts, window.stops, lengths)
-        return packer.resumed(Pieces(window.documents, places, window.starts, lengths, lengths))
 
     def _repack(self, former: Packer) -> None:
         """Give all that the open plan still holds to the next one, as if it had carried it."""
