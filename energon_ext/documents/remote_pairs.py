@@ -12,7 +12,7 @@ import json
 import os
 import re
 from fnmatch import translate
-from typing import Mapping
+from typing import Any, Mapping
 
 import numpy as np
 from megatron.energon.flavors.webdataset.config import MAIN_FOLDER_NAME
@@ -72,11 +72,22 @@ def remote_pairs(url: str) -> list[Pair]:
     if not prefixes:
         raise ConfigError(f"{url}: names no .bin/.idx pair; check the path.")
     files = {prefix: _files_of(prefix, objects) for prefix in prefixes}
-    copied = [each[META_SUFFIX] for each in files.values() if META_SUFFIX in each]
-    copied += [each[".idx"] for prefix, each in files.items() if prefix not in counts]
-    known = {each.sha256 or each.url: each for each in copied}
-    range_reader().run_all([functools.partial(local_copy, each) for each in known.values()])
-    return [_pair(prefix, each, counts.get(prefix)) for prefix, each in files.items()]
+    # Most pairs have a file of the same content: it is copied and read once.
+    metas = {
+        _content(each[META_SUFFIX]): each[META_SUFFIX]
+        for each in files.values()
+        if META_SUFFIX in each
+    }
+    indices = [each[".idx"] for prefix, each in files.items() if prefix not in counts]
+    copied = [*metas.values(), *indices]
+    range_reader().run_all([functools.partial(local_copy, each) for each in copied])
+    read = {content: read_meta(meta.url, local_copy(meta)) for content, meta in metas.items()}
+    return [_pair(prefix, each, counts.get(prefix), read) for prefix, each in files.items()]
+
+
+def _content(stored: StoredObject) -> str:
+    """What two objects of equal content share, where it is known."""
+    return stored.sha256 or stored.url
 
 
 def _files_of(prefix: str, objects: Mapping[str, StoredObject]) -> dict[str, StoredObject]:
@@ -87,17 +98,20 @@ def _files_of(prefix: str, objects: Mapping[str, StoredObject]) -> dict[str, Sto
     return files
 
 
-def _pair(prefix: str, files: dict[str, StoredObject], counts: tuple[int, int] | None) -> Pair:
+def _pair(
+    prefix: str,
+    files: dict[str, StoredObject],
+    counts: tuple[int, int] | None,
+    metas: Mapping[str, Any],
+) -> Pair:
     num_bytes = files[".bin"].size
     if counts is None:
         header = read_header(prefix + ".idx", local_copy(files[".idx"]))
     else:
         header = _header(prefix, num_bytes, *counts)
-    meta = files.get(META_SUFFIX)
-    read = None if meta is None else read_meta(meta.url, local_copy(meta))
-    weights = files.get(WEIGHTS_SUFFIX)
-    weights_bytes = None if weights is None else weights.size
-    return pair_of(prefix, header, num_bytes, weights_bytes, read, files)
+    meta = metas[_content(files[META_SUFFIX])] if META_SUFFIX in files else None
+    weights_bytes = files[WEIGHTS_SUFFIX].size if WEIGHTS_SUFFIX in files else None
+    return pair_of(prefix, header, num_bytes, weights_bytes, meta, files)
 
 
 def _header(prefix: str, num_bytes: int, documents: int, tokens: int) -> Header:
