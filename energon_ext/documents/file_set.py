@@ -171,9 +171,9 @@ class TokenFiles(Documents):
                 self.expect(*middle)
         for middle in middles:
             weights = self.label_weights(*middle)
-            read.update(self.tokens(*middle).astype("<i8"))
+            read.update(self.tokens(*middle).astype("<i8").tobytes())
             if weights is not None:
-                read.update(weights.astype("<f4"))
+                read.update(weights.astype("<f4").tobytes())
         return {
             "documents": len(self),
             "tokens": self.num_tokens,
