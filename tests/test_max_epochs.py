@@ -130,7 +130,7 @@ def test_a_joined_source_is_limited_as_well(data):
 # Resuming ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", ["blend", "interleave"])
+@pytest.mark.parametrize("rule", [pytest.param("blend", marks=pytest.mark.nightly), "interleave"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_run_with_limits_continues_exactly_wherever_it_was_saved(data, rule, num_workers):
     path = write(data / "limited.yaml", {rule: [entry("web", 2), entry("math", 1), entry("code")]})

@@ -106,7 +106,7 @@ def test_batches_and_states_never_depend_on_workers_or_prefetch(
     assert len(found) == 30
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_save_at_any_batch_after_a_resume_is_that_of_the_run_that_was_not_stopped(
     folder, workers
 ):

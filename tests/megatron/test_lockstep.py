@@ -65,7 +65,10 @@ SPLIT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", SPLIT)
+@pytest.mark.parametrize(
+    "layout",
+    [*SPLIT][2:] + [pytest.param(each, marks=pytest.mark.nightly) for each in [*SPLIT][:2]],
+)
 def test_a_split_model_answers_as_the_whole_one(one_rank, ranks, layout):
     """Each data-parallel rank its own prompts, of other lengths and numbers, or none at all."""
     _, _, config, rows_per_pass = SPLIT[layout]

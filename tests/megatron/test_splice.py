@@ -86,12 +86,14 @@ def largest_difference(logits):
     return max(float((logits[0] - other).abs().max()) for other in logits.values())
 
 
+@pytest.mark.nightly
 def test_under_rope_a_confined_document_does_not_know_its_offset(one_rank, documents):
     model = model_with("rope")
     assert largest_difference(logits_by_offset(model, documents)) <= 1e-5
     assert largest_difference(logits_by_offset(model, documents, attend_prefix=True)) > 0.01
 
 
+@pytest.mark.nightly
 def test_learned_positions_do_know_it(one_rank, documents):
     assert largest_difference(logits_by_offset(model_with("learned_absolute"), documents)) > 0.01
 

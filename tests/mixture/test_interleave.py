@@ -122,7 +122,7 @@ WITHIN_ONE_ROW = [
 ]
 
 
-@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.nightly), 20])
 @pytest.mark.parametrize(
     ("make", "members"), [(make, members) for make, counts in WITHIN_ONE_ROW for members in counts]
 )

@@ -75,7 +75,9 @@ def test_batches_of_a_pair_a_folder_and_a_pattern_equal_the_local_ones(
     assert hashes(loader_for(dataset(path.format(scheme + name), tmp_path)), 12) == expected
 
 
-BOTH_CLIENTS = pytest.mark.parametrize("client", ["boto3", "rust"])
+BOTH_CLIENTS = pytest.mark.parametrize(
+    "client", [pytest.param("boto3", marks=pytest.mark.nightly), "rust"]
+)
 
 
 @BOTH_CLIENTS

@@ -31,7 +31,7 @@ def mixes(tmp_path, store):
     return local, f"msc://store/{tmp_path.name}/mix.yaml"
 
 
-@pytest.mark.parametrize("client", ["boto3", "rust"])
+@pytest.mark.parametrize("client", [pytest.param("boto3", marks=pytest.mark.nightly), "rust"])
 @pytest.mark.parametrize("encoder", [None, pytest.param(PackedCaptions, marks=pytest.mark.nightly)])
 def test_rows_are_those_of_local_files_on_any_ranks_and_workers(mixes, encoder):
     local, stored = mixes

@@ -150,7 +150,15 @@ def test_planned_through_counts_what_workers_read_ahead_and_skipped_steps(mix, t
     assert Run(path, batch=4, workers=2).loaders[0].planned_through == 3 + 2
 
 
-@pytest.mark.parametrize(("workers", "ranks"), [(0, 1), (2, 1), (0, 2), (2, 2)])
+@pytest.mark.parametrize(
+    ("workers", "ranks"),
+    [
+        (0, 1),
+        (2, 2),
+        pytest.param(2, 1, marks=pytest.mark.nightly),
+        pytest.param(0, 2, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_resume_anywhere_reads_what_the_uninterrupted_run_read(mix, live, workers, ranks):
     live(*LINES)
     options = {"workers": workers, "ranks": ranks, "batch": 4}

@@ -119,7 +119,9 @@ def write(folder, weights, epochs=1, **fields):
 
 @pytest.mark.parametrize("first", ["bin", "sequential"])
 @pytest.mark.parametrize("second", ["bin", "sequential"])
-@pytest.mark.parametrize("lengths", [(64, 256, 32), (256, 64, 128)])
+@pytest.mark.parametrize(
+    "lengths", [(64, 256, 32), pytest.param((256, 64, 128), marks=pytest.mark.nightly)]
+)
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_every_transition_is_trained_once_an_epoch_over_changes_of_length_and_packing(
     data, first, second, lengths, epochs
@@ -153,7 +155,7 @@ def chain(data, seed):
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.nightly) for n in range(6, 200))]
+    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.nightly) for n in range(3, 200))]
 )
 def test_ten_hops_over_lengths_packings_topologies_and_mixes_read_everything_once(data, seed):
     run = chain(data, seed)

@@ -145,7 +145,15 @@ def test_a_document_that_is_excluded_by_a_resume_is_in_no_later_plan(folder):
             assert is_read == (number not in EXCLUDED[name]), (name, number)
 
 
-@pytest.mark.parametrize("steps", [1, 5, 13, 27])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param(1, marks=pytest.mark.nightly),
+        5,
+        pytest.param(13, marks=pytest.mark.nightly),
+        27,
+    ],
+)
 def test_a_resume_is_exact_where_the_list_grew_inside_a_plan(folder, steps):
     """The rows of the plan that is open stay; saved again inside it they stay once more."""
     run = Run(mix(folder, "all"), rows=ROWS)

@@ -194,7 +194,7 @@ def test_a_plan_takes_so_many_documents_less_those_carried_over():
 
 
 @every_packing
-@pytest.mark.parametrize("epochs", [None, 2])
+@pytest.mark.parametrize("epochs", [pytest.param(None, marks=pytest.mark.nightly), 2])
 def test_a_state_continues_at_every_row_and_may_be_restored_twice(packing, epochs):
     count = 150 if epochs is None else None
     expected = take(planned(LENGTHS, packing=packing, epochs=epochs), count)

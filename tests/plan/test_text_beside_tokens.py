@@ -37,7 +37,7 @@ TOPOLOGIES = [
 ]
 
 
-@pytest.mark.parametrize("packing", ["bin", "sequential"])
+@pytest.mark.parametrize("packing", ["bin", pytest.param("sequential", marks=pytest.mark.nightly)])
 def test_the_rows_of_a_step_do_not_depend_on_ranks_and_workers(mix, packing):
     expected = run(mix, packing).steps(6)
     for topology in TOPOLOGIES:

@@ -81,7 +81,15 @@ def one_epoch(mix, ranks, num_workers, packing):
 
 
 @pytest.mark.parametrize("packing", ["bin", "sequential"])
-@pytest.mark.parametrize(("ranks", "num_workers"), [(1, 0), (1, 3), (3, 0), (2, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "num_workers"),
+    [
+        (1, 0),
+        (2, 2),
+        pytest.param(1, 3, marks=pytest.mark.nightly),
+        pytest.param(3, 0, marks=pytest.mark.nightly),
+    ],
+)
 def test_an_epoch_trains_every_transition_of_every_document_once(mix, ranks, num_workers, packing):
     batches = one_epoch(mix, ranks, num_workers, packing)
     counts = trained_transitions(batches)

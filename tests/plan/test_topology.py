@@ -128,7 +128,7 @@ def test_conversations_are_equal_on_all_topologies(data):
     check_equal_everywhere(mix, encoder, [(2, 0, 4), (8, 0, 1), (2, 2, 2)])
 
 
-@pytest.mark.parametrize("packing", ["bin", "sequential"])
+@pytest.mark.parametrize("packing", ["bin", pytest.param("sequential", marks=pytest.mark.nightly)])
 def test_a_validation_reads_every_row_once_on_all_topologies(data, packing):
     encoder = PackedTaskEncoder(LargeTokenizer(), SEQ_LEN, packing=packing)
     path = yaml(data, "val", {"blend": [entry("a"), entry("c")]})

@@ -228,7 +228,7 @@ def compare(tree, spy, first, count, loads_refused=False):
     return found
 
 
-@pytest.mark.parametrize("first", range(0, TREES, PIECE))
+@pytest.mark.parametrize("first", [0, pytest.param(PIECE, marks=pytest.mark.nightly)])
 def test_what_is_accepted_runs_nothing(tree, spy, first):
     found = compare(tree, spy, first, PIECE)
     assert min(found["accepted"], found["loaded"], found["refused"]) > PIECE // 8, found

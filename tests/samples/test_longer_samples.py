@@ -163,7 +163,7 @@ PACKERS = [(Sized, Sized), (FirstFit, FirstFit), (Sized, FirstFit)]  # before an
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.nightly) for n in range(3, 99))]
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.nightly) for n in range(1, 99))]
 )
 def test_hops_over_lengths_topologies_and_mixes_read_every_sample_once_an_epoch(data, orders, seed):
     assert chain(data, orders, seed).is_complete

@@ -61,7 +61,9 @@ class OwnPacker(PackedCaptions):
         return rows
 
 
-@pytest.mark.parametrize("encoder", [PackedCaptions, OwnPacker])
+@pytest.mark.parametrize(
+    "encoder", [pytest.param(PackedCaptions, marks=pytest.mark.nightly), OwnPacker]
+)
 def test_rows_and_states_are_the_same_on_any_ranks_and_workers_and_over_resumes(data, encoder):
     path = mix(data)
     expected = run(path, 10, encoder=encoder())

@@ -68,7 +68,7 @@ def run(path, steps, ranks=1, workers=0, state=None, **options):
     return read, states[0]
 
 
-@pytest.mark.parametrize("rule", ["blend", "interleave"])
+@pytest.mark.parametrize("rule", [pytest.param("blend", marks=pytest.mark.nightly), "interleave"])
 def test_steps_states_and_random_numbers_are_the_same_on_any_ranks_and_workers(data, rule):
     path = mix(data, rule, rule)
     expected = run(path, 12)

@@ -88,7 +88,7 @@ def told(batches):
     return [[(sample.source, sample.number) for sample in batch] for batch in batches]
 
 
-@pytest.mark.parametrize("shuffle", [0, 8])
+@pytest.mark.parametrize("shuffle", [pytest.param(0, marks=pytest.mark.nightly), 8])
 @pytest.mark.parametrize("rule", ["blend", "interleave"])
 @pytest.mark.parametrize("epochs", [None, {"a": 2, "b": None, "c": 1}])
 def test_a_resume_is_exact_at_every_batch(rule, shuffle, epochs):
@@ -106,7 +106,7 @@ def test_a_resume_is_exact_at_every_batch(rule, shuffle, epochs):
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
-@pytest.mark.parametrize("shuffle", [0, 8])
+@pytest.mark.parametrize("shuffle", [pytest.param(0, marks=pytest.mark.nightly), 8])
 def test_a_resume_with_workers_is_exact_at_every_batch_and_over_several_saves(workers, shuffle):
     """Saves right after the start and after a resume too: not every worker has begun then."""
     expected = told(take(loader_for(batched(workers=workers, shuffle=shuffle)), 20))
