@@ -37,6 +37,8 @@ _FINGERPRINT_DOCUMENTS = 256
 _FINGERPRINT_READ = 64
 _FINGERPRINT_TOKENS = 32
 
+_BEGIN_AND_END = np.arange(2)
+
 _opened: WeakSet["TokenFiles"] = WeakSet()
 
 
@@ -70,6 +72,7 @@ class TokenFiles(Documents):
         self._sequences = np.array([pair.sequences for pair in self._pairs], np.int64)
         self._token_bytes = np.array([pair.dtype.itemsize for pair in self._pairs], np.int64)
         self._place_bounds: list[int] = self._first_tokens[:-1].tolist()
+        self._has_weights = any(pair.weights_dtype is not None for pair in self._pairs)
         _opened.add(self)
 
     def __len__(self) -> int:
@@ -85,12 +88,14 @@ class TokenFiles(Documents):
         order = np.argsort(files, kind="stable")  # those of one pair are looked up together
         files = files[order]
         local = numbers[order] - self._first_documents[files]
-        bounds = np.stack([local, local + 1], axis=1)
+        bounds = local[:, None] + _BEGIN_AND_END
         sequences, places = np.empty_like(bounds), np.empty_like(bounds)
-        found, begins = np.unique(files, return_index=True)
-        ends = [*begins[1:].tolist(), len(files)]
-        self._fetch_indices(found.tolist())
-        for file, begin, end in zip(found.tolist(), begins.tolist(), ends):
+        is_first = np.ones(len(files), bool)
+        is_first[1:] = files[1:] != files[:-1]
+        begins = np.flatnonzero(is_first)
+        found, ends = files[begins].tolist(), [*begins[1:].tolist(), len(files)]
+        self._fetch_indices(found)
+        for file, begin, end in zip(found, begins.tolist(), ends):
             index = open_index(self._pairs[file])
             sequences[begin:end] = part = index.first_sequences[bounds[begin:end]]
             places[begin:end] = index.pointers[part]
@@ -142,6 +147,8 @@ class TokenFiles(Documents):
         return self.tokens(int(places[0]), 0, int(lengths[0]))
 
     def label_weights(self, place: int, start: int, stop: int) -> np.ndarray | None:
+        if not self._has_weights:
+            return None
         pair, first = self._pair_at(place)
         weights = open_label_weights(pair)
         return None if weights is None else weights[first + start : first + stop].astype(np.float32)
@@ -169,11 +176,10 @@ class TokenFiles(Documents):
         if self.is_remote:
             for middle in middles:
                 self.expect(*middle)
-        for middle in middles:
-            weights = self.label_weights(*middle)
-            read.update(self.tokens(*middle).astype("<i8").tobytes())
-            if weights is not None:
-                read.update(weights.astype("<f4").tobytes())
+        tokens = [self.tokens(*middle) for middle in middles]
+        weights = [self.label_weights(*middle) for middle in middles]
+        for parts, dtype in ((tokens, "<i8"), ([w for w in weights if w is not None], "<f4")):
+            read.update(np.concatenate([np.zeros(0, dtype), *parts], dtype=dtype).tobytes())
         return {
             "documents": len(self),
             "tokens": self.num_tokens,

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Ranges of objects, read by threads that begin before a range is needed."""
 
+import atexit
+import contextlib
 import os
 import queue
 import time
@@ -32,6 +34,9 @@ _SECONDS_KNOWN = 600.0
 
 _SECONDS_BETWEEN_LINES = 60.0
 
+#: A store that no longer answers delays the end of a process by this time at most.
+_SECONDS_TO_CLOSE = 5.0
+
 _Result = TypeVar("_Result")
 
 
@@ -49,7 +54,7 @@ class RangeReader:
     def __init__(self, requests: int = READ_REQUESTS):
         self.process = os.getpid()
         self._requests = requests
-        self._started = 0
+        self._threads: list[Thread] = []
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._ranges: dict[tuple[StoredObject, int, int], Future[bytes]] = {}
         self._seen: dict[str, tuple[float, StoredObject]] = {}
@@ -93,17 +98,27 @@ class RangeReader:
     def _submit(self, call: Callable[[], _Result]) -> "Future[_Result]":
         future: Future[_Result] = Future()
         self._work.put((future, call))
-        if self._started < self._requests:
-            self._started += 1
-            # A process must not wait for a store at its end.
-            Thread(target=self._work_on, daemon=True).start()
+        if len(self._threads) < self._requests:
+            # A process that ends must not wait for requests that are still in the queue.
+            self._threads.append(Thread(target=self._work_on, daemon=True))
+            self._threads[-1].start()
         return future
 
     def close(self) -> None:
-        """End the threads, each after the request that it is at."""
-        if self.process == os.getpid():
-            for _ in range(self._started):
-                self._work.put(None)
+        """Cancel the requests in the queue and wait for those that are open.
+
+        A thread that is inside the client in Rust when Python ends is a segmentation fault.
+        """
+        if self.process != os.getpid():
+            return
+        with contextlib.suppress(queue.Empty):
+            while work := self._work.get_nowait():
+                work[0].cancel()
+        for _ in self._threads:
+            self._work.put(None)
+        last = time.monotonic() + _SECONDS_TO_CLOSE
+        for thread in self._threads:
+            thread.join(max(0.0, last - time.monotonic()))
 
     def _work_on(self) -> None:
         while (work := self._work.get()) is not None:
@@ -158,6 +173,7 @@ class RangeReader:
 
 
 _reader = RangeReader()
+atexit.register(lambda: _reader.close())
 
 
 def range_reader() -> RangeReader:

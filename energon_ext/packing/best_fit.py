@@ -86,7 +86,9 @@ class BestFitPacker(Packer):
             filled[bin_of[:num_due]] = capacity  # handed out, however empty they are
             bins = np.delete(bins, self._emptiest(filled, np.bincount(bin_of), capacity))
         items, ends = row_after_row(items, bin_of, shuffled(bins, rows_before))
-        placed, left = pieces[items], pieces[np.delete(np.arange(len(pieces)), items)]
+        is_left = np.ones(len(pieces), bool)
+        is_left[items] = False
+        placed, left = pieces[items], pieces[is_left]
         finished = np.concatenate(([0], np.cumsum(placed.stops == placed.lengths)))
         documents = np.diff(finished[ends], prepend=0)
         return PackPlan.of(placed, ends, documents, left, self.seq_len)

@@ -90,7 +90,7 @@ class PlannedRows(RowSource):
         stop = self._first + self._order.size
         for begin in range(self._first, stop, 64):
             numbers = np.arange(begin, min(begin + 64, stop))
-            if self.documents.locate(numbers)[1][~np.isin(numbers, self.excluded)].any():
+            if self.documents.locate(numbers)[1][~_among(numbers, self.excluded)].any():
                 return
         reason = "empty or excluded" if len(self.excluded) else "empty"
         raise ConfigError(f"{self.key}: all of its documents are {reason}; leave it out.")
@@ -110,7 +110,7 @@ class PlannedRows(RowSource):
     def kept_numbers(self) -> np.ndarray:
         """Numbers of the documents of an epoch that are not excluded."""
         numbers = np.arange(self._first, self._first + self._order.size)
-        return numbers[~np.isin(numbers, self.excluded)]
+        return numbers[~_among(numbers, self.excluded)]
 
     @property
     def epoch_tokens(self) -> int:
@@ -143,7 +143,7 @@ class PlannedRows(RowSource):
     def _pack_next(self) -> None:
         """Make the plan that follows the present one."""
         carried = self._plan.carried
-        is_excluded = np.isin(carried.documents, self.excluded)
+        is_excluded = _among(carried.documents, self.excluded)
         # The first token of a new stream is no label of a row before.
         is_new_stream = self.window.is_last or bool(is_excluded[:1].any())
         rows_before = 0 if is_new_stream else self.window.rows_before + len(self._plan)
@@ -156,7 +156,7 @@ class PlannedRows(RowSource):
         fitting = int(np.searchsorted(np.cumsum(lengths), most, "right"))
         count = min(len(numbers), max(1, fitting))
         self._order.position += count
-        is_excluded = np.isin(numbers[:count], self.excluded)
+        is_excluded = _among(numbers[:count], self.excluded)
         kept = np.flatnonzero(~is_excluded)
         window = PackWindow(
             epoch=epoch,
@@ -232,7 +232,7 @@ class PlannedRows(RowSource):
             self._plan = dataclasses.replace(PackPlan.none(), carried=carried)
         else:
             taken = self._order.take(window.taken) + self._first
-            kept = taken[~np.isin(taken, window.excluded)]  # as then, whatever is excluded now
+            kept = taken[~_among(taken, window.excluded)]  # as then, whatever is excluded now
             self._pack(packer, window, carried, Pieces.whole(kept, *documents.locate(kept)))
             if len(taken) != window.taken or state["next_row"] > len(self._plan):
                 raise StateFormatError(
@@ -275,6 +275,12 @@ class PlannedRows(RowSource):
             rows_before=rows_before,
         )
         self._plan, self.next_row = dataclasses.replace(PackPlan.none(), carried=rest), 0
+
+
+def _among(numbers: np.ndarray, excluded: np.ndarray) -> np.ndarray:
+    """True for each number that is excluded, bool [n]."""
+    # Most sources exclude nothing, and np.isin takes long for that.
+    return np.isin(numbers, excluded) if len(excluded) else np.zeros(len(numbers), bool)
 
 
 class TakenRows(Taken):

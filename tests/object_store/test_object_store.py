@@ -4,6 +4,8 @@
 
 import hashlib
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -196,3 +198,26 @@ def test_what_is_not_there_and_a_login_in_a_path_are_refused(pairs, tmp_path):
 def test_the_rust_client_finds_the_objects_that_it_lists(pairs):
     listed = object_store.objects_below(f"msc://store/{pairs[1]}")
     assert len(listed) > 5 and listed == [object_store.find_object(each.url) for each in listed]
+
+
+ENDS_AMID_REQUESTS = """
+import sys
+from energon_ext.documents.object_store import find_object
+from energon_ext.documents.range_reader import range_reader
+stored = find_object(sys.argv[1])
+for begin in range(0, stored.size - 4, 4):
+    range_reader().expect(stored, begin, 4)
+range_reader().take(stored, 0, 4)
+"""
+
+
+@BOTH_CLIENTS
+def test_a_process_that_ends_while_the_store_is_read_ahead_ends_at_once_and_without_a_fault(
+    pairs, store, monkeypatch
+):
+    monkeypatch.setattr(store, "delay", 0.02)
+    url = f"msc://store/{pairs[1]}/part-0.bin"
+    command = [sys.executable, "-c", ENDS_AMID_REQUESTS, url]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert len(store.asked("GET", "part-0.bin")) < 400  # of some 1,200: what waited is dropped
