@@ -211,7 +211,7 @@ def sequence(*steps):
     ],
 )
 def test_a_tokenizer_that_multiplies_a_text_is_refused(normalizer, tmp_path):
-    with pytest.raises(ConfigError, match="makes more than 16 characters of one"):
+    with pytest.raises(ConfigError, match="expands one character to more than 16"):
         tokenizer(tmp_path, normalizer)
 
 
@@ -284,6 +284,6 @@ def test_a_template_is_rendered_again_after_its_process_ended():
     limited_upper._end()
     assert limited_upper("b") == "B"
     assert pickle.loads(pickle.dumps(limited_upper))("c") == "C"
-    with pytest.raises(SampleError, match="it refuses it .TypeError"):
+    with pytest.raises(SampleError, match="it rejects it .TypeError"):
         limited_upper("c", "d")
     assert limited_upper("e") == "E"
