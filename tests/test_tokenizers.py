@@ -138,7 +138,7 @@ def test_what_is_not_a_tokenizer_is_one_clear_error(tmp_path, tokenizer_file):
         load_tokenizer(tmp_path / "absent.json")
     words = tmp_path / "words.json"
     tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(words))
-    with pytest.raises(ConfigError, match="no eos token is named in it; name it with --eos-token"):
+    with pytest.raises(ConfigError, match="no eos token in its files; name one with --eos-token"):
         load_tokenizer(words)
     with pytest.raises(ConfigError, match="bytes: has its own bos and eos tokens; remove 'x'"):
         load_tokenizer("bytes", eos_token="x")
@@ -236,7 +236,7 @@ def test_what_is_no_model_of_sentencepiece_is_one_clear_error(tmp_path, content)
 def test_without_sentencepiece_the_error_has_the_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     (tmp_path / "a.model").write_bytes(b"\x0a")
-    with pytest.raises(ConfigError, match="needs sentencepiece; pip install sentencepiece"):
+    with pytest.raises(ConfigError, match="needs the package `sentencepiece`: pip install"):
         load_tokenizer(tmp_path / "a.model")
 
 

@@ -103,13 +103,13 @@ class HFChatTemplate(ChatTemplate):
                 lambda call: repr(day.strftime(call[2])) if call[2] else call[0], template
             )
         if _CLOCK.search(str(self._template)):
-            advice = "a fixed date cannot replace it here: write one into a copy of the template."
+            advice = "a fixed date cannot replace it here: write one into a copy of the template"
             if self._date is None:
-                advice = "fix the date with HFChatTemplate(..., date='2026-01-31') or "
-                advice += "--chat-template NAME@2026-01-31."
+                advice = "give HFChatTemplate(..., date='2026-01-31') or --chat-template "
+                advice += "NAME@2026-01-31"
             raise ConfigError(
                 f"Chat template of {name_or_path}: writes today's date (strftime_now), so the "
-                f"tokens of a text would change every day; {advice}"
+                f"tokens of a text would change every day; {advice}."
             )
         self._limited = Limited(self._apply, "the chat template")
 
@@ -181,7 +181,7 @@ def split_answers(template: ChatTemplate, messages: Sequence[Message]) -> list[t
     which is where the model continues at inference. Text after the last answer is dropped.
 
     Returns:
-        ``(text, is_answer)`` in order; the texts joined are the conversation.
+        ``(text, is_answer)`` in order; the joined texts are the conversation up to that point.
     """
     pieces = []
     written = ""

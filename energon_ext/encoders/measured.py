@@ -48,6 +48,7 @@ def cached_lengths(encoder: Any, entry: Entry) -> Cached:
     source = cached_source(encoder, entry)
     units = _units(entry, source)
     seconds = SECONDS_BY_SIZE if hasattr(encoder, "sample_length") else SECONDS_BY_ENCODING
+    path = entry.metadataset or entry.dataset.paths[0]
     return cached_samples(
         entry,
         source,
@@ -60,7 +61,7 @@ def cached_lengths(encoder: Any, entry: Entry) -> Cached:
         seconds=source.count * seconds,
         open_folder=functools.partial(LengthTable.open, longest=encoder.seq_len),
         verb="measured",
-        command=functools.partial(_command, entry),
+        command=lambda: f"energon-ext measure {path} --encoder MODULE:FUNCTION",
         grows=True,
     )
 
@@ -134,8 +135,3 @@ def _version(shard: Any) -> dict[str, Any]:
         status = os.stat(version["path"])
         version |= {"bytes": status.st_size, "modified": status.st_mtime_ns}
     return version
-
-
-def _command(entry: Entry) -> str:
-    path = entry.metadataset or entry.dataset.paths[0]
-    return f"energon-ext measure {path} --encoder MODULE:FUNCTION"

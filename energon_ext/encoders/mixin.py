@@ -89,8 +89,8 @@ class DynamicBlendMixin:
     #: Whether to plan samples by number if the encoder allows it.
     plan_samples: bool = True
 
-    #: Planned samples that are adjacent in storage and are read at about the same time; blocks of
-    #: about 2 MB make reads larger if one node reads all samples.
+    #: Number of adjacent stored samples that a plan keeps close together; blocks of about 2 MB make
+    #: reads larger if one node reads all samples.
     sample_block: int = 1
 
     #: Attribute from which ``select_samples_to_pack`` reads the length of a sample, if that is not

@@ -66,10 +66,8 @@ def obstacle(
 
 def _overrides(encoder: Any, name: str) -> bool:
     """Return True if an encoder overrides a method of Energon's."""
-    return getattr(type(encoder), name) not in (
-        getattr(TaskEncoder, name, None),
-        getattr(DefaultTaskEncoder, name, None),
-    )
+    originals = [getattr(c, name, None) for c in (TaskEncoder, DefaultTaskEncoder)]
+    return getattr(type(encoder), name) not in originals
 
 
 def sample_rows(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> SampleRows:
@@ -145,11 +143,11 @@ def identity_of_lengths(encoder: Any) -> dict[str, Any]:
     """Return JSON values that identify the cached lengths of an encoder."""
     if getattr(encoder, "saved_lengths", None) is not None:
         return encoder.saved_lengths
-    name, own = type(encoder).__qualname__, getattr(encoder, "encoding_fingerprint", None)
-    if own is None:
+    name, fingerprint = type(encoder).__qualname__, getattr(encoder, "encoding_fingerprint", None)
+    if fingerprint is None:
         raise ConfigError(
             f"{name}: has length_of but no encoding_fingerprint; set it to JSON values such as "
             f"{{'version': 1}} and change it whenever the length of a sample changes, because it "
             f"identifies cached lengths."
         )
-    return {"class": name, "own": own}
+    return {"class": name, "own": fingerprint}

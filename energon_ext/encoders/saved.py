@@ -27,13 +27,8 @@ from energon_ext.samples.packers import WholePacker
 from energon_ext.splice.config import splice_from_config
 
 _CLASSES = {
-    encoder_class.__name__: encoder_class
-    for encoder_class in (
-        PackedTaskEncoder,
-        SFTTaskEncoder,
-        SpliceTaskEncoder,
-        MultiSpliceTaskEncoder,
-    )
+    c.__name__: c
+    for c in (PackedTaskEncoder, SFTTaskEncoder, SpliceTaskEncoder, MultiSpliceTaskEncoder)
 }
 
 

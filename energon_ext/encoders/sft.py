@@ -45,10 +45,9 @@ def cook_dialogue(sample: dict[str, Any]) -> PromptResponse | Dialogue:
     record = sample.get("json", sample)
     if "messages" in record:
         return Dialogue(**basic_sample_keys(sample), messages=record["messages"])
-    if all(isinstance(record.get(field), str) for field in ("prompt", "response")):
-        return PromptResponse(
-            **basic_sample_keys(sample), prompt=record["prompt"], response=record["response"]
-        )
+    texts = {field: record.get(field) for field in ("prompt", "response")}
+    if all(isinstance(text, str) for text in texts.values()):
+        return PromptResponse(**basic_sample_keys(sample), **texts)
     raise SampleError(
         f"Sample {sample['__key__']}: needs `prompt` and `response` as text, or `messages`; it "
         f"has {sorted(record)}."

@@ -128,8 +128,7 @@ def read_sources(
                 fingerprint={} if is_planned else fingerprint_files(entry.dataset),
             )
         )
-    names = {name for source in sources for name in source.part_shares}
-    task_encoder.source_keys = tuple(sorted(names))
+    task_encoder.source_keys = tuple(sorted({key for s in sources for key in s.part_shares}))
     return sources
 
 
@@ -193,7 +192,7 @@ def check_unlimited(entries: Sequence[Entry]) -> None:
 
 
 def even_virtual_epoch(length: int, worker_config: WorkerConfig) -> int:
-    """Round the length up so that every worker has as many batches; else their steps diverge."""
+    """Round the length up to an equal number of batches per worker, or their steps diverge."""
     check_integer("virtual_epoch_length", length, 0)
     workers = max(1, worker_config.num_workers)
     even = -(-length // workers) * workers

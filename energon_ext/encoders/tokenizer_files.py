@@ -4,7 +4,6 @@
 
 import contextlib
 import hashlib
-import importlib
 import json
 import math
 import re
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from energon_ext.arguments import optional_module
 from energon_ext.data_files import open_data, read_data
 from energon_ext.errors import ConfigError
 
@@ -29,7 +29,7 @@ MOST_GROWTH = 16
 
 def load_with_transformers(name: str, what: str) -> Any:
     """Load the ``transformers`` tokenizer of a folder or name; errors begin with ``what``."""
-    transformers = _library("transformers", what)
+    transformers = optional_module("transformers", what, "transformers", "energon_ext[hf]")
     for path in Path(name).glob("*"):  # a folder may also contain large model files
         if path.suffix in _FILE_SUFFIXES and path.stat().st_size > MOST_FILE_BYTES:
             raise ConfigError(f"{what}: {path} has more than {MOST_FILE_BYTES:,} bytes.")
@@ -45,7 +45,7 @@ def load_with_transformers(name: str, what: str) -> Any:
 def load_tokenizer_file(path: str) -> Any:
     """Load the ``tokenizers.Tokenizer`` of a ``tokenizer.json``."""
     what = f"Tokenizer file {path!r}"
-    tokenizers = _library("tokenizers", what)
+    tokenizers = optional_module("tokenizers", what, "tokenizers", "energon_ext[hf]")
     content = read_data(path, MOST_FILE_BYTES)
     advice = "Give the file that `tokenizer.save()` wrote."
     with errors_of_library(f"{what} is not a tokenizer.json", advice):
@@ -57,7 +57,7 @@ def load_tokenizer_file(path: str) -> Any:
 def load_sentencepiece(path: str) -> tuple[Any, str]:
     """Load the ``SentencePieceProcessor`` of a ``.model`` file; return it and its SHA-256."""
     what = f"Tokenizer file {path!r}"
-    library = _library("sentencepiece", what, "sentencepiece")
+    library = optional_module("sentencepiece", what, "sentencepiece", "sentencepiece")
     try:
         content = read_data(path, MOST_FILE_BYTES)
     except FileNotFoundError as error:
@@ -140,10 +140,3 @@ def _growth(part: dict[str, Any]) -> int:
             may_be_empty = re.match(pattern, "") is not None
         return (len(content) or 1) + may_be_empty
     return {"Prepend": len(content) + 1, "ByteLevel": 2, "Precompiled": 2}.get(str(kind), 1)
-
-
-def _library(name: str, what: str, package: str = "'energon_ext[hf]'") -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(f"{what}: needs {name}; pip install {package}.") from error

@@ -120,10 +120,10 @@ class _LibraryTokenizer(Tokenizer):
         token = token or self._defaults.get(role)
         token_id = self._id_of(role, token)
         if token_id is None and (needed or token is not None):
-            what = f"{token!r} in its vocabulary" if token else "is named in it"
+            token_text = f"{token!r} in its vocabulary" if token else "in its files"
             raise ConfigError(
-                f"Tokenizer {self.name}: no {role} token {what}; name it with --{role}-token, or "
-                f"in Python with {role}_token=... or add_{role}=False."
+                f"Tokenizer {self.name}: no {role} token {token_text}; name one with "
+                f"--{role}-token, or in Python with {role}_token=... or add_{role}=False."
             )
         return token_id
 

@@ -281,7 +281,7 @@ def test_threads_do_not_get_the_answers_of_each_other():
 def test_a_template_is_rendered_again_after_its_process_ended():
     limited_upper = Limited(str.upper, "it")
     assert limited_upper("a") == "A"
-    limited_upper._end()
+    limited_upper._kill()
     assert limited_upper("b") == "B"
     assert pickle.loads(pickle.dumps(limited_upper))("c") == "C"
     with pytest.raises(SampleError, match="it rejects it .TypeError"):
