@@ -3,8 +3,8 @@
 """Exceptions of the package.
 
 Every user error (YAML, arguments, data, checkpoints) is one of these types, is raised as early as
-it can be detected, and says in one line where it is, what was found, what is allowed and what to
-do. An ``assert`` in this package guards an invariant of the package itself.
+it can be detected, and says in one line where the problem is, what was found, what is allowed and
+what to do. An ``assert`` in this package guards an invariant of the package itself.
 """
 
 import json

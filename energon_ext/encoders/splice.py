@@ -27,7 +27,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         splice: which content to show at which positions.
         spliced_subflavors: splice the sources whose YAML entry has all of these ``subflavors``;
             None for every source.
-        named_documents: give documents their own names; None for at most 64 documents.
+        named_documents: count each document under its own name; by default if at most 64.
         validation_starts, validation_offsets: size of the validation grid.
         **options: options of :class:`~energon_ext.PackedTaskEncoder`, which packs the sources that
             are not spliced.
