@@ -1,16 +1,16 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Decides what a Megatron run reads, when, and how much of it: one plan, any topology.
+"""Decide what a Megatron run reads, when, and how much of it: one plan for any topology.
 
 ::
 
  YAML --> tree of weights                                          config/ weights/ mixture/
- sources: things with a number, a length and a cost                documents/ splice/
- plan     step k: whose row is next -> which numbers make it       packing/ plan/
-            -> which rank and micro-batch                          one planner per rank
- read     numbers -> tokens -> row -> batch                        loader/ batch/
+ sources: numbered documents with a length and a cost              documents/ splice/
+ plan     step k: next source -> documents of its next row         packing/ plan/
+            -> rank and micro-batch                                one planner per rank
+ read     document numbers -> tokens -> row -> batch               loader/ batch/
  step     get_batch -> GPTModel -> loss                            megatron/ losses.py
- state    the cursor after the last batch that was handed out      state/ loader/
+ state    the cursor after the last batch delivered                state/ loader/
 
  streamed: any Energon dataset under scheduled weights             streamed/
  rl:       prompts -> Sampler -> ScoredGroup -> PackedBatch        rl/
@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-#: Where each public name comes from; it is imported at its first use, so that a command that only
-#: prints its help need not wait for torch.
+#: Module of each public name. Names are imported on first use, so that a command that only prints
+#: its help does not wait for torch.
 _MODULES = {
     "ConfigError": "energon_ext.errors",
     "DynamicBlendDataset": "energon_ext.streamed.blend",

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Arguments, fields and missing packages that are refused before a run, not by its failure."""
+"""Early checks of arguments, fields and optional packages, before a run can fail on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KINDS = {bool: "true or false", str: "text"}
 
 
 def check_kind(where: str, value: Any, kind: type) -> None:
-    """Raise ConfigError unless a value is a bool or a str, as asked for."""
+    """Raise ConfigError unless a value is of ``kind``, which is bool or str."""
     if not isinstance(value, kind):
         raise ConfigError(f"{where}: {value!r} found, {_KINDS[kind]} is needed.")
 
@@ -31,7 +31,7 @@ def check_integer(where: str, value: Any, least: int) -> None:
 def check_number(
     where: str, value: Any, most: float = math.inf, *, above_zero: bool = False
 ) -> None:
-    """Raise ConfigError unless a value is a finite number from 0 to ``most``, 0 itself or not.
+    """Raise ConfigError unless a value is finite, >= 0 (> 0 if ``above_zero``) and <= ``most``.
 
     Example:
         >>> check_number("Sampling.top_p", 1.5, most=1, above_zero=True)
@@ -46,7 +46,7 @@ def check_number(
 
 
 def choices(found: Any, allowed: Iterable[str], most: int = 30) -> str:
-    """Allowed values, with a suggestion, as the end of a message.
+    """List the allowed values and any close match, as the end of a message.
 
     Example:
         >>> choices("wieght", ["path", "weight"])
@@ -59,7 +59,7 @@ def choices(found: Any, allowed: Iterable[str], most: int = 30) -> str:
 
 
 def optional_module(module: str, who: str, package: str, install: str) -> Any:
-    """A module of a package that may be missing; ConfigError says how to install it."""
+    """Import a module of an optional package; ConfigError with the install command if missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

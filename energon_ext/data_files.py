@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The one way in for a file that somebody else may have made: a regular one, read to a limit."""
+"""Safe access to files that others may have written: regular files only, read up to a limit."""
 
 import os
 import stat
@@ -9,12 +9,12 @@ from typing import BinaryIO
 
 from energon_ext.errors import ConfigError
 
-#: Names the folder of everything that is kept to be made or fetched once.
+#: Environment variable with the folder for everything that is computed or fetched only once.
 CACHE_VARIABLE = "ENERGON_EXT_CACHE"
 
 
 def open_descriptor(path: str | Path) -> int:
-    """Open a file to be read; ConfigError for a pipe, which may block for ever, or a device."""
+    """Open a file for reading; ConfigError for a device or a pipe, which may block forever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
@@ -23,22 +23,23 @@ def open_descriptor(path: str | Path) -> int:
 
 
 def open_data(path: str | Path) -> BinaryIO:
-    """A file object over :func:`open_descriptor`."""
+    """Open a file as :func:`open_descriptor` does, as a file object."""
     return os.fdopen(open_descriptor(path), "rb")
 
 
 def read_data(path: str | Path, most_bytes: int) -> bytes:
-    """The content of a file; ConfigError for more than a limit, or as :func:`open_descriptor`.
+    """Return the content of a file.
 
     Raises:
-        OSError: there is no such file, or it cannot be read.
+        ConfigError: the file is not a regular file or has more than ``most_bytes``.
+        OSError: the file does not exist or cannot be read.
     """
     with open_data(path) as file:
         return read_to_limit(file, most_bytes, path)
 
 
 def read_to_limit(file: BinaryIO, most_bytes: int, path: object) -> bytes:
-    """The rest of an open file; ConfigError where it is more than a limit."""
+    """Return the rest of an open file; ConfigError if that is more than ``most_bytes``."""
     content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise ConfigError(f"{path}: has more than {most_bytes:,} bytes.")

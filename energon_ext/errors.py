@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Exceptions of the package.
 
-Every error of a user (YAML, arguments, data, checkpoints) is one of these types, is raised as
-early as it can be known, and says in one line where it was found, what was found, what is allowed
-and what to do. An ``assert`` in this package guards an invariant of the package itself.
+Every user error (YAML, arguments, data, checkpoints) is one of these types, is raised as early as
+it can be detected, and says in one line where the problem is, what was found, what is allowed and
+what to do. An ``assert`` in this package guards an invariant of the package itself.
 """
 
 import json
@@ -13,34 +13,34 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-#: What a terminal obeys instead of showing it, control characters, line ends, turns of direction;
-#: and halves of characters, which no file can hold.
+#: Control characters, line separators and bidi overrides, which a terminal obeys instead of
+#: showing, and lone surrogates, which cannot be written to a file.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-MAX_TEXT = 20_000  # characters of a text that people are shown
-_LOGIN = re.compile(r"(?<!dss)(:/{1,2})[^/\s]*@")  # dss://name@version is no login
+MAX_TEXT = 20_000  # characters of a text shown to people
+_LOGIN = re.compile(r"(?<!dss)(:/{1,2})[^/\s]*@")  # dss://name@version is not a login
 
 
 def without_logins(text: str) -> str:
-    """Text with ``***`` in place of the names and passwords in its URLs."""
+    """Replace the login in each URL of a text with ``***``."""
     return _LOGIN.sub(r"\1***@", text)
 
 
 def printable(text: str, most: int = MAX_TEXT) -> str:
-    r"""Text as a terminal may have it: no control characters, line breaks or logins, not too long.
+    r"""Make a text safe for a terminal: escape control characters, hide logins, limit the length.
 
-    Of a text of more than ``most`` characters the two ends are left.
+    A text of more than ``most`` characters keeps its two ends.
 
     Example:
         >>> printable("s3://me:secret@bucket/\x1b[31mred")
         's3://***@bucket/\\x1b[31mred'
     """
-    text = CONTROL.sub(lambda found: ascii(found[0])[1:-1], without_logins(text))
+    text = CONTROL.sub(lambda match: ascii(match[0])[1:-1], without_logins(text))
     half = most // 2
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
-class _PrintableLog(logging.LoggerAdapter):  # type: ignore[type-arg]  # no generic in Python 3.10
-    """A log in which names come from files."""
+class _PrintableLog(logging.LoggerAdapter):  # type: ignore[type-arg]  # not generic in Python 3.10
+    """A logger that makes its lines printable, since they contain names from files."""
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         if self.isEnabledFor(level):
@@ -49,26 +49,26 @@ class _PrintableLog(logging.LoggerAdapter):  # type: ignore[type-arg]  # no gene
 
 
 def log_of(module: str) -> _PrintableLog:
-    """The log of a module; what it says is printable."""
+    """Return the logger of a module; its lines are printable."""
     return _PrintableLog(logging.getLogger(module), {})
 
 
 class EnergonExtError(Exception):
-    """Base of every error that energon_ext raises on purpose; its message is printable."""
+    """Base of all errors that energon_ext raises deliberately; their messages are printable."""
 
     def __init__(self, *args: object):
         super().__init__(*(printable(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(EnergonExtError, ValueError):
-    """A YAML file, an argument or a dataset folder is not what it must be."""
+    """A YAML file, an argument or a dataset folder is invalid."""
 
 
 class SampleError(EnergonExtError, ValueError):
     """One sample (document, row, prompt) cannot be used."""
 
 
-#: A sample that is left out and counted; any other error shows a mistake of a program.
+#: Errors of a sample that is skipped and counted; any other error indicates a bug.
 LEFT_OUT = (SampleError, json.JSONDecodeError, UnicodeDecodeError)
 
 
@@ -77,20 +77,20 @@ class DataExhaustedError(EnergonExtError):
 
 
 class WorkerError(EnergonExtError, RuntimeError):
-    """A data worker died, or could not start or hand over a batch."""
+    """A data worker died, failed to start or failed to deliver a batch."""
 
 
 class StoreError(EnergonExtError, RuntimeError):
-    """An object store does not answer, or holds something else than was planned with."""
+    """An object store does not respond, or its content differs from what was planned."""
 
 
 class SamplerError(EnergonExtError, RuntimeError):
-    """A sampler of answers failed, or its answers teach nothing.
+    """A sampler of answers failed, or its answers give no training signal.
 
     Args:
         reason: what happened.
-        key: of the prompt.
-        counts: groups sampled so far, and what became of them.
+        key: key of the prompt.
+        counts: groups sampled so far, by outcome.
     """
 
     def __init__(self, reason: str, *, key: str = "", counts: "dict[str, int] | None" = None):
@@ -99,13 +99,13 @@ class SamplerError(EnergonExtError, RuntimeError):
         self.counts = dict(counts or {})
         where = f"Prompt {key}: " if key else ""
         so_far = ", ".join(f"{name} {count}" for name, count in self.counts.items())
-        # From another process an error comes as its message alone, which ends with a dot already.
+        # An error from another process is rebuilt from its message, which already ends in a dot.
         reason = reason.removesuffix(".")
         super().__init__(f"{where}{reason}." + (f" So far: {so_far}." if so_far else ""))
 
 
 class StateFormatError(EnergonExtError, ValueError):
-    """A checkpoint or a state is damaged, incomplete, or of an unknown format version."""
+    """A checkpoint or state is damaged, incomplete or has an unknown format version."""
 
 
 class StateMismatchError(EnergonExtError, ValueError):
@@ -117,8 +117,7 @@ class StateMismatchError(EnergonExtError, ValueError):
     """
 
     def __init__(self, differences: "Mapping[str, tuple[object, object]] | str", advice: str = ""):
-        # One string argument must be enough: exceptions that cross a worker process are rebuilt
-        # from their message alone.
+        # Exceptions from a worker process are rebuilt from their message alone.
         if isinstance(differences, str):
             self.differences: dict[str, tuple[object, object]] = {}
             super().__init__(differences)

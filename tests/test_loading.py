@@ -94,7 +94,7 @@ def test_data_of_another_task_is_one_line_with_source_sample_and_fields(tmp_path
 def test_a_token_file_by_itself_says_what_names_it(tmp_path):
     pair = write_tokens(tmp_path / "web_text_document", [[1, 2, 3]])
     for path in (pair, f"{pair}.bin", tmp_path):
-        refuse(path, "named in a metadataset", f"splits: {{train: {{path: {path}}}}}")
+        refuse(path, "token files need a metadataset", f"splits: {{train: {{path: {path}}}}}")
 
 
 def test_an_empty_source_and_a_missing_split_are_named(tmp_path, good):

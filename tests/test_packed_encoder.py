@@ -367,7 +367,7 @@ def test_a_wrong_encoder_option_is_refused_at_once(options, message):
 @pytest.mark.parametrize(("text", "shown"), [(b"bytes", "b'bytes'"), ("\ud800", r"'\\ud800'")])
 def test_a_member_that_is_no_text_is_an_error_of_its_sample(text, shown):
     sample = TextSample(__key__="7", __restore_key__=(), text=text)
-    with pytest.raises(SampleError, match=f"Sample 7: its text is {shown}; Unicode text is needed"):
+    with pytest.raises(SampleError, match=f"Sample 7: text is {shown}; Unicode text is needed"):
         PackedTaskEncoder(ByteTokenizer(), 16).encode_document(sample)
 
 
@@ -379,7 +379,7 @@ def test_a_tokenizer_that_lacks_something_is_refused_with_its_name(encoder):
         def encode_array(self, text):
             return np.zeros(1, np.int64)
 
-    message = "tokenizer: a Own has no add_bos, encode_batch, decode, fingerprint; energon_ext"
+    message = "tokenizer: a Own has no add_bos, encode_batch, decode, fingerprint; implement"
     with pytest.raises(ConfigError, match=message):
         encoder(Own())
 
@@ -393,5 +393,5 @@ def test_text_is_known_by_its_tokens_and_its_files_are_looked_at_once(mix, monke
 
 
 def test_a_cost_without_the_balance_that_takes_it_is_refused():
-    with pytest.raises(ConfigError, match="cost: rows are dealt by it with balance='attention'"):
+    with pytest.raises(ConfigError, match="cost: has no effect without balance='attention'"):
         PackedTaskEncoder(ByteTokenizer(), 8, cost=AttentionCost())

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Conversations to text, and which stretches of that text are answers."""
+"""Conversations as text, and which parts of that text are answers."""
 
 import datetime
 import hashlib
@@ -19,36 +19,36 @@ from energon_ext.errors import ConfigError, SampleError
 Message = Mapping[str, str]
 ROLES = ("system", "user", "assistant", "tool")
 
-#: Where a template has the clock, and the format that it asks for if that is known; and a
-#: name with a date behind it.
+#: A template's reference to the clock, with its format if that is a literal.
 _CLOCK = re.compile(r"""\bstrftime_now\b(?!\s+is\s)(?:\s*\(\s*(['"])(.*?)\1\s*\))?""")
+#: A template name followed by a date.
 _DATED = re.compile(r"(.+)@(\d{4}-\d\d-\d\d)")
 
 
 class ChatTemplate(ABC):
-    """How a conversation is written as text.
+    """The text format of a conversation.
 
     Attributes:
-        writes_special_tokens: the text has the tokens that begin and end it; else the tokenizer's
-            ``add_bos`` and ``add_eos`` put them around it.
+        writes_special_tokens: True if the text includes the special tokens that begin and end it;
+            otherwise the tokenizer adds them as its ``add_bos`` and ``add_eos`` say.
     """
 
     writes_special_tokens: bool = False
 
-    #: By which :func:`named_template` makes it again; None where it has no name.
+    #: Name that :func:`named_template` loads it by; None if it has none.
     name: str | None = None
 
     @abstractmethod
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
-        """The messages as text; with what precedes the next answer, if asked for."""
+        """Return the messages as text, followed by the prefix of the next answer if asked for."""
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """JSON values that change whenever the text of some conversation changes."""
+        """Return JSON values that change whenever the text of any conversation changes."""
 
 
 class PlainChatTemplate(ChatTemplate):
-    """One line a message, ``role: content``. The newline ends an answer.
+    """One line per message, ``role: content``; the newline ends an answer.
 
     Example:
         >>> question = [{"role": "user", "content": "2 + 2"}]
@@ -67,16 +67,16 @@ class PlainChatTemplate(ChatTemplate):
 
 
 class HFChatTemplate(ChatTemplate):
-    """The chat template that a Hugging Face tokenizer brings.
+    """The chat template of a Hugging Face tokenizer.
 
     Args:
         name_or_path: a folder, a name, or a ``transformers`` tokenizer.
-        date: as ``2026-01-31``, of every day on which a conversation is written: a template that
-            reads the clock (``strftime_now``) would write another text tomorrow.
+        date: a fixed date such as ``2026-01-31`` for a template that reads the clock
+            (``strftime_now``), whose text would otherwise change every day.
 
     Raises:
-        ConfigError: it cannot be loaded, has no chat template, or one that reads the clock and has
-            no date.
+        ConfigError: the tokenizer cannot be loaded or has no chat template, or the template reads
+            the clock and no date can replace it.
     """
 
     writes_special_tokens = True
@@ -92,31 +92,31 @@ class HFChatTemplate(ChatTemplate):
             self._tokenizer = load_with_transformers(name, f"Chat template of {name!r}")
         if not getattr(self._tokenizer, "chat_template", None):
             raise ConfigError(
-                f"Tokenizer {name_or_path} has no chat template; take one that has, or pass "
-                f"chat_template=PlainChatTemplate()."
+                f"Tokenizer {name_or_path} has no chat template; use a tokenizer that has one, or "
+                f"pass chat_template=PlainChatTemplate()."
             )
         self._template = self._tokenizer.chat_template
         if self._date is not None:
-            # The clock stands still: each format that it is asked for is written out.
+            # Each call of the clock becomes the date, in the format of the call.
             template, day = self._tokenizer.get_chat_template(), self._date
             self._template = _CLOCK.sub(
                 lambda call: repr(day.strftime(call[2])) if call[2] else call[0], template
             )
         if _CLOCK.search(str(self._template)):
-            advice = "where it does, no date can stand: write one into a copy of the template."
+            advice = "a fixed date cannot replace it here: write one into a copy of the template"
             if self._date is None:
-                advice = "give one date, as HFChatTemplate(..., date='2026-01-31') or "
-                advice += "--chat-template NAME@2026-01-31."
+                advice = "give HFChatTemplate(..., date='2026-01-31') or --chat-template "
+                advice += "NAME@2026-01-31"
             raise ConfigError(
-                f"Chat template of {name_or_path}: writes the date of the day (strftime_now), so "
-                f"the tokens of a text would change with it; {advice}"
+                f"Chat template of {name_or_path}: writes today's date (strftime_now), so the "
+                f"tokens of a text would change every day; {advice}."
             )
-        self._limited = Limited(self._rendered, "the chat template")
+        self._limited = Limited(self._apply, "the chat template")
 
-    def _rendered(self, messages: list[Message], add_generation_prompt: bool) -> str:
-        own = {} if self._date is None else {"chat_template": self._template}
+    def _apply(self, messages: list[Message], add_generation_prompt: bool) -> str:
+        dated = {} if self._date is None else {"chat_template": self._template}
         return self._tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=add_generation_prompt, **own
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt, **dated
         )
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
@@ -128,7 +128,7 @@ class HFChatTemplate(ChatTemplate):
 
 
 def check_messages(messages: Any) -> None:
-    """Raise SampleError where messages are no conversation with an answer in it."""
+    """Raise SampleError unless messages are a conversation with at least one answer."""
     if not isinstance(messages, (list, tuple)) or not messages:
         raise SampleError("`messages` must be a list of messages")
     previous = None
@@ -136,23 +136,23 @@ def check_messages(messages: Any) -> None:
         if not isinstance(message, Mapping) or not all(
             isinstance(message.get(field), str) for field in ("role", "content")
         ):
-            raise SampleError(f"message {index} must have the texts `role` and `content`")
+            raise SampleError(f"message {index} must have `role` and `content` as text")
         role = message["role"]
         if role not in ROLES:
             raise SampleError(f"message {index} has role {role!r}; {', '.join(ROLES)} are allowed")
         if role == "system" and previous is not None:
-            raise SampleError(f"message {index} is a system message; only the first may be")
+            raise SampleError(f"message {index} is a system message; only the first may be one")
         if role == "assistant" and previous in (None, "system", "assistant"):
-            raise SampleError(f"message {index} is an answer that nobody asked for")
+            raise SampleError(f"message {index} is an answer without a question")
         previous = role
     if all(message["role"] != "assistant" for message in messages):
         raise SampleError("no assistant message, so there is nothing to train on")
 
 
 def default_template(tokenizer: Tokenizer) -> ChatTemplate:
-    """That of the folder or name which an HFTokenizer was made from, if any, else the plain one.
+    """Return the chat template of an HFTokenizer's folder or name, else the plain one.
 
-    Fine-tuning and prompts take the same, so a policy is asked in the words it was taught in.
+    Fine-tuning and prompts share it, so that a policy is prompted in the format it was trained on.
     """
     if isinstance(tokenizer, HFTokenizer) and not Path(tokenizer.name).is_file():
         loaded = load_with_transformers(tokenizer.name, f"Chat template of {tokenizer.name!r}")
@@ -162,9 +162,9 @@ def default_template(tokenizer: Tokenizer) -> ChatTemplate:
 
 
 def named_template(name: str | None) -> ChatTemplate | None:
-    """Load the template that a command line names; None for no name.
+    """Load a chat template by name; None for no name.
 
-    ``plain``, or a tokenizer of Hugging Face, with ``@2026-01-31`` behind it for a date.
+    A name is ``plain`` or a Hugging Face tokenizer, with ``@2026-01-31`` appended to fix its date.
     """
     if name is None:
         return None
@@ -175,13 +175,13 @@ def named_template(name: str | None) -> ChatTemplate | None:
 
 
 def split_answers(template: ChatTemplate, messages: Sequence[Message]) -> list[tuple[str, bool]]:
-    """Cut the text of a conversation where answers begin and end.
+    """Split the text of a conversation where answers begin and end.
 
-    An answer is what rendering one more message adds to the text with the generation prompt: at
-    inference the model stands exactly there. What follows the last answer is left out.
+    An answer is what rendering one more message adds to the text with the generation prompt,
+    which is where the model continues at inference. Text after the last answer is dropped.
 
     Returns:
-        ``(text, is an answer)`` in order; joined, the text of the conversation.
+        ``(text, is_answer)`` in order; the joined texts are the conversation up to that point.
     """
     pieces = []
     written = ""

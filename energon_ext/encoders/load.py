@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""From a path to a dataset, checked first.
+"""Datasets from a path, checked before they are loaded.
 
-Energon's own ``get_train_dataset`` accepts the same YAML and the same TaskEncoders, and is as safe
-as Energon is: it runs what a YAML file names. The functions here look at all of it first.
+Energon's own ``get_train_dataset`` accepts the same YAML and the same TaskEncoders, but runs any
+code that a YAML file names. The functions here check the whole YAML first.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from energon_ext.encoders.splicing import check_names
 from energon_ext.encoders.text_sources import load_split
 from energon_ext.errors import ConfigError
 
-#: What Energon takes beside its named arguments (7.4.1, ``task_encoder/loader.py``).
+#: Options of Energon that are not in its signature (7.4.1, ``task_encoder/loader.py``).
 _FURTHER_OPTIONS = {"dataset_config", "split_config", "auto_decode", "image_decode", "av_decode"}
 _FURTHER_OPTIONS |= {"ignore_decoder_errors", "video_decode_audio", "handler"}
 
@@ -47,22 +47,22 @@ def get_train_dataset(
     allow_dataset_code: bool = False,
     **options: Any,
 ) -> SavableDataset:
-    """A training dataset, ready for :class:`energon_ext.ExactDataLoader`.
+    """Load a training dataset for :class:`energon_ext.ExactDataLoader`.
 
     Args:
         path: metadataset YAML, prepared folder or JSONL file.
         worker_config: ranks and workers; ``WorkerConfig.default_worker_config()`` outside Megatron.
         batch_size: rows or samples per batch of one rank.
-        task_encoder: a :class:`~energon_ext.PackedTaskEncoder`, or any with
+        task_encoder: a :class:`~energon_ext.PackedTaskEncoder`, or any TaskEncoder with
             :class:`~energon_ext.DynamicBlendMixin`.
-        rows_per_step: rows of a global batch, a multiple of ``batch_size`` x ranks, and that by
-            default. Runs with as many read the same rows in every step, on any ranks and workers.
+        rows_per_step: rows of a global batch, a multiple of ``batch_size`` x ranks (the default).
+            Runs with the same number read the same rows in every step, with any ranks and workers.
         trusted_modules: modules whose classes and functions a YAML file may name.
-        allow_dataset_code: whether dataset folders may bring Python loaders.
-        **options: everything else that Energon's ``get_train_dataset`` takes.
+        allow_dataset_code: whether to run Python loaders in dataset folders.
+        **options: all other options of Energon's ``get_train_dataset``.
 
     Raises:
-        ConfigError: something in the YAML, in a folder or in the arguments is wrong.
+        ConfigError: the YAML, a folder or an argument is invalid.
     """
     if batch_size is not None:
         check_integer("get_train_dataset: batch_size", batch_size, 1)
@@ -93,14 +93,14 @@ def get_val_datasets(
     allow_dataset_code: bool = False,
     **options: Any,
 ) -> list[tuple[SavableDataset, BaseCoreDatasetFactory]]:
-    """One validation dataset per source, with the factory it came from.
+    """Load one validation dataset per source, with the factory it came from.
 
-    Args, Raises: as :func:`get_train_dataset`.
+    Args, Raises: see :func:`get_train_dataset`.
     """
     check_integer("get_val_datasets: batch_size", batch_size, 1)
     checker = YamlChecker(frozenset(trusted_modules), allow_dataset_code)
     with _checked(get_val_datasets, checker, path, split_part, worker_config, options):
-        # Energon builds each source alone, which sees no name that none of them has.
+        # Energon builds each source alone, where a name that no source has goes unnoticed.
         check_names(load_split(Path(str(path)), split_part, task_encoder, trusted_modules))
         return megatron.energon.get_val_datasets(
             path,
@@ -121,21 +121,21 @@ def _checked(
     worker_config: WorkerConfig,
     options: Mapping[str, Any],
 ) -> Iterator[None]:
-    """Refuse forbidden YAML, and unknown options, which Energon would ignore."""
+    """Reject forbidden YAML and unknown options, which Energon would ignore."""
     name = function.__name__
     check_integer("worker_config.seed_offset", worker_config.seed_offset, -(2**63))
-    stock = getattr(megatron.energon, name)
-    known = {*inspect.signature(stock).parameters, *inspect.signature(function).parameters}
+    original = getattr(megatron.energon, name)
+    known = {*inspect.signature(original).parameters, *inspect.signature(function).parameters}
     known = {*known, *_FURTHER_OPTIONS} - {"kwargs", "options"}
     for option in options:
         if option not in known:
             raise ConfigError(f"{name}: no option {option!r}; it has {choices(option, known)}")
     if is_token_file(path):
-        of_split = os.path.join(str(path), split_part)
+        split_folder = os.path.join(str(path), split_part)
         raise ConfigError(
-            f"{path}: token files are named in a metadataset: a YAML file with `__module__: "
+            f"{path}: token files need a metadataset: a YAML file with `__module__: "
             f"energon_ext`, `__class__: ScheduledMetadataset` and `splits: {{{split_part}: "
-            f"{{path: {of_split if os.path.isdir(of_split) else path}}}}}`."
+            f"{{path: {split_folder if os.path.isdir(split_folder) else path}}}}}`."
         )
     files = {name: options.get(name) for name in ("dataset_config", "split_config")}
     checker.check(path, split_part, **files)

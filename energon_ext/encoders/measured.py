@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Lengths of the samples of any TaskEncoder, measured once and found in the cache."""
+"""Sample lengths of any TaskEncoder, measured once and cached."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from energon_ext.samples.reader import encoded, keyed_random
 
 logger = log_of(__name__)
 
-#: Seconds that one core takes for a sample, about, by its sizes alone and by encoding it.
+#: Approximate seconds per sample on one core: from its size alone, or by encoding it.
 SECONDS_BY_SIZE, SECONDS_BY_ENCODING = 0.001, 0.02
 
 
 def ensure_measured(encoder: Any, entries: Sequence[Entry]) -> dict[str, LengthTable]:
-    """The lengths of all sources of samples, by their keys."""
+    """Return the lengths of all sources of samples, by source key."""
     cached = {entry.key: cached_lengths(encoder, entry) for entry in of_samples(entries)}
     ensure_made(list(cached.values()))
-    tables: dict[str, LengthTable] = {key: each.open() for key, each in cached.items()}
+    tables: dict[str, LengthTable] = {key: item.open() for key, item in cached.items()}
     for key, table in tables.items():
         if table.num_too_long:
             logger.warning(
@@ -44,14 +44,15 @@ def ensure_measured(encoder: Any, entries: Sequence[Entry]) -> dict[str, LengthT
 
 
 def cached_lengths(encoder: Any, entry: Entry) -> Cached:
-    """The table of lengths of a source; it may not be there."""
+    """Return the cache entry for the lengths of a source, which may not exist yet."""
     source = cached_source(encoder, entry)
     units = _units(entry, source)
     seconds = SECONDS_BY_SIZE if hasattr(encoder, "sample_length") else SECONDS_BY_ENCODING
+    path = entry.metadataset or entry.dataset.paths[0]
     return cached_samples(
         entry,
         source,
-        {"path": source.path, "first": units[0].description["path"]},  # of the shards of a split
+        {"path": source.path, "first": units[0].description["path"]},  # differs by split
         encoding=identity_of_lengths(encoder),
         encode=functools.partial(measure_all, encoder),
         writer=LengthWriter,
@@ -60,30 +61,30 @@ def cached_lengths(encoder: Any, entry: Entry) -> Cached:
         seconds=source.count * seconds,
         open_folder=functools.partial(LengthTable.open, longest=encoder.seq_len),
         verb="measured",
-        command=functools.partial(_command, entry),
+        command=lambda: f"energon-ext measure {path} --encoder MODULE:FUNCTION",
         grows=True,
     )
 
 
 def measure_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded]:
-    """Length and cost of some samples, or why one has none."""
+    """Return the length and cost of each sample, or the error that it raised."""
     with as_worker():
-        return [_measured(encoder, each.sample, each.origin) for each in documents]
+        return [_measure(encoder, document.sample, document.origin) for document in documents]
 
 
 def measure_again(encoder: Any, entry: Entry, numbers: Sequence[int]) -> np.ndarray:
-    """The lengths of some samples, measured anew, int64 [n]; 0 for one that has none."""
+    """Measure some samples again: int64 [n], 0 for a sample without a length."""
     source = cached_source(encoder, entry)
-    found = []
+    lengths = []
     for number in numbers:
         unit = unit_of(source, range(number, number + 1), {"path": source.path})
-        documents = [each for each in unit.read() if isinstance(each, InputDocument)]
+        documents = [item for item in unit.read() if isinstance(item, InputDocument)]
         (measured,) = measure_all(encoder, documents)
-        found.append(0 if isinstance(measured, SampleError) else int(measured[0].sum()))
-    return np.array(found)
+        lengths.append(0 if isinstance(measured, SampleError) else int(measured[0].sum()))
+    return np.array(lengths)
 
 
-def _measured(encoder: Any, sample: Any, key: str) -> Encoded:
+def _measure(encoder: Any, sample: Any, key: str) -> Encoded:
     if sample is None:  # excluded by the split
         return np.zeros(0, np.int64), None
     if isinstance(sample, SampleError):
@@ -95,28 +96,28 @@ def _measured(encoder: Any, sample: Any, key: str) -> Encoded:
         return error
     except EnergonExtError:
         raise
-    except Exception as error:  # whatever an encoder raises of a sample, SkipSample among it
+    except Exception as error:  # an encoder may raise anything, SkipSample included
         return SampleError(f"Sample {key}: {type(error).__name__} ({error}).")
 
 
 def length_and_cost(encoder: Any, sample: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and cost of a cooked sample, as arrays of one."""
+    """Return the tokens and cost of a cooked sample, each as an array of length 1."""
     if hasattr(encoder, "sample_length"):
-        found, method = encoder.sample_length(sample), "sample_length"
+        result, method = encoder.sample_length(sample), "sample_length"
     else:
-        found, method = encoder.length_of(encoded(encoder, sample)), "length_of"
-    tokens, cost = found if isinstance(found, tuple) else (found, 0.0)
+        result, method = encoder.length_of(encoded(encoder, sample)), "length_of"
+    tokens, cost = result if isinstance(result, tuple) else (result, 0.0)
     is_integer = isinstance(tokens, (int, np.integer)) and not isinstance(tokens, bool)
     if not is_integer or not 1 <= tokens < 2**31:
         raise ConfigError(
-            f"{type(encoder).__qualname__}.{method}: {found!r} found, a number of tokens >= 1 is "
-            f"needed, or that and a cost."
+            f"{type(encoder).__qualname__}.{method}: {result!r} found, a number of tokens >= 1 is "
+            f"needed, alone or with a cost."
         )
     return np.array([tokens]), np.array([cost], np.float32)
 
 
 def _units(entry: Entry, source: SampleSource) -> list[Unit]:
-    """A unit for each shard, which later shards leave as it is; else ranges of samples."""
+    """Return one unit per shard, so that new shards leave old units as they are; else ranges."""
     shards = getattr(entry.dataset, "shards", None)
     if not shards or hasattr(entry.dataset, "join_index"):
         return sample_units(source)
@@ -128,15 +129,9 @@ def _units(entry: Entry, source: SampleSource) -> list[Unit]:
 
 
 def _version(shard: Any) -> dict[str, Any]:
-    """JSON values by which a change of a shard is noticed."""
-    path = str(shard.path)
-    times = {}
-    if os.path.isfile(path):
-        found = os.stat(path)
-        times = {"bytes": found.st_size, "modified": found.st_mtime_ns}
-    return {"path": path, "samples": shard.count, **times}
-
-
-def _command(entry: Entry) -> str:
-    path = entry.metadataset or entry.dataset.paths[0]
-    return f"energon-ext measure {path} --encoder MODULE:FUNCTION"
+    """Return JSON values that change whenever a shard changes."""
+    version = {"path": str(shard.path), "samples": shard.count}
+    if os.path.isfile(version["path"]):
+        status = os.stat(version["path"])
+        version |= {"bytes": status.st_size, "modified": status.st_mtime_ns}
+    return version

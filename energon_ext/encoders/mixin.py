@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The one place where this package meets Energon's ``build_train_datasets``.
+"""The only override of Energon's ``build_train_datasets``.
 
-That method builds blending, shuffling, encoding, packing and batching in one body. Planned sources
-need none of these stages. For streamed ones the override hands the body a single pseudo-dataset,
-whose factory returns our blend over the real sources, so that it never has anything to blend.
+Energon's method blends, shuffles, encodes, packs and batches in one body. Planned sources need none
+of these stages. For streamed sources the override passes a single pseudo-dataset to Energon's
+method, whose factory returns our blend of the real sources, so that Energon has nothing to blend.
 """
 
 import copy
@@ -57,21 +57,21 @@ logger = log_of(__name__)
 
 
 class DynamicBlendMixin:
-    """Adds scheduled weights, and a state by source, to any TaskEncoder.
+    """Adds scheduled weights and per-source state to any TaskEncoder.
 
-    Put it first among the base classes. Where ``encode_sample`` is stateless, samples are planned
-    by number: a run continues exactly on any ranks and workers, and an ``interleave`` counts each
-    sample as 1. The sample's random numbers depend on the seed, its source, number and epoch; one
-    that cannot be used is replaced by another one of its source.
+    Put it first among the base classes. If ``encode_sample`` is stateless, samples are planned by
+    number: a run continues exactly with any ranks and workers, and an ``interleave`` counts each
+    sample as 1. The random numbers of a sample depend on the seed and on its source, number and
+    epoch. A sample that cannot be used is replaced by another one of its source.
 
-    Else, and with a ``packing_buffer_size``, samples are streamed in Energon's own order: draw,
-    shuffle, encode, pack, batch. Samples drawn under old weights are then still in a buffer when a
-    weight changes. An ``interleave`` counts each as its ``num_tokens``, or as 1 where it has none;
-    where an encoder has a method ``blend_sample_size(sample)``, as what that returns. A line in the
-    log gives the reason.
+    Otherwise, or with a ``packing_buffer_size``, samples are streamed in Energon's own order: draw,
+    shuffle, encode, pack, batch. When a weight changes, the buffers still contain samples drawn
+    under the old weights. An ``interleave`` counts a sample as its ``num_tokens``, or as 1 if it
+    has none, unless the encoder has a method ``blend_sample_size(sample)``. The log gives the
+    reason for streaming.
 
     Attributes:
-        schedule_axis: where the run ends; its unit is the field of the metadataset.
+        schedule_axis: end of the run, in the unit of the metadataset's ``schedule_axis``.
 
     Example:
         >>> from megatron.energon import DefaultTaskEncoder
@@ -83,25 +83,25 @@ class DynamicBlendMixin:
 
     schedule_axis: ScheduleAxis | None = None
 
-    #: Positions of a row that the blend hands out, where all have as many; else 0.
+    #: Positions per row of the blend if all rows have the same number; else 0.
     tokens_per_sample: int = 0
 
-    #: Whether samples are planned by number, where the encoder allows it.
+    #: Whether to plan samples by number if the encoder allows it.
     plan_samples: bool = True
 
-    #: Planned samples that are stored side by side and read close to each other; some 2 MB of them
-    #: make larger reads where one node reads all.
+    #: Number of adjacent stored samples that a plan keeps close together; blocks of about 2 MB make
+    #: reads larger if one node reads all samples.
     sample_block: int = 1
 
-    #: By which ``select_samples_to_pack`` reads the length of a sample, if it is not one of
-    #: ``num_tokens``, ``total_len`` and ``length``.
+    #: Attribute from which ``select_samples_to_pack`` reads the length of a sample, if that is not
+    #: ``num_tokens``, ``total_len`` or ``length``.
     length_attribute: str = "length"
 
-    #: Of the lengths in a row, where samples are packed by length: rows of a step are then dealt
-    #: so that ranks end together. A cost that ``length_of`` gives beside the tokens is added.
+    #: Cost of the lengths in a row, if samples are packed by length; the rows of a step are then
+    #: dealt so that ranks finish together. A cost that ``length_of`` returns is added.
     cost: Cost | None = None
 
-    #: Of the sample that is encoded, where samples are planned, and the key of its source.
+    #: Number of the planned sample that is being encoded, and the key of its source.
     sample_number: int | None = None
     source_key: str = ""
 
@@ -113,7 +113,7 @@ class DynamicBlendMixin:
     _padding_row: Callable[[], Row] | None = None
     _tables: Mapping[str, LengthTable] = MappingProxyType({})
 
-    #: Rows of a global batch; one batch of each rank where it is None.
+    #: Rows of a global batch; None for one batch per rank.
     rows_per_step: int | None = None
 
     def build_train_datasets(
@@ -126,7 +126,7 @@ class DynamicBlendMixin:
         virtual_epoch_length: int = 0,
         **stages: Any,
     ) -> SavableDataset:
-        """Energon's method: Energon's own stages over one streamed blend, or a plan."""
+        """Build a plan, or Energon's own stages over one streamed blend."""
         for name in ("shuffle_buffer_size", "packing_buffer_size"):
             if (size := stages.get(name)) is not None:
                 check_integer(name, size, 0)
@@ -134,7 +134,7 @@ class DynamicBlendMixin:
         if not repeat:
             check_unlimited(mix.entries)
         bound = self._bound_to(mix.entries, stages, repeat=repeat)
-        # Sources of a plain blend repeat one by one; an epochized blend as a whole.
+        # Sources of a plain blend repeat separately; an epochized blend repeats as a whole.
         epochized = blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
         sources = read_sources(bound, mix, worker_config, repeat=repeat and not epochized)
         check_omissions(mix, sources)
@@ -150,7 +150,7 @@ class DynamicBlendMixin:
             clock.axis,
             {source.key: source.max_epochs for source in sources},
             absent_sources(sources, worker_config),
-            {each.key: each.rows.config for each in sources if isinstance(each.rows, SpliceSource)},
+            {s.key: s.rows.config for s in sources if isinstance(s.rows, SpliceSource)},
             clock.end,
         )
         passes = PassOptions(
@@ -171,14 +171,14 @@ class DynamicBlendMixin:
         limit: int | None = None,
         **stages: Any,
     ) -> SavableDataset:
-        """Energon's method: all of each source once, in order; Energon's own where it is streamed.
+        """Read each source once and in order; leave streamed sources to Energon's own method.
 
-        Samples of which there is no further whole batch for every rank are left out.
+        Samples that do not fill another batch on every rank are dropped.
         """
         mix, options = mix_of(datasets), {**stages, "batch_size": batch_size}
         bound = self._bound_to(mix.entries, options, repeat=False, validating=True)
         if not bound._is_planned:
-            return super().build_val_datasets(  # type: ignore[misc]  # of the encoder behind
+            return super().build_val_datasets(  # type: ignore[misc]  # of the next base class
                 datasets=datasets, worker_config=worker_config, limit=limit, **options
             )
         sources = read_sources(bound, mix, worker_config, repeat=False)
@@ -192,20 +192,20 @@ class DynamicBlendMixin:
 
     @property
     def current_sample_index(self) -> int:
-        """Energon's number for random choices; where samples are planned, one of the sample."""
+        """Energon's index for random choices; for a planned sample, the sample's own number."""
         if self.sample_number is not None:
             return self.sample_number
-        return super().current_sample_index  # type: ignore[misc]  # of the encoder behind
+        return super().current_sample_index  # type: ignore[misc]  # of the next base class
 
     def _sizes_samples(self) -> bool:
-        """True if this encoder counts samples itself; future TaskEncoders return 1 for each."""
-        own = getattr(self, "blend_sample_size", None)
-        return getattr(own, "__func__", own) is not getattr(TaskEncoder, "blend_sample_size", None)
+        """Return True if this encoder overrides the size of 1 that future TaskEncoders return."""
+        size, default = (getattr(c, "blend_sample_size", None) for c in (self, TaskEncoder))
+        return getattr(size, "__func__", size) is not default
 
     def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> Any:
-        """The rows of one source, or its samples before the draw where they are streamed.
+        """Build the rows of one source, or, if streamed, its samples before the draw.
 
-        Override it to add stages of your own to each source; its samples are streamed then.
+        Override it to add your own stages to each source; samples are then streamed.
         """
         if self._is_planned:
             build = token_rows if isinstance(entry.dataset, TokenFileFactory) else sample_rows
@@ -219,7 +219,7 @@ class DynamicBlendMixin:
         stages: Mapping[str, Any],
         **options: Any,  # of a blend: tree, clock, worker_config
     ) -> SavableDataset:
-        """A plan, or Energon's stages behind the draw among streamed sources."""
+        """Build a plan, or the draw among streamed sources followed by Energon's stages."""
         if self._is_planned:
             batches = BatchOptions(
                 assemble=self._batch_of,
@@ -240,7 +240,7 @@ class DynamicBlendMixin:
             restarts=passes.restarts,
             **options,
         )
-        return super().build_train_datasets(  # type: ignore[misc]  # of the encoder behind
+        return super().build_train_datasets(  # type: ignore[misc]  # of the next base class
             datasets=[LoadedDataset(dataset=_BlendFactory(blend))],
             worker_config=blend.worker_config,
             blend_mode=DatasetBlendMode.NONE,
@@ -250,22 +250,22 @@ class DynamicBlendMixin:
         )
 
     def _batch_of(self, rows: list[Any]) -> Any:
-        """A batch of planned rows or samples, by the encoder's own methods."""
+        """Build a batch of planned rows or samples with the encoder's own methods."""
         return self.encode_batch(self.batch(rows))  # type: ignore[attr-defined]
 
     def _saved(self) -> dict[str, Any]:
-        """The encoder as a state describes it."""
+        """Return the encoder's description for a state."""
         return saved_samples(self)
 
     def state_fingerprint(self) -> dict[str, Any]:
-        """JSON values that a saved state depends on; extend it with what changes your samples."""
-        named: dict[str, Any] = {ENCODER: type(self).__qualname__}
+        """Return JSON values that a state depends on; add whatever changes your samples."""
+        fingerprint: dict[str, Any] = {ENCODER: type(self).__qualname__}
         if self.sample_block != 1:
-            named["sample_block"] = self.sample_block
-        if not packs_samples(self):
-            return named
-        packer = packer_of(self)
-        return {**named, "seq_len": packer.seq_len, "packing": packer.to_json()}
+            fingerprint["sample_block"] = self.sample_block
+        if packs_samples(self):
+            packer = packer_of(self)
+            fingerprint |= {"seq_len": packer.seq_len, "packing": packer.to_json()}
+        return fingerprint
 
     def _bound_to(
         self,
@@ -275,9 +275,9 @@ class DynamicBlendMixin:
         repeat: bool,
         validating: bool = False,
     ) -> Any:
-        """The encoder of one dataset, checked against its sources; several may share this one.
+        """Return a copy for one dataset, since several datasets may share this encoder.
 
-        It takes away its own of ``stages``, the options of Energon's stages.
+        Subclasses remove options that they handle themselves from Energon's ``stages``.
         """
         refuse_splices(self, entries)
         bound = copy.copy(self)
@@ -286,13 +286,13 @@ class DynamicBlendMixin:
         reason = self._obstacle(entries, stages, not is_finite)
         bound._is_planned = reason is None
         if reason is not None:
-            logger.info("Samples are streamed, on the ranks x workers of this run: %s.", reason)
+            logger.info("Samples are streamed, which fixes the ranks x workers: %s.", reason)
         elif packs_samples(self):
             bound.tokens_per_sample = packer_of(bound).seq_len
             bound._tables = ensure_measured(bound, entries)
         if self.cost is not None and not bound.tokens_per_sample:
             raise ConfigError(
-                f"{type(self).__qualname__}.cost: deals planned rows of samples with lengths; "
+                f"{type(self).__qualname__}.cost: needs planned rows of samples with lengths; "
                 f"{reason or 'the encoder has no length_of'}."
             )
         return bound
@@ -300,21 +300,21 @@ class DynamicBlendMixin:
     def _obstacle(
         self, entries: Sequence[Entry], stages: Mapping[str, Any], repeat: bool
     ) -> str | None:
-        """Why samples have to be streamed; None where they are planned."""
+        """Return why samples must be streamed; None if they are planned."""
         if not self.plan_samples:
             return "plan_samples is False"
         for name in ("build_source", "build_blend"):
             if getattr(type(self), name) is not getattr(DynamicBlendMixin, name):
-                return f"{name} is the encoder's own"
+                return f"the encoder overrides {name}"
         if self._sizes_samples():
-            return "blend_sample_size counts samples that were read"
+            return "blend_sample_size needs samples that have been read"
         return obstacle(self, entries, stages, repeat)
 
 
 class _BlendFactory:
-    """A blend as the factory of one dataset, as far as Energon's stages ask."""
+    """A blend as the factory of one dataset, with the members that Energon's stages use."""
 
-    # No sample type: they ask only whether samples are crude, which the sources answer.
+    # Energon only checks whether samples are crude, and the sources have already cooked them.
     __sample_type__ = None
 
     def __init__(self, blend: SavableDataset):

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Samples of any TaskEncoder by number: which encoders allow it, and what a plan takes of them."""
+"""Samples of any TaskEncoder by number: which encoders allow it, and how a plan uses them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,32 +28,32 @@ from energon_ext.samples.packers import OnePerRow, OwnPacker, WholePacker
 from energon_ext.samples.reader import SampleReader
 from energon_ext.samples.rows import OneEach, SampleRows, TokenRows
 
-#: Methods that build stages, which a plan has not.
+#: Methods that build stages, which a plan does not have.
 _STAGES = ("build_encode_sample", "build_batch", "build_cook_crude_sample", "_load_dataset")
 
 
 def obstacle(
     encoder: Any, entries: Sequence[Entry], stages: Mapping[str, Any], repeat: bool
 ) -> str | None:
-    """Why samples have to be streamed; None where they can be planned."""
+    """Return why samples must be streamed; None if they can be planned."""
     if not repeat:
         return "repeat=False reads every sample once, and the last batch may be short"
     if stages.get("batch_size") is None:
         return "without a batch_size there are no batches"
     if stages.get("packing_buffer_size") is not None and not packs_samples(encoder):
-        return "packing_buffer_size packs samples whose lengths are known only by reading them"
+        return "packing_buffer_size packs samples whose lengths are known only after reading them"
     for name in _STAGES:
         if getattr(type(encoder), name) is not getattr(TaskEncoder, name):
-            return f"{name} builds stages of its own"
-    if _is_own(encoder, "batch_group_criterion"):
-        return "batch_group_criterion asks for one sample after another"
+            return f"{name} builds its own stages"
+    if _overrides(encoder, "batch_group_criterion"):
+        return "batch_group_criterion groups samples only after they are read"
     for name in ("encode_sample", "preencode_sample", "postencode_sample"):
         if not get_stateless(getattr(encoder, name)):
             return f"{name} is not marked @stateless"
     for entry in entries:
         if isinstance(entry.dataset, TokenFileFactory):
             if not packs_samples(encoder) or not hasattr(encoder, "pack_tokens"):
-                return f"{entry.key} has rows of tokens, the encoder no length_of or pack_tokens"
+                return f"{entry.key} has token files, the encoder no length_of or pack_tokens"
             continue
         if not can_be_read_by_number(entry.dataset):
             return f"the files of {entry.key} are neither local nor tars in an object store"
@@ -64,14 +64,14 @@ def obstacle(
     return None
 
 
-def _is_own(encoder: Any, name: str) -> bool:
-    """True if an encoder overrides a method."""
-    stock = [getattr(each, name, None) for each in (TaskEncoder, DefaultTaskEncoder)]
-    return getattr(type(encoder), name) not in stock
+def _overrides(encoder: Any, name: str) -> bool:
+    """Return True if an encoder overrides a method of Energon's."""
+    originals = [getattr(c, name, None) for c in (TaskEncoder, DefaultTaskEncoder)]
+    return getattr(type(encoder), name) not in originals
 
 
 def sample_rows(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> SampleRows:
-    """The rows of one source: a sample each, or samples that are packed by their lengths."""
+    """Plan the rows of one source: one sample each, or samples packed by their lengths."""
     factory, table = entry.dataset, encoder._tables.get(entry.key)
     count = num_samples(factory)
     numbers = range(*document_range(entry, count))
@@ -87,7 +87,7 @@ def sample_rows(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> Sampl
 
 
 def token_rows(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> TokenRows:
-    """The rows of token files, as the encoder makes them those of its samples."""
+    """Plan the rows of token files, which the encoder's ``pack_tokens`` builds."""
     files = entry.dataset.files
     check_tokenizer(getattr(encoder, "tokenizer", None))
     check_written(files, encoder.tokenizer)
@@ -101,30 +101,30 @@ def token_rows(encoder: Any, entry: Entry, *, seed: int, repeat: bool) -> TokenR
 
 
 def packs_samples(encoder: Any) -> bool:
-    """True if an encoder gives the lengths of its samples, so that several make a row."""
+    """Return True if an encoder has sample lengths, so that several samples can share a row."""
     return hasattr(encoder, "length_of")
 
 
 def packer_of(encoder: Any) -> Packer:
-    """The packer of an encoder's samples: its own method, or best fit."""
+    """Return the packer of an encoder's samples: its own method, or best fit."""
     if getattr(encoder, "saved_packer", None) is not None:
         return encoder.saved_packer
     if not packs_samples(encoder):
         return OnePerRow()
     for name in ("seq_len", "pack_selected_samples"):
-        if not hasattr(encoder, name) or (name != "seq_len" and not _is_own(encoder, name)):
+        if not hasattr(encoder, name) or (name != "seq_len" and not _overrides(encoder, name)):
             raise ConfigError(
-                f"{type(encoder).__qualname__}: a length_of and no {name}; samples are packed "
-                f"into rows of `seq_len` positions, and `pack_selected_samples` makes a row."
+                f"{type(encoder).__qualname__}: has length_of but no {name}; samples are packed "
+                f"into rows of `seq_len` positions, which `pack_selected_samples` builds."
             )
     check_integer(f"{type(encoder).__qualname__}.seq_len", encoder.seq_len, 2)
-    if _is_own(encoder, "select_samples_to_pack"):
+    if _overrides(encoder, "select_samples_to_pack"):
         return OwnPacker(encoder.seq_len, encoder=encoder)
     return WholePacker(encoder.seq_len)
 
 
 def saved_samples(encoder: Any) -> dict[str, Any]:
-    """Description from which the same rows are planned without the user's code, as JSON values."""
+    """Return JSON values from which the same rows can be planned without the user's code."""
     is_packing = packs_samples(encoder)
     cost = encoder.cost if isinstance(encoder.cost, AttentionCost) else None
     packer = {**packer_of(encoder).to_json(), "seq_len": encoder.seq_len} if is_packing else None
@@ -140,14 +140,14 @@ def saved_samples(encoder: Any) -> dict[str, Any]:
 
 
 def identity_of_lengths(encoder: Any) -> dict[str, Any]:
-    """JSON values by which the tables of an encoder are told from those of others."""
+    """Return JSON values that identify the cached lengths of an encoder."""
     if getattr(encoder, "saved_lengths", None) is not None:
         return encoder.saved_lengths
-    name, own = type(encoder).__qualname__, getattr(encoder, "encoding_fingerprint", None)
-    if own is None:
+    name, fingerprint = type(encoder).__qualname__, getattr(encoder, "encoding_fingerprint", None)
+    if fingerprint is None:
         raise ConfigError(
-            f"{name}: has a length_of; give the class an encoding_fingerprint as well, JSON "
-            f"values such as {{'version': 1}}, and change it whenever the length of a sample "
-            f"changes. Lengths are kept, and found by it."
+            f"{name}: has length_of but no encoding_fingerprint; set it to JSON values such as "
+            f"{{'version': 1}} and change it whenever the length of a sample changes, because it "
+            f"identifies cached lengths."
         )
-    return {"class": name, "own": own}
+    return {"class": name, "own": fingerprint}

@@ -1,9 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Text to packed batches, drawing last.
+"""Text to packed batches; the draw comes after packing.
 
-Each source is packed on its own; the blend then draws among finished rows. A weight that changes at
-step 1500 therefore changes step 1500, a weight is a share of tokens, and every row has one source.
+Each source is packed separately, and the blend then draws among finished rows. A weight that
+changes at step 1500 therefore takes effect at step 1500, a weight is a share of tokens, and every
+row has one source.
 """
 
 import copy
@@ -44,7 +45,7 @@ logger = log_of(__name__)
 
 
 class PackedTaskEncoder(DynamicBlendMixin, TaskEncoder):
-    """Pretraining on text: yields a :class:`~energon_ext.PackedBatch` of ``batch_size`` rows.
+    """Pretraining on text; yields a :class:`~energon_ext.PackedBatch` of ``batch_size`` rows.
 
     Args:
         tokenizer: text to token ids.
@@ -52,30 +53,31 @@ class PackedTaskEncoder(DynamicBlendMixin, TaskEncoder):
         packing: ``bin`` (whole documents in full rows), ``sequential`` (one stream, cut at T), or
             a :class:`~energon_ext.packing.Packer`.
         packing_buffer_docs: documents that ``bin`` packs together.
-        packing_max_docs_per_bin: most documents in a row, None for no limit.
+        packing_max_docs_per_bin: maximum number of documents per row; None for no limit.
         packing_carry: share of the rows that is carried over to the next buffer, for fuller rows;
             None for the packer's default.
         alignment: every document begins at a multiple of this many positions; context parallelism
-            needs ``2 * context_parallel_size``. The sequence length must be a multiple of it.
-        mask_boundary_loss: weight 0 where input and label are of different documents; by default
-            only with ``bin``.
+            needs ``2 * context_parallel_size``. It must divide ``seq_len``.
+        mask_boundary_loss: weight 0 where input and label belong to different documents; by
+            default only with ``bin``.
         train_on_eos: False gives weight 0 to labels that are the end-of-document token.
         balance: ``attention`` deals the rows of a planned step to ranks and micro-batches by cost.
-        cost: of documents by length; by default :class:`~energon_ext.plan.cost.AttentionCost`.
+        cost: cost of a document by its length; by default
+            :class:`~energon_ext.plan.cost.AttentionCost`.
 
-    A source whose entry in the YAML has a ``splice:`` is shown at many positions, not packed. Text
-    is tokenized at first use, into token files in a cache. Energon's ``shuffle_buffer_size`` and
+    A source whose YAML entry has a ``splice:`` is shown at many positions instead of packed. Text
+    is tokenized on first use, into cached token files. Energon's ``shuffle_buffer_size`` and
     ``packing_buffer_size`` have no effect.
 
     Attributes:
-        encoding_fingerprint: JSON values that change whenever the tokens of some sample change.
-            A subclass with an ``encode_document`` or with cookers of its own needs some.
-        named_documents, validation_starts, validation_offsets: of spliced sources, as for
+        encoding_fingerprint: JSON values that change whenever the tokens of any sample change;
+            required for a subclass with its own ``encode_document`` or cookers.
+        named_documents, validation_starts, validation_offsets: options of spliced sources; see
             :class:`~energon_ext.SpliceTaskEncoder`.
 
     Raises:
-        ConfigError: an option is out of range, or not one of this packing; the tokenizer lacks
-            what a :class:`~energon_ext.encoders.tokenizer_protocol.Tokenizer` has.
+        ConfigError: an option is out of range or does not apply to this packing, or the tokenizer
+            is not a :class:`~energon_ext.encoders.tokenizer_protocol.Tokenizer`.
 
     Example:
         >>> from energon_ext.encoders.tokenizers import ByteTokenizer
@@ -115,7 +117,7 @@ has no transition to train.
         if balance not in (None, "attention"):
             raise ConfigError(f"balance: {balance!r} found, 'attention' or None is allowed.")
         if cost is not None and balance is None:
-            raise ConfigError("cost: rows are dealt by it with balance='attention'; give both.")
+            raise ConfigError("cost: has no effect without balance='attention'; give both.")
         if not train_on_eos and tokenizer.eos_id is None:
             raise ConfigError("train_on_eos=False, but the tokenizer has no EOS; leave it True.")
         self.tokenizer = tokenizer
@@ -142,27 +144,27 @@ has no transition to train.
             alignment=alignment,
         )
 
-    # What a subclass may change -------------------------------------------------------------
+    # Methods that a subclass may override ---------------------------------------------------
 
     @stateless
     def encode_document(self, sample: TextSample) -> Document:
-        """One sample as a document; override to read other samples or to weight labels."""
+        """Encode a sample as a document; override to read other samples or to weight labels."""
         if not is_text(sample.text):
             raise SampleError(
-                f"Sample {sample.__key__}: its text is {sample.text!r:.40}; Unicode text is needed."
+                f"Sample {sample.__key__}: text is {sample.text!r:.40}; Unicode text is needed."
             )
         return Document.derive_from(sample, tokens=self.tokenizer.encode_array(sample.text))
 
     def documents_of(self, files: TokenFiles, key: str) -> Documents:
-        """The documents of token files as rows are made of them."""
+        """Return the documents of token files as they are packed."""
         return files
 
     def token_file_meta(self) -> dict[str, Any]:
-        """Content of a ``.meta.json`` beside token files of this encoder."""
+        """Return the content of the ``.meta.json`` next to token files of this encoder."""
         return {"tokenizer": self.tokenizer.fingerprint(), "vocab_size": self.tokenizer.vocab_size}
 
     def splice_of(self, entry: Entry) -> SpliceFields | None:
-        """The splice of a source, from its entry; None to pack it as usual."""
+        """Return the splice of a source, from its entry; None to pack it as usual."""
         splice = entry.splice
         is_named = splice is not None and splice.dataset_name in (None, *names_of(entry.key))
         return splice if is_named else None
@@ -175,7 +177,7 @@ has no transition to train.
         }
 
     def _row_options(self) -> dict[str, Any]:
-        """Dependencies of a state in addition to the tokenizer."""
+        """Return what a state depends on in addition to the tokenizer."""
         packing = {**self._packer.to_json(), "alignment": None}
         return {
             "seq_len": self.seq_len,
@@ -187,7 +189,7 @@ has no transition to train.
         }
 
     def saved_options(self) -> dict[str, Any]:
-        """Arguments that make the encoder again, as JSON values, but a cost of the user's own."""
+        """Return the arguments that rebuild the encoder as JSON values, except a custom cost."""
         cost = self.cost if isinstance(self.cost, AttentionCost) else None
         return {
             **self._row_options(),
@@ -196,10 +198,10 @@ has no transition to train.
             "cost": None if cost is None else vars(cost),
         }
 
-    # A planned dataset ----------------------------------------------------------------------
+    # The planned dataset --------------------------------------------------------------------
 
     def build_source(self, entry: Entry, *, worker_config: WorkerConfig, repeat: bool) -> RowSource:
-        """Plan the rows of one source; one that is spliced is planned as frames."""
+        """Plan the rows of one source, which are frames if it is spliced."""
         seed, splice = worker_config.seed_offset, self.splice_of(entry)
         if splice is not None:
             return spliced_rows(self, splice, entry, seed, epochs_of(entry, repeat))
@@ -212,7 +214,7 @@ has no transition to train.
         )
 
     def token_files(self, entry: Entry) -> TokenFiles:
-        """The token files of a source: its own, or those that were made of its text."""
+        """Return the token files of a source: its own, or those tokenized from its text."""
         if not isinstance(entry.dataset, TokenFileFactory):
             return self._tokenized[entry.key]
         files = entry.dataset.files
@@ -221,17 +223,17 @@ has no transition to train.
 
     @stateless
     def batch(self, rows: list[Row]) -> PackedBatch:
-        """Write rows into a batch."""
+        """Assemble a batch from rows."""
         return self._assembler(rows, self.source_keys)
 
     def _padding_row(self) -> Row:
         return Row([], slice_sources=[])
 
     def _saved(self) -> dict[str, Any]:
-        """The tokenizer, the options and the nearest class of this package, as JSON values."""
-        own = (c for c in type(self).__mro__ if c.__module__.startswith("energon_ext."))
+        """Return the tokenizer, the options and the nearest class of this package, as JSON."""
+        classes = (c for c in type(self).__mro__ if c.__module__.startswith("energon_ext."))
         return {
-            "class": next(own).__name__,
+            "class": next(classes).__name__,
             "tokenizer": saved_tokenizer(self.tokenizer),
             "options": self.saved_options(),
             "encoding": encoding_of(self) if self._tokenized else None,
@@ -240,13 +242,13 @@ has no transition to train.
     def _bound_to(
         self, entries: Sequence[Entry], stages: Mapping[str, Any], **how: bool
     ) -> "PackedTaskEncoder":
-        """A copy for one dataset, whose text is tokenized; several may share this encoder."""
+        """Return a copy for one dataset, and tokenize the dataset's text if necessary."""
         for name in ("shuffle_buffer_size", "packing_buffer_size"):
             if stages.get(name):
-                logger.info("%s: no effect, rows are planned from whole epochs.", name)
+                logger.info("%s: no effect, since rows are planned from whole epochs.", name)
         bound = copy.copy(self)
         bound._validating = how.get("validating", False)
-        if not bound._validating:  # where each source is a dataset of its own
+        if not bound._validating:  # validation builds one dataset per source
             self._check_chosen(entries)
         bound._buffer_docs = max(self.packing_buffer_docs, planned_buffer_docs(len(entries)))
         pad_id = check_splices(self, entries)
@@ -255,5 +257,5 @@ has no transition to train.
         return bound
 
     def _check_chosen(self, entries: Sequence[Entry]) -> None:
-        """Refuse splices that are of no source of the run."""
+        """Raise ConfigError for a splice whose ``dataset_name`` is not a source of the run."""
         check_names(entries)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Prompts for reinforcement learning, from the same YAML and with the same schedules as text."""
+"""Prompts for reinforcement learning, with the same YAML and schedules as text."""
 
 import functools
 from typing import Any, Sequence
@@ -25,7 +25,7 @@ from energon_ext.errors import SampleError
 
 @edataclass
 class PromptText(Sample):
-    """A prompt as text, or the messages of a conversation that wants an answer."""
+    """A prompt as text, or the messages of a conversation to be answered."""
 
     prompt: str | list[Any]
     metadata: dict[str, Any]
@@ -38,7 +38,7 @@ class Prompt(Sample):
     Attributes:
         tokens: int64 [n], n >= 1.
         source: key of its source.
-        metadata: JSON values that the reward needs.
+        metadata: JSON values for the reward function.
     """
 
     tokens: np.ndarray
@@ -47,18 +47,18 @@ class Prompt(Sample):
 
     @property
     def num_tokens(self) -> int:
-        """The number that an interleave counts."""
+        """Size of the prompt as an interleave counts it."""
         return len(self.tokens)
 
 
 @stateless
 def cook_prompt(sample: dict[str, Any]) -> PromptText:
-    """A crude JSONL or webdataset sample: ``prompt`` or ``messages``, and metadata."""
+    """Cook a crude JSONL or webdataset sample with ``prompt`` or ``messages``, and metadata."""
     record = sample.get("json", sample)
     field = "messages" if "messages" in record else "prompt"
     if not isinstance(record.get(field), (str, list)):
         raise SampleError(
-            f"Sample {sample['__key__']}: neither `prompt` nor `messages`; it has {sorted(record)}."
+            f"Sample {sample['__key__']}: needs `prompt` or `messages`; it has {sorted(record)}."
         )
     metadata = {
         key: value for key, value in record.items() if key != field and not key.startswith("__")
@@ -67,16 +67,16 @@ def cook_prompt(sample: dict[str, Any]) -> PromptText:
 
 
 class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
-    """Prompts for an :class:`~energon_ext.RLDataset`: yields lists of ``batch_size`` prompts.
+    """Prompts for an :class:`~energon_ext.RLDataset`; yields lists of ``batch_size`` prompts.
 
-    A sample has a ``prompt``, or ``messages`` that end with a question; what else it has goes to
-    the reward function. Sources are shuffled on their own and chosen last, so weights may be
+    A sample has a ``prompt``, or ``messages`` that end with a question; its other fields go to the
+    reward function. Sources are shuffled separately and the draw comes last, so weights may be
     schedules, and an ``interleave`` counts the tokens of the prompts.
 
     Args:
-        tokenizer: text to token ids; puts its ``bos`` in front if it does so with text.
-        chat_template: by default that of :class:`~energon_ext.SFTTaskEncoder`.
-        max_prompt_tokens: a longer prompt is left out; the log counts them.
+        tokenizer: text to token ids; prepends its ``bos`` if it does so for text.
+        chat_template: by default the same as for :class:`~energon_ext.SFTTaskEncoder`.
+        max_prompt_tokens: longer prompts are skipped and counted in the log.
     """
 
     cookers = [Cooker(cook_prompt)]
@@ -99,7 +99,7 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
 
     @stateless
     def encode_prompt(self, sample: PromptText, source: str) -> Prompt:
-        """A prompt as tokens; override for other samples or another layout."""
+        """Encode a prompt as tokens; override for other samples or another layout."""
         text, has_bos = sample.prompt, False
         if not isinstance(text, str):
             text = self.chat_template.render(text, add_generation_prompt=True)
@@ -110,7 +110,7 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         limit = self.max_prompt_tokens or len(tokens)
         if not 1 <= len(tokens) <= limit:
             raise SampleError(
-                f"Sample {sample.__key__}: a prompt of {len(tokens)} tokens; 1 to {limit} allowed."
+                f"Sample {sample.__key__}: prompt has {len(tokens)} tokens; 1 to {limit} allowed."
             )
         return Prompt.derive_from(sample, tokens=tokens, source=source, metadata=sample.metadata)
 
@@ -142,12 +142,12 @@ class PromptTaskEncoder(DynamicBlendMixin, TaskEncoder):
         return prompts
 
     def _bound_to(self, entries: Sequence[Entry], stages: dict[str, Any], **how: bool) -> Any:
-        """A copy for one dataset; shuffling moves in front of the draw."""
+        """Return a copy for one dataset, which shuffles each source before the draw."""
         bound = super()._bound_to(entries, stages, **how)
         bound._shuffle_buffer_prompts = stages.pop("shuffle_buffer_size", None) or 0
         return bound
 
     @stateless
     def batch(self, prompts: list[Prompt]) -> list[Prompt]:
-        """The prompts that are sampled together."""
+        """Return the prompts that are sampled together."""
         return prompts

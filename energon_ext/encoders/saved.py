@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The encoder of a saved run, described in its state and made again from there.
+"""The encoder of a saved run, rebuilt from the description in its state.
 
-Rows are planned from token files, so the encoder that is made again needs no tokenizer to plan what
-the run has read, and none has to be installed where its state is looked at.
+Rows are planned from token files, so the rebuilt encoder can plan what the run has read without its
+tokenizer, which need not be installed where a state is inspected.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from energon_ext.samples.packers import WholePacker
 from energon_ext.splice.config import splice_from_config
 
 _CLASSES = {
-    each.__name__: each
-    for each in (PackedTaskEncoder, SFTTaskEncoder, SpliceTaskEncoder, MultiSpliceTaskEncoder)
+    c.__name__: c
+    for c in (PackedTaskEncoder, SFTTaskEncoder, SpliceTaskEncoder, MultiSpliceTaskEncoder)
 }
 
 
@@ -41,17 +41,17 @@ class SavedTokenizer(Tokenizer):
             setattr(self, name, value)
 
     def encode_array(self, text: str) -> np.ndarray:
-        raise ConfigError("The state of a run holds no tokenizer; give --tokenizer.")
+        raise ConfigError("The state of a run contains no tokenizer; give --tokenizer.")
 
     def decode(self, tokens: Any) -> str:
-        raise ConfigError("The state of a run holds no tokenizer; give --tokenizer.")
+        raise ConfigError("The state of a run contains no tokenizer; give --tokenizer.")
 
     def fingerprint(self) -> dict[str, Any]:
         return self._fingerprint
 
 
 class SavedSamples(DynamicBlendMixin, TaskEncoder):
-    """Plans the samples of a saved run as its encoder did; it encodes none."""
+    """An encoder that plans the samples of a saved run as its encoder did, but encodes none."""
 
     def __init__(self, saved: Mapping[str, Any], seq_len: int | None = None):
         self._fingerprint = dict(saved["fingerprint"])
@@ -62,8 +62,8 @@ class SavedSamples(DynamicBlendMixin, TaskEncoder):
         options = dict(packer)
         if options.pop("name") != WholePacker.name:
             raise ConfigError(
-                f"The rows of this run were packed by {packer['name']} of its encoder, which a "
-                f"state does not hold."
+                f"The rows of this run were packed by {packer['name']} of its encoder, which is "
+                f"not part of a state."
             )
         self.seq_len = self._fingerprint["seq_len"] = seq_len or options.pop("seq_len")
         self.saved_packer = WholePacker(**{**options, "seq_len": self.seq_len})
@@ -76,16 +76,16 @@ class SavedSamples(DynamicBlendMixin, TaskEncoder):
         return self._fingerprint
 
     def _obstacle(self, *arguments: Any) -> None:
-        """Nothing: they were planned."""
+        """Return None: the samples of a saved run were planned."""
 
     def _load_dataset(self, dataset: Any, offset: int, worker_config: Any) -> Any:
-        return dataset.dataset.build(offset)  # not cooked
+        return dataset.dataset.build(offset)  # without cooking
 
 
 def load_encoder(
     saved: Mapping[str, Any], tokenizer: Tokenizer | None = None, **changed: Any
 ) -> DynamicBlendMixin:
-    """The encoder that a state describes, with another tokenizer or with options changed."""
+    """Rebuild the encoder that a state describes, with another tokenizer or changed options."""
     try:
         if saved.get("class") == "samples":
             return _samples_encoder(saved, changed)
@@ -99,8 +99,8 @@ def load_encoder(
 def _samples_encoder(saved: Mapping[str, Any], changed: Mapping[str, Any]) -> SavedSamples:
     if "packing" in changed or ("seq_len" in changed and saved["packer"] is None):
         raise ConfigError(
-            "--seq-length and --packing: of rows that are packed; samples have the packer of "
-            "their encoder, and one that has none makes a row of each."
+            "--seq-length and --packing: only for packed rows; samples keep the packer of their "
+            "encoder, and without one each sample is a row."
         )
     return SavedSamples(saved, changed.get("seq_len"))
 
@@ -109,7 +109,7 @@ def _text_encoder(
     saved: Mapping[str, Any], tokenizer: Tokenizer | None, changed: Mapping[str, Any]
 ) -> DynamicBlendMixin:
     if saved.get("class") not in _CLASSES or not isinstance(saved.get("options"), Mapping):
-        raise StateFormatError("The data state does not say how its rows were encoded.")
+        raise StateFormatError("The data state does not describe how its rows were encoded.")
     options = {**saved["options"], **changed}
     if options.get("packing") != saved["options"].get("packing"):
         kept = ("packing", "packing_buffer_docs")

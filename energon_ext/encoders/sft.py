@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Supervised fine-tuning: conversations to packed batches, with loss on the answers only."""
+"""Supervised fine-tuning: conversations to packed batches, with a loss on the answers only."""
 
 from typing import Any
 
@@ -41,42 +41,41 @@ class Dialogue(Sample):
 
 @stateless
 def cook_dialogue(sample: dict[str, Any]) -> PromptResponse | Dialogue:
-    """A crude JSONL or webdataset sample: ``prompt`` and ``response``, or ``messages``."""
+    """Cook a crude JSONL or webdataset sample: ``prompt`` and ``response``, or ``messages``."""
     record = sample.get("json", sample)
     if "messages" in record:
         return Dialogue(**basic_sample_keys(sample), messages=record["messages"])
-    if all(isinstance(record.get(field), str) for field in ("prompt", "response")):
-        return PromptResponse(
-            **basic_sample_keys(sample), prompt=record["prompt"], response=record["response"]
-        )
+    texts = {field: record.get(field) for field in ("prompt", "response")}
+    if all(isinstance(text, str) for text in texts.values()):
+        return PromptResponse(**basic_sample_keys(sample), **texts)
     raise SampleError(
-        f"Sample {sample['__key__']}: neither the texts `prompt` and `response` nor `messages`; it "
+        f"Sample {sample['__key__']}: needs `prompt` and `response` as text, or `messages`; it "
         f"has {sorted(record)}."
     )
 
 
 class SFTTaskEncoder(PackedTaskEncoder):
-    """Fine-tuning on answers: yields a :class:`~energon_ext.PackedBatch` of ``batch_size`` rows.
+    """Fine-tuning on answers; yields a :class:`~energon_ext.PackedBatch` of ``batch_size`` rows.
 
     A sample has ``prompt`` and ``response``, or ``messages`` with roles system, user, assistant and
     tool. The loss is on the responses, or on every assistant message; a special token that ends the
-    sample belongs to the last of them. Prompts and answers are tokenized one by one, as they are at
-    inference, and packed in whole.
+    sample belongs to the last answer. Prompts and answers are tokenized separately, as they are at
+    inference, and samples are packed whole.
 
-    No sample without a trained label reaches a batch. Those that have none are counted when the
-    text is tokenized, and 100 in a row are an error; those that have none left after cutting are
-    counted when the dataset is built.
+    Samples without a trained label never reach a batch. They are counted when the text is
+    tokenized, where 100 in a row are an error; samples that lose their last trained label by
+    cutting are counted when the dataset is built.
 
     Args:
         tokenizer: text to token ids.
         seq_len: T, positions of a row, at least 2.
-        chat_template: writes ``messages`` as text; by default that of the folder or name
-            which a :class:`~energon_ext.encoders.tokenizers.HFTokenizer` was made from, if any,
-            else :class:`~energon_ext.encoders.chat.PlainChatTemplate`.
-        over_long: a sample of more than T + 1 tokens keeps its first T + 1 (``cut``) or is an
+        chat_template: writes ``messages`` as text; by default the template in the folder or name
+            of an :class:`~energon_ext.encoders.tokenizers.HFTokenizer`, if there is one, else
+            :class:`~energon_ext.encoders.chat.PlainChatTemplate`.
+        over_long: a sample of more than T + 1 tokens keeps its first T + 1 (``cut``) or raises an
             error that names it (``error``).
-        **options: ``packing_buffer_docs``, ``packing_max_docs_per_bin`` and ``train_on_eos``, as
-            for :class:`~energon_ext.PackedTaskEncoder`.
+        **options: ``packing_buffer_docs``, ``packing_max_docs_per_bin`` and ``train_on_eos``; see
+            :class:`~energon_ext.PackedTaskEncoder`.
 
     Example:
         >>> from energon_ext.encoders.tokenizers import ByteTokenizer
@@ -103,33 +102,33 @@ class SFTTaskEncoder(PackedTaskEncoder):
     ):
         if over_long not in OVER_LONG:
             raise ConfigError(f"over_long: {over_long!r} found, {' or '.join(OVER_LONG)} allowed.")
-        # A conversation that goes on in the next row would have lost its questions.
+        # A conversation that continued in the next row would be separated from its questions.
         super().__init__(tokenizer, seq_len, packing="bin", mask_boundary_loss=True, **options)
         self.chat_template = chat_template or default_template(tokenizer)
         self.over_long = over_long
 
     @stateless
     def encode_document(self, sample: PromptResponse | Dialogue) -> Document:
-        """A whole conversation as a document with weight 1 on its answers and 0 on all else."""
+        """Encode a whole conversation as a document, weight 1 on its answers and 0 elsewhere."""
         try:
             tokens, weights = self._encode(sample)
             if not weights[1:].any():  # nothing predicts the first token of a document
-                raise SampleError("no token of an answer, so there is nothing to train on")
+                raise SampleError("the answers have no tokens, so there is nothing to train on")
         except SampleError as error:
             raise SampleError(f"Sample {sample.__key__}: {error}.") from error
         return Document.derive_from(sample, tokens=tokens, label_weights=weights)
 
     def token_files(self, entry: Entry) -> TokenFiles:
-        """As of PackedTaskEncoder; token files must say what their answers are."""
+        """Return the token files of a source, which must have label weights for the answers."""
         files = super().token_files(entry)
         if isinstance(entry.dataset, TokenFileFactory):
             written = self.saved_encoding or self.token_file_meta()
-            name = self.chat_template.name or "that of this encoder"
+            name = self.chat_template.name or "this encoder's own"
             files.check_written("chat template", name, written["chat_template"])
             if prefix := files.unweighted:
                 raise ConfigError(
                     f"{entry.key}: {prefix} has no label weights, so questions would be trained "
-                    f"on like answers; write it with `energon-ext prepare --chat`, or use a "
+                    f"like answers; write it with `energon-ext prepare --chat`, or use a "
                     f"PackedTaskEncoder."
                 )
         return files
@@ -144,7 +143,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
         )
 
     def splice_of(self, entry: Entry) -> None:
-        """Nothing: a frame has no weights of answers."""
+        """Return None, and reject a splice: frames have no label weights."""
         refuse_splices(self, [entry])
 
     def token_file_meta(self) -> dict[str, Any]:
@@ -152,8 +151,8 @@ class SFTTaskEncoder(PackedTaskEncoder):
 
     def saved_options(self) -> dict[str, Any]:
         fixed = ("packing", "mask_boundary_loss")
-        own = {k: v for k, v in super().saved_options().items() if k not in fixed}
-        return {**own, "chat_template": self.chat_template.name, "over_long": self.over_long}
+        options = {k: v for k, v in super().saved_options().items() if k not in fixed}
+        return {**options, "chat_template": self.chat_template.name, "over_long": self.over_long}
 
     def state_fingerprint(self) -> dict[str, Any]:
         return {
@@ -163,7 +162,7 @@ class SFTTaskEncoder(PackedTaskEncoder):
         }
 
     def _encode(self, sample: PromptResponse | Dialogue) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens, and 1 for those of answers."""
+        """Return the tokens and their weights: 1 for tokens of answers, else 0."""
         tokenizer, has_special_tokens = self.tokenizer, False
         if isinstance(sample, PromptResponse):
             pieces = [(sample.prompt, False), (sample.response, True)]
@@ -182,6 +181,6 @@ class SFTTaskEncoder(PackedTaskEncoder):
 
 
 def encode_bare(tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """Token ids of ``text`` without the special tokens around it, int64 [n]."""
+    """Encode ``text`` without the special tokens around it, as int64 [n]."""
     ids = tokenizer.encode_array(text)
     return ids[int(tokenizer.add_bos) : len(ids) - int(tokenizer.add_eos)]

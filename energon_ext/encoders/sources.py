@@ -25,42 +25,42 @@ from energon_ext.weights.axis import STEPS
 
 logger = log_of(__name__)
 
-#: Documents of a planned source that are packed together, unless ``packing_buffer_docs`` is more:
-#: the number in all, and the least and the most of one source.
+#: Documents of planned sources that are packed together, unless ``packing_buffer_docs`` is more:
+#: in total, and the minimum and maximum per source.
 PLANNED_BUFFERS_DOCS, LEAST_PLANNED_BUFFER_DOCS, MOST_PLANNED_BUFFER_DOCS = 2**20, 1024, 4096
 
 
 def planned_buffer_docs(sources: int) -> int:
-    """Documents that each source packs together; many, because a plan reads lengths only."""
+    """Return how many documents each source packs together; a plan reads only their lengths."""
     shared = PLANNED_BUFFERS_DOCS // max(1, sources)
     return min(MOST_PLANNED_BUFFER_DOCS, max(LEAST_PLANNED_BUFFER_DOCS, shared))
 
 
 def document_range(entry: Entry, total: int) -> tuple[int, int]:
-    """First document of a source and the one after the last, of all that its files hold."""
+    """Return the range of a source's documents among the ``total`` documents in its files."""
     if shuffles_over_epochs(entry):
         raise ConfigError(
-            f"{entry.dataset.paths[0]}: shuffle_over_epochs_multiplier is of samples that are "
-            f"streamed; every epoch of text has an order of its own."
+            f"{entry.dataset.paths[0]}: shuffle_over_epochs_multiplier is only for streamed "
+            f"samples; planned sources shuffle each epoch separately."
         )
     subset = getattr(entry.dataset, "subset", None)
     return (0, total) if subset is None else subset.compute_subset(total)
 
 
 def shuffles_over_epochs(entry: Entry) -> bool:
-    """True if a source asks for one order over several epochs."""
+    """Return True if a source is to be shuffled over several epochs at once."""
     return getattr(entry.dataset, "shuffle_over_epochs", 1) not in (1, None, -1)
 
 
 def epochs_of(entry: Entry, repeat: bool) -> float | None:
-    """How often a source is read; None for no end."""
+    """Return how many times a source is read; None for no limit."""
     return entry.max_epochs if repeat else (entry.loaded.repetitions or 1)
 
 
 def planned_options(
     task_encoder: Any, entry: Entry, total: int, repeat: bool, *, seed: int, block: int = 1
 ) -> dict[str, Any]:
-    """Arguments of :class:`PlannedRows` that say which things of a source are read, in which order.
+    """Return arguments of :class:`PlannedRows` for what a source reads and in which order.
 
     Args:
         total: documents or samples in the files of the source.
@@ -68,7 +68,7 @@ def planned_options(
     first, stop = document_range(entry, total)
     validating, epochs = task_encoder._validating, epochs_of(entry, repeat)
     if epochs is not None and epochs != int(epochs):
-        raise ConfigError(f"{entry.key}: {epochs} repetitions; a source is read in whole epochs.")
+        raise ConfigError(f"{entry.key}: {epochs} repetitions; sources are read in whole epochs.")
     order = EpochOrder(
         stop - first,
         f"{seed}/{entry.names.shuffle_key}",
@@ -83,42 +83,40 @@ def planned_options(
 def load_source(
     task_encoder: Any, entry: Entry, worker_config: WorkerConfig, *, repeat: bool
 ) -> SavableDataset:
-    """The raw (or cooked) samples of one source, in an order that its name and the seed decide."""
-    number = stable_hash(entry.names.shuffle_key)
-    own_config = copy.copy(worker_config)
-    own_config.seed_offset += number
-    # Energon built the factory for all sources alike; random numbers come from its configuration.
-    entry.dataset.worker_config = own_config
-    rotation = number % (max(1, worker_config.num_workers) * worker_config.world_size)
-    dataset = task_encoder._load_dataset(entry.loaded, rotation, worker_config=own_config)
+    """Load the raw or cooked samples of one source, in an order set by its name and the seed."""
+    name_hash = stable_hash(entry.names.shuffle_key)
+    config = copy.copy(worker_config)
+    config.seed_offset += name_hash
+    # Energon gave all factories the same configuration, which seeds their random numbers.
+    entry.dataset.worker_config = config
+    rotation = name_hash % (max(1, worker_config.num_workers) * worker_config.world_size)
+    dataset = task_encoder._load_dataset(entry.loaded, rotation, worker_config=config)
     dataset = quiet_errors(guard_readers(dataset), entry.key)
     if repeat:
-        return RepeatUpTo(
-            dataset, repeats=entry.max_epochs, restart=False, worker_config=own_config
-        )
+        return RepeatUpTo(dataset, repeats=entry.max_epochs, restart=False, worker_config=config)
     repetitions = entry.loaded.repetitions or 1
     if repetitions == 1:
         return dataset
-    return RepeatDataset(dataset, repeats=repetitions, worker_config=own_config)
+    return RepeatDataset(dataset, repeats=repetitions, worker_config=config)
 
 
 def open_alone(task_encoder: Any, entry: Entry) -> SavableDataset:
-    """The samples of one source in their order, as on one rank without workers."""
-    own = copy.copy(entry.loaded)
-    own.dataset = copy.copy(entry.dataset)
-    own.dataset.worker_config = ALONE
+    """Open the samples of one source in stored order, as on one rank without workers."""
+    loaded = copy.copy(entry.loaded)
+    loaded.dataset = copy.copy(entry.dataset)
+    loaded.dataset.worker_config = ALONE
     with quiet_energon():
-        return task_encoder._load_dataset(own, 0, worker_config=ALONE)
+        return task_encoder._load_dataset(loaded, 0, worker_config=ALONE)
 
 
 def read_sources(
     task_encoder: Any, mix: Mix, worker_config: WorkerConfig, *, repeat: bool
 ) -> list[Source]:
-    """Build the sources of a mix, endless ones if ``repeat``; tells the encoder their keys."""
+    """Build the sources of a mix, endless if ``repeat``, and set the encoder's ``source_keys``."""
     sources = []
     for entry in mix.entries:
         rows = task_encoder.build_source(entry, worker_config=worker_config, repeat=repeat)
-        is_planned = isinstance(rows, RowSource)  # and then it has a fingerprint of its own
+        is_planned = isinstance(rows, RowSource)  # planned rows have their own fingerprint
         sources.append(
             Source(
                 key=entry.key,
@@ -130,51 +128,50 @@ def read_sources(
                 fingerprint={} if is_planned else fingerprint_files(entry.dataset),
             )
         )
-    names = {name for source in sources for name in source.part_shares}
-    task_encoder.source_keys = tuple(sorted(names))
+    task_encoder.source_keys = tuple(sorted({key for s in sources for key in s.part_shares}))
     return sources
 
 
 def open_live_weights(mix: Mix, sources: Sequence[Source]) -> None:
-    """Read the files of live weights; refuse them where steps are not planned or not counted."""
+    """Read the files of live weights; ConfigError unless steps are planned and counted."""
     for node in mix.tree.nodes():
         if node.live is None:
             continue
         where = f"{node.live.path}: a weights_file"
         if mix.run.axis != STEPS:
             raise ConfigError(
-                f"{where} counts steps, and {mix.run.where} {mix.run.axis}; leave `schedule_axis` "
-                f"out, or the weights_file."
+                f"{where} counts steps, but {mix.run.where} counts {mix.run.axis}; remove "
+                f"`schedule_axis` or the weights_file."
             )
         for source in sources:
             if not isinstance(source.rows, RowSource):
-                raise ConfigError(f"{where} is of planned steps, and {source.key} is streamed.")
+                raise ConfigError(f"{where} needs planned steps, but {source.key} is streamed.")
         node.live.read()
 
 
 def check_omissions(mix: Mix, sources: Sequence[Source]) -> None:
-    """Refuse to skip or exclude what cannot be: of a source that is streamed, or not there."""
+    """Raise ConfigError if ``skip`` or ``exclude`` has a source that is missing or streamed."""
     skip, exclude = mix.run.skip, mix.run.exclude
     keys = [source.key for source in sources]
     for key in exclude.documents:
         if key not in keys:
             raise ConfigError(
-                f"{exclude.where}: exclude: no source {key!r}; there is {choices(key, keys)}"
+                f"{exclude.where}: exclude: no source {key!r}; there are {choices(key, keys)}"
             )
     for source in sources:
         if skip.ranges and not isinstance(source.rows, RowSource):
             raise ConfigError(
-                f"{skip.where}: skip: {source.key} is streamed; only token files skip steps."
+                f"{skip.where}: skip: {source.key} is streamed; only planned sources skip steps."
             )
         if source.key in exclude.documents and not isinstance(source.rows, PlannedRows):
             raise ConfigError(
-                f"{exclude.where}: exclude: {source.key} is streamed or spliced; documents of "
-                f"token files alone are excluded."
+                f"{exclude.where}: exclude: {source.key} is streamed or spliced, so its documents "
+                f"cannot be excluded."
             )
 
 
 def absent_sources(sources: Sequence[Source], worker_config: WorkerConfig) -> dict[str, list[str]]:
-    """For each worker of this rank that has no sample of some streamed source: of which."""
+    """Return the streamed sources that have no samples for a worker of this rank, by worker."""
     streamed = [source for source in sources if not isinstance(source.rows, RowSource)]
     absent = {}
     for worker in range(max(1, worker_config.num_workers)):
@@ -185,17 +182,17 @@ def absent_sources(sources: Sequence[Source], worker_config: WorkerConfig) -> di
 
 
 def check_unlimited(entries: Sequence[Entry]) -> None:
-    """Refuse a limit on the epochs of a source where every source is read once anyway."""
+    """Raise ConfigError for an epoch limit: without ``repeat`` every source is read once."""
     for entry in entries:
         if entry.max_epochs is not None:
             raise ConfigError(
                 f"{entry.where}.max_epochs: {entry.max_epochs} with repeat=False, which reads "
-                f"every source once; leave out one of the two."
+                f"every source once; remove one of the two."
             )
 
 
 def even_virtual_epoch(length: int, worker_config: WorkerConfig) -> int:
-    """The length, rounded up to as many batches of each worker: else their steps drift apart."""
+    """Round the length up to an equal number of batches per worker, or their steps diverge."""
     check_integer("virtual_epoch_length", length, 0)
     workers = max(1, worker_config.num_workers)
     even = -(-length // workers) * workers
@@ -209,6 +206,6 @@ def refuse_splices(encoder: Any, entries: Sequence[Entry]) -> None:
     for entry in entries:
         if entry.splice is not None:
             raise ConfigError(
-                f"{entry.splice_where}: a {type(encoder).__name__} splices nothing; use an "
-                f"energon_ext.PackedTaskEncoder, or leave it out."
+                f"{entry.splice_where}: {type(encoder).__name__} does not support splices; use an "
+                f"energon_ext.PackedTaskEncoder, or remove it."
             )

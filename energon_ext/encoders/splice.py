@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Encoders with a splice of their own, for every source whose entry has none."""
+"""Encoders with a default splice for sources whose YAML entry has none."""
 
 from typing import Any, ClassVar, Mapping, Sequence
 
@@ -15,25 +15,25 @@ from energon_ext.splice.config import SpliceFields
 
 
 class SpliceTaskEncoder(PackedTaskEncoder):
-    """One document of each spliced source, at many positions; other sources are packed as ever.
+    """One document of each spliced source at many positions; other sources are packed as usual.
 
-    A ``splice:`` on an entry of the YAML comes before ``splice`` here; any
-    :class:`~energon_ext.PackedTaskEncoder` reads those. Batches call a document ``<key of its
-    source>/doc<number>``, so that the report tells documents apart as it does sources. Validation
-    shows a fixed grid of starts and offsets of the same documents.
+    A ``splice:`` on a YAML entry overrides ``splice``; any :class:`~energon_ext.PackedTaskEncoder`
+    reads it. Batches name a document ``<source key>/doc<number>``, so that reports distinguish
+    documents as they do sources. Validation shows a fixed grid of starts and offsets of the same
+    documents.
 
     Args:
-        tokenizer, seq_len: as for :class:`~energon_ext.PackedTaskEncoder`.
-        splice: what to show where.
-        spliced_subflavors: splice the sources whose entry in the YAML has all of these
-            ``subflavors``; None for every source.
-        named_documents: give documents names of their own; None for where they are at most 64.
-        validation_starts, validation_offsets: of the validation grid.
-        **options: as for :class:`~energon_ext.PackedTaskEncoder`; they say how sources that are not
-            spliced are packed.
+        tokenizer, seq_len: see :class:`~energon_ext.PackedTaskEncoder`.
+        splice: which content to show at which positions.
+        spliced_subflavors: splice the sources whose YAML entry has all of these ``subflavors``;
+            None for every source.
+        named_documents: count each document under its own name; by default if at most 64.
+        validation_starts, validation_offsets: size of the validation grid.
+        **options: options of :class:`~energon_ext.PackedTaskEncoder`, which packs the sources that
+            are not spliced.
 
     Raises:
-        ConfigError: a configuration of the other kind, or options that frames cannot keep.
+        ConfigError: ``splice`` is not a ``config_class``, or an option does not support frames.
     """
 
     config_class: ClassVar[type[SpliceFields]] = SpliceConfig
@@ -54,7 +54,7 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         self.splice = self.config_class() if splice is None else splice
         if not isinstance(self.splice, self.config_class):
             raise ConfigError(
-                f"splice: a {type(self.splice).__name__} found, {type(self).__name__} takes a "
+                f"splice: a {type(self.splice).__name__} found, {type(self).__name__} needs a "
                 f"{self.config_class.__name__}."
             )
         check_splice(self, self.splice)
@@ -78,10 +78,10 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         }
 
     def splice_of(self, entry: Entry) -> SpliceFields | None:
-        """The splice of a source's entry; otherwise ``splice``, by its subflavors and its name."""
-        wanted = (self.spliced_subflavors or {}).items()
+        """Return the splice of a source's entry, or ``splice`` if its subflavors and name match."""
+        required = (self.spliced_subflavors or {}).items()
         is_chosen = self.splice.dataset_name in (None, *names_of(entry.key)) and all(
-            entry.subflavors.get(field) == value for field, value in wanted
+            entry.subflavors.get(field) == value for field, value in required
         )
         return super().splice_of(entry) or (self.splice if is_chosen else None)
 
@@ -92,14 +92,15 @@ class SpliceTaskEncoder(PackedTaskEncoder):
         if not any(map(self.splice_of, entries)):
             raise ConfigError(
                 f"No source to splice among {', '.join(keys)}: spliced_subflavors is "
-                f"{self.spliced_subflavors}. Give one of them these, or leave it None."
+                f"{self.spliced_subflavors}. Give these to a source, or leave it None."
             )
 
 
 class MultiSpliceTaskEncoder(SpliceTaskEncoder):
     """Many documents of each spliced source, balanced, at many positions.
 
-    Args: as of :class:`SpliceTaskEncoder`, with a :class:`~energon_ext.splice.MultiSpliceConfig`.
+    Args: see :class:`SpliceTaskEncoder`; ``splice`` is a
+        :class:`~energon_ext.splice.MultiSpliceConfig`.
     """
 
     config_class = MultiSpliceConfig

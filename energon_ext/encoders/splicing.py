@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Sources whose documents are spliced, in any encoder of packed batches.
+"""Sources with spliced documents, for any encoder of packed batches.
 
-Their splice comes from the entry of the YAML (``splice:``) or from the encoder. A
-spliced source yields rows like any other, so it can be weighted, scheduled and interleaved.
+The splice comes from the YAML entry (``splice:``) or from the encoder. A spliced source yields rows
+like any other, so it can be weighted, scheduled and interleaved.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from energon_ext.splice.validation import GridIndex
 if TYPE_CHECKING:
     from energon_ext.encoders.pretrain import PackedTaskEncoder
 
-#: Up to this many documents of a source are each counted under their own name.
+#: Maximum number of documents of a source that are counted under their own names by default.
 NAMED_DOCUMENTS = 64
 
 
 def check_splices(encoder: PackedTaskEncoder, entries: Sequence[Entry]) -> int:
-    """Refuse splices that rows cannot keep; the filler that they ask for, if one does."""
+    """Check the splices of all sources and return the pad id of the batches."""
     pads: dict[int, str] = {}
     for entry in entries:
         splice = encoder.splice_of(entry)
@@ -45,20 +45,20 @@ def check_splices(encoder: PackedTaskEncoder, entries: Sequence[Entry]) -> int:
         if splice.pad_token_id is not None:
             pads[splice.pad_token_id] = entry.key
     if len(pads) > 1:
-        (one, key), (other, other_key), *_ = pads.items()
+        (pad, key), (other_pad, other_key), *_ = pads.items()
         raise ConfigError(
-            f"pad_token_id: {one} of {key} and {other} of {other_key}; all rows of a batch "
-            f"have one filler. Give all of them the same."
+            f"pad_token_id: {pad} for {key} and {other_pad} for {other_key}; all rows of a batch "
+            f"share one pad id. Use the same for all sources."
         )
     return next(iter(pads), encoder.tokenizer.pad_id)
 
 
 def check_splice(encoder: PackedTaskEncoder, splice: SpliceFields, where: str = "") -> None:
-    """Refuse a splice that the rows of an encoder cannot keep."""
+    """Raise ConfigError for a splice that the encoder's rows do not support."""
     if encoder.alignment > 1:
         raise ConfigError(
             f"{where}alignment: {encoder.alignment} found; frames begin at any offset, so they "
-            f"cannot be aligned for context parallelism. Leave it 1."
+            f"cannot be aligned for context parallelism. Leave it at 1."
         )
     for field in ("pad_token_id", "eos_token_id"):
         token = getattr(splice, field)
@@ -69,31 +69,31 @@ def check_splice(encoder: PackedTaskEncoder, splice: SpliceFields, where: str = 
             )
     if splice.pack_contents and not encoder.mask_boundary_loss:
         raise ConfigError(
-            f"{where}pack_contents: True found with mask_boundary_loss=False; contents in a "
+            f"{where}pack_contents: True found with mask_boundary_loss=False; the contents of a "
             f"frame do not continue each other. Set mask_boundary_loss=True."
         )
 
 
 def check_names(entries: Sequence[Entry]) -> None:
-    """Refuse a ``dataset_name`` on an entry of the YAML that none of its sources has."""
-    by_place = {each.splice_where: each.splice for each in entries if each.splice is not None}
-    for where, splice in by_place.items():
-        own = [entry.key for entry in entries if entry.splice_where == where]
-        check_name(splice, own, f"{where}: ")
+    """Raise ConfigError for a ``dataset_name`` on a YAML entry that none of its sources has."""
+    splices = {entry.splice_where: entry.splice for entry in entries if entry.splice is not None}
+    for where, splice in splices.items():
+        keys = [entry.key for entry in entries if entry.splice_where == where]
+        check_name(splice, keys, f"{where}: ")
 
 
 def check_name(splice: SpliceFields, keys: Iterable[str], where: str = "") -> None:
-    """Refuse a ``dataset_name`` that no source has."""
+    """Raise ConfigError for a ``dataset_name`` that no source has."""
     names = {name for key in keys for name in names_of(key)}
     if splice.dataset_name not in (None, *names):
         raise ConfigError(
-            f"{where}dataset_name: {splice.dataset_name!r} found, the sources there are "
+            f"{where}dataset_name: {splice.dataset_name!r} found, the sources are "
             f"{choices(splice.dataset_name, names)}"
         )
 
 
 def names_of(key: str) -> set[str]:
-    """Names by which ``dataset_name`` may refer to a source: its key, path or folder."""
+    """Return the names by which ``dataset_name`` may refer to a source: key, path or folder."""
     path = key.partition(":")[0]
     return {key, path, path.rsplit("/", 1)[-1]}
 
@@ -101,7 +101,7 @@ def names_of(key: str) -> set[str]:
 def spliced_rows(
     encoder: PackedTaskEncoder, splice: SpliceFields, entry: Entry, seed: int, epochs: float | None
 ) -> SpliceSource:
-    """The frames of one source; in validation those of a grid."""
+    """Plan the frames of one source, which form a grid in validation."""
     key, shuffle_key = entry.key, entry.names.shuffle_key
     files = encoder.token_files(entry)
     first, stop = document_range(entry, len(files))
@@ -112,14 +112,14 @@ def spliced_rows(
     )
     lengths = lengths[numbers]
     chosen = list(zip(numbers.tolist(), places[numbers].tolist(), lengths.tolist()))
-    named = encoder.named_documents
-    if named is None:
-        named = len(numbers) <= NAMED_DOCUMENTS
+    has_names = encoder.named_documents
+    if has_names is None:
+        has_names = len(numbers) <= NAMED_DOCUMENTS
     examples: SpliceIndex | GridIndex
     try:
         if encoder._validating:
-            shown = {"starts": encoder.validation_starts, "offsets": encoder.validation_offsets}
-            examples = GridIndex(lengths, encoder.seq_len, splice, **shown)
+            grid = {"starts": encoder.validation_starts, "offsets": encoder.validation_offsets}
+            examples = GridIndex(lengths, encoder.seq_len, splice, **grid)
         else:
             examples = SpliceIndex(lengths, encoder.seq_len, splice, key=f"{shuffle_key}/{seed}")
             log_plan(examples, numbers, key)
@@ -130,7 +130,7 @@ def spliced_rows(
     return SpliceSource(
         examples,
         [files.tokens(place, 0, length) for _, place, length in chosen],
-        [f"{key}/doc{number}" if named else key for number in numbers],
+        [f"{key}/doc{number}" if has_names else key for number in numbers],
         key=key,
         config=splice,
         seq_len=encoder.seq_len,
@@ -145,6 +145,6 @@ def spliced_rows(
 
 
 def _keys(files: TokenFiles) -> list[str]:
-    """The keys of the samples that token files were made of."""
-    found = [origins_of(prefix) for prefix in files.prefixes]
-    return [each[number] for each in found if each is not None for number in range(len(each))]
+    """Return the keys of the samples that token files were written from."""
+    origins = map(origins_of, files.prefixes)
+    return [keys[number] for keys in origins if keys is not None for number in range(len(keys))]

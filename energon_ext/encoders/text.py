@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Text as it is stored, as a sample, and as an encoded document."""
+"""Text as stored, as a sample and as an encoded document."""
 
 import json
 from typing import Any
@@ -18,8 +18,8 @@ class Document(Sample):
     """An encoded document.
 
     Attributes:
-        tokens: int64 [n], special tokens included.
-        label_weights: float32 [n] or None for 1 everywhere; how much predicting each token counts.
+        tokens: int64 [n], including special tokens.
+        label_weights: float32 [n], weight of the loss on each token; None for 1 everywhere.
     """
 
     tokens: np.ndarray
@@ -28,18 +28,16 @@ class Document(Sample):
 
 @stateless
 def cook_text(sample: dict[str, Any]) -> TextSample:
-    """A crude JSONL or webdataset sample as text: ``json`` with a ``text`` field, or ``txt``."""
+    """Cook a crude JSONL or webdataset sample: ``json`` with a ``text`` field, or ``txt``."""
     content = sample.get("json", sample)
     text = content.get("text", sample.get("txt"))
     if not isinstance(text, str):
-        raise SampleError(
-            f"Sample {sample['__key__']}: no `text`; it has {sorted(k for k in content)}."
-        )
+        raise SampleError(f"Sample {sample['__key__']}: no `text`; it has {sorted(content)}.")
     return TextSample(**basic_sample_keys(sample), text=text)
 
 
 def is_text(value: Any) -> bool:
-    """True if a value is text that a tokenizer accepts: without lone surrogates."""
+    """Return True if a value is text that a tokenizer accepts: without lone surrogates."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
@@ -47,7 +45,7 @@ def is_text(value: Any) -> bool:
 
 
 class TextDecoder(SampleDecoder):
-    """Decodes ``json`` and ``txt``; others stay bytes, where Energon's own unpickles ``pyd``.
+    """Decodes ``json`` and ``txt`` and leaves all else as bytes; Energon's unpickles ``pyd``.
 
     Example:
         >>> TextDecoder()({"__key__": "7", "txt": b"hi", "json": b"[1]", "pyd": b"..."})
@@ -55,7 +53,7 @@ class TextDecoder(SampleDecoder):
     """
 
     def __init__(self) -> None:
-        pass  # the decoders of images and sounds are never made
+        pass  # the base class would create decoders of images and audio
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         return {name: _decoded(name, value) for name, value in sample.items()}

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The text of Energon datasets: which samples there are, and their tokens."""
+"""The text of Energon datasets: their samples and their cached tokens."""
 
 import functools
 import hashlib
@@ -39,34 +39,34 @@ from energon_ext.prepare.samples import SampleSource, sample_units
 from energon_ext.prepare.token_writer import TokenWriter
 from energon_ext.samples.numbered import ALONE, as_worker
 
-#: What the command can make.
-_COMMANDS_ENCODERS = ("PackedTaskEncoder", "SFTTaskEncoder")
+#: Encoders that ``energon-ext tokenize`` can build.
+_COMMAND_ENCODERS = ("PackedTaskEncoder", "SFTTaskEncoder")
 
-#: Whose samples may be tokenized many at a time.
-_OF_TEXT = "energon_ext.encoders.pretrain.PackedTaskEncoder.encode_document"
+#: The ``encode_document`` that only tokenizes text, so that samples can be tokenized in batches.
+_ENCODES_TEXT = "energon_ext.encoders.pretrain.PackedTaskEncoder.encode_document"
 
 
 def load_split(
     path: Path, split: str, encoder: Any, trusted_modules: Iterable[str] = ()
 ) -> tuple[Entry, ...]:
-    """The sources of one split of a metadataset or of a prepared folder, checked first."""
+    """Check and load the sources of one split of a metadataset or prepared folder."""
     YamlChecker(frozenset(trusted_modules)).check(EPath(str(path)), split)
     with quiet_energon():
-        found = load_dataset(EPath(str(path))).get_datasets(
+        loaded = load_dataset(EPath(str(path))).get_datasets(
             training=False, split_part=split, worker_config=ALONE, decoder=encoder.decoder
         )
-    return mix_of(found.datasets).entries
+    return mix_of(loaded.datasets).entries
 
 
 def of_samples(entries: Sequence[Entry]) -> list[Entry]:
-    """The sources that are no token files."""
-    return [each for each in entries if not isinstance(each.dataset, TokenFileFactory)]
+    """Return the sources that are not token files."""
+    return [entry for entry in entries if not isinstance(entry.dataset, TokenFileFactory)]
 
 
 def sample_source(
-    encoder: Any, entry: Entry, document: Callable[[Any, str], InputDocument], **own: Any
+    encoder: Any, entry: Entry, document: Callable[[Any, str], InputDocument], **options: Any
 ) -> SampleSource:
-    """The samples of a source as an encoder has them: cooked by its cookers, not yet encoded."""
+    """Return the samples of a source, cooked by the encoder's cookers but not yet encoded."""
     factory = entry.dataset
     files, count = fingerprint_files(factory), num_samples(factory)
     return SampleSource(
@@ -76,26 +76,25 @@ def sample_source(
         open=functools.partial(open_alone, encoder, entry),
         document=document,
         sample_bytes=files.get("bytes", 0) // max(1, count),
-        **own,
+        **options,
     )
 
 
 def encode_all(encoder: Any, documents: Sequence[InputDocument]) -> list[Encoded]:
-    """The texts or samples of some documents as tokens and weights, or why one is refused."""
+    """Encode documents as tokens and weights, or as the error that rejects one."""
     if encoder.saved_encoding is not None:
         raise ConfigError(
-            "The text of this run is not tokenized here, and its state does not hold the encoder; "
-            "run `energon-ext tokenize` on the metadataset first."
+            "The text of this run is not tokenized here, and its state does not contain the "
+            "encoder; run `energon-ext tokenize` on the metadataset first."
         )
-    samples = [document.sample for document in documents]
-    texts = [each.text or getattr(each.sample, "text", None) for each in documents]
-    if _code_of(encoder)[0] == _OF_TEXT and all(map(is_text, texts)):
+    texts = [document.text or getattr(document.sample, "text", None) for document in documents]
+    if _code_of(encoder)[0] == _ENCODES_TEXT and all(map(is_text, texts)):
         return [(tokens, None) for tokens in encoder.tokenizer.encode_batch(texts)]
     with as_worker():
-        return [_encoded(encoder, sample) for sample in samples]
+        return [_encode(encoder, document.sample) for document in documents]
 
 
-def _encoded(encoder: Any, sample: Any) -> Encoded:
+def _encode(encoder: Any, sample: Any) -> Encoded:
     if sample is None:
         return np.zeros(0, np.int64), None
     if isinstance(sample, SampleError):
@@ -111,21 +110,21 @@ def _encoded(encoder: Any, sample: Any) -> Encoded:
 
 
 def ensure_tokenized(encoder: Any, entries: Sequence[Entry]) -> dict[str, TokenFiles]:
-    """The token files of all sources that are text, by their keys."""
-    cached = {each.key: cached_text(encoder, each) for each in of_samples(entries)}
+    """Return the token files of all text sources, by source key."""
+    cached = {entry.key: cached_text(encoder, entry) for entry in of_samples(entries)}
     ensure_made(list(cached.values()))
-    files = {key: each.open() for key, each in cached.items()}
-    for key, found in files.items():
-        if len(found) and not found.num_tokens:
+    files = {key: item.open() for key, item in cached.items()}
+    for key, tokens in files.items():
+        if len(tokens) and not tokens.num_tokens:
             raise ConfigError(
-                f"{key}: none of its {len(found):,} samples gives a token. Samples that are no "
-                f"text need a TaskEncoder of your own; commands take it by --encoder."
+                f"{key}: none of its {len(tokens):,} samples has tokens. Samples that are not "
+                f"text need your own TaskEncoder; pass it to commands with --encoder."
             )
     return files
 
 
 def cached_text(encoder: Any, entry: Entry) -> Cached:
-    """The token files of a source that is text, as an encoder makes them; they may not be there."""
+    """Return the cache entry for the token files of a text source, which may not exist yet."""
     source = cached_source(encoder, entry)
     split = [getattr(part, "split_part_files", None) for part in parts_of(entry.dataset)]
     num_bytes = source.version.get("bytes")
@@ -138,7 +137,7 @@ def cached_text(encoder: Any, entry: Entry) -> Cached:
         writer=functools.partial(
             TokenWriter,
             vocab_size=encoder.tokenizer.vocab_size,
-            weights_dtype="float32" if _own_code(encoder) else "uint8",
+            weights_dtype="float32" if _custom_code(encoder) else "uint8",
         ),
         meta=encoder.token_file_meta(),
         units=sample_units(source),
@@ -150,7 +149,7 @@ def cached_text(encoder: Any, entry: Entry) -> Cached:
 
 
 def cached_source(encoder: Any, entry: Entry) -> SampleSource:
-    """The samples of a source with those that cannot be used, so that each keeps its number."""
+    """Return the samples of a source, including unusable ones, so that each keeps its number."""
 
     def document(sample: Any, key: str) -> InputDocument:
         return InputDocument("", key, source.sample_bytes, sample, SPLIT)
@@ -168,63 +167,63 @@ def cached_samples(
     encode: Callable[[Sequence[InputDocument]], Sequence[Encoded]],
     writer: Callable[[Path], Any],
     meta: Mapping[str, Any],
-    **own: Any,
+    **options: Any,
 ) -> Cached:
-    """The entry of the cache for a source; its folder is named by all that it depends on."""
+    """Return the cache entry for a source, in a folder named after a hash of its dependencies."""
     excluded = [sorted(getattr(part, "sample_excludes", ())) for part in parts_of(entry.dataset)]
-    depends_on = {
+    dependencies = {
         **files,
         "encoding": encoding,
         "excluded": excluded,
         "subflavors": getattr(entry.dataset, "subflavors", None),
         "aux": sorted(str(store.get_path()) for store in (entry.loaded.aux or {}).values()),
     }
-    text = json.dumps(depends_on, sort_keys=True, default=str)
+    text = json.dumps(dependencies, sort_keys=True, default=str)
     root = entry.root or entry.dataset.paths[0].parent
     if not root.is_local() and CACHE_VARIABLE not in os.environ:
-        raise ConfigError(f"{root}: is not local; set {CACHE_VARIABLE} to a folder for its cache.")
+        raise ConfigError(f"{root}: is not local; set {CACHE_VARIABLE} to a local cache folder.")
     digest = hashlib.sha256(text.encode()).hexdigest()
     folder = cache_folder(Path(str(root)), Path(source.path).name, digest)
     job = Job(encode, writer, meta, json.loads(text), keeps_all=True)
-    return Cached(name=source.path, folder=folder, job=job, count=source.count, **own)
+    return Cached(name=source.path, folder=folder, job=job, count=source.count, **options)
 
 
 def encoding_of(encoder: Any) -> dict[str, Any]:
-    """JSON values that change whenever the tokens of some sample change."""
-    own, foreign = encoder.encoding_fingerprint, _own_code(encoder)
-    if foreign and own is None:
+    """Return JSON values that change whenever the tokens of any sample change."""
+    fingerprint, custom = encoder.encoding_fingerprint, _custom_code(encoder)
+    if custom and fingerprint is None:
         raise ConfigError(
-            f"{type(encoder).__name__}: {foreign[0]} is code of your own; give the class an "
-            f"encoding_fingerprint, JSON values such as {{'version': 1}}, and change it whenever "
-            f"the tokens of a sample change. They are kept, and found by it."
+            f"{type(encoder).__name__}: {custom[0]} is custom code; set encoding_fingerprint of "
+            f"the class to JSON values such as {{'version': 1}} and change it whenever the tokens "
+            f"of a sample change, because it identifies cached tokens."
         )
     return {
         **encoder.token_file_meta(),
         "encode_document": _code_of(encoder)[0],
         "cookers": _code_of(encoder)[1:],
         "decoder": type(encoder.decoder).__qualname__,
-        "own": own,
+        "own": fingerprint,
     }
 
 
 def _code_of(encoder: Any) -> list[str]:
-    """Module and name of ``encode_document`` and of the cookers."""
+    """Return the full names of ``encode_document`` and the cookers."""
     functions = [type(encoder).encode_document, *(cooker.cook for cooker in encoder.cookers)]
     functions = [getattr(function, "func", function) for function in functions]
     return [f"{f.__module__}.{getattr(f, '__qualname__', type(f).__name__)}" for f in functions]
 
 
-def _own_code(encoder: Any) -> list[str]:
-    """Parts of an encoder's encoding that are not from this package."""
-    return [place for place in _code_of(encoder) if not place.startswith("energon_ext.")]
+def _custom_code(encoder: Any) -> list[str]:
+    """Return those functions of :func:`_code_of` that are not from this package."""
+    return [name for name in _code_of(encoder) if not name.startswith("energon_ext.")]
 
 
 def _command(encoder: Any, entry: Entry) -> str:
-    """How the text of a source is tokenized before a run."""
+    """Return the command that tokenizes the text of a source before a run."""
     words = ["energon-ext", "tokenize", str(entry.metadataset or entry.dataset.paths[0])]
     name = getattr(encoder.tokenizer, "name", None)
     template = encoder.chat_template.name if hasattr(encoder, "chat_template") else None
-    if name is None or not _is_made_by_names(encoder, name, template):
+    if name is None or not _can_rebuild(encoder, name, template):
         return " ".join([*words, "--encoder", "MODULE:FUNCTION"])
     words += ["--tokenizer", name]
     if hasattr(encoder, "chat_template"):
@@ -233,14 +232,14 @@ def _command(encoder: Any, entry: Entry) -> str:
     return " ".join(words)
 
 
-def _is_made_by_names(encoder: Any, tokenizer: str, template: str | None) -> bool:
-    """True if the command's own options make an encoder with the same tokens."""
-    if _own_code(encoder):
+def _can_rebuild(encoder: Any, tokenizer: str, template: str | None) -> bool:
+    """Return True if the command's options alone build an encoder with the same tokens."""
+    if _custom_code(encoder):
         return False
     try:
         loaded = load_tokenizer(tokenizer)
         options = {} if template is None else {"chat_template": named_template(template)}
-        made_by = next(c for c in type(encoder).__mro__ if c.__name__ in _COMMANDS_ENCODERS)
-        return encoding_of(made_by(loaded, encoder.seq_len, **options)) == encoding_of(encoder)
-    except ConfigError:  # it is not found by this name from here
+        base = next(c for c in type(encoder).__mro__ if c.__name__ in _COMMAND_ENCODERS)
+        return encoding_of(base(loaded, encoder.seq_len, **options)) == encoding_of(encoder)
+    except ConfigError:  # the name cannot be loaded from this folder
         return False

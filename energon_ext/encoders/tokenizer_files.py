@@ -1,10 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Tokenizers of other libraries, loaded from files that may be anybody's."""
+"""Tokenizers of other libraries, loaded from untrusted files."""
 
 import contextlib
 import hashlib
-import importlib
 import json
 import math
 import re
@@ -12,25 +11,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from energon_ext.arguments import optional_module
 from energon_ext.data_files import open_data, read_data
 from energon_ext.errors import ConfigError
 
-#: Of each file of a tokenizer; the largest that are known have some 40 MB.
+#: Size limit of each tokenizer file; the largest known ones have about 40 MB.
 MOST_FILE_BYTES = 2**28
 _FILE_SUFFIXES = (".json", ".jinja", ".model", ".txt")
 
-#: A line of a file of tiktoken, a token in base 64 and its rank; and the encodings it downloads.
+#: A line of a tiktoken file (a token in base 64 and its rank), and the encodings it downloads.
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\s*")
 _TIKTOKEN_NAMES = re.compile("(r50k|p50k|cl100k|o200k)_(base|edit|harmony)")
 
-#: Characters that the steps before and behind a model may make of one.
+#: Maximum number of characters into which the steps around a tokenizer's model may expand one.
 MOST_GROWTH = 16
 
 
 def load_with_transformers(name: str, what: str) -> Any:
-    """The ``transformers`` tokenizer of a folder or name; ``what`` an error says it is for."""
-    transformers = _library("transformers", what)
-    for path in Path(name).glob("*"):  # of a folder; models lie in the same ones
+    """Load the ``transformers`` tokenizer of a folder or name; errors begin with ``what``."""
+    transformers = optional_module("transformers", what, "transformers", "energon_ext[hf]")
+    for path in Path(name).glob("*"):  # a folder may also contain large model files
         if path.suffix in _FILE_SUFFIXES and path.stat().st_size > MOST_FILE_BYTES:
             raise ConfigError(f"{what}: {path} has more than {MOST_FILE_BYTES:,} bytes.")
     with errors_of_library(f"{what}: transformers cannot load it", "Check the path or the name."):
@@ -43,9 +43,9 @@ def load_with_transformers(name: str, what: str) -> Any:
 
 
 def load_tokenizer_file(path: str) -> Any:
-    """The ``tokenizers.Tokenizer`` of a ``tokenizer.json``."""
+    """Load the ``tokenizers.Tokenizer`` of a ``tokenizer.json``."""
     what = f"Tokenizer file {path!r}"
-    tokenizers = _library("tokenizers", what)
+    tokenizers = optional_module("tokenizers", what, "tokenizers", "energon_ext[hf]")
     content = read_data(path, MOST_FILE_BYTES)
     advice = "Give the file that `tokenizer.save()` wrote."
     with errors_of_library(f"{what} is not a tokenizer.json", advice):
@@ -55,34 +55,34 @@ def load_tokenizer_file(path: str) -> Any:
 
 
 def load_sentencepiece(path: str) -> tuple[Any, str]:
-    """The ``SentencePieceProcessor`` of a ``.model`` file, and the file's SHA-256."""
+    """Load the ``SentencePieceProcessor`` of a ``.model`` file; return it and its SHA-256."""
     what = f"Tokenizer file {path!r}"
-    library = _library("sentencepiece", what, "sentencepiece")
+    library = optional_module("sentencepiece", what, "sentencepiece", "sentencepiece")
     try:
         content = read_data(path, MOST_FILE_BYTES)
     except FileNotFoundError as error:
         raise ConfigError(f"{what} does not exist; check the path.") from error
-    with errors_of_library(f"{what} is not a model of sentencepiece", "Take another one."):
+    with errors_of_library(f"{what} is not a sentencepiece model"):
         loaded = library.SentencePieceProcessor(model_proto=content)
-    if not content:  # which the library takes as no model at all
-        raise ConfigError(f"{what} is empty; take another one.")
+    if not content:  # the library accepts this as an absent model
+        raise ConfigError(f"{what} is empty; use a different one.")
     return loaded, hashlib.sha256(content).hexdigest()
 
 
 def refuse_tiktoken(name: str) -> None:
-    """Raise ConfigError, with the way to a ``tokenizer.json``, for a tokenizer of tiktoken."""
+    """Raise ConfigError for a tiktoken tokenizer, with the command that converts it."""
     path = Path(name)
     if path.is_file() and path.suffix in (".tiktoken", ".model") and _is_tiktoken(path):
         raise ConfigError(
-            f"Tokenizer file {name!r}: is of tiktoken. Convert it once, with the special tokens of "
-            "its model in their order, and with pattern=... where that is not GPT-4's: pip install "
+            f"Tokenizer file {name!r}: is a tiktoken file. Convert it once, with the special "
+            "tokens of its model in order and pattern=... if that is not GPT-4's: pip install "
             'tiktoken transformers; python -c "from transformers.convert_slow_tokenizer import '
             f"TikTokenConverter as C; C({name!r}, extra_special_tokens=['<|endoftext|>'])"
             ".converted().save('tokenizer.json')\"; then give tokenizer.json."
         )
     if _TIKTOKEN_NAMES.fullmatch(name) and not path.exists():
         raise ConfigError(
-            f"Tokenizer {name}: is an encoding of tiktoken. Convert it once: pip install tiktoken "
+            f"Tokenizer {name}: is a tiktoken encoding. Convert it once: pip install tiktoken "
             'blobfile transformers; python -c "from transformers.integrations.tiktoken import '
             f"convert_tiktoken_to_fast as c; c('{name}', '{name}')\"; "
             f"then give {name}/tokenizer.json."
@@ -95,7 +95,7 @@ def _is_tiktoken(path: Path) -> bool:
 
 
 def special_tokens_beside(path: Path) -> dict[str, str | None]:
-    """The special tokens that transformers writes to a ``tokenizer_config.json`` beside a file."""
+    """Return the special tokens in the ``tokenizer_config.json`` next to a tokenizer file."""
     try:
         config = json.loads(read_data(path.with_name("tokenizer_config.json"), MOST_FILE_BYTES))
         tokens = {role: config.get(f"{role}_token") for role in ("bos", "eos", "pad")}
@@ -106,11 +106,11 @@ def special_tokens_beside(path: Path) -> dict[str, str | None]:
 
 
 @contextlib.contextmanager
-def errors_of_library(what: str, advice: str = "Take another one.") -> Iterator[None]:
-    """Whatever a library raises as a ConfigError; its panics are no Exception."""
+def errors_of_library(what: str, advice: str = "Use a different one.") -> Iterator[None]:
+    """Turn all errors of a library into ConfigErrors."""
     try:
         yield
-    except BaseException as error:
+    except BaseException as error:  # a panic in Rust code is not an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -121,13 +121,13 @@ def _check_growth(tokenizer: Any, what: str) -> None:
     for part in (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder):
         if part is not None and _growth(json.loads(part.__getstate__())) > MOST_GROWTH:
             raise ConfigError(
-                f"{what}: makes more than {MOST_GROWTH} characters of one, so that a text would "
-                f"fill the memory. Take another one."
+                f"{what}: expands one character to more than {MOST_GROWTH}, so a text could fill "
+                f"the memory. Use a different one."
             )
 
 
 def _growth(part: dict[str, Any]) -> int:
-    """Characters that a step of a tokenizer makes of one, at most."""
+    """Return the maximum number of characters into which a step of a tokenizer expands one."""
     kind, content = part.get("type"), str(part.get("content", part.get("prepend", "")))
     if kind == "Sequence":
         inner = next(value for value in part.values() if isinstance(value, list))
@@ -136,14 +136,7 @@ def _growth(part: dict[str, Any]) -> int:
         (dialect, pattern), may_be_empty = next(iter(part["pattern"].items())), True
         if dialect == "String":
             return -(-len(content) // len(pattern)) or 1 if pattern else len(content) + 1
-        with contextlib.suppress(re.error):  # it may be none of Python
+        with contextlib.suppress(re.error):  # the pattern may not be valid in Python
             may_be_empty = re.match(pattern, "") is not None
         return (len(content) or 1) + may_be_empty
     return {"Prepend": len(content) + 1, "ByteLevel": 2, "Precompiled": 2}.get(str(kind), 1)
-
-
-def _library(name: str, what: str, package: str = "'energon_ext[hf]'") -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(f"{what}: needs {name}; pip install {package}.") from error

@@ -1,9 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Text to token ids.
+"""The tokenizer protocol: what the data pipeline needs to turn text into token ids.
 
-A tokenizer here is what the data pipeline needs of one, with a fingerprint by which a resume
-notices that it was exchanged.
+A resume detects by its fingerprint that a tokenizer was replaced.
 """
 
 from abc import ABC, abstractmethod
@@ -17,13 +16,13 @@ from energon_ext.errors import ConfigError
 
 
 class Tokenizer(ABC):
-    """The protocol of a tokenizer.
+    """Base class of all tokenizers.
 
     Attributes:
         vocab_size: ids are in ``[0, vocab_size)``.
-        bos_id, eos_id: None when the tokenizer has none.
+        bos_id, eos_id: None if the tokenizer has none.
         pad_id: fills unused positions; never trained on, so it may be any id.
-        add_bos, add_eos: whether :meth:`encode` puts them around the text.
+        add_bos, add_eos: whether :meth:`encode` adds them to the text.
     """
 
     vocab_size: int
@@ -35,26 +34,26 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_array(self, text: str) -> np.ndarray:
-        """Token ids of ``text``, special tokens included, int64 [n]."""
+        """Return the token ids of ``text``, including special tokens, as int64 [n]."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Token ids of many texts; where the library can, on all cores."""
+        """Return the token ids of many texts, computed on all cores if the library can."""
         return [self.encode_array(text) for text in texts]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of ``text``, special tokens included."""
+        """Return the token ids of ``text``, including special tokens."""
         return self.encode_array(text).tolist()
 
     @abstractmethod
     def decode(self, tokens: Any) -> str:
-        """The text of token ids, special tokens left out."""
+        """Return the text of token ids, without special tokens."""
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """JSON values that change whenever the ids of some text change."""
+        """Return JSON values that change whenever the ids of any text change."""
 
     def padded_vocab_size(self, multiple: int = 128) -> int:
-        """The vocabulary rounded up, as tensor-parallel embeddings want it.
+        """Return the vocabulary size rounded up, as tensor-parallel embeddings need it.
 
         Example:
             >>> from energon_ext.encoders.tokenizers import ByteTokenizer
@@ -70,12 +69,12 @@ class Tokenizer(ABC):
         return np.concatenate([prefix, ids, suffix], dtype=np.int64, casting="unsafe")
 
 
-#: By which a state describes a tokenizer.
+#: Attributes that describe a tokenizer in a state.
 TOKENIZER_ATTRIBUTES = tuple(Tokenizer.__annotations__)
 
 
 def saved_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """JSON values that stand for a tokenizer in a state."""
+    """Return JSON values that describe a tokenizer in a state."""
     return {
         "fingerprint": tokenizer.fingerprint(),
         "attributes": {name: getattr(tokenizer, name) for name in TOKENIZER_ATTRIBUTES},
@@ -83,17 +82,17 @@ def saved_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Raise ConfigError where a tokenizer of a user lacks something of the protocol."""
-    needed = (*TOKENIZER_ATTRIBUTES, "encode_array", "encode_batch", "decode", "fingerprint")
-    lacking = [name for name in needed if not hasattr(tokenizer, name)]
-    if lacking:
+    """Raise ConfigError unless a user's tokenizer has all members of the protocol."""
+    required = (*TOKENIZER_ATTRIBUTES, "encode_array", "encode_batch", "decode", "fingerprint")
+    missing = [name for name in required if not hasattr(tokenizer, name)]
+    if missing:
         raise ConfigError(
-            f"tokenizer: a {type(tokenizer).__name__} has no {', '.join(lacking)}; "
-            f"energon_ext.encoders.tokenizer_protocol.Tokenizer says what a tokenizer has."
+            f"tokenizer: a {type(tokenizer).__name__} has no {', '.join(missing)}; implement "
+            f"energon_ext.encoders.tokenizer_protocol.Tokenizer."
         )
 
 
 def check_written(files: TokenFiles, tokenizer: Tokenizer) -> None:
-    """Raise ConfigError where token files hold what is no token of a tokenizer."""
+    """Raise ConfigError if token files were not written with a tokenizer."""
     name = getattr(tokenizer, "name", type(tokenizer).__name__)
     files.check_tokenizer(name, tokenizer.fingerprint(), tokenizer.vocab_size)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Tokenizers: bytes, those of the Hugging Face libraries, and those of sentencepiece."""
+"""Tokenizers for bytes, the Hugging Face libraries and sentencepiece."""
 
 import hashlib
 from abc import abstractmethod
@@ -23,7 +23,7 @@ from energon_ext.errors import ConfigError, log_of
 
 logger = log_of(__name__)
 
-#: Names of the token that ends a text, as well-known tokenizers have them.
+#: Names of the end-of-text token in well-known tokenizers.
 END_OF_TEXT = (
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -35,7 +35,7 @@ END_OF_TEXT = (
 
 
 class ByteTokenizer(Tokenizer):
-    """UTF-8 bytes, each byte + 4; ids 0..3 are pad, bos, eos and one in reserve.
+    """UTF-8 bytes, each as byte + 4; ids 0..3 are pad, bos, eos and reserved.
 
     Example:
         >>> ByteTokenizer().encode("hi")
@@ -66,11 +66,11 @@ class ByteTokenizer(Tokenizer):
 
 
 class _LibraryTokenizer(Tokenizer):
-    """A tokenizer of some library: its options, special tokens and fingerprint."""
+    """Base of tokenizers of other libraries: options, special tokens and fingerprint."""
 
     _kind: str
     _sha256: str
-    #: Names of the special tokens that the files give.
+    #: Names of the special tokens, as given by the tokenizer's files.
     _defaults: Mapping[str, str | None] = MappingProxyType({})
 
     def __init__(
@@ -86,22 +86,22 @@ class _LibraryTokenizer(Tokenizer):
         self.name = str(name_or_path)
         self.add_bos = add_bos
         self.add_eos = add_eos
-        self._load(finds_eos=add_eos and eos_token is None)
+        self._load(guess_eos=add_eos and eos_token is None)
         self.bos_id = self._special_id("bos", bos_token, needed=add_bos)
         self.eos_id = self._special_id("eos", eos_token, needed=add_eos)
         self.pad_id = self._special_id("pad", pad_token, needed=False) or 0
 
     @abstractmethod
-    def _load(self, finds_eos: bool) -> None:
-        """Set the tokenizer of the library, its hash, and the size of the vocabulary."""
+    def _load(self, guess_eos: bool) -> None:
+        """Set the library's tokenizer, its hash and the vocabulary size."""
 
     @abstractmethod
     def _id_of(self, role: str, token: str | None) -> int | None:
-        """The id of a special token, by its name if there is one; None where it has none."""
+        """Return the id of a special token, by name if one is given; None if there is none."""
 
     @abstractmethod
     def _encode(self, texts: list[str]) -> list[list[int]]:
-        """The ids of texts, without special tokens."""
+        """Return the ids of texts, without special tokens."""
 
     def encode_array(self, text: str) -> np.ndarray:
         return self.encode_batch([text])[0]
@@ -113,19 +113,19 @@ class _LibraryTokenizer(Tokenizer):
 
     def fingerprint(self) -> dict[str, Any]:
         fields = ("add_bos", "add_eos", "bos_id", "eos_id")
-        own = {name: getattr(self, name) for name in fields}
-        return {"kind": self._kind, "sha256": self._sha256, **own}
+        options = {name: getattr(self, name) for name in fields}
+        return {"kind": self._kind, "sha256": self._sha256, **options}
 
     def _special_id(self, role: str, token: str | None, *, needed: bool) -> int | None:
         token = token or self._defaults.get(role)
-        found = self._id_of(role, token)
-        if found is None and (needed or token is not None):
-            what = f"{token!r} in its vocabulary" if token else "is named in it"
+        token_id = self._id_of(role, token)
+        if token_id is None and (needed or token is not None):
+            token_text = f"{token!r} in its vocabulary" if token else "in its files"
             raise ConfigError(
-                f"Tokenizer {self.name}: no {role} token {what}; name it with --{role}-token, in "
-                f"Python {role}_token=... or add_{role}=False."
+                f"Tokenizer {self.name}: no {role} token {token_text}; name one with "
+                f"--{role}-token, or in Python with {role}_token=... or add_{role}=False."
             )
-        return found
+        return token_id
 
 
 class HFTokenizer(_LibraryTokenizer):
@@ -134,31 +134,31 @@ class HFTokenizer(_LibraryTokenizer):
     Args:
         name_or_path: a ``tokenizer.json`` file (library ``tokenizers``), or a folder or model name
             (library ``transformers``).
-        add_bos, add_eos: put the special tokens around every text.
-        bos_token, eos_token, pad_token: names of the special tokens, where the file does not say or
-            says something else.
+        add_bos, add_eos: add the special tokens to every text.
+        bos_token, eos_token, pad_token: names of the special tokens; they override those in the
+            file.
 
     Raises:
-        ConfigError: the library is missing, the file is no tokenizer, or a special token that is
-            asked for is not in the vocabulary.
+        ConfigError: the library is missing, the file is not a tokenizer, or a requested special
+            token is not in the vocabulary.
     """
 
     _kind = "hf"
 
-    def _load(self, finds_eos: bool) -> None:
-        self._tokenizer, self._defaults = _load_hf(self.name, finds_eos)
-        # A file may hold those of the last call before it was saved; documents are never cut here.
+    def _load(self, guess_eos: bool) -> None:
+        self._tokenizer, self._defaults = _load_hf(self.name, guess_eos)
+        # A file may contain settings of the last call before it was saved.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._sha256 = hashlib.sha256(self._tokenizer.to_str().encode("utf-8")).hexdigest()
         ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
-        self.vocab_size = max(ids, default=-1) + 1  # not their number: some leave ids out
+        self.vocab_size = max(ids, default=-1) + 1  # not the count: ids may have gaps
 
     def _id_of(self, role: str, token: str | None) -> int | None:
         return self._tokenizer.token_to_id(token) if isinstance(token, str) else None
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
-        # Leaves out the offsets of tokens in the text, which take a fifth of the time.
+        # The fast method omits the tokens' offsets in the text, which take a fifth of the time.
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
@@ -169,30 +169,30 @@ class HFTokenizer(_LibraryTokenizer):
 class SentencePieceTokenizer(_LibraryTokenizer):
     """A ``.model`` file of the library ``sentencepiece``.
 
-    Args, Raises: as of :class:`HFTokenizer`; special tokens are those that the model names, and
-    pieces of it that are taken instead.
+    Args, Raises: see :class:`HFTokenizer`; special tokens are those of the model unless named, and
+    named ones must be pieces of it.
     """
 
     _kind = "sentencepiece"
 
-    def _load(self, finds_eos: bool) -> None:
+    def _load(self, guess_eos: bool) -> None:
         self._model, self._sha256 = load_sentencepiece(self.name)
         self.vocab_size = self._model.get_piece_size()
 
     def _id_of(self, role: str, token: str | None) -> int | None:
         if token is None:
-            own = getattr(self._model, f"{role}_id")()
-            return own if own >= 0 else None
-        own = self._model.piece_to_id(token)  # what it does not know is its unknown piece
-        return own if self._model.id_to_piece(own) == token else None
+            token_id = getattr(self._model, f"{role}_id")()
+            return token_id if token_id >= 0 else None
+        token_id = self._model.piece_to_id(token)  # the id of the unknown piece if not found
+        return token_id if self._model.id_to_piece(token_id) == token else None
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         return self._model.encode(texts, out_type=int)
 
     def decode(self, tokens: Any) -> str:
         ids = (int(token) for token in tokens)
-        ends = (self.bos_id, self.eos_id)
-        return self._model.decode([i for i in ids if 0 <= i < self.vocab_size and i not in ends])
+        special = (self.bos_id, self.eos_id)
+        return self._model.decode([i for i in ids if 0 <= i < self.vocab_size and i not in special])
 
 
 def load_tokenizer(
@@ -202,15 +202,16 @@ def load_tokenizer(
     bos_token: str | None = None,
     **options: Any,
 ) -> Tokenizer:
-    """The tokenizer a command line names.
+    """Load a tokenizer by the name used on command lines.
 
     Args:
         name_or_path: ``bytes``, a ``tokenizer.json`` or a sentencepiece ``.model`` file, a folder,
             or a Hugging Face name.
-        eos_token: ends every text; by default what the tokenizer says of itself, and of a bare
-            ``tokenizer.json`` what is beside it or the first of :data:`END_OF_TEXT` that it has.
-        bos_token: begins every text, where it is given.
-        **options: passed on to the class of the tokenizer.
+        eos_token: ends every text; by default the tokenizer's own. For a bare ``tokenizer.json``
+            that is the one in the ``tokenizer_config.json`` next to it, or the first of
+            :data:`END_OF_TEXT` in its vocabulary.
+        bos_token: begins every text; None for none.
+        **options: passed on to the tokenizer's class.
 
     Example:
         >>> load_tokenizer("bytes").vocab_size
@@ -219,33 +220,36 @@ def load_tokenizer(
     if str(name_or_path) == "bytes":
         if eos_token is not None or bos_token is not None:
             raise ConfigError(
-                f"Tokenizer bytes: has its own tokens at both ends; leave "
-                f"{bos_token or eos_token!r} out."
+                f"Tokenizer bytes: has its own bos and eos tokens; remove "
+                f"{bos_token or eos_token!r}."
             )
         return ByteTokenizer(**options)
     if bos_token is not None:
         options.setdefault("add_bos", True)
     refuse_tiktoken(str(name_or_path))
-    kind = SentencePieceTokenizer if str(name_or_path).endswith(".model") else HFTokenizer
-    return kind(name_or_path, eos_token=eos_token, bos_token=bos_token, **options)
+    is_sentencepiece = str(name_or_path).endswith(".model")
+    tokenizer_class = SentencePieceTokenizer if is_sentencepiece else HFTokenizer
+    return tokenizer_class(name_or_path, eos_token=eos_token, bos_token=bos_token, **options)
 
 
-def _load_hf(name: str, finds_eos: bool) -> tuple[Any, dict[str, str | None]]:
-    """A ``tokenizers.Tokenizer`` and the names of its special tokens."""
+def _load_hf(name: str, guess_eos: bool) -> tuple[Any, dict[str, str | None]]:
+    """Load a ``tokenizers.Tokenizer`` and the names of its special tokens."""
     if Path(name).is_file():
         tokenizer = load_tokenizer_file(name)
-        beside = special_tokens_beside(Path(name))
-        return tokenizer, _well_known(tokenizer, name) if finds_eos and not beside else beside
-    if name.endswith(".json"):  # no model is called so; do not ask a hub for it
+        special = special_tokens_beside(Path(name))
+        if guess_eos and not special:
+            special = {"eos": _guess_eos(tokenizer, name)}
+        return tokenizer, special
+    if name.endswith(".json"):  # a missing file, not a model on the hub
         raise ConfigError(f"Tokenizer file {name!r} does not exist; check the path.")
     loaded = load_with_transformers(name, f"Tokenizer {name!r}, not `bytes` and not a file")
     defaults = {"bos": loaded.bos_token, "eos": loaded.eos_token, "pad": loaded.pad_token}
     return loaded.backend_tokenizer, defaults
 
 
-def _well_known(tokenizer: Any, name: str) -> dict[str, str | None]:
-    """The end of a text by its usual names, as a bare file does not say what its tokens are for."""
-    found = next((t for t in END_OF_TEXT if tokenizer.token_to_id(t) is not None), None)
-    if found is not None:
-        logger.warning("%s: %s ends every text; --eos-token names another.", name, found)
-    return {"eos": found}
+def _guess_eos(tokenizer: Any, name: str) -> str | None:
+    """Find the end-of-text token by its usual names, since a bare file does not declare it."""
+    token = next((t for t in END_OF_TEXT if tokenizer.token_to_id(t) is not None), None)
+    if token is not None:
+        logger.warning("%s: %s ends every text; --eos-token selects another.", name, token)
+    return token

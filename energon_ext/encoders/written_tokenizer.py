@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The tokenizer that the token files of a metadataset say they were written with."""
+"""The tokenizer that the token files of a metadataset were written with."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +15,7 @@ from energon_ext.errors import ConfigError, log_of
 
 logger = log_of(__name__)
 
-#: Of a ``.meta.json``: arguments of :func:`load_tokenizer`.
+#: Field of a ``.meta.json`` with the arguments of :func:`load_tokenizer`.
 FIELD = "tokenizer_arguments"
 _ARGUMENTS = ("name_or_path", "eos_token", "bos_token")
 
@@ -23,25 +23,25 @@ _ARGUMENTS = ("name_or_path", "eos_token", "bos_token")
 def tokenizer_arguments(
     name_or_path: str, eos_token: str | None, bos_token: str | None
 ) -> dict[str, str]:
-    """Tokenizer fields of a ``.meta.json``, so that it is found from any folder."""
+    """Return the tokenizer's arguments for a ``.meta.json``, valid in any working folder."""
     path = Path(name_or_path)
-    found = str(path.resolve()) if path.exists() else name_or_path
-    values = zip(_ARGUMENTS, (found, eos_token, bos_token))
+    name = str(path.resolve()) if path.exists() else name_or_path
+    values = zip(_ARGUMENTS, (name, eos_token, bos_token))
     return {argument: value for argument, value in values if value is not None}
 
 
 def written_tokenizer(
     metadataset: str | Path, split_part: str = "train", trusted_modules: Iterable[str] = ()
 ) -> Tokenizer:
-    """The tokenizer of the first token files that name one; where none does, bytes.
+    """Load the tokenizer of the first token files that name one, or bytes if none does.
 
     Args:
         metadataset: metadataset YAML, prepared folder or JSONL file.
-        split_part: whose sources are looked at.
+        split_part: split whose sources are searched.
         trusted_modules: modules whose classes and functions a YAML file may name.
 
     Raises:
-        ConfigError: the metadataset is wrong, or its tokenizer cannot be loaded.
+        ConfigError: the metadataset is invalid, or its tokenizer cannot be loaded.
     """
     encoder = SimpleNamespace(decoder=None)
     for entry in load_split(Path(metadataset), split_part, encoder, trusted_modules):
@@ -55,16 +55,16 @@ def written_tokenizer(
 
 def _load(prefix: str, arguments: Any) -> Tokenizer:
     is_mapping = isinstance(arguments, dict) and set(arguments) <= set(_ARGUMENTS)
-    if not is_mapping or not all(isinstance(each, str) for each in arguments.values()):
+    if not is_mapping or not all(isinstance(value, str) for value in arguments.values()):
         raise ConfigError(
             f"{prefix}.meta.json: {FIELD}: {arguments!r:.80} found, names are needed."
         )
     name = arguments.get("name_or_path", "bytes")
-    logger.info("Tokenizer %s, as %s.meta.json says.", name, prefix)
+    logger.info("Using tokenizer %s, named in %s.meta.json.", name, prefix)
     try:
         return load_tokenizer(**{"name_or_path": name, **arguments})
     except ConfigError as error:
         raise ConfigError(
-            f"{prefix}.meta.json names the tokenizer {name}: {error} Name the one it was "
-            f"written with by --tokenizer."
+            f"{prefix}.meta.json names the tokenizer {name}: {error} Give the one it was "
+            f"written with as --tokenizer."
         ) from error

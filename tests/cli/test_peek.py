@@ -139,7 +139,7 @@ def test_an_option_of_our_encoders_beside_one_of_the_users_is_refused(photos):
 
 
 def test_without_the_encoder_of_images_it_is_asked_for(photos):
-    assert "need a TaskEncoder of your own; commands take it by --encoder" in error_line(
+    assert "need your own TaskEncoder; pass it to commands with --encoder" in error_line(
         energon_ext("plan", photos)
     )
 

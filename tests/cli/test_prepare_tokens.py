@@ -256,7 +256,7 @@ def test_conversations_are_written_whole_and_what_the_encoder_refuses_is_counted
     assert weights(tmp_path / "out" / "train") == [[0] * 3 + [1] * 5001, [0, 0, 1, 1]]
     assert out.splitlines()[2].split()[:2] == ["train", "2"]
     assert "left out, not to be trained on: 1" in out
-    assert f"the first: Sample {lines}:2: message 0 is an answer that nobody asked for" in out
+    assert f"the first: Sample {lines}:2: message 0 is an answer without a question" in out
 
 
 def test_an_input_of_refused_conversations_is_an_error(tmp_path):
@@ -265,7 +265,7 @@ def test_an_input_of_refused_conversations_is_an_error(tmp_path):
         energon_ext("prepare", tmp_path / "out", "--tokenizer", "bytes", *CHAT, "--jsonl", few)
     )
     assert "0 shorter ones, and 3 refused, the first: Sample" in line
-    assert "message 0 is an answer that nobody asked for" in line
+    assert "message 0 is an answer without a question" in line
     many = write_jsonl(tmp_path / "many.jsonl", [*RECORDS, *[{"messages": [ANSWER]}] * 100])
     line = error_line(
         energon_ext("prepare", tmp_path / "out", "--tokenizer", "bytes", *CHAT, "--jsonl", many)
@@ -314,7 +314,7 @@ def chat_tokenizer(folder):
         (["--text", "chat.jsonl", "--tokenizer", "bytes"], "--text holds no"),
         (
             ["--jsonl", "text.jsonl", "--tokenizer", "bytes"],
-            "text.jsonl:1: neither the texts `prompt` and `response` nor `messages`",
+            "text.jsonl:1: needs `prompt` and `response` as text, or `messages`",
         ),
     ],
 )

@@ -75,7 +75,7 @@ def test_a_tokenizer_that_is_gone_is_named_with_the_file_that_names_it(folder, m
     (folder / "words.json").unlink()
     line = error_line(energon_ext("plan", mix))
     assert f"part-00000.meta.json names the tokenizer {folder}/words.json: " in line
-    assert line.endswith("Name the one it was written with by --tokenizer.")
+    assert line.endswith("Give the one it was written with as --tokenizer.")
 
 
 def test_files_that_name_none_are_bytes(tmp_path):

@@ -211,7 +211,7 @@ def sequence(*steps):
     ],
 )
 def test_a_tokenizer_that_multiplies_a_text_is_refused(normalizer, tmp_path):
-    with pytest.raises(ConfigError, match="makes more than 16 characters of one"):
+    with pytest.raises(ConfigError, match="expands one character to more than 16"):
         tokenizer(tmp_path, normalizer)
 
 
@@ -281,9 +281,9 @@ def test_threads_do_not_get_the_answers_of_each_other():
 def test_a_template_is_rendered_again_after_its_process_ended():
     limited_upper = Limited(str.upper, "it")
     assert limited_upper("a") == "A"
-    limited_upper._end()
+    limited_upper._kill()
     assert limited_upper("b") == "B"
     assert pickle.loads(pickle.dumps(limited_upper))("c") == "C"
-    with pytest.raises(SampleError, match="it refuses it .TypeError"):
+    with pytest.raises(SampleError, match="it rejects it .TypeError"):
         limited_upper("c", "d")
     assert limited_upper("e") == "E"

@@ -285,7 +285,7 @@ def test_a_wrong_field_is_one_line(mix, change, words):
 def test_live_weights_count_steps(mix):
     path = mix()
     path.write_text(json.dumps({**json.loads(path.read_text()), "schedule_axis": "tokens"}))
-    with pytest.raises(ConfigError, match="weights_file counts steps, and .*mix.yaml tokens"):
+    with pytest.raises(ConfigError, match="counts steps, but .*mix.yaml counts tokens"):
         Run(path)
 
 
@@ -325,7 +325,7 @@ def test_stock_encoders_and_streamed_sources_are_refused(tmp_path):
         megatron.energon.get_train_dataset(
             path, task_encoder=DefaultTaskEncoder(), **options, **stages
         )
-    with pytest.raises(ConfigError, match="weights_file is of planned steps, and text:train is"):
+    with pytest.raises(ConfigError, match="weights_file needs planned steps, but text:train is"):
         get_train_dataset(path, task_encoder=Streamed(), **options)
 
 

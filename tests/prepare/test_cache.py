@@ -208,7 +208,7 @@ def with_fingerprint(encoder_class, value):
 def test_own_code_needs_a_fingerprint_by_which_its_tokens_are_found(
     mix, tmp_path, encoder_class, monkeypatch
 ):
-    with pytest.raises(ConfigError, match=rf"{encoder_class.__name__}: .* is code of your own"):
+    with pytest.raises(ConfigError, match=rf"{encoder_class.__name__}: .* is custom code"):
         load(mix, encoder_class(ByteTokenizer(), 64))
     load(mix, with_fingerprint(encoder_class, {"version": 1}))
     assert len(caches(tmp_path)) == 2

@@ -629,5 +629,5 @@ def test_conversations_are_prompts_that_wait_for_an_answer(tmp_path, caplog):
     assert prompt.metadata == {"n": 1}
     take(loader, 3)
     reported = caplog.text
-    assert "neither `prompt` nor `messages`" in reported
-    assert "a prompt of 41 tokens; 1 to 30 allowed" in reported
+    assert "needs `prompt` or `messages`" in reported
+    assert "prompt has 41 tokens; 1 to 30 allowed" in reported

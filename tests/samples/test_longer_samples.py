@@ -350,7 +350,7 @@ def test_the_difference_says_how_many_samples_are_packed_anew(saved_run, data, o
 def test_a_packer_of_token_files_is_none_of_samples(saved_run):
     for options in (("--packing", "sequential"),):
         result = energon_ext("checkpoint", "diff", *saved_run[:2], *options)
-        assert result.exit_code == 1 and "samples have the packer of their encoder" in result.output
+        assert result.exit_code == 1 and "samples keep the packer of their encoder" in result.output
 
 
 @pytest.mark.parametrize("seq_len", [64, 100])

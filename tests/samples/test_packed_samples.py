@@ -254,8 +254,8 @@ class WrongLength(PackedCaptions):
 @pytest.mark.parametrize(
     ("encoder", "message"),
     [
-        (NoFingerprint(), "NoFingerprint: has a length_of; give the class an encoding_fingerprint"),
-        (NoPacker(), "NoPacker: a length_of and no pack_selected_samples"),
+        (NoFingerprint(), "NoFingerprint: has length_of but no encoding_fingerprint"),
+        (NoPacker(), "NoPacker: has length_of but no pack_selected_samples"),
         (WrongLength(), "WrongLength.length_of: 0.5 found, a number of tokens >= 1"),
     ],
 )

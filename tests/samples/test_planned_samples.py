@@ -304,9 +304,9 @@ def streamed():
     ("encoder", "options", "reason"),
     [
         (Stateful(), {}, "encode_sample is not marked @stateless"),
-        (Grouped(), {}, "batch_group_criterion asks for one sample after another"),
-        (OwnStages(), {}, "build_batch builds stages of its own"),
-        (Sized(), {}, "blend_sample_size counts samples that were read"),
+        (Grouped(), {}, "batch_group_criterion groups samples only after"),
+        (OwnStages(), {}, "build_batch builds its own stages"),
+        (Sized(), {}, "blend_sample_size needs samples that have been read"),
         (Packing(), {"packing_buffer_size": 4}, "packing_buffer_size packs samples whose lengths"),
         (PlannedCaptions(), {"repeat": False}, "repeat=False reads every sample once"),
         (PlannedCaptions(), {"batch_size": None}, "without a batch_size there are no batches"),
@@ -319,7 +319,7 @@ def test_what_cannot_be_planned_is_streamed_and_the_log_says_why(
     with caplog.at_level(logging.INFO, "energon_ext"):
         dataset = dataset_of(mix(data), encoder=encoder, **options)
     assert isinstance(find_blend(dataset), StreamedBlend)
-    assert f"Samples are streamed, on the ranks x workers of this run: {reason}" in caplog.text
+    assert f"Samples are streamed, which fixes the ranks x workers: {reason}" in caplog.text
 
 
 def test_the_method_that_coming_task_encoders_have_is_no_size_of_the_user(data, monkeypatch):

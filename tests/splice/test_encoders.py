@@ -292,7 +292,7 @@ def test_a_name_or_subflavors_of_no_source_are_refused_and_the_sources_named(dat
     """Of text and of token files, also where an entry is spliced by settings of its own."""
     path = write_mix(data / "named.yaml", [("book", 1), ("web", 1)])
     named = MultiSpliceConfig(**{**SHORT.to_json(), "dataset_name": "bok"})
-    message = "'bok' found, the sources there are book, book:train, web; did you mean book"
+    message = "'bok' found, the sources are book, book:train, web; did you mean book"
     with pytest.raises(ConfigError, match=f"^dataset_name: {message}"):
         build(path, many(named))
     content = json.loads(path.read_text())
@@ -551,7 +551,7 @@ def test_the_plan_is_in_the_log(data, caplog):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: one(SHORT), "a MultiSpliceConfig found, SpliceTaskEncoder takes a SpliceConfig"),
+        (lambda: one(SHORT), "a MultiSpliceConfig found, SpliceTaskEncoder needs a SpliceConfig"),
         (lambda: many(alignment=2), "alignment: 2 found; frames begin at any offset"),
         (
             lambda: one(SpliceConfig(pack_contents=True), packing="sequential"),
