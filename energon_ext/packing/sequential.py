@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One stream of documents, cut into windows."""
+"""Concatenate documents into one stream and cut it into windows."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,10 @@ from energon_ext.packing.pieces import PackPlan, Pieces
 
 @dataclass(frozen=True)
 class SequentialPacker(Packer):
-    """Windows of T + 1 tokens at stride T.
+    """Cuts the stream of documents into windows of T + 1 tokens at stride T.
 
-    A document is counted with the window in which its last token is a label; where a stream begins
-    with a document of one token, with the first window.
+    A document counts as ended in the window in which its last token is a label. A document of one
+    token at the start of a stream, which is never a label, counts in the first window.
 
     Example:
         >>> packer = SequentialPacker(seq_len=4)
@@ -32,7 +32,7 @@ class SequentialPacker(Packer):
     cuts_documents = True
 
     def resumed(self, carried: Pieces) -> Pieces:
-        return carried  # they reach to the end of their documents
+        return carried  # they extend to the end of their documents
 
     def plan(
         self, carried: Pieces, new: Pieces, *, rows_before: int = 0, last: bool = False
@@ -47,7 +47,7 @@ class SequentialPacker(Packer):
         rows = -(-transitions // seq_len) if last else transitions // seq_len
         continues = rows_before > 0 and len(carried) > 0
         if last and not transitions and not continues:
-            rows = 1  # a stream of one token
+            rows = 1  # the stream is a single token
         firsts = np.arange(rows, dtype=np.int64) * seq_len
         lasts = np.minimum(firsts + seq_len, transitions)
         first_pieces = np.searchsorted(stream_stops, firsts, "right")
@@ -57,7 +57,7 @@ class SequentialPacker(Packer):
         parts, begins = pieces[index], (stream_stops - sizes)[index]
         starts = parts.starts + np.maximum(np.repeat(firsts, counts) - begins, 0)
         stops = np.minimum(parts.stops, parts.starts + np.repeat(lasts + 1, counts) - begins)
-        # The first token of a window was the last one of the window before, and counted there.
+        # The first token of a window is the last label of the previous one, and counts there.
         final_tokens = stream_stops[pieces.stops == pieces.lengths] - 1
         if continues:
             final_tokens = final_tokens[final_tokens > 0]
