@@ -37,7 +37,7 @@ def check_mixture(
     splices: Mapping[str, Any],
     end: int | None = None,
 ) -> None:
-    """Refuse a mixture that cannot be drawn from, and warn about one that looks wrong.
+    """Raise ConfigError if nothing can be drawn from a mixture; warn if it looks like a mistake.
 
     Args:
         max_epochs: epoch limit of each source, or None.
@@ -46,7 +46,7 @@ def check_mixture(
         end: position at which the run ends; None if unknown.
 
     Raises:
-        ConfigError: all weights are 0 at some position; names it, the worker and the weights.
+        ConfigError: all weights are 0 at some position.
     """
     keys = sorted(tree.keys())
     _check_never_all_zero(tree, keys, axis, absent)
@@ -76,7 +76,7 @@ def _check_never_all_zero(
 
 
 def _first_empty(tree: Tree, keys: list[str], missing: Collection[str]) -> int | None:
-    """Return the first position at which no source has a weight except missing ones, or None."""
+    """Return the first position at which only missing sources have a weight, or None."""
     mixture = Mixture(tree, keys, seed="")
     mixture.ended[:] = [key in missing for key in keys]
     return next((p for p in _decisive_positions(tree) if not mixture.open(p)), None)
@@ -126,19 +126,14 @@ def _listed_twice(keys: list[str], splices: Mapping[str, Any]) -> Iterator[str]:
     listed = {key: (re.sub(r"#\d+$", "", key), splices.get(key)) for key in keys}
     for key, (path, _) in listed.items():
         if path != key and [*listed.values()].count(listed[key]) > 1:
-            yield (
-                f"{key}: the same source is listed more than once; each entry reads all of it, in "
-                f"its own order."
-            )
+            twice = "the same source is listed more than once"
+            yield f"{key}: {twice}; each entry reads all of it, in its own order."
 
 
 def _nothing_after_limits(
     tree: Tree, keys: list[str], axis: ScheduleAxis, max_epochs: Mapping[str, int | None]
 ) -> Iterator[str]:
-    """Yield a warning if the sources without a limit have no weight at some position.
-
-    A source may reach its limit at any time, and only those without one are sure to be left.
-    """
+    """Warn if sources without a limit have no weight somewhere; others may have ended by then."""
     limits = {key: limit for key, limit in max_epochs.items() if limit is not None}
     position = _first_empty(tree, keys, limits)
     if limits and len(limits) < len(keys) and position is not None:
@@ -150,10 +145,6 @@ def _nothing_after_limits(
 
 
 def _decisive_positions(tree: Tree) -> list[int]:
-    """Return the positions where a weight can become 0 or be smallest.
-
-    Between breakpoints a weight is monotone, and 0 everywhere or nowhere, see
-    :data:`energon_ext.weights.schedule.KINDS`.
-    """
+    """Return the positions where a weight can become 0 or be smallest, see ``KINDS``."""
     points = {0, *tree.breakpoints()}
     return sorted(points | {point + 1 for point in points})

@@ -67,10 +67,7 @@ class InterleaveSampler:
         self._retained: dict[str, float] = {}
 
     def pick(self, rows: np.ndarray, shares: np.ndarray, attempt: int) -> np.ndarray:
-        """Return the member to draw each row from, int64 [n]; call :meth:`settle` afterwards.
-
-        The arguments are those of :meth:`~energon_ext.mixture.blend.BlendSampler.pick`.
-        """
+        """Return the member for each row, like ``BlendSampler.pick``; call :meth:`settle` next."""
         credits, shares = self.credits[self._turns], shares[self._turns]
         if self._row_tokens:
             return self._turns[_by_deadline(credits / self._row_tokens, shares, len(rows))]

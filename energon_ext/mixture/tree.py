@@ -28,8 +28,7 @@ class Node:
         allow_nested_schedules: whether a scheduled member may contain schedules, which multiply.
         live: file through which a controller sets the weights, or None.
         location: ``path:split`` of the metadataset if this node is its root, else empty.
-        name: key of the node's state.
-        identity: finds the state if the name has changed.
+        name, identity: names of the node's state; the identity finds it if the name has changed.
     """
 
     rule: str

@@ -17,6 +17,7 @@ subclass :class:`Packer`; encoders take an instance, or a name from ``PACKERS``.
 """
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from energon_ext.arguments import choices
@@ -54,7 +55,7 @@ def make_packer(name: str | Packer, seq_len: int, **options: Any) -> Packer:
         return name
     if name not in list(PACKERS):
         raise ConfigError(f"packing: {name!r} found, choose from {choices(name, PACKERS)}")
-    known = PACKERS[name].option_names()
+    known = [field.name for field in fields(PACKERS[name]) if field.name != "seq_len"]
     for option in options:
         if option not in known:
             raise ConfigError(

@@ -11,7 +11,7 @@ one of them becomes a row however empty it is. With at most 256 pieces carried o
 row after at most 53 more plans (7 with web pages and books).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -67,7 +67,7 @@ class BestFitPacker(Packer):
 
     def resumed(self, carried: Pieces) -> Pieces:
         stops = np.minimum(carried.starts + self.seq_len + 1, carried.lengths)
-        return Pieces(carried.documents, carried.places, carried.starts, stops, carried.lengths)
+        return replace(carried, stops=stops)
 
     def plan(
         self, carried: Pieces, new: Pieces, *, rows_before: int = 0, last: bool = False

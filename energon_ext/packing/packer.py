@@ -3,7 +3,7 @@
 """Base class of all packers."""
 
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from energon_ext.errors import ConfigError
@@ -60,10 +60,6 @@ class Packer(ABC):
     @abstractmethod
     def resumed(self, carried: Pieces) -> Pieces:
         """Compute the stops of carried-over pieces; a state contains only their starts."""
-
-    @classmethod
-    def option_names(cls) -> list[str]:
-        return [field.name for field in fields(cls) if field.name != "seq_len"]
 
     def to_json(self) -> dict[str, Any]:
         """Return name and options, for a fingerprint; ``seq_len`` is a separate field there."""

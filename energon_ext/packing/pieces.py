@@ -49,8 +49,7 @@ class Pieces:
     def __add__(self, others: "Pieces") -> "Pieces":
         if not len(self):
             return others
-        names = [field.name for field in fields(self)]
-        pairs = [(getattr(self, name), getattr(others, name)) for name in names]
+        pairs = [(getattr(self, f.name), getattr(others, f.name)) for f in fields(self)]
         return Pieces(*map(np.concatenate, pairs))
 
     def ranges(self) -> list[tuple[int, int, int]]:
@@ -73,7 +72,7 @@ class Pieces:
         parts = self[np.repeat(np.arange(len(self)), counts)]
         starts = (parts.starts + number * (longest - 1)).astype(sizes.dtype)
         stops = np.minimum(starts + longest, parts.stops)
-        return Pieces(parts.documents, parts.places, starts, stops, parts.lengths)
+        return replace(parts, starts=starts, stops=stops)
 
     def joined(self) -> "Pieces":
         """Undo :meth:`cut`: join pieces of a document that share their boundary token.

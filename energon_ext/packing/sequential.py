@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Concatenate documents into one stream and cut it into windows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,6 +40,7 @@ class SequentialPacker(Packer):
         pieces = carried + new
         if not len(pieces):
             return PackPlan.none()
+        # Row i is the window of the tokens i * T to i * T + T, counted in the stream.
         seq_len = self.seq_len
         sizes = pieces.stops - pieces.starts
         stream_stops = np.cumsum(sizes)
@@ -63,7 +64,7 @@ class SequentialPacker(Packer):
             final_tokens = final_tokens[final_tokens > 0]
         windows = np.maximum(final_tokens - 1, 0) // seq_len
         return PackPlan.of(
-            Pieces(parts.documents, parts.places, starts, stops, parts.lengths),
+            replace(parts, starts=starts, stops=stops),
             ends,
             np.bincount(windows[windows < rows], minlength=rows),
             self._carried(pieces, stream_stops, rows, last),
@@ -78,4 +79,4 @@ class SequentialPacker(Packer):
         rest = pieces[index:]
         starts = rest.starts.copy()
         starts[0] = rest.stops[0] - (stream_stops[index] - done)
-        return Pieces(rest.documents, rest.places, starts, rest.stops, rest.lengths)
+        return replace(rest, starts=starts)

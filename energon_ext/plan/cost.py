@@ -41,8 +41,7 @@ class AttentionCost:
     def of_model(cls, config: Any, vocab_size: int = 0) -> "AttentionCost":
         """Build from a ``megatron.core.transformer.TransformerConfig`` and the vocabulary size.
 
-        Supports dense and MoE layers, grouped queries, gated MLPs, sliding windows and multi-latent
-        attention.
+        Covers dense and MoE, grouped queries, gated MLP, sliding window, multi-latent attention.
         """
         hidden, layers, heads = config.hidden_size, config.num_layers, config.num_attention_heads
         channels = config.kv_channels or hidden // heads

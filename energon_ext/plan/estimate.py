@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Estimate what a run will read from the shares of its schedules, window by window.
+"""Estimate what a run will read, window by window, from the shares of its schedules.
 
 This takes as long for a million steps as for a thousand.
 """
@@ -17,7 +17,6 @@ from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND
 from energon_ext.plan.forecast import (
     Forecast,
-    breakpoint_steps,
     check_any,
     forecast_of,
     position_of,
@@ -43,7 +42,6 @@ def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None
     Raises:
         ConfigError: a source is streamed and ``tokens_per_document`` is missing, or no row is left.
     """
-    first = start_of(blend).step
     sources = list(blend.sources.values())
     row_tokens = blend.clock.row_tokens
     contents = [_row_contents(each, row_tokens, tokens_per_document) for each in sources]
@@ -51,17 +49,15 @@ def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None
     limits = np.array([(each.max_epochs or np.inf) * max(each.documents, 1) for each in sources])
     documents_left = np.maximum(limits - start_of(blend).documents, 0)
     reading = _Reading(blend, documents_left / documents_per_row)
-    rows, begins, ends = [], [], []
-    edges = window_edges(first, steps, breakpoint_steps(blend, first, steps))
-    for begin, end in itertools.pairwise(edges):
+    rows, edges = [], [start_of(blend).step]
+    for begin, end in itertools.pairwise(window_edges(blend, steps)):
         drawn, last = reading.window(begin, end)
         if drawn.any():
             rows.append(drawn)
-            begins.append(begin)
-            ends.append(math.ceil(last))
+            edges.append(math.ceil(last))
         if last < end:
             break
-    check_any(ends)
+    check_any(edges)
     by_window = np.array(rows)
     total = by_window.sum()
     is_random = any(node.rule == BLEND for node in blend.tree.nodes())
@@ -69,8 +65,7 @@ def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None
     deviation = np.sqrt(reading.variance) if is_random else np.minimum(1.3, reading.variance)
     return forecast_of(
         blend,
-        begins,
-        ends=np.array(ends),
+        edges,
         tokens=by_window * tokens_per_row,
         documents=by_window * documents_per_row,
         exhausted=reading.exhausted,
@@ -92,18 +87,17 @@ class _Reading:
     """
 
     def __init__(self, blend: Blend, left: np.ndarray):
-        first = start_of(blend).step
         self._blend, self._left = blend, left
         self._mixture = Mixture(blend.tree, blend.keys, seed="")
         self._mixture.ended |= left == 0
+        first = start_of(blend).step
         self.exhausted = {key: first for key, rows in zip(blend.keys, left) if rows == 0}
         self.variance = np.zeros(len(left))
 
     def window(self, begin: int, end: int) -> tuple[np.ndarray, float]:
-        """Read the steps ``[begin, end)``.
+        """Read steps up to ``end``; return the rows of each source, and where reading stopped.
 
-        Returns:
-            The rows of each source, and ``end`` or the (fractional) step at which all have ended.
+        It stops before ``end``, perhaps inside a step, if all sources have ended.
         """
         position = position_of(self._blend, (begin + end) // 2)
         rows_per_step = self._blend.topology.rows_per_step

@@ -12,7 +12,7 @@ import itertools
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
@@ -36,11 +36,9 @@ class Forecast:
         first: the first step, > 0 after a saved state.
         before: tokens and documents of each source before ``first``, int64 [2, sources].
         ends: the step after the last one of each window, int64 [windows].
-        shares: shares at the first step of each window, 0 for ended sources; float64 [windows,
-            sources].
+        shares: at the first step of each window, 0 if ended before; float64 [windows, sources].
         tokens, documents: amounts read in each window, float64 [windows, sources].
-        epoch_documents, epoch_tokens: size of one epoch of each source, float64 [sources]; NaN
-            tokens if unknown.
+        epoch_documents, epoch_tokens: size of an epoch, float64 [sources]; tokens may be NaN.
         exhausted: key -> the first step without the source, after its last epoch.
         breakpoints: the first step at or after each breakpoint within the forecast.
         positions: positions of all rows, including padding.
@@ -111,38 +109,33 @@ class Forecast:
 
 
 def forecast_of(
-    blend: Blend,
-    begins: Sequence[int],
-    ends: np.ndarray,
-    exhausted: dict[str, int],
-    **figures: Any,
+    blend: Blend, edges: Sequence[int], exhausted: dict[str, int], **figures: Any
 ) -> Forecast:
-    """Build a forecast of the windows between steps ``begins`` and ``ends``."""
+    """Build a forecast of the windows between some steps."""
     mixture, shares = Mixture(blend.tree, blend.keys, seed=""), []
     ended_at = np.array([exhausted.get(key, math.inf) for key in blend.keys])
-    for step in begins:
+    for step in edges[:-1]:
         mixture.ended[:] = ended_at <= step
         shares.append(mixture.shares(position_of(blend, step)))
-    start, end = start_of(blend), int(ends[-1])
-    points = breakpoint_steps(blend, start.step, end - start.step)
+    start, names, epoch_tokens = start_of(blend), blend.names, blend.epoch_tokens
     return Forecast(
         keys=blend.keys,
-        titles=tuple(blend.names.get(key, key) for key in blend.keys),
+        titles=tuple(names.get(key, key) for key in blend.keys),
         first=start.step,
         before=np.array([start.tokens, start.documents]),
-        ends=ends,
+        ends=np.array(edges[1:]),
         shares=np.array(shares),
         exhausted=exhausted,
-        breakpoints=tuple(sorted({point for point in points if start.step < point < end})),
+        breakpoints=tuple(sorted(_breakpoint_steps(blend, edges[-1] - start.step))),
         epoch_documents=np.array([source.documents for source in blend.sources.values()]),
-        epoch_tokens=np.array([blend.epoch_tokens.get(key, np.nan) for key in blend.keys]),
+        epoch_tokens=np.array([epoch_tokens.get(key, np.nan) for key in blend.keys]),
         **figures,
     )
 
 
-def check_any(ends: Sequence[int]) -> None:
-    """Raise ConfigError if a forecast has no windows."""
-    if not ends:
+def check_any(edges: Sequence[int]) -> None:
+    """Raise ConfigError if there is no window between the edges."""
+    if len(edges) < 2:
         raise ConfigError("No row is left: all sources have ended; raise a max_epochs.")
 
 
@@ -162,10 +155,7 @@ def position_of(blend: Blend, step: int) -> int:
 
 
 def planned(
-    blend: PlannedDataset,
-    steps: int,
-    progress: Any = iter,
-    state: Mapping[str, Any] | None = None,
+    blend: PlannedDataset, steps: int, progress: Any = iter, state: Mapping[str, Any] | None = None
 ) -> Forecast:
     """Forecast exactly, by drawing the plan.
 
@@ -178,25 +168,24 @@ def planned(
     """
     drawn = blend.planned_steps(state)
     plan, first = blend.plan, start_of(blend).step
-    edges = window_edges(first, steps, breakpoint_steps(blend, first, steps))
-    ends, counts, done = [first], [(plan.tokens.copy(), plan.documents.copy())], first
+    planned_edges = window_edges(blend, steps)
+    edges, counts, done = [first], [(plan.tokens.copy(), plan.documents.copy())], first
     lasts = np.full(len(blend.keys), first)  # the step after the last one with tokens of a source
     before = plan.tokens.copy()
     for done, _ in enumerate(progress(itertools.islice(drawn, steps)), first + 1):
         lasts[plan.tokens != before] = done
         before[:] = plan.tokens
-        if done == edges[len(ends)]:
-            ends.append(done)
+        if done == planned_edges[len(edges)]:
+            edges.append(done)
             counts.append((plan.tokens.copy(), plan.documents.copy()))
-    if done > ends[-1]:  # all sources ended inside a window
-        ends.append(done)
+    if done > edges[-1]:  # all sources ended inside a window
+        edges.append(done)
         counts.append((plan.tokens, plan.documents))
-    check_any(ends[1:])
+    check_any(edges)
     read = np.diff(np.array(counts, np.float64), axis=0)
     return forecast_of(
         blend,
-        ends[:-1],
-        ends=np.array(ends[1:]),
+        edges,
         tokens=read[:, 0],
         documents=read[:, 1],
         exhausted={
@@ -216,13 +205,15 @@ def late_breakpoints(blend: Blend, end_step: int) -> list[int]:
     return sorted(point for point in blend.tree.breakpoints() if point >= end)
 
 
-def window_edges(first: int, steps: int, further: Iterable[int]) -> list[int]:
-    even = first + np.linspace(0, steps, min(steps, WINDOWS) + 1).astype(int)
-    return sorted({*even.tolist(), *(step for step in further if first < step < first + steps)})
+def window_edges(blend: Blend, steps: int) -> list[int]:
+    """Return the steps at which windows begin and end: evenly spaced ones, and breakpoints."""
+    even = start_of(blend).step + np.linspace(0, steps, min(steps, WINDOWS) + 1).astype(int)
+    return sorted({*even.tolist(), *_breakpoint_steps(blend, steps)})
 
 
-def breakpoint_steps(blend: Blend, first: int, steps: int) -> list[int]:
-    """Return the first step at or after each breakpoint."""
-    points, all_steps = blend.tree.breakpoints(), range(first, first + steps)
-    position = functools.partial(position_of, blend)
-    return [first + bisect_left(all_steps, point, key=position) for point in points]
+def _breakpoint_steps(blend: Blend, steps: int) -> set[int]:
+    """Return the first step at or after each breakpoint, of those within the next ``steps``."""
+    points, first = blend.tree.breakpoints(), start_of(blend).step
+    all_steps, position = range(first, first + steps), functools.partial(position_of, blend)
+    reached = {first + bisect_left(all_steps, point, key=position) for point in points}
+    return reached - {first, first + steps}

@@ -9,7 +9,6 @@ row of the step has been handed out.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from dataclasses import dataclass
 from typing import Any, Iterator, NamedTuple
@@ -38,13 +37,8 @@ class DrawnStep:
 
 
 class Round(NamedTuple):
-    """One batch of every rank.
-
-    Attributes:
-        rows: the rows of this rank.
-        skipped: steps skipped right before it.
-        completes: the step of which it is the last round, or None.
-    """
+    """One batch of every rank: the rows of this rank, the steps that are skipped right before the
+    round, and the step that it completes, or None."""
 
     rows: list[DescribedRow]
     skipped: tuple[DrawnStep, ...]
@@ -87,7 +81,7 @@ class Progress:
         for step in round_.skipped:
             self._finish(step)
             first = step.number
-            if self.skipped and self.skipped[-1][1] == step.number:
+            if self.skipped and self.skipped[-1][1] == first:  # extend the last range
                 first, _ = self.skipped[-1]
                 self.skipped = self.skipped[:-1]
             self.skipped = (*self.skipped, (first, step.number + 1))
@@ -102,4 +96,4 @@ class Progress:
 
     def copy(self) -> "Progress":
         """Return a copy that later rounds do not advance."""
-        return copy.copy(self)
+        return dataclasses.replace(self)

@@ -91,8 +91,7 @@ class LiveWeights:
     def next_step(self) -> int | None:
         """The first step that no line covers yet; None after a line without ``through``."""
         self.read()
-        stop = self._stop
-        return None if stop == math.inf else int(stop)
+        return None if self._stop == math.inf else int(self._stop)
 
     def set(self, from_step: int, weights: Mapping[str, float], through: int | None = None) -> None:
         """Append a line; it is on disk when the call returns.
@@ -177,11 +176,10 @@ class LiveWeights:
         if not isinstance(value, dict) or not {"from_step", "weights"} <= value.keys() <= _FIELDS:
             needed = "from_step, weights and optionally through are needed"
             raise ConfigError(f"{where}: {value!r:.80} found; {needed}.")
-        first, through, weights = value["from_step"], None, value["weights"]
+        first, through, weights = value["from_step"], value.get("through"), value["weights"]
         check_integer(f"{where}: from_step", first, 0)
         if "through" in value:
-            check_integer(f"{where}: through", value["through"], first)
-            through = int(value["through"])
+            check_integer(f"{where}: through", through, first)
         if self.lines and first != self._stop:
             needed = "no further line" if self._stop == math.inf else f"{self._stop}"
             raise ConfigError(
@@ -190,7 +188,7 @@ class LiveWeights:
         if not isinstance(weights, dict):
             raise ConfigError(f"{where}: weights: {weights!r:.80} found, a mapping is needed.")
         checked = {k: checked_value(weight, f"{where}: {k}") for k, weight in weights.items()}
-        return Line(int(first), through, checked)
+        return Line(int(first), None if through is None else int(through), checked)
 
     def wait(self, step: int) -> None:
         """Wait until a line covers a step; raise WorkerError if none does before the deadline."""
@@ -213,7 +211,7 @@ class LiveWeights:
 
     @property
     def _last(self) -> str:
-        """The extent of the file, for messages."""
+        """The steps that the file covers so far, for messages."""
         if not self.lines:
             return f"the file has no {'complete ' * self._has_partial_line}line"
         first, through, _ = self.lines[-1]
@@ -228,8 +226,7 @@ class LiveWeights:
     def at(self, step: int) -> tuple[Mapping[str, float], float]:
         """Return the weights by name, and the first step at which they may change.
 
-        If no line covers the step yet, the weights are those of the last line and may change at
-        any time, so that step is ``step`` itself.
+        If no line covers the step yet, these are the weights of the last line, and ``step`` itself.
         """
         count = self._count(step + 1)
         weights = self.lines[count - 1].weights if count else {}
@@ -241,14 +238,14 @@ class LiveWeights:
         return bisect_left(self.lines, steps, key=lambda line: line.from_step)
 
     def used(self, steps: int) -> dict[str, Any]:
-        """Return the count and digest of the lines that planned the first ``steps`` steps."""
+        """Return the number and digest of the lines that planned the first ``steps`` steps."""
         return dict(self._states[self._count(steps)])
 
     def check_used(self, saved: Mapping[str, Any], steps: int) -> None:
         """Raise StateMismatchError unless the file has the lines that planned the first steps."""
         self.read()
         count = self._count(steps)
-        # A trace starts over at the step in which the state was saved, and may include its line.
+        # A trace starts at the step in which the state was saved, which may have used its line.
         if saved not in self._states[count : count + 2] or not self.covers(steps - 1):
             now = self._states[count]
             before, after = (f"{each['lines']} {each['digest'][:12]}" for each in (saved, now))
@@ -260,27 +257,27 @@ class LiveWeights:
 
 
 class LiveWeight(WeightSpec):
-    """The weight of one member of a node: from the current line if that names it, else its own."""
+    """The weight of one member: from the current line if that names it, else from its entry."""
 
     is_scheduled = True
 
-    def __init__(self, live: LiveWeights, names: Sequence[str], own: WeightSpec):
-        self._live, self._names, self._own = live, names, own
+    def __init__(self, live: LiveWeights, names: Sequence[str], entry_weight: WeightSpec):
+        self._live, self._names, self._entry_weight = live, names, entry_weight
 
     def segment(self, position: int) -> Segment:
         weights, end = self._live.at(position)
         for name in self._names:
             if name in weights:
                 return Segment("step", end, weights[name])
-        own = self._own.segment(position)
-        return own._replace(end=min(own.end, end))
+        segment = self._entry_weight.segment(position)
+        return segment._replace(end=min(segment.end, end))
 
     def breakpoints(self) -> tuple[int, ...]:
         begins = (line.from_step for line in self._live.lines)
-        return tuple(sorted({*begins, *self._own.breakpoints()}))
+        return tuple(sorted({*begins, *self._entry_weight.breakpoints()}))
 
     def to_json(self) -> Any:
-        return {"live": self._own.to_json()}
+        return {"live": self._entry_weight.to_json()}
 
     def __repr__(self) -> str:
-        return f"{self._own!r} or {self._live.path.name}"
+        return f"{self._entry_weight!r} or {self._live.path.name}"
