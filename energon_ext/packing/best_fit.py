@@ -38,7 +38,7 @@ class BestFitPacker(Packer):
 
     Args:
         max_docs_per_bin: most pieces in one row; None for no limit.
-        carry: most of the bins that are carried over, as a fraction, 0 <= carry < 1.
+        carry: largest fraction of the bins to carry over to the next plan, 0 <= carry < 1.
         alignment: every document is padded to a multiple of this number of positions.
 
     Example:

@@ -35,7 +35,7 @@ class Clock:
         """Return the position after ``step`` steps, or ``row`` rows, of the plan.
 
         Args:
-            row_lengths: lengths of earlier rows, if they were different.
+            row_lengths: lengths of earlier rows, if they differ from the current one.
 
         Raises:
             ConfigError: the axis counts tokens, and rows have no fixed length.

@@ -76,8 +76,7 @@ class PlannedDataset(Blend, SavableDataset):
     """Yields the batches of one rank.
 
     Args:
-        sources, tree, clock: as in :class:`~energon_ext.plan.source.Blend`; all sources are
-            planned.
+        sources, tree, clock: see :class:`~energon_ext.plan.source.Blend`; all sources are planned.
         worker_config: configuration of Energon.
         batches: how rows become batches.
         passes: length of a pass.

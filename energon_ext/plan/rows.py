@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The packed rows of documents, which are taken in epoch order and packed by length alone.
 
-A pack plan packs the next documents of the order, together with the pieces carried over from the
-previous plan, into rows. A state contains the input of the current plan and the number of rows
-taken from it. On a resume the plan is computed again, without reading any tokens.
+A pack plan turns the next documents of the order, and the pieces carried over from the previous
+plan, into rows. A state contains the input of the current plan and the number of rows taken from
+it. On a resume the plan is computed again, without reading any tokens.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class PlannedRows(RowSource):
         if carried is None:
             raise StateFormatError(f"{self.key}: the state has pieces that the source lacks.")
         self._order.epoch, self._order.position = window.epoch, window.position
-        if window.taken is None:  # before the first plan, or the first one after a repacking
+        if window.taken is None:  # saved before the first plan, or the first one after a repacking
             self._plan = dataclasses.replace(PackPlan.none(), carried=carried)
         else:
             taken = self._order.take(window.taken) + self._first

@@ -123,7 +123,7 @@ class Blend:
 
     @property
     def row_lengths(self) -> RowLengths:
-        """Lengths of earlier rows, if they were different."""
+        """Lengths of earlier rows, if they differ from the current one."""
         return ()
 
     def position(self, step: int, row: int | None = None) -> int:

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The cursor of a planned run: JSON values, the same on every rank.
 
-A cursor saved between two steps can be resumed with another mix, and with any number of ranks and
-workers and any batch size. A cursor saved inside a step also contains digests of everything that
-the step depends on, since the step is drawn again on a resume: there all of it must be the same.
+A run that was saved between two steps may continue with another mix, and with any number of ranks
+and workers and any batch size. A cursor saved inside a step also contains digests of everything
+that the step depends on: none of it may change, since the step is drawn again on a resume.
 """
 
 from __future__ import annotations

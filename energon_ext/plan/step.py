@@ -48,15 +48,12 @@ class Step:
         costs = np.zeros(rows)
         for places, taken, _ in self._parts:
             lengths, ends = taken.pieces()
-            text_costs = np.diff(np.cumsum(cost(lengths))[ends - 1], prepend=0.0)
-            costs[places] = text_costs + taken.further_costs()
+            length_costs = np.diff(np.cumsum(cost(lengths))[ends - 1], prepend=0.0)
+            costs[places] = length_costs + taken.further_costs()
         return costs
 
     def taken(self, number: int) -> tuple[Taken, int, int] | None:
-        """Return the rows that row ``number`` was taken with, its index in them, and its source.
-
-        The source is given by its number. None if no row was left for this place.
-        """
+        """Return a row as (rows taken together, index in them, source number); None if missing."""
         return self._places.get(number if self._order is None else int(self._order[number]))
 
     @functools.cached_property
@@ -74,11 +71,11 @@ class Advance:
 
     Attributes:
         step, row: steps and rows drawn so far.
-        row_lengths: lengths of earlier rows, if they were different.
+        row_lengths: lengths of earlier rows, if they differ from the current one.
         next_rows: rows taken from the window of each source, int64 [sources].
-        documents, tokens: amounts drawn from each source so far, int64 [sources].
+        documents, tokens: finished documents and tokens drawn from each source, int64 [sources].
         credits: state of every interleave.
-        windows: windows that changed in this step, by the number of the source.
+        windows: windows that changed since the previous advance, by the number of the source.
     """
 
     step: int
@@ -100,7 +97,7 @@ class Plan:
 
     Attributes:
         step, row: steps and rows drawn so far.
-        row_lengths: lengths of earlier rows, if they were different.
+        row_lengths: lengths of earlier rows, if they differ from the current one.
         documents, tokens: finished documents and tokens drawn from each source, int64 [sources].
         just_ended: keys of the sources that ended with the last step.
     """
@@ -127,10 +124,7 @@ class Plan:
             self.mixture.ended[number] = rows.ended
 
     def next(self, count: int, position: int) -> Step | None:
-        """Draw a step of ``count`` rows; None if no source has a row left.
-
-        A row whose source turns out to have ended is drawn again. The last step may have fewer
-        rows.
+        """Draw a step of ``count`` rows, or fewer at the end; None if no source has a row left.
 
         Args:
             position: current position on the schedule axis.
@@ -144,7 +138,7 @@ class Plan:
         attempt = 0
         while len(missing) and self.mixture.open(position):
             missing = self._draw(step, missing, attempt)
-            attempt += 1
+            attempt += 1  # draw again where a source had no row left
         if len(missing) == count and not self.mixture.ended.all():
             left = [k for k, ended in zip(self.mixture.keys, self.mixture.ended) if not ended]
             raise ConfigError(

@@ -47,7 +47,7 @@ class ScheduleAxis:
 
     def __post_init__(self) -> None:
         if self.unit not in (None, *UNITS):
-            raise ConfigError(f"ScheduleAxis.unit: {self.unit!r} found, {', '.join(UNITS)} known.")
+            raise ConfigError(f"ScheduleAxis.unit: {self.unit!r} found; known: {', '.join(UNITS)}.")
         if self.end is not None:
             check_integer("ScheduleAxis.end", self.end, 0)
 
