@@ -1,3 +1,3 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whose row is next: blends that draw and interleaves that keep shares to a row."""
+"""Choose the source of the next row: at random (blend), or by credits (interleave)."""

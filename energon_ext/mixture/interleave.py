@@ -1,22 +1,24 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Draws that keep the token shares of members to a row, by credits.
+"""Draws that keep the tokens of each member within a row of its share, by credits.
 
-With every token that a node draws, each member earns its share of it; who is drawn pays what the
-row holds::
+For every token that a node draws, each member earns its share of a token; the member that is drawn
+pays for all tokens of its row::
 
-    credit_i += share_i * tokens        credit_next -= tokens
+    credit_i += share_i * tokens        credit_drawn -= tokens
 
-A credit is the integral of the scheduled share minus what was read. Rates that divide by the weight
-do not have this property: a member whose weight grows from near zero would have to wait for the
-debts of its first tokens.
+A credit is therefore the integral of the scheduled share minus the tokens read. Schemes that divide
+by the weight lack this property: a member whose weight grows from near zero would first have to
+work off the debt of its first tokens.
 
-Next is, among the members with a credit of at least ``e`` rows, ``e = 1 / (2 n - 2)`` for ``n``
-members, the one that would soonest have ``1 - e`` rows if it were not drawn. Where shares stay, no
-credit ever reaches ``1 - e`` (Tijdeman, *The chairman assignment problem*, 1980), and the largest
-credit would not do: 12 : 12 : 3 : 1 : 1 goes beyond a row. Where rows differ in length, the largest
-credit is next; with equal weights that is the source with the fewest tokens so far. Between members
-that are due alike, an order decides that depends on the seed.
+If all rows have the same length, the member with the earliest deadline is drawn. Let
+``e = 1 / (2 n - 2)`` for ``n`` members: among those with a credit of at least ``e`` rows, it is the
+one that would reach ``1 - e`` rows first if it were never drawn. With constant shares no credit
+ever gets there (Tijdeman, *The chairman assignment problem*, 1980). Drawing the largest credit is
+not as good: with weights 12 : 12 : 3 : 1 : 1 a credit exceeds a row.
+
+If rows differ in length, the member with the largest credit is drawn; with equal weights that is
+the one with the fewest tokens so far. Ties are broken in an order that depends on the seed.
 """
 
 import heapq
@@ -26,12 +28,11 @@ import numpy as np
 
 from energon_ext.documents.permutation import stable_hash
 
-#: Fractions of rows, and credits in tokens, are compared up to these.
-ROUNDING, TOKEN_ROUNDING = 1e-9, 1e-6
+ROUNDING = 1e-9  # tolerance when comparing fractions of rows
 
 
 class Credits(NamedTuple):
-    """State of an interleave: credits, float64 [members], and the tokens drawn."""
+    """State of an interleave: credits in tokens, float64 [members], and the tokens drawn."""
 
     credits: np.ndarray
     tokens: int
@@ -41,8 +42,9 @@ class InterleaveSampler:
     """Draws the member whose next row is due first.
 
     Args:
-        row_tokens: tokens that a row is taken to have until it is known; 0 where rows differ.
-        seed: decides between members that are due alike.
+        row_tokens: tokens per row, assumed until the actual tokens are known; 0 if rows differ in
+            length.
+        seed: breaks ties between members.
 
     State: one number per member, and the tokens drawn.
 
@@ -65,7 +67,7 @@ class InterleaveSampler:
         self._retained: dict[str, float] = {}
 
     def pick(self, rows: np.ndarray, shares: np.ndarray, attempt: int) -> np.ndarray:
-        """As :meth:`~energon_ext.mixture.blend.BlendSampler.pick`; :meth:`settle` comes after."""
+        """Return the member for each row, like ``BlendSampler.pick``; call :meth:`settle` next."""
         credits, shares = self.credits[self._turns], shares[self._turns]
         if self._row_tokens:
             return self._turns[_by_deadline(credits / self._row_tokens, shares, len(rows))]
@@ -77,17 +79,17 @@ class InterleaveSampler:
         return self._turns[picked]
 
     def settle(self, shares: np.ndarray, tokens: np.ndarray) -> None:
-        """Count what was drawn under some shares, int64 [members]."""
+        """Update the credits by the tokens drawn from each member, int64 [members]."""
         total = int(tokens.sum())
         self.credits = self.credits + shares * total - tokens
         self.tokens += total
 
     def now(self) -> Credits:
-        """The state, which later draws do not change."""
+        """Return the current state; later draws do not change it."""
         return Credits(self.credits, self.tokens)
 
     def to_json(self, now: Credits) -> dict[str, Any]:
-        """A state as JSON values; members that are away are among them."""
+        """Return a state as JSON values, including the credits of retained members."""
         credits = {**self._retained, **dict(zip(self.names, now.credits.tolist()))}
         return {"credits": dict(sorted(credits.items())), "tokens": now.tokens}
 
@@ -97,15 +99,15 @@ class InterleaveSampler:
         """Continue from a state.
 
         Args:
-            state: of :meth:`to_json`.
-            renamed: current names by names in the state, where they differ.
-            shares: the current ones, where new members begin as if they had been there from the
-                first token and had never been drawn; None where they begin level with the others.
+            state: as returned by :meth:`to_json`.
+            renamed: current name by saved name, for members whose name changed.
+            shares: current shares if new members start as if they had been members from the first
+                token and never been drawn; None if they start level with the others.
         """
         saved = {renamed.get(name, name): credit for name, credit in state["credits"].items()}
         self.tokens = state["tokens"]
-        own = set(self.names)
-        self._retained = {name: saved[name] for name in saved if name not in own}
+        current = set(self.names)
+        self._retained = {name: saved[name] for name in saved if name not in current}
         is_known = np.array([name in saved for name in self.names])
         self.credits = np.array([float(saved.get(name, 0.0)) for name in self.names])
         if shares is not None and not is_known.all() and shares[is_known].sum() > 0:
@@ -114,16 +116,20 @@ class InterleaveSampler:
 
 
 def _by_deadline(credits: np.ndarray, shares: np.ndarray, rows: int) -> np.ndarray:
-    """Members for some rows of one length, by credits in rows and shares, float64 [members]."""
-    least = 1 / max(2 * len(shares) - 2, 2)
+    """Return the members of the next ``rows`` rows, by earliest deadline, int64 [rows].
+
+    All rows have one length, and credits are in rows. The n-th row of a member may be drawn from
+    its release on (a credit of ``e``) and is due at its deadline (``1 - e``).
+    """
+    least = 1 / max(2 * len(shares) - 2, 2)  # e
     active = np.flatnonzero(shares)
     credits, shares = credits[active], shares[active]
-    # A row more for every one that the credits lack together, so that there are always enough.
+    # Look one row further ahead for each row of total debt, so that there are enough candidates.
     horizon = rows + 2 + max(0.0, -float(credits.sum()))
     counts = np.floor(credits + shares * horizon - least).clip(-1, rows - 1).astype(np.int64) + 1
     member = np.repeat(np.arange(len(active)), counts)
     nth = np.arange(len(member)) - np.repeat(np.cumsum(counts) - counts, counts)
-    lacking = nth - credits[member]  # until all but one of the rows are paid for
+    lacking = nth - credits[member]  # rows of credit that the member must earn first
     release = np.ceil((lacking + least) / shares[member] - ROUNDING)
     deadline = np.floor((lacking + 1 - least) / shares[member] + ROUNDING)
     order = np.lexsort((member, release))
@@ -134,7 +140,7 @@ def _by_deadline(credits: np.ndarray, shares: np.ndarray, rows: int) -> np.ndarr
     heapq.heapify(due)
     for row, end in enumerate(begins):
         if begin >= end and not due:
-            end = begin + 1  # nobody has the credit: who will have it first
+            end = begin + 1  # no member has enough credit: take the first that will
         while begin < end:
             heapq.heappush(due, waiting[begin])
             begin += 1

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whose row is next: the tree of a metadataset at work."""
+"""Draw the sources of rows by walking the tree of a metadataset."""
 
 from typing import Any, Mapping, Sequence
 
@@ -15,19 +15,19 @@ from energon_ext.weights import Weights
 class Mixture:
     """Draws the sources of many rows at once.
 
-    A draw goes from the root of the tree to a source. A node whose members are all of weight 0 or
-    ended counts as 0 for the node above it.
+    A draw walks from the root of the tree to a source. A node has weight 0 for its parent if each
+    of its members has weight 0 or has ended.
 
     Args:
-        tree: its sources are ``keys``, in any order.
-        keys: of the sources, sorted; draws are indices into them.
-        seed: names the random numbers.
-        row_tokens: positions of a row; 0 where rows differ.
+        tree: its leaves are ``keys``, in any order.
+        keys: keys of the sources, sorted; draws are indices into them.
+        seed: selects the random numbers.
+        row_tokens: positions per row; 0 if rows differ in length.
 
     Attributes:
-        ended: bool [sources], those that have no row left; the caller sets it.
+        ended: bool [sources], sources that have no row left; set by the caller.
 
-    State: the credits of interleaves, and those of nodes that are away.
+    State: the credits of all interleaves, including retained ones that are not in the tree.
 
     Example:
         >>> from energon_ext.mixture.tree import INTERLEAVE, blend_of
@@ -50,41 +50,41 @@ class Mixture:
         self._retained: dict[str, Any] = {}
 
     def open(self, position: int) -> bool:
-        """Take the weights of a position on the schedule axis; False if nothing can be drawn."""
+        """Set the weights for a position on the schedule axis; False if nothing can be drawn."""
         return self._root.open(position, self.ended)
 
     def shares(self, position: int) -> np.ndarray:
-        """The share of each source, float64 [sources]; all 0 where nothing can be drawn."""
+        """Return the share of each source, float64 [sources]; all 0 if nothing can be drawn."""
         shares = np.zeros(len(self.keys))
         if self.open(position):
             self._root.add_shares(shares, 1.0)
         return shares
 
     def draw(self, rows: np.ndarray, attempt: int = 0) -> np.ndarray:
-        """The source of each of some rows, int64 [n]; :meth:`open` comes first.
+        """Draw the source of each row, int64 [n]; call :meth:`open` first.
 
         Args:
-            rows: int64 [n], numbers in the run, rising.
-            attempt: how often these rows were drawn before, from sources that had none left.
+            rows: int64 [n], row numbers within the run, increasing.
+            attempt: number of earlier draws for these rows, which hit an ended source.
         """
         return self._root.draw(rows, attempt)
 
     def settle(self, tokens: np.ndarray) -> None:
-        """Count the tokens that were read since the last call, int64 [sources]."""
+        """Update the credits by the tokens read since the last call, int64 [sources]."""
         self._root.settle(tokens)
 
     def begin_here(self, row_tokens: float = 1.0) -> None:
-        """Take the credits so far as those of rows of some tokens, and count tokens from here."""
+        """Convert credits from rows to tokens, at ``row_tokens`` per row, and reset the counts."""
         for _, sampler in self._interleaves:
             sampler.credits = sampler.credits * row_tokens
             sampler.tokens = 0
 
     def credits(self) -> tuple[Credits, ...]:
-        """The state of every interleave, which later draws do not change."""
+        """Return the state of every interleave; later draws do not change it."""
         return tuple(sampler.now() for _, sampler in self._interleaves)
 
     def credits_to_json(self, credits: Sequence[Credits]) -> dict[str, Any]:
-        """:meth:`credits` as JSON values, with those of nodes that are away."""
+        """Return :meth:`credits` as JSON values, together with those of retained nodes."""
         nodes = {
             branch.name: {"identity": branch.identity, **sampler.to_json(now)}
             for (branch, sampler), now in zip(self._interleaves, credits)
@@ -94,13 +94,13 @@ class Mixture:
     def restore_state(
         self, state: Mapping[str, Any], renamed: Mapping[str, str], position: int
     ) -> None:
-        """Continue from :meth:`credits_to_json`, perhaps of another tree.
+        """Continue from :meth:`credits_to_json`, possibly of another tree.
 
-        A node is known by its identity, or else by its name.
+        Nodes are matched by identity, or else by name.
 
         Args:
-            renamed: current keys by keys in the state, of sources that moved.
-            position: on the schedule axis, where the run stands.
+            renamed: current key by saved key, for sources that moved.
+            position: current position of the run on the schedule axis.
         """
         self.open(position)
         by_identity = {entry["identity"]: name for name, entry in state.items()}
@@ -120,7 +120,7 @@ class Mixture:
 
 
 class _Branch:
-    """One node at work."""
+    """A node of the tree with its sampler and children."""
 
     def __init__(
         self, tree: Tree, name: str, numbers: Mapping[str, int], seed: str, row_tokens: int
@@ -129,7 +129,7 @@ class _Branch:
         self.name, self.identity = name, node.identity
         self._new_at_zero = node.new_source == NEW_SOURCES[1]
         self._weights = Weights(node.weights)
-        #: Number of the source, -1 where the member is a node.
+        #: Number of the source of each member, -1 for a node.
         members = [-1 if isinstance(member, Tree) else numbers[member] for member in tree.members]
         self._sources = np.array(members, np.int64)
         self._is_source = self._sources >= 0
@@ -149,7 +149,7 @@ class _Branch:
             self.sampler = InterleaveSampler(names, row_tokens, seed)
 
     def interleaves(self) -> list[tuple["_Branch", InterleaveSampler]]:
-        """This one and all below, of those that are interleaves."""
+        """Return the interleaves among this node and all nodes below, with their samplers."""
         below = [pair for child in self._children.values() for pair in child.interleaves()]
         own = self.sampler
         return [(self, own), *below] if isinstance(own, InterleaveSampler) else below
@@ -183,11 +183,11 @@ class _Branch:
         return int(by_member.sum())
 
     def add_shares(self, shares: np.ndarray, above: float) -> None:
-        """Add what this node gives to its sources where it has a share itself."""
+        """Add the shares of the sources below, given the share of this node in the whole run."""
         shares[self._sources[self._is_source]] += above * self._shares[self._is_source]
         for index, child in self._children.items():
             child.add_shares(shares, above * float(self._shares[index]))
 
     def shares_of_new(self) -> np.ndarray | None:
-        """The current shares, where new members of an interleave begin at zero; else None."""
+        """Return the current shares if new members begin at zero, else None."""
         return self._shares if self._new_at_zero else None

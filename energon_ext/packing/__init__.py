@@ -1,24 +1,23 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Documents to rows of a fixed length, on lengths alone.
+"""Pack documents into rows of a fixed length, from their lengths alone.
 
-A row of ``T`` positions is cut from up to ``T + 1`` consecutive tokens: the first T are the input,
-the last T the labels, so a row that is full trains T transitions. No packer looks at a token, and
-none drops one:
+A row of ``T`` positions is cut from up to ``T + 1`` tokens: the first T are the input, the last T
+the labels, so a full row trains T transitions. Packers never read tokens and never drop one:
 
-* :class:`SequentialPacker` lets all documents follow each other in one stream and cuts it into
-  windows of T + 1 tokens at stride T. Neighbouring windows share one token, so every transition of
-  the stream is trained exactly once.
+* :class:`SequentialPacker` concatenates all documents into one stream and cuts it into windows of
+  T + 1 tokens at stride T. Neighbouring windows share one token, so every transition of the stream
+  is trained exactly once.
 * :class:`BestFitPacker` fills bins of T + 1 tokens with whole documents from a buffer. Longer
   documents are first cut into pieces of T + 1 tokens that share their boundary token, so every
   transition of every document is trained exactly once.
 
-All work on arrays of many documents at once: :class:`Pieces` in, a :class:`PackPlan` out. A new
-packer is a subclass of :class:`Packer`; an encoder takes an instance, or the name of one in
-``PACKERS``.
+Packers work on arrays of many documents: :class:`Pieces` in, a :class:`PackPlan` out. To add one,
+subclass :class:`Packer`; encoders take an instance, or a name from ``PACKERS``.
 """
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from energon_ext.arguments import choices
@@ -28,15 +27,16 @@ from energon_ext.packing.packer import Packer
 from energon_ext.packing.pieces import PackPlan, Pieces
 from energon_ext.packing.sequential import SequentialPacker
 
-#: Every packer, by its name.
+#: All packers by name.
 PACKERS: dict[str, type[Packer]] = {each.name: each for each in (BestFitPacker, SequentialPacker)}
 
 
 def make_packer(name: str | Packer, seq_len: int, **options: Any) -> Packer:
-    """Build the packer of a name, or check one that is given.
+    """Build a packer by name, or check a given one.
 
     Args:
-        **options: of the packer; None for its default.
+        name: a name from ``PACKERS``, or a packer, which must have the same ``seq_len``.
+        **options: options of the packer by name; None for the default.
 
     Example:
         >>> make_packer("bin", 4096, max_docs_per_bin=8).to_json()["max_docs_per_bin"]
@@ -49,13 +49,13 @@ def make_packer(name: str | Packer, seq_len: int, **options: Any) -> Packer:
     if isinstance(name, Packer):
         if options or name.seq_len != seq_len:
             raise ConfigError(
-                f"packing: a {type(name).__name__} has its own options, and seq_len "
-                f"{name.seq_len} of the encoder's {seq_len}; give both there alone."
+                f"packing: give options to the {type(name).__name__} itself, and the same seq_len "
+                f"to it ({name.seq_len}) and to the encoder ({seq_len})."
             )
         return name
     if name not in list(PACKERS):
         raise ConfigError(f"packing: {name!r} found, choose from {choices(name, PACKERS)}")
-    known = PACKERS[name].option_names()
+    known = [field.name for field in fields(PACKERS[name]) if field.name != "seq_len"]
     for option in options:
         if option not in known:
             raise ConfigError(
@@ -65,27 +65,27 @@ def make_packer(name: str | Packer, seq_len: int, **options: Any) -> Packer:
 
 
 def packing_of(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an encoder's fingerprint that say how rows are packed."""
-    own = ("seq_len", "alignment", "mask_boundary_loss")
-    return {k: v for k, v in fingerprint.items() if k in own or k.startswith("packing")}
+    """Return the fields of an encoder's fingerprint that determine how rows are packed."""
+    names = ("seq_len", "alignment", "mask_boundary_loss")
+    return {k: v for k, v in fingerprint.items() if k in names or k.startswith("packing")}
 
 
 def repacking(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """A line for a resume whose fingerprints pack rows by other options; else empty."""
+    """Return a log line if a resume changes how rows are packed, else an empty string."""
     before, after = packing_of(saved), packing_of(now)
     changed = [
         f"{name} {before.get(name)!r}, now {after.get(name)!r}"
         for name in {**before, **after}
         if before.get(name) != after.get(name)
     ]
-    return f"Rows are packed anew from here on: {'; '.join(changed)}." if changed else ""
+    return f"Rows are packed differently from here on: {'; '.join(changed)}." if changed else ""
 
 
 def saved_packer(fields: Mapping[str, Any]) -> Packer:
-    """The packer that the fields of a fingerprint describe.
+    """Build the packer that the fields of a fingerprint describe.
 
     Raises:
-        ConfigError: it is one of the user's own, or the fields are damaged.
+        ConfigError: the packer is a class of the user's, or the fields are damaged.
     """
     options = {
         name.removeprefix("packing_"): value

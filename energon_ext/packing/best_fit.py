@@ -1,17 +1,17 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whole documents in full rows.
+"""Pack whole documents into nearly full rows.
 
-Best-fit decreasing packing leaves the last bins of a buffer half empty, since no short document is
-left to fill them. So a plan hands out all bins but the emptiest, and carries the pieces of these
-over to the next plan, whose short documents fill them up.
+Best-fit decreasing leaves the last bins of a buffer half empty, because no short documents are left
+to fill them. A pack plan therefore turns all bins into rows except the emptiest ones. The pieces in
+those are carried over to the next plan, whose short documents fill the gaps.
 
-No piece starves: the oldest sixteenth of the carried-over pieces is placed first, and the bins that
-hold one of these are handed out however full they are. With at most 256 pieces carried over, a
-piece is in a row after at most 53 more plans (with web pages and books, after 7).
+No piece starves: the oldest sixteenth of the carried-over pieces is placed first, and a bin with
+one of them becomes a row however empty it is. With at most 256 pieces carried over, a piece is in a
+row after at most 53 more plans (7 with web pages and books).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,25 +21,25 @@ from energon_ext.packing.bins import best_fit, longest_first
 from energon_ext.packing.packer import Packer
 from energon_ext.packing.pieces import PackPlan, Pieces
 
-#: Most pieces that are carried over. Of web pages and books they fill 99.95 % of all positions,
-#: with 512 documents in a buffer or more.
+#: Most pieces carried over. With buffers of at least 512 web pages and books this is enough to fill
+#: 99.95 % of all positions.
 MOST_CARRIED = 256
 
-#: Of this many carried-over pieces one, the oldest, is not carried over again.
+#: One in this many carried-over pieces, the oldest ones, is not carried over again.
 CARRIED_PER_DUE = 16
 
 
 @dataclass(frozen=True)
 class BestFitPacker(Packer):
-    """Packs a buffer of documents by best-fit decreasing, and carries the emptiest bins over.
+    """Packs a buffer of documents by best-fit decreasing, and carries over the emptiest bins.
 
-    The bins of one plan are handed out in a random order that depends only on the number of rows
-    before: otherwise the pieces of a long document would fill consecutive rows.
+    The rows of a plan are in a random order that depends only on the number of earlier rows;
+    otherwise the pieces of a long document would fill consecutive rows.
 
     Args:
-        max_docs_per_bin: most pieces in one row, None for no limit.
-        carry: share of the bins that is carried over to the next plan, 0 <= carry < 1.
-        alignment: positions that every document is rounded up to.
+        max_docs_per_bin: most pieces in one row; None for no limit.
+        carry: largest fraction of the bins to carry over to the next plan, 0 <= carry < 1.
+        alignment: every document is padded to a multiple of this number of positions.
 
     Example:
         >>> packer = BestFitPacker(seq_len=7, carry=0)
@@ -67,12 +67,12 @@ class BestFitPacker(Packer):
 
     def resumed(self, carried: Pieces) -> Pieces:
         stops = np.minimum(carried.starts + self.seq_len + 1, carried.lengths)
-        return Pieces(carried.documents, carried.places, carried.starts, stops, carried.lengths)
+        return replace(carried, stops=stops)
 
     def plan(
         self, carried: Pieces, new: Pieces, *, rows_before: int = 0, last: bool = False
     ) -> PackPlan:
-        carried = carried.cut(self.seq_len + 1)  # those of longer rows before
+        carried = carried.cut(self.seq_len + 1)  # after a resume with a smaller seq_len
         pieces = carried + new.cut(self.seq_len + 1)
         sizes, capacity = self._sizes(pieces.stops - pieces.starts)
         num_due = -(-len(carried) // CARRIED_PER_DUE)
@@ -83,9 +83,9 @@ class BestFitPacker(Packer):
         bins = np.arange(bin_of.max(initial=-1) + 1)
         if not last:
             filled = np.bincount(bin_of, sizes[items])
-            filled[bin_of[:num_due]] = capacity  # handed out, however empty they are
+            filled[bin_of[:num_due]] = capacity  # never carried over, however empty
             bins = np.delete(bins, self._emptiest(filled, np.bincount(bin_of), capacity))
-        items, ends = row_after_row(items, bin_of, shuffled(bins, rows_before))
+        items, ends = _rows_of(items, bin_of, _shuffled(bins, rows_before))
         is_left = np.ones(len(pieces), bool)
         is_left[items] = False
         placed, left = pieces[items], pieces[is_left]
@@ -94,32 +94,32 @@ class BestFitPacker(Packer):
         return PackPlan.of(placed, ends, documents, left, self.seq_len)
 
     def _sizes(self, lengths: np.ndarray) -> tuple[np.ndarray, int]:
-        """Lengths of pieces, and the capacity of a bin, in tokens or in units of the alignment."""
+        """Return the sizes of pieces and the capacity of a bin, in tokens or alignment units."""
         if self.alignment == 1:
             return lengths, self.seq_len + 1
-        positions = np.minimum(lengths, self.seq_len)  # the T + 1st token, a label, has none
+        positions = np.minimum(lengths, self.seq_len)  # token T + 1 is a label without a position
         return -(-positions // self.alignment), self.seq_len // self.alignment
 
     def _emptiest(self, filled: np.ndarray, counts: np.ndarray, capacity: int) -> np.ndarray:
-        """The bins that are carried over."""
+        """Return the bins to carry over."""
         bins = np.argsort(filled, kind="stable")[: int(self.carry * len(counts))]
         bins = bins[filled[bins] < capacity]
         return bins[np.cumsum(counts[bins]) <= MOST_CARRIED]
 
 
-def shuffled(bins: np.ndarray, seed: int) -> np.ndarray:
-    """The same bins in the random order of a seed, the same with every version of NumPy."""
-    # NumPy promises to keep the raw numbers, and not what its generators derive from them.
+def _shuffled(bins: np.ndarray, seed: int) -> np.ndarray:
+    """Return bins in the random order of a seed."""
+    # NumPy keeps the raw numbers stable across versions, but not what it derives from them.
     keys = np.random.Philox(key=seed).random_raw(len(bins))
     return bins[np.argsort(keys, kind="stable")]
 
 
-def row_after_row(
-    items: np.ndarray, bin_of: np.ndarray, rows: np.ndarray
+def _rows_of(
+    items: np.ndarray, bin_of: np.ndarray, bins: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Items of the bins that become rows, in the order of the rows, and where each row ends."""
-    row_of_bin = np.full(bin_of.max(initial=-1) + 1, len(rows))  # behind all, if it is none
-    row_of_bin[rows] = np.arange(len(rows))
+    """Return the items of some bins, bin after bin, and the end of each bin among them."""
+    row_of_bin = np.full(bin_of.max(initial=-1) + 1, len(bins))  # sorts all other bins last
+    row_of_bin[bins] = np.arange(len(bins))
     row_of = row_of_bin[bin_of]
-    ends = np.cumsum(np.bincount(row_of, minlength=len(rows))[: len(rows)])
+    ends = np.cumsum(np.bincount(row_of, minlength=len(bins))[: len(bins)])
     return items[np.argsort(row_of, kind="stable")[: ends[-1] if len(ends) else 0]], ends

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Items of given lengths into bins of one capacity."""
+"""Bin packing: place items of given lengths into bins of one capacity."""
 
 import heapq
 from bisect import bisect_left, insort
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def longest_first(lengths: np.ndarray) -> np.ndarray:
-    """Indices of items by falling length; equals in their order."""
+    """Return the indices of items from the longest to the shortest; ties keep their order."""
     return np.argsort(-lengths, kind="stable")
 
 
@@ -19,8 +19,9 @@ def best_fit(
 ) -> np.ndarray:
     """Place items in the given order, each into the fullest bin that still has room.
 
-    Of equally full bins the first one is taken. In the order of :func:`longest_first` this is
-    best-fit decreasing (Johnson, "Near-optimal bin packing algorithms", MIT 1973).
+    Among equally full bins the first one is used. With items in the order of
+    :func:`longest_first` this is best-fit decreasing (Johnson, "Near-optimal bin packing
+    algorithms", MIT 1973).
 
     Args:
         lengths: tokens of each item, >= 1 and <= capacity.
@@ -28,7 +29,7 @@ def best_fit(
         max_items_per_bin: a bin with this many items is closed; None for no limit.
 
     Returns:
-        The bin of each item, int64 [items]; bins are numbered as they are opened.
+        The bin of each item, int64 [items]; bins are numbered in the order they are opened.
 
     Example:
         >>> best_fit([6, 6, 2, 2], capacity=8).tolist()

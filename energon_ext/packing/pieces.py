@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Input and output of packers: parts of documents, and rows made of them, as arrays."""
+"""Input and output of packers as arrays: pieces of documents, and rows built from them."""
 
 import functools
 import hashlib
@@ -12,13 +12,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Pieces:
-    """Parts of documents, integers [n] each; tokens are counted in int32 where these suffice.
+    """Pieces of documents: integer arrays [n]; token counts are int32 if that is wide enough.
 
     Attributes:
-        documents: number of each.
+        documents: number of the document of each piece.
         places: where its tokens are, see :class:`~energon_ext.documents.base.Documents`.
-        starts, stops: tokens ``[start, stop)`` of the document.
-        lengths: of the whole document.
+        starts, stops: the piece has the tokens ``[start, stop)`` of the document.
+        lengths: tokens of the whole document.
     """
 
     documents: np.ndarray
@@ -34,8 +34,8 @@ class Pieces:
 
     @classmethod
     def whole(cls, documents: np.ndarray, places: np.ndarray, lengths: np.ndarray) -> "Pieces":
-        """All tokens of documents; empty ones are left out."""
-        if lengths.max(initial=0) < 1 << 31:  # a worker holds many of them for many sources
+        """Return each document as one piece, without empty documents."""
+        if lengths.max(initial=0) < 1 << 31:  # saves memory with many sources
             lengths = lengths.astype(np.int32)
         pieces = cls(documents, places, np.zeros_like(lengths), lengths, lengths)
         return pieces if lengths.all() else pieces[lengths > 0]
@@ -49,16 +49,15 @@ class Pieces:
     def __add__(self, others: "Pieces") -> "Pieces":
         if not len(self):
             return others
-        names = [field.name for field in fields(self)]
-        pairs = [(getattr(self, name), getattr(others, name)) for name in names]
+        pairs = [(getattr(self, f.name), getattr(others, f.name)) for f in fields(self)]
         return Pieces(*map(np.concatenate, pairs))
 
     def ranges(self) -> list[tuple[int, int, int]]:
-        """``(document, start, stop)`` of each."""
+        """Return ``(document, start, stop)`` of each piece."""
         return list(zip(self.documents.tolist(), self.starts.tolist(), self.stops.tolist()))
 
     def cut(self, longest: int) -> "Pieces":
-        """Pieces of at most ``longest`` tokens that share their boundary token.
+        """Cut pieces into parts of at most ``longest`` tokens that share their boundary token.
 
         Example:
             >>> nine = Pieces.whole(np.array([0]), np.array([0]), np.array([9])).cut(4)
@@ -73,10 +72,10 @@ class Pieces:
         parts = self[np.repeat(np.arange(len(self)), counts)]
         starts = (parts.starts + number * (longest - 1)).astype(sizes.dtype)
         stops = np.minimum(starts + longest, parts.stops)
-        return Pieces(parts.documents, parts.places, starts, stops, parts.lengths)
+        return replace(parts, starts=starts, stops=stops)
 
     def joined(self) -> "Pieces":
-        """Pieces that were cut out of a document, sharing their boundary token, as one.
+        """Undo :meth:`cut`: join pieces of a document that share their boundary token.
 
         Example:
             >>> nine = Pieces.whole(np.array([0]), np.array([0]), np.array([9])).cut(4)
@@ -85,24 +84,24 @@ class Pieces:
         """
         firsts: list[int] = []
         stops: list[int] = []
-        open_ends: dict[tuple[int, int], list[int]] = {}  # the pieces that end there
+        joined_to: dict[tuple[int, int], list[int]] = {}  # (document, stop) -> joined pieces
         for number, (document, start, stop) in enumerate(self.ranges()):
-            before = open_ends.get((document, start + 1))
-            if before and start:  # the document may be there twice, of two epochs
-                place = before.pop(0)
-                stops[place] = stop
+            before = joined_to.get((document, start + 1))
+            if before and start:
+                index = before.pop(0)  # there may be several, from different epochs
+                stops[index] = stop
             else:
-                place = len(firsts)
+                index = len(firsts)
                 firsts.append(number)
                 stops.append(stop)
-            open_ends.setdefault((document, stop), []).append(place)
+            joined_to.setdefault((document, stop), []).append(index)
         return replace(self[np.array(firsts, np.int64)], stops=np.array(stops, self.stops.dtype))
 
     def with_windows_joined(self, ends: np.ndarray) -> "Pieces":
-        """The stream that windows were cut out of; each begins with the last token of another.
+        """Undo the cutting of a stream into windows that share their boundary token.
 
         Args:
-            ends: of the windows among the pieces, int64 [n].
+            ends: where each window ends among the pieces, int64 [windows].
 
         Example:
             >>> nine = Pieces.whole(np.array([0]), np.array([0]), np.array([9])).cut(4)
@@ -118,14 +117,14 @@ class Pieces:
 
 @dataclass(frozen=True)
 class PackPlan:
-    """Rows that were packed together.
+    """A pack plan: rows that were packed together.
 
     Attributes:
-        pieces: of all rows, row after row.
-        ends: int64 [rows], where each row ends among them.
-        tokens: int64 [rows], positions of each that hold a document.
-        documents: int64 [rows], documents that end in each.
-        carried: pieces that were left for the next plan.
+        pieces: the pieces of all rows, row after row.
+        ends: int64 [rows], where each row ends among the pieces.
+        tokens: int64 [rows], positions without padding in each row.
+        documents: int64 [rows], documents that end in each row.
+        carried: pieces carried over to the next plan.
     """
 
     pieces: Pieces
@@ -138,20 +137,20 @@ class PackPlan:
     def of(
         cls, pieces: Pieces, ends: np.ndarray, documents: np.ndarray, carried: Pieces, seq_len: int
     ) -> "PackPlan":
-        """A plan whose ``tokens`` follow from the pieces."""
+        """Build a plan, with ``tokens`` computed from the pieces."""
         before = np.concatenate(([0], np.cumsum(pieces.stops - pieces.starts)))
         tokens = np.diff(before[ends], prepend=0)
         return cls(pieces, ends, np.minimum(tokens, seq_len), documents, carried)
 
     @classmethod
     def none(cls) -> "PackPlan":
-        """No row."""
+        """Return a plan without rows."""
         nothing = np.zeros(0, np.int64)
         return cls(Pieces.none(), nothing, nothing, nothing, Pieces.none())
 
     @functools.cached_property
     def totals(self) -> np.ndarray:
-        """Tokens and documents of the rows before each row and of all rows, int64 [2, rows + 1]."""
+        """Cumulative tokens and documents before each row and of all rows, int64 [2, rows + 1]."""
         return np.cumsum([[0, *self.tokens], [0, *self.documents]], axis=1)
 
     @functools.cached_property
@@ -160,17 +159,17 @@ class PackPlan:
         return self.pieces.stops - self.pieces.starts
 
     def extent(self, row: int) -> slice:
-        """Indices of the pieces of a row."""
+        """Return the indices of the pieces of a row."""
         return slice(int(self.ends[row - 1]) if row else 0, int(self.ends[row]))
 
     @functools.cached_property
     def digest(self) -> str:
-        """By which a plan that is made again is known to have the same rows."""
-        found = hashlib.sha256(self.ends.astype(np.int64).tobytes())
-        for each in (self.pieces.documents, self.pieces.starts):
-            found.update(each.astype(np.int64).tobytes())
-        return found.hexdigest()[:16]
+        """A hash of the rows; it shows on a resume that the rebuilt plan has the same ones."""
+        digest = hashlib.sha256(self.ends.astype(np.int64).tobytes())
+        for numbers in (self.pieces.documents, self.pieces.starts):
+            digest.update(numbers.astype(np.int64).tobytes())
+        return digest.hexdigest()[:16]
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self.ends)

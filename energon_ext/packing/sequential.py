@@ -1,8 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One stream of documents, cut into windows."""
+"""Concatenate documents into one stream and cut it into windows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,10 +12,10 @@ from energon_ext.packing.pieces import PackPlan, Pieces
 
 @dataclass(frozen=True)
 class SequentialPacker(Packer):
-    """Windows of T + 1 tokens at stride T.
+    """Cuts the stream of documents into windows of T + 1 tokens at stride T.
 
-    A document is counted with the window in which its last token is a label; where a stream begins
-    with a document of one token, with the first window.
+    A document counts as ended in the window in which its last token is a label. A document of one
+    token at the start of a stream, which is never a label, counts in the first window.
 
     Example:
         >>> packer = SequentialPacker(seq_len=4)
@@ -32,7 +32,7 @@ class SequentialPacker(Packer):
     cuts_documents = True
 
     def resumed(self, carried: Pieces) -> Pieces:
-        return carried  # they reach to the end of their documents
+        return carried  # they extend to the end of their documents
 
     def plan(
         self, carried: Pieces, new: Pieces, *, rows_before: int = 0, last: bool = False
@@ -40,6 +40,7 @@ class SequentialPacker(Packer):
         pieces = carried + new
         if not len(pieces):
             return PackPlan.none()
+        # Row i is the window of the tokens i * T to i * T + T, counted in the stream.
         seq_len = self.seq_len
         sizes = pieces.stops - pieces.starts
         stream_stops = np.cumsum(sizes)
@@ -47,7 +48,7 @@ class SequentialPacker(Packer):
         rows = -(-transitions // seq_len) if last else transitions // seq_len
         continues = rows_before > 0 and len(carried) > 0
         if last and not transitions and not continues:
-            rows = 1  # a stream of one token
+            rows = 1  # the stream is a single token
         firsts = np.arange(rows, dtype=np.int64) * seq_len
         lasts = np.minimum(firsts + seq_len, transitions)
         first_pieces = np.searchsorted(stream_stops, firsts, "right")
@@ -57,13 +58,13 @@ class SequentialPacker(Packer):
         parts, begins = pieces[index], (stream_stops - sizes)[index]
         starts = parts.starts + np.maximum(np.repeat(firsts, counts) - begins, 0)
         stops = np.minimum(parts.stops, parts.starts + np.repeat(lasts + 1, counts) - begins)
-        # The first token of a window was the last one of the window before, and counted there.
+        # The first token of a window is the last label of the previous one, and counts there.
         final_tokens = stream_stops[pieces.stops == pieces.lengths] - 1
         if continues:
             final_tokens = final_tokens[final_tokens > 0]
         windows = np.maximum(final_tokens - 1, 0) // seq_len
         return PackPlan.of(
-            Pieces(parts.documents, parts.places, starts, stops, parts.lengths),
+            replace(parts, starts=starts, stops=stops),
             ends,
             np.bincount(windows[windows < rows], minlength=rows),
             self._carried(pieces, stream_stops, rows, last),
@@ -78,4 +79,4 @@ class SequentialPacker(Packer):
         rest = pieces[index:]
         starts = rest.starts.copy()
         starts[0] = rest.stops[0] - (stream_stops[index] - done)
-        return Pieces(rest.documents, rest.places, starts, rest.stops, rest.lengths)
+        return replace(rest, starts=starts)

@@ -10,20 +10,20 @@ from energon_ext.errors import ConfigError
 from energon_ext.plan.deal import Topology
 from energon_ext.weights import ScheduleAxis
 
-#: ``(row, positions)`` for each change of the length of rows: rows before that row, and from that
-#: of the previous pair on, had this number of positions.
+#: Earlier lengths of rows as ``(stop, positions)``: the rows before ``stop``, from the previous
+#: pair's ``stop`` on, had this number of positions.
 RowLengths = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Positions on the schedule axis.
+    """Converts steps and rows to positions on the schedule axis.
 
     Attributes:
-        axis: what the breakpoints of the weights count.
-        topology: rows of steps and batches.
-        row_tokens: positions of a row; 0 where rows differ.
-        skip: steps ``[first, stop)`` of the plan that no optimizer step reads.
+        axis: the unit of the breakpoints.
+        topology: rows per step and per batch.
+        row_tokens: positions per row; 0 if rows differ in length.
+        skip: ranges ``[first, stop)`` of steps of the plan that no optimizer step reads.
     """
 
     axis: ScheduleAxis
@@ -32,10 +32,10 @@ class Clock:
     skip: tuple[tuple[int, int], ...] = ()
 
     def at(self, step: int, row: int, row_lengths: RowLengths = ()) -> int:
-        """The position after some steps that had some rows in all.
+        """Return the position after ``step`` steps, or ``row`` rows, of the plan.
 
         Args:
-            row_lengths: of earlier rows.
+            row_lengths: lengths of earlier rows, if they differ from the current one.
 
         Raises:
             ConfigError: the axis counts tokens, and rows have no fixed length.
@@ -43,8 +43,8 @@ class Clock:
         if self.axis.unit == "tokens":
             if not self.row_tokens:
                 raise ConfigError(
-                    "schedule_axis: tokens cannot be counted where rows have no fixed length; "
-                    "count steps or samples, or set `tokens_per_sample` on the TaskEncoder."
+                    "schedule_axis: rows have no fixed length, so tokens cannot be counted; count "
+                    "steps or samples, or set `tokens_per_sample` on the TaskEncoder."
                 )
             return self._tokens_before(row, row_lengths)
         if self.axis.unit == "samples":
@@ -59,7 +59,11 @@ class Clock:
         return tokens
 
     def at_step(self, step: int, row: int | None = None, row_lengths: RowLengths = ()) -> int:
-        """At an optimizer step that begins with a row; by default all have as many rows as now."""
+        """Return the position of an optimizer step, which counts no skipped steps.
+
+        Args:
+            row: its first row, not counting skipped ones; by default all steps have equal sizes.
+        """
         skipped = 0
         for first, stop in self.skip:
             skipped += stop - first if step + skipped >= first else 0
@@ -69,9 +73,9 @@ class Clock:
 
     @property
     def end(self) -> int | None:
-        """The position at which the run ends, where a launch script gives its steps."""
+        """The position at which the run ends; None if its number of steps is unknown."""
         return None if self.axis.end is None else self.at_step(self.axis.end)
 
     def is_skipped(self, step: int) -> bool:
-        """True if a step of the plan is not read."""
+        """Return whether a step of the plan is skipped."""
         return any(first <= step < stop for first, stop in self.skip)

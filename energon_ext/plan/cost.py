@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""How long a row keeps a rank busy, by the lengths of its documents and the size of its images."""
+"""Estimate the compute of a row from the lengths of its documents and the size of its images."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any, Callable
 
 import numpy as np
 
-#: Lengths of pieces of documents, int64 [n], to their costs, float64 [n], in any unit.
+#: Maps lengths of pieces of documents, int64 [n], to their costs, float64 [n], in any unit.
 Cost = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
 class AttentionCost:
-    """Matrix products of a causal transformer over a document that attends to itself alone.
+    """Matrix products of a causal transformer over a document that attends only to itself.
 
-    Every token costs the same in projections, MLP and vocabulary; in attention it costs as much as
-    it has tokens to look at. Only the ratio of the two matters.
+    Projections, MLP and output layer cost the same for every token; attention costs a token as much
+    as it attends to other tokens. Only the ratio of ``linear`` to ``quadratic`` matters.
 
     Attributes:
-        linear: floating-point operations of a token outside the attention scores.
-        quadratic: those of a token for one that it looks at.
-        window: most tokens that one looks at, None for all before it.
+        linear: floating-point operations per token outside the attention scores.
+        quadratic: floating-point operations per token and token that it attends to.
+        window: most tokens that a token attends to, including itself; None for no limit.
 
     Example:
         >>> AttentionCost(linear=10, quadratic=2)(np.array([1, 4]))
@@ -32,16 +32,16 @@ class AttentionCost:
         array([12., 54.])
     """
 
-    #: Of a dense model with 32 layers, hidden size 4096, MLP 14336, 8 groups, vocabulary 128 256.
+    #: A dense model with 32 layers, hidden size 4096, MLP 14336, 8 groups, vocabulary 128 256.
     linear: float = 1.5e10
     quadratic: float = 5.2e5
     window: int | None = None
 
     @classmethod
     def of_model(cls, config: Any, vocab_size: int = 0) -> "AttentionCost":
-        """By a ``megatron.core.transformer.TransformerConfig``, and the size of the output layer.
+        """Build from a ``megatron.core.transformer.TransformerConfig`` and the vocabulary size.
 
-        Dense and MoE, grouped queries, gated MLP, sliding window, multi-latent attention.
+        Covers dense and MoE, grouped queries, gated MLP, sliding window, multi-latent attention.
         """
         hidden, layers, heads = config.hidden_size, config.num_layers, config.num_attention_heads
         channels = config.kv_channels or hidden // heads
@@ -76,23 +76,23 @@ class AttentionCost:
         )
 
     def __call__(self, lengths: np.ndarray) -> np.ndarray:
-        """Costs of documents, or parts of them, that attend to themselves."""
+        """Return the costs of documents, or pieces of them, that attend only to themselves."""
         lengths = lengths.astype(np.float64)
-        seen = np.minimum(lengths, self.window or np.inf)
-        looks = seen * (seen + 1) / 2 + (lengths - seen) * seen
-        return self.linear * lengths + self.quadratic * looks
+        window = np.minimum(lengths, self.window or np.inf)
+        pairs = window * (window + 1) / 2 + (lengths - window) * window
+        return self.linear * lengths + self.quadratic * pairs
 
 
 @dataclass(frozen=True)
 class VisionCost:
     """Matrix products of a vision encoder, in the unit of :class:`AttentionCost`.
 
-    All patches of an image attend to each other. Give it, summed over the images of a sample, as
-    the cost beside the tokens in ``length_of``.
+    All patches of an image attend to each other. Return the sum over the images of a sample from
+    ``length_of``, as its cost in addition to the tokens.
 
     Attributes:
-        linear: floating-point operations of a patch outside the attention scores.
-        quadratic: those of a patch for one that it looks at.
+        linear: floating-point operations per patch outside the attention scores.
+        quadratic: floating-point operations per patch and patch that it attends to.
 
     Example:
         >>> VisionCost(linear=10, quadratic=2)(np.array([1, 4]))
@@ -104,12 +104,12 @@ class VisionCost:
 
     @classmethod
     def of_model(cls, vision: Any, projection: Any = None, *, frozen: bool = False) -> "VisionCost":
-        """By the configurations of the parts of a ``megatron.core.models.multimodal.LLaVAModel``.
+        """Build from the configurations of a ``megatron.core.models.multimodal.LLaVAModel``.
 
         Args:
             vision: ``TransformerConfig`` of the vision encoder.
-            projection: that of the MLP behind it, which sees each patch.
-            frozen: whether both are not trained; they then run forward alone, a third of the work.
+            projection: ``TransformerConfig`` of the MLP after it, which processes every patch.
+            frozen: whether neither is trained; both then only run forward, a third of the compute.
         """
         of_patches = AttentionCost.of_model(vision)
         linear = of_patches.linear
@@ -120,6 +120,6 @@ class VisionCost:
         return cls(share * linear, share * of_patches.quadratic)
 
     def __call__(self, patches: np.ndarray) -> np.ndarray:
-        """Costs of images, by their numbers of patches."""
+        """Return the costs of images, given their numbers of patches."""
         patches = patches.astype(np.float64)
         return self.linear * patches + self.quadratic * patches**2

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A plan of many sources as one Energon dataset, whose samples are batches.
+"""The plan of many sources as one Energon dataset, whose samples are batches.
 
-:class:`~energon_ext.ExactDataLoader` draws the plan in one place and reads its rows anywhere.
-Energon's own loader can iterate the dataset as well: each of its workers then draws the whole plan
-and reads the batches of its turn.
+:class:`~energon_ext.ExactDataLoader` draws the plan in one process and reads its rows in others.
+Energon's own loader can iterate the dataset, too: each of its workers then draws the whole plan and
+reads the batches whose turn it is.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ logger = log_of(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class PassOptions:
-    """The length of a pass over a plan, and what follows the end of the plan.
+    """The length of a pass over a plan, and what happens at the end of the plan.
 
     Attributes:
-        batches: of a rank in one pass, 0 for all there are.
-        repeats: the end of the plan is followed by its first row at once.
-        restarts: every pass begins with the first row.
+        batches: batches per rank in one pass; 0 for all.
+        repeats: whether the plan starts again at its end, within the same pass.
+        restarts: whether every pass starts with the first row.
     """
 
     batches: int = 0
@@ -54,15 +54,15 @@ class PassOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions:
-    """How rows become batches, and what a saved state depends on.
+    """How rows become batches, and which settings a saved state depends on.
 
     Attributes:
-        assemble: makes a batch of rows.
-        padding: makes a row without a document; such rows complete the last step. Where it is
-            None, rows that make no whole step are left out.
-        fingerprint: JSON values under which a state is saved; it is refused under others.
-        encoder: JSON values from which the encoder can be made again.
-        cost: of rows; those of a step are then dealt so that ranks end together.
+        assemble: builds a batch from rows.
+        padding: builds a row of padding, to complete the last step. If None, an incomplete last
+            step is dropped.
+        fingerprint: JSON values saved with a state, which is refused if they differ.
+        encoder: JSON values from which the encoder can be rebuilt.
+        cost: cost of rows; if given, each step is distributed so that its ranks take equally long.
     """
 
     assemble: Callable[[list[Any]], Any]
@@ -76,16 +76,16 @@ class PlannedDataset(Blend, SavableDataset):
     """Yields the batches of one rank.
 
     Args:
-        sources, tree, clock: of the :class:`~energon_ext.plan.source.Blend`; rows are planned.
-        worker_config: Energon's.
+        sources, tree, clock: see :class:`~energon_ext.plan.source.Blend`; all sources are planned.
+        worker_config: configuration of Energon.
         batches: how rows become batches.
-        passes: how long a pass is.
+        passes: length of a pass.
 
     Attributes:
-        rows: of each source, in the order of the keys.
-        plan: draws steps; up to one step ahead of ``progress``.
-        progress: behind the last batch that was handed out.
-        retained: states of sources that are away, by key.
+        rows: the rows of each source, in the order of the keys.
+        plan: draws steps; it may be ahead of ``progress``.
+        progress: state after the last batch that was handed out.
+        retained: states of sources that are only in the restored state, by key.
 
     State: one cursor for the run, see :mod:`energon_ext.plan.state`.
     """
@@ -119,7 +119,7 @@ class PlannedDataset(Blend, SavableDataset):
         self._has_begun = False
 
     def _begin(self) -> None:
-        """Make the plan anew."""
+        """Start the plan again from its first row."""
         for rows in self.rows:
             rows.restart()
         seed, row_tokens = str(self.worker_config.seed_offset), self.clock.row_tokens
@@ -127,9 +127,9 @@ class PlannedDataset(Blend, SavableDataset):
         self.plan = Plan(self.rows, mixture)
 
     def planned_steps(self, state: Mapping[str, Any] | None = None) -> Iterator[Step]:
-        """Every step, drawn and not read, from a cursor on where one is given.
+        """Return an iterator that draws steps without reading them, from the start or a cursor.
 
-        A step that the cursor is inside of comes whole.
+        If the cursor was saved inside a step, that step comes first, as a whole.
         """
         self.reset_state_own()
         if state is not None:
@@ -137,7 +137,7 @@ class PlannedDataset(Blend, SavableDataset):
         return self._steps()
 
     def _steps(self, live_weights: Sequence[LiveWeights] = ()) -> Iterator[Step]:
-        """The next steps; each waits for the lines of some live weights."""
+        """Draw the next steps; before each, wait until the live weights cover it."""
         plan, clock, rows = self.plan, self.clock, self.topology.rows_per_step
         while True:
             for live in live_weights if not plan.mixture.ended.all() else ():
@@ -146,14 +146,14 @@ class PlannedDataset(Blend, SavableDataset):
             if step is None:
                 return
             if self.batches.padding is None and step.num_rows < rows:
-                logger.info("The last %d rows make no whole step and are left out.", step.num_rows)
+                logger.info("The last %d rows do not fill a step and are dropped.", step.num_rows)
                 return
             if self.batches.cost is not None:
                 step.balance(self.batches.cost, self.topology)
             yield step
 
     def drawn_steps(self) -> Iterator[DrawnStep]:
-        """The steps that come next, as this rank reads them."""
+        """Yield the next steps as this rank reads them."""
         while True:
             for step in self._steps(self.live_weights):
                 yield self._drawn(step)
@@ -176,9 +176,9 @@ class PlannedDataset(Blend, SavableDataset):
 
     @functools.cached_property
     def inside(self) -> dict[str, Any]:
-        """Everything that the draw of a step depends on beside the plan, as JSON values.
+        """Everything that the draw of a step depends on apart from the plan, as JSON values.
 
-        What may be long is a digest, under the name of its option.
+        Values that may be long are replaced by digests.
         """
         cost, axis = self.batches.cost, self.clock.axis
         options: dict[str, list[Any]] = {}
@@ -203,21 +203,21 @@ class PlannedDataset(Blend, SavableDataset):
 
     @property
     def batches_read(self) -> int:
-        """Batches that each rank has handed out since the run began."""
+        """Batches handed out since the run began, per rank."""
         return self.progress.read // self.topology.rows_per_round
 
     def begin(self) -> None:
-        """Put the plan where the progress stands; it may be ahead, or drawn by another process."""
+        """Reset the plan to the progress: it may be ahead, or be drawn by another process."""
         if self._has_begun:
             self.continue_from(cursor_of(self, self.progress))
 
     def rounds(self, steps: Iterator[DrawnStep]) -> Iterator[Round]:
-        """The rounds that come next, of steps from the one on that is open."""
+        """Yield the next rounds; ``steps`` begin with the current step."""
         self._has_begun = True
         return rounds_of(steps, self.progress.done // self.topology.rows_per_round)
 
     def hand_out(self, round_: Round) -> bool:
-        """Go on behind a round; whether the pass ends with it."""
+        """Advance the progress by a round; return whether the pass ends with it."""
         self.progress.hand_out(round_, self.topology.rows_per_round)
         if self.worker_config.rank == 0 and self.worker_config.rank_worker_id() == 0:
             self._log(round_)
@@ -226,21 +226,21 @@ class PlannedDataset(Blend, SavableDataset):
     def _log(self, round_: Round) -> None:
         if round_.skipped:
             first, last = round_.skipped[0].number, round_.skipped[-1].number
-            logger.info("Steps %d to %d are skipped, as the metadataset says.", first, last)
+            logger.info("Steps %d to %d are skipped, as set in the metadataset.", first, last)
         step = round_.completes
         if step is None:
             return
         for key in step.ended:
             limit = self.sources[key].max_epochs
-            logger.info("%s: read to its end (max_epochs: %s); step %d.", key, limit, step.number)
+            logger.info("%s: read to its end (max_epochs: %s) in step %d.", key, limit, step.number)
 
     def read(self, rows: Sequence[DescribedRow]) -> Any:
-        """The batch of some rows."""
+        """Read rows and build a batch from them."""
         self.announce(rows)
         return self.batches.assemble([self._read_row(row) for row in rows])
 
     def announce(self, rows: Sequence[DescribedRow]) -> None:
-        """Tell the storage that rows are read soon."""
+        """Ask the storage to prefetch rows."""
         for row in rows:
             if row is not None:
                 self.rows[row[0]].announce(row[1])
@@ -252,12 +252,12 @@ class PlannedDataset(Blend, SavableDataset):
         return self.batches.padding()
 
     def end_pass(self) -> None:
-        """Begin with the first row again, where every pass does."""
+        """Start again with the first row if every pass does."""
         if self.passes.restarts:
             self.reset_state_own()
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of a worker of Energon's own loader in one pass."""
+        """Yield the batches of this worker of Energon's own loader in one pass."""
         worker, workers = self.worker_config.rank_worker_id(), self.topology.workers
         if self._stream is None:
             self.begin()
@@ -273,7 +273,7 @@ class PlannedDataset(Blend, SavableDataset):
             self._stream = None
         self.end_pass()
 
-    # What Energon asks of a dataset -------------------------------------------------------------
+    # Energon's dataset interface ----------------------------------------------------------------
 
     def len_worker(self, worker_idx: int | None = None) -> int:
         documents = sum(source.documents for source in self.sources.values())
@@ -286,7 +286,7 @@ class PlannedDataset(Blend, SavableDataset):
         return False
 
     def assert_can_restore(self) -> None:
-        raise NotImplementedError("A batch of a plan has no restore key.")
+        raise NotImplementedError("Batches of a plan have no restore keys.")
 
     def restore_sample(self, restore_key: tuple[Any, ...]) -> Any:
         self.assert_can_restore()
@@ -299,27 +299,27 @@ class PlannedDataset(Blend, SavableDataset):
         }
 
     def save_state(self) -> FlexState:
-        """The cursor after the last batch."""
+        """Return the cursor after the last batch."""
         return FlexState(cursor_of(self, self.progress))
 
     def restore_state(self, state: Any) -> None:
-        """Continue from :meth:`save_state`; a state that is refused leaves the beginning.
+        """Continue from :meth:`save_state`, or from the start if the state is refused.
 
-        Raises: as of :func:`~energon_ext.plan.state.restore_cursor`.
+        Raises: see :func:`~energon_ext.plan.state.restore_cursor`.
         """
         self.continue_from(state)
 
     def continue_from(self, state: Any) -> list[SourceChange]:
-        """:meth:`restore_state`, with the change of every source."""
+        """Like :meth:`restore_state`, but return the change of every source."""
         self.reset_state_own()
         try:
             return restore_cursor(self, state)
-        except BaseException:  # Ctrl-C too: half a state must not be continued
+        except BaseException:  # including Ctrl-C: never continue from a partly restored state
             self.reset_state_own()
             raise
 
 
 def _digest_of_cost(cost: Cost, row_tokens: int) -> str:
-    """A digest of the costs of all lengths; the name of a function would not identify it."""
+    """Return a digest of the costs of all lengths; a function's name would not identify it."""
     costs = np.asarray(cost(np.arange(1, row_tokens + 2)), np.float64)
     return hashlib.sha256(costs.tobytes()).hexdigest()[:16]

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Deal the rows of a step to ranks and micro-batches."""
+"""Distribute the rows of a step over ranks and micro-batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megatron.energon import WorkerConfig
 
 from energon_ext.errors import ConfigError
 
-#: Ranks swap rows until the busiest is so near to the mean, and so often at most.
+#: Ranks swap rows until the heaviest is within this factor of the mean, at most this many times.
 NEARLY_EQUAL, MOST_SWAPS = 1.005, 256
 
 
@@ -21,14 +21,14 @@ NEARLY_EQUAL, MOST_SWAPS = 1.005, 256
 class Topology:
     """The ranks, workers and micro-batches of a run.
 
-    The rows of a step go out in rounds, of one batch to each rank: rank r has the rows
-    ``[r * batch_rows, (r + 1) * batch_rows)`` of a round, and the workers of a rank take turns.
+    A step is read in rounds of one batch per rank: rank r reads the rows
+    ``[r * batch_rows, (r + 1) * batch_rows)`` of a round. The workers of a rank take turns.
 
     Attributes:
-        rows_per_step: rows of a global batch, a multiple of those of a round.
+        rows_per_step: rows of a global batch, a multiple of the rows of a round.
         batch_rows: rows of one batch of one rank.
-        ranks, rank: data-parallel ranks, and which of them this is.
-        workers: worker processes of a rank; 1 where the rank itself reads.
+        ranks, rank: number of data-parallel ranks, and this one.
+        workers: worker processes per rank; 1 if the rank reads without workers.
 
     Example:
         >>> topology = Topology(rows_per_step=8, batch_rows=2, ranks=2, rank=1)
@@ -53,7 +53,7 @@ class Topology:
     def of(
         cls, worker_config: WorkerConfig, batch_rows: int | None, rows_per_step: int | None
     ) -> "Topology":
-        """The topology of an Energon dataset; one round per step unless told otherwise."""
+        """Build the topology of an Energon dataset; by default a step is one round."""
         batch_rows = batch_rows or 1
         return cls(
             rows_per_step or batch_rows * worker_config.world_size,
@@ -65,34 +65,34 @@ class Topology:
 
     @property
     def rows_per_round(self) -> int:
-        """Rows that all ranks read together in one batch each."""
+        """Rows of one batch on every rank."""
         return self.batch_rows * self.ranks
 
     @property
     def rounds(self) -> int:
-        """Batches of a rank in a step."""
+        """Batches per rank in a step."""
         return self.rows_per_step // self.rows_per_round
 
     def rows_of(self, number: int) -> range:
-        """Rows of this rank in a round of a step."""
+        """Return the rows of this rank in a round of a step."""
         first = number * self.rows_per_round + self.rank * self.batch_rows
         return range(first, first + self.batch_rows)
 
 
 def balanced(costs: np.ndarray, topology: Topology) -> np.ndarray:
-    """Order the rows of a step so that all ranks are busy equally long.
+    """Order the rows of a step so that all ranks have about the same total cost.
 
     Rows are assigned from the most to the least expensive, each to the rank with the smallest total
-    that has room (longest processing time first, Graham 1969, with as many rows for every rank);
-    then the ranks with the largest and the smallest total swap rows. A rank hands out its most
-    expensive rows first, so that the batches of one round are alike; a batch of several rows holds
-    expensive ones beside cheap ones.
+    that is not full (longest processing time first, Graham 1969, with the same number of rows for
+    every rank). Then the ranks with the largest and the smallest total swap rows. Each rank reads
+    its most expensive rows first, so that the batches of a round cost about the same; a batch of
+    several rows mixes expensive and cheap ones.
 
     Args:
-        costs: float64 [rows per step], of the rows by number.
+        costs: float64 [rows per step], cost of each row.
 
     Returns:
-        int64 [rows per step]: the row at each place, see :meth:`Topology.rows_of`.
+        int64 [rows per step]: the row to put at each place, see :meth:`Topology.rows_of`.
 
     Example:
         >>> topology = Topology(rows_per_step=4, ranks=2)
@@ -100,49 +100,49 @@ def balanced(costs: np.ndarray, topology: Topology) -> np.ndarray:
         [0, 2, 1, 3]
     """
     ranks, rounds, batch_rows = topology.ranks, topology.rounds, topology.batch_rows
-    of_rank: list[list[int]] = [[] for _ in range(ranks)]
+    rows_of: list[list[int]] = [[] for _ in range(ranks)]
     lightest = [(0.0, rank) for rank in range(ranks)]  # a heap
     ordered = np.argsort(-costs, kind="stable")
     for row, cost in zip(ordered.tolist(), costs[ordered].tolist()):
-        busy, rank = lightest[0]
-        of_rank[rank].append(row)
-        if len(of_rank[rank]) < rounds * batch_rows:
-            heapq.heapreplace(lightest, (busy + cost, rank))
+        total, rank = lightest[0]
+        rows_of[rank].append(row)
+        if len(rows_of[rank]) < rounds * batch_rows:
+            heapq.heapreplace(lightest, (total + cost, rank))
         else:
             heapq.heappop(lightest)
-    rows = _swapped(np.array(of_rank), costs)
-    # Every second row of the batches goes to them the other way round.
-    dealt = rows.reshape(ranks, batch_rows, rounds)
+    # Deal every second row of the batches in reverse, to pair expensive with cheap ones.
+    dealt = _swap_rows(np.array(rows_of), costs).reshape(ranks, batch_rows, rounds)
     dealt[:, 1::2] = dealt[:, 1::2, ::-1]
     return dealt.transpose(2, 0, 1).reshape(-1)
 
 
-def _swapped(rows: np.ndarray, costs: np.ndarray) -> np.ndarray:
-    """Rows of each rank, the most expensive first, int64 [ranks, rows], after some swaps."""
-    busy = costs[rows].sum(1)
-    enough = NEARLY_EQUAL * busy.mean()
+def _swap_rows(rows: np.ndarray, costs: np.ndarray) -> np.ndarray:
+    """Swap rows between ranks; return those of each, most expensive first, int64 [ranks, rows]."""
+    totals = costs[rows].sum(1)
+    enough = NEARLY_EQUAL * totals.mean()
     for _ in range(MOST_SWAPS):
-        most, least = busy.argmax(), busy.argmin()
-        gap = busy[most] - busy[least]
+        most, least = totals.argmax(), totals.argmin()
+        gap = totals[most] - totals[least]
         gains = costs[rows[most]][:, None] - costs[rows[least]]
-        one, other = np.unravel_index(np.abs(gains - gap / 2).argmin(), gains.shape)
-        if busy[most] <= enough or not 0 < gains[one, other] < gap:
+        heavy, light = np.unravel_index(np.abs(gains - gap / 2).argmin(), gains.shape)
+        gain = gains[heavy, light]
+        if totals[most] <= enough or not 0 < gain < gap:
             break
-        rows[most, one], rows[least, other] = rows[least, other], rows[most, one]
-        busy[most] -= gains[one, other]
-        busy[least] += gains[one, other]
+        rows[most, heavy], rows[least, light] = rows[least, light], rows[most, heavy]
+        totals[most] -= gain
+        totals[least] += gain
     return np.take_along_axis(rows, np.argsort(-costs[rows], axis=1, kind="stable"), axis=1)
 
 
 def imbalance(steps: Iterable[np.ndarray], topology: Topology) -> dict[str, tuple[float, float]]:
-    """How much longer the busiest takes than the mean, on average over steps.
+    """Compute how much the largest cost exceeds the mean, as a ratio averaged over steps.
 
     Args:
-        steps: costs of the rows of each, float64 [rows per step].
-        topology: who reads them.
+        steps: costs of the rows of each step, float64 [rows per step].
+        topology: distributes the rows.
 
     Returns:
-        ``natural`` and ``dealt``, each (ranks, micro-batches of a round): heaviest over mean.
+        For ``natural`` and ``dealt`` order: (among ranks, among micro-batches of a round).
     """
     orders: dict[str, list[tuple[float, float]]] = {"natural": [], "dealt": []}
     for costs in steps:
@@ -150,5 +150,5 @@ def imbalance(steps: Iterable[np.ndarray], topology: Topology) -> dict[str, tupl
             grid = costs[order].reshape(topology.rounds, topology.ranks, -1).sum(2)
             ranks, heaviest = grid.sum(0), grid.max(1) / np.maximum(grid.mean(1), 1e-30)
             orders[name].append((float(ranks.max() / ranks.mean()), float(heaviest.mean())))
-    means = {name: np.mean(found, axis=0).tolist() for name, found in orders.items()}
+    means = {name: np.mean(ratios, axis=0).tolist() for name, ratios in orders.items()}
     return {name: (ranks, rounds) for name, (ranks, rounds) in means.items()}

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Estimate what a run will read by the shares of its schedules, window by window.
+"""Estimate what a run will read, window by window, from the shares of its schedules.
 
-That takes as long for a million steps as for a thousand.
+This takes as long for a million steps as for a thousand.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from energon_ext.mixture.mixture import Mixture
 from energon_ext.mixture.tree import BLEND
 from energon_ext.plan.forecast import (
     Forecast,
-    breakpoint_steps,
     check_any,
     forecast_of,
     position_of,
@@ -28,23 +27,21 @@ from energon_ext.plan.row_source import RowSource
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.plan.source import Blend, Source
 
-#: Rows of which the fill of all is estimated, and the fuller ones that a packer begins with.
-_TRIED_ROWS, _FIRST_ROWS = 256, 256
+#: Rows to skip at the start, where a packer fills them better, and rows to sample after them.
+_FIRST_ROWS, _SAMPLED_ROWS = 256, 256
 
 
 def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None) -> Forecast:
-    """By summing up the shares of the weights, from where the dataset stands.
+    """Estimate by summing the shares of the sources, from the current position of the dataset.
 
-    A source of a blend is read more or less often than its share says by chance, which ``spread``
-    tells.
+    ``spread`` measures how far random draws of a blend may deviate from the shares.
 
     Args:
-        tokens_per_document: of streamed sources, which do not know.
+        tokens_per_document: mean for streamed sources, whose lengths are unknown.
 
     Raises:
-        ConfigError: a streamed source, and no ``tokens_per_document``; no row is left.
+        ConfigError: a source is streamed and ``tokens_per_document`` is missing, or no row is left.
     """
-    first = start_of(blend).step
     sources = list(blend.sources.values())
     row_tokens = blend.clock.row_tokens
     contents = [_row_contents(each, row_tokens, tokens_per_document) for each in sources]
@@ -52,26 +49,23 @@ def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None
     limits = np.array([(each.max_epochs or np.inf) * max(each.documents, 1) for each in sources])
     documents_left = np.maximum(limits - start_of(blend).documents, 0)
     reading = _Reading(blend, documents_left / documents_per_row)
-    rows, begins, ends = [], [], []
-    edges = window_edges(first, steps, breakpoint_steps(blend, first, steps))
-    for begin, end in itertools.pairwise(edges):
+    rows, edges = [], [start_of(blend).step]
+    for begin, end in itertools.pairwise(window_edges(blend, steps)):
         drawn, last = reading.window(begin, end)
         if drawn.any():
             rows.append(drawn)
-            begins.append(begin)
-            ends.append(math.ceil(last))
+            edges.append(math.ceil(last))
         if last < end:
             break
-    check_any(ends)
+    check_any(edges)
     by_window = np.array(rows)
     total = by_window.sum()
     is_random = any(node.rule == BLEND for node in blend.tree.nodes())
-    # An interleave stays within a row or so of its share.
+    # An interleave stays within about a row of its share.
     deviation = np.sqrt(reading.variance) if is_random else np.minimum(1.3, reading.variance)
     return forecast_of(
         blend,
-        begins,
-        ends=np.array(ends),
+        edges,
         tokens=by_window * tokens_per_row,
         documents=by_window * documents_per_row,
         exhausted=reading.exhausted,
@@ -82,26 +76,29 @@ def estimated(blend: Blend, steps: int, tokens_per_document: float | None = None
 
 
 class _Reading:
-    """Rows that are read when every source is read exactly as often as its share says.
+    """Counts the rows of a run in which every source is read exactly at its share.
 
     Args:
-        left: rows that each source has before its last epoch ends, float64 [sources].
+        left: rows that each source has left, float64 [sources]; inf without an epoch limit.
 
     Attributes:
-        exhausted: key -> the first step that lacks the source.
-        variance: of the rows that a blend draws of each source, float64 [sources].
+        exhausted: key -> the first step without the source.
+        variance: variance of the rows that a blend draws from each source, float64 [sources].
     """
 
     def __init__(self, blend: Blend, left: np.ndarray):
-        first = start_of(blend).step
         self._blend, self._left = blend, left
         self._mixture = Mixture(blend.tree, blend.keys, seed="")
         self._mixture.ended |= left == 0
+        first = start_of(blend).step
         self.exhausted = {key: first for key, rows in zip(blend.keys, left) if rows == 0}
         self.variance = np.zeros(len(left))
 
     def window(self, begin: int, end: int) -> tuple[np.ndarray, float]:
-        """Rows of each source in some steps, and the place among them where all have ended."""
+        """Read steps up to ``end``; return the rows of each source, and where reading stopped.
+
+        It stops before ``end``, perhaps inside a step, if all sources have ended.
+        """
         position = position_of(self._blend, (begin + end) // 2)
         rows_per_step = self._blend.topology.rows_per_step
         missing, drawn = float(end - begin), np.zeros(len(self._left))
@@ -115,31 +112,29 @@ class _Reading:
             self.variance += part * rows_per_step * share * (1 - share)
             missing -= part
             if part == lasts.min():
-                self._end(int(lasts.argmin()), math.ceil(end - missing))
+                number = int(lasts.argmin())
+                self._mixture.ended[number] = True
+                self.exhausted[self._blend.keys[number]] = math.ceil(end - missing)
         return drawn, end - missing
-
-    def _end(self, number: int, step: int) -> None:
-        self._mixture.ended[number] = True
-        self.exhausted[self._blend.keys[number]] = step
 
 
 def _row_contents(
     source: Source, row_tokens: int, tokens_per_document: float | None
 ) -> tuple[float, float]:
-    """Tokens and documents of a row; of planned sources as the first rows have them."""
+    """Return the mean tokens and documents per row; planned sources are sampled."""
     rows = source.rows
     if not isinstance(rows, RowSource):
         if tokens_per_document is None or not tokens_per_document >= 1:
             raise ConfigError(
-                f"{source.key}: is streamed, so its lengths are not known; give --tokens-per-doc."
+                f"{source.key}: is streamed, so its lengths are unknown; give --tokens-per-doc."
             )
         tokens = float(row_tokens or tokens_per_document)
         return tokens, tokens / tokens_per_document
     rows.restart()
-    first, later = rows.take(_FIRST_ROWS), rows.take(_TRIED_ROWS)
+    first, later = rows.take(_FIRST_ROWS), rows.take(_SAMPLED_ROWS)
     rows.restart()
-    tried = later if len(later) else first
-    tokens = tried.num_tokens / len(tried)
+    sampled = later if len(later) else first
+    tokens = sampled.num_tokens / len(sampled)
     if isinstance(rows, PlannedRows):
         return tokens, tokens / (rows.epoch_tokens / len(rows.kept_numbers))
-    return tokens, max(tried.num_documents / len(tried), 1e-12)
+    return tokens, max(sampled.num_documents / len(sampled), 1e-12)

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Forecast what a run will read, window by window, by making its plan and reading nothing.
+"""Forecast what a run will read, window by window, by drawing its plan without reading any tokens.
 
-:mod:`energon_ext.plan.estimate` forecasts longer runs, without their plan.
+:mod:`energon_ext.plan.estimate` forecasts longer runs without drawing the plan.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from energon_ext.plan.dataset import PlannedDataset
 from energon_ext.plan.source import Blend
 from energon_ext.plan.step import Advance
 
-#: Parts of a run of which each has its own figures.
+#: Number of parts of a run that are reported separately.
 WINDOWS = 240
 
 
@@ -31,21 +31,19 @@ class Forecast:
     """The sources of a run over time.
 
     Attributes:
-        keys: of the sources.
-        titles: what people call them.
-        first: the step that it begins with, more than 0 behind a saved state.
-        before: tokens and documents of each source before that step, int64 [2, sources].
-        ends: steps before the end of each window, int64 [windows].
-        shares: of the weights at the first step of each window, 0 of what has ended before it;
-            float64 [windows, sources].
-        tokens, documents: read in each window, float64 [windows, sources].
-        epoch_documents, epoch_tokens: in one epoch of each source, float64 [sources]; tokens are
-            NaN where they are not known.
-        exhausted: key -> the first step that lacks the source, as its last epoch has ended.
-        breakpoints: the first step at or behind each breakpoint of the run.
-        positions: of all rows, with and without a token.
-        is_exact: whether the plan was made.
-        spread: two standard deviations of the share of each source in all rows; 0 where exact.
+        keys: keys of the sources.
+        titles: names of the sources for people.
+        first: the first step, > 0 after a saved state.
+        before: tokens and documents of each source before ``first``, int64 [2, sources].
+        ends: the step after the last one of each window, int64 [windows].
+        shares: at the first step of each window, 0 if ended before; float64 [windows, sources].
+        tokens, documents: amounts read in each window, float64 [windows, sources].
+        epoch_documents, epoch_tokens: size of an epoch, float64 [sources]; tokens may be NaN.
+        exhausted: key -> the first step without the source, after its last epoch.
+        breakpoints: the first step at or after each breakpoint within the forecast.
+        positions: positions of all rows, including padding.
+        is_exact: whether the plan was drawn.
+        spread: two standard deviations of the share of each source in all rows; 0 if exact.
     """
 
     keys: tuple[str, ...]
@@ -66,22 +64,21 @@ class Forecast:
 
     @property
     def steps(self) -> int:
-        """Steps that are forecast; fewer than were asked for where all sources end before."""
+        """Number of steps; fewer than requested if all sources end earlier."""
         return int(self.ends[-1]) - self.first
 
     @property
     def epochs(self) -> np.ndarray:
         """Epochs of each source at the end of each window, float64 [windows, sources].
 
-        By tokens, of which documents that have not ended have some; by documents where tokens are
-        not known.
+        Counted in tokens, which include documents read in part; in documents if tokens are unknown.
         """
         tokens, documents = self.before
         return self._epochs(tokens + self.tokens.cumsum(0), documents + self.documents.cumsum(0))
 
     @property
     def epochs_before(self) -> np.ndarray:
-        """Epochs of each source at the beginning, float64 [sources]."""
+        """Epochs of each source before the first step, float64 [sources]."""
         return self._epochs(*self.before)
 
     def _epochs(self, tokens: np.ndarray, documents: np.ndarray) -> np.ndarray:
@@ -112,42 +109,38 @@ class Forecast:
 
 
 def forecast_of(
-    blend: Blend,
-    begins: Sequence[int],
-    ends: np.ndarray,
-    exhausted: dict[str, int],
-    **figures: Any,
+    blend: Blend, edges: Sequence[int], exhausted: dict[str, int], **figures: Any
 ) -> Forecast:
-    """A forecast of windows that begin and end with some steps."""
+    """Build a forecast of the windows between some steps."""
     mixture, shares = Mixture(blend.tree, blend.keys, seed=""), []
     ended_at = np.array([exhausted.get(key, math.inf) for key in blend.keys])
-    for step in begins:
+    for step in edges[:-1]:
         mixture.ended[:] = ended_at <= step
         shares.append(mixture.shares(position_of(blend, step)))
-    start, end = start_of(blend), int(ends[-1])
-    points = breakpoint_steps(blend, start.step, end - start.step)
+    start, names, epoch_tokens = start_of(blend), blend.names, blend.epoch_tokens
     return Forecast(
         keys=blend.keys,
-        titles=tuple(blend.names.get(key, key) for key in blend.keys),
+        titles=tuple(names.get(key, key) for key in blend.keys),
         first=start.step,
         before=np.array([start.tokens, start.documents]),
-        ends=ends,
+        ends=np.array(edges[1:]),
         shares=np.array(shares),
         exhausted=exhausted,
-        breakpoints=tuple(sorted({point for point in points if start.step < point < end})),
+        breakpoints=tuple(sorted(_breakpoint_steps(blend, edges[-1] - start.step))),
         epoch_documents=np.array([source.documents for source in blend.sources.values()]),
-        epoch_tokens=np.array([blend.epoch_tokens.get(key, np.nan) for key in blend.keys]),
+        epoch_tokens=np.array([epoch_tokens.get(key, np.nan) for key in blend.keys]),
         **figures,
     )
 
 
-def check_any(ends: Sequence[int]) -> None:
-    if not ends:
+def check_any(edges: Sequence[int]) -> None:
+    """Raise ConfigError if there is no window between the edges."""
+    if len(edges) < 2:
         raise ConfigError("No row is left: all sources have ended; raise a max_epochs.")
 
 
 def start_of(blend: Blend) -> Advance:
-    """The start of a forecast: the position of the dataset."""
+    """Return the state of the plan at the current position of a dataset."""
     if isinstance(blend, PlannedDataset):
         return blend.progress.plan
     nothing = np.zeros(len(blend.keys), np.int64)
@@ -155,49 +148,44 @@ def start_of(blend: Blend) -> Advance:
 
 
 def position_of(blend: Blend, step: int) -> int:
-    """Position of a step of the plan on the schedule axis."""
+    """Return the position of a step of the plan on the schedule axis."""
     start = start_of(blend)
     row = start.row + (step - start.step) * blend.topology.rows_per_step
     return blend.clock.at(step, row, start.row_lengths)
 
 
 def planned(
-    blend: PlannedDataset,
-    steps: int,
-    progress: Any = iter,
-    state: Mapping[str, Any] | None = None,
+    blend: PlannedDataset, steps: int, progress: Any = iter, state: Mapping[str, Any] | None = None
 ) -> Forecast:
-    """By making the plan of some steps.
+    """Forecast exactly, by drawing the plan.
 
     Args:
-        blend: the dataset.
-        progress: is handed the steps, and hands them on.
-        state: a cursor behind which they are; the beginning where it is None.
+        progress: wraps the iterator of steps, to show progress.
+        state: cursor to start from; None for the start of the run.
 
     Raises:
         ConfigError: no row is left.
     """
     drawn = blend.planned_steps(state)
     plan, first = blend.plan, start_of(blend).step
-    edges = window_edges(first, steps, breakpoint_steps(blend, first, steps))
-    ends, counts, done = [first], [(plan.tokens.copy(), plan.documents.copy())], first
-    lasts = np.full(len(blend.keys), first)  # steps up to the last one with a token of each
+    planned_edges = window_edges(blend, steps)
+    edges, counts, done = [first], [(plan.tokens.copy(), plan.documents.copy())], first
+    lasts = np.full(len(blend.keys), first)  # the step after the last one with tokens of a source
     before = plan.tokens.copy()
     for done, _ in enumerate(progress(itertools.islice(drawn, steps)), first + 1):
         lasts[plan.tokens != before] = done
         before[:] = plan.tokens
-        if done == edges[len(ends)]:
-            ends.append(done)
+        if done == planned_edges[len(edges)]:
+            edges.append(done)
             counts.append((plan.tokens.copy(), plan.documents.copy()))
-    if done > ends[-1]:  # all sources have ended inside a window
-        ends.append(done)
+    if done > edges[-1]:  # all sources ended inside a window
+        edges.append(done)
         counts.append((plan.tokens, plan.documents))
-    check_any(ends[1:])
+    check_any(edges)
     read = np.diff(np.array(counts, np.float64), axis=0)
     return forecast_of(
         blend,
-        ends[:-1],
-        ends=np.array(ends[1:]),
+        edges,
         tokens=read[:, 0],
         documents=read[:, 1],
         exhausted={
@@ -212,18 +200,20 @@ def planned(
 
 
 def late_breakpoints(blend: Blend, end_step: int) -> list[int]:
-    """Breakpoints on the schedule axis that a run does not reach that ends before a step."""
+    """Return the breakpoints that a run of ``end_step`` steps does not reach."""
     end = position_of(blend, end_step)
     return sorted(point for point in blend.tree.breakpoints() if point >= end)
 
 
-def window_edges(first: int, steps: int, further: Iterable[int]) -> list[int]:
-    even = first + np.linspace(0, steps, min(steps, WINDOWS) + 1).astype(int)
-    return sorted({*even.tolist(), *(step for step in further if first < step < first + steps)})
+def window_edges(blend: Blend, steps: int) -> list[int]:
+    """Return the steps at which windows begin and end: evenly spaced ones, and breakpoints."""
+    even = start_of(blend).step + np.linspace(0, steps, min(steps, WINDOWS) + 1).astype(int)
+    return sorted({*even.tolist(), *_breakpoint_steps(blend, steps)})
 
 
-def breakpoint_steps(blend: Blend, first: int, steps: int) -> list[int]:
-    """The first step at or behind each breakpoint."""
-    points, all_steps = blend.tree.breakpoints(), range(first, first + steps)
-    position = functools.partial(position_of, blend)
-    return [first + bisect_left(all_steps, point, key=position) for point in points]
+def _breakpoint_steps(blend: Blend, steps: int) -> set[int]:
+    """Return the first step at or after each breakpoint, of those within the next ``steps``."""
+    points, first = blend.tree.breakpoints(), start_of(blend).step
+    all_steps, position = range(first, first + steps), functools.partial(position_of, blend)
+    reached = {first + bisect_left(all_steps, point, key=position) for point in points}
+    return reached - {first, first + steps}

@@ -11,19 +11,20 @@ from energon_ext.plan.source import Blend
 
 
 def find_blend(dataset_or_loader: Any) -> Any:
-    """The :class:`~energon_ext.plan.source.Blend` inside a dataset or loader.
+    """Return the :class:`~energon_ext.plan.source.Blend` inside a dataset or loader.
 
     Raises:
-        ConfigError: there is none; the TaskEncoder lacks the mixin.
+        ConfigError: there is none, since the TaskEncoder lacks the mixin.
     """
-    found = [dataset_or_loader]
-    while found:
-        each = found.pop()
-        if isinstance(each, Blend):
-            return each
-        found += getattr(each, "datasets", ())
-        if not hasattr(each, "datasets") and hasattr(each, "dataset"):  # a loader
-            found.append(each.dataset)
+    candidates = [dataset_or_loader]
+    while candidates:
+        candidate = candidates.pop()
+        if isinstance(candidate, Blend):
+            return candidate
+        if hasattr(candidate, "datasets"):
+            candidates += candidate.datasets
+        elif hasattr(candidate, "dataset"):  # a loader
+            candidates.append(candidate.dataset)
     raise ConfigError(
         f"No blend of sources in {type(dataset_or_loader).__name__}; build the dataset with "
         f"energon_ext.PackedTaskEncoder, or a TaskEncoder with energon_ext.DynamicBlendMixin."

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The input of one pack plan, as saved in a state."""
+"""The input of one pack plan, as it is saved in a state."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class PackWindow(Window):
     """The documents of one pack plan.
 
     Attributes:
-        epoch, position: of the order, at the first document that was taken.
-        documents, starts: of the pieces that were carried over, int64 [n].
-        stops: of these; None where they follow from the packer.
-        rows_before: rows of all earlier plans of the stream.
-        taken: documents that were taken from the order; None before the first plan.
-        excluded: of these, the numbers of those that are not read, int64 [n].
-        is_last: whether the order ended with them.
-        digest: of the rows that were made of them; empty before the first plan.
+        epoch, position: of the order, at the first document taken.
+        documents, starts: documents and starts of the carried-over pieces, int64 [n].
+        stops: stops of the carried-over pieces; None if the packer can compute them.
+        rows_before: rows in all earlier plans of the stream.
+        taken: number of documents taken from the order; None before the first plan.
+        excluded: numbers of the taken documents that are excluded, int64 [n].
+        is_last: whether the order ended with the documents taken.
+        digest: digest of the resulting rows; empty before the first plan.
     """
 
     epoch: int
@@ -43,7 +43,7 @@ class PackWindow(Window):
     digest: str = ""
 
     def carried_of(self, documents: Documents, packer: Packer) -> Pieces | None:
-        """The pieces that were carried over; None where they are no parts of some documents."""
+        """Return the carried-over pieces; None if they do not fit the documents."""
         numbers, starts, stops = self.documents, self.starts, self.stops
         if len(numbers) != len(starts) or numbers.max(initial=0) >= len(documents):
             return None

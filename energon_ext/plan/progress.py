@@ -1,33 +1,33 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""How far a run has come: the state after the last batch that was handed out.
+"""The progress of a run: its state after the last batch that was handed out.
 
-A plan draws a whole step at once, and may be some steps ahead of the batches. Every drawn step
-therefore brings the state of the plan behind it, and a :class:`Progress` takes it over once the
-last row of the step is out.
+A plan draws a whole step at once and may be some steps ahead of the batches. Every drawn step
+therefore comes with the state of the plan after it, which :class:`Progress` adopts once the last
+row of the step has been handed out.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from dataclasses import dataclass
 from typing import Any, Iterator, NamedTuple
 
 from energon_ext.plan.step import Advance
 
-#: The number of a source and the description of one of its rows; None for a row of padding.
+#: A source number and the description of one of its rows; None for a row of padding.
 DescribedRow = tuple[int, Any] | None
 
 
 @dataclass(frozen=True, eq=False)
 class DrawnStep:
-    """A step, as one rank reads it; ``number`` is that of the plan.
+    """A step as one rank reads it.
 
     Attributes:
-        rounds: the rows of each batch of this rank; empty where the step is skipped.
-        after: the state of the plan behind the step.
-        ended: keys of the sources that the step has read to their end.
+        number: number of the step in the plan.
+        rounds: the rows of each batch of this rank; empty if the step is skipped.
+        after: the state of the plan after the step.
+        ended: keys of the sources that end with this step.
     """
 
     number: int
@@ -37,8 +37,8 @@ class DrawnStep:
 
 
 class Round(NamedTuple):
-    """One batch of every rank: the rows of this one, the steps that were skipped right before it,
-    and the step that it completes, if any."""
+    """One batch of every rank: the rows of this rank, the steps that are skipped right before the
+    round, and the step that it completes, or None."""
 
     rows: list[DescribedRow]
     skipped: tuple[DrawnStep, ...]
@@ -46,7 +46,7 @@ class Round(NamedTuple):
 
 
 def rounds_of(steps: Iterator[DrawnStep], first: int) -> Iterator[Round]:
-    """The rounds of some steps, from one of the first step that is read on."""
+    """Yield the rounds of steps, beginning with round ``first`` of the first step that is read."""
     skipped: list[DrawnStep] = []
     for step in steps:
         if not step.rounds:
@@ -65,10 +65,10 @@ class Progress:
     """How much of a plan has been handed out.
 
     Attributes:
-        plan: the state of the plan, with all windows, at the start of the step that is open.
-        done: rows of that step that all ranks have handed out.
-        read: rows that all ranks have handed out since the run began.
-        skipped: ranges of the steps that were skipped.
+        plan: the state of the plan, with all windows, at the start of the current step.
+        done: rows of that step handed out so far, on all ranks.
+        read: rows handed out since the run began, on all ranks.
+        skipped: ranges ``(first, stop)`` of skipped steps.
     """
 
     plan: Advance
@@ -77,11 +77,11 @@ class Progress:
     skipped: tuple[tuple[int, int], ...] = ()
 
     def hand_out(self, round_: Round, rows: int) -> None:
-        """Go on behind a round of ``rows`` rows over all ranks."""
+        """Advance by a round, which has ``rows`` rows over all ranks."""
         for step in round_.skipped:
             self._finish(step)
             first = step.number
-            if self.skipped and self.skipped[-1][1] == step.number:
+            if self.skipped and self.skipped[-1][1] == first:  # extend the last range
                 first, _ = self.skipped[-1]
                 self.skipped = self.skipped[:-1]
             self.skipped = (*self.skipped, (first, step.number + 1))
@@ -95,5 +95,5 @@ class Progress:
         self.plan, self.done = dataclasses.replace(step.after, windows=windows), 0
 
     def copy(self) -> "Progress":
-        """The same position, which does not move on."""
-        return copy.copy(self)
+        """Return a copy that later rounds do not advance."""
+        return dataclasses.replace(self)

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The rows of a planned source: taken by number in the plan, read anywhere.
+"""The rows of a planned source: taken in order by the plan, read by any process.
 
-A source takes rows from a *window*, an immutable description of its next rows (for packed
-documents: which documents were packed together). The window and the number of rows taken from it
-are all the state there is.
+Rows are taken from a *window*, an immutable description of the next rows of the source (for packed
+documents: which documents are packed together). The window and the number of rows taken from it
+are the whole state.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from energon_ext.state.match import check_fingerprint
 
 
 class Taken(ABC):
-    """Rows that were taken from a source and are not yet read.
+    """Rows taken from a source but not yet read.
 
     Attributes:
-        num_tokens: positions of them that hold a document.
-        num_documents: documents that end in them.
+        num_tokens: positions of the rows without padding.
+        num_documents: documents that end in the rows.
     """
 
     num_tokens: int
@@ -36,24 +36,24 @@ class Taken(ABC):
 
     @abstractmethod
     def description(self, number: int) -> Any:
-        """One of them as :meth:`RowSource.read` takes it; small, and picklable."""
+        """Return the argument of :meth:`RowSource.read` for one row; it is small and picklable."""
 
     @abstractmethod
     def contents(self, number: int) -> list[tuple[int, int, int]]:
-        """Document, first token and the one behind the last, of everything in one of them."""
+        """Return ``(document, start, stop)`` of every piece in one row."""
 
     @abstractmethod
     def pieces(self) -> tuple[np.ndarray, np.ndarray]:
-        """Lengths that attend to themselves in all rows, row after row, and where each row ends."""
+        """Return the lengths of the segments of all rows, and where each row ends among them."""
 
     def further_costs(self) -> np.ndarray:
-        """Cost of each row beside that of its lengths, float64 [rows]; images have one."""
+        """Return the cost of each row beyond that of its lengths (images), float64 [rows]."""
         return np.zeros(len(self))
 
 
 @dataclass(frozen=True)
 class Window:
-    """The next rows of a source. Subclasses say what they are made of."""
+    """The next rows of a source; subclasses describe them."""
 
     def to_json(self) -> dict[str, Any]:
         return {}
@@ -63,18 +63,18 @@ class RowSource(ABC):
     """The rows of a source.
 
     Args:
-        key: of the source.
-        fingerprint: JSON values by which a change of the data is noticed.
+        key: key of the source.
+        fingerprint: JSON values that change with the data.
 
     Attributes:
-        window: its next rows.
-        next_row: rows of the window that were taken.
+        window: the next rows.
+        next_row: number of rows taken from the window.
     """
 
-    kind: ClassVar[str]  # the name of these rows in a state
+    kind: ClassVar[str]  # names the kind of rows in a state
     window: Window
     next_row: int
-    read_bytes = 0  # of a row, about, where it helps to announce those of later batches
+    read_bytes = 0  # approximate bytes per row if announcing rows of later batches helps, else 0
 
     def __init__(self, key: str, fingerprint: Mapping[str, Any]):
         self.key = key
@@ -92,30 +92,30 @@ class RowSource(ABC):
 
     @abstractmethod
     def take(self, count: int) -> Taken:
-        """Up to ``count`` further rows; fewer at the end."""
+        """Take the next ``count`` rows; fewer at the end."""
 
     @abstractmethod
     def read(self, description: Any) -> Row:
-        """A row that :meth:`Taken.description` describes, with its tokens."""
+        """Read the row that :meth:`Taken.description` describes."""
 
-    def announce(self, description: Any) -> None:  # noqa: B027 - few have something to do
-        """Tell the storage that a row is read soon, where that helps."""
+    def announce(self, description: Any) -> None:  # noqa: B027 - most sources need not do anything
+        """Ask the storage to prefetch a row, if it can."""
 
     @abstractmethod
     def restart(self) -> None:
-        """Begin with the first row again."""
+        """Start again with the first row."""
 
     def options(self) -> dict[str, Any]:
-        """Settings that decide the next rows, as JSON values; may change between two steps."""
+        """Return the settings that decide later rows, as JSON values; may change between steps."""
         return {}
 
     def state_at(self, window: Window, next_row: int) -> dict[str, Any]:
-        """The state after some rows of a window, as JSON values."""
-        own = {"kind": self.kind, "documents": self.fingerprint, "next_row": next_row}
-        return {**own, **window.to_json()}
+        """Return the state after ``next_row`` rows of a window, as JSON values."""
+        common = {"kind": self.kind, "documents": self.fingerprint, "next_row": next_row}
+        return {**common, **window.to_json()}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise StateMismatchError for a state of rows of another kind or of other documents."""
+        """Raise StateMismatchError if the state has another kind of rows or other documents."""
         check_fingerprint(
             {"kind": state["kind"], **state["documents"]},
             {"kind": self.kind, **self.fingerprint},
@@ -128,10 +128,10 @@ class RowSource(ABC):
         return False
 
     def former_packer(self, packing: Mapping[str, Any]) -> Packer:
-        """The packer of a state, by the fields of its fingerprint that say how rows are packed.
+        """Rebuild the packer of a state from the packing fields of its fingerprint.
 
         Raises:
-            ConfigError: there is none any more, or what it packed does not fit in the current rows.
+            ConfigError: the packer no longer exists, or what it packed does not fit current rows.
         """
         raise NotImplementedError
 
@@ -140,5 +140,5 @@ class RowSource(ABC):
         """Continue from :meth:`state_at`.
 
         Args:
-            former: packed the rows of the state, where that is not the current packer.
+            former: packer of the rows in the state, if it is not the current one.
         """

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The rows of documents: read in an epoch order, packed by length alone.
+"""The packed rows of documents, which are taken in epoch order and packed by length alone.
 
-A pack plan takes the documents that come next, and the pieces that the plan before it carried over,
-and makes rows of them. A state holds what the present plan was made of and how many of its rows
-were taken. On a resume the plan is made again, and no token is read for it.
+A pack plan turns the next documents of the order, and the pieces carried over from the previous
+plan, into rows. A state contains the input of the current plan and the number of rows taken from
+it. On a resume the plan is computed again, without reading any tokens.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from energon_ext.plan.pack_window import PackWindow
 from energon_ext.plan.row_source import RowSource, Taken
 from energon_ext.state.match import check_fingerprint
 
-#: A pack plan takes at most this many rows of tokens, where documents are long.
+#: If documents are long, a pack plan takes at most this many rows of tokens.
 MOST_ROWS = 4096
 
-#: Of a token, about, in an object store.
+#: Approximate bytes per token in an object store.
 _TOKEN_BYTES = 4
 
-#: (places, starts, stops) of the pieces of a row, documents that end in it, and its tokens.
+#: ``(places, starts, stops, documents, tokens)`` of a row: its pieces, the number of documents that
+#: end in it, and the number of its tokens.
 Description = tuple[list[int], list[int], list[int], int, int]
 
 
@@ -38,21 +39,21 @@ class PlannedRows(RowSource):
     """The packed rows of documents whose lengths are known.
 
     Args:
-        documents: of the source.
-        source: key of the source, written on every row.
-        packer: makes rows of documents.
-        order: of the documents that are read.
-        buffer_docs: documents of one pack plan.
-        first: number of the document that is 0 in the order.
+        documents: documents of the source.
+        source: key of the source, set on every row.
+        packer: packs documents into rows.
+        order: order in which the documents are read.
+        buffer_docs: number of documents in one pack plan.
+        first: number of the document that the order calls 0.
         excluded: numbers of documents that no later pack plan takes, sorted, int64 [n].
 
     Raises:
         ConfigError: all documents are empty or excluded, or an excluded one does not exist.
 
-    State: that of :class:`PackWindow`, two integers for each piece that was carried over.
-    ``buffer_docs``, ``excluded`` and the epochs of ``order`` may change between two steps: the pack
-    plan that is open is finished as it was begun. So may the packer: what the open plan still holds
-    is packed anew then, before any further document.
+    State: a :class:`PackWindow`, with two integers per carried-over piece. ``buffer_docs``,
+    ``excluded`` and the epochs of ``order`` may change between two steps; the current pack plan is
+    then finished as it was begun. The packer may change, too: the rest of the current plan is then
+    packed again, before any further documents.
     """
 
     kind = "planned"
@@ -80,20 +81,21 @@ class PlannedRows(RowSource):
         self.excluded = np.zeros(0, np.int64) if excluded is None else excluded
         if self.excluded.max(initial=-1) >= len(documents):
             raise ConfigError(
-                f"{source}: document {self.excluded[-1]} is to be excluded, of {len(documents):,}."
+                f"{source}: cannot exclude document {self.excluded[-1]}; there are only "
+                f"{len(documents):,}, counted from 0."
             )
         self._check_tokens()
         self.restart()
 
     def _check_tokens(self) -> None:
-        """Refuse documents that are all empty or excluded: no row would ever come."""
+        """Raise ConfigError if all documents are empty or excluded: there would never be a row."""
         stop = self._first + self._order.size
         for begin in range(self._first, stop, 64):
             numbers = np.arange(begin, min(begin + 64, stop))
             if self.documents.locate(numbers)[1][~_among(numbers, self.excluded)].any():
                 return
         reason = "empty or excluded" if len(self.excluded) else "empty"
-        raise ConfigError(f"{self.key}: all of its documents are {reason}; leave it out.")
+        raise ConfigError(f"{self.key}: all documents are {reason}; remove the source.")
 
     def options(self) -> dict[str, Any]:
         return {
@@ -108,13 +110,13 @@ class PlannedRows(RowSource):
 
     @property
     def kept_numbers(self) -> np.ndarray:
-        """Numbers of the documents of an epoch that are not excluded."""
+        """Numbers of the documents in an epoch, without excluded ones."""
         numbers = np.arange(self._first, self._first + self._order.size)
         return numbers[~_among(numbers, self.excluded)]
 
     @property
     def epoch_tokens(self) -> int:
-        """Tokens of one epoch."""
+        """Tokens in one epoch."""
         return int(self.documents.locate(self.kept_numbers)[1].sum())
 
     @property
@@ -141,10 +143,10 @@ class PlannedRows(RowSource):
         return TakenRows()
 
     def _pack_next(self) -> None:
-        """Make the plan that follows the present one."""
+        """Compute the pack plan that follows the current one."""
         carried = self._plan.carried
         is_excluded = _among(carried.documents, self.excluded)
-        # The first token of a new stream is no label of a row before.
+        # The first token of a new stream was not the label of an earlier row.
         is_new_stream = self.window.is_last or bool(is_excluded[:1].any())
         rows_before = 0 if is_new_stream else self.window.rows_before + len(self._plan)
         carried = carried[~is_excluded]
@@ -173,7 +175,7 @@ class PlannedRows(RowSource):
         self._pack(self._packer, window, carried, new)
 
     def _own_stops(self, carried: Pieces) -> np.ndarray | None:
-        """The stops of carried-over pieces, where the packer would not find them again."""
+        """Return the stops of carried-over pieces; None if the packer can compute them."""
         whole = dataclasses.replace(carried, stops=carried.lengths)
         follow = np.array_equal(carried.stops, self._packer.resumed(whole).stops)
         return None if follow else carried.stops
@@ -186,7 +188,7 @@ class PlannedRows(RowSource):
     def announce(self, description: Description) -> None:
         if self.read_bytes:
             for piece in zip(*description[:3]):
-                self.documents.expect(*piece)  # type: ignore[attr-defined]  # of remote ones
+                self.documents.expect(*piece)  # type: ignore[attr-defined]  # they are remote
 
     def read(self, description: Description) -> Row:
         places, starts, stops, documents, tokens = description
@@ -215,7 +217,7 @@ class PlannedRows(RowSource):
         return saved_packer(packing)
 
     def _documents_of(self, packer: Packer) -> Documents:
-        """The documents as a packer has them."""
+        """Return the documents as seen by a packer."""
         return self.documents
 
     def restore_state(self, state: Mapping[str, Any], former: Packer | None = None) -> None:
@@ -226,32 +228,32 @@ class PlannedRows(RowSource):
         window = self.window = PackWindow.from_json(state)
         carried = window.carried_of(documents, packer)
         if carried is None:
-            raise StateFormatError(f"{self.key}: carries pieces that the source does not have.")
+            raise StateFormatError(f"{self.key}: the state has pieces that the source lacks.")
         self._order.epoch, self._order.position = window.epoch, window.position
-        if window.taken is None:  # they were packed anew, and no row was taken since
+        if window.taken is None:  # saved before the first plan, or the first one after a repacking
             self._plan = dataclasses.replace(PackPlan.none(), carried=carried)
         else:
             taken = self._order.take(window.taken) + self._first
-            kept = taken[~_among(taken, window.excluded)]  # as then, whatever is excluded now
+            kept = taken[~_among(taken, window.excluded)]  # as excluded when it was saved
             self._pack(packer, window, carried, Pieces.whole(kept, *documents.locate(kept)))
             if len(taken) != window.taken or state["next_row"] > len(self._plan):
                 raise StateFormatError(
-                    f"{self.key}: {window.taken} documents and row {state['next_row']} of a plan "
-                    f"were saved; {len(taken)} documents make {len(self._plan)} rows now."
+                    f"{self.key}: saved at row {state['next_row']} of a plan of {window.taken} "
+                    f"documents; now {len(taken)} documents give {len(self._plan)} rows."
                 )
             check_fingerprint(
                 {"rows of the open plan": window.digest},
                 {"rows of the open plan": self.window.digest},
                 self.key,
-                "The same documents make other rows: a packer of your own must depend on lengths "
-                "and options alone, `select_samples_to_pack` on lengths and `self.seq_len`.",
+                "The same documents give different rows: a custom packer may depend on lengths and "
+                "options only, `select_samples_to_pack` on lengths and `self.seq_len` only.",
             )
         self.next_row = state["next_row"]
         if packer != self._packer:
             self._repack(packer)
 
     def _repack(self, former: Packer) -> None:
-        """Give all that the open plan still holds to the next one, as if it had carried it."""
+        """Turn all pieces left in the current plan into carried-over pieces of the next one."""
         plan, window = self._plan, self.window
         taken = plan.extent(self.next_row - 1).stop if self.next_row else 0
         rest = plan.pieces[taken:] + plan.carried
@@ -259,13 +261,13 @@ class PlannedRows(RowSource):
         if former.cuts_documents:
             rows_before = window.rows_before + self.next_row
             rest = rest.with_windows_joined(plan.ends[self.next_row :] - taken)
-            # The first token was the last label, and its document is counted.
+            # If one token is left of a document, it was the last label read; skip it.
             is_read = rest.starts[:1] == rest.lengths[:1] - 1
             if rows_before and not self._packer.cuts_documents and is_read.any():
                 rest = rest[1:]
-        else:  # rows are in a random order
+        else:  # rows are in random order
             rest = rest[np.lexsort((rest.starts, rest.documents))].joined()
-        rest = rest[self.documents.locate(rest.documents)[1] > 0]  # an excluded one may not fit
+        rest = rest[self.documents.locate(rest.documents)[1] > 0]  # excluded ones may not fit: 0
         self.window = PackWindow(
             self._order.epoch,
             self._order.position,
@@ -278,16 +280,16 @@ class PlannedRows(RowSource):
 
 
 def _among(numbers: np.ndarray, excluded: np.ndarray) -> np.ndarray:
-    """True for each number that is excluded, bool [n]."""
-    # Most sources exclude nothing, and np.isin takes long for that.
+    """Return whether each number is excluded, bool [n]."""
+    # Most sources exclude nothing, and np.isin is slow even then.
     return np.isin(numbers, excluded) if len(excluded) else np.zeros(len(numbers), bool)
 
 
 class TakenRows(Taken):
-    """Some packed rows, not yet read."""
+    """Packed rows, not yet read."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[PackPlan, int, int]] = []  # its number in the plan, the epoch
+        self._rows: list[tuple[PackPlan, int, int]] = []  # pack plan, row in the plan, epoch
         self.num_tokens = self.num_documents = 0
 
     def add(self, plan: PackPlan, first: int, stop: int, epoch: int) -> None:

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One source of a blend, and what a blend of several is asked for."""
+"""A source, and the base class of all blends of sources."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ class Source:
 
     Attributes:
         key: its identity, see :func:`energon_ext.config.source_key.source_key`.
-        rows: its rows: a :class:`~energon_ext.plan.row_source.RowSource` where they are planned,
-            an Energon dataset where its samples are streamed.
-        weight: a number or a schedule, where the blend is given no tree.
+        rows: a :class:`~energon_ext.plan.row_source.RowSource` if the source is planned, an Energon
+            dataset if it is streamed.
+        weight: a number or a schedule, used if the blend is given no tree.
         documents: number of documents in one epoch.
-        max_epochs: epochs after which ``rows`` end, None where they do not.
-        names: by which its state is found where the key has changed.
-        shown_as: its name for people, where that is not the key.
-        fingerprint: JSON values by which a change of the data is noticed; planned rows bring their
-            own.
+        max_epochs: epochs after which ``rows`` end, or None.
+        names: names that find its state if the key has changed.
+        shown_as: its display name, if it has one.
+        fingerprint: JSON values that change with the data; planned rows have their own.
     """
 
     key: str
@@ -48,12 +47,12 @@ class Source:
 
     @property
     def part_documents(self) -> dict[str, int]:
-        """Documents in one epoch, by their names in batches."""
+        """Documents in one epoch of the source, or of each of its parts, by key in batches."""
         return getattr(self.rows, "part_documents", {self.key: self.documents})
 
     @property
     def part_shares(self) -> dict[str, float]:
-        """Shares of the tokens of this source, by the names of its parts in batches."""
+        """Fraction of the source's tokens that each part has, by key in batches."""
         return getattr(self.rows, "part_shares", {self.key: 1.0})
 
 
@@ -61,9 +60,9 @@ class Blend:
     """Several sources, and the shares that a tree of weights gives them.
 
     Args:
-        sources: at least one, with distinct keys, in any order; kept by key, sorted.
-        tree: over their keys.
-        clock: positions of the run on its schedule axis.
+        sources: one or more, with distinct keys, in any order; stored sorted by key.
+        tree: mixing rules and weights, with the keys as leaves.
+        clock: converts steps and rows to positions on the schedule axis.
     """
 
     is_planned: bool
@@ -73,7 +72,7 @@ class Blend:
         self.sources = {source.key: source for source in ordered}
         if not ordered or len(self.sources) != len(ordered):
             keys = [source.key for source in ordered]
-            raise ConfigError(f"A blend needs sources of distinct keys, got {keys}.")
+            raise ConfigError(f"A blend needs sources with distinct keys; found {keys}.")
         self.keys = tuple(self.sources)
         self.tree, self.clock = tree, clock
 
@@ -83,36 +82,34 @@ class Blend:
 
     @property
     def live_weights(self) -> list[LiveWeights]:
-        """The files from which a controller decides weights."""
+        """The files through which a controller sets weights."""
         return [node.live for node in self.tree.nodes() if node.live is not None]
 
     @property
     def epoch_limits(self) -> dict[str, int]:
-        """``max_epochs`` of all sources, where they end the whole run; else empty."""
+        """``max_epochs`` by source if all have one, so that the run ends; else empty."""
         limits = {key: source.max_epochs for key, source in self.sources.items()}
         return {k: n for k, n in limits.items() if n is not None and None not in limits.values()}
 
     @property
     def documents(self) -> dict[str, int]:
-        """Documents in one epoch of each source, or part of it."""
+        """Documents in one epoch of each source, or of each of its parts."""
         return {k: n for s in self.sources.values() for k, n in s.part_documents.items()}
 
     @property
     def epoch_tokens(self) -> dict[str, int]:
         """Tokens in one epoch of each source whose documents are read whole."""
-        found = {
-            key: getattr(each.rows, "epoch_tokens", None) for key, each in self.sources.items()
-        }
-        return {key: tokens for key, tokens in found.items() if tokens is not None}
+        tokens = {k: getattr(s.rows, "epoch_tokens", None) for k, s in self.sources.items()}
+        return {key: count for key, count in tokens.items() if count is not None}
 
     @property
     def names(self) -> dict[str, str]:
-        """Display names of the sources that have one, and of their spliced documents."""
+        """Display names of the sources that have one, and of their parts."""
         return {
-            part: each.shown_as + part.removeprefix(key)
-            for key, each in self.sources.items()
-            if each.shown_as
-            for part in (key, *each.part_documents)
+            part: source.shown_as + part.removeprefix(key)
+            for key, source in self.sources.items()
+            if source.shown_as
+            for part in (key, *source.part_documents)
         }
 
     @property
@@ -121,22 +118,23 @@ class Blend:
 
     @property
     def interleaves(self) -> dict[str, int]:
-        """How many interleaves keep the share of a source in the whole run, where no blend does."""
+        """Number of interleaves above each source, without sources that a blend draws."""
         return self.tree.interleaves()
 
     @property
     def row_lengths(self) -> RowLengths:
-        """Of earlier rows, where they had other lengths than now."""
+        """Lengths of earlier rows, if they differ from the current one."""
         return ()
 
     def position(self, step: int, row: int | None = None) -> int:
-        """Position of an optimizer step on the schedule axis; ``row`` is its first, if known."""
+        """Return the position of an optimizer step, whose first row is ``row`` if known."""
         return self.clock.at_step(step, row, self.row_lengths)
 
     def planned_shares(self, position: int) -> dict[str, float]:
-        """The share of each source, or part of it, at a position, as if none had ended.
+        """Return the share of each source, or of each of its parts, at a position.
 
-        Where no line of live weights covers it, by the last line.
+        Sources that have ended still count. If live weights do not cover the position yet, their
+        last line is used.
         """
         for live in self.live_weights:
             live.read()

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The cursor of a planned run: JSON values, the same on every rank.
 
-Between two steps it continues under another mix, and on any ranks, workers and batch sizes. Inside
-a step it also holds a digest of everything that the step depends on, and continues under the same
-or not at all: the step is drawn again.
+A run that was saved between two steps may continue with another mix, and with any number of ranks
+and workers and any batch size. A cursor saved inside a step also contains digests of everything
+that the step depends on: none of it may change, since the step is drawn again on a resume.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 def cursor_of(dataset: "PlannedDataset", progress: Progress) -> dict[str, Any]:
-    """The state of a dataset at some progress."""
+    """Return the cursor of a dataset at some progress."""
     names = list(dataset.source_names.values())
     plan = dataset.plan.to_json(progress.plan, names)
     plan["sources"] = {**dataset.retained, **plan["sources"]}
     begun, weights = _begun(plan, progress.done), {}
     for live in dataset.live_weights:
-        live.wait(begun - 1)  # until this process has what the planner had
+        live.wait(begun - 1)  # the planner may be another process that has read more lines
         weights[live.key] = live.used(begun)
     return {
         "__class__": STATE_CLASS,
@@ -55,12 +55,12 @@ def cursor_of(dataset: "PlannedDataset", progress: Progress) -> dict[str, Any]:
 
 
 def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
-    """Put a dataset where a cursor stands; returns the change of every source.
+    """Restore a dataset to a cursor; return the change of every source.
 
     Raises:
-        StateFormatError: the state is damaged, or of another version.
-        StateMismatchError: it belongs to another configuration; names all that differs.
-        ConfigError: the step that is open is to be skipped.
+        StateFormatError: the state is damaged, or has another format version.
+        StateMismatchError: it belongs to another configuration; the message lists all differences.
+        ConfigError: it was saved inside a step that is now to be skipped.
     """
     check_format(state)
     _check_configuration(dataset, state)
@@ -68,14 +68,14 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
         check_fingerprint(
             state["inside"] or {},
             dataset.inside,
-            advice="The state was saved inside a step, which needs the weights, limits, excluded "
-            "documents and packing buffers it was begun with; save at the end of a step to change "
-            "them.",
+            advice="The state was saved inside a step, which must be finished with the same "
+            "weights, limits, excluded documents and packing buffers; to change them, save at the "
+            "end of a step.",
         )
     saved, clock = state["plan"], dataset.clock
     if state["done"] and clock.is_skipped(saved["step"]):
         raise ConfigError(
-            f"skip: step {saved['step']} was partly read when the state was saved; skip from "
+            f"skip: step {saved['step']} was partly read when the state was saved; skip steps from "
             f"{saved['step'] + 1} on, or resume from a state that was saved between two steps."
         )
     row_lengths = _row_lengths(state, clock.row_tokens)
@@ -83,7 +83,7 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
     for live in dataset.live_weights:
         if live.key in state["weights"]:
             live.check_used(state["weights"][live.key], _begun(saved, state["done"]))
-        # New members begin by the weights that held last: the next may not be decided yet.
+        # New members start with the last weights used: later ones may not be decided yet.
         position = max(0, saved["step"] - 1)
     matched = match_sources(saved["sources"], dataset.source_names)
     plan = dataset.plan
@@ -109,7 +109,7 @@ def restore_cursor(dataset: "PlannedDataset", state: Any) -> list[SourceChange]:
 
 
 def _check_configuration(dataset: "PlannedDataset", state: Mapping[str, Any]) -> None:
-    """Compare fingerprints; between two steps, text may be packed by other options."""
+    """Compare fingerprints; between two steps the packing may change if all sources allow it."""
     saved, current = state["fingerprint"], dataset.fingerprint
     if not state["done"] and all(rows.may_be_repacked for rows in dataset.rows):
         saved, current = ({**each} for each in (saved, current))
@@ -120,7 +120,7 @@ def _check_configuration(dataset: "PlannedDataset", state: Mapping[str, Any]) ->
 
 
 def _row_lengths(state: Mapping[str, Any], now: int) -> RowLengths:
-    """How long earlier rows were, where rows have another length now."""
+    """Return the lengths of earlier rows, including the saved length if it differs from ``now``."""
     earlier = tuple((row, length) for row, length in state["row_lengths"])
     length, row = state["fingerprint"].get("seq_len"), state["plan"]["row"]
     if is_count(length) and row and now not in (0, length):
@@ -131,7 +131,7 @@ def _row_lengths(state: Mapping[str, Any], now: int) -> RowLengths:
 def _restore_rows(
     rows: RowSource, state: Mapping[str, Any], packing: Mapping[str, Any], dataset: "PlannedDataset"
 ) -> None:
-    """Put rows where a state has them that was packed by some options."""
+    """Restore rows to a state, which was packed with the options ``packing``."""
     rows.check_state(state)
     now = packing_of(dataset.fingerprint)
     if not rows.may_be_repacked:
@@ -140,5 +140,5 @@ def _restore_rows(
 
 
 def _begun(plan: Mapping[str, Any], done: int) -> int:
-    """Steps that were begun when a state was saved."""
+    """Return the number of steps begun when a state was saved."""
     return int(plan["step"]) + (done > 0)

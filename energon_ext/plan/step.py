@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The rows of a step: the mixture says whose, the sources say which.
+"""Draw the rows of a step: the mixture chooses the source of each row, the source the row itself.
 
-A plan touches lengths only. Its n-th row depends on the configuration and on n, and not on the rank
-or worker that asks, so all of them have the same.
+A plan uses lengths only. Its n-th row depends only on the configuration and on n, not on the rank
+or worker, so all of them draw the same plan.
 """
 
 from __future__ import annotations
@@ -24,47 +24,44 @@ from energon_ext.plan.row_source import RowSource, Taken, Window
 
 
 class Step:
-    """Rows that were drawn together."""
+    """The rows of one step, which are drawn together."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[np.ndarray, Taken, int]] = []
         self._order: np.ndarray | None = None
 
-    def put(self, where: np.ndarray, taken: Taken, source: int) -> None:
-        """Place rows of a source, int64 [rows taken]; ``source`` is its number."""
-        self._parts.append((where, taken, source))
+    def put(self, places: np.ndarray, taken: Taken, source: int) -> None:
+        """Add rows of a source, given by its number, at places in the step, int64 [rows taken]."""
+        self._parts.append((places, taken, source))
 
     @property
     def num_rows(self) -> int:
-        """Rows that were placed."""
-        return sum(len(where) for where, _, _ in self._parts)
+        """Number of rows added."""
+        return sum(len(places) for places, _, _ in self._parts)
 
     def balance(self, cost: Cost, topology: Topology) -> None:
-        """Deal the rows by cost."""
+        """Distribute the rows over ranks so that their costs are balanced."""
         self._order = balanced(self.costs(cost, topology.rows_per_step), topology)
 
     def costs(self, cost: Cost, rows: int) -> np.ndarray:
-        """Of the rows in their natural order, float64 [rows]; 0 where no row was left."""
+        """Return the costs of the rows in natural order, float64 [rows]; 0 for missing rows."""
         costs = np.zeros(rows)
-        for where, taken, _ in self._parts:
+        for places, taken, _ in self._parts:
             lengths, ends = taken.pieces()
-            of_lengths = np.diff(np.cumsum(cost(lengths))[ends - 1], prepend=0.0)
-            costs[where] = of_lengths + taken.further_costs()
+            length_costs = np.diff(np.cumsum(cost(lengths))[ends - 1], prepend=0.0)
+            costs[places] = length_costs + taken.further_costs()
         return costs
 
     def taken(self, number: int) -> tuple[Taken, int, int] | None:
-        """The rows that one was taken with, its place among them, and the number of their source.
-
-        None where no row was left.
-        """
+        """Return a row as (rows taken together, index in them, source number); None if missing."""
         return self._places.get(number if self._order is None else int(self._order[number]))
 
     @functools.cached_property
     def _places(self) -> dict[int, tuple[Taken, int, int]]:
         return {
-            place: (taken, own, source)
-            for where, taken, source in self._parts
-            for own, place in enumerate(where.tolist())
+            place: (taken, index, source)
+            for places, taken, source in self._parts
+            for index, place in enumerate(places.tolist())
         }
 
 
@@ -74,11 +71,11 @@ class Advance:
 
     Attributes:
         step, row: steps and rows drawn so far.
-        next_rows: of the window of each source, int64 [sources].
-        row_lengths: of rows that had other lengths than now.
-        documents, tokens: drawn of each source so far, int64 [sources].
-        credits: of every interleave.
-        windows: those that are new, by the number of their source.
+        row_lengths: lengths of earlier rows, if they differ from the current one.
+        next_rows: rows taken from the window of each source, int64 [sources].
+        documents, tokens: finished documents and tokens drawn from each source, int64 [sources].
+        credits: state of every interleave.
+        windows: windows that changed since the previous advance, by the number of the source.
     """
 
     step: int
@@ -92,7 +89,7 @@ class Advance:
 
 
 class Plan:
-    """Draws rows of many sources.
+    """Draws the rows of many sources, step by step.
 
     Args:
         sources: in the order of their keys.
@@ -100,7 +97,8 @@ class Plan:
 
     Attributes:
         step, row: steps and rows drawn so far.
-        documents, tokens: drawn of each source so far, int64 [sources]; documents that ended.
+        row_lengths: lengths of earlier rows, if they differ from the current one.
+        documents, tokens: finished documents and tokens drawn from each source, int64 [sources].
         just_ended: keys of the sources that ended with the last step.
     """
 
@@ -115,24 +113,24 @@ class Plan:
         self.begin_here()
 
     def begin_here(self) -> None:
-        """Take all sources as they stand; the next advance has all windows."""
+        """Adopt the current state of all sources; the next advance contains all windows."""
         self._next_rows = np.array([rows.next_row for rows in self.sources], np.int64)
         self._changed = {number: rows.window for number, rows in enumerate(self.sources)}
-        self._note_ended()
+        self._update_ended()
 
-    def _note_ended(self) -> None:
-        """Let the mixture leave out the sources that have no row left."""
+    def _update_ended(self) -> None:
+        """Exclude sources that have no row left from the mixture."""
         for number, rows in self._finite:
             self.mixture.ended[number] = rows.ended
 
     def next(self, count: int, position: int) -> Step | None:
-        """Draw a step of ``count`` rows; None where no source has a row left.
+        """Draw a step of ``count`` rows, or fewer at the end; None if no source has a row left.
 
         Args:
-            position: on the schedule axis.
+            position: current position on the schedule axis.
 
         Raises:
-            ConfigError: sources have rows left, and all of these have a weight of 0.
+            ConfigError: all sources that have rows left have weight 0.
         """
         step = Step()
         missing = np.arange(count)
@@ -140,25 +138,25 @@ class Plan:
         attempt = 0
         while len(missing) and self.mixture.open(position):
             missing = self._draw(step, missing, attempt)
-            attempt += 1
+            attempt += 1  # draw again where a source had no row left
         if len(missing) == count and not self.mixture.ended.all():
             left = [k for k, ended in zip(self.mixture.keys, self.mixture.ended) if not ended]
             raise ConfigError(
-                f"Every weight is 0 at position {position} of the schedules "
-                f"among the sources that have rows left: {', '.join(left)}. Give one of them a "
-                f"weight > 0 there, or raise a max_epochs."
+                f"Every weight is 0 at position {position} of the schedules among the sources that "
+                f"have rows left: {', '.join(left)}. Give one of them a weight > 0 there, or raise "
+                f"a max_epochs."
             )
         if len(missing) == count:
             return None
         self.step += 1
         self.row += count
-        self._note_ended()
+        self._update_ended()
         new = np.flatnonzero(self.mixture.ended & ~before)
         self.just_ended = [self.mixture.keys[number] for number in new.tolist()]
         return step
 
     def _draw(self, step: Step, missing: np.ndarray, attempt: int) -> np.ndarray:
-        """Draw for some places of a step; those for which the drawn source had no row left."""
+        """Draw rows for the missing places of a step; return the places still missing."""
         drawn = self.mixture.draw(self.row + missing, attempt)
         by_source = np.argsort(drawn, kind="stable")
         numbers, begins = np.unique(drawn[by_source], return_index=True)
@@ -166,26 +164,25 @@ class Plan:
         left_over = []
         bounds = [*begins.tolist(), len(drawn)]
         for number, begin, end in zip(numbers.tolist(), bounds, bounds[1:]):
-            own, rows = by_source[begin:end], self.sources[number]
+            chosen, rows = by_source[begin:end], self.sources[number]
             window = rows.window
-            taken = rows.take(len(own))
+            taken = rows.take(len(chosen))
             self._next_rows[number] = rows.next_row
             if rows.window is not window:
                 self._changed[number] = rows.window
-            found = len(taken)
-            if found:
-                step.put(missing[own[:found]], taken, number)
+            if len(taken):
+                step.put(missing[chosen[: len(taken)]], taken, number)
                 tokens[number] = taken.num_tokens
                 self.documents[number] += taken.num_documents
-            if found < len(own):
+            if len(taken) < len(chosen):
                 self.mixture.ended[number] = True
-                left_over.append(own[found:])
+                left_over.append(chosen[len(taken) :])
         self.mixture.settle(tokens)
         self.tokens += tokens
         return missing[np.sort(np.concatenate(left_over))] if left_over else missing[:0]
 
     def advance(self) -> Advance:
-        """The state now, with the windows that changed since the last call."""
+        """Return the current state, with the windows that changed since the last call."""
         changed, self._changed = self._changed, {}
         return Advance(
             step=self.step,
@@ -199,10 +196,10 @@ class Plan:
         )
 
     def to_json(self, now: Advance, names: Sequence[Sequence[str]]) -> dict[str, Any]:
-        """A whole advance as JSON values, by the keys of sources and the names of interleaves.
+        """Return an advance as JSON values; it must contain the windows of all sources.
 
         Args:
-            names: by which each source is found when its key has changed.
+            names: names by which each source is found if its key has changed.
         """
         drawn = zip(now.next_rows.tolist(), now.documents.tolist(), now.tokens.tolist())
         sources = {

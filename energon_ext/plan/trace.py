@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Contents and readers of the rows of a step, without reading a token."""
+"""The contents of the rows of a step and the ranks that read them, without reading tokens."""
 
 from dataclasses import dataclass
 from typing import Any, Iterator, Sequence
@@ -15,9 +15,9 @@ class TracedRow:
 
     Attributes:
         row: its number in the step.
-        rank, micro_batch: which data-parallel rank reads it, in which of its micro-batches.
+        rank, micro_batch: the data-parallel rank that reads it, and in which micro-batch.
         source: key of its source; None for padding, which completes the last step.
-        contents: (document, first token, the one behind the last) of everything in it, in order.
+        contents: ``(document, start, stop)`` of every piece in it, in order.
     """
 
     row: int
@@ -31,13 +31,11 @@ class TracedRow:
 
 
 def rows_of(step: Step, topology: Topology, keys: Sequence[str]) -> Iterator[TracedRow]:
-    """The rows of a step in the order of their numbers; ``keys`` are those of the sources."""
+    """Yield the rows of a step in order; ``keys`` are the keys of all sources."""
     for number in range(topology.rows_per_step):
         round_, place = divmod(number, topology.rows_per_round)
-        rank = place // topology.batch_rows
-        found = step.taken(number)
-        if found is None:
-            yield TracedRow(number, rank, round_, None, [])
-        else:
-            taken, own, source = found
-            yield TracedRow(number, rank, round_, keys[source], taken.contents(own))
+        source, contents = None, []
+        if (row := step.taken(number)) is not None:
+            taken, index, source_number = row
+            source, contents = keys[source_number], taken.contents(index)
+        yield TracedRow(number, place // topology.batch_rows, round_, source, contents)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Weights as pure functions of a position in the run.
 
-``schedule.py`` has one weight, ``axis.py`` what its breakpoints count, ``live.py`` those of a file
-that a controller writes while the run trains.
+``schedule.py`` defines one weight, ``axis.py`` the unit of its breakpoints, and ``live.py`` weights
+from a file that a controller writes while the run trains.
 """
 
 from energon_ext.weights.axis import ScheduleAxis

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Breakpoints: what they count, and how people write them."""
+"""Breakpoints: their unit, and the ways to write them."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ STEPS = "steps"
 UNITS = (STEPS, "tokens", "samples", "batches")
 MOST_BREAKPOINT = 10**36
 
-#: How integers may be written, for messages.
+#: Accepted spellings of integers, for messages.
 EXAMPLES = "1000, 1_000, 10k, 2.5M, 40B, 1T or 1e9"
 
 _COUNT = re.compile(r"([+-]?\d+(?:_\d+)*(?:\.\d+)?(?:[eE]\+?\d{1,3})?)([kMBT]?)", re.ASCII)
@@ -28,14 +28,14 @@ class ScheduleAxis:
 
     Attributes:
         unit: ``steps`` (global batches), ``tokens`` (positions of all rows drawn before, padding
-            included), ``samples`` (rows or samples drawn before, of all ranks) or ``batches`` (of
-            one rank, which is what Energon's own schedules count). The field ``schedule_axis`` of
-            the metadataset gives it; a launch script may give the same, or None for that one.
-        end: optimizer steps after which the run ends; breakpoints behind it are reported as never
-            reached. None where nobody can tell.
+            included), ``samples`` (rows or samples drawn before, on all ranks) or ``batches`` (of
+            one rank, as in Energon's own schedules). Set by the field ``schedule_axis`` of the
+            metadataset; a launch script may give the same unit, or None to use that field.
+        end: optimizer steps after which the run ends; breakpoints from there on are reported as
+            never reached. None if unknown.
 
     Raises:
-        ConfigError: an unknown unit, an end below 0.
+        ConfigError: ``unit`` is unknown, or ``end`` < 0.
 
     Example:
         >>> ScheduleAxis("batches", end=10_000).one
@@ -47,29 +47,29 @@ class ScheduleAxis:
 
     def __post_init__(self) -> None:
         if self.unit not in (None, *UNITS):
-            raise ConfigError(f"ScheduleAxis.unit: {self.unit!r} found, {', '.join(UNITS)} known.")
+            raise ConfigError(f"ScheduleAxis.unit: {self.unit!r} found; known: {', '.join(UNITS)}.")
         if self.end is not None:
             check_integer("ScheduleAxis.end", self.end, 0)
 
     @property
     def one(self) -> str:
-        """One unit, for messages."""
+        """The unit in the singular, for messages."""
         return {"batches": "batch"}.get(self.counted, self.counted[:-1])
 
     def change_from(self, unit: str) -> str:
-        """A line for a resume where breakpoints counted another unit; else empty."""
+        """Return a log line if the saved run counted another unit, else an empty string."""
         if unit == self.counted:
             return ""
-        return f"schedule_axis: breakpoints counted {unit}, and count {self.counted} from here on."
+        return f"schedule_axis: breakpoints counted {unit}; from here on they count {self.counted}."
 
     @property
     def counted(self) -> str:
-        """The unit, steps where none is given."""
+        """The unit; steps by default."""
         return self.unit or STEPS
 
 
 def as_pairs(points: Any, where: str) -> list[tuple[Any, Any]]:
-    """Breakpoints with their values, of a mapping or a list of pairs."""
+    """Return ``(breakpoint, value)`` pairs from a mapping or a list of pairs."""
     if isinstance(points, Mapping):
         return list(points.items())
     if isinstance(points, Iterable) and not isinstance(points, (str, bytes)):
@@ -81,16 +81,16 @@ def as_pairs(points: Any, where: str) -> list[tuple[Any, Any]]:
 
 
 def checked_breakpoint(breakpoint: Any, where: str) -> int:
-    """A breakpoint as an integer; text is what Energon's YAML loader makes of mapping keys."""
+    """Return a breakpoint as an integer; Energon's YAML loader turns mapping keys into text."""
     count = count_from(breakpoint)
     if count is None or not 0 <= count <= MOST_BREAKPOINT:
-        allowed = f"an integer from 0 to {MOST_BREAKPOINT:.0e}, as {EXAMPLES}"
+        allowed = f"an integer from 0 to {MOST_BREAKPOINT:.0e}, such as {EXAMPLES}"
         raise ConfigError(f"{where}: breakpoint {breakpoint!r:.80} is not {allowed}.")
     return count
 
 
 def count_from(value: Any) -> int | None:
-    """The integer that a value gives, which may be a text as ``40B``; None where it gives none."""
+    """Return a number, or a text such as ``40B``, as an integer; None if it is not one."""
     if isinstance(value, str):
         text = value.strip()
         match = _COUNT.fullmatch(text) if len(text) <= _MOST_CHARACTERS else None

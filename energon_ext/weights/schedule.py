@@ -1,8 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One weight: a constant, or values at breakpoints with a rule for what lies between them.
+"""One weight: a constant, or values at breakpoints with a rule for interpolating between them.
 
-Outside its breakpoints a schedule keeps its first and last value.
+Before the first breakpoint a schedule has its first value, after the last one its last value.
 
 =========== =================================================== ======
 kind        between (x0, y0) and (x1, y1), t = (x-x0) / (x1-x0) values
@@ -26,25 +26,25 @@ from energon_ext.weights.axis import as_pairs, checked_breakpoint
 
 MOST_WEIGHT = 1e15  # sums and products of weights stay finite
 
-#: A warp at the last position before a breakpoint, where rounding makes 1 of it.
+#: Largest warp before a breakpoint; rounding could give 1, which belongs to the breakpoint itself.
 _BELOW_ONE = np.nextafter(1.0, 0.0)
 
 
 class Kind(NamedTuple):
-    """How a weight goes from one breakpoint to the next."""
+    """How a weight changes from one breakpoint to the next."""
 
-    #: Part of the way that is done at t, float64 [n] in [0, 1) to float64 [n].
+    #: Fraction of the change completed at t, float64 [n] in [0, 1) to float64 [n].
     warp: Callable[[np.ndarray], np.ndarray]
-    is_ratio: bool = False  # the way is a ratio, and not a difference; no value is 0 then
+    is_ratio: bool = False  # y1 / y0 is applied instead of y1 - y0; values must be > 0
 
 
-#: A new kind is one line here. Its warp never falls, is 0 at t = 0, and is 0 at every t > 0 or at
-#: none. So between two breakpoints a weight is monotone, and is 0 at every position or at none:
-#: ``mixture/checks.py`` looks at the breakpoints and the positions after them alone.
+#: To add a kind, add a line here. Its warp must be non-decreasing, be 0 at t = 0, and for t > 0 be
+#: 0 everywhere or nowhere. A weight is then monotone between two breakpoints, and 0 everywhere or
+#: nowhere, so ``mixture/checks.py`` checks only the breakpoints and the positions after them.
 KINDS = {
     "step": Kind(np.zeros_like),
     "linear": Kind(lambda t: t),
-    "cosine": Kind(lambda t: np.sin(0.5 * np.pi * t) ** 2),  # 1 - cos would be 0 at a small t
+    "cosine": Kind(lambda t: np.sin(0.5 * np.pi * t) ** 2),  # 1 - cos rounds to 0 for small t
     "exponential": Kind(lambda t: t, is_ratio=True),
 }
 
@@ -52,7 +52,7 @@ KINDS = {
 class Segment(NamedTuple):
     """A weight between two breakpoints: ``kind`` from ``(x0, y0)`` to ``(x1, y1)``.
 
-    ``end`` is the first position at which another rule holds; a step needs only ``y0`` beside it.
+    ``end`` is the first position at which another rule applies; a step needs only it and ``y0``.
     """
 
     kind: str
@@ -71,18 +71,18 @@ class WeightSpec(ABC):
 
     @abstractmethod
     def segment(self, position: int) -> Segment:
-        """The rule that holds at a position, and how far."""
+        """Return the rule that applies at a position, and where it ends."""
 
     @abstractmethod
     def to_json(self) -> Any:
-        """The weight as JSON values; two weights are equal where these are."""
+        """Return the weight as JSON values; two weights are equal if these are."""
 
     def evaluate(self, position: int) -> float:
-        """The weight at one position."""
+        """Return the weight at one position."""
         return float(Weights([self]).at(position)[0])
 
     def breakpoints(self) -> tuple[int, ...]:
-        """Every position at which the rule changes."""
+        """Return every position at which the rule changes."""
         return ()
 
     def __eq__(self, other: object) -> bool:
@@ -114,15 +114,15 @@ class ConstantWeight(WeightSpec):
 
 
 class ScheduledWeight(WeightSpec):
-    """A weight given by its values at breakpoints; see the module for what lies between them.
+    """A weight given by its values at breakpoints, interpolated as described in the module.
 
     Args:
         kind: ``step``, ``linear``, ``cosine`` or ``exponential``.
         points: ``{breakpoint: value}`` or ``[[breakpoint, value], ...]``, in any order.
-        where: what an error names as the place.
+        where: the place to name in errors.
 
     Raises:
-        ConfigError: what is given is no schedule; names the place, and what was found.
+        ConfigError: ``kind`` or ``points`` is invalid; the message names the place and the value.
 
     Example:
         >>> weight = ScheduledWeight("step", {0: 100, 100: 10, 1000: 0})
@@ -149,12 +149,10 @@ class ScheduledWeight(WeightSpec):
                 raise ConfigError(f"{where}.{kind}: breakpoint {index} is given twice; keep one.")
             pairs[index] = checked_value(value, f"{where}.{kind}[{index}]")
             if KINDS[kind].is_ratio and pairs[index] == 0:
-                advice = "use a value > 0, or `linear`, or a later `step` to 0"
-                raise ConfigError(
-                    f"{where}.{kind}[{index}]: 0 cannot be reached by a ratio; {advice}."
-                )
+                advice = "use a value > 0, `linear`, or a later `step` to 0"
+                raise ConfigError(f"{where}.{kind}[{index}]: a ratio never reaches 0; {advice}.")
         if not pairs:
-            raise ConfigError(f"{where}.{kind}: no breakpoints; give one or more, as {{0: 1}}.")
+            raise ConfigError(f"{where}.{kind}: no breakpoints; give at least one, like {{0: 1}}.")
         self.kind = kind
         self._breakpoints = tuple(sorted(pairs))
         self._values = tuple(pairs[breakpoint] for breakpoint in self._breakpoints)
@@ -181,10 +179,10 @@ class ScheduledWeight(WeightSpec):
 
 
 class Weights:
-    """Many weights at one position after another; costs no call per weight between breakpoints.
+    """Many weights, evaluated together; between breakpoints this takes no call per weight.
 
-    Positions are exact integers up to the last segment that began; only what is left of them is
-    rounded, so that schedules over 10^30 tokens are followed to the token.
+    Positions are exact integers. Only the distance from the latest start of a segment is rounded to
+    a float, so schedules over 10^30 tokens are followed to the token.
 
     Example:
         >>> weights = Weights([ConstantWeight(2), weight_from_config({"linear": {0: 0, 10: 5}})])
@@ -194,10 +192,10 @@ class Weights:
 
     def __init__(self, weights: Sequence[WeightSpec]):
         self._weights = list(weights)
-        self._first, self._end = 0.0, -1.0  # where the current segments are valid
+        self._first, self._end = 0.0, -1.0  # range of positions of the current segments
 
     def at(self, position: int) -> np.ndarray:
-        """The value of each weight, float64 [n]; must not be written to."""
+        """Return the value of each weight, float64 [n]; it must not be written to."""
         if not self._first <= position < self._end:
             self._open(position)
         if not self._moving:
@@ -207,7 +205,7 @@ class Weights:
         for kind, where, (before, widths, low, high) in self._moving:
             warp = np.minimum(kind.warp((rest + before) / widths), _BELOW_ONE)
             if kind.is_ratio:
-                # In two halves, since the ratio itself may be larger than every float.
+                # Apply the ratio in two halves, since the whole may overflow a float.
                 half = np.exp(0.5 * warp * (np.log(high) - np.log(low)))
                 values[where] = low * half * half
             else:
@@ -224,18 +222,18 @@ class Weights:
         for name, kind in KINDS.items():
             where = [i for i, s in enumerate(segments) if s.kind == name != "step" and s.y0 != s.y1]
             if where:
-                own = [segments[i] for i in where]
-                columns = [(self._origin - s.x0, s.x1 - s.x0, s.y0, s.y1) for s in own]
+                moving = [segments[i] for i in where]
+                columns = [(self._origin - s.x0, s.x1 - s.x0, s.y0, s.y1) for s in moving]
                 self._moving.append((kind, np.array(where), np.array(columns, np.float64).T))
 
 
 def weight_from_config(value: Any, where: str = "weight") -> WeightSpec:
-    """The spec that a YAML value describes.
+    """Build the weight that a YAML value describes.
 
     Args:
         value: a number, or one of ``{step: ...}``, ``{linear: ...}``, ``{cosine: ...}``,
             ``{exponential: ...}``, with ``{breakpoint: value}`` or ``[[breakpoint, value], ...]``.
-        where: the place in the YAML, for errors.
+        where: the place in the YAML to name in errors.
 
     Example:
         >>> weight_from_config({"linear": {"0": 1, "3000": 100}}).evaluate(1500)
@@ -254,7 +252,7 @@ def weight_from_config(value: Any, where: str = "weight") -> WeightSpec:
 
 
 def checked_value(value: Any, where: str) -> float:
-    """A weight as a float; ConfigError unless it is a finite number >= 0."""
+    """Return a weight as a float; raise ConfigError unless it is a finite number >= 0."""
     is_number = isinstance(value, (int, float, np.integer, np.floating))
     if isinstance(value, bool) or not is_number or not 0 <= value <= MOST_WEIGHT:
         most = f"<= {MOST_WEIGHT:g} and " if is_number and value > MOST_WEIGHT else ""

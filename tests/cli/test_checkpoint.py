@@ -138,7 +138,7 @@ def test_a_planned_run_is_possible_where_its_resume_is(data, batches, options, p
     result = diff(saved, data / "mix.yaml", *arguments)
     next_run = new_loader(data / "mix.yaml", rows_per_step=2, **options)
     assert check_agrees(result, lambda: next_run.load_state_dict(cursor)) is possible
-    packed_anew = "Rows are packed anew from here on: " in result.output
+    packed_anew = "Rows are packed differently from here on: " in result.output
     assert packed_anew is (possible and not {"seq_len", "packing"}.isdisjoint(options))
 
 
@@ -263,7 +263,7 @@ def test_breakpoints_that_count_something_else_from_here_on_are_said(data):
     run, _ = planned_run(data)
     mix = data / "mix.yaml"
     mix.write_text(json.dumps({**json.loads(mix.read_text()), "schedule_axis": "tokens"}))
-    said = "schedule_axis: breakpoints counted steps, and count tokens from here on."
+    said = "schedule_axis: breakpoints counted steps; from here on they count tokens."
     assert said in lines(diff(run, mix))
 
 

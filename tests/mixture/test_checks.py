@@ -148,7 +148,7 @@ def test_a_worker_without_a_source_to_draw_from_is_found(data):
     load(data, entries, num_workers=1, encoder=Streamed())
     with pytest.raises(
         ConfigError,
-        match=r"0 at step 30 for worker \d of rank 0, which has samples of \['web:train'\]",
+        match=r"0 at step 30 for worker \d of rank 0, which only has samples of \['web:train'\]",
     ):
         load(data, entries, num_workers=2, encoder=Streamed())
 
@@ -172,17 +172,17 @@ def test_a_breakpoint_after_the_end_of_the_run_is_reported_in_the_units_of_the_r
     (message,) = warnings_of(data, entries, axis=ScheduleAxis(end=100))
     assert "mix.yaml: blend[0] (" in message
     assert "web).weight: the schedule linear{0: 3, 100: 1}" in message
-    assert "goes on to steps 100, but the run ends at 100." in message
+    assert "continues to step 100, but the run ends at 100." in message
     # Two steps of two rows of 16 tokens.
     (message,) = warnings_of(data, entries, axis=ScheduleAxis(end=2), schedule_axis="tokens")
-    assert "goes on to tokens 100, but the run ends at 64." in message
+    assert "continues to token 100, but the run ends at 64." in message
     assert warnings_of(data, entries, axis=ScheduleAxis(end=4), schedule_axis="tokens") == []
 
 
 def test_a_constant_that_drowns_beside_a_schedule_is_reported(data):
     entries = [("web", {"step": {0: 1, 50: 5000}}), ("code", 1)]
     (message,) = warnings_of(data, entries)
-    assert message.startswith("code:train: a constant weight that is 2.0e-04")
+    assert message.startswith("code:train: a constant weight that drops to 2.0e-04")
     assert "position 50" in message
     # Small constants among constants are somebody's decision.
     assert warnings_of(data, [("web", 5000), ("code", 1)]) == []
@@ -205,7 +205,7 @@ def test_a_thousand_sources_are_not_small_because_they_are_many():
 def test_many_constants_that_drown_are_one_warning():
     (message,) = of_many(40, 1, {"step": {0: 1, 50: 50_000}})
     assert message.startswith(
-        "source 0000, source 0001, source 0002 and 37 others: a constant weight that is 2.0e-05"
+        "source 0000, source 0001, source 0002 and 37 others: a constant weight that drops to 2"
     )
 
 

@@ -236,7 +236,7 @@ def test_every_rank_raises_at_the_deadline(mix, live, workers, ranks, tmp_path):
         with pytest.raises(WorkerError) as error:
             next(iterator), next(iterator)
         assert str(error.value).startswith(f"{tmp_path}/live.jsonl: no line covers step 1 after")
-        assert "the last line is 1, of steps 0 to 0." in str(error.value)
+        assert "the last line (1) covers steps 0 to 0." in str(error.value)
 
 
 def test_the_deadline_is_a_quarter_of_the_timeout_of_the_loader(mix):

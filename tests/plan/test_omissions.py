@@ -79,7 +79,7 @@ def test_a_step_that_is_half_read_cannot_be_skipped(folder):
     for _ in range(5):  # the first step and a quarter of the second
         next(iterator)
     state = run.state()
-    with pytest.raises(ConfigError, match="step 1 was partly read.*skip from 2 on"):
+    with pytest.raises(ConfigError, match="step 1 was partly read.*skip steps from 2 on"):
         Run(mix(folder, skip=[[1, 3]]), batch=2, rows=ROWS).resume(state).step()
     assert Run(mix(folder, skip=[[2, 3]]), batch=2, rows=ROWS).resume(state)
 
@@ -199,7 +199,7 @@ def test_what_is_no_range_of_steps_is_refused(folder, skip):
         (":5", "SOURCE:NUMBER is needed"),
         ("a:" + "9" * 400, "SOURCE:NUMBER is needed"),
         ("aa:5", "no source 'aa'; there is a, b; did you mean a"),
-        ("a:150", "document 150 is to be excluded, of 150"),
+        ("a:150", "cannot exclude document 150; there are only 150"),
     ],
 )
 def test_a_line_that_names_no_document_is_refused(folder, line, words):
@@ -220,7 +220,7 @@ def test_a_missing_file_is_refused(folder):
 
 def test_a_source_of_which_nothing_is_left_is_refused(folder):
     lines = [f"b:{number}" for number in range(SIZES["b"][0])]
-    with pytest.raises(ConfigError, match="b: all of its documents are empty or excluded"):
+    with pytest.raises(ConfigError, match="b: all documents are empty or excluded"):
         Run(mix(folder, **exclude(folder, *lines)), rows=ROWS)
 
 

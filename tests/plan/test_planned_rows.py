@@ -418,13 +418,13 @@ def carrying(documents, starts):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (carrying([60], [0]), "web: carries pieces that the source does not have"),
-        (carrying([0], [10**6]), "web: carries pieces that the source does not have"),
-        (carrying([3], [LENGTHS[3]]), "web: carries pieces that the source does not have"),
-        (carrying([0, 1], [0]), "web: carries pieces that the source does not have"),
-        ({"next_row": 10_000}, r"web: \d+ documents and row 10000 of a plan were saved"),
-        ({"taken": 61}, r"web: 61 documents and row \d+ of a plan were saved; \d+ documents make"),
-        ({"position": 61}, r"web: \d+ documents and row \d+ of a plan were saved; 0 documents"),
+        (carrying([60], [0]), "the state has pieces that the source lacks"),
+        (carrying([0], [10**6]), "the state has pieces that the source lacks"),
+        (carrying([3], [LENGTHS[3]]), "the state has pieces that the source lacks"),
+        (carrying([0, 1], [0]), "the state has pieces that the source lacks"),
+        ({"next_row": 10_000}, r"web: saved at row 10000 of a plan of \d+ documents"),
+        ({"taken": 61}, r"of a plan of 61 documents; now \d+ documents give"),
+        ({"position": 61}, r"a plan of \d+ documents; now 0 documents give"),
     ],
 )
 def test_a_state_that_no_run_can_have_saved_is_refused(changes, message):
@@ -447,5 +447,5 @@ def test_the_state_of_other_documents_is_refused_with_what_differs():
 
 def test_documents_that_are_all_empty_are_refused():
     """Looking for a row among them would never end."""
-    with pytest.raises(ConfigError, match="web: all of its documents are empty; leave it out"):
+    with pytest.raises(ConfigError, match="web: all documents are empty; remove"):
         planned([0] * 130)

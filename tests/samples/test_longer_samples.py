@@ -334,7 +334,7 @@ def test_the_difference_says_how_many_samples_are_packed_anew(saved_run, data, o
     folder, path, steps = saved_run
     result = energon_ext("checkpoint", "diff", folder, path, "--seq-length", 100)
     assert result.exit_code == 0, result.output
-    assert "Rows are packed anew from here on: seq_len 64, now 100." in result.output
+    assert "Rows are packed differently from here on: seq_len 64, now 100." in result.output
     model = Model(orders)
     model.add([row for step in steps for row in step], 64)
     loader = loader_for(dataset_of(path, encoder=Sized(100)))

@@ -126,7 +126,7 @@ def test_the_last_rows_that_make_no_whole_step_are_left_for_a_raised_limit(data,
         loader = loader_for(dataset_of(path))
         read = list(loader)
     assert [len(step) for step in read] == [8] * 6
-    assert "The last 2 rows make no whole step and are left out." in caplog.text
+    assert "The last 2 rows do not fill a step and are dropped." in caplog.text
     write(path, {"blend": [{"path": "photos", "max_epochs": 2}]})
     more, _ = run(path, 6, state=loader.state_dict())
     numbers = [number for step in read + more for _, number, *_ in step]

@@ -242,5 +242,5 @@ def test_breakpoints_that_count_something_else_are_said(unit, caplog):
     first = loader("steps")
     take(first, 2)
     loader(unit).load_state_dict(first.state_dict())
-    said = "schedule_axis: breakpoints counted steps, and count samples from here on."
+    said = "schedule_axis: breakpoints counted steps; from here on they count samples."
     assert (said in caplog.messages) is (unit == "samples")

@@ -40,8 +40,8 @@ def test_a_run_may_end_where_it_begins():
 
 def test_tokens_cannot_be_counted_where_rows_have_no_fixed_length():
     message = (
-        "schedule_axis: tokens cannot be counted where rows have no fixed length; count steps "
-        "or samples, or set `tokens_per_sample` on the TaskEncoder."
+        "schedule_axis: rows have no fixed length, so tokens cannot be counted; count steps or "
+        "samples, or set `tokens_per_sample` on the TaskEncoder."
     )
     with pytest.raises(ConfigError) as error:
         Clock(ScheduleAxis("tokens"), Topology(8)).at(step=1, row=8)
@@ -51,7 +51,7 @@ def test_tokens_cannot_be_counted_where_rows_have_no_fixed_length():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"unit": "epochs"}, "ScheduleAxis.unit: 'epochs' found, steps, tokens, samples, b"),
+        ({"unit": "epochs"}, "ScheduleAxis.unit: 'epochs' found; known: steps, tokens"),
         ({"end": -1}, "ScheduleAxis.end: -1"),
         ({"end": True}, "ScheduleAxis.end: True"),
     ],

@@ -47,7 +47,7 @@ def test_lines_follow_each_other_and_are_on_disk_at_once(path):
 @pytest.mark.parametrize(
     ("first", "through", "weights", "words"),
     [
-        (19, 30, {"web": 1}, "from_step: 19 found, 20 is needed, the last line is 1, of steps 10"),
+        (19, 30, {"web": 1}, "from_step: 19 found, 20 is needed; the last line (1) covers"),
         (21, 30, {"web": 1}, "from_step: 21 found, 20 is needed"),
         (-1, 30, {"web": 1}, "from_step: -1 found, an integer >= 0"),
         (20, 19, {"web": 1}, "through: 19 found, an integer >= 20"),
@@ -77,7 +77,7 @@ def test_numbers_of_numpy_are_numbers(path):
 def test_nothing_follows_a_line_without_an_end(path):
     live = LiveWeights(path)
     live.set(5, {"web": 1})
-    with pytest.raises(ConfigError, match="no further line is needed, .* of steps 5 to the end"):
+    with pytest.raises(ConfigError, match="no further line is needed; .* steps 5 to the end"):
         live.set(6, {"web": 1})
 
 
@@ -89,9 +89,9 @@ def test_nothing_follows_a_line_without_an_end(path):
         ("\xff", "a JSON object is needed"),
         ("[" * 100_000, "a JSON object is needed"),
         ("9" * 5_000, "a JSON object is needed"),
-        ("[]", "line 2: .* found, from_step, weights and perhaps through are needed"),
-        ('{"from_step": 2}', "from_step, weights and perhaps through"),
-        ('{"from_step": 2, "weights": {}, "trough": 3}', "from_step, weights and perhaps through"),
+        ("[]", "line 2: .* found; from_step, weights and optionally through are needed"),
+        ('{"from_step": 2}', "weights and optionally through"),
+        ('{"from_step": 2, "weights": {}, "trough": 3}', "weights and optionally through"),
         ('{"from_step": 2, "weights": [1]}', r"weights: \[1\] found, a mapping is needed"),
         ('{"from_step": 2, "through": null, "weights": {}}', "through: None found"),
         ('{"from_step": 2, "weights": {"code": 1e999}}', "code: inf is not a finite number"),
@@ -193,14 +193,14 @@ def test_a_planner_waits_for_the_line_that_covers_its_step(path):
 def test_the_deadline_names_the_file_the_step_and_the_last_line(path):
     live = LiveWeights(path)
     live.deadline = 0
-    with pytest.raises(WorkerError, match="no line covers step 0 after 0 s, there is no line"):
+    with pytest.raises(WorkerError, match="no line covers step 0 after 0 s; the file has no line"):
         live.wait(0)
     path.write_text(line(0, 6, web=1) + '{"from')
     with pytest.raises(WorkerError) as error:
         live.wait(7)
     assert (
-        f"{path}: no line covers step 7 after 0 s, the last line is 1, of steps 0 to 6, and a "
-        "part of one behind it." in str(error.value)
+        f"{path}: no line covers step 7 after 0 s; the last line (1) covers steps 0 to 6, and an "
+        "incomplete line follows." in str(error.value)
     )
 
 
@@ -208,10 +208,10 @@ def test_lines_that_vanish_under_a_run_are_an_error(path):
     path.write_text(line(0, 6, web=1))
     live = read(path)
     path.write_text("")
-    with pytest.raises(ConfigError, match="lines that were read are gone"):
+    with pytest.raises(ConfigError, match="lines read earlier are gone"):
         live.read()
     path.unlink()
-    with pytest.raises(ConfigError, match="lines that were read are gone"):
+    with pytest.raises(ConfigError, match="lines read earlier are gone"):
         live.read()
 
 

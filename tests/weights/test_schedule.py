@@ -67,8 +67,8 @@ def test_a_weight_has_the_values_worked_out_by_hand(config, expected):
         ({"step": {"10K": 1}}, "'10K'"),
         ({"step": {"1e-3": 1}}, "'1e-3'"),
         ({"step": {"1e400": 1}}, "'1e400'"),
-        ({"step": {"\N{SUPERSCRIPT TWO}": 1}}, "an integer from 0 to 1e+36, as"),
-        ({"step": {"9" * 5000: 1}}, "an integer from 0 to 1e+36, as"),
+        ({"step": {"\N{SUPERSCRIPT TWO}": 1}}, "an integer from 0 to 1e+36, such as"),
+        ({"step": {"9" * 5000: 1}}, "an integer from 0 to 1e+36, such as"),
         ({"step": [[math.inf, 1]]}, "inf"),
         ({"linear": {0: float("1e400")}}, "inf is not a finite number"),
         ({"linear": [[0, 1], [0, 2]]}, "breakpoint 0 is given twice"),
@@ -77,7 +77,7 @@ def test_a_weight_has_the_values_worked_out_by_hand(config, expected):
         ({"linear": [[0, 1, 2]]}, "[[0, 1, 2]]"),
         ({"linear": {0: -3}}, "-3"),
         ({"linear": {0: True}}, "True"),
-        ({"exponential": {0: 1, 5: 0}}, "cannot be reached"),
+        ({"exponential": {0: 1, 5: 0}}, "a ratio never reaches 0"),
     ],
 )
 def test_a_wrong_weight_is_an_error_that_says_where_and_what(config, found):
@@ -127,8 +127,8 @@ def test_an_error_without_a_place_names_the_weight():
         (lambda: ScheduledWeight("x", {0: 1}), f"weight: unknown kind 'x'; known: {kinds}."),
         (
             lambda: ScheduledWeight("step", {"-3": 1}),
-            "weight.step: breakpoint '-3' is not an integer from 0 to 1e+36, as 1000, 1_000, 10k, "
-            "2.5M, 40B, 1T or 1e9.",
+            "weight.step: breakpoint '-3' is not an integer from 0 to 1e+36, such as 1000, 1_000, "
+            "10k, 2.5M, 40B, 1T or 1e9.",
         ),
     ]:
         with pytest.raises(ConfigError) as error:
