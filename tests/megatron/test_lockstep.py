@@ -208,7 +208,7 @@ def test_a_reward_that_fails_on_one_rank_ends_the_call_on_all(ranks):
     """The others would wait for it in their next forward pass."""
     other, failed = ranks["failed reward of one rank"]
     assert "the reward raised KeyError: 'answer'" in failed
-    assert "another rank failed to sample; its error says why" in other
+    assert "another rank failed to sample; see its error" in other
 
 
 @pytest.fixture(scope="module")
