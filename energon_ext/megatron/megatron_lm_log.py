@@ -99,17 +99,17 @@ class DataLog:
 
         Documents and tokens are counted from the start.
         """
-        own = torch.zeros(3, len(self._sources), dtype=torch.float64)
+        local = torch.zeros(3, len(self._sources), dtype=torch.float64)
         if self._loader is not None:
             drawn, keys = self._loader.drawn, self._sources
-            own[0] = torch.tensor([drawn.rows[key] for key in keys])
-            own[1] = torch.tensor([drawn.tokens[key] for key in keys])
+            local[0] = torch.tensor([drawn.rows[key] for key in keys])
+            local[1] = torch.tensor([drawn.tokens[key] for key in keys])
             if iteration is not None and self._loader.loader.worker_config.rank == 0:
                 blend, step = self._loader.blend, iteration - 1 - self._first_step
                 shares = blend.planned_shares(blend.position(step, self._row))
-                own[2] = torch.tensor([shares.get(key, 0.0) for key in keys])
+                local[2] = torch.tensor([shares.get(key, 0.0) for key in keys])
             self._row = self._rows()
-        counts = own.to(collective_device())
+        counts = local.to(collective_device())
         # Leave out context-parallel ranks, which all load the same rows.
         dist.all_reduce(counts, group=parallel_state.get_tensor_and_data_parallel_group())
         return counts

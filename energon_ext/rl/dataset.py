@@ -42,13 +42,13 @@ _SAVED_UNDER = (
 )
 _CLASS, _VERSION = "EnergonExtRL", 1
 #: Fields of a state that :func:`to_plain` converts to JSON values.
-_OWN = {
+_FIELDS = {
     "drawn": [{str: object}],
     "groups": [{str: object}],
     "calls": COUNT,
     "rollout": {str: object},
 }
-_SHAPE = {"fingerprint": {str: object}, "prompts": object, **_OWN}
+_SHAPE = {"fingerprint": {str: object}, "prompts": object, **_FIELDS}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -191,14 +191,14 @@ class RLDataset:
 
     def save_state(self) -> dict[str, Any]:
         """Return the state of this rank after the last batch, as JSON values."""
-        own = {
+        fields = {
             "drawn": [_saved_prompt(prompt) for prompt in self._drawn],
             "groups": [{**vars(each), "group": vars(each.group)} for each in self._groups],
             "calls": self._calls,
             "rollout": self._rollout.save_state(),
         }
         head = {"__class__": _CLASS, "version": _VERSION, "fingerprint": dict(self._fingerprint)}
-        return sealed({**head, "prompts": self.prompts.state_dict(), **to_plain(own)})
+        return sealed({**head, "prompts": self.prompts.state_dict(), **to_plain(fields)})
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Continue after the batch that ``state`` was saved after.
@@ -213,14 +213,15 @@ class RLDataset:
         check_fingerprint(content["fingerprint"], self._fingerprint)
         if self._iterator is not None:
             raise ConfigError("Restore a state before the first batch, in a new RLDataset.")
-        own = from_plain({name: content[name] for name in _OWN})
+        fields = from_plain({name: content[name] for name in _FIELDS})
         self.prompts.load_state_dict(content["prompts"])
-        self._calls = own["calls"]
-        self._rollout.restore_state(own["rollout"])
-        if gone := {each["source"] for each in own["drawn"] + own["groups"]} - {*self._sources}:
-            _logger.warning("Dropped what was waiting from removed sources: %s", sorted(gone))
-        self._drawn = [_prompt(**each) for each in own["drawn"] if each["source"] not in gone]
-        waiting = [_group(**each) for each in own["groups"] if each["source"] not in gone]
+        self._calls = fields["calls"]
+        self._rollout.restore_state(fields["rollout"])
+        drawn, groups = fields["drawn"], fields["groups"]
+        if removed := {each["source"] for each in drawn + groups} - {*self._sources}:
+            _logger.warning("Dropped prompts and groups of removed sources: %s", sorted(removed))
+        self._drawn = [_prompt(**each) for each in drawn if each["source"] not in removed]
+        waiting = [_group(**each) for each in groups if each["source"] not in removed]
         self._groups = [weighted for weighted in waiting if self._fits(weighted)]
         self._rollout.count("too_long_groups", len(waiting) - len(self._groups))
 

@@ -187,7 +187,7 @@ def test_bad_groups_are_refused(model, options, message):
 
 
 def test_a_prompt_without_tokens_is_refused(model):
-    with pytest.raises(ConfigError, match="a token in each prompt is needed"):
+    with pytest.raises(ConfigError, match="every prompt needs at least one token"):
         generate(model, [[3], []], Sampling(1))
 
 

@@ -250,7 +250,7 @@ def test_a_resume_takes_other_prompts_and_leaves_out_what_waits_of_those_that_ar
             assert set(next(resumed).validate().sources) == {f"{kept}.jsonl", "more.jsonl"}
         assert "reward/mean/more.jsonl" in resumed.metrics
     gone = {"easy": "hard", "hard": "easy"}[kept]
-    assert f"Dropped what was waiting from removed sources: ['{gone}.jsonl']" in caplog.text
+    assert f"groups of removed sources: ['{gone}.jsonl']" in caplog.text
 
 
 def test_groups_grow_older_by_a_step_and_the_old_are_dropped(one_prompt):
