@@ -72,7 +72,7 @@ def parse_args():
     add("--prompts-per-call", type=count, default=32, help="prompts sampled together")
     add("--groups-per-batch", type=count, default=16, help="groups with varying rewards per step")
     add("--max-staleness", type=count_or_none, help="steps a group may wait; default: no limit")
-    add("--ratio-limit", type=float, help="limit of the importance weights; default: do not use")
+    add("--ratio-limit", type=float, help="limit of importance weights; default: no weights")
     add("--shuffle-rewards", action="store_true", help="reward answers at random")
     parser.set_defaults(
         train_iters=160,  # steps of GRPO, as in --stop-after and --save-interval

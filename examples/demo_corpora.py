@@ -68,13 +68,18 @@ def write_corpora(folder):
         if (output / "prepared.json").exists():
             print(f"{output}: already exists.")
             continue
-        lines = output.with_suffix(".jsonl")
-        write_lines(lines, [{"text": text} for text in texts()])
-        command = [Path(sys.executable).with_name("energon-ext"), "prepare", output]
-        command += ["--jsonl", lines, "--tokenizer", "bytes", "--min-chars", 200, "--val", 0.1]
-        command += ["--force"]  # replaces the remains of an interrupted run
-        subprocess.run(list(map(str, command)), check=True)
-        lines.unlink()
+        # --force replaces the remains of an interrupted run.
+        write_tokens(output, texts(), "--min-chars", 200, "--force")
+
+
+def write_tokens(output, texts, *options):
+    """Write texts as token files of bytes, with a tenth of them in val."""
+    lines = output.with_suffix(".jsonl")
+    write_lines(lines, [{"text": text} for text in texts])
+    command = [Path(sys.executable).with_name("energon-ext"), "prepare", output, "--jsonl", lines]
+    command += ["--tokenizer", "bytes", "--val", 0.1, *options]
+    subprocess.run(list(map(str, command)), check=True)
+    lines.unlink()
 
 
 def write_lines(path, records):

@@ -13,12 +13,10 @@ import contextlib
 import io
 import json
 import random
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
-from demo_corpora import reference_prose
+from demo_corpora import reference_prose, write_tokens
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
 from options import count, new_parser
@@ -64,7 +62,7 @@ def main():
 def write_data(folder, images):
     """Write all sources and their metadataset."""
     write_webdatasets(folder, images)
-    write_prose(folder / "prose")
+    write_tokens(folder / "prose", reference_prose())
     (folder / "mix.yaml").write_text(MIX)
 
 
@@ -130,16 +128,6 @@ def draw(rng, color, shape, row, column, format_):
     file = io.BytesIO()
     image.save(file, format_, **({"quality": 95} if format_ == "jpeg" else {}))
     return file.getvalue()
-
-
-def write_prose(folder):
-    """Write token files of Python's language reference; tokens are bytes."""
-    lines = folder.with_suffix(".jsonl")
-    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in reference_prose()))
-    command = [Path(sys.executable).with_name("energon-ext"), "prepare", folder, "--jsonl", lines]
-    command += ["--tokenizer", "bytes", "--val", 0.1]
-    subprocess.run(list(map(str, command)), check=True)
-    lines.unlink()
 
 
 if __name__ == "__main__":

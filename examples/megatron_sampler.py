@@ -62,8 +62,8 @@ class MegatronSampler:
         rows_per_pass: maximum answers per forward pass; None for all answers of a call.
 
     Raises:
-        ConfigError: groups of less than two; context parallelism, virtual pipeline stages, or
-            tensor and expert groups of which neither contains the other.
+        ConfigError: groups of fewer than two answers; context parallelism, virtual pipeline stages,
+            or tensor and expert groups of which neither contains the other.
         SamplerError: from a call: the reward failed on the answers to a prompt, or the ranks of a
             replica ask for different prompts.
     """

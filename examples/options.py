@@ -38,7 +38,7 @@ def add_arguments(parser):
     add("--run-dir", type=Path, required=True, help="folder for metrics.jsonl and checkpoints")
     add("--resume", action="store_true", help="continue from the last checkpoint of the run")
     add("--train-iters", type=count, help="last step; may be increased when resuming")
-    add("--log-interval", type=count, default=10, help="steps between two lines, without terminal")
+    add("--log-interval", type=count, default=10, help="steps per line if stderr is no terminal")
     add("--stop-after", type=count, metavar="STEP", help="save and exit after this step")
     add("--save-interval", type=count, help="steps between two checkpoints")
     add("--tensorboard", action="store_true", help="write TensorBoard files to the run folder")

@@ -56,22 +56,17 @@ def draw_loss_over_offsets(curves: dict[str, LossMap], path: str | Path) -> None
         curves: name of each line, and its losses on a grid with one start.
         path: path of the PNG.
     """
-    figure, (axes,) = new_figure(
+    lines = {}
+    for name, losses in curves.items():
+        _, offsets, grid = losses.of(0)
+        lines[name] = offsets, grid[0].tolist()
+    draw_lines(
+        lines,
+        path,
         "Loss of a document at each offset",
         "Mean loss of its tokens by the document's offset in the frame.",
-        height=3.6,
+        ("offset", "loss"),
     )
-    ends = []
-    for losses, color in zip(curves.values(), COLORS):
-        _, offsets, grid = losses.of(0)
-        axes.plot(offsets, grid[0], color=color, linewidth=2)
-        ends.append(grid[0, -1])
-    axes.set_xlim(offsets[0], offsets[-1])
-    axes.set_ylim(bottom=0)
-    label_ends(axes, np.array(ends), list(curves), COLORS)
-    axes.set_xlabel("offset", color=MUTED)
-    axes.set_ylabel("loss")
-    figure.savefig(path, dpi=120)
 
 
 def draw_lines(

@@ -160,7 +160,7 @@ def stop_signals():
 
 
 def validation(args, task_encoder, model):
-    """Return a function from a step to validation losses, and P(z) of splices, by interval."""
+    """Return a function of the step that evaluates the split val at every ``--eval-interval``."""
     if args.eval_interval is None:
         return lambda step: {}
     loader = None

@@ -123,7 +123,7 @@ class PackedBatch:
         )
 
     def padding_mask(self) -> torch.Tensor:
-        """Return True on padding: bool [N]."""
+        """Return a mask of the padding: bool [N]."""
         return self.segment_sources() < 0
 
     def tokens_per_source(self) -> dict[str, int]:

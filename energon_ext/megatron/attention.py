@@ -120,11 +120,11 @@ class SegmentAttention(torch.nn.Module):
         ends = packed_seq_params.cu_seqlens_q if padded is None else padded
         if _has_varlen_kernel(query):
             longest = int(packed_seq_params.max_seqlen_q)
-            context = varlen_attn(
+            output = varlen_attn(
                 query, key, value, ends, ends, longest, longest,
                 scale=self.softmax_scale, window_size=(-1, 0),  # causal
             )  # fmt: skip
-            return cast(torch.Tensor, context).flatten(-2)  # a tuple only with extra outputs
+            return cast(torch.Tensor, output).flatten(-2)  # a tuple only with extra outputs
         lengths = ends.diff().tolist()
         # Use split, not slices: the gradients of n slices would be n tensors of full length.
         segments = zip(*(x.transpose(0, 1).split(lengths, dim=1) for x in (query, key, value)))

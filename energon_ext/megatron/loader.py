@@ -29,9 +29,8 @@ class MegatronEnergonLoader:
         dataset: an Energon dataset, for example from :func:`energon_ext.get_train_dataset`.
         **loader_options: as for :func:`~energon_ext.loader.streamed.open_loader`.
 
-    State: JSON values. With planned sources it is one cursor for the run, the same on every rank,
-    and can be restored on any number of ranks and workers; with streamed sources it belongs to this
-    rank.
+    State: JSON values. With planned sources, one cursor for the run, the same on every rank and
+    valid for any number of ranks and workers; with streamed sources, the state of this rank.
     """
 
     def __init__(self, dataset: SavableDataset, **loader_options: Any):

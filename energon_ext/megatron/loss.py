@@ -130,8 +130,7 @@ _kept: list[dict[str, torch.Tensor]] | None = None
 def keep_reports() -> Iterator[list[dict[str, torch.Tensor]]]:
     """Make loss functions return only the report of the whole batch; yield a list of the others.
 
-    Megatron-LM would reduce each report on its own; :func:`means_on_device` reduces them all at
-    once.
+    Megatron-LM would reduce each report separately; :func:`means_on_device` reduces all at once.
     """
     global _kept
     kept: list[dict[str, torch.Tensor]] = []
@@ -202,7 +201,7 @@ def _counted(batch: PackedBatch, denominator: str) -> torch.Tensor:
 
 
 def _check_count(count: float, weight_scale: int) -> None:
-    """Raise ConfigError if the count may overflow Megatron's int32 sum, which does not fail."""
+    """Raise ConfigError if the count could overflow Megatron's int32 sum, which does not raise."""
     ranks = 1
     if parallel_state.is_initialized():
         ranks = parallel_state.get_data_parallel_world_size(with_context_parallel=True)

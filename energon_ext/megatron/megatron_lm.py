@@ -38,13 +38,13 @@ def train_valid_test_dataloaders_provider(
 ) -> tuple[Any, Any, None]:
     """Build the loaders for training and validation inside a Megatron-LM launch script.
 
-    Reads Megatron-LM's arguments and those of :func:`energon_ext.megatron.add_energon_args`::
+    It reads Megatron-LM's arguments and those of :func:`energon_ext.megatron.add_energon_args`::
 
         pretrain(train_valid_test_dataloaders_provider, model_provider,
                  ModelType.encoder_or_decoder, forward_step,
                  extra_args_provider=add_energon_args)
 
-    (with megatron-core 0.18 and later as in ``examples/launch/pretrain_gpt.py``) and
+    With megatron-core 0.18 and later see ``examples/launch/pretrain_gpt.py``. The run needs
     ``--dataloader-type external --micro-batch-size 1 --calculate-per-token-loss
     --data-path mix.yaml --dataloader-save DIR``. A packed micro-batch is one sequence of
     ``--seq-length`` positions. Validation reads the ``val`` split of the metadataset, unless
@@ -182,6 +182,12 @@ def _tokenizer(args: argparse.Namespace) -> Tokenizer:
 
 
 def _default_task_encoder(args: argparse.Namespace) -> PackedTaskEncoder:
+    cost = None
+    if args.energon_balance:
+        from megatron.training.arguments import core_transformer_config_from_args
+
+        config = core_transformer_config_from_args(args)
+        cost = AttentionCost.of_model(config, args.padded_vocab_size or 0)
     # Each context-parallel rank takes two of the equal chunks of a segment.
     ranks = parallel_state.get_context_parallel_world_size()
     return PackedTaskEncoder(
@@ -195,12 +201,5 @@ def _default_task_encoder(args: argparse.Namespace) -> PackedTaskEncoder:
         mask_boundary_loss=args.energon_mask_boundary_loss,
         train_on_eos=args.energon_train_on_eos,
         balance=args.energon_balance,
-        cost=_cost(args) if args.energon_balance else None,
+        cost=cost,
     )
-
-
-def _cost(args: argparse.Namespace) -> AttentionCost:
-    from megatron.training.arguments import core_transformer_config_from_args
-
-    config = core_transformer_config_from_args(args)
-    return AttentionCost.of_model(config, args.padded_vocab_size or 0)

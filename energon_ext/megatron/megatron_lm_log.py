@@ -95,10 +95,7 @@ class DataLog:
         return {"epochs": read, "epochs_left": (torch.tensor(limits) - read).clamp(min=0)}
 
     def _count(self, iteration: int | None = None) -> torch.Tensor:
-        """Return the documents, tokens and planned shares of the step over all ranks: [3, S].
-
-        Documents and tokens are counted from the start.
-        """
+        """Return all ranks' documents and tokens so far, and a step's planned shares: [3, S]."""
         local = torch.zeros(3, len(self._sources), dtype=torch.float64)
         if self._loader is not None:
             drawn, keys = self._loader.drawn, self._sources
@@ -110,7 +107,7 @@ class DataLog:
                 local[2] = torch.tensor([shares.get(key, 0.0) for key in keys])
             self._row = self._rows()
         counts = local.to(collective_device())
-        # Leave out context-parallel ranks, which all load the same rows.
+        # Not over context-parallel ranks, as they all load the same rows.
         dist.all_reduce(counts, group=parallel_state.get_tensor_and_data_parallel_group())
         return counts
 

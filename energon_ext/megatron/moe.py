@@ -49,7 +49,7 @@ def scale_router_losses(config: TransformerConfig, weight_scale: int) -> None:
         weight_scale: as for :func:`~energon_ext.megatron.make_loss_func`.
 
     Raises:
-        ConfigError: the config has been scaled already.
+        ConfigError: the config is already scaled.
     """
     if hasattr(config, _SCALE):
         raise ConfigError(

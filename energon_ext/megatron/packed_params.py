@@ -60,8 +60,8 @@ def build_packed_seq_params(batch: PackedBatch, segments: int | None = None) -> 
     if "seq_idx" in fields:  # megatron-core >= 0.17
         params.seq_idx = _segment_numbers(ends, positions)
     if "total_tokens" in fields and segments is None:
-        # Set only now: given earlier, Megatron would compute seq_idx itself and wait for the
-        # device. It does so when it captures a graph, which copies these fields.
+        # Set after construction, or Megatron would compute seq_idx itself and wait for the device.
+        # Not set for CUDA graphs, whose capture constructs a copy.
         params.total_tokens = positions
     return params
 

@@ -25,7 +25,7 @@ from energon_ext.state.together import collective_device
 class ValidationLoader:
     """An endless iterator that gives every evaluation the same batches, from each source in turn.
 
-    So only the model makes the losses of two evaluations differ, and a resumed run has nothing to
+    Losses of two evaluations therefore differ only by the model, and a resumed run has nothing to
     restore. The first evaluation draws the batches and keeps them: 28 bytes per position on the
     CPU. A source that ends before the others starts over.
 

@@ -59,7 +59,7 @@ def arrange(
 
 
 def row_of(members: Sequence[tuple[WeightedGroup, int]]) -> Row:
-    """Return a row with one slice per sample; response tokens weigh the sample's advantage.
+    """Return a row with one slice per sample, whose response has its advantage as weights.
 
     A row without samples is padding, so that all batches have one shape.
     """

@@ -119,13 +119,9 @@ class OpenAISampler:
         if fault := self._fault(answers):
             raise SamplerError(f"the server sent {fault}", key=prompt.__key__)
         rewards = score(self.reward, prompt, responses)
-        truncated = None
-        if None not in finish_reasons:
-            truncated = [reason == "length" for reason in finish_reasons]
+        cut = None if None in finish_reasons else [each == "length" for each in finish_reasons]
         try:
-            return ScoredGroup.from_responses(
-                prompt.tokens, responses, log_probs, rewards, truncated
-            )
+            return ScoredGroup.from_responses(prompt.tokens, responses, log_probs, rewards, cut)
         except SampleError as error:
             raise SamplerError(f"the server sent {error}", key=prompt.__key__) from error
 

@@ -63,12 +63,7 @@ class RolloutMetrics:
         self.of_last_batch: dict[str, list[float]] = {}
 
     def add(self, source: str, group: ScoredGroup | None, dropped: str | None) -> None:
-        """Count a sampled group and average its answers, whether it is trained on or not.
-
-        Args:
-            group: None if unanswered.
-            dropped: the reason it is not trained on, or None if it is.
-        """
+        """Count a group (None if unanswered) and its answers, and why it is dropped, if it is."""
         if not self.since_batch["attempts_per_batch"]:
             self.sampled = self._sums({})
         self.since_batch["attempts_per_batch"] += 1

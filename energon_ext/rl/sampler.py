@@ -65,11 +65,8 @@ class ScoredGroup:
         """Return the group with the dtypes above, on the CPU and detached."""
         dtypes = {"tokens": torch.int64, "response_lens": torch.int64, "truncated": torch.bool}
         dtypes |= {"log_probs": torch.float32, "rewards": torch.float32}
-        fields: Any = {
-            name: value.detach().to("cpu", dtypes[name])
-            for name, value in vars(self).items()
-            if isinstance(value, torch.Tensor)
-        }
+        tensors = {name: value for name, value in vars(self).items() if torch.is_tensor(value)}
+        fields: Any = {name: x.detach().to("cpu", dtypes[name]) for name, x in tensors.items()}
         return replace(self, **fields)
 
     @classmethod

@@ -243,10 +243,8 @@ def active_parameters(model):
 
 def describe_parallelism(config):
     names = ("tensor_model", "pipeline_model", "context", "expert_model")
-    sizes = (getattr(config, f"{name}_parallel_size") for name in names)
-    return ", ".join(
-        f"{name.partition('_')[0]} {size}" for name, size in zip(names, sizes, strict=True)
-    )
+    sizes = {name: getattr(config, f"{name}_parallel_size") for name in names}
+    return ", ".join(f"{name.partition('_')[0]} {size}" for name, size in sizes.items())
 
 
 if __name__ == "__main__":
