@@ -45,50 +45,36 @@ def add_energon_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser
         >>> parser.parse_args(["--energon-packing", "sequential"]).energon_packing
         'sequential'
     """
-    group = parser.add_argument_group(title="energon_ext")
-    group.add_argument(
-        "--dataloader-save", help="Folder for the data state, saved with every model checkpoint."
-    )
-    group.add_argument(
-        "--dataloader-load",
-        help="Folder to resume the data state from; default: the folder of --dataloader-save.",
-    )
-    group.add_argument(
-        "--energon-run-dir", help="Folder for metrics.jsonl, which `energon-ext report` reads."
-    )
-    group.add_argument(
+    add = parser.add_argument_group(title="energon_ext").add_argument
+    flag: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+    add("--dataloader-save", help="Folder for the data state, saved with every model checkpoint.")
+    add("--dataloader-load", help="Folder to resume the data from; default: --dataloader-save.")
+    add("--energon-run-dir", help="Folder for metrics.jsonl, which `energon-ext report` reads.")
+    add(
         "--energon-tokenizer",
         help="`bytes`, a tokenizer.json, a folder or a Hugging Face name; default: the one that "
         "wrote the token files, else bytes.",
     )
     for token in ("bos", "eos"):
-        group.add_argument(
-            f"--energon-{token}-token",
-            help=f"The {token.upper()} token of a bare tokenizer.json; default: from the file.",
-        )
-        group.add_argument(
-            f"--energon-add-{token}",
-            action=argparse.BooleanOptionalAction,
-            help=f"Add the {token.upper()} token to every document; default: the tokenizer's.",
-        )
-    group.add_argument(
+        name = f"{token.upper()} token"
+        add(f"--energon-{token}-token", help=f"The {name} of a bare tokenizer.json.")
+        add(f"--energon-add-{token}", help=f"Add the {name} to every document.", **flag)
+    add(
         "--energon-schedule-axis",
         choices=UNITS,
         help="Unit of the breakpoints; may only repeat the field schedule_axis of the metadataset.",
     )
-    group.add_argument("--energon-packing", choices=list(PACKERS), default="bin")
-    group.add_argument("--energon-packing-buffer-docs", type=int, default=512)
-    group.add_argument("--energon-packing-max-docs-per-bin", type=int)
-    group.add_argument("--energon-packing-carry", type=float)
-    group.add_argument(
+    add("--energon-packing", choices=list(PACKERS), default="bin")
+    add("--energon-packing-buffer-docs", type=int, default=512)
+    add("--energon-packing-max-docs-per-bin", type=int)
+    add("--energon-packing-carry", type=float)
+    add(
         "--energon-mask-boundary-loss",
-        action=argparse.BooleanOptionalAction,
         help="No loss where input and label belong to different documents; default: with `bin`.",
+        **flag,
     )
-    group.add_argument(
-        "--energon-train-on-eos", action=argparse.BooleanOptionalAction, default=True
-    )
-    group.add_argument(
+    add("--energon-train-on-eos", default=True, **flag)
+    add(
         "--energon-balance",
         choices=["attention"],
         help="Distribute the rows of a step over ranks and micro-batches by their cost.",

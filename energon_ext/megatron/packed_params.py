@@ -42,7 +42,13 @@ def build_packed_seq_params(batch: PackedBatch, segments: int | None = None) -> 
     if segments is None:
         longest = _rounded_up(longest, positions)
     else:
-        ends, longest = _filled_up(ends, segments, positions), positions
+        if len(ends) > segments + 1:
+            raise ConfigError(
+                f"A row has {len(ends) - 1} segments, with padding; CUDA graphs replay {segments}. "
+                f"Pack fewer documents per row, or raise --energon-packing-max-docs-per-bin."
+            )
+        ends = F.pad(ends, (0, segments + 1 - len(ends)), value=positions)
+        longest = positions
     params = PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=ends,
@@ -70,16 +76,6 @@ def _segment_numbers(ends: torch.Tensor, positions: int) -> torch.Tensor:
     """Return each position's segment number, for state-space layers: int32 [1, positions]."""
     numbers = torch.arange(len(ends) - 1, dtype=torch.int32, device=ends.device)
     return torch.repeat_interleave(numbers, ends.diff(), output_size=positions)[None]
-
-
-def _filled_up(ends: torch.Tensor, segments: int, positions: int) -> torch.Tensor:
-    missing = segments + 1 - len(ends)
-    if missing < 0:
-        raise ConfigError(
-            f"A row has {len(ends) - 1} segments, with padding; CUDA graphs replay {segments}. "
-            f"Pack fewer documents per row, or raise --energon-packing-max-docs-per-bin."
-        )
-    return F.pad(ends, (0, missing), value=positions)
 
 
 def _rounded_up(longest: int, positions: int) -> int:
