@@ -4,7 +4,7 @@
 
 It runs on a CPU:
 
-    python examples/04_splice_positions.py demo/data/prose --output positions.png
+    python examples/04_splice_positions.py prose.yaml --output positions.png
 
 There are three models of the same size: learned absolute positions with and without splicing, and
 RoPE. The loss of the passage is then measured at every offset of the frame.
@@ -31,7 +31,7 @@ def main():
     parser = new_parser(
         __doc__.splitlines()[0], "python examples/04_splice_positions.py prose.yaml --steps 300"
     )
-    parser.add_argument("data", help="metadataset or prepared folder with a train split")
+    parser.add_argument("data", help="metadataset or dataset with a train split")
     parser.add_argument("--steps", type=count, default=300, help="steps of each model")
     parser.add_argument("--output", default="positions.png", help="path of the figure")
     args = parser.parse_args()
