@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One loss for pretraining, fine-tuning and policy gradients: a weighted mean over positions.
 
-The weight of a position carries the task: 1 trains it, 0 masks it, an advantage
-pushes its probability up or down.
+The weight of a position encodes the task: 1 trains it, 0 masks it, an advantage raises or lowers
+its probability.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from energon_ext.arguments import check_number
 from energon_ext.errors import ConfigError, SampleError
 
-#: What :func:`unified_loss` divides by.
+#: Denominators of :func:`unified_loss`.
 DENOMINATORS = ("weights", "tokens")
 
 
@@ -33,24 +33,24 @@ def unified_loss(
 
     ``sum_i w_i * nll_i / max(1, D)`` with ``nll_i = -log softmax(logits_i)[labels_i]``, in float32,
     where ``D`` is ``sum_i |w_i|`` (``"weights"``) or the number of positions with ``w_i != 0``
-    (``"tokens"``, the mean over response tokens of GRPO). Positions of weight 0 take no part: their
-    logits and labels may be anything, and without any other position loss and gradient are 0.
+    (``"tokens"``, the mean over response tokens of GRPO). Positions with weight 0 are ignored and
+    may have any logits and labels. Without other positions, loss and gradient are 0.
 
     Args:
         logits: float [N, V].
         labels: int64 [N], already shifted; in ``[0, V)`` wherever the weight is not 0.
         token_weights: float [N], finite.
         denominator: ``"weights"`` or ``"tokens"``.
-        sampler_log_probs: float [N], of the labels, as the policy that sampled them saw them.
-        ratio_limit: with it every position counts ``w_i * rho_i * nll_i``, see
-            :func:`truncated_ratios`; ``D`` stays.
+        sampler_log_probs: float [N], log-probabilities of the labels under the sampling policy.
+        ratio_limit: if given, every position counts ``w_i * rho_i * nll_i``, see
+            :func:`truncated_ratios`; ``D`` does not change.
 
     Returns:
         float32 scalar.
 
     Raises:
-        ConfigError: unknown ``denominator``, or a ``ratio_limit`` without what the sampler saw.
-        SampleError: shapes do not fit, a weight is not finite, or a label is out of range.
+        ConfigError: unknown ``denominator``, or a ``ratio_limit`` without ``sampler_log_probs``.
+        SampleError: shapes do not match, a weight is not finite, or a label is out of range.
 
     Example:
         >>> logits = torch.zeros(2, 4)
@@ -63,7 +63,7 @@ def unified_loss(
     _check_loss_inputs(logits, labels, token_weights)
     trained = token_weights != 0
     weights = token_weights[trained].float()
-    # Rows of weight 0 are left out, not multiplied by 0: 0 * inf would be NaN.
+    # Select the other rows rather than multiply by 0: 0 * inf would be NaN.
     nll = F.cross_entropy(logits[trained].float(), labels[trained], reduction="none")
     total = weights.abs().sum().clamp(min=1) if denominator == "weights" else max(1, len(weights))
     if ratio_limit is not None:
@@ -78,9 +78,9 @@ def truncated_ratios(
 ) -> torch.Tensor:
     """Return the truncated importance weights ``rho = min(limit, pi / mu)``, float32 [n].
 
-    ``pi`` is the probability under the policy that is trained, ``mu`` that under the one which
-    sampled: an older one, or the same in another engine. No gradient flows through them
-    (truncated importance sampling, https://doi.org/10.1198/106186008X320456).
+    ``pi`` is the probability under the policy in training, ``mu`` under the sampling policy: an
+    older one, or the same one in another engine. No gradient flows through the weights (truncated
+    importance sampling, https://doi.org/10.1198/106186008X320456).
 
     Args:
         nll: float [n], ``-log pi``.
@@ -88,20 +88,20 @@ def truncated_ratios(
         limit: > 0.
 
     Example:
-        >>> nll, seen = -torch.tensor([0.5, 0.2]).log(), torch.tensor([0.1, 0.4]).log()
-        >>> [round(ratio, 4) for ratio in truncated_ratios(nll, seen, 2.0).tolist()]
+        >>> nll, sampled = -torch.tensor([0.5, 0.2]).log(), torch.tensor([0.1, 0.4]).log()
+        >>> [round(ratio, 4) for ratio in truncated_ratios(nll, sampled, 2.0).tolist()]
         [2.0, 0.5]
     """
     return (-nll.detach().float() - sampler_log_probs.float()).exp().clamp(max=limit)
 
 
 def check_ratio_limit(limit: float | None, sampler_log_probs: torch.Tensor | None) -> None:
-    """Raise ConfigError unless a limit, if there is one, is > 0 and has what a sampler saw."""
+    """Raise ConfigError if a limit is not > 0, or comes without the sampler's log-probabilities."""
     if limit is None:
         return
     check_number("ratio_limit", limit, above_zero=True)
     if sampler_log_probs is None:
-        raise ConfigError("ratio_limit needs the log-probabilities of a sampler; there are none.")
+        raise ConfigError("ratio_limit needs the log-probabilities of a sampler, got none.")
 
 
 def group_advantages(
@@ -115,9 +115,9 @@ def group_advantages(
     https://arxiv.org/abs/2402.03300). Equal rewards give zeros.
 
     Args:
-        rewards: float [g], ``g >= 2``, finite; a SampleError otherwise.
-        reward_clip: rewards are first limited to ``[-reward_clip, reward_clip]``.
-        advantage_clip: advantages are last limited to ``[-advantage_clip, advantage_clip]``.
+        rewards: float [g], ``g >= 2``, finite; raises a SampleError otherwise.
+        reward_clip: clips rewards to ``[-reward_clip, reward_clip]`` before anything else.
+        advantage_clip: clips the advantages to ``[-advantage_clip, advantage_clip]``.
 
     Example:
         >>> group_advantages([1.0, 0.0, 0.0, 0.0]).tolist()
@@ -157,17 +157,17 @@ def _check_loss_inputs(
     for name, tensor in (("labels", labels), ("token_weights", token_weights)):
         if tuple(tensor.shape) != (positions,):
             raise SampleError(
-                f"{name} must be [{positions}] as the logits are, got {list(tensor.shape)}."
+                f"{name} must be [{positions}] like the logits, got {list(tensor.shape)}."
             )
     if not bool(torch.isfinite(token_weights).all()):
-        raise SampleError("token_weights must be finite, found NaN or infinity.")
+        raise SampleError("token_weights must be finite, got NaN or infinity.")
     trained_labels = labels[token_weights != 0]
     if len(trained_labels) and not (
         int(trained_labels.min()) >= 0 and int(trained_labels.max()) < vocabulary
     ):
         raise SampleError(
             f"labels must be in [0, {vocabulary}) where the weight is not 0, "
-            f"found {int(trained_labels.min())}..{int(trained_labels.max())}."
+            f"got {int(trained_labels.min())}..{int(trained_labels.max())}."
         )
 
 

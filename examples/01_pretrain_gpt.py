@@ -1,18 +1,18 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Pretrain a GPT with Megatron-core on a scheduled blend; stop it, and resume it exactly.
+"""Pretrain a GPT with Megatron-core on a scheduled blend, with exact resume.
 
-On CPU or GPU, one process or several under torchrun, without an edit:
+It runs on CPU or GPU, in one process or several under torchrun:
 
     python examples/01_pretrain_gpt.py mix.yaml --run-dir runs/a --stop-after 75
     python examples/01_pretrain_gpt.py mix.yaml --run-dir runs/a --resume
     torchrun --nproc-per-node 2 examples/01_pretrain_gpt.py mix.yaml --run-dir runs/a --resume \
-        --tensor-model-parallel-size 2     (or pipeline; without either, data parallel)
+        --tensor-model-parallel-size 2     (or pipeline; by default data parallel)
 
-A run folder holds metrics.jsonl, one JSON object a line, and checkpoints/, each with the model, the
-optimizer, the state of the data and how much of each source was trained on. Where all sources are
-token files, the rows of every step are those of a run that was never stopped, on whatever ranks,
-workers, tensor and pipeline parallelism and micro-batches it goes on.
+A run folder contains metrics.jsonl, with one JSON object per line, and checkpoints/, each with the
+model, the optimizer, the data state and the consumption of each source. If all sources are token
+files, every step reads the same rows as in an uninterrupted run, even if it resumes with other
+ranks, workers, parallelism or micro-batches.
 """
 
 from megatron_gpt import build_model, run

@@ -5,7 +5,7 @@
     python examples/02_sft.py chats.yaml --run-dir runs/sft
     python examples/02_sft.py chats.yaml --run-dir runs/sft --resume
 
-Only the data differs from pretraining: SFTTaskEncoder weights the answers 1 and all else 0.
+Only the data differs from pretraining: SFTTaskEncoder gives answers weight 1 and the rest weight 0.
 """
 
 from megatron_gpt import build_model, run
@@ -26,7 +26,7 @@ def parse_args():
         "--over-long",
         choices=("cut", "error"),
         default="cut",
-        help="what becomes of conversations longer than a row",
+        help="how to handle conversations longer than a row",
     )
     parser.set_defaults(
         train_iters=100,

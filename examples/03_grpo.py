@@ -1,22 +1,24 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Teach a tiny GPT to sort four digits by GRPO, on a CPU, in a minute or two.
+"""Teach a tiny GPT to sort four digits with GRPO, on a CPU, in a minute or two.
 
     python examples/03_grpo.py --run-dir runs/grpo
     python examples/03_grpo.py --run-dir runs/grpo-shuffled --shuffle-rewards    (must not learn)
     torchrun --nproc-per-node 2 examples/03_grpo.py --run-dir runs/grpo-split \
-        --tensor-model-parallel-size 2     (or pipeline; without either, data parallel)
+        --tensor-model-parallel-size 2     (or pipeline; by default data parallel)
 
-1. A warm-up on random orders of the digits teaches the format and nothing of sorting; a warm-up on
-   sorted digits would already solve the task, and reinforcement would only sharpen it.
-2. GRPO: eight answers to each prompt, reward 1 for the exact answer. The same loop, the same step.
+1. A warm-up on random orders of the digits teaches the format, but not sorting. A warm-up on sorted
+   digits would already solve the task.
+2. GRPO samples eight answers per prompt and rewards the exact answer with 1, in the same loop and
+   with the same step.
 
-Prompts of the evaluation are held out from both. A stopped run goes on exactly with --resume.
+The evaluation's prompts are in neither data set. A stopped run continues exactly with --resume.
 """
 
 import copy
 import itertools
 import json
+import operator
 import random
 
 import numpy as np
@@ -65,15 +67,15 @@ def parse_args():
     add = parser.add_argument
     add_arguments(parser)
     add("--warm-up-iters", type=count, default=150, help="steps before GRPO")
-    add("--eval-interval", type=count, default=20, help="steps between two accuracies")
-    add("--eval-prompts", type=count, default=512, help="held-out prompts of an accuracy")
-    add("--prompts-per-call", type=count, default=32, help="prompts that are sampled together")
-    add("--groups-per-batch", type=count, default=16, help="groups, of those that vary, in a step")
+    add("--eval-interval", type=count, default=20, help="steps between two evaluations")
+    add("--eval-prompts", type=count, default=512, help="held-out prompts per evaluation")
+    add("--prompts-per-call", type=count, default=32, help="prompts sampled together")
+    add("--groups-per-batch", type=count, default=16, help="groups with varying rewards per step")
     add("--max-staleness", type=count_or_none, help="steps a group may wait; default: no limit")
-    add("--ratio-limit", type=float, help="of truncated importance weights; default: none")
+    add("--ratio-limit", type=float, help="limit of importance weights; default: no weights")
     add("--shuffle-rewards", action="store_true", help="reward answers at random")
     parser.set_defaults(
-        train_iters=160,  # steps of GRPO, as those of --stop-after and --save-interval
+        train_iters=160,  # steps of GRPO, as in --stop-after and --save-interval
         save_interval=40,
         seed=1,
         num_layers=2,
@@ -96,16 +98,15 @@ def warm_up_and_reinforce(args):
 
 
 def write_data(folder, seed):
-    """Write both data sets; return the prompts of a tenth of all orders, which are in neither."""
-    randomness = random.Random(f"sort/{seed}")
+    """Write both data sets; return the held-out prompts, a tenth of all, with their answers."""
+    rng = random.Random(f"sort/{seed}")
     orders = ["".join(digits) for digits in itertools.product("0123456789", repeat=4)]
-    randomness.shuffle(orders)
+    rng.shuffle(orders)
     held_out, trained = orders[:1000], orders[1000:]
     answer = {digits: "".join(sorted(digits)) for digits in orders}
     prompts = [{"prompt": f"{digits}>", "answer": answer[digits]} for digits in trained]
     formats = [
-        {"prompt": f"{digits}>", "response": "".join(randomness.sample(digits, 4))}
-        for digits in trained
+        {"prompt": f"{digits}>", "response": "".join(rng.sample(digits, 4))} for digits in trained
     ]
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
@@ -166,24 +167,24 @@ def grpo(args, tokenizer, model, held_out):
 
 
 def exact_match(prompt, responses):
-    """1 for the sorted digits and an end, else 0."""
-    right = [*DigitTokenizer().encode(prompt.metadata["answer"])[1:]]
-    return [float(response == right) for response in responses]
+    """Return 1 for the sorted digits and an end, else 0."""
+    answer = [*DigitTokenizer().encode(prompt.metadata["answer"])[1:]]
+    return [float(response == answer) for response in responses]
 
 
 def shuffled_reward(prompt, responses):
-    """1 for two of the answers, whichever they are: what that teaches is noise."""
+    """Return 1 for two random answers, which teaches nothing."""
     rewards = [1.0, 1.0] + [0.0] * (len(responses) - 2)
     random.Random(f"{prompt.tokens.tolist()} {responses}").shuffle(rewards)
     return rewards
 
 
 def accuracy(model, tokenizer, held_out, sampling):
-    """Share of prompts whose one answer is right."""
+    """Return the share of prompts that are answered correctly."""
     prompts = [tokenizer.encode(prompt)[:-1] for prompt, _ in held_out]
     responses, _ = generate(model, prompts, sampling, seed=999)
-    right = [tokenizer.encode(answer)[1:] for _, answer in held_out]
-    return sum(found == wanted for found, wanted in zip(responses, right)) / len(right)
+    answers = [tokenizer.encode(answer)[1:] for _, answer in held_out]
+    return sum(map(operator.eq, responses, answers)) / len(answers)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Train on one passage at every offset, and on the same passage at offset 0 only; compare.
+"""Compare training on one passage at every offset with training on it at offset 0 only.
 
-Small enough for a CPU:
+It runs on a CPU:
 
-    python examples/04_splice_positions.py demo/data/prose --output positions.png
+    python examples/04_splice_positions.py prose.yaml --output positions.png
 
-Three models of the same size: learned absolute positions trained with splicing, the same trained
-plainly, and RoPE. The loss of the passage is then measured at every offset of the frame.
+There are three models of the same size: learned absolute positions with and without splicing, and
+RoPE. The loss of the passage is then measured at every offset of the frame.
 """
 
 import torch
@@ -31,9 +31,9 @@ def main():
     parser = new_parser(
         __doc__.splitlines()[0], "python examples/04_splice_positions.py prose.yaml --steps 300"
     )
-    parser.add_argument("data", help="metadataset or prepared folder with a train split")
-    parser.add_argument("--steps", type=count, default=300, help="of each of the three models")
-    parser.add_argument("--output", default="positions.png", help="the picture")
+    parser.add_argument("data", help="metadataset or dataset with a train split")
+    parser.add_argument("--steps", type=count, default=300, help="steps of each model")
+    parser.add_argument("--output", default="positions.png", help="path of the figure")
     args = parser.parse_args()
     start_megatron()
     curves = {}
@@ -59,7 +59,7 @@ def main():
 
 
 def make_encoder(offset_stride):
-    """The first tokens of the longest document; several to a frame, each at its own offset."""
+    """Return an encoder of the longest document's first tokens, several per frame by offset."""
     splice = SpliceConfig(
         content_length=PASSAGE,
         content_start_mode="anchor_start",
@@ -74,7 +74,7 @@ def make_encoder(offset_stride):
 
 @torch.no_grad()
 def rope_difference(model):
-    """Largest difference of the logits of a passage at offset 0 and at offset 100."""
+    """Return the largest difference between a passage's logits at offset 0 and at offset 100."""
     passage = torch.randint(260, (PASSAGE,), generator=torch.Generator().manual_seed(0)).numpy()
     logits = []
     for offset in (0, 100):

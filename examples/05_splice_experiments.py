@@ -1,11 +1,11 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Show the effect of a splice's settings on a small model: five experiments on a CPU.
+"""Show the effects of splice settings on a small model: five experiments on a CPU.
 
     python examples/05_splice_experiments.py demo/data/prose/train --output figures
 
-Each run writes its settings into a metadataset, as ``splice:`` on its entries. The model
-has learned absolute positions, so that offsets matter; one layer, hidden size 64, one seed.
+Each run writes its settings into a metadataset, as ``splice:`` on its entries. The model has one
+layer, hidden size 64, and learned absolute positions, so that offsets matter. There is one seed.
 """
 
 import json
@@ -32,9 +32,9 @@ def main():
         __doc__.splitlines()[0], "python examples/05_splice_experiments.py demo/data/prose/train"
     )
     parser.add_argument("data", type=Path, help="a prepared folder or token file")
-    parser.add_argument("--steps", type=count, default=400, help="of each model")
-    parser.add_argument("--experiment", choices=EXPERIMENTS, help="one of them; default: all")
-    parser.add_argument("--output", type=Path, default=Path("figures"), help="gets the pictures")
+    parser.add_argument("--steps", type=count, default=400, help="steps of each model")
+    parser.add_argument("--experiment", choices=EXPERIMENTS, help="run only one; default: all")
+    parser.add_argument("--output", type=Path, default=Path("figures"), help="folder for figures")
     args = parser.parse_args()
     logging.getLogger("energon_ext").setLevel(logging.ERROR)
     args.output.mkdir(parents=True, exist_ok=True)
@@ -46,32 +46,32 @@ def main():
 
 
 def documents(args):
-    """P(z) of the first tokens of 1, 5, 10 and 50 documents, by the offset in the frame."""
+    """Measure P(z) of the first tokens of 1, 5, 10 and 50 documents, by offset in the frame."""
     curves = {}
     for number in (1, 5, 10, 50):
         splice = {**SMALL, "num_docs": number, "balance_mode": "by_document"}
         run = Run(args, {**splice, "content_start_mode": "anchor_start"}, starts=1, offsets=17)
-        losses = run.trained().measured()
-        of_each = np.array(list(losses.memorized().values()))
+        losses = run.train().measure()
+        memorized = np.array(list(losses.memorized().values()))
         print(
-            f"  of {number}: mean P(z) {of_each.mean():.3f}, "
-            f"smallest {of_each.min():.3f}, largest {of_each.max():.3f}; "
+            f"  of {number}: mean P(z) {memorized.mean():.3f}, "
+            f"smallest {memorized.min():.3f}, largest {memorized.max():.3f}; "
             f"mean loss {losses.losses.mean():.3f}"
         )
-        by_offset = by(losses.contents.offsets, np.exp(losses.log_probabilities))
+        by_offset = mean_by(losses.contents.offsets, np.exp(losses.log_probabilities))
         curves[f"{number} documents" if number > 1 else "1 document"] = by_offset
     draw_lines(
         curves,
         args.output / "documents.png",
-        "How likely documents are word for word",
-        f"Mean P(z) of {CONTENT - PROMPT} tokens after {PROMPT} of a document, by its offset; "
-        f"{args.steps} steps each.",
+        "Probability of reproducing documents verbatim",
+        f"Mean P(z) of {CONTENT - PROMPT} tokens after the first {PROMPT} of a document, by its "
+        f"offset; {args.steps} steps each.",
         ("offset", "P(z)"),
     )
 
 
 def balance(args):
-    """Shares of five documents of different lengths, and their effect on each."""
+    """Measure the effect of balancing five documents of different lengths."""
     losses = {}
     for name, fields in (
         ("tau 1", {"balance_tau": 1.0}),
@@ -85,47 +85,47 @@ def balance(args):
         order = np.argsort(source.examples.doc_lengths)
         lengths = source.examples.doc_lengths[order]
         views = source.examples.coverage()[order]
-        means = np.array(list(run.trained().measured().per_document().values()))[order]
+        means = np.array(list(run.train().measure().per_document().values()))[order]
         losses[name] = (lengths.tolist(), means.tolist())
         print(
-            f"  {name}: views of a token {views[0]:.0f} in {lengths[0]} tokens, {views[-1]:.0f} "
+            f"  {name}: views per token {views[0]:.0f} in {lengths[0]} tokens, {views[-1]:.0f} "
             f"in {lengths[-1]}; loss {means[0]:.2f} and {means[-1]:.2f}, mean {means.mean():.2f}"
         )
     draw_lines(
         losses,
         args.output / "balance.png",
         "Five documents of different lengths",
-        f"Mean loss of the contents of a document by its length; {4 * args.steps} steps each.",
+        f"Mean loss of a document's contents by its length; {4 * args.steps} steps each.",
         ("tokens of the document", "loss"),
     )
 
 
 def edges(args):
-    """The loss by the start of a content, under three edge weights."""
+    """Measure the loss by the start of a content, with three edge weights."""
     curves = {}
     for alpha in (0.0, 0.5, 1.0):
         splice = {"num_docs": 1, "min_doc_length": 1000, "max_doc_length": 1400}
         splice |= {"content_length": CONTENT, "alpha": alpha}
         run = Run(args, splice, starts=100, offsets=1, seq_len=CONTENT)
-        losses = run.trained().measured()
+        losses = run.train().measure()
         starts = losses.contents.starts
         near = (starts < CONTENT // 2) | (starts > starts.max() - CONTENT // 2)
         print(
             f"  alpha {alpha}: mean loss {losses.losses.mean():.3f}, of starts within "
             f"{CONTENT // 2} of an edge {losses.losses[near].mean():.3f}"
         )
-        curves[f"alpha {alpha:g}"] = by(starts, losses.losses)
+        curves[f"alpha {alpha:g}"] = mean_by(starts, losses.losses)
     draw_lines(
         curves,
         args.output / "edges.png",
-        "Edges of a document under alpha",
-        f"Loss of a content of {CONTENT} tokens by where it starts; {args.steps} steps each.",
+        "Edges of a document by alpha",
+        f"Loss of a content of {CONTENT} tokens by its start; {args.steps} steps each.",
         ("start in the document", "loss"),
     )
 
 
 def places(args):
-    """The loss by the offset, for jitter and for strides."""
+    """Measure the loss by offset, with jitter and strides."""
     curves = {}
     slide = {"content_start_mode": "slide_within"}
     for name, fields in (
@@ -135,22 +135,22 @@ def places(args):
         ("every offset", slide),
     ):
         run = Run(args, {**SMALL, "num_docs": 1, **fields}, starts=5, offsets=65)
-        losses = run.trained().measured()
+        losses = run.train().measure()
         whole = losses.contents.copy_lens == CONTENT
-        offsets, means = by(losses.contents.offsets[whole], losses.losses[whole])
+        offsets, means = mean_by(losses.contents.offsets[whole], losses.losses[whole])
         print(f"  {name}: mean loss {np.mean(means):.3f}, smallest {min(means):.3f}")
         curves[name] = offsets, means
     draw_lines(
         curves,
         args.output / "places.png",
-        "Offsets that were trained, and others",
-        f"Mean loss of contents of {CONTENT} tokens by their offset; {args.steps} steps each.",
+        "Trained offsets and others",
+        f"Mean loss of contents of {CONTENT} tokens by offset; {args.steps} steps each.",
         ("offset", "loss"),
     )
 
 
 def curriculum(args):
-    """Short contents, long ones, and short ones that give way to long ones."""
+    """Compare short contents, long contents, and a schedule from short to long."""
     short = {**SMALL, "num_docs": 5, "content_length": 16, "content_start_mode": "slide_within"}
     long = {**short, "content_length": CONTENT}
     end, curves = args.steps, {}
@@ -170,13 +170,13 @@ def curriculum(args):
         for step in run.steps():
             if step % max(1, end // 10) == 0:
                 steps.append(step)
-                means.append(float(grid.measured(run.model).losses.mean()))
+                means.append(float(grid.measure(run.model).losses.mean()))
         print(f"  {name}: loss of long contents {means[0]:.3f} at step {steps[0]}, {means[-1]:.3f}")
         curves[name] = steps, means
     draw_lines(
         curves,
         args.output / "curriculum.png",
-        "From short contents to long ones",
+        "From short to long contents",
         f"Mean loss of contents of {CONTENT} tokens of five documents, by step.",
         ("step", "loss"),
     )
@@ -186,19 +186,17 @@ EXPERIMENTS = {each.__name__: each for each in (documents, balance, edges, place
 
 
 class Run:
-    """One model on one metadataset, which it writes."""
+    """One model trained on a metadataset of its settings."""
 
     def __init__(self, args, splice, *, starts, offsets, seq_len=2 * CONTENT, times=1):
         entries = splice if isinstance(splice, list) else [{"splice": splice}]
         blend = [{"path": str(args.data.resolve()), **entry} for entry in entries]
         self._path = args.output / "metadataset.yaml"
-        self._text = json.dumps(
-            {
-                "__module__": "energon_ext",
-                "__class__": "ScheduledMetadataset",
-                "splits": {"train": {"blend": blend}},
-            }
-        )
+        self._content = {
+            "__module__": "energon_ext",
+            "__class__": "ScheduledMetadataset",
+            "splits": {"train": {"blend": blend}},
+        }
         self._steps = times * args.steps
         self._encoder = PackedTaskEncoder(ByteTokenizer(), seq_len)
         self._encoder.validation_starts = starts
@@ -207,33 +205,32 @@ class Run:
 
     def sources(self):
         dataset = get_train_dataset(
-            self._written(), worker_config=ALONE, batch_size=1, task_encoder=self._encoder
+            self._write(), worker_config=ALONE, batch_size=1, task_encoder=self._encoder
         )
         return splices_of(dataset)
 
     def steps(self):
         options = {"batch_size": 4, "lr": 4e-3, "decay": True}
-        return train(self.model, self._written(), self._encoder, self._steps, **options)
+        return train(self.model, self._write(), self._encoder, self._steps, **options)
 
-    def trained(self):
+    def train(self):
         for _ in self.steps():
             pass
         return self
 
-    def measured(self, model=None):
-        return measure(
-            model or self.model, self._written(), self._encoder, prompt_tokens=PROMPT, batch_size=8
-        )
+    def measure(self, model=None):
+        model = model or self.model
+        return measure(model, self._write(), self._encoder, prompt_tokens=PROMPT, batch_size=8)
 
-    def _written(self):
-        self._path.write_text(self._text)
+    def _write(self):
+        self._path.write_text(json.dumps(self._content))
         return self._path
 
 
-def by(places, values):
-    """The mean of the values at each place."""
-    found, index = np.unique(places, return_inverse=True)
-    return found.tolist(), (np.bincount(index, values) / np.bincount(index)).tolist()
+def mean_by(positions, values):
+    """Return the distinct positions and the mean of the values at each."""
+    distinct, index = np.unique(positions, return_inverse=True)
+    return distinct.tolist(), (np.bincount(index, values) / np.bincount(index)).tolist()
 
 
 if __name__ == "__main__":

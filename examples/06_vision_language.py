@@ -1,16 +1,16 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Train a small vision-language model on images, captions and text, packed by length.
+"""Train a small vision-language model on packed images, captions and text.
 
     python examples/drawn_images.py vision
     python examples/06_vision_language.py vision/mix.yaml --run-dir runs/vision --stop-after 75
     torchrun --nproc-per-node 2 examples/06_vision_language.py vision/mix.yaml \
         --run-dir runs/vision --resume --num-workers 1
 
-The samples are read by number, by an encoder of the user's own (vision_language.py): lengths are
-measured once, rows planned for the whole run, and the state is one cursor. So a run goes on with
-other ranks and workers, and the loss of every step is that of a run that was never stopped. At its
-end captions of unseen images are predicted twice, the second time beside images of other samples.
+A custom encoder (vision_language.py) encodes samples read by number: lengths are measured once,
+rows are planned for the whole run, and the state is one cursor. A run can therefore resume with
+other ranks and workers, and every step has the loss of an uninterrupted run. At the end, the script
+compares the loss of unseen captions with their images and with images of other samples.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ def parse_args():
     add_data_arguments(parser)
     add_arguments(parser)
     parser.add_argument(
-        "--balance", action="store_true", help="deal rows so that ranks end together"
+        "--balance", action="store_true", help="balance the cost of rows over ranks"
     )
     parser.set_defaults(
         train_iters=300,
@@ -54,7 +54,7 @@ def parse_args():
 
 
 def train_vision_language(args):
-    refuse_split_models(args)
+    check_parallelism(args)
     tokenizer, config = build_tokenizer(args), build_config(args)
     costs = AttentionCost.of_model(config), VisionCost.of_model(*vision_configs(config))
     encoder = ImageTextEncoder(tokenizer, args.seq_length, costs if args.balance else None)
@@ -65,17 +65,18 @@ def train_vision_language(args):
     compare_with_wrong_images(args, encoder, model)
 
 
-def refuse_split_models(args):
+def check_parallelism(args):
     for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
         if getattr(args, name) > 1:
-            raise ConfigError(f"--{name.replace('_', '-')}: this example splits data alone; 1.")
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} must be 1: this example only uses data parallelism.")
     if args.num_experts:
-        raise ConfigError("--num-experts: the language model of this example has none.")
+        raise ConfigError("--num-experts: the language model of this example has no experts.")
 
 
 def build_model(args, config, encoder):
     vocab_size = encoder.tokenizer.padded_vocab_size(128)
-    positions = args.global_batch_rows * args.seq_length  # the most of a micro-batch
+    positions = args.global_batch_rows * args.seq_length  # maximum of a micro-batch
     llava = build_llava(config, vocab_size, positions, encoder.image_id)
     llava.forward_step = partial(forward_step, image_id=encoder.image_id)
     return ready_to_train(args, llava)
@@ -83,7 +84,7 @@ def build_model(args, config, encoder):
 
 @torch.no_grad()
 def compare_with_wrong_images(args, encoder, model):
-    """Print the loss of unseen captions beside their images, and beside those of others."""
+    """Print the loss of unseen captions with their images, and with images of other samples."""
     ((dataset, _),) = get_val_datasets(
         args.metadataset,
         worker_config=data_parallel_worker_config(0, seed=args.seed),
@@ -91,10 +92,10 @@ def compare_with_wrong_images(args, encoder, model):
         task_encoder=encoder,
     )
     batches = list(itertools.islice(ExactDataLoader(dataset), args.eval_iters))
-    swapped = [dataclasses.replace(each, images=each.images.roll(1, 0)) for each in batches]
-    own, other = (forward(args, model, each)["loss"] for each in (batches, swapped))
+    swapped = [dataclasses.replace(batch, images=batch.images.roll(1, 0)) for batch in batches]
+    right, wrong = (forward(args, model, each)["loss"] for each in (batches, swapped))
     if parallel_state.get_data_parallel_rank() == 0:
-        print(f"Unseen captions: loss {own:.3f} with their images, {other:.3f} with others.")
+        print(f"Unseen captions: loss {right:.3f} with their images, {wrong:.3f} with others.")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,20 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Pretrain a small GPT while a controller decides the weights of the sources by their losses.
+"""Pretrain a small GPT while a controller sets the weights of the sources from their losses.
 
     python examples/07_online_mixing.py online --run-dir runs/constant --weights constant
     python examples/07_online_mixing.py online --run-dir runs/a --reference runs/constant
     python examples/07_online_mixing.py online --run-dir runs/compared --compare 3
 
-The first folder gets three corpora that come with Python, as token files; a run folder its
-metadataset and live.jsonl, to which the controller appends. It keeps nothing but that file and the
-log of the run, so a run that was stopped or killed goes on as if it had not been. --compare trains
-with the controller, with constant weights and with a schedule, on as many tokens each, with that
-many seeds, and draws what became of them.
+The first folder gets three corpora that come with Python, as token files. A run folder gets its
+metadataset and live.jsonl, to which the controller appends. Its only state is that file and the
+run's log, so a stopped or killed run continues as if nothing had happened. --compare trains with
+the controller, constant weights and a schedule, with that many seeds and equally many tokens each,
+and draws the results.
 
 The rule is the dynamic batch loading of Xia, Gao, Zeng and Chen, "Sheared LLaMA" (2023,
-https://arxiv.org/abs/2310.06694): where the loss of a source on unseen text is above a reference,
-here that of a run with constant weights at its end, its weight grows by exp(loss - reference).
+https://arxiv.org/abs/2310.06694): if the loss of a source on unseen text is above a reference, here
+the final loss of a run with constant weights, its weight is multiplied by exp(loss - reference).
 """
 
 import itertools
@@ -40,13 +40,13 @@ def parse_args():
         __doc__.splitlines()[0], "python examples/07_online_mixing.py online --run-dir online/runs"
     )
     add = parser.add_argument
-    add("folder", help="gets the token files, unless they are there")
-    add("--weights", choices=MIXES, default="controlled", help="who decides them")
-    add("--reference", metavar="RUN", help="whose last losses the controller aims at")
-    add("--compare", type=count, metavar="SEEDS", help="train with all of these, and draw it")
-    add("--eval-interval", type=count, help="steps between two decisions, by losses of then")
-    add("--seq-length", type=count, default=256, help="positions of a row")
-    add("--num-workers", type=count_or_none, default=0, help="processes that read for a rank")
+    add("folder", help="folder for the token files, written unless they exist")
+    add("--weights", choices=MIXES, default="controlled", help="kind of weights")
+    add("--reference", metavar="RUN", help="run whose last losses are the controller's target")
+    add("--compare", type=count, metavar="SEEDS", help="train with all kinds, and draw the results")
+    add("--eval-interval", type=count, help="steps between two evaluations and decisions")
+    add("--seq-length", type=count, default=256, help="positions per row")
+    add("--num-workers", type=count_or_none, default=0, help="worker processes per rank")
     add_arguments(parser)
     parser.set_defaults(
         train_iters=100,
@@ -67,23 +67,23 @@ def parse_args():
 
 def work(args):
     if args.tensor_model_parallel_size * args.pipeline_model_parallel_size > 1:
-        raise ConfigError("This example splits data alone: one rank for each model.")
+        raise ConfigError("This example only uses data parallelism: use one rank per model.")
     data = Path(args.folder) / "data"
     if dist.get_rank() == 0:
         write_corpora(data)
     dist.barrier()
     if args.weights == "controlled" and not (args.compare or args.reference):
-        raise ConfigError("--reference: the folder of a run with --weights constant is needed.")
+        raise ConfigError("Give --reference the folder of a run with --weights constant.")
     if args.compare is None:
         pretrain(args, data)
         return
     runs, run_dir = {}, args.run_dir
     for name, seed in itertools.product(MIXES, range(1, args.compare + 1)):
-        one = copy(args)
-        one.weights, one.seed, one.run_dir = name, seed, run_dir / f"{name}_{seed}"
-        one.reference = str(run_dir / f"constant_{seed}")
-        pretrain(one, data)
-        runs[name, seed] = one.run_dir / "metrics.jsonl"
+        run_args = copy(args)
+        run_args.weights, run_args.seed, run_args.run_dir = name, seed, run_dir / f"{name}_{seed}"
+        run_args.reference = str(run_dir / f"constant_{seed}")
+        pretrain(run_args, data)
+        runs[name, seed] = run_args.run_dir / "metrics.jsonl"
     if dist.get_rank() == 0:
         compare(runs, run_dir / "online_mixing.png")
 
@@ -109,7 +109,7 @@ def pretrain(args, data):
 
 
 def metadataset(data, weights, **fields):
-    """A metadataset in which each source has a name, a weight and its part for validation."""
+    """Return a metadataset in which each source has a name, a weight and a validation part."""
     names = list(CORPORA)
     train = [
         {"path": str(data / name / "train"), "name": name, "weight": weight}
@@ -132,7 +132,7 @@ def constant(data, steps):
 
 
 def scheduled(data, steps):
-    """From shares as large as the corpora to equal ones."""
+    """Schedule the weights from the sizes of the corpora to equal shares."""
     sizes = [open_token_files(data / name / "train").num_tokens for name in CORPORA]
     return metadataset(data, [{"linear": {0: n / sum(sizes), steps: 1 / 3}} for n in sizes])
 
@@ -144,13 +144,13 @@ MIXES = {each.__name__: each for each in (constant, scheduled, controlled)}
 
 
 class Controller:
-    """Decides the weights of every block of steps before a plan needs them.
+    """Sets the weights of every block of steps before the plan needs them.
 
-    It is called where the loop evaluates: at the start, and after every step.
+    The loop calls it to evaluate: at the start and after every step.
 
     Args:
-        args: of the script.
-        source: the loader of this rank.
+        args: arguments of the script.
+        source: loader of this rank.
         evaluate: step -> losses on unseen text, at every ``--eval-interval``.
     """
 
@@ -161,17 +161,18 @@ class Controller:
         self._reference = last_losses(Path(args.reference) / "metrics.jsonl")
 
     def __call__(self, step):
-        found = self._evaluate(step)
+        evaluation = self._evaluate(step)
         while (first := self._live.next_step) <= self._loader.planned_through:
-            losses = losses_of(found) if found else last_losses(self._log, step)
-            weights = self._live.lines[-1].weights if first else dict.fromkeys(CORPORA, 1 / 3)
-            weights = reweighted(weights, losses, self._reference) if first else weights
+            weights = dict.fromkeys(CORPORA, 1 / 3)
+            if first:
+                losses = losses_of(evaluation) if evaluation else last_losses(self._log, step)
+                weights = reweighted(self._live.lines[-1].weights, losses, self._reference)
             self._live.set(first, weights, through=first + self._block - 1)
-        return found
+        return evaluation
 
 
 def reweighted(weights, losses, reference):
-    """Weights times exp(max(loss - reference, 0)) of each source, 1 together."""
+    """Multiply each weight by exp(max(loss - reference, 0)), and normalize them to sum to 1."""
     excess = {name: max(losses[name] - reference[name], 0.0) for name in weights}
     raised = {name: weight * math.exp(excess[name]) for name, weight in weights.items()}
     return {name: weight / sum(raised.values()) for name, weight in raised.items()}

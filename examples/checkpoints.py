@@ -1,16 +1,16 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The checkpoints of a run, laid out as those of Megatron-LM: a folder per save, and a tracker.
+"""The checkpoints of a run in Megatron-LM's layout: one folder per save, and a tracker.
 
     checkpoints/
       iter_0000030/                        the model, by megatron.core.dist_checkpointing, and
         data.json                          the cursor of a planned run
         data_rank00003.json                or the state of each data-parallel rank
-        run.json                           what else the run needs; written last
+        run.json                           other state of the run; written last
       latest_checkpointed_iteration.txt    30
 
-The tracker is replaced when everything else is on disk, so a process that is killed at any moment
-leaves the previous checkpoint or the new one.
+The tracker is replaced after everything else is on disk, so a process killed at any time leaves
+either the previous checkpoint or the new one.
 """
 
 import contextlib
@@ -40,8 +40,8 @@ class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-        folder: of all; the first save makes it.
-        keep: the newest complete checkpoints that stay.
+        folder: folder of all checkpoints; the first save creates it.
+        keep: number of newest complete checkpoints to keep.
     """
 
     def __init__(self, folder, keep=3):
@@ -51,17 +51,17 @@ class Checkpoints:
         return self.folder / f"iter_{step:07d}"
 
     def newest(self):
-        """The step of the newest complete checkpoint; None where there is none."""
+        """Return the step of the newest complete checkpoint, or None if there is none."""
         return tracked_iteration(self.folder)
 
     def save(self, step, *, write_model, run, cursor=None, states=()):
         """Save one step; all ranks call this together, and if one fails, all raise.
 
         Args:
-            write_model: writes the model into an empty folder, on all ranks together.
-            run: JSON object for run.json, of rank 0.
-            cursor: of a planned run, of rank 0.
-            states: of another run, pairs of a data-parallel rank and its state, of this process.
+            write_model: function that writes the model into an empty folder, on all ranks together.
+            run: JSON object for run.json, on rank 0.
+            cursor: cursor of a planned run, on rank 0.
+            states: for a streamed run, (data-parallel rank, state) pairs of this process.
         """
         folder = self.folder_of(step)
 
@@ -84,44 +84,44 @@ class Checkpoints:
             _on_rank_zero(publish)
         except (OSError, RuntimeError) as error:
             raise EnergonExtError(
-                f"{folder}: the save failed ({first_line(error)}); earlier checkpoints are whole. "
-                f"Make room or mend the folder, then --resume."
+                f"{folder}: the save failed ({first_line(error)}); earlier checkpoints are intact. "
+                f"Free disk space or fix the folder, then --resume."
             ) from error
         return folder
 
     def run_of(self, step):
-        """The content of run.json."""
+        """Return the content of run.json."""
         return read_sealed(self.folder_of(step) / RUN)
 
     def data_of(self, step):
-        """The data states by data-parallel rank; the cursor of a planned run under None."""
+        """Return the data states by data-parallel rank; the cursor of a planned run under None."""
         folder = self.folder_of(step)
         for name in self.run_of(step)["data"]:
             if not (folder / name).exists():
                 raise StateFormatError(
-                    f"{folder} has lost its {name}. Copy it again from where it came, or write "
-                    f"the step of another checkpoint into {self.folder / TRACKER}."
+                    f"{folder}: {name} is missing. Copy it again from its original, or write the "
+                    f"step of another checkpoint into {self.folder / TRACKER}."
                 )
         return dict(cursors_in(folder))
 
     def _begin(self, step):
         folder = self.folder_of(step)
         if tracked_iteration(self.folder) == step:
-            raise ConfigError(f"{folder} is the newest checkpoint; it is not written again.")
+            raise ConfigError(f"{folder} is the newest checkpoint and is not overwritten.")
         if folder.exists():
-            shutil.rmtree(folder)  # a save that was killed, or of a run that went back
+            shutil.rmtree(folder)  # left by a killed save, or by a run that went back
         folder.mkdir(parents=True)
         fsync(self.folder)
 
     def _remove_old(self, step):
-        """Remove all older ones but the newest that are complete, which have a run.json."""
+        """Remove older checkpoints, except the newest complete ones, which have a run.json."""
         numbers = [path.name[5:] for path in self.folder.glob("iter_*")]
-        saved = sorted((int(each) for each in numbers if each.isdecimal()), reverse=True)
-        older = [self.folder_of(each) for each in saved if each < step]
+        saved = sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
+        older = [self.folder_of(number) for number in saved if number < step]
         complete = [path for path in older if (path / RUN).exists()]
         for path in older:
             if path not in complete[: self.keep - 1]:
-                with contextlib.suppress(OSError):  # what is in use goes with a later save
+                with contextlib.suppress(OSError):  # files in use are removed by a later save
                     (path / RUN).unlink(missing_ok=True)
                     shutil.rmtree(path)
 

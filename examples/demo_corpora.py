@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Real text that every Python installation carries: what the demo trains on, without a network."""
+"""Real text from any Python installation, on which the demo trains without a network."""
 
 import ast
 import importlib.metadata
@@ -15,12 +15,12 @@ NOT_LIBRARY_CODE = {"test", "tests", "idle_test", "lib2to3", "site-packages", "d
 
 
 def reference_prose():
-    """The topics of Python's ``help()``: the language reference in English."""
+    """Return the topics of Python's ``help()``: the language reference in English."""
     return [text for _, text in sorted(topics.items())]
 
 
 def library_source():
-    """The modules of Python's standard library, its tests left out."""
+    """Return the modules of Python's standard library, without its tests."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(folder.glob("**/*.py"))
     return [
@@ -31,7 +31,7 @@ def library_source():
 
 
 def package_documentation():
-    """The long descriptions (READMEs) of the installed packages, one of each."""
+    """Return the long descriptions (READMEs) of the installed packages, one per package."""
     descriptions = {}
     for package in importlib.metadata.distributions():
         metadata = package.metadata
@@ -42,7 +42,7 @@ def package_documentation():
 
 
 def library_questions():
-    """Questions and answers about the public functions of the standard library."""
+    """Return questions and answers about the public functions of the standard library."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     conversations = []
     for path in sorted(folder.glob("[!_]*.py")):
@@ -56,25 +56,30 @@ def library_questions():
     return conversations
 
 
-#: Functions without arguments that give texts, in an order that stays.
+#: Name -> function that returns texts in a fixed order.
 CORPORA = {"prose": reference_prose, "code": library_source, "docs": package_documentation}
 
 
 def write_corpora(folder):
-    """Write each corpus as token files of bytes to a folder, with parts for training and val."""
+    """Write each corpus to a folder as token files of bytes, with parts for train and val."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, texts in CORPORA.items():
         output = folder / name
         if (output / "prepared.json").exists():
-            print(f"{output}: there already.")
+            print(f"{output}: already exists.")
             continue
-        lines = output.with_suffix(".jsonl")
-        write_lines(lines, [{"text": text} for text in texts()])
-        command = [Path(sys.executable).with_name("energon-ext"), "prepare", output]
-        command += ["--jsonl", lines, "--tokenizer", "bytes", "--min-chars", 200, "--val", 0.1]
-        command += ["--force"]  # what an interrupted run left
-        subprocess.run(list(map(str, command)), check=True)
-        lines.unlink()
+        # --force replaces the remains of an interrupted run.
+        write_tokens(output, texts(), "--min-chars", 200, "--force")
+
+
+def write_tokens(output, texts, *options):
+    """Write texts as token files of bytes, with a tenth of them in val."""
+    lines = output.with_suffix(".jsonl")
+    write_lines(lines, [{"text": text} for text in texts])
+    command = [Path(sys.executable).with_name("energon-ext"), "prepare", output, "--jsonl", lines]
+    command += ["--tokenizer", "bytes", "--val", 0.1, *options]
+    subprocess.run(list(map(str, command)), check=True)
+    lines.unlink()
 
 
 def write_lines(path, records):

@@ -1,36 +1,34 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Images drawn by the program with captions that are true, beside real prose: data for 06.
+"""Write data for example 06: drawn images with correct captions, and real prose.
 
-    python examples/drawn_images.py vision        (some seconds)
+    python examples/drawn_images.py vision        (a few seconds)
 
-Writes vision/shapes (one image per sample, sometimes none) and vision/pairs (two per sample),
-both prepared as Energon does, with a tenth in ``val``; vision/prose, token files of real text; and
-the metadataset vision/mix.yaml over them, from captions to text.
+Writes vision/shapes (one image per sample, sometimes none) and vision/pairs (two per sample), both
+prepared like Energon's own datasets with a tenth in ``val``; vision/prose, token files of real
+text; and the metadataset vision/mix.yaml, which moves from captions to text.
 """
 
 import contextlib
 import io
 import json
 import random
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
-from demo_corpora import reference_prose
+from demo_corpora import reference_prose, write_tokens
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors.webdataset.base_webdataset import BaseWebdatasetFactory
 from options import count, new_parser
 from PIL import Image, ImageDraw
 
-SIDE, SIZE = 32, 9  # pixels of an image, and of the shape in it
+SIDE, SIZE = 32, 9  # pixels of an image, and of its shape
 COLORS = ("red", "green", "blue", "orange", "purple", "black")
 SHAPES = ("circle", "square", "triangle")
 ROWS, COLUMNS = ("top", "middle", "bottom"), ("left", "center", "right")
 FORMATS = ("png", "webp", "jpeg")
 
-#: A dataset.yaml: the samples are cooked by the encoder, which knows them by their subflavor.
+#: A dataset.yaml: the encoder cooks the samples, which it recognizes by their subflavor.
 CRUDE = {
     "__module__": "megatron.energon",
     "__class__": "CrudeWebdataset",
@@ -38,7 +36,7 @@ CRUDE = {
 }
 
 MIX = """\
-# From captions to text: the share of the images falls from 9 in 10 to 1 in 2 over 60 steps.
+# From captions to text: the share of images falls from 9 in 10 to 1 in 2 over 60 steps.
 __module__: energon_ext
 __class__: ScheduledMetadataset
 splits:
@@ -54,38 +52,38 @@ splits:
 
 def main():
     parser = new_parser(__doc__.splitlines()[0], "python examples/drawn_images.py vision")
-    parser.add_argument("folder", type=Path, help="gets the data")
+    parser.add_argument("folder", type=Path, help="folder for the data")
     parser.add_argument("--images", type=count, default=3000, help="samples with one image")
     args = parser.parse_args()
     write_data(args.folder, args.images)
-    print(f"Written. Now: python examples/06_vision_language.py {args.folder / 'mix.yaml'}")
+    print(f"Next: python examples/06_vision_language.py {args.folder / 'mix.yaml'}")
 
 
 def write_data(folder, images):
-    """Write all sources, and the metadataset over them."""
+    """Write all sources and their metadataset."""
     write_webdatasets(folder, images)
-    write_prose(folder / "prose")
+    write_tokens(folder / "prose", reference_prose())
     (folder / "mix.yaml").write_text(MIX)
 
 
 def write_webdatasets(folder, images):
-    """Shapes, a few of them captions without an image, and pairs of images with one caption."""
+    """Write single shapes, a few captions without an image, and captioned pairs of images."""
     write_webdataset(folder / "shapes", images, lambda number: 0 if number % 20 == 19 else 1)
     write_webdataset(folder / "pairs", images // 3, lambda number: 2)
 
 
 def write_webdataset(folder, samples, images_of, shard_samples=20):
-    """A webdataset of samples with 0, 1 or 2 images, prepared as ``energon prepare`` does."""
+    """Write a webdataset of samples with 0, 1 or 2 images, prepared as by ``energon prepare``."""
     folder.mkdir(parents=True)
-    drawn = random.Random(folder.name)
+    rng = random.Random(folder.name)
     for first in range(0, samples, shard_samples):
         with tarfile.open(folder / f"shard_{first // shard_samples:03d}.tar", "w") as tar:
             for number in range(first, min(samples, first + shard_samples)):
-                for name, content in sample(drawn, images_of(number)).items():
+                for name, content in sample(rng, images_of(number)).items():
                     info = tarfile.TarInfo(f"{number:06d}.{name}")
                     info.size = len(content)
                     tar.addfile(info, io.BytesIO(content))
-    with contextlib.redirect_stdout(io.StringIO()):  # it tells of every step
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints every step
         BaseWebdatasetFactory.prepare_dataset(
             EPath(folder),
             sorted(path.name for path in folder.glob("*.tar")),
@@ -97,29 +95,29 @@ def write_webdataset(folder, samples, images_of, shard_samples=20):
     (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps(CRUDE))
 
 
-def sample(drawn, images):
-    """The files of a sample by extension."""
-    things = [describe(drawn) for _ in range(images)]
+def sample(rng, images):
+    """Return the files of a sample by extension."""
+    shapes = [describe(rng) for _ in range(images)]
     files = {}
-    for place, thing in enumerate(things):
-        format_ = drawn.choice(FORMATS)
-        files[f"{place}.{format_}"] = draw(drawn, *thing, format_)
+    for index, shape in enumerate(shapes):
+        format_ = rng.choice(FORMATS)
+        files[f"{index}.{format_}"] = draw(rng, *shape, format_)
     text = (
-        " and ".join("one {} {} at the {} {}".format(*thing) for thing in things)
-        or f"no image, and {drawn.randrange(10)} is a digit"
+        " and ".join("one {} {} at the {} {}".format(*shape) for shape in shapes)
+        or f"no image, and {rng.randrange(10)} is a digit"
     )
     return {**files, "txt": text.encode()}
 
 
-def describe(drawn):
-    return tuple(drawn.choice(choices) for choices in (COLORS, SHAPES, ROWS, COLUMNS))
+def describe(rng):
+    return tuple(rng.choice(choices) for choices in (COLORS, SHAPES, ROWS, COLUMNS))
 
 
-def draw(drawn, color, shape, row, column, format_):
-    """One shape on a light ground, in one of nine places."""
-    image = Image.new("RGB", (SIDE, SIDE), tuple(drawn.randrange(200, 256) for _ in range(3)))
+def draw(rng, color, shape, row, column, format_):
+    """Draw one shape on a light background, at one of nine positions."""
+    image = Image.new("RGB", (SIDE, SIDE), tuple(rng.randrange(200, 256) for _ in range(3)))
     top, left = 10 * ROWS.index(row), 10 * COLUMNS.index(column)
-    top, left = top + drawn.randrange(3), left + drawn.randrange(3)
+    top, left = top + rng.randrange(3), left + rng.randrange(3)
     box = (left, top, left + SIZE, top + SIZE)
     pen = ImageDraw.Draw(image)
     if shape == "triangle":
@@ -130,16 +128,6 @@ def draw(drawn, color, shape, row, column, format_):
     file = io.BytesIO()
     image.save(file, format_, **({"quality": 95} if format_ == "jpeg" else {}))
     return file.getvalue()
-
-
-def write_prose(folder):
-    """Token files of Python's language reference; tokens are bytes."""
-    lines = folder.with_suffix(".jsonl")
-    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in reference_prose()))
-    command = [Path(sys.executable).with_name("energon-ext"), "prepare", folder, "--jsonl", lines]
-    command += ["--tokenizer", "bytes", "--val", 0.1]
-    subprocess.run(list(map(str, command)), check=True)
-    lines.unlink()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Initial weights that do not depend on how the model is split.
+"""Initial weights that do not depend on model parallelism.
 
-Megatron draws weights rank by rank, so the same seed gives other weights under tensor or pipeline
-parallelism, and losses of two launches cannot be compared.
+Megatron draws weights rank by rank, so the same seed gives different weights with tensor or
+pipeline parallelism, and the losses of two such runs cannot be compared.
 """
 
 import math
@@ -15,17 +15,17 @@ from megatron.core.transformer.module import MegatronModule
 
 from energon_ext.documents.permutation import stable_hash
 
-#: Projections back into the residual stream, drawn with a smaller deviation.
+#: Projections back into the residual stream, drawn with a smaller standard deviation.
 _RESIDUAL_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")
 
 
 @torch.no_grad()
 def initialize_weights(model: MegatronModule, seed: int) -> None:
-    """Draw every weight matrix from ``(seed, name)`` alone, on this rank's part of the model.
+    """Draw this rank's weight matrices, which depend only on ``(seed, name)``.
 
-    Normal with ``config.init_method_std``, divided by ``sqrt(2 * num_layers)`` for projections
-    back into the residual stream. Vectors (norms, biases) keep what they were built with. Each
-    rank draws the whole matrix and keeps its slice.
+    They are normal with ``config.init_method_std``, divided by ``sqrt(2 * num_layers)`` for
+    projections back into the residual stream. Vectors (norms, biases) do not change. Each rank
+    draws whole matrices and keeps its slices.
 
     Args:
         model: a Megatron model, not yet wrapped.
@@ -42,11 +42,10 @@ def initialize_weights(model: MegatronModule, seed: int) -> None:
 
 
 def _draw(shard: ShardedTensor, seed: int) -> torch.Tensor:
-    # Axes in front of a tensor number the layers (and experts) that share its key.
-    front = shard.prepend_axis_num
-    name = f"{seed}/{shard.key}/{shard.global_offset[:front]}"
-    generator = torch.Generator()
-    generator.manual_seed(stable_hash(name))
-    whole = torch.randn(shard.global_shape[front:], generator=generator)
-    own = zip(shard.global_offset[front:], shard.local_shape)
-    return whole[tuple(slice(begin, begin + size) for begin, size in own)]
+    # The prepended axes number the layers (and experts) that share a key.
+    axes = shard.prepend_axis_num
+    name = f"{seed}/{shard.key}/{shard.global_offset[:axes]}"
+    generator = torch.Generator().manual_seed(stable_hash(name))
+    matrix = torch.randn(shard.global_shape[axes:], generator=generator)
+    ranges = zip(shard.global_offset[axes:], shard.local_shape)
+    return matrix[tuple(slice(begin, begin + size) for begin, size in ranges)]

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Forward passes of a model that is split over ranks, which all of them take together.
+"""Forward passes of a model that is split over ranks, which must run them together.
 
-A rank alone cannot run its part: it waits for sums over tensors, for the stage before it, for
-tokens of other ranks that its experts serve. So all ranks take as many passes, with tensors of one
-shape, as the rank that needs the most; what a rank needs no more is padding.
+A rank cannot run its part alone: it waits for tensor-parallel sums, the previous stage, and other
+ranks' tokens for its experts. So all ranks run as many passes as the rank that needs the most, with
+tensors of the same shape; the rest is padding.
 """
 
 from typing import Any
@@ -21,11 +21,11 @@ from energon_ext.state.together import collective_device
 
 
 class Lockstep:
-    """The ranks whose forward passes wait for each other: of tensors, stages and experts.
+    """The ranks that share tensors, stages or experts, and so must run forward passes together.
 
     Raises:
-        ConfigError: context parallelism, stages of several chunks, or tensors and experts that are
-            split so that neither group holds the other.
+        ConfigError: context parallelism, virtual pipeline stages, or tensor and expert groups of
+            which neither contains the other.
     """
 
     def __init__(self) -> None:
@@ -34,8 +34,8 @@ class Lockstep:
         for name, size in {"context-parallel": context, "virtual pipeline": chunks}.items():
             if size > 1:
                 raise ConfigError(
-                    f"MegatronSampler: {name} size {size} found, 1 is needed. Split the model by "
-                    f"tensors, stages or experts, or use a server and OpenAISampler."
+                    f"MegatronSampler: {name} size must be 1, got {size}. Use tensor, pipeline or "
+                    f"expert parallelism, or a server and OpenAISampler."
                 )
         self.replica = parallel_state.get_model_parallel_group()
         tensors = parallel_state.get_tensor_model_parallel_world_size()
@@ -43,15 +43,15 @@ class Lockstep:
         if experts % tensors and tensors % experts:
             raise ConfigError(
                 f"MegatronSampler: tensor-parallel size {tensors} with experts over {experts} "
-                f"ranks found; one must be a multiple of the other. Use other sizes, or a server "
-                f"and OpenAISampler."
+                f"ranks; one must be a multiple of the other. Use other sizes, or a server and "
+                f"OpenAISampler."
             )
         self.group = self.replica
-        if experts > tensors:  # several replicas, which share experts
+        if experts > tensors:  # several replicas share experts
             self.group = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
 
-    def most(self, *values: int) -> list[int]:
-        """The largest of each value over all ranks."""
+    def max(self, *values: int) -> list[int]:
+        """Return the maximum of each value over all ranks."""
         if self.group.size() == 1:
             return list(values)
         largest = torch.tensor(values, dtype=torch.int64, device=collective_device())
@@ -61,13 +61,13 @@ class Lockstep:
     def next_logits(
         self, model: Any, tokens: torch.Tensor, ends: torch.Tensor, rows: int, width: int
     ) -> torch.Tensor | None:
-        """Logits of the token behind each row's last one; None but on the last stage.
+        """Return the logits of each row's next token on the last stage, None on other stages.
 
         Args:
             model: a ``GPTModel``, wrapped or not.
-            tokens: int64 [n, T]; n may be 0. What lies behind a row's end is not looked at.
+            tokens: int64 [n, T]; n may be 0. Tokens after the end of a row are ignored.
             ends: int64 [n].
-            rows, width: of the pass, the same on all ranks, not less than n and any end.
+            rows, width: shape of the pass, the same on all ranks, at least n and the longest end.
 
         Returns:
             float32 [n, V].
@@ -81,19 +81,17 @@ class Lockstep:
         position_ids = torch.arange(width, device=tokens.device).expand(rows, -1)
         stages = parallel_state.get_pipeline_model_parallel_group()
         if not parallel_state.is_pipeline_first_stage():
-            shape = (
-                width // split if config.sequence_parallel else width,
-                rows,
-                config.hidden_size,
-            )
+            positions = width // split if config.sequence_parallel else width
             dtype = config.pipeline_dtype or config.params_dtype
-            hidden = torch.empty(shape, dtype=dtype, device=tokens.device)
+            hidden = torch.empty(
+                positions, rows, config.hidden_size, dtype=dtype, device=tokens.device
+            )
             dist.recv(hidden, parallel_state.get_pipeline_model_parallel_prev_rank(), group=stages)
             get_attr_wrapped_model(model, "set_input_tensor")(hidden)
         output = model(used, position_ids, None)
         if not parallel_state.is_pipeline_last_stage():
-            behind = parallel_state.get_pipeline_model_parallel_next_rank()
-            dist.send(output.contiguous(), behind, group=stages)
+            next_rank = parallel_state.get_pipeline_model_parallel_next_rank()
+            dist.send(output.contiguous(), next_rank, group=stages)
             return None
         logits = output[torch.arange(len(tokens), device=tokens.device), ends - 1]
         if split > 1 and get_attr_wrapped_model(model, "parallel_output"):

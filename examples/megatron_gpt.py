@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
 # ruff: noqa: E402
-"""The GPT that 01, 02 and 03 train: Megatron's start, model, optimizer, step and checkpoint.
+"""The GPT that 01, 02 and 03 train: Megatron's setup, model, optimizer, step and checkpoint.
 
-On CPU or GPU, alone or under torchrun, split by tensors or pipeline stages, without an edit.
+The same code runs on CPU and GPU, alone or under torchrun, with tensor and pipeline parallelism.
 """
 
 import math
@@ -13,7 +13,7 @@ import sys
 import warnings
 from functools import partial
 
-# Of kernels that only GPUs have, a dozen lines at every start.
+# Hide a dozen warnings about missing GPU kernels at every start.
 warnings.filterwarnings("ignore", module=r"(megatron\.core|torch)\.")
 warnings.filterwarnings("ignore", message="Please use DTensor instead")
 
@@ -49,12 +49,12 @@ from energon_ext.state.together import on_all_ranks
 
 HEADS = 8
 
-#: Megatron counts weights in integers: these are counted to the nearest 1 / 1024.
+#: Megatron counts weights as integers; this scale counts them to the nearest 1 / 1024.
 WEIGHT_SCALE = 1024
 
 
 def run(work, args):
-    """Do the work of a script inside Megatron; what its user did wrong is one line."""
+    """Run a script's work inside Megatron; exit with one line on user errors."""
     try:
         start_megatron(args)
         work(args)
@@ -62,7 +62,7 @@ def run(work, args):
     except (EnergonExtError, OSError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
     except KeyboardInterrupt as stop:
-        sys.exit(f"Stopped: {stop or f'the last checkpoint stays in {args.run_dir}'}.")
+        sys.exit(f"Stopped: {stop or f'the last checkpoint is in {args.run_dir}'}.")
 
 
 def start_megatron(args):
@@ -98,9 +98,7 @@ def build_model(args, vocab_size):
 
 def build_config(args):
     if args.hidden_size % HEADS:
-        raise ConfigError(
-            f"--hidden-size: {args.hidden_size} found, a multiple of {HEADS} is needed."
-        )
+        raise ConfigError(f"--hidden-size must be a multiple of {HEADS}, got {args.hidden_size}.")
     on_gpu = torch.cuda.is_available()
     dtype = torch.bfloat16 if on_gpu else torch.float32
     config = TransformerConfig(
@@ -132,11 +130,11 @@ def build_config(args):
 
 
 def _experts(args):
-    """Many small experts and an auxiliary loss that evens them out, in the style of Qwen3-A3B."""
+    """Return settings for many small experts with a load-balancing loss, like Qwen3-A3B."""
     if args.num_experts < 2 or args.num_experts % args.expert_model_parallel_size:
         raise ConfigError(
-            f"--num-experts: {args.num_experts} found, 2 or more are needed, a multiple of "
-            f"--expert-model-parallel-size {args.expert_model_parallel_size}."
+            f"--num-experts must be 2 or more and a multiple of --expert-model-parallel-size "
+            f"{args.expert_model_parallel_size}, got {args.num_experts}."
         )
     return {
         "num_moe_experts": args.num_experts,
@@ -152,7 +150,7 @@ def _experts(args):
 
 
 def ready_to_train(args, model):
-    """A model with its first weights, on its device, whose gradients are summed over ranks."""
+    """Initialize a model, move it to its device, and wrap it for data parallelism."""
     config = model.config
     initialize_weights(model, args.seed)
     if config.bf16:
@@ -178,7 +176,7 @@ def build_optimizer(args, model):
 
 
 def train_step(args, step, model, optimizer, batches):
-    """One optimizer step; its mean losses, on the last pipeline stage."""
+    """Take one optimizer step; return its mean losses, on the last pipeline stage."""
     model.zero_grad_buffer()
     optimizer.zero_grad()
     for group in optimizer.param_groups:
@@ -191,9 +189,9 @@ def train_step(args, step, model, optimizer, batches):
 
 
 def forward(args, model, batches, token_losses=None):
-    """The mean losses of micro-batches, on the last pipeline stage; nothing is trained.
+    """Return the mean losses of micro-batches without training, on the last pipeline stage.
 
-    A list of ``token_losses`` gets the loss at each position of every micro-batch, on the CPU.
+    If ``token_losses`` is a list, the loss at each position of each micro-batch is appended to it.
     """
     with torch.no_grad():
         reports = _run_batches(args, model, batches, token_losses, forward_only=True)
@@ -201,22 +199,22 @@ def forward(args, model, batches, token_losses=None):
 
 
 def _run_batches(args, model, batches, token_losses=None, forward_only=False):
-    # A model that takes more than tokens brings its own.
-    own_step = getattr(unwrap_model(model), "forward_step", None)
+    # A model with further inputs has its own forward step.
+    model_step = getattr(unwrap_model(model), "forward_step", None)
     text_step = partial(forward_step, ratio_limit=getattr(args, "ratio_limit", None))
-    step = partial(own_step or text_step, weight_scale=WEIGHT_SCALE)
+    step = partial(model_step or text_step, weight_scale=WEIGHT_SCALE)
 
-    def keeping_step(data_iterator, model):
+    def recording_step(data_iterator, model):
         output, loss_func = step(data_iterator, model)
 
-        def keeping_func(found):
-            token_losses.append(found.float().view(-1).cpu())
-            return loss_func(found)
+        def record(output):
+            token_losses.append(output.float().view(-1).cpu())
+            return loss_func(output)
 
-        return output, keeping_func
+        return output, record
 
     return get_forward_backward_func()(
-        forward_step_func=step if token_losses is None else keeping_step,
+        forward_step_func=step if token_losses is None else recording_step,
         data_iterator=iter(batches),
         model=[model],
         num_microbatches=len(batches),
@@ -234,9 +232,9 @@ def learning_rate(args, step):
 
 
 def save_model(model, optimizer, folder):
-    """All ranks write their parts of one checkpoint, which any other split can load."""
-    # Saves are not in the background here, so no further process need carry what became of them.
-    # Megatron-core would start one, which imports this script again: five seconds.
+    """Write one checkpoint from all ranks; it can be loaded under any other parallelism."""
+    # Megatron-core would start a process for the results of background saves, which imports this
+    # script again and takes five seconds. These saves are not in the background.
     filesystem_async._results_queue = queue.Queue()
     dist_checkpointing.save(_sharded_state(model, optimizer), str(folder))
 
@@ -245,11 +243,11 @@ def load_model(model, optimizer, folder):
     state = _sharded_state(model, optimizer, is_loading=True)
     try:
         state = dist_checkpointing.load(state, str(folder))
-    except (Exception, CheckpointException) as error:  # their readers raise anything
+    except (Exception, CheckpointException) as error:  # the readers may raise anything
         *_, reason = str(error).strip().splitlines() or [type(error).__name__]
         raise EnergonExtError(
-            f"{folder}: the model cannot be loaded ({reason}). Copy the folder again from where "
-            f"it came, or resume from another checkpoint."
+            f"{folder}: the model cannot be loaded ({reason}). Copy the folder again from its "
+            f"original, or resume from another checkpoint."
         ) from error
     unwrap_model(model).load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
@@ -257,7 +255,7 @@ def load_model(model, optimizer, folder):
 
 def _sharded_state(model, optimizer, is_loading=False):
     weights = unwrap_model(model).sharded_state_dict()
-    # Without dropout nothing is drawn at random after the start.
+    # No random states, as training without dropout draws no random numbers.
     return {
         "model": weights,
         "optimizer": optimizer.sharded_state_dict(weights, is_loading=is_loading),

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Answers from the very model that is being trained.
+"""Answers sampled from the model in training.
 
-Every token is a forward pass over all tokens so far, in one batch. Megatron-core 0.16 has a cache
-of keys and values, but its attention without Transformer Engine does not read it, and with it a
-batch must have prompts of one length; recomputing is right for every layer and every batch.
+Every token takes a forward pass over all tokens so far, in one batch. Megatron-core 0.16 has a
+key-value cache, but its attention without Transformer Engine does not read it, and it requires
+prompts of equal length. Recomputing works for all layers and batches.
 """
 
 from dataclasses import dataclass, field
@@ -22,14 +22,14 @@ from energon_ext.state.together import on_all_ranks
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn.
+    """Sampling parameters.
 
     Attributes:
-        max_new_tokens: longest response, >= 1.
-        temperature: the logits are divided by it; 0 takes the likeliest token.
-        top_p: the likeliest tokens that together hold this much probability, in (0, 1].
-        stop_id: token that ends a response and belongs to it; None for full length.
-        vocab_size: ids that may be drawn are below it; None for all, padding included.
+        max_new_tokens: maximum tokens per response, >= 1.
+        temperature: divisor of the logits; 0 takes the most likely token.
+        top_p: draw from the most likely tokens with this total probability, in (0, 1].
+        stop_id: token that ends a response and is part of it; None for full length.
+        vocab_size: draw only ids below this size; None for all, including padding.
     """
 
     max_new_tokens: int
@@ -50,20 +50,20 @@ class Sampling:
 class MegatronSampler:
     """A :class:`~energon_ext.rl.BatchSampler` over a ``GPTModel`` in this process.
 
-    The model may be split by tensors, pipeline stages and experts. All ranks of a replica have an
-    ``RLDataset`` of the same arguments and call this with the same prompts and seed; each gets the
-    same groups, with the rewards of the first. Where replicas share experts, they call it as often
-    as each other: :meth:`agree` tells an ``RLDataset`` when another needs it.
+    Tensor, pipeline and expert parallelism are supported. All ranks of a replica have an
+    ``RLDataset`` with the same arguments and call this with the same prompts and seed; all get the
+    same groups, with rewards computed on the first rank. Replicas that share experts must make the
+    same number of calls: :meth:`agree` tells an ``RLDataset`` if another replica needs a call.
 
     Args:
         model: a ``GPTModel``, wrapped or not.
         reward: ``(prompt, responses) -> rewards``; responses are lists of token ids.
-        group_size: answers to a prompt, >= 2.
-        rows_per_pass: most answers in one forward pass; None for all of a call.
+        group_size: answers per prompt, >= 2.
+        rows_per_pass: maximum answers per forward pass; None for all answers of a call.
 
     Raises:
-        ConfigError: a group of less than two; context parallelism, stages of several chunks, or
-            tensors and experts that are split so that neither group holds the other.
+        ConfigError: groups of fewer than two answers; context parallelism, virtual pipeline stages,
+            or tensor and expert groups of which neither contains the other.
         SamplerError: from a call: the reward failed on the answers to a prompt, or the ranks of a
             replica ask for different prompts.
     """
@@ -80,41 +80,41 @@ class MegatronSampler:
         self._lockstep = Lockstep()
 
     def sample_and_score_batch(self, prompts: Sequence[Prompt], seed: int) -> list[ScoredGroup]:
-        """A group for each prompt, in order; the same for the same seed and weights.
+        """Return a group for each prompt, in order; the same for the same seed and weights.
 
-        Without prompts this rank takes part in the passes of the others.
+        Without prompts, this rank only takes part in the forward passes of the others.
         """
         keys = [prompt.__key__ for prompt in prompts]
         if any(other != keys for other in on_all_ranks(lambda: keys, self._lockstep.replica)):
             raise SamplerError(
-                "the ranks of a model ask for different prompts; give their RLDatasets one "
+                "the ranks of a model ask for different prompts; give their RLDatasets the same "
                 "data-parallel rank and seed"
             )
         size = self.group_size
-        asked = [prompt.tokens.tolist() for prompt in prompts for _ in range(size)]
+        repeated = [prompt.tokens.tolist() for prompt in prompts for _ in range(size)]
         responses, log_probs = generate(
-            self.model, asked, self.sampling, seed=seed, rows_per_pass=self.rows_per_pass
+            self.model, repeated, self.sampling, seed=seed, rows_per_pass=self.rows_per_pass
         )
-        owned = [slice(index * size, (index + 1) * size) for index in range(len(prompts))]
+        slices = [slice(index * size, (index + 1) * size) for index in range(len(prompts))]
 
         def scores() -> list[Sequence[float]]:
             if self._lockstep.replica.rank() > 0:
                 return []
-            return [score(self.reward, p, responses[own]) for p, own in zip(prompts, owned)]
+            return [score(self.reward, p, responses[own]) for p, own in zip(prompts, slices)]
 
-        # Once for a replica: a reward that asks a judge need not say the same twice.
+        # Score on one rank of a replica, as a reward (such as a judge) may not be deterministic.
         first, *_ = on_all_ranks(scores, self._lockstep.replica)
         groups = []
-        for prompt, own, rewards in zip(prompts, owned, first):
+        for prompt, own, rewards in zip(prompts, slices, first):
             stop = self.sampling.stop_id
-            cut = None if stop is None else [response[-1] != stop for response in responses[own]]
-            found = responses[own], log_probs[own], rewards, cut
-            groups.append(ScoredGroup.from_responses(prompt.tokens, *found))
+            truncated = None if stop is None else [r[-1] != stop for r in responses[own]]
+            fields = responses[own], log_probs[own], rewards, truncated
+            groups.append(ScoredGroup.from_responses(prompt.tokens, *fields))
         return groups
 
     def agree(self, status: int) -> int:
-        """The largest status of all ranks that must generate together."""
-        return self._lockstep.most(status)[0]
+        """Return the largest status of all ranks that must generate together."""
+        return self._lockstep.max(status)[0]
 
 
 def generate(
@@ -127,25 +127,25 @@ def generate(
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Continue prompts with a Megatron model.
 
-    All ranks over which the model or its experts are split call it together; those of a replica
-    with the same prompts, others with prompts of their own or none.
+    All ranks that share the model or its experts call this together: the ranks of a replica with
+    the same prompts, other replicas with other prompts or none.
 
     Args:
         prompts: token ids, at least one each; lengths may differ.
-        seed: of the draws.
-        rows_per_pass: most prompts in one forward pass; None for all.
+        seed: random seed.
+        rows_per_pass: maximum prompts per forward pass; None for all.
 
     Returns:
-        Response tokens of each prompt, the stop token included, and the log-probability that the
-        model gives each of them: at temperature 1 and without ``top_p``, as it is trained.
+        Response tokens of each prompt, including the stop token, and the model's log-probability of
+        each token: at temperature 1 and without ``top_p``, as in training.
 
     Raises:
-        ConfigError: a layout that :class:`MegatronSampler` refuses, or an empty prompt.
+        ConfigError: a layout that :class:`MegatronSampler` does not support, or an empty prompt.
     """
     lockstep = Lockstep()
     _check_rows("generate", rows_per_pass)
     if not all(map(len, prompts)):
-        raise ConfigError("generate: a token in each prompt is needed.")
+        raise ConfigError("generate: every prompt needs at least one token.")
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
@@ -154,12 +154,14 @@ def generate(
     responses: list[list[int]] = []
     log_probs: list[list[float]] = []
     try:
-        (passes,) = lockstep.most(-(-len(prompts) // step))
+        (passes,) = lockstep.max(-(-len(prompts) // step))
         for start in range(0, passes * step, step):
-            asked = prompts[start : start + step]
-            found = _generate_rows(model, lockstep, asked, sampling, generator)
-            responses += found[0]
-            log_probs += found[1]
+            rows = prompts[start : start + step]
+            new_responses, new_log_probs = _generate_rows(
+                model, lockstep, rows, sampling, generator
+            )
+            responses += new_responses
+            log_probs += new_log_probs
     finally:
         model.train(was_training)
     return responses, log_probs
@@ -186,28 +188,28 @@ def _generate_rows(
         tokens[row, : len(prompt)] = torch.as_tensor(prompt)
     log_probs = torch.zeros(len(prompts), width, device=device)
     ends = starts.clone()
-    going = torch.arange(len(prompts), device=device)
+    active = torch.arange(len(prompts), device=device)  # rows whose responses have not ended
     while True:
-        longest = int(ends[going].max()) if len(going) else 0
-        rows, used = lockstep.most(len(going), longest)
+        longest = int(ends[active].max()) if len(active) else 0
+        rows, pass_width = lockstep.max(len(active), longest)
         if not rows:
             break
-        logits = lockstep.next_logits(model, tokens[going], ends[going], rows, used)
-        # Both in one message: tokens are whole numbers far below what a double holds exactly.
-        drawn = torch.zeros(2, len(going), dtype=torch.float64, device=device)
-        if logits is not None and len(going):
+        logits = lockstep.next_logits(model, tokens[active], ends[active], rows, pass_width)
+        # One message for both: a double represents token ids exactly.
+        drawn = torch.zeros(2, len(active), dtype=torch.float64, device=device)
+        if logits is not None and len(active):
             logits = logits[:, : sampling.vocab_size]
             drawn[0] = draw(logits, sampling, generator)
             drawn[1] = torch.log_softmax(logits, dim=-1).gather(1, drawn[0].long()[:, None])[:, 0]
         drawn = lockstep.share(drawn)
-        chosen = drawn[0].long()
-        tokens[going, ends[going]] = chosen
-        log_probs[going, ends[going]] = drawn[1].float()
-        ends[going] += 1
-        goes_on = ends[going] - starts[going] < sampling.max_new_tokens
+        next_tokens = drawn[0].long()
+        tokens[active, ends[active]] = next_tokens
+        log_probs[active, ends[active]] = drawn[1].float()
+        ends[active] += 1
+        continues = ends[active] - starts[active] < sampling.max_new_tokens
         if sampling.stop_id is not None:
-            goes_on &= chosen != sampling.stop_id
-        going = going[goes_on]
+            continues &= next_tokens != sampling.stop_id
+        active = active[continues]
     spans = list(enumerate(zip(starts.tolist(), ends.tolist())))
     return (
         [tokens[row, start:end].tolist() for row, (start, end) in spans],
@@ -221,10 +223,10 @@ def draw(
     """Draw a token for each row of logits: float [rows, V] to int64 [rows]."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
-    chances = torch.softmax(logits.float() / sampling.temperature, dim=-1)
+    probs = torch.softmax(logits.float() / sampling.temperature, dim=-1)
     if sampling.top_p < 1:
-        ordered, order = chances.sort(dim=-1, descending=True)
+        ordered, order = probs.sort(dim=-1, descending=True)
         before = ordered.cumsum(-1) - ordered
         ordered = ordered.masked_fill(before >= sampling.top_p, 0.0)
-        chances = torch.zeros_like(chances).scatter(-1, order, ordered)
-    return torch.multinomial(chances, 1, generator=generator)[:, 0]
+        probs = torch.zeros_like(probs).scatter(-1, order, ordered)
+    return torch.multinomial(probs, 1, generator=generator)[:, 0]

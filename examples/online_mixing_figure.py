@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The table and the picture of ``07_online_mixing.py --compare``."""
+"""The table and the figure of ``07_online_mixing.py --compare``."""
 
 import json
 import sys
@@ -15,26 +15,26 @@ def compare(runs, path):
     """Print the losses on unseen text after the last step, and draw all evaluations.
 
     Args:
-        runs: log of each run by the name of its mix and its seed.
-        path: of the PNG.
+        runs: (mix name, seed) -> log of the run.
+        path: path of the PNG.
     """
     by_mix = {}
     for (mix, _), log in runs.items():
-        found = {event["step"]: losses_of(event) for event in events(log, "evaluation")}
-        by_mix.setdefault(mix, []).append([list(each.values()) for each in found.values()])
-    losses = {mix: np.array(found) for mix, found in by_mix.items()}  # [seeds, steps, sources]
-    print(f"\nloss on unseen text after {max(found)} steps, mean of the seeds (smallest, largest)")
+        by_step = {event["step"]: losses_of(event) for event in events(log, "evaluation")}
+        by_mix.setdefault(mix, []).append([list(losses.values()) for losses in by_step.values()])
+    by_mix = {mix: np.array(losses) for mix, losses in by_mix.items()}  # [seeds, steps, sources]
+    print(f"\nloss on unseen text after {max(by_step)} steps, mean of seeds (smallest, largest)")
     print("".join(f"{name:>24}" for name in ("", "mean of sources", *CORPORA)))
-    for mix, of_mix in losses.items():
-        last = np.column_stack([of_mix[:, -1].mean(1), of_mix[:, -1]])
-        cells = [f"{own.mean():.3f} ({own.min():.3f}, {own.max():.3f})" for own in last.T]
+    for mix, losses in by_mix.items():
+        last = np.column_stack([losses[:, -1].mean(1), losses[:, -1]])
+        cells = [f"{x.mean():.3f} ({x.min():.3f}, {x.max():.3f})" for x in last.T]
         print("".join(f"{cell:>24}" for cell in (mix, *cells)))
-    draw(list(found), losses, shares_of(runs["controlled", 1]), path)
+    draw(list(by_step), by_mix, shares_of(runs["controlled", 1]), path)
     print(path)
 
 
 def losses_of(evaluation):
-    """The loss of each source on unseen text, as an evaluation has it by the path of its part."""
+    """Return each source's loss on unseen text from an evaluation, whose keys are paths."""
     return {
         name: next(loss for key, loss in evaluation.items() if key.endswith(f"/{name}/val"))
         for name in CORPORA
@@ -42,18 +42,18 @@ def losses_of(evaluation):
 
 
 def last_losses(log, step=sys.maxsize):
-    """The losses of the last evaluation in a log, or of the last one up to a step."""
+    """Return the losses of the last evaluation in a log, up to a step."""
     *_, last = (event for event in events(log, "evaluation") if event["step"] <= step)
     return losses_of(last)
 
 
 def shares_of(log):
-    """The planned share of each source in each step, float64 [steps, sources]."""
+    """Return the planned share of each source in each step: float64 [steps, sources]."""
     names = next(events(log, "start"))["names"]
     shares = []
     for event in events(log, "step"):
-        own = {names[key]: share for key, share in event["planned_share"].items()}
-        shares.append([own[name] for name in CORPORA])
+        by_name = {names[key]: share for key, share in event["planned_share"].items()}
+        shares.append([by_name[name] for name in CORPORA])
     return np.array(shares)
 
 
@@ -66,15 +66,15 @@ def events(log, kind):
 def draw(steps, losses, shares, path):
     seeds = len(losses["controlled"])
     figure, (above, below) = new_figure(
-        "Weights that a controller decides, against constant ones and a schedule",
-        f"above: mean loss of the sources on unseen text, by step, a line for each of {seeds} seeds"
-        " · below: the shares that the controller decided in the first of them",
+        "Weights set by a controller, compared with constant and scheduled weights",
+        f"above: mean loss of the sources on unseen text, by step, one line for each of {seeds} "
+        "seeds · below: the shares set by the controller with the first seed",
         height=5.2,
         height_ratios=(1, 1),
     )
-    for of_mix, color in zip(losses.values(), COLORS):
-        above.plot(steps[1:], of_mix[:, 1:].mean(2).T, color=color, linewidth=1.2, marker="o", ms=3)
-    ends = np.array([of_mix[:, -1].mean() for of_mix in losses.values()])
+    for values, color in zip(losses.values(), COLORS):
+        above.plot(steps[1:], values[:, 1:].mean(2).T, color=color, linewidth=1.2, marker="o", ms=3)
+    ends = np.array([values[:, -1].mean() for values in losses.values()])
     whole_steps(above, len(shares))
     above.set_xlabel("")
     above.tick_params(labelbottom=False)

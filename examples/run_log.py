@@ -1,13 +1,13 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Log of a training run: ``metrics.jsonl``, a progress bar, scalars.
+"""Log of a training run: ``metrics.jsonl``, a progress bar and scalars.
 
-``metrics.jsonl`` is one JSON object a line, each with ``event`` and ``step``: ``start`` when a
-process begins (``step`` is where it resumed from), ``step`` per optimizer step, ``consumption`` and
-``save`` per checkpoint, ``end``. A resumed run appends; of a step that was done twice the later
-line counts. ``energon-ext report`` reads it.
+``metrics.jsonl`` has one JSON object per line, each with ``event`` and ``step``: ``start`` when a
+process starts (``step`` is where it resumed), ``step`` per optimizer step, ``consumption`` and
+``save`` per checkpoint, and ``end``. A resumed run appends; if a step was run twice, the later line
+counts. ``energon-ext report`` reads the file.
 
-TensorBoard and Weights & Biases get the numbers among them, under the names of ``SCALARS``.
+TensorBoard and Weights & Biases get the scalars under the names in ``SCALARS``.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ from energon_ext import ConfigError
 from energon_ext.cli.metrics import short_labels
 from energon_ext.documents.permutation import stable_hash
 
-#: Field of an event -> name of its scalar; of a mapping each value has ``/<source>`` behind it.
-#: Fields with a ``/`` in their name are scalars as they are.
+#: Field of an event -> name of its scalar; values of a mapping get the suffix ``/<source>``.
+#: Fields with a ``/`` in their name keep it.
 SCALARS = {
     "loss": "train/loss",
     "loss_by_source": "train/loss",
@@ -50,12 +50,12 @@ class RunLog(contextlib.ExitStack):
 
     Args:
         run_dir: an existing folder; ``metrics.jsonl`` in it is appended to.
-        first_step: step at which the run begins.
-        last_step: step that it is to reach.
-        interval: steps between two lines, where standard error is no terminal.
+        first_step: step at which this process starts.
+        last_step: last step of the run.
+        interval: steps between two lines, if standard error is not a terminal.
         enabled: False makes every method do nothing, for ranks that do not log.
         tensorboard: also write TensorBoard files to ``run_dir/tensorboard``.
-        wandb_project: also log to this project of Weights & Biases; a resumed run goes on there.
+        wandb_project: also log to this Weights & Biases project; a resumed run continues there.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class RunLog(contextlib.ExitStack):
         self._first_loss = self._last_line = None
         if not enabled:
             return
-        # Line by line, so that a killed process leaves whole lines.
+        # Line buffering, so that a killed process leaves whole lines.
         file = open(run_dir / "metrics.jsonl", "a", buffering=1)  # noqa: SIM115
         self._file = self.enter_context(file)
-        # A bar in a file is one endless line: plain lines are written instead.
+        # In a file a bar would be one endless line, so print plain lines instead.
         self._plain = not sys.stderr.isatty()
         bar = tqdm(total=last_step, initial=first_step, unit="step", disable=self._plain)
         self._bar = self.enter_context(bar)
@@ -93,11 +93,11 @@ class RunLog(contextlib.ExitStack):
         if self.enabled:
             self._names = fields.get("names", self._names)
             self._file.write(json.dumps({"event": event, "step": step, **fields}) + "\n")
-            if event != "consumption":  # which the boards have of every step
+            if event != "consumption":  # the boards get it after every step
                 self.write_boards(step, fields)
 
     def write_boards(self, step, fields):
-        """Give the scalars among some fields to TensorBoard and Weights & Biases alone."""
+        """Write the scalars among some fields to TensorBoard and Weights & Biases only."""
         scalars = _scalars(fields, self._names) if self.enabled else {}
         for write in self._boards if scalars else ():
             write(scalars, step)
@@ -107,46 +107,46 @@ class RunLog(contextlib.ExitStack):
         self.write("step", step, **fields)
         if self.enabled:
             self._first_loss = self._first_loss or fields["loss"]
-            self._last_line = _line(fields, self._names)
+            self._last_line = _summary(fields, self._names)
             self._bar.set_postfix_str(self._last_line)
             self._bar.update()
             if self._plain and (step % self._interval == 0 or step == self._last_step):
-                self.say(f"step {step:,} of {self._last_step:,}: {self._last_line}")
+                self._print(f"step {step:,} of {self._last_step:,}: {self._last_line}")
 
     def write_evaluation(self, step, fields):
-        """Append what was evaluated after a step, if anything was."""
+        """Append the results of an evaluation after a step, if there was one."""
         if fields:
             self.write("evaluation", step, **fields)
             if self.enabled:
-                found = ", ".join(f"{name} {value:.3f}" for name, value in fields.items())
-                self.say(f"step {step:,}: {found}")
+                results = ", ".join(f"{name} {value:.3f}" for name, value in fields.items())
+                self._print(f"step {step:,}: {results}")
 
-    def now(self, text):
-        """Say what the run does before its first step, which may take long."""
+    def show(self, text):
+        """Print what the run does before its first step, which may take long."""
         if self.enabled:
             self._bar.set_postfix_str(text)
             if self._plain:
-                self.say(text)
+                self._print(text)
 
     def write_end(self, step, reason, saved):
-        """Append how the run ended, and print the result in one line with the folder saved in."""
+        """Append how the run ended; print one line with the losses and the last checkpoint."""
         self.write("end", step, reason=reason)
         if self.enabled:
-            was = "" if self._first_loss is None else f"; loss was {self._first_loss:.3f}"
-            now = "" if self._last_line is None else f"; now {self._last_line}"
+            first = "" if self._first_loss is None else f"; loss was {self._first_loss:.3f}"
+            last = "" if self._last_line is None else f"; now {self._last_line}"
             saved = "" if saved is None else f"; saved in {saved}"
             self._bar.close()
-            self.say(f"{reason} at step {step:,}{was}{now}{saved}")
+            self._print(f"{reason} at step {step:,}{first}{last}{saved}")
 
     @staticmethod
-    def say(line):
-        """A line on standard error, above the bar."""
+    def _print(line):
+        """Print a line on standard error, above the bar."""
         tqdm.write(line, file=sys.stderr)
 
     def _tensorboard(self, run_dir, first_step):
         from torch.utils.tensorboard import SummaryWriter
 
-        # What an earlier process wrote of the steps to come is done again.
+        # Discard later steps that an earlier process wrote, as they run again.
         folder = run_dir / "tensorboard"
         writer = self.enter_context(SummaryWriter(folder, purge_step=first_step + 1))
 
@@ -162,9 +162,9 @@ class RunLog(contextlib.ExitStack):
         except ImportError as error:
             raise ConfigError(
                 f"Logging to the Weights & Biases project {project!r} needs the package wandb: pip "
-                f"install wandb, or leave the project out."
+                f"install wandb, or omit the project."
             ) from error
-        # The same folder is the same run, also in another process.
+        # The same folder is the same run, even in another process.
         name = f"{stable_hash(str(run_dir.resolve())):x}"
         run = wandb.init(project=project, name=run_dir.name, id=name, resume="allow", dir=run_dir)
         self.callback(run.finish)
@@ -172,19 +172,19 @@ class RunLog(contextlib.ExitStack):
 
 
 def _loss(losses, key):
-    """The loss of a source, if it was read."""
+    """Format the loss of a source, "-" if it was not read."""
     return f"{losses[key]:.3f}" if math.isfinite(losses.get(key, math.nan)) else "-"
 
 
-def _line(fields, names, most_sources=4):
-    """Summary of a step for people."""
+def _summary(fields, names, max_sources=4):
+    """Summarize a step for people."""
     losses, shares = fields.get("loss_by_source", {}), fields.get("planned_share", {})
     keys = sorted(losses.keys() | shares.keys())
-    own = ", ".join(
+    by_source = ", ".join(
         f"{label} {_loss(losses, key)} at {shares.get(key, 0):.0%}"
         for key, label in zip(keys, short_labels(keys, names))
     )
-    by_source = f" ({own})" if 1 < len(keys) <= most_sources else ""
+    by_source = f" ({by_source})" if 1 < len(keys) <= max_sources else ""
     formats = {
         "learning_rate": "lr {:.1e}",
         "grad_norm": "grad norm {:.2f}",
@@ -192,20 +192,20 @@ def _line(fields, names, most_sources=4):
         "rollout/reward/mean": "reward {:.2f}",
         "waiting_share": "waiting for data {:.0%}",
     }
-    said = [text.format(fields[name]) for name, text in formats.items() if name in fields]
-    return ", ".join([f"loss {fields['loss']:.3f}{by_source}", *said])
+    parts = [text.format(fields[name]) for name, text in formats.items() if name in fields]
+    return ", ".join([f"loss {fields['loss']:.3f}{by_source}", *parts])
 
 
 def summarize_step(batches, seq_len):
-    """Consumption of a step over all data-parallel ranks, which call this together.
+    """Return the consumption of a step over all data-parallel ranks, which call this together.
 
-    Two steps whose ``batch_hash`` is equal were trained on the same rows: tokens, labels, weights,
-    segments and sources. Which rank, micro-batch or place in it a row had does not matter, as it
-    changes no gradient.
+    Two steps with the same ``batch_hash`` were trained on the same rows: tokens, labels, weights,
+    segments and sources. The rank, the micro-batch and the order of the rows do not matter, as they
+    do not change the gradient.
 
     Args:
-        batches: the micro-batches that this rank drew, on the CPU.
-        seq_len: positions of a row.
+        batches: micro-batches that this rank drew, on the CPU.
+        seq_len: positions per row.
     """
     rows, tokens, documents, trained = [], Counter(), Counter(), 0
     for batch in batches:
@@ -226,7 +226,7 @@ def summarize_step(batches, seq_len):
 
 
 def row_hashes(batch, seq_len):
-    """A hash of each row of a PackedBatch."""
+    """Return a hash of each row of a PackedBatch."""
     ends = batch.cu_seqlens.tolist()
     names = [batch.sources[number] if number >= 0 else "" for number in batch.source_ids.tolist()]
     hashes = []
@@ -234,14 +234,14 @@ def row_hashes(batch, seq_len):
         row = slice(first, first + seq_len)
         segments = range(ends.index(row.start), ends.index(row.stop))
         tensors = (batch.tokens[row], batch.labels[row], batch.token_weights[row])
-        about = [(ends[segment + 1] - first, names[segment]) for segment in segments]
-        content = [tensor.numpy().tobytes() for tensor in tensors] + [json.dumps(about).encode()]
+        layout = [(ends[segment + 1] - first, names[segment]) for segment in segments]
+        content = [tensor.numpy().tobytes() for tensor in tensors] + [json.dumps(layout).encode()]
         hashes.append(_sha1(b"".join(content)))
     return hashes
 
 
 def _scalars(fields, names):
-    """Numbers of an event by the names that boards show; a source is its name, or its key."""
+    """Return an event's scalars by the names that boards show, with display names of sources."""
     scalars = {}
     for field, value in fields.items():
         name = field if "/" in field else SCALARS.get(field)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Pictures of the loss over starts and offsets."""
+"""Figures of the loss over starts and offsets."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from energon_ext.splice import LossMap
 
 
 def draw_loss_map(losses: LossMap, path: str | Path, *, most_documents: int = 6) -> None:
-    """Draw the loss on every (start, offset), one panel a document, as a PNG.
+    """Draw the loss at every (start, offset), one panel per document, as a PNG.
 
     Args:
-        losses: of a whole validation pass.
-        path: of the file.
-        most_documents: later ones are left out.
+        losses: losses of a whole validation pass.
+        path: path of the PNG.
+        most_documents: draw only this many documents.
     """
     names = losses.names[:most_documents]
     highest = max(float(np.nanmax(losses.losses)), 1e-9)
     figure, axes = new_figure(
         "Loss by start and offset",
-        "Across: offset of the content in the frame. Up: where in the document it starts. Dark is "
-        f"high; the darkest is {highest:.2f}.",
+        "Horizontal: offset of the content in the frame. Vertical: its start in the document. Dark "
+        f"is high; the darkest is {highest:.2f}.",
         height=3.2,
         columns=len(names),
         top=0.95,
@@ -50,28 +50,23 @@ def draw_loss_map(losses: LossMap, path: str | Path, *, most_documents: int = 6)
 
 
 def draw_loss_over_offsets(curves: dict[str, LossMap], path: str | Path) -> None:
-    """Draw the loss of the first document over the offset, one line for each way of training.
+    """Draw the loss of the first document over the offset, one line per model.
 
     Args:
-        curves: what each line is called, and its losses on a grid with one start.
-        path: of the PNG.
+        curves: name of each line, and its losses on a grid with one start.
+        path: path of the PNG.
     """
-    figure, (axes,) = new_figure(
-        "What a document costs at each offset",
-        "Mean loss of its tokens by the offset of the document in the frame.",
-        height=3.6,
-    )
-    ends = []
-    for losses, color in zip(curves.values(), COLORS):
+    lines = {}
+    for name, losses in curves.items():
         _, offsets, grid = losses.of(0)
-        axes.plot(offsets, grid[0], color=color, linewidth=2)
-        ends.append(grid[0, -1])
-    axes.set_xlim(offsets[0], offsets[-1])
-    axes.set_ylim(bottom=0)
-    label_ends(axes, np.array(ends), list(curves), COLORS)
-    axes.set_xlabel("offset", color=MUTED)
-    axes.set_ylabel("loss")
-    figure.savefig(path, dpi=120)
+        lines[name] = offsets, grid[0].tolist()
+    draw_lines(
+        lines,
+        path,
+        "Loss of a document at each offset",
+        "Mean loss of its tokens by the document's offset in the frame.",
+        ("offset", "loss"),
+    )
 
 
 def draw_lines(
@@ -84,10 +79,10 @@ def draw_lines(
     """Draw lines, each with its name at its end, as a PNG.
 
     Args:
-        curves: x and y of each line.
-        path: of the file.
-        title, subtitle: above the picture.
-        axis_names: of x and y.
+        curves: name -> x and y of each line.
+        path: path of the PNG.
+        title, subtitle: text above the figure.
+        axis_names: labels of x and y.
     """
     figure, (axes,) = new_figure(title, subtitle, height=3.6)
     ends = []
@@ -103,7 +98,7 @@ def draw_lines(
 
 
 def _edges(offsets: np.ndarray) -> np.ndarray:
-    """Borders of cells around offsets."""
+    """Return the edges of cells around offsets."""
     if len(offsets) == 1:
         return np.array([offsets[0] - 0.5, offsets[0] + 0.5])
     middles = (offsets[1:] + offsets[:-1]) / 2

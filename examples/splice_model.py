@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A small GPT that remembers documents within a minute on a CPU."""
+"""A small GPT that memorizes documents within a minute on a CPU."""
 
 import torch
 import torch.distributed as dist
@@ -56,7 +56,7 @@ def build_model(seq_len, position_embedding="learned_absolute", hidden_size=32, 
 
 
 def train(model, data, encoder, steps, batch_size=1, lr=2e-3, decay=False):
-    """Yields the number of every step when it is done; with decay the rate falls to 0."""
+    """Train, yielding the number of every completed step; with decay the rate falls to 0."""
     dataset = get_train_dataset(
         data, worker_config=ALONE, batch_size=batch_size, task_encoder=encoder
     )
@@ -75,7 +75,7 @@ def train(model, data, encoder, steps, batch_size=1, lr=2e-3, decay=False):
 
 @torch.no_grad()
 def measure(model, data, encoder, *, prompt_tokens=1, batch_size=4):
-    """The loss on the grid of the training documents, whatever the training showed of them."""
+    """Return the loss on the grid of the training documents, including untrained positions."""
     ((dataset, _),) = get_val_datasets(
         data,
         worker_config=ALONE,

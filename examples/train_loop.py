@@ -1,14 +1,14 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The loop of 01, 02 and 03: steps, checkpoints of model and data together, and a resume.
+"""The loop of 01, 02 and 03: steps, checkpoints of model and data together, and resuming.
 
-The token_weights of a batch carry its task, so nothing here asks which task it is. A source is
-an endless iterator over PackedBatch; the ranks of tensor-parallel rank 0 have one, others None.
+The token_weights of a batch encode its task, so the loop is the same for all tasks. A source is an
+endless iterator over PackedBatch on tensor-parallel rank 0, and None on other ranks.
 
-A checkpoint holds the model and the optimizer as Megatron's distributed checkpoint, and the data
-in the same folder: of a planned run one cursor, so that it goes on with another split of the model,
-on other ranks and workers and with other micro-batches; of a streamed one the state of every data-
-parallel rank, which goes on with as many workers in all.
+A checkpoint contains the model and the optimizer, as Megatron's distributed checkpoint, and the
+data state. A planned run saves one cursor, and can resume with other model parallelism, ranks,
+workers and micro-batches. A streamed run saves the state of every data-parallel rank, and must
+resume with the same total number of workers.
 """
 
 import contextlib
@@ -46,37 +46,36 @@ from energon_ext.state.consumption import Consumption
 from energon_ext.state.match import check_fingerprint
 from energon_ext.state.together import on_all_ranks
 
-#: What a resumed run may change; what the data depends on is checked with its state.
+#: Arguments that a resumed run may change; the data state checks those that the data depends on.
 FREE_ARGUMENTS = {"metadataset", "run_dir", "resume", "stop_after", "save_interval"}
 FREE_ARGUMENTS |= {"tensorboard", "wandb_project", "eval_interval", "eval_iters", "num_workers"}
-FREE_ARGUMENTS |= {"train_iters", "log_interval", "balance"}
-FREE_ARGUMENTS |= {"micro_batch_rows", "micro_batches"}
+FREE_ARGUMENTS |= {"train_iters", "log_interval", "balance", "micro_batch_rows", "micro_batches"}
 FREE_ARGUMENTS |= {"tensor_model_parallel_size", "pipeline_model_parallel_size"}
 FREE_ARGUMENTS |= {"seq_length", "global_batch_rows"}
 
 
 def set_micro_batches(args):
-    """The micro-batches of a data-parallel rank in a step, from the rows of the global batch."""
+    """Set the rows and the number of a data-parallel rank's micro-batches per step."""
     replicas = parallel_state.get_data_parallel_world_size()
     rows = args.micro_batch_rows or args.global_batch_rows // replicas
     if rows < 1 or args.global_batch_rows % (rows * replicas):
         raise ConfigError(
-            f"--global-batch-rows must be a multiple of {rows} rows of a micro-batch x {replicas} "
+            f"--global-batch-rows must be a multiple of {rows} rows per micro-batch x {replicas} "
             f"data-parallel ranks, got {args.global_batch_rows}."
         )
     args.micro_batch_rows, args.micro_batches = rows, args.global_batch_rows // (rows * replicas)
 
 
 def build_tokenizer(args):
-    """The tokenizer that the options name, else the one that wrote the token files."""
-    special = {"eos_token": args.eos_token, "bos_token": args.bos_token}
-    if args.tokenizer is None and not any(special.values()):
+    """Return the tokenizer given by the options, else the one that wrote the token files."""
+    special_tokens = {"eos_token": args.eos_token, "bos_token": args.bos_token}
+    if args.tokenizer is None and not any(special_tokens.values()):
         return written_tokenizer(args.metadataset)
-    return load_tokenizer(args.tokenizer or "bytes", **special)
+    return load_tokenizer(args.tokenizer or "bytes", **special_tokens)
 
 
 def build_source(args, task_encoder):
-    """The loader of this rank, None where another rank of its replica loads for it."""
+    """Return the loader of this rank, or None if another rank of its replica loads the data."""
     set_micro_batches(args)
     if parallel_state.get_tensor_model_parallel_rank() != 0:
         return None
@@ -91,16 +90,14 @@ def build_source(args, task_encoder):
 
 
 def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False):
-    """Train to the last step or the end of the data, from the last checkpoint with --resume.
-
-    Returns whether SIGTERM ended it before.
+    """Train to the last step or the end of the data; return True if SIGTERM stopped it earlier.
 
     Args:
-        args: of the script.
-        folder: gets the log and the checkpoints.
-        source: of this rank.
-        evaluate: step -> what else is to be logged.
-        may_begin: a resumed run may have been stopped before it came here.
+        args: arguments of the script; with --resume, continue from the last checkpoint.
+        folder: folder for the log and the checkpoints.
+        source: source of this rank.
+        evaluate: step -> further values to log.
+        may_begin: with --resume, start if there is no checkpoint yet.
     """
     folder.mkdir(parents=True, exist_ok=True)
     run = Run(args, model, source)
@@ -112,16 +109,16 @@ def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False
         step = saved_step = run.restore(checkpoints, may_begin)
         log = stack.enter_context(run.start_log(folder, step))
         last_step = min(args.train_iters, args.stop_after or args.train_iters)
-        log.now("sampling the first answers" if run.samples else "reading the first rows")
+        log.show("sampling the first answers" if run.is_rl else "reading the first rows")
         log.write_evaluation(step, evaluate(step))
         asked_to_stop = set()
         while (
             step < last_step
             and not asked_to_stop
-            and (found := run.train_step(step + 1)) is not None
+            and (fields := run.train_step(step + 1)) is not None
         ):
             step += 1
-            log.write_step(step, found)
+            log.write_step(step, fields)
             if log.enabled:
                 log.write_boards(step, run.counts())
             log.write_evaluation(step, evaluate(step))
@@ -135,17 +132,18 @@ def train(args, folder, model, source, evaluate=lambda step: {}, may_begin=False
         log.write_end(step, "exhausted" if run.data_ended else reason, saved)
         was_stopped = bool(asked_to_stop)
         if signal.SIGINT in asked_to_stop:
-            raise KeyboardInterrupt(f"saved step {step} in {folder}; go on with --resume")
+            raise KeyboardInterrupt(f"saved step {step} in {folder}; continue with --resume")
     return was_stopped
 
 
 @contextlib.contextmanager
 def stop_signals():
-    """Ctrl-C and SIGTERM end a run after the current step, with a save; a second Ctrl-C at once.
+    """Make Ctrl-C and SIGTERM save and stop after the current step; a second Ctrl-C stops at once.
 
-    torchrun hands on what its processes have received as well, so one within a second is the same.
+    torchrun forwards signals that its processes also receive, so a signal within a second of the
+    first is its copy.
     """
-    received = {}  # when each came first
+    received = {}  # signal -> time of its first arrival
 
     def receive(number, frame):
         now = time.monotonic()
@@ -162,7 +160,7 @@ def stop_signals():
 
 
 def validation(args, task_encoder, model):
-    """Step -> losses of the split val, and P(z) of its splices, at every ``--eval-interval``."""
+    """Return a function of the step that evaluates the split val at every ``--eval-interval``."""
     if args.eval_interval is None:
         return lambda step: {}
     loader = None
@@ -183,57 +181,59 @@ def validation(args, task_encoder, model):
         losses = forward(args, model, batches, token_losses)
         if not losses:  # on all pipeline stages but the last
             return {}
-        found = {"val/loss": losses["loss"]}
-        for key, loss in sorted(losses["loss_by_source"].items()):
-            found[f"val/loss/{key}"] = loss
+        by_source = sorted(losses["loss_by_source"].items())
         memorized = loader.memorized(batches, token_losses) if loader else {}
-        return found | {f"val/memorized/{key}": value for key, value in memorized.items()}
+        return {
+            "val/loss": losses["loss"],
+            **{f"val/loss/{key}": loss for key, loss in by_source},
+            **{f"val/memorized/{key}": value for key, value in memorized.items()},
+        }
 
     return evaluate
 
 
 class Run:
-    """One process of a run: model, optimizer, source, and what was trained on so far."""
+    """One process of a run: model, optimizer, source, and consumption so far."""
 
     def __init__(self, args, model, source):
         self.args, self.model, self.source = args, model, source
         self.optimizer = build_optimizer(args, model)
         self.consumed = Consumption()
         self.data_ended = False
-        self.samples = hasattr(source, "prompts")  # and does not read what it trains on
+        self.is_rl = hasattr(source, "prompts")
         if source is not None:
-            self.blend = find_blend(source.prompts if self.samples else source.loader)
+            self.blend = find_blend(source.prompts if self.is_rl else source.loader)
 
     def train_step(self, step):
-        """Train a step; what the log says of it, None where the data has ended before it."""
-        began = time.perf_counter()
+        """Train a step; return its fields for the log, or None if the data ended before it."""
+        start = time.perf_counter()
         batches = self.draw()
         if not batches:
             return None
-        drawn = time.perf_counter()
+        data_seconds = time.perf_counter() - start
         losses = train_step(self.args, step, self.model, self.optimizer, batches)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
         if self.source is None:
             return losses
         summary = summarize_step(batches, self.args.seq_length)
         for key, tokens in summary["tokens"].items():
             self.consumed.add(key, rows=summary["documents"].get(key, 0), tokens=tokens)
         position = self.blend.position(step - 1)
-        rollout = self.source.metrics_of_all_ranks() if self.samples else {}
+        rollout = self.source.metrics_of_all_ranks() if self.is_rl else {}
         return {
             **losses,
             **summary,
-            "planned_share": {} if self.samples else self.blend.planned_shares(position),
+            "planned_share": {} if self.is_rl else self.blend.planned_shares(position),
             "learning_rate": learning_rate(self.args, step),
             "step_seconds": seconds,
-            "data_seconds": drawn - began,
-            "waiting_share": (drawn - began) / seconds,
+            "data_seconds": data_seconds,
+            "waiting_share": data_seconds / seconds,
             "tokens_per_second": sum(summary["tokens"].values()) / seconds,
             **{f"rollout/{name}": value for name, value in rollout.items()},
         }
 
     def draw(self):
-        """The micro-batches of a step, fewer at the end of the data; Nones where others draw."""
+        """Return the step's micro-batches, fewer at the end of the data; Nones without a source."""
         batches = []
 
         def draw_here():
@@ -250,16 +250,19 @@ class Run:
         return batches or [None] * count
 
     def start_log(self, folder, step):
-        """One rank logs: it has a source, and the loss, which is on the last pipeline stage."""
+        """Open the log on the one rank that has a source and, on the last stage, the loss."""
         args = self.args
-        logs = self.source is not None and parallel_state.is_pipeline_last_stage()
-        logs = logs and parallel_state.get_data_parallel_rank() == 0
-        logs = logs and parallel_state.get_tensor_model_parallel_rank() == 0  # all of them sample
+        enabled = (
+            self.source is not None
+            and parallel_state.is_pipeline_last_stage()
+            and parallel_state.get_data_parallel_rank() == 0
+            and parallel_state.get_tensor_model_parallel_rank() == 0  # in RL, others have a source
+        )
         boards = {"tensorboard": args.tensorboard, "wandb_project": args.wandb_project}
         log = RunLog(
-            folder, step, args.train_iters, enabled=logs, interval=args.log_interval, **boards
+            folder, step, args.train_iters, enabled=enabled, interval=args.log_interval, **boards
         )
-        if logs:
+        if enabled:
             log.write(
                 "start",
                 step,
@@ -275,16 +278,16 @@ class Run:
         return log
 
     def save(self, checkpoints, step, log):
-        """Save the model and, beside it, what the data needs to go on; return the step."""
+        """Save the model and the data state; return the step."""
         run, cursor, states = {}, None, []
         if self.source is not None:
             consumed = self.consumed.to_json(list(self.blend.documents))
             run = {"arguments": fixed_arguments(self.args), "consumed": consumed}
             run["resumed"] = [change.to_json() for change in getattr(self.source, "changes", ())]
-            if self.blend.is_planned and not self.samples:
+            if self.blend.is_planned and not self.is_rl:
                 cursor = self.source.state_dict()
             elif dist.get_rank() == parallel_state.get_model_parallel_src_rank():
-                # all stages and tensor-parallel ranks hold the same
+                # All stages and tensor-parallel ranks have the same state.
                 rank = parallel_state.get_data_parallel_rank()
                 states = [(rank, self.source.save_state())]
             log.write("consumption", step, **consumed, **self.counts())
@@ -296,32 +299,31 @@ class Run:
         return step
 
     def counts(self):
-        """Consumption so far by source, and the epochs that are left of sources with a limit."""
+        """Return the consumption so far by source, and the epochs left of sources with a limit."""
         epochs = self.consumed.epochs(self.blend.documents, self.blend.epoch_tokens)
-        limits = {key: source.max_epochs for key, source in self.blend.sources.items()}
         return {
             "tokens_in_all": self.consumed.tokens,
             "shares": self.consumed.shares(),
             "epochs": epochs,
             "epochs_left": {
-                key: max(0.0, most - epochs.get(key, 0.0))
-                for key, most in limits.items()
-                if most is not None
+                key: max(0.0, source.max_epochs - epochs.get(key, 0.0))
+                for key, source in self.blend.sources.items()
+                if source.max_epochs is not None
             },
         }
 
     def restore(self, checkpoints, may_begin):
-        """Continue from the last checkpoint; return its step, 0 where there is none."""
+        """Restore the last checkpoint; return its step, or 0 if there is none."""
         step = checkpoints.newest()
         if step is None:
             if self.args.resume and not may_begin:
                 raise ConfigError(
-                    f"{checkpoints.folder} holds no checkpoint to --resume; begin without."
+                    f"{checkpoints.folder} has no checkpoint; start the run without --resume."
                 )
             return 0
         if not self.args.resume:
             raise ConfigError(
-                f"{checkpoints.folder} holds checkpoints: --resume, or take another folder."
+                f"{checkpoints.folder} has checkpoints; use --resume or another --run-dir."
             )
         run = checkpoints.run_of(step)
         check_fingerprint(run["arguments"], fixed_arguments(self.args))
@@ -340,7 +342,9 @@ class Run:
         elif sorted(states) == [*range(ranks)]:
             self.source.restore_state(states[parallel_state.get_data_parallel_rank()])
         else:
-            raise ConfigError(f"{len(states)} data-parallel ranks saved; {ranks} cannot go on.")
+            raise ConfigError(
+                f"Resume with {len(states)} data-parallel ranks, as saved; {ranks} found."
+            )
 
 
 def fixed_arguments(args):

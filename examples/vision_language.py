@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """For example 06: an encoder of images and captions, its batch, and megatron-core's LLaVA.
 
-An image takes as many positions of a row as it has patches. The batch is a PackedBatch, so that
-loss, report and checkpoints are those of text, with the images beside it.
+An image takes one position per patch. The batch is a PackedBatch with additional images, so loss,
+report and checkpoints are the same as for text.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ IMAGE_FORMATS = ("png", "webp", "jpeg")
 
 @edataclass
 class Captioned(Sample):
-    """Images as float [3, height, width] in 0..1, and a text about them."""
+    """Images as float [3, height, width] in 0..1, and a caption."""
 
     images: list[torch.Tensor]
     text: str
@@ -57,7 +57,7 @@ class Captioned(Sample):
 
 @edataclass
 class Encoded(Sample):
-    """Token ids with PATCHES places for each image, int64 [n], and the images."""
+    """Token ids with PATCHES placeholders per image, int64 [n], and the images."""
 
     tokens: np.ndarray
     weights: np.ndarray
@@ -66,7 +66,7 @@ class Encoded(Sample):
 
 @dataclass
 class ImageRow:
-    """A row with the images in it, float [images, 3, SIDE, SIDE]."""
+    """A row with its images, float [images, 3, SIDE, SIDE]."""
 
     row: Row
     images: torch.Tensor
@@ -74,12 +74,9 @@ class ImageRow:
 
 @dataclass
 class ImageBatch(PackedBatch):
-    """A PackedBatch with its images, in the order of their places."""
+    """A PackedBatch with its images, in the order of their placeholders."""
 
     images: torch.Tensor | None = None
-
-    def _map(self, function: Any) -> "ImageBatch":
-        return dataclasses.replace(super()._map(function), images=function(self.images))
 
 
 @stateless
@@ -90,12 +87,12 @@ def cook_images(sample: dict[str, Any]) -> Captioned:
 
 
 class ImageTextEncoder(DynamicBlendMixin, TaskEncoder):
-    """Images, then their caption; whole samples packed into rows, beside rows of token files.
+    """Encodes images and then their caption; packs whole samples into rows, also token files.
 
     Args:
-        tokenizer: of the captions, and of the token files.
-        seq_len: positions of a row.
-        costs: of tokens and of images, where the rows of a step are dealt by cost.
+        tokenizer: tokenizer of the captions and the token files.
+        seq_len: positions per row.
+        costs: costs of tokens and images, to balance the rows of a step by cost.
     """
 
     cookers = [Cooker(cook_images, has_subflavors={"images": True})]
@@ -110,12 +107,12 @@ class ImageTextEncoder(DynamicBlendMixin, TaskEncoder):
         self, tokenizer: Any, seq_len: int, costs: tuple[AttentionCost, VisionCost] | None = None
     ):
         self.tokenizer, self.seq_len = tokenizer, seq_len
-        self.image_id = tokenizer.vocab_size  # no text has it
+        self.image_id = tokenizer.vocab_size  # never occurs in text
         self.cost, self._vision_cost = costs or (None, None)
         self._assemble = BatchAssembler(seq_len, pad_id=tokenizer.pad_id)
 
     def sample_length(self, sample: Captioned) -> tuple[int, float]:
-        """Tokens of a sample, and what its images cost: nothing has to be resized for it."""
+        """Return the tokens of a sample and the cost of its images, without resizing them."""
         images = len(sample.images)
         tokens = images * PATCHES + len(self.tokenizer.encode_array(sample.text))
         if self._vision_cost is None:
@@ -127,12 +124,12 @@ class ImageTextEncoder(DynamicBlendMixin, TaskEncoder):
 
     @stateless
     def encode_sample(self, sample: Captioned) -> Encoded:
-        places = np.full(len(sample.images) * PATCHES, self.image_id)
+        placeholders = np.full(len(sample.images) * PATCHES, self.image_id)
         text = self.tokenizer.encode_array(sample.text)
         return Encoded.derive_from(
             sample,
-            tokens=np.concatenate([places, text]),
-            weights=np.concatenate([np.zeros(len(places)), np.ones(len(text))]),
+            tokens=np.concatenate([placeholders, text]),
+            weights=np.concatenate([np.zeros(len(placeholders)), np.ones(len(text))]),
             images=[_resized(image) for image in sample.images],
         )
 
@@ -151,13 +148,13 @@ class ImageTextEncoder(DynamicBlendMixin, TaskEncoder):
 
     @stateless
     def batch(self, rows: list[ImageRow]) -> ImageBatch:
-        batch = self._assemble([each.row for each in rows], self.source_keys)
-        fields = {name.name: getattr(batch, name.name) for name in dataclasses.fields(batch)}
-        return ImageBatch(**fields, images=torch.cat([each.images for each in rows]))
+        batch = self._assemble([row.row for row in rows], self.source_keys)
+        fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+        return ImageBatch(**fields, images=torch.cat([row.images for row in rows]))
 
 
 def encoder() -> ImageTextEncoder:
-    """For commands: ``energon-ext peek vision/mix.yaml --encoder vision_language:encoder``."""
+    """Return an encoder for ``energon-ext peek mix.yaml --encoder vision_language:encoder``."""
     return ImageTextEncoder(load_tokenizer("bytes"), seq_len=256)
 
 
@@ -174,7 +171,7 @@ def _stacked(images: list[torch.Tensor]) -> torch.Tensor:
 
 
 def vision_configs(config: TransformerConfig) -> tuple[TransformerConfig, TransformerConfig]:
-    """Those of the vision encoder and of the MLP behind it, for one of the language model."""
+    """Return configs of the vision encoder and its projection for one of the language model."""
     vision = dataclasses.replace(
         config,
         hidden_size=config.hidden_size // 2,
@@ -190,15 +187,15 @@ def vision_configs(config: TransformerConfig) -> tuple[TransformerConfig, Transf
 def build_llava(
     config: TransformerConfig, vocab_size: int, positions: int, image_id: int
 ) -> LLaVAModel:
-    """megatron-core's LLaVA, with a vision encoder of half the width.
+    """Build megatron-core's LLaVA, with a vision encoder of half the width.
 
-    LLaVAModel builds vision encoders with norms of Transformer Engine or Apex alone, so its parts
-    are put together here.
+    LLaVAModel only builds vision encoders with norms of Transformer Engine or Apex, so they are
+    built here.
     """
     vision, projection = vision_configs(config)
     layers = get_vit_layer_with_local_spec()
     layers.submodules.input_layernorm = layers.submodules.pre_mlp_layernorm = TorchNorm
-    # Patches look at all of their image.
+    # Patches attend to their whole image.
     layers.submodules.self_attention.params["attn_mask_type"] = AttnMaskType.no_mask
     mlp = MLPSubmodules(
         linear_fc1=tensor_parallel.ColumnParallelLinear,
@@ -225,25 +222,26 @@ def build_llava(
     )
     model.vision_projection = MultimodalProjector(projection, mlp, "mlp", vision.hidden_size)
     model.add_encoder = model._drop_vision_class_token = True
-    model.model_type = ModelType.encoder_or_decoder  # schedules of Megatron-core 0.16 ask for it
+    model.model_type = ModelType.encoder_or_decoder  # read by schedules of Megatron-core 0.16
     return model
 
 
 def forward_step(data_iterator, model, *, image_id, weight_scale=1):
-    """One micro-batch through LLaVA, as Megatron's schedules call it.
+    """Run one micro-batch through LLaVA, as Megatron's schedules call it.
 
-    LLaVA puts the patches of an image where its input has one token, and moves everything behind.
+    LLaVA replaces one token per image by the image's patches, so other placeholders are removed.
     """
-    batch = next(data_iterator).to(collective_device())
+    device = collective_device()
+    batch = next(data_iterator).to(device)
     loss_func = make_loss_func(batch, weight_scale=weight_scale)
     is_image = batch.tokens == image_id
     last_of_image = is_image & (is_image.cumsum(0) % PATCHES == 0)
     kept = ~is_image | last_of_image
     output, _ = model(
-        batch.images,
+        batch.images.to(device),
         batch.tokens[kept][None],
         batch.position_ids[kept][None],
-        None,  # attention mask: the segments say it all
+        None,  # no attention mask: the segments replace it
         labels=batch.labels[kept][None],
         loss_mask=batch.token_weights[kept][None],
         packed_seq_params=build_packed_seq_params(batch),

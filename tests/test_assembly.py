@@ -188,7 +188,7 @@ def test_a_batch_has_rewards_and_log_probabilities_of_all_its_rows_or_of_none(na
         name == "rewards",
         name == "log_probs",
     )
-    with pytest.raises(SampleError, match=f"Some rows of a batch have {name}, some do not"):
+    with pytest.raises(SampleError, match=f"Only some rows of a batch have {name}"):
         BatchAssembler(4)([with_values, Row([np.array([7])], "web")], SOURCES)
 
 
@@ -203,7 +203,7 @@ def test_tokens_wider_than_those_of_a_neighbour_are_not_cut():
     ("rows", "message"),
     [
         ([], "at least one row"),
-        ([Row([np.arange(8)], source="web")], "8 tokens and gaps; 6 positions hold 1 to 7"),
+        ([Row([np.arange(8)], source="web")], "8 tokens and gaps; 6 positions take 1 to 7"),
         ([Row([np.arange(3), np.arange(0)], source="web")], "an empty slice"),
         ([Row([], source="web")], "A row has 0 tokens"),
         ([Row([np.arange(3), np.arange(0)], source="web", gaps=[1, 1])], "an empty slice"),

@@ -128,7 +128,7 @@ def damage_run(folder):
 
 def lose_the_cursor(folder):
     (folder / "data.json").unlink()
-    return "has lost its data.json"
+    return "data.json is missing"
 
 
 def damage_the_cursor(folder):

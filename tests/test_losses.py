@@ -130,10 +130,10 @@ def test_half_precision_logits_give_a_float32_loss():
             torch.zeros(1, 4),
             torch.zeros(1).long(),
             torch.tensor([math.nan]),
-            "^token_weights must be finite, found NaN",
+            "^token_weights must be finite, got NaN",
         ),
-        (torch.zeros(1, 4), torch.tensor([4]), torch.ones(1), r"\[0, 4\).*found 4..4"),
-        (torch.zeros(1, 4), torch.tensor([-1]), torch.ones(1), r"found -1..-1"),
+        (torch.zeros(1, 4), torch.tensor([4]), torch.ones(1), r"\[0, 4\).*got 4..4"),
+        (torch.zeros(1, 4), torch.tensor([-1]), torch.ones(1), r"got -1..-1"),
     ],
 )
 def test_bad_inputs_are_named(logits, labels, weights, message):

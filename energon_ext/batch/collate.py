@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Rows into a batch.
+"""Assemble rows into a batch.
 
-Every row becomes a stream of T + 1 tokens: its slices one after another, padding between and behind
-them. The first T are the model's input, the last T its labels. Weights and log-probabilities are
-streams too, of which the last T are kept: they belong to the labels.
+Every row becomes a stream of T + 1 tokens: its slices in order, with padding between and after
+them. The first T tokens are the model's input, the last T its labels. Weights and
+log-probabilities are streams too; they belong to the labels, so their last T values are kept.
 """
 
 from dataclasses import dataclass, field
@@ -23,13 +23,13 @@ class BatchAssembler:
     """Writes rows of one length into a :class:`~energon_ext.PackedBatch`.
 
     Args:
-        seq_len: T, positions of a row.
-        pad_id: token on positions that hold no document.
-        mask_boundary_loss: weight 0 where input and label are of different segments. Without
-            it the last token of a segment is trained on the first of the next one, if that follows
-            without a gap.
-        masked_label: weight 0 where the label is this id; None to mask none.
-        alignment: every segment begins at a multiple of this many positions. Above 1 the batch gets
+        seq_len: T, positions per row.
+        pad_id: token on padding.
+        mask_boundary_loss: set the weight to 0 where input and label belong to different segments.
+            Otherwise the last token of a segment predicts the first token of the next, unless there
+            is a gap between them.
+        masked_label: label whose weight is set to 0; None to mask none.
+        alignment: every segment begins at a multiple of this many positions. Above 1 the batch has
             ``cu_seqlens_padded``. Context parallelism needs ``2 * context_parallel_size``.
 
     Raises:
@@ -54,19 +54,19 @@ class BatchAssembler:
 
         Args:
             rows: at least one.
-            sources: every key a row may name; fixes the meaning of ``source_ids``.
+            sources: all keys that rows may have; ``source_ids`` are indices into it.
 
         Raises:
-            SampleError: no rows, an empty row or slice, a row of more than T + 1 tokens and gaps,
-                of a source that is not in ``sources``, or only some with rewards or with
-                log-probabilities.
+            SampleError: no rows, an empty row or slice, more than T + 1 tokens and gaps in a row, a
+                source that is not in ``sources``, or rewards or log-probabilities in only some
+                rows.
         """
         if not rows:
             raise SampleError("A PackedBatch needs at least one row, got none.")
         shape = len(rows), self.seq_len + 1
         tokens = np.full(shape, self.pad_id, np.int64)
         weights = np.ones(shape, np.float32)
-        has_log_probs, has_rewards = _have(rows, "log_probs"), _have(rows, "rewards")
+        has_log_probs, has_rewards = _all_have(rows, "log_probs"), _all_have(rows, "rewards")
         log_probs = np.zeros(shape, np.float32) if has_log_probs else None
         segments = _Segments(sources)
         for number, row in enumerate(rows):
@@ -79,12 +79,12 @@ class BatchAssembler:
             token_weights[labels == self.masked_label] = 0.0
         lengths = np.array(segments.lengths)
         ends = lengths.cumsum()
-        first_places = ends - lengths - segments.first_positions
+        offsets = ends - lengths - segments.first_positions
         return PackedBatch(
             tokens=torch.from_numpy(tokens[:, :-1].flatten()),
             labels=labels,
             token_weights=token_weights,
-            position_ids=torch.from_numpy(np.arange(ends[-1]) - np.repeat(first_places, lengths)),
+            position_ids=torch.from_numpy(np.arange(ends[-1]) - np.repeat(offsets, lengths)),
             cu_seqlens=_int32([0, *ends.tolist()]),
             max_seqlen=int(lengths.max()),
             source_ids=_int32(segments.sources),
@@ -98,12 +98,12 @@ class BatchAssembler:
     def _write(
         self, row: Row, tokens: np.ndarray, weights: np.ndarray, segments: "_Segments"
     ) -> list[int]:
-        """Write the streams of a row, name its segments; returns where each slice begins."""
+        """Write a row's tokens and weights, append its segments; return the start of each slice."""
         parts, starts, masked, end = [], [], [], 0
         sources = segments.sources_of(row)
         for index, content in enumerate(row.slices):
             if not len(content):
-                raise SampleError("A row has an empty slice; leave it out.")
+                raise SampleError("A row has an empty slice; remove it.")
             start = end + (row.gaps[index] if row.gaps is not None else 0)
             start += -start % self.alignment
             if start > end:
@@ -117,20 +117,20 @@ class BatchAssembler:
             starts.append(start)
             first = row.first_positions[index] if row.first_positions is not None else 0
             reward = row.rewards[index] if row.rewards is not None else 0.0
-            # One position less where the last token is a label alone.
+            # One position less if the last token is only a label.
             segments.append(min(end, self.seq_len) - start, sources[index], first, reward)
         is_empty = not starts and row.slice_sources is None
         if is_empty or end > self.seq_len + 1:
             raise SampleError(
-                f"A row has {end} tokens and gaps; {self.seq_len} positions hold 1 to "
+                f"A row has {end} tokens and gaps; {self.seq_len} positions take 1 to "
                 f"{self.seq_len + 1}."
             )
         if parts:
             np.concatenate(parts, out=tokens[:end], casting="unsafe")
         weights[end:] = 0.0
-        for start, own in zip(starts, row.label_weights or ()):
-            if own is not None:
-                weights[start : start + len(own)] = own
+        for start, values in zip(starts, row.label_weights or ()):
+            if values is not None:
+                weights[start : start + len(values)] = values
         weights[masked] = 0.0
         segments.append(self.seq_len - end, -1)
         if self.alignment > 1:
@@ -139,7 +139,7 @@ class BatchAssembler:
 
 
 class _Segments:
-    """Segments of a batch, as lists: faster than arrays for about fifty entries."""
+    """Segments of a batch, in lists, which are faster than arrays for about fifty entries."""
 
     def __init__(self, sources: Sequence[str]):
         self.lengths: list[int] = []
@@ -147,25 +147,25 @@ class _Segments:
         self.first_positions: list[int] = []
         self.rewards: list[float] = []
         self.aligned_ends: list[int] = [0]  # each with the padding that aligns the next one
-        self.documents = [0] * len(sources)  # of each source
+        self.documents = [0] * len(sources)  # per source
         self._index_of = {key: index for index, key in enumerate(sources)}
 
     def append(self, length: int, source: int, first: int = 0, reward: float = 0.0) -> None:
-        """One more segment, unless it has no positions."""
+        """Add a segment, unless it has no positions."""
         if length > 0:
             self.lengths.append(length)
             self.sources.append(source)
             self.first_positions.append(first)
             self.rewards.append(reward)
 
-    def align(self, places: set[int], seq_len: int) -> None:
-        """The places of one more row at which an aligned segment begins or ends."""
+    def align(self, boundaries: set[int], seq_len: int) -> None:
+        """Add the boundaries of aligned segments in the next row."""
         base = self.aligned_ends[-1]
-        inside = sorted(place for place in places if 0 < place < seq_len)
-        self.aligned_ends += [base + place for place in (*inside, seq_len)]
+        inside = sorted(boundary for boundary in boundaries if 0 < boundary < seq_len)
+        self.aligned_ends += [base + boundary for boundary in (*inside, seq_len)]
 
     def sources_of(self, row: Row) -> list[int]:
-        """The source of each slice; counts the documents of the row."""
+        """Return the source index of each slice, and count the documents of the row."""
         try:
             if row.slice_sources is None:
                 index = self._index_of[row.source]
@@ -174,19 +174,19 @@ class _Segments:
             indices = [self._index_of[key] for key in row.slice_sources]
         except KeyError as error:
             raise SampleError(
-                f"Row of source {error}, but the batch has {list(self._index_of)}."
+                f"A row has source {error}, but the batch has {list(self._index_of)}."
             ) from None
         for index in indices:
             self.documents[index] += 1
         return indices
 
 
-def _have(rows: Sequence[Row], name: str) -> bool:
-    """Check for an optional field in the rows; rows of padding do not count."""
-    found = {getattr(row, name) is not None for row in rows if row.slices}
-    if len(found) > 1:
-        raise SampleError(f"Some rows of a batch have {name}, some do not; give all or none.")
-    return found == {True}
+def _all_have(rows: Sequence[Row], name: str) -> bool:
+    """Return True if all rows but padding have an optional field; raise if only some have it."""
+    present = {getattr(row, name) is not None for row in rows if row.slices}
+    if len(present) > 1:
+        raise SampleError(f"Only some rows of a batch have {name}; give all rows {name} or none.")
+    return present == {True}
 
 
 def _at_labels(stream: np.ndarray) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from energon_ext.errors import SampleError
 
-#: Of the tensors of a batch. Those of 8 bytes come first, so every field of a buffer is aligned.
+#: Tensors of a batch. Types of 8 bytes come first, so every field of a buffer is aligned.
 DTYPES = {
     "tokens": torch.int64,
     "labels": torch.int64,
@@ -22,12 +22,12 @@ DTYPES = {
     "source_ids": torch.int32,
     "source_documents": torch.int32,
     "rewards": torch.float32,
-    # Of a part of a batch, for context parallelism.
+    # Only in a ContextParallelSlice.
     "aligned_ends": torch.int32,
     "document_ends": torch.int32,
 }
 
-#: The other fields; the last two are those of a part of a batch.
+#: The other fields; the last two only exist in a ContextParallelSlice.
 HOST_FIELDS = ("sources", "max_seqlen", "longest_aligned", "whole_length")
 
 
@@ -35,24 +35,23 @@ HOST_FIELDS = ("sources", "max_seqlen", "longest_aligned", "whole_length")
 class PackedBatch:
     """A batch of packed rows as flat, contiguous tensors; ``N`` positions, ``n`` segments.
 
-    ``token_weights`` carries what the task wants from the loss, so a training step never asks
-    which task it is.
+    ``token_weights`` encode the task, so training steps are the same for all tasks.
 
     Attributes:
         tokens: int64 [N], model input.
         labels: int64 [N], the target at position i; Megatron-core's GPTModel does not shift.
         token_weights: float32 [N], weight of the loss at position i. 0 on padding, where the label
-            belongs to another document and wherever the task masks; negative where a policy
-            gradient pushes away.
+            belongs to another document and where the task masks; negative where a policy gradient
+            lowers the probability.
         position_ids: int64 [N], 0.. in each segment.
-        cu_seqlens: int32 [n + 1], segment ends; first 0, last N. Padding is its own segment.
+        cu_seqlens: int32 [n + 1], segment ends; first 0, last N. Padding is a separate segment.
         max_seqlen: length of the longest segment.
         source_ids: int32 [n], index into ``sources`` of each segment, -1 for padding.
-        sources: keys of the sources a batch of this run may hold.
+        sources: keys of all sources of the run.
         source_documents: int32 [len(sources)], documents of each source that end in this batch.
-        cu_seqlens_padded: int32 [m + 1] or None. Set when segments are aligned for context
+        cu_seqlens_padded: int32 [m + 1], or None unless segments are aligned for context
             parallelism: ends of the segments, each with the padding that aligns the next one.
-        log_probs: float32 [N] or None, log-probabilities of a sampler, for metrics only.
+        log_probs: float32 [N] or None, log-probabilities from a sampler, for metrics only.
         rewards: float32 [n] or None, reward of each segment, for metrics only.
 
     Example:
@@ -83,59 +82,59 @@ class PackedBatch:
     rewards: torch.Tensor | None = None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The fields that are there, in the order of a buffer."""
+        """Return the tensors that are not None, in the order of a buffer."""
         fields = {name: getattr(self, name, None) for name in DTYPES}
         return {name: value for name, value in fields.items() if value is not None}
 
     def header(self) -> dict[str, Any]:
-        """Layout and host fields, which a buffer does not hold, as JSON values."""
-        of_host = {name: getattr(self, name) for name in HOST_FIELDS if hasattr(self, name)}
-        return {"layout": self._layout(), **of_host}
+        """Return the layout and host fields, which a buffer does not contain, as JSON values."""
+        host_fields = {name: getattr(self, name) for name in HOST_FIELDS if hasattr(self, name)}
+        return {"layout": self._layout(), **host_fields}
 
     def as_buffer(self) -> torch.Tensor:
-        """The bytes of all fields, as one uint8 tensor: whatever carries it carries the batch.
+        """Return the bytes of all tensors as one uint8 tensor.
 
-        It is page-locked where there is a GPU, so that copying it does not wait.
+        It is page-locked if there is a GPU, so that copying it does not block.
         """
-        parts = [each.contiguous().view(torch.uint8) for each in self.tensors().values()]
+        parts = [tensor.contiguous().view(torch.uint8) for tensor in self.tensors().values()]
         buffer = host_buffer(sum(map(len, parts)))
         return torch.cat(parts, out=buffer)
 
     @classmethod
     def from_buffer(cls, buffer: torch.Tensor, header: Mapping[str, Any]) -> "PackedBatch":
-        """The batch whose fields are views of a uint8 tensor; the inverse of both of these."""
+        """Return the batch of :meth:`as_buffer` and :meth:`header`; its tensors are views."""
         fields = {**header, "sources": tuple(header["sources"])}
         return cls(**fields_of(buffer, fields.pop("layout")), **fields)
 
     @property
     def num_tokens(self) -> int:
-        """Positions in the batch, padding included (``N``)."""
+        """Positions in the batch, including padding (``N``)."""
         return self.tokens.numel()
 
     def segment_lengths(self) -> torch.Tensor:
-        """int32 [n], length of each segment, padding segments included."""
+        """Return the length of each segment, including padding: int32 [n]."""
         return self.cu_seqlens[1:] - self.cu_seqlens[:-1]
 
     def segment_sources(self) -> torch.Tensor:
-        """int64 [N], index into ``sources`` at each position, -1 on padding."""
-        # Told how long the result is, a GPU is not asked for it.
+        """Return the index into ``sources`` at each position, -1 on padding: int64 [N]."""
+        # With output_size, torch does not wait for a GPU.
         return torch.repeat_interleave(
             self.source_ids.long(), self.segment_lengths().long(), output_size=self.num_tokens
         )
 
     def padding_mask(self) -> torch.Tensor:
-        """bool [N], True on padding."""
+        """Return a mask of the padding: bool [N]."""
         return self.segment_sources() < 0
 
     def tokens_per_source(self) -> dict[str, int]:
-        """Positions of each source that is present, padding left out."""
+        """Return the positions of each source, without padding and absent sources."""
         counts = torch.bincount(
             self.source_ids + 1, self.segment_lengths(), minlength=len(self.sources) + 1
         )
         return self._by_source(counts[1:])
 
     def documents_per_source(self) -> dict[str, int]:
-        """Documents of each source that end in this batch, sources with none left out."""
+        """Return the documents that end in this batch by source, without sources that have none."""
         return self._by_source(self.source_documents)
 
     def _by_source(self, counts: torch.Tensor) -> dict[str, int]:
@@ -144,7 +143,7 @@ class PackedBatch:
     def grid(
         self, accumulation: int, rows: int, seq_len: int, dtype: torch.dtype = torch.int64
     ) -> dict[str, torch.Tensor]:
-        """The batch as ``[A, B, T]`` arrays: A micro-batches of B rows of T positions.
+        """Return the batch as ``[A, B, T]`` arrays: A micro-batches of B rows of T positions.
 
         Args:
             dtype: ``torch.int64`` gives views of this batch, ``torch.int32`` copies.
@@ -154,7 +153,7 @@ class PackedBatch:
             ``attention_mask`` (bool, False on padding).
 
         Raises:
-            SampleError: A·B·T is not the number of positions.
+            SampleError: the number of positions is not A·B·T.
         """
         shape = (accumulation, rows, seq_len)
         if accumulation * rows * seq_len != self.num_tokens:
@@ -167,7 +166,7 @@ class PackedBatch:
         by_row = (accumulation * rows, seq_len)
         not_padding = torch.repeat_interleave(present, lengths).view(by_row)
         segment_ids = torch.repeat_interleave(present.cumsum(0), lengths).view(by_row)
-        # From 1 in every row; a row may begin with padding.
+        # Number the segments of every row from 1; a row may begin with padding.
         segment_ids = segment_ids - segment_ids[:, :1] + not_padding[:, :1].long()
         segment_ids = segment_ids * not_padding
         return {
@@ -178,7 +177,7 @@ class PackedBatch:
         }
 
     def to_megatron(self) -> dict[str, torch.Tensor]:
-        """The dictionary Megatron-core steps take, one packed sequence: [1, N], [1, n + 1], [1]."""
+        """Return the batch as Megatron-core's dictionary of one packed sequence."""
         return {
             "tokens": self.tokens[None],
             "labels": self.labels[None],
@@ -190,7 +189,7 @@ class PackedBatch:
         }
 
     def validate(self) -> "PackedBatch":
-        """Return the batch; SampleError names the first rule of the contract that is broken."""
+        """Return the batch, or raise SampleError with the first rule of the contract it breaks."""
         segments = len(self.source_ids)
         lengths = {
             "cu_seqlens": segments + 1,
@@ -199,8 +198,8 @@ class PackedBatch:
             "rewards": segments,
         }
         for name, tensor in self.tensors().items():
-            of_own_length = name in ("cu_seqlens_padded", "aligned_ends", "document_ends")
-            shape = [len(tensor) if of_own_length else lengths.get(name, self.num_tokens)]
+            any_length = name in ("cu_seqlens_padded", "aligned_ends", "document_ends")
+            shape = [len(tensor) if any_length else lengths.get(name, self.num_tokens)]
             if tensor.dtype != DTYPES[name] or list(tensor.shape) != shape:
                 raise SampleError(
                     f"PackedBatch.{name} must be {DTYPES[name]} {shape}, "
@@ -225,18 +224,18 @@ class PackedBatch:
         if (padded := self.cu_seqlens_padded) is not None:
             fits = padded[0] == 0 and padded[-1] == self.num_tokens and (padded.diff() > 0).all()
             fits = fits and torch.isin(ends[:-1][sources >= 0], padded).all()
-            yield fits, "cu_seqlens_padded rises from 0 to N and holds the start of every document"
+            yield fits, "cu_seqlens_padded rises from 0 to N, with the start of every document"
 
     def pin_memory(self, device: torch.device | str | None = None) -> "PackedBatch":
-        """A copy in page-locked memory; what the data loader calls when there is a GPU."""
+        """Return a copy in page-locked memory; the data loader calls this if there is a GPU."""
         return self._in(self.as_buffer())
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> "PackedBatch":
-        """The batch on a device: from the host in one copy, which by default nobody waits for."""
+        """Return the batch on a device; from the host it is one copy, by default asynchronous."""
         if self.tokens.device.type != "cpu" or torch.device(device).type == "cpu":
             fields: dict[str, Any] = {
-                name: each.to(device, non_blocking=non_blocking)
-                for name, each in self.tensors().items()
+                name: tensor.to(device, non_blocking=non_blocking)
+                for name, tensor in self.tensors().items()
             }
             return dataclasses.replace(self, **fields)
         return self._in(self.as_buffer().to(device, non_blocking=non_blocking))
@@ -245,17 +244,17 @@ class PackedBatch:
         return dataclasses.replace(self, **fields_of(buffer, self._layout()))
 
     def _layout(self) -> list[tuple[str, int]]:
-        """Name and number of elements of each field of a buffer."""
+        """Return the name and number of elements of each field of a buffer."""
         return [(name, tensor.numel()) for name, tensor in self.tensors().items()]
 
 
 def host_buffer(num_bytes: int) -> torch.Tensor:
-    """uint8 [num_bytes] of the host; page-locked where there is a GPU."""
+    """Return host memory, page-locked if there is a GPU: uint8 [num_bytes]."""
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
 
 
 def fields_of(buffer: torch.Tensor, layout: Sequence[tuple[str, int]]) -> dict[str, Any]:
-    """Views of a uint8 tensor: name and number of elements of each, in their order."""
+    """Return fields as views of a uint8 tensor, given the name and number of elements of each."""
     sizes = [count * DTYPES[name].itemsize for name, count in layout]
     parts = zip(layout, buffer.split(sizes))
     return {name: part.view(DTYPES[name]) for (name, _), part in parts}

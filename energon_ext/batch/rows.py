@@ -10,26 +10,26 @@ import numpy as np
 
 @dataclass(slots=True)
 class Row:
-    """One packed sequence of ``T`` positions, cut from up to ``T + 1`` tokens.
+    """One packed sequence of ``T`` positions, from up to ``T + 1`` tokens.
 
     A slice of n tokens takes n positions and is one segment. Only a token at index T of the row
-    takes no position: it is the label of the last one. Gaps, and what is left at the end, are
+    takes no position: it is the label of the last position. Gaps and the rest of the row are
     padding.
 
     Attributes:
-        slices: the tokens of each segment in order, integer arrays of any width, none empty.
+        slices: tokens of each segment in order, integer arrays of any width, none empty.
         source: key of the source.
-        documents: documents that end in this row.
-        label_weights: per slice, float [len(slice)] or None for ones: how much predicting each of
-            its tokens counts. None for ones everywhere.
+        documents: number of documents that end in this row.
+        label_weights: per slice, float [len(slice)], the weight of predicting each of its tokens,
+            or None for ones. None for ones everywhere.
         first_positions: position id of the first token of each slice; None for 0.
         gaps: padding positions before each slice; None for 0.
         log_probs: per slice, float [len(slice)], log-probability of each of its tokens; or None.
         rewards: per slice, or None.
-        slice_sources: key of each slice, where they differ; each then counts as a document. A row
-            of no slices, and so of no sources, is padding.
-        num_tokens: positions that hold a document; by default the length of all slices, which is
-            one too many where the last token is a label alone.
+        slice_sources: key of each slice, if they differ; each slice then counts as a document. A
+            row without slices has an empty list here and is padding.
+        num_tokens: positions with a document; by default the length of all slices, which is one too
+            many if the last token is only a label.
 
     Example:
         >>> row = Row([np.array([5, 6, 7]), np.array([8, 9])], source="web")

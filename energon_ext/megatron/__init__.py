@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Batches into a Megatron-core model: loader, step, attention; also without a GPU."""
+"""Feed packed batches to a Megatron-core model: loader, step and attention, also on a CPU."""
 
 from energon_ext.megatron.attention import SegmentAttention, gpt_layer_spec
 from energon_ext.megatron.context_parallel import slice_for_context_parallel

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Attention that never crosses a segment, without Transformer Engine.
 
-Transformer Engine reads ``packed_seq_params`` itself; Megatron-core's own attention refuses them.
+Transformer Engine handles ``packed_seq_params`` itself; Megatron-core's own attention rejects them.
 """
 
 import importlib.util
@@ -32,23 +32,23 @@ def gpt_layer_spec(
 ) -> TransformerBlockSubmodules:
     """Return the layers of this pipeline stage for ``GPTModel(transformer_layer_spec=...)``.
 
-    With Transformer Engine on a GPU they are Megatron's own; else their attention is a
+    With Transformer Engine on a GPU these are Megatron's own layers; otherwise their attention is a
     :class:`SegmentAttention`. Dense, MoE and alternating layers, ``qk_layernorm``, RMSNorm and
     LayerNorm follow ``config``.
 
     Args:
         config: Megatron's ``TransformerConfig``.
-        vp_stage: virtual pipeline stage, when there are several on a rank.
+        vp_stage: virtual pipeline stage, if a rank has several.
 
     Raises:
-        ConfigError: ``config`` asks for something that only Transformer Engine can do.
+        ConfigError: ``config`` needs a feature that only Transformer Engine has.
     """
     use_transformer_engine = has_transformer_engine()
     block = get_gpt_decoder_block_spec(
         config,
         use_transformer_engine,
         normalization=config.normalization,
-        qk_l2_norm=getattr(config, "qk_l2_norm", False),  # megatron-core 0.15.0 has none
+        qk_l2_norm=getattr(config, "qk_l2_norm", False),  # missing in megatron-core 0.15.0
         vp_stage=vp_stage,
     )
     if use_transformer_engine:
@@ -64,10 +64,10 @@ def gpt_layer_spec(
 
 
 class SegmentAttention(torch.nn.Module):
-    """Causal attention inside each segment of a packed sequence; Megatron's ``core_attention``.
+    """Causal attention within each segment of a packed sequence, as Megatron's ``core_attention``.
 
-    One variable-length kernel on GPUs that have it, one call of scaled dot product attention per
-    segment anywhere. Without ``packed_seq_params`` every sequence of the batch is one segment.
+    Runs one variable-length kernel on GPUs that support it, else scaled dot product attention
+    once per segment. Without ``packed_seq_params`` every sequence of the batch is one segment.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class SegmentAttention(torch.nn.Module):
         attention_bias: torch.Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
     ) -> torch.Tensor:
-        """Attend; a mask or a bias, which packed segments make superfluous, is a ConfigError.
+        """Return the attention output; raise ConfigError for a mask or bias.
 
         Args:
             query: [t, heads, channels] when packed, else [s, b, heads, channels].
             key, value: as ``query`` with ``groups`` heads; ``heads`` is a multiple of ``groups``.
-            packed_seq_params: segment ends of the packed sequence.
+            packed_seq_params: segment ends of the packed sequence; they replace a mask.
 
         Returns:
             [t, heads * channels] when packed, else [s, b, heads * channels].
@@ -108,7 +108,7 @@ class SegmentAttention(torch.nn.Module):
         if attention_mask is not None or attention_bias is not None:
             raise ConfigError(
                 "SegmentAttention takes no attention mask or bias: pass attention_mask=None and "
-                "describe the segments by packed_seq_params."
+                "describe the segments with packed_seq_params."
             )
         heads_per_group = query.shape[-2] // key.shape[-2]
         key = key.repeat_interleave(heads_per_group, dim=-2)
@@ -120,13 +120,13 @@ class SegmentAttention(torch.nn.Module):
         ends = packed_seq_params.cu_seqlens_q if padded is None else padded
         if _has_varlen_kernel(query):
             longest = int(packed_seq_params.max_seqlen_q)
-            found = varlen_attn(
+            output = varlen_attn(
                 query, key, value, ends, ends, longest, longest,
                 scale=self.softmax_scale, window_size=(-1, 0),  # causal
             )  # fmt: skip
-            return cast(torch.Tensor, found).flatten(-2)  # a tuple only where more is asked for
+            return cast(torch.Tensor, output).flatten(-2)  # a tuple only with extra outputs
         lengths = ends.diff().tolist()
-        # split, not slices: the gradient of n slices is n tensors of full length.
+        # Use split, not slices: the gradients of n slices would be n tensors of full length.
         segments = zip(*(x.transpose(0, 1).split(lengths, dim=1) for x in (query, key, value)))
         context = torch.cat([self._causal(*segment) for segment in segments], dim=1)
         return context.transpose(0, 1).flatten(-2)
@@ -138,13 +138,13 @@ class SegmentAttention(torch.nn.Module):
 
 
 class TorchNorm:
-    """RMSNorm or LayerNorm of torch that may be used with sequence parallelism.
+    """RMSNorm or LayerNorm from torch that also works with sequence parallelism.
 
-    Megatron's own wrapper refuses sequence parallelism, for which it is enough to mark the
-    parameters: their gradients are then summed over the tensor-parallel ranks.
+    Megatron's own wrapper rejects sequence parallelism, although marking the parameters is enough:
+    Megatron then sums their gradients over the tensor-parallel ranks.
     """
 
-    # Megatron calls the class and wants a module.
+    # Megatron calls the class and expects a module.
     def __new__(  # type: ignore[misc]
         cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
     ) -> torch.nn.Module:
@@ -177,7 +177,7 @@ def _check_config(config: TransformerConfig, attention_dropout: float | None = N
         if found != allowed:
             raise ConfigError(
                 f"TransformerConfig.{field}={found!r} needs Transformer Engine on a GPU; "
-                f"without it only {allowed!r} is possible."
+                f"without it only {allowed!r} is supported."
             )
 
 

@@ -1,11 +1,12 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A batch from the first tensor-parallel rank to the others, without waiting for a GPU.
+"""Broadcast a batch from the first tensor-parallel rank without waiting for a GPU.
 
-The others must know how many segments a batch has before they launch anything, so what tells them
-must not come from a GPU. The whole batch goes over the CPU, as one message in page-locked memory:
-its own length and that of its header, the header as JSON, the bytes of the batch. Messages have the
-length of the longest one so far; a longer one is announced by its beginning, and sent again.
+The other ranks need the number of segments before they launch any kernel, so it must not come from
+a GPU. The whole batch is sent over the CPU as one message in page-locked memory: the length of the
+message, the length of its header, the header as JSON and the bytes of the batch. The buffer is as
+long as the longest message so far; the start of a longer one announces its length, and the message
+is sent again.
 """
 
 import functools
@@ -18,16 +19,16 @@ import torch.distributed as dist
 from energon_ext.batch.packed_batch import PackedBatch, host_buffer
 from energon_ext.errors import SampleError
 
-#: Two int64 at the beginning of a message.
+#: Two int64 at the start of a message: its length and the length of its header.
 _PREFIX_BYTES = 16
-#: Where the bytes of a batch begin: a multiple of their widest field.
+#: The bytes of a batch begin at a multiple of its widest field.
 _ALIGNMENT = 8
 
 
 def broadcast(
     draw: Callable[[], PackedBatch], group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Draw on the first rank of a group; its batch as bytes and header, on every rank."""
+    """Draw a batch on the first rank of a group; return its bytes and header on every rank."""
     channel = _channel(group)
     if channel.source != dist.get_rank():
         message = channel.exchange(None)
@@ -36,10 +37,10 @@ def broadcast(
         try:
             message = _message(draw())
         finally:
-            # Also when the draw failed: the others wait for this message.
+            # Send an empty message if the draw failed: the other ranks wait for a message.
             message = channel.exchange(message)
     if not len(message):
-        raise SampleError(f"Rank {channel.source} failed to draw a batch; its own error says why.")
+        raise SampleError(f"Rank {channel.source} failed to draw a batch; see its own error.")
     begin = _PREFIX_BYTES + int(message[8:_PREFIX_BYTES].view(torch.int64))
     header = json.loads(message[_PREFIX_BYTES:begin].numpy().tobytes())
     return message[begin:], header
@@ -66,11 +67,11 @@ class _Channel:
         self._capacity = 4096
 
     def exchange(self, message: torch.Tensor | None) -> torch.Tensor:
-        """The message of the first rank; None on the others."""
+        """Return the first rank's message on every rank; the other ranks pass None."""
         buffer = self._broadcast(message)
         length = int(buffer[:8].view(torch.int64))
         if length > self._capacity:
-            self._capacity = length + length // 8  # the next ones are about as long
+            self._capacity = length + length // 8  # later messages are about as long
             buffer = self._broadcast(message)
         return buffer[:length]
 
@@ -84,5 +85,5 @@ class _Channel:
         return buffer
 
 
-#: One for each group; Megatron makes its groups once in a run.
+#: One channel per group; Megatron creates its groups once per run.
 _channel = functools.cache(_Channel)

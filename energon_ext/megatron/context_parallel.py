@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A batch cut over context-parallel ranks, segment by segment.
+"""Split a batch over context-parallel ranks, segment by segment.
 
-Under causal attention the end of a segment costs more than its beginning. So each aligned segment
-is cut into ``2 * size`` equal chunks, and rank ``r`` takes chunk ``r`` and chunk
-``2 * size - 1 - r``, as Transformer Engine's attention and Megatron's RoPE expect it.
+Under causal attention the end of a segment costs more than its beginning. Each aligned segment is
+therefore cut into ``2 * size`` equal chunks, and rank ``r`` takes chunks ``r`` and
+``2 * size - 1 - r``, as Transformer Engine's attention and Megatron's RoPE expect.
 """
 
 import dataclasses
@@ -21,23 +21,23 @@ _FIELDS_OF_POSITIONS = ("tokens", "labels", "token_weights", "position_ids", "lo
 
 @dataclass(kw_only=True)
 class ContextParallelSlice(PackedBatch):
-    """One rank's part of a batch; itself a batch, whose segments are the parts that it holds."""
+    """One rank's part of a batch; a batch itself, whose segments are the rank's parts of each."""
 
     # Of the whole batch:
     aligned_ends: torch.Tensor  # int32 [m + 1], ends of the aligned segments
-    document_ends: torch.Tensor  # int32 [n + 1], what the function of this name returns
-    longest_aligned: int  # aligned segment
-    whole_length: int  # in positions
+    document_ends: torch.Tensor  # int32 [n + 1], as returned by document_ends()
+    longest_aligned: int  # positions of the longest aligned segment
+    whole_length: int  # positions
 
 
 def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> ContextParallelSlice:
-    """Return what a context-parallel rank holds of a batch.
+    """Return a context-parallel rank's part of a batch.
 
-    Labels were shifted before, so none is lost at the edge of a chunk. Cut the batch before it goes
-    to a GPU, which would have to be asked for many sizes.
+    Labels are already shifted, so none is lost at the edge of a chunk. Split the batch before it
+    moves to a GPU: every size read back from a GPU would wait for it.
 
     Args:
-        batch: its aligned segments are multiples of ``2 * size`` positions.
+        batch: its aligned segments must be multiples of ``2 * size`` positions.
         size: number of context-parallel ranks.
         rank: 0, 1, ...
 
@@ -46,7 +46,7 @@ def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> Cont
     """
     aligned_ends = batch.cu_seqlens if batch.cu_seqlens_padded is None else batch.cu_seqlens_padded
     positions = context_parallel_positions(aligned_ends, size, rank)
-    # Padding follows its segment, so what a rank holds of each is in one piece.
+    # Padding follows its segment, so a rank's part of each segment is contiguous.
     segments = torch.searchsorted(batch.cu_seqlens, positions.int(), right=True) - 1
     segments, lengths = torch.unique_consecutive(segments, return_counts=True)
     values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(PackedBatch)}
@@ -70,7 +70,7 @@ def slice_for_context_parallel(batch: PackedBatch, size: int, rank: int) -> Cont
 
 
 def document_ends(batch: PackedBatch) -> torch.Tensor:
-    """int32 [n + 1], the ends of the segments as if padding had no length."""
+    """Return the segment ends as if padding had no length: int32 [n + 1]."""
     if isinstance(batch, ContextParallelSlice):
         return batch.document_ends
     lengths = batch.segment_lengths() * (batch.source_ids >= 0)
@@ -80,7 +80,7 @@ def document_ends(batch: PackedBatch) -> torch.Tensor:
 def context_parallel_positions(
     cu_seqlens_padded: torch.Tensor, size: int, rank: int
 ) -> torch.Tensor:
-    """Return the positions that a context-parallel rank holds, in its order: int64 [N / size].
+    """Return a context-parallel rank's positions, in its order: int64 [N / size].
 
     Raises:
         ConfigError: a segment is not a multiple of ``2 * size`` positions long.
@@ -98,7 +98,7 @@ def context_parallel_positions(
             f"align segments to {alignment}."
         )
     chunks = lengths // alignment
-    # Number each position by the chunk of its segment that it lies in.
+    # Number each position by its chunk within its segment.
     first = torch.repeat_interleave(ends[:-1], lengths)
     offset = torch.arange(len(first), device=ends.device) - first
     chunk = offset // torch.repeat_interleave(chunks, lengths)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Megatron-core on machines without a GPU: tests, laptops, continuous integration.
 
-Megatron-core names the device ``"cuda"`` throughout, yet its models, schedules, data-parallel
-wrapper and optimizer need nothing from CUDA. The shim is over torch, not over Megatron.
+Megatron-core hard-codes the device ``"cuda"``, although its models, schedules, data-parallel
+wrapper and optimizer need nothing from CUDA. The shim patches torch, not Megatron.
 """
 
 from typing import Any, Callable, Sequence
@@ -15,11 +15,11 @@ _CPU = torch.device("cpu")
 
 
 def enable_cpu() -> bool:
-    """Let ``torch.cuda`` mean the CPU when there is no GPU; True where it does.
+    """Redirect ``torch.cuda`` to the CPU if there is no GPU; return True if redirected.
 
     Call it before building a Megatron model; calling it again changes nothing. Seed Megatron with
     ``model_parallel_cuda_manual_seed(seed, inference_rng_tracker=True)`` and train without dropout:
-    random states of the GPU stay out of reach.
+    the random states of a GPU are not emulated.
 
     Example:
         >>> if enable_cpu():
@@ -27,14 +27,14 @@ def enable_cpu() -> bool:
     """
     if torch.cuda.is_available():
         return False
-    cuda: Any = torch.cuda  # what is put in has other types
+    cuda: Any = torch.cuda  # the replacements have other types
     if cuda.Stream is not _Stream:
         cuda.current_device = lambda: _CPU
         cuda.synchronize = torch.cpu.synchronize
         cuda.Stream, cuda.stream = _Stream, torch.cpu.stream
         cuda.current_stream = cuda.default_stream = torch.cpu.current_stream
         _CudaMeansCpu().__enter__()
-    # megatron-core 0.16: the router reads te_general_gemm though its import has failed.
+    # The router of megatron-core 0.16 reads te_general_gemm even if its import failed.
     from megatron.core.transformer.moe import moe_utils
 
     if not hasattr(moe_utils, "te_general_gemm"):
@@ -60,14 +60,14 @@ class _CudaMeansCpu(TorchFunctionMode):
         if func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
             args = (args[0], _CPU, *args[2:])
         result = func(*args, **kwargs)
-        # Megatron's optimizers tell parameters apart, and check gradients, by this string.
+        # Megatron's optimizers classify parameters and check gradients by this string.
         if func is torch.Tensor.type and isinstance(result, str):
             return result.replace("torch.", "torch.cuda.", 1)
         return result
 
 
 class _Stream(torch.cpu.Stream):
-    """Of the CPU, which runs everything in order; takes what ``torch.cuda.Stream`` takes."""
+    """A CPU stream, on which everything runs in order, with ``torch.cuda.Stream``'s arguments."""
 
     def __init__(self, *args: object, **kwargs: object):
         super().__init__()

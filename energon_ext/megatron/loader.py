@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""From an Energon dataset to the iterator that Megatron's training loops want.
+"""The iterator over an Energon dataset that Megatron's training loops expect.
 
-Tensor-parallel rank 0 of every pipeline stage and data-parallel rank loads. Loading is
-deterministic, so all stages of a replica hold the same batch without communication.
+Tensor-parallel rank 0 of every pipeline stage and data-parallel rank loads data. Loading is
+deterministic, so all stages of a replica get the same batch without communication.
 """
 
 from typing import Any, Iterator, Mapping
@@ -21,16 +21,16 @@ from energon_ext.state.together import end_together
 
 
 class MegatronEnergonLoader:
-    """An endless iterator over an Energon dataset, as ``--dataloader-type external`` expects it.
+    """An endless iterator over an Energon dataset, for ``--dataloader-type external``.
 
-    A state stands exactly between two batches, so a resume draws nothing twice.
+    A state is always saved between two batches, so a resumed run draws nothing twice.
 
     Args:
-        dataset: an Energon dataset, for example of :func:`energon_ext.get_train_dataset`.
+        dataset: an Energon dataset, for example from :func:`energon_ext.get_train_dataset`.
         **loader_options: as for :func:`~energon_ext.loader.streamed.open_loader`.
 
-    State: JSON values. With planned sources it is one cursor for the run, the same on every rank,
-    and continues on any ranks and workers; with streamed ones it belongs to this rank.
+    State: JSON values. With planned sources, one cursor for the run, the same on every rank and
+    valid for any number of ranks and workers; with streamed sources, the state of this rank.
     """
 
     def __init__(self, dataset: SavableDataset, **loader_options: Any):
@@ -40,19 +40,21 @@ class MegatronEnergonLoader:
 
     @property
     def next_batch_index(self) -> int:
-        """Per-rank index of the batch that comes next."""
+        """Per-rank index of the next batch."""
         return int(self.loader.batches_drawn)
 
     def __iter__(self) -> "MegatronEnergonLoader":
         return self
 
     def __next__(self) -> Any:
-        """Draw a batch; where the dataset ends, begin its next epoch.
+        """Draw a batch; when the dataset ends, begin its next epoch.
+
+        If every source has a ``max_epochs``, the data-parallel ranks must draw together.
 
         Raises:
             DataExhaustedError: every source has reached its ``max_epochs``, here or on another
-                data-parallel rank; where all have one, the ranks draw together.
-            ConfigError: an epoch holds no batch on this rank.
+                data-parallel rank.
+            ConfigError: an epoch has no batch for this rank.
         """
         index = self.next_batch_index
         batch = next(self._iterator, None)
@@ -71,37 +73,37 @@ class MegatronEnergonLoader:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the last batch drawn, as JSON values."""
+        """Return the state after the last batch drawn, as JSON values."""
         return self.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`, before the first batch is drawn."""
+        """Restore a :meth:`state_dict`; call this before the first batch is drawn."""
         self.loader.load_state_dict(state)
 
     def save_state(self) -> dict[str, Any]:
-        """:meth:`state_dict`, by the name that Megatron's loops have for it."""
+        """Call :meth:`state_dict`, under the name that Megatron's loops use."""
         return self.state_dict()
 
     def restore_state(self, state: Mapping[str, Any] | None) -> None:
-        """:meth:`load_state_dict`, by the name that Megatron's loops have for it."""
+        """Call :meth:`load_state_dict`, under the name that Megatron's loops use."""
         if state is not None:
             self.load_state_dict(state)
 
     @property
     def changes(self) -> list[SourceChange]:
-        """The effect of the last restore on each source."""
+        """Effect of the last restore on each source."""
         return self.loader.changes
 
     def close(self) -> None:
-        """End the worker processes."""
+        """Stop the worker processes."""
         self.loader.close()
 
 
 class RerunLoader(MegatronEnergonLoader):
-    """A loader whose state, if saved within a step, is the one before that step.
+    """A loader whose state, if saved during a step, is the state before that step.
 
-    Megatron-LM and Megatron-Bridge run doubtful steps again: where the result is rejected twice,
-    they save the model before the step and end, to run it again in another process.
+    Megatron-LM and Megatron-Bridge rerun suspicious steps: if the result is rejected twice, they
+    save the model from before the step and exit, so that another process can rerun it.
     """
 
     _step = -1
@@ -109,13 +111,13 @@ class RerunLoader(MegatronEnergonLoader):
 
     def __next__(self) -> Any:
         machine = get_rerun_state_machine()
-        validates = machine.get_mode() == RerunMode.VALIDATE_RESULTS
-        if validates and machine.current_iteration != self._step:
+        is_validating = machine.get_mode() == RerunMode.VALIDATE_RESULTS
+        if is_validating and machine.current_iteration != self._step:
             self._step, self._before_step = machine.current_iteration, self.loader.mark()
         return super().__next__()
 
     def save_state(self) -> dict[str, Any]:
-        """The state after the last step that was taken."""
+        """Return the state after the last completed step."""
         if is_inside_step() and self._before_step is not None:
             return self.loader.state_dict(self._before_step)
         return super().save_state()

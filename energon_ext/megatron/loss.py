@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The weighted loss as Megatron's schedules want it: a sum, an integer count and a report."""
+"""The weighted loss in the form Megatron's schedules expect: a sum, an int count and a report."""
 
 import contextlib
 import math
@@ -17,15 +17,15 @@ from energon_ext.losses import check_denominator, check_ratio_limit, truncated_r
 Reported = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 LossFunc = Callable[[torch.Tensor], Reported]
 
-#: Report of the whole batch; also the prefix of a source's name in its own report.
+#: Report of the whole batch; reports of single sources add ``/<source>``.
 LOSS_KEY = "lm loss"
 SOURCE_PREFIX = f"{LOSS_KEY}/"
 
-#: Reports of what a sampler saw beside what the model sees.
+#: Reports that compare the sampler's log-probabilities with the model's.
 COMPARED_KEYS = ("log_prob_gap", "ratios_truncated")
 
-#: Count of a source without tokens, whose mean is then 0 and not NaN: Megatron-LM takes a NaN in
-#: any report for a failed iteration. Added to a real count it changes nothing.
+#: Count of a source without tokens, so that its mean is 0 and not NaN: Megatron-LM treats a NaN in
+#: any report as a failed iteration. Too small to change a real count.
 _NO_TOKENS = 1e-30
 
 
@@ -35,36 +35,36 @@ def make_loss_func(
     weight_scale: int = 1,
     ratio_limit: float | None = None,
 ) -> LossFunc:
-    """Return Megatron's loss function of this micro-batch.
+    """Return Megatron's loss function for this micro-batch.
 
     It returns ``(weight_scale * sum_i w_i * nll_i, count, report)``. Megatron sums the first two
-    over micro-batches and ranks and divides, so under ``calculate_per_token_loss=True`` the step
-    has exactly the loss of :func:`energon_ext.unified_loss` over the whole global batch.
+    over micro-batches and ranks and divides them, so with ``calculate_per_token_loss=True`` the
+    loss of a step is exactly :func:`energon_ext.unified_loss` over the whole global batch.
 
-    The count is an int32 tensor. Whole weights (0, 1, -1) count themselves. Others need, with
-    ``denominator="weights"``, a ``weight_scale``: ``sum_i |w_i|`` is then counted to the nearest
-    ``1 / weight_scale``. It must be the same in all micro-batches, and the count of the global
-    batch below 2**31. :func:`energon_ext.megatron.scale_router_losses` keeps the weight of the
-    auxiliary losses of MoE routers, which Megatron divides by the count as well.
+    The count is an int32 tensor. Integer weights (0, 1, -1) are counted exactly. Fractional ones
+    need a ``weight_scale`` with ``denominator="weights"``: ``sum_i |w_i|`` is then counted to the
+    nearest ``1 / weight_scale``. The scale must be the same in all micro-batches, and the count of
+    the global batch below 2**31. :func:`energon_ext.megatron.scale_router_losses` preserves the
+    weight of MoE auxiliary losses, which Megatron divides by the same count.
 
     Args:
-        batch: what :func:`get_batch` returned.
-        denominator: ``"weights"`` counts ``sum_i |w_i|``, ``"tokens"`` positions of ``w_i != 0``.
+        batch: a batch returned by :func:`get_batch`.
+        denominator: ``"weights"`` counts ``sum_i |w_i|``, ``"tokens"`` positions with ``w_i != 0``.
         weight_scale: integer >= 1.
-        ratio_limit: with it ``w_i * rho_i`` stands for ``w_i`` in the sums, not in the counts: the
+        ratio_limit: if given, the sums (not the counts) use ``w_i * rho_i`` for ``w_i``, with the
             importance weights of :func:`energon_ext.losses.truncated_ratios`.
 
     Returns:
-        A function of the model's output, the loss of each position, [1, N]. In its report float32
-        ``[sum_i w_i * nll_i, D]`` with ``D``, the count before scaling, stands under ``"lm loss"``
-        and, of each source, under ``"lm loss/<source>"``. Of a batch with ``log_probs`` also, over
-        ``n`` positions of ``w_i != 0``: ``"log_prob_gap"``, ``[sum of log mu - log pi, n]``, and
-        with ``ratio_limit`` ``"ratios_truncated"``, how many reached it.
+        A function of the model's output, the loss at each position, [1, N]. Its report has float32
+        ``[sum_i w_i * nll_i, D]``, where ``D`` is the count before scaling, under ``"lm loss"`` and
+        for each source under ``"lm loss/<source>"``. For a batch with ``log_probs`` it also has,
+        over the ``n`` positions with ``w_i != 0``, ``"log_prob_gap"``, ``[sum of log mu - log pi,
+        n]``, and with a ``ratio_limit`` ``"ratios_truncated"``, ``[number that reached it, n]``.
 
     Raises:
         ConfigError: unknown ``denominator``, a ``weight_scale`` below 1 or too large, or a
             ``ratio_limit`` for a batch without ``log_probs``.
-        SampleError: weights that are not whole are to be counted at ``weight_scale=1``.
+        SampleError: fractional weights with ``weight_scale=1``.
 
     Example:
         >>> import numpy as np
@@ -84,7 +84,7 @@ def make_loss_func(
 def check_loss_inputs(
     batch: PackedBatch, denominator: str, weight_scale: int, ratio_limit: float | None
 ) -> None:
-    """Raise what :func:`make_loss_func` raises; of a batch on a GPU this waits for the GPU."""
+    """Raise the errors of :func:`make_loss_func`; this waits for the GPU if the batch is on one."""
     check_denominator(denominator)
     check_ratio_limit(ratio_limit, batch.log_probs)
     if weight_scale < 1:
@@ -92,7 +92,7 @@ def check_loss_inputs(
     counted = _counted(batch, denominator)
     if weight_scale == 1 and bool((counted != counted.round()).any()):
         raise SampleError(
-            "token_weights hold fractions, which Megatron cannot count: pass weight_scale (for "
+            "token_weights contain fractions, which Megatron cannot count: pass weight_scale (for "
             "example 1024, the same in every micro-batch) or denominator='tokens'."
         )
     if weight_scale > 1:
@@ -102,21 +102,21 @@ def check_loss_inputs(
 def loss_func_of(
     batch: PackedBatch, denominator: str, weight_scale: int, ratio_limit: float | None
 ) -> LossFunc:
-    """:func:`make_loss_func` of a batch that was checked before it went to the GPU."""
+    """Return :func:`make_loss_func` of a batch that was checked before it moved to the GPU."""
     weights, counted = batch.token_weights, _counted(batch, denominator)
 
     def loss_func(output: torch.Tensor) -> Reported:
         nll = output.float().view(-1)
         losses = weights * nll
         if ratio_limit is not None:
-            assert batch.log_probs is not None  # was checked
+            assert batch.log_probs is not None  # checked earlier
             losses = losses * truncated_ratios(nll, batch.log_probs, ratio_limit)
         num_tokens = (counted.double().sum() * weight_scale).round().to(torch.int32)
         report = _report(batch, losses.detach(), counted)
         if batch.log_probs is not None:
             report |= _compare(nll.detach(), batch.log_probs, weights != 0, ratio_limit)
         if _kept is not None:
-            _kept.append({key: own for key, own in report.items() if key != LOSS_KEY})
+            _kept.append({key: value for key, value in report.items() if key != LOSS_KEY})
             report = {LOSS_KEY: report[LOSS_KEY]}
         return losses.sum() * weight_scale, num_tokens, report
 
@@ -128,9 +128,9 @@ _kept: list[dict[str, torch.Tensor]] | None = None
 
 @contextlib.contextmanager
 def keep_reports() -> Iterator[list[dict[str, torch.Tensor]]]:
-    """Let loss functions report the loss of the whole batch alone, and keep what else they found.
+    """Make loss functions return only the report of the whole batch; yield a list of the others.
 
-    Megatron-LM sums every report over the ranks by itself; :func:`means_on_device` sums all.
+    Megatron-LM would reduce each report separately; :func:`means_on_device` reduces all at once.
     """
     global _kept
     kept: list[dict[str, torch.Tensor]] = []
@@ -142,7 +142,7 @@ def keep_reports() -> Iterator[list[dict[str, torch.Tensor]]]:
 
 
 def means_on_device(reports: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """The mean of each report over micro-batches and ranks, by one reduction; empty without any."""
+    """Return the mean of each report over micro-batches and ranks, with a single reduction."""
     if not reports:
         return {}
     totals, counts = _summed(reports).unbind(1)
@@ -150,7 +150,7 @@ def means_on_device(reports: list[dict[str, torch.Tensor]]) -> dict[str, torch.T
 
 
 def _summed(reports: list[dict[str, torch.Tensor]]) -> torch.Tensor:
-    """float32 [number of keys, 2], sums over micro-batches and data-parallel ranks."""
+    """Return sums over micro-batches and data-parallel ranks: float32 [number of keys, 2]."""
     sums = torch.stack([torch.stack(list(report.values())) for report in reports]).sum(0)
     torch.distributed.all_reduce(
         sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True)
@@ -159,30 +159,30 @@ def _summed(reports: list[dict[str, torch.Tensor]]) -> torch.Tensor:
 
 
 def mean_losses(reports: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
-    """Return the mean loss of a step, and that of each source that took part in it.
+    """Return the mean loss of a step, overall and for each source that contributed to it.
 
     Args:
-        reports: what the schedule returned: one report a micro-batch on the last pipeline stage,
-            nothing on the others.
+        reports: the schedule's result: one report per micro-batch on the last pipeline stage, none
+            on the others.
 
     Returns:
         ``{"loss": float, "loss_by_source": {source: float}}``, means over all micro-batches and
-        data-parallel ranks, and ``log_prob_gap`` and ``ratios_truncated`` where they were
-        reported; empty where ``reports`` is.
+        data-parallel ranks, plus ``log_prob_gap`` and ``ratios_truncated`` if reported; empty if
+        ``reports`` is.
     """
     if not reports:
         return {}
     means = {
         key.removeprefix(SOURCE_PREFIX): total / count
         for key, (total, count) in zip(reports[0], _summed(reports).tolist())
-        if key in (LOSS_KEY, *COMPARED_KEYS) or count > 1e6 * _NO_TOKENS  # of 1e6 micro-batches
+        if key in (LOSS_KEY, *COMPARED_KEYS) or count > 1e6 * _NO_TOKENS  # up to 1e6 micro-batches
     }
     compared = {key: means.pop(key) for key in COMPARED_KEYS if key in means}
     return {"loss": means.pop(LOSS_KEY), "loss_by_source": means, **compared}
 
 
 def check_losses(losses: Mapping[str, Any], step: int) -> None:
-    """Raise SampleError, which names the sources, where a loss of :func:`mean_losses` is no number.
+    """Raise SampleError with every source's loss if a loss of :func:`mean_losses` is not finite.
 
     Only the last pipeline stage has losses: use :func:`energon_ext.state.together.on_all_ranks`.
     """
@@ -190,8 +190,8 @@ def check_losses(losses: Mapping[str, Any], step: int) -> None:
     if not all(map(math.isfinite, (losses.get("loss", 0.0), *by_source.values()))):
         listed = ", ".join(f"{source} {loss:.4g}" for source, loss in by_source.items())
         raise SampleError(
-            f"Step {step}: the loss is {losses['loss']:.4g} ({listed}). The step was not taken, "
-            f"nothing of it is saved; look at its batches and at the learning rate, then resume."
+            f"Step {step}: the loss is {losses['loss']:.4g} ({listed}). The step was not taken and "
+            f"nothing was saved; check its batches and the learning rate, then resume."
         )
 
 
@@ -201,14 +201,15 @@ def _counted(batch: PackedBatch, denominator: str) -> torch.Tensor:
 
 
 def _check_count(count: float, weight_scale: int) -> None:
-    """Megatron sums counts in int32, and scales nothing when the sum has wrapped around."""
-    alone = not parallel_state.is_initialized()
-    ranks = 1 if alone else parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+    """Raise ConfigError if the count could overflow Megatron's int32 sum, which does not raise."""
+    ranks = 1
+    if parallel_state.is_initialized():
+        ranks = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
     if count * ranks >= 2**31:
         raise ConfigError(
-            f"weight_scale={weight_scale} counts {count:.0f} in one micro-batch, over data-"
-            f"parallel ranks {ranks} times that; Megatron counts a global batch up to 2**31. Use a "
-            "smaller weight_scale or denominator='tokens'."
+            f"weight_scale={weight_scale} counts {count:.0f} in one micro-batch, {ranks} times "
+            f"that over data-parallel ranks; Megatron counts a global batch up to 2**31. Use a "
+            f"smaller weight_scale or denominator='tokens'."
         )
 
 
@@ -226,12 +227,12 @@ def _report(
 
 
 def _compare(
-    nll: torch.Tensor, seen: torch.Tensor, trained: torch.Tensor, ratio_limit: float | None
+    nll: torch.Tensor, log_probs: torch.Tensor, trained: torch.Tensor, ratio_limit: float | None
 ) -> dict[str, torch.Tensor]:
-    number = trained.sum().float().clamp(min=_NO_TOKENS)
-    gap = torch.where(trained, seen + nll, 0).sum()
-    report = {"log_prob_gap": torch.stack([gap, number])}
+    count = trained.sum().float().clamp(min=_NO_TOKENS)
+    gap = torch.where(trained, log_probs + nll, 0).sum()
+    report = {"log_prob_gap": torch.stack([gap, count])}
     if ratio_limit is not None:
-        reached = truncated_ratios(nll, seen, ratio_limit) >= ratio_limit
-        report["ratios_truncated"] = torch.stack([(reached & trained).sum().float(), number])
+        reached = truncated_ratios(nll, log_probs, ratio_limit) >= ratio_limit
+        report["ratios_truncated"] = torch.stack([(reached & trained).sum().float(), count])
     return report

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The data of a Megatron-LM launch script: its provider, and what its options make of the data."""
+"""Data provider for Megatron-LM launch scripts."""
 
 import argparse
 import itertools
@@ -38,37 +38,38 @@ def train_valid_test_dataloaders_provider(
 ) -> tuple[Any, Any, None]:
     """Build the loaders for training and validation inside a Megatron-LM launch script.
 
-    Reads Megatron-LM's arguments and those of :func:`energon_ext.megatron.add_energon_args`::
+    It reads Megatron-LM's arguments and those of :func:`energon_ext.megatron.add_energon_args`::
 
         pretrain(train_valid_test_dataloaders_provider, model_provider,
                  ModelType.encoder_or_decoder, forward_step,
                  extra_args_provider=add_energon_args)
 
-    (since megatron-core 0.18 as in ``examples/launch/pretrain_gpt.py``) with ``--dataloader-type
-    external --micro-batch-size 1 --calculate-per-token-loss --data-path mix.yaml
-    --dataloader-save DIR``. A packed micro-batch is one sequence of ``--seq-length`` positions.
-    Validation reads the ``val`` split of the metadataset, unless ``--eval-iters`` is 0. When the
-    model was loaded at an iteration > 0, the data continues from the state saved with it.
+    With megatron-core 0.18 and later see ``examples/launch/pretrain_gpt.py``. The run needs
+    ``--dataloader-type external --micro-batch-size 1 --calculate-per-token-loss
+    --data-path mix.yaml --dataloader-save DIR``. A packed micro-batch is one sequence of
+    ``--seq-length`` positions. Validation reads the ``val`` split of the metadataset, unless
+    ``--eval-iters`` is 0. If the model was loaded at an iteration > 0, the data continues from the
+    state saved with it.
 
     Args:
-        train_val_test_num_samples: not needed.
-        vp_stage: Megatron-LM asks for the loaders of each virtual pipeline stage, from 0 on; those
-            of a process share one loader.
-        task_encoder: of the user; by default a :class:`~energon_ext.PackedTaskEncoder`.
+        train_val_test_num_samples: ignored.
+        vp_stage: virtual pipeline stage; Megatron-LM calls the provider once per stage, from 0 on,
+            and the stages of a process share one loader.
+        task_encoder: by default a :class:`~energon_ext.PackedTaskEncoder`.
 
     Returns:
         ``(training, validation, None)`` on ranks that load, ``(None, None, None)`` on the others.
 
     Raises:
         ConfigError: an argument, the YAML or a dataset is wrong.
-        StateFormatError: the data state cannot be read, or some ranks have one and others not.
+        StateFormatError: the data state cannot be read, or only some ranks have one.
         StateMismatchError: the data state belongs to another configuration.
     """
     from megatron.training import get_args
 
     args = get_args()
     if vp_stage:
-        return *(each and each[vp_stage] for each in _of_virtual_stages), None
+        return *(stages and stages[vp_stage] for stages in _stage_iterators), None
     loaders: list[Any] = [None, None]
 
     def build() -> None:
@@ -80,20 +81,20 @@ def train_valid_test_dataloaders_provider(
     training, validation = loaders
     if args.iteration > 0:
         restore_together(training, args)
-    logs = ("energon_run_dir", "tensorboard_dir", "wandb_project")
-    is_read = any(getattr(args, name, None) for name in logs)
-    adapt_loop(DataLog(training, args) if is_read else None)
+    outputs = ("energon_run_dir", "tensorboard_dir", "wandb_project")
+    is_logged = any(getattr(args, name, None) for name in outputs)
+    adapt_loop(DataLog(training, args) if is_logged else None)
     if vp_stage is None:
         return training, validation, None
-    # A batch is kept until every stage has taken it.
-    stages = args.virtual_pipeline_model_parallel_size
-    _of_virtual_stages[:] = [each and itertools.tee(each, stages) for each in loaders]
+    # tee() keeps a batch until every stage has drawn it.
+    count = args.virtual_pipeline_model_parallel_size
+    _stage_iterators[:] = [loader and itertools.tee(loader, count) for loader in loaders]
     save_for_all_stages(training)
-    return *(each and each[0] for each in _of_virtual_stages), None
+    return *(stages and stages[0] for stages in _stage_iterators), None
 
 
-#: Training and validation, each for all virtual pipeline stages of this process.
-_of_virtual_stages: list[Any] = []
+#: Training and validation iterators of all virtual pipeline stages of this process.
+_stage_iterators: list[Any] = []
 
 
 def _build_loaders(
@@ -107,24 +108,24 @@ def _build_loaders(
         "batch_size": 1,
         "task_encoder": task_encoder,
     }
-    # While the global batch grows, each round of micro-batches is a step of the plan.
+    # While the global batch grows, each round of micro-batches is one step of the plan.
     rows = None if ramps_up(args) else args.global_batch_size
     training = MegatronLMLoader(get_train_dataset(args.data_path[0], rows_per_step=rows, **options))
     if ramps_up(args):
         _check_ramp(training)
     if args.save and not args.dataloader_save:
         logger.warning(
-            "--save without --dataloader-save: checkpoints will hold the model and not where its "
-            "data stands, so a resumed run will start the data over. Give --dataloader-save DIR."
+            "--save without --dataloader-save: checkpoints will contain the model but no data "
+            "state, so a resumed run will start the data over. Give --dataloader-save DIR."
         )
     _warn_of_fp8(args)
     if not args.eval_iters:
         return training, None
     validation = get_val_datasets(args.data_path[0], **options)
-    # Megatron-core 0.18 and later let evaluation have sizes of its own.
+    # Megatron-core 0.18 and later have a separate batch size for evaluation.
     rows = getattr(args, "eval_global_batch_size", None) or args.global_batch_size
     batches = args.eval_iters * (rows // parallel_state.get_data_parallel_world_size())
-    if 0 < batches < len(validation):  # Megatron-LM wants losses of all, also of one not read
+    if 0 < batches < len(validation):  # Megatron-LM expects a loss for every source
         raise ConfigError(
             f"--eval-iters {args.eval_iters}: a rank evaluates {batches} micro-batches, too few for"
             f" {len(validation)} validation sources; raise it, or --eval-global-batch-size."
@@ -132,42 +133,42 @@ def _build_loaders(
     return training, ValidationLoader(validation, batches)
 
 
-#: Megatron-LM calls the provider on every rank, not only on those of tensor-parallel rank 0.
+#: Make Megatron-LM call the provider on every rank, not only on tensor-parallel rank 0.
 train_valid_test_dataloaders_provider.is_distributed = True  # type: ignore[attr-defined]
 
 
 def schedule_axis(args: argparse.Namespace) -> ScheduleAxis:
-    """Return the schedule axis of a Megatron-LM run, from its arguments.
+    """Return the schedule axis of a Megatron-LM run from its arguments.
 
-    The run ends after ``--train-iters`` steps; breakpoints behind them are reported. While the
-    global batch grows nobody can tell. What breakpoints count is a field of the metadataset;
-    ``--energon-schedule-axis`` may only repeat it.
+    The run ends after ``--train-iters`` steps, and breakpoints after its end are reported. If the
+    global batch grows, the end is unknown. The unit of the breakpoints is a field of the
+    metadataset; ``--energon-schedule-axis`` may only repeat it.
     """
     end = None if ramps_up(args) else args.train_iters
     return ScheduleAxis(args.energon_schedule_axis, end=end or None)
 
 
 def _warn_of_fp8(args: argparse.Namespace) -> None:
-    """Transformer Engine multiplies matrices in FP8 only where their sides are multiples of 16."""
+    """Warn if a rank's positions do not fit Transformer Engine's FP8 matrices, multiples of 16."""
     ranks = args.context_parallel_size
     ranks *= args.tensor_model_parallel_size if args.sequence_parallel else 1
     positions = args.seq_length // ranks
     if getattr(args, "fp8", None) and positions % 16:
         logger.warning(
-            "--fp8-format with --seq-length %d: each rank holds %d positions of a row, no multiple "
-            "of 16, which matrices in FP8 need; make --seq-length a multiple of %d.",
+            "--fp8-format with --seq-length %d: each rank holds %d positions of a row, but FP8 "
+            "matrices need a multiple of 16; make --seq-length a multiple of %d.",
             *(args.seq_length, positions, 16 * ranks),
         )
 
 
 def _check_ramp(training: MegatronLMLoader) -> None:
-    """Refuse breakpoints in optimizer steps while the global batch grows."""
+    """Raise ConfigError for breakpoints in optimizer steps, as the global batch grows."""
     blend = find_blend(training.loader)
     if blend.clock.axis.counted == STEPS and blend.tree.breakpoints():
         raise ConfigError(
             "schedule_axis: steps, with --rampup-batch-size or --step-batch-size-schedule: an "
-            "optimizer step has no fixed number of rows; write `schedule_axis: tokens` into the "
-            "metadataset, and its breakpoints in tokens."
+            "optimizer step has no fixed number of rows; set `schedule_axis: tokens` in the "
+            "metadataset and give its breakpoints in tokens."
         )
 
 
@@ -181,7 +182,13 @@ def _tokenizer(args: argparse.Namespace) -> Tokenizer:
 
 
 def _default_task_encoder(args: argparse.Namespace) -> PackedTaskEncoder:
-    # Each context-parallel rank takes two of the equal chunks that a segment is cut into.
+    cost = None
+    if args.energon_balance:
+        from megatron.training.arguments import core_transformer_config_from_args
+
+        config = core_transformer_config_from_args(args)
+        cost = AttentionCost.of_model(config, args.padded_vocab_size or 0)
+    # Each context-parallel rank takes two of the equal chunks of a segment.
     ranks = parallel_state.get_context_parallel_world_size()
     return PackedTaskEncoder(
         _tokenizer(args),
@@ -194,12 +201,5 @@ def _default_task_encoder(args: argparse.Namespace) -> PackedTaskEncoder:
         mask_boundary_loss=args.energon_mask_boundary_loss,
         train_on_eos=args.energon_train_on_eos,
         balance=args.energon_balance,
-        cost=_cost(args) if args.energon_balance else None,
+        cost=cost,
     )
-
-
-def _cost(args: argparse.Namespace) -> AttentionCost:
-    from megatron.training.arguments import core_transformer_config_from_args
-
-    config = core_transformer_config_from_args(args)
-    return AttentionCost.of_model(config, args.padded_vocab_size or 0)

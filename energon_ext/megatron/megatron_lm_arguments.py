@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The options of a Megatron-LM run: those that are added, and those of its own that must be so."""
+"""Options of a Megatron-LM run: those added here, and rules for Megatron-LM's own."""
 
 import argparse
 from typing import Any, Iterator
@@ -11,25 +11,27 @@ from energon_ext.errors import ConfigError
 from energon_ext.packing import PACKERS
 from energon_ext.weights.axis import UNITS
 
-#: Options of Megatron-LM that would fail later, or be passed over in silence; and why.
-LEFT_OUT = {
+#: Options of Megatron-LM that would fail later or be silently ignored, with the reason.
+UNSUPPORTED = {
     **dict.fromkeys(
         ("train_data_path", "valid_data_path", "test_data_path", "per_split_data_args_path"),
-        "one metadataset has the splits of --data-path",
+        "the metadataset of --data-path has all splits",
     ),
-    **dict.fromkeys(("mock_data", "fim_data", "sft"), "it chooses a dataset of Megatron-LM's own"),
-    "perform_rl_step": "it replaces the data by rollouts of its own; use energon_ext.rl",
-    "eod_mask_loss": "--energon-mask-boundary-loss says where labels cross documents",
-    "full_validation": "packing counts batches only by drawing them; use --eval-iters",
+    **dict.fromkeys(
+        ("mock_data", "fim_data", "sft", "use_varlen_dataset"),
+        "it selects one of Megatron-LM's own datasets",
+    ),
+    "perform_rl_step": "it replaces the data with its own rollouts; use energon_ext.rl",
+    "eod_mask_loss": "use --energon-mask-boundary-loss",
+    "full_validation": "the number of packed batches is not known in advance; use --eval-iters",
     **dict.fromkeys(
         ("multiple_validation_sets", "validation_set_names"),
-        "the losses of single sources are reported without it",
+        "the loss of each source is reported anyway",
     ),
-    "sequence_packing_scheduler": "it packs documents, and the rows of energon_ext are packed",
-    "dynamic_context_parallel": "it deals documents to groups of ranks, and rows have one size",
-    "use_varlen_dataset": "it chooses a dataset of Megatron-LM's own",
-    "overlap_moe_expert_parallel_comm": "its schedule asks for a forward step in parts",
-    "check_for_spiky_loss": "the losses of packed rows are not looked at for it",
+    "sequence_packing_scheduler": "it packs documents, but rows of energon_ext are already packed",
+    "dynamic_context_parallel": "it needs rows of different sizes",
+    "overlap_moe_expert_parallel_comm": "its schedule needs a forward step in parts",
+    "check_for_spiky_loss": "the losses of packed rows are not checked for spikes",
     **dict.fromkeys(("enable_cuda_graph", "external_cuda_graph"), "use --cuda-graph-impl"),
 }
 
@@ -43,54 +45,39 @@ def add_energon_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser
         >>> parser.parse_args(["--energon-packing", "sequential"]).energon_packing
         'sequential'
     """
-    group = parser.add_argument_group(title="energon_ext")
-    group.add_argument(
-        "--dataloader-save", help="Folder for the data state, saved with every model checkpoint."
-    )
-    group.add_argument(
-        "--dataloader-load",
-        help="Folder to resume the data state from; default: that of --dataloader-save.",
-    )
-    group.add_argument(
-        "--energon-run-dir", help="Folder for metrics.jsonl, which `energon-ext report` reads."
-    )
-    group.add_argument(
+    add = parser.add_argument_group(title="energon_ext").add_argument
+    flag: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+    add("--dataloader-save", help="Folder for the data state, saved with every model checkpoint.")
+    add("--dataloader-load", help="Folder to resume the data from; default: --dataloader-save.")
+    add("--energon-run-dir", help="Folder for metrics.jsonl, which `energon-ext report` reads.")
+    add(
         "--energon-tokenizer",
         help="`bytes`, a tokenizer.json, a folder or a Hugging Face name; default: the one that "
         "wrote the token files, else bytes.",
     )
     for token in ("bos", "eos"):
-        group.add_argument(
-            f"--energon-{token}-token",
-            help=f"The {token.upper()} token of a bare tokenizer.json; default: what it says.",
-        )
-        group.add_argument(
-            f"--energon-add-{token}",
-            action=argparse.BooleanOptionalAction,
-            help=f"Put the {token.upper()} token at every document; default: the tokenizer's.",
-        )
-    group.add_argument(
+        name = f"{token.upper()} token"
+        add(f"--energon-{token}-token", help=f"The {name} of a bare tokenizer.json.")
+        add(f"--energon-add-{token}", help=f"Add the {name} to every document.", **flag)
+    add(
         "--energon-schedule-axis",
         choices=UNITS,
-        help="What breakpoints count. It is the field schedule_axis of the metadataset; this may "
-        "only repeat it.",
+        help="Unit of the breakpoints; may only repeat the field schedule_axis of the metadataset.",
     )
-    group.add_argument("--energon-packing", choices=list(PACKERS), default="bin")
-    group.add_argument("--energon-packing-buffer-docs", type=int, default=512)
-    group.add_argument("--energon-packing-max-docs-per-bin", type=int)
-    group.add_argument("--energon-packing-carry", type=float)
-    group.add_argument(
+    add("--energon-packing", choices=list(PACKERS), default="bin")
+    add("--energon-packing-buffer-docs", type=int, default=512)
+    add("--energon-packing-max-docs-per-bin", type=int)
+    add("--energon-packing-carry", type=float)
+    add(
         "--energon-mask-boundary-loss",
-        action=argparse.BooleanOptionalAction,
-        help="No loss where input and label are of different documents; default: with `bin`.",
+        help="No loss where input and label belong to different documents; default: with `bin`.",
+        **flag,
     )
-    group.add_argument(
-        "--energon-train-on-eos", action=argparse.BooleanOptionalAction, default=True
-    )
-    group.add_argument(
+    add("--energon-train-on-eos", default=True, **flag)
+    add(
         "--energon-balance",
         choices=["attention"],
-        help="Deal the rows of a step to ranks and micro-batches by what they cost this model.",
+        help="Distribute the rows of a step over ranks and micro-batches by their cost.",
     )
     return parser
 
@@ -102,26 +89,26 @@ def ramps_up(args: argparse.Namespace) -> bool:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Raise ConfigError for what cannot work with packed rows of a metadataset."""
+    """Raise ConfigError for options that cannot work with packed rows of a metadataset."""
     for flag, found, allowed, is_right in _rules(args):
         if not is_right:
             raise ConfigError(f"{flag} must be {allowed} with energon_ext, got {found!r}.")
 
 
 def check_vocabulary(args: argparse.Namespace, task_encoder: Any) -> None:
-    """Raise ConfigError for a tokenizer with ids that the model has no embedding for."""
-    found = getattr(getattr(task_encoder, "tokenizer", None), "vocab_size", None)
-    held = getattr(args, "padded_vocab_size", None)
-    if isinstance(found, int) and held is not None and found > held:
+    """Raise ConfigError if the tokenizer has ids without an embedding in the model."""
+    needed = getattr(getattr(task_encoder, "tokenizer", None), "vocab_size", None)
+    embeddings = getattr(args, "padded_vocab_size", None)
+    if isinstance(needed, int) and embeddings is not None and needed > embeddings:
         raise ConfigError(
-            f"--vocab-size gives the model {held} embeddings, with padding, but the tokenizer of "
-            f"the data has ids up to {found - 1}; set --vocab-size {found}, or take the tokenizer "
-            f"that the model was trained with."
+            f"--vocab-size gives the model {embeddings} embeddings, with padding, but the data's "
+            f"tokenizer has ids up to {needed - 1}; set --vocab-size {needed}, or use the "
+            f"tokenizer that the model was trained with."
         )
 
 
 def _rules(args: argparse.Namespace) -> Iterator[tuple[str, Any, str, bool]]:
-    """Option, what was found, what is allowed, and whether that was found."""
+    """Yield each option, its value, the allowed values, and whether the value is one of them."""
     context, tensor = args.context_parallel_size, args.tensor_model_parallel_size
     multiple = (2 * context if context > 1 else 1) * (tensor if args.sequence_parallel else 1)
     replicas = parallel_state.get_data_parallel_world_size()
@@ -137,25 +124,25 @@ def _rules(args: argparse.Namespace) -> Iterator[tuple[str, Any, str, bool]]:
         yield "--rampup-batch-size", ramp, allowed, ramp is None
     kind = args.dataloader_type
     yield "--dataloader-type", kind, "external", kind == "external"
-    # Without it a step has the mean of its micro-batches' means.
+    # Without it the loss of a step is the mean of the means of its micro-batches.
     yield "--calculate-per-token-loss", False, "given", args.calculate_per_token_loss
-    # What context and sequence parallelism cut a row into.
+    # Context and sequence parallelism cut a row into equal parts.
     length = args.seq_length
     yield "--seq-length", length, f"a multiple of {multiple}", length % multiple == 0
     if getattr(args, "mtp_num_layers", None):
         yield "--context-parallel-size", context, "1, as --mtp-num-layers is used,", context == 1
-    # More would be ranks of the same replica that train on the same rows.
+    # With more shards, ranks of one replica would train on the same rows.
     shards = tensor * getattr(args, "gtp_weight_remat_size", 1)
     yield "--tensor-parallel-num-weight-shards", shards, f"{tensor}", shards == tensor
     graphs = getattr(args, "cuda_graph_impl", None)
     if graphs not in (None, "none"):
-        # Of whole iterations it copies batches that are dictionaries.
+        # Graphs of whole iterations copy batches that are dictionaries.
         is_right = graphs in ("local", "transformer_engine")
         yield "--cuda-graph-impl", graphs, "local or transformer_engine", is_right
         documents = args.energon_packing_max_docs_per_bin
         allowed = "given, since a CUDA graph replays one number of segments,"
         yield "--energon-packing-max-docs-per-bin", documents, allowed, documents is not None
-    for name, reason in LEFT_OUT.items():
+    for name, reason in UNSUPPORTED.items():
         found = getattr(args, name, None)
         yield _flag(name), found, f"left out ({reason})", found in (None, False, 0, "none")
 

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Log what a Megatron-LM run reads: ``metrics.jsonl``, TensorBoard and W&B.
+"""Log the data of a Megatron-LM run to ``metrics.jsonl``, TensorBoard and W&B.
 
-Megatron-LM writes on its last rank, which has the losses and may have no loader. So after every
-step the ranks of the last pipeline stage sum what they have drawn.
+Megatron-LM logs on its last rank, which has the losses but may have no loader. After every step the
+ranks of the last pipeline stage therefore sum their counts.
 """
 
 import argparse
@@ -22,19 +22,19 @@ from energon_ext.megatron.megatron_lm_state import MegatronLMLoader
 from energon_ext.state.together import collective_device, on_all_ranks
 
 FILE_NAME = "metrics.jsonl"
-#: What the line of a start says of the sources.
+#: Attributes of the blend in the ``start`` line.
 ABOUT = ("documents", "epoch_tokens", "names", "interleaves")
 
 
 class DataLog:
-    """The log of this process; every rank makes one and calls :meth:`step` after every step."""
+    """The log of this process; every rank builds one and calls :meth:`step` after every step."""
 
     def __init__(self, loader: MegatronLMLoader | None, args: argparse.Namespace):
         self._loader, self._args = loader, args
         self._about: dict[str, Any] = next(filter(None, on_all_ranks(self._describe)))
         self._sources = self._about["sources"]
         self._counts, self._row, self._time = self._count(), self._rows(), time.perf_counter()
-        # A plan that begins anew under a trained model counts its steps anew.
+        # A plan that starts over under a trained model counts its steps from 0 again.
         self._first_step = args.iteration if self._row == 0 else 0
         self._writes = dist.get_rank() == dist.get_world_size() - 1
         config = {name: str(value) for name, value in vars(args).items()}
@@ -43,16 +43,16 @@ class DataLog:
         on_all_ranks(lambda: self._write("start", args.iteration, **start))
 
     def _describe(self) -> dict[str, Any]:
-        """The sources of this rank's blend; nothing where it has none."""
+        """Return the sources of this rank's blend; empty without a loader."""
         if self._loader is None:
             return {}
         blend = self._loader.blend
         about = {name: getattr(blend, name) for name in ABOUT}
-        limits = {key: each.max_epochs for key, each in blend.sources.items()}
+        limits = {key: source.max_epochs for key, source in blend.sources.items()}
         return {"sources": list(blend.documents), **about, "max_epochs": limits}
 
     def step(self, losses: Mapping[str, torch.Tensor], iteration: int) -> None:
-        """Log a step (from 1 on) and its mean losses by report, of which a skipped one has none."""
+        """Log a step (from 1 on) and its mean losses; a skipped step has none."""
         if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
             return
         before, self._counts = self._counts, self._count(iteration)
@@ -60,22 +60,22 @@ class DataLog:
             return
         seconds, self._time = time.perf_counter() - self._time, time.perf_counter()
         documents, tokens, planned = self._counts.cpu()
-        own_documents, own_tokens, _ = (self._counts - before).cpu()
+        step_documents, step_tokens, _ = (self._counts - before).cpu()
         values = dict(zip(losses, torch.stack([*losses.values()]).tolist())) if losses else {}
         self._write(
             "step",
             iteration,
             loss=values.get(LOSS_KEY, math.nan),
-            # One that has no token in this step is reported as 0.
+            # A source without tokens in this step is reported as 0.
             loss_by_source={
                 key.removeprefix(SOURCE_PREFIX): value
                 for key, value in values.items()
                 if key.startswith(SOURCE_PREFIX) and value
             },
-            tokens=self._by_source(own_tokens.long()),
-            documents=self._by_source(own_documents.long()),
+            tokens=self._by_source(step_tokens.long()),
+            documents=self._by_source(step_documents.long()),
             planned_share=self._by_source(planned),
-            tokens_per_second=float(own_tokens.sum()) / seconds,
+            tokens_per_second=float(step_tokens.sum()) / seconds,
             batch_hash="",
         )
         shares = {"planned_share": planned, "share": tokens / tokens.sum().clamp(min=1)}
@@ -84,34 +84,35 @@ class DataLog:
         )
 
     def _epochs(self, documents: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Epochs that were read, by tokens where they are known, and those that are left."""
-        in_an_epoch = [self._about["documents"][key] for key in self._sources]
-        read = documents / torch.tensor(in_an_epoch).clamp(min=1)
-        known = torch.tensor([self._about["epoch_tokens"].get(key, 0) for key in self._sources])
+        """Return the epochs read, in tokens if an epoch's tokens are known, and the epochs left."""
+        epoch_documents = torch.tensor([self._about["documents"][key] for key in self._sources])
+        epoch_tokens = [self._about["epoch_tokens"].get(key, 0) for key in self._sources]
+        known = torch.tensor(epoch_tokens)
+        read = documents / epoch_documents.clamp(min=1)
         read = torch.where(known > 0, tokens / known.clamp(min=1), read)
-        # NaN of a source without a limit.
+        # A source without a limit gets NaN.
         limits = [self._about["max_epochs"].get(key) or math.nan for key in self._sources]
         return {"epochs": read, "epochs_left": (torch.tensor(limits) - read).clamp(min=0)}
 
     def _count(self, iteration: int | None = None) -> torch.Tensor:
-        """Documents and tokens drawn so far by all ranks and, of a step, planned shares [3, S]."""
-        own = torch.zeros(3, len(self._sources), dtype=torch.float64)
+        """Return all ranks' documents and tokens so far, and a step's planned shares: [3, S]."""
+        local = torch.zeros(3, len(self._sources), dtype=torch.float64)
         if self._loader is not None:
             drawn, keys = self._loader.drawn, self._sources
-            own[0] = torch.tensor([drawn.rows[key] for key in keys])
-            own[1] = torch.tensor([drawn.tokens[key] for key in keys])
+            local[0] = torch.tensor([drawn.rows[key] for key in keys])
+            local[1] = torch.tensor([drawn.tokens[key] for key in keys])
             if iteration is not None and self._loader.loader.worker_config.rank == 0:
                 blend, step = self._loader.blend, iteration - 1 - self._first_step
                 shares = blend.planned_shares(blend.position(step, self._row))
-                own[2] = torch.tensor([shares.get(key, 0.0) for key in keys])
+                local[2] = torch.tensor([shares.get(key, 0.0) for key in keys])
             self._row = self._rows()
-        counts = own.to(collective_device())
-        # Not over context-parallel ranks, which all load the same.
+        counts = local.to(collective_device())
+        # Not over context-parallel ranks, as they all load the same rows.
         dist.all_reduce(counts, group=parallel_state.get_tensor_and_data_parallel_group())
         return counts
 
     def _rows(self) -> int:
-        """Of the global plan, drawn so far."""
+        """Return the number of rows of the global plan drawn so far."""
         if self._loader is None:
             return 0
         return self._loader.next_batch_index * self._loader.blend.topology.rows_per_round
@@ -131,15 +132,15 @@ class DataLog:
 
         if iteration % self._args.tensorboard_log_interval:
             return
-        about = self._about["names"]
-        named = {
-            f"data/{name}/{about.get(source, source)}": value
-            for name, values in scalars.items()
-            for source, value in self._by_source(values).items()
+        display_names = self._about["names"]
+        values = {
+            f"data/{name}/{display_names.get(source, source)}": value
+            for name, per_source in scalars.items()
+            for source, value in self._by_source(per_source).items()
             if not math.isnan(value)
         }
         if writer := get_tensorboard_writer():
-            for name, value in named.items():
+            for name, value in values.items():
                 writer.add_scalar(name, value, iteration)
         if wandb := get_wandb_writer():
-            wandb.log(named, iteration)
+            wandb.log(values, iteration)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Changes to the training loop of Megatron-LM for batches of packed rows."""
+"""Patches of Megatron-LM's training loop for batches of packed rows."""
 
 import functools
 from types import SimpleNamespace
@@ -14,11 +14,11 @@ from energon_ext.megatron.megatron_lm_log import DataLog
 
 
 def adapt_loop(log: DataLog | None) -> None:
-    """Let the loop skip steps of packed rows, sum losses once, and log what it reads.
+    """Make the loop skip steps of packed rows, reduce losses once, and log the data it reads.
 
-    ``--iterations-to-skip``, and a tracker of rejected results, need the first: Megatron-LM's own
-    function takes a batch for a dictionary of rows of one shape, and sends them to the tensor-
-    parallel ranks only to drop them.
+    ``--iterations-to-skip`` and reruns of rejected results skip steps. Megatron-LM's own function
+    expects a batch to be a dictionary of rows of one shape, and broadcasts it to the
+    tensor-parallel ranks only to drop it.
     """
     from megatron.training import training
 
@@ -28,7 +28,7 @@ def adapt_loop(log: DataLog | None) -> None:
         while machine.should_run_forward_backward(data_iterator):
             for _ in range(get_num_microbatches()):
                 for iterator in iterators:
-                    if iterator is not None:  # this rank loads
+                    if iterator is not None:  # this rank loads data
                         next(iterator)
         if log is not None:
             log.step({}, machine.current_iteration)
@@ -41,10 +41,10 @@ def adapt_loop(log: DataLog | None) -> None:
 
 
 def save_for_all_stages(loader: Any) -> None:
-    """Let Megatron-LM save the state of the loader that the virtual stages of a process share.
+    """Make Megatron-LM save the state of the loader that a process's virtual stages share.
 
-    Its own function mistakes their list of iterators for an iterator, and fails. Between two steps
-    all stages have taken the same batches, so the state of the loader is that of each.
+    Its own function fails, as it mistakes their list of iterators for an iterator. Between two
+    steps all stages have drawn the same batches, so the loader's state is valid for all of them.
     """
     from megatron.training import checkpointing
 
@@ -59,7 +59,7 @@ def save_for_all_stages(loader: Any) -> None:
 
 
 def _with_data(training_log: Any, log: DataLog) -> Any:
-    # There may be a log already: each virtual pipeline stage has a provider of its own.
+    # The provider may run several times: unwrap an earlier patch.
     write = getattr(training_log, "without_data", training_log)
 
     def write_with_data(losses: Any, *arguments: Any, **options: Any) -> Any:
@@ -71,9 +71,9 @@ def _with_data(training_log: Any, log: DataLog) -> Any:
 
 
 def _with_losses_of_sources(function: Any) -> Any:
-    """The function with the losses of single sources added to those that it returns first.
+    """Wrap a function so that the first value it returns, its losses, includes each source's.
 
-    Megatron-LM would sum the loss of each source over the ranks for itself.
+    Megatron-LM would reduce the loss of each source over the ranks separately.
     """
     inner = getattr(function, "without_sources", function)
 

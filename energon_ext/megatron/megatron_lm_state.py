@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The data state of a Megatron-LM run: one file per data-parallel rank, beside the model's."""
+"""The data state of a Megatron-LM run: one file per data-parallel rank, next to the model's."""
 
 import argparse
 import os
@@ -21,11 +21,11 @@ logger = log_of(__name__)
 
 
 class MegatronLMLoader(RerunLoader):
-    """The loader of a Megatron-LM run, saved by Megatron-LM and restored from where it saves."""
+    """The loader of a Megatron-LM run, saved by Megatron-LM and restored from its folders."""
 
     def __init__(self, dataset: SavableDataset, **loader_options: Any):
         super().__init__(dataset, **loader_options)
-        self.drawn = Consumption()  # of what was restored, the sum over all ranks is right
+        self.drawn = Consumption()  # after a restore, only the sum over all ranks is correct
 
     def __next__(self) -> Any:
         batch = super().__next__()
@@ -33,22 +33,22 @@ class MegatronLMLoader(RerunLoader):
         return batch
 
     def save_state(self) -> dict[str, Any]:
-        """Return the state for Megatron-LM to save, and see to it that it can."""
-        # Until megatron-core 0.18 Megatron-LM makes the folder of data-parallel rank 0 alone, while
-        # under expert parallelism each rank writes to one of its own.
+        """Return the state for Megatron-LM to save, and create the folder it saves to."""
+        # Before megatron-core 0.18, Megatron-LM creates only the folder of data-parallel rank 0,
+        # although under expert parallelism each rank writes to its own folder.
         from megatron.training import get_args
 
         if folder := get_args().dataloader_save:
-            # The machine counts every step that was begun, skipped ones too.
+            # current_iteration counts every step that was begun, including skipped ones.
             iteration = get_rerun_state_machine().current_iteration - is_inside_step()
             path = _path(folder, iteration, self.loader.worker_config.rank)
             os.makedirs(os.path.dirname(path), exist_ok=True)
         return super().save_state()
 
     def find_state(self, args: argparse.Namespace) -> bool:
-        """Read what Megatron-LM saved with the model it has just loaded; whether there is any.
+        """Read the state that Megatron-LM saved with the loaded model; return True if there is one.
 
-        A planned run needs the file of any rank, a streamed one its own.
+        A planned run can read the file of any rank; a streamed run needs this rank's.
         """
         folder, iteration = args.dataloader_load or args.dataloader_save, args.iteration
         rank, files = self.loader.worker_config.rank, _files(folder, iteration)
@@ -57,15 +57,15 @@ class MegatronLMLoader(RerunLoader):
         if rank not in files and not self.blend.is_planned:
             raise StateFormatError(
                 f"The data state of data-parallel rank {rank} at iteration {iteration} is missing "
-                f"in {_folder(folder, iteration)}. Copy it from where it was saved."
+                f"in {_folder(folder, iteration)}. Copy it there from the original checkpoint."
             )
         self._found = read_megatron_lm_state(files.get(rank, files[min(files)]))
         return True
 
     def restore_found(self) -> tuple[int, str]:
-        """Continue from it; the batches this rank has drawn, and a digest of what all share."""
+        """Restore the state that was read; return the batches drawn, and a digest if planned."""
         self.restore_state(self._found)
-        # Where all ranks have the same state, the first counts.
+        # In a planned run all ranks restore the same state, so only rank 0 counts it.
         if self.loader.worker_config.rank == 0 or not self.blend.is_planned:
             for change in self.changes:
                 self.drawn.add(change.key, rows=change.documents, tokens=change.tokens)
@@ -73,47 +73,48 @@ class MegatronLMLoader(RerunLoader):
 
 
 def restore_together(loader: MegatronLMLoader | None, args: argparse.Namespace) -> None:
-    """Restore the data of all ranks, or of none; every rank calls this, and all raise alike."""
+    """Restore the data of all ranks or none; all ranks call this, and if one fails, all raise."""
     found = on_all_ranks(lambda: None if loader is None else loader.find_state(args))
-    loading = [each for each in found if each is not None]
+    has_state = [value for value in found if value is not None]
     folder = args.dataloader_load or args.dataloader_save
     path = _folder(folder, args.iteration) if folder else "a folder of --dataloader-save"
-    if all(loading):
-        drawn = on_all_ranks(lambda: None if loader is None else loader.restore_found())
-        for what, each in zip(("batches drawn", "digest"), zip(*filter(None, drawn))):
-            if len(set(each)) > 1:
+    if all(has_state):
+        restored = on_all_ranks(lambda: None if loader is None else loader.restore_found())
+        for name, values in zip(("batches drawn", "digest"), zip(*filter(None, restored))):
+            if len(set(values)) > 1:
                 raise StateMismatchError(
-                    {what: (sorted(set(each)), "the same on every rank")},
-                    f"Data states of different saves are mixed in {folder}; take those of one.",
+                    {name: (sorted(set(values)), "the same on every rank")},
+                    f"{folder} mixes data states from different saves; use those of one save.",
                 )
-    elif any(loading):
+    elif any(has_state):
         raise StateFormatError(
-            f"Only {sum(loading)} of {len(loading)} ranks that load find a data state of iteration "
-            f"{args.iteration} ({path}). Copy what is missing, or resume elsewhere."
+            f"Only {sum(has_state)} of {len(has_state)} ranks that load data found a data state of "
+            f"iteration {args.iteration} ({path}). Copy the missing files, or resume from another "
+            f"checkpoint."
         )
     elif args.dataloader_load:
         raise StateFormatError(
-            f"--dataloader-load {folder} holds no data state of iteration {args.iteration} "
-            f"(none in {path}). Correct it, or leave it out to start the data over."
+            f"--dataloader-load {folder} has no data state of iteration {args.iteration} "
+            f"(none in {path}). Correct the path, or omit the option to start the data over."
         )
     else:
-        # No state is a decision of the user (a model from elsewhere); half of one is damage.
+        # Having no state may be intended (a model from elsewhere); having part of one is damage.
         logger.warning(
-            "NO DATA STATE: the model continues from iteration %d, but %s holds none, so the "
-            "data starts from its beginning and what the model has seen will be seen again. To "
-            "continue the data as well, set --dataloader-load to the folder it was saved in.",
+            "NO DATA STATE: the model continues from iteration %d, but %s has no data state, so "
+            "the data starts over and the model will see earlier data again. To continue the data "
+            "as well, set --dataloader-load to the folder it was saved in.",
             args.iteration,
             path,
         )
 
 
 def _files(folder: str | None, iteration: int) -> dict[int, Path]:
-    """The data states of an iteration by data-parallel rank."""
+    """Return the data states of an iteration by data-parallel rank."""
     if not folder:
         return {}
-    # Until megatron-core 0.18 the folder of a rank is named after its expert-parallel rank as well.
-    found = sorted(_folder(folder, iteration).glob("*/train_dataloader_dprank*.pt"))
-    return {int(path.stem.rpartition("dprank")[2]): path for path in reversed(found)}
+    # Before megatron-core 0.18 a rank's folder name also has its expert-parallel rank.
+    paths = sorted(_folder(folder, iteration).glob("*/train_dataloader_dprank*.pt"))
+    return {int(path.stem.rpartition("dprank")[2]): path for path in reversed(paths)}
 
 
 def _folder(folder: str, iteration: int) -> Path:
@@ -121,7 +122,7 @@ def _folder(folder: str, iteration: int) -> Path:
 
 
 def _path(folder: str, iteration: int, rank: int) -> str:
-    """Path of a rank's data state in Megatron-LM, which the first pipeline stage writes."""
+    """Return Megatron-LM's path of a rank's data state, written by the first pipeline stage."""
     from megatron.training.checkpointing import get_checkpoint_name
 
     basename = f"train_dataloader_dprank{rank:03d}.pt"

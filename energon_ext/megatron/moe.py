@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Padding and weights of packed batches for the routers of mixtures of experts."""
+"""Padding and weights of packed batches for MoE routers."""
 
 import inspect
 from typing import Any
@@ -14,22 +14,22 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from energon_ext.batch.packed_batch import PackedBatch
 from energon_ext.errors import ConfigError
 
-#: Where scale_router_losses notes what it did to a config.
+#: Attribute of a config in which scale_router_losses stores its scale.
 _SCALE = "energon_ext_router_loss_scale"
 _COEFFICIENTS = ("moe_aux_loss_coeff", "moe_z_loss_coeff")
 
 
 def padding_mask_for(model: torch.nn.Module, batch: PackedBatch) -> dict[str, torch.Tensor]:
-    """Return ``{"padding_mask": bool [1, positions]}`` for models that route, ``{}`` for others.
+    """Return ``{"padding_mask": bool [1, positions]}`` for MoE models, ``{}`` for others.
 
-    Without it padding would count as load.
+    Without the mask, padding would count as router load.
     """
     inner = unwrap(model)
     takes_mask = "padding_mask" in inspect.signature(inner.forward).parameters  # core 0.16
     if not (inner.config.num_moe_experts and takes_mask):
         return {}
     mask = batch.padding_mask()[None]
-    # Megatron cuts the mask where it embeds the tokens, so on the first stage only.
+    # Megatron splits the mask along with the embeddings, so on the first stage only.
     if inner.config.sequence_parallel and not inner.pre_process:
         ranks = parallel_state.get_tensor_model_parallel_world_size()
         mask = mask.chunk(ranks, dim=1)[parallel_state.get_tensor_model_parallel_rank()]
@@ -37,33 +37,33 @@ def padding_mask_for(model: torch.nn.Module, batch: PackedBatch) -> dict[str, to
 
 
 def scale_router_losses(config: TransformerConfig, weight_scale: int) -> None:
-    """Scale the auxiliary losses of routers like the token count, so that they keep their weight.
+    """Scale the auxiliary losses of routers like the token count, to preserve their weight.
 
-    With ``calculate_per_token_loss`` Megatron multiplies them by the tokens that a router saw and
-    divides them, with all gradients, by the count that the loss function returned. Call this once,
-    before the model is built, when ``forward_step`` is given a ``weight_scale``. What Megatron logs
-    of these losses stays what it was.
+    With ``calculate_per_token_loss`` Megatron multiplies them by the router's tokens and divides
+    them, with all gradients, by the count that the loss function returned. Call this once, before
+    the model is built, if ``forward_step`` gets a ``weight_scale``. The losses that Megatron logs
+    do not change.
 
     Args:
         config: Megatron's ``TransformerConfig``; its coefficients are multiplied in place.
-        weight_scale: that of :func:`~energon_ext.megatron.make_loss_func`.
+        weight_scale: as for :func:`~energon_ext.megatron.make_loss_func`.
 
     Raises:
-        ConfigError: the config has been scaled already.
+        ConfigError: the config is already scaled.
     """
     if hasattr(config, _SCALE):
         raise ConfigError(
-            f"scale_router_losses(config, {weight_scale}): the config is scaled by "
-            f"{getattr(config, _SCALE)} already; call it once, on a new config."
+            f"scale_router_losses(config, {weight_scale}): the config is already scaled by "
+            f"{getattr(config, _SCALE)}; call it once, on a new config."
         )
     for name in _COEFFICIENTS:
-        if value := getattr(config, name):  # a number, or a list of them
+        if value := getattr(config, name):  # a number, or a list of numbers
             setattr(config, name, np.multiply(value, weight_scale).tolist())
     setattr(config, _SCALE, weight_scale)
 
 
 def check_router_losses(model: torch.nn.Module, weight_scale: int) -> None:
-    """Refuse a ``weight_scale`` that the auxiliary losses of the model were not scaled by."""
+    """Raise ConfigError unless the model's auxiliary losses were scaled by ``weight_scale``."""
     config = unwrap(model).config
     is_used = any(np.any(getattr(config, name) or 0) for name in _COEFFICIENTS)
     scale = getattr(config, _SCALE, 1)
@@ -76,7 +76,7 @@ def check_router_losses(model: torch.nn.Module, weight_scale: int) -> None:
 
 
 def unwrap(model: torch.nn.Module) -> MegatronModule:
-    """Return the model inside wrappers of data parallelism and precision."""
+    """Return the model inside its data-parallel and precision wrappers."""
     inner: Any = model
     while hasattr(inner, "module"):
         inner = inner.module

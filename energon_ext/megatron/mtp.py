@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Multi-token prediction on packed rows.
 
-Megatron shifts tokens, labels and their mask once more for every later token, segment by segment,
-and fills the ends with zeros. With the weights of a batch as the mask, a later token is trained
-where it is a label of its own document that has a weight.
+For each later token, Megatron shifts tokens, labels and their mask by one more position within each
+segment, and fills the ends with zeros. With a batch's weights as the mask, a later token is trained
+only if it is a label with a weight in the same document.
 """
 
 from typing import Any
@@ -24,10 +24,10 @@ from energon_ext.megatron.moe import unwrap
 def mtp_block_spec(
     config: TransformerConfig, block: TransformerBlockSubmodules, vp_stage: int | None = None
 ) -> Any:
-    """Return the layers of this stage for ``GPTModel(mtp_block_spec=...)``; None without any.
+    """Return this stage's layers for ``GPTModel(mtp_block_spec=...)``, or None if it has none.
 
     Args:
-        block: of :func:`~energon_ext.megatron.gpt_layer_spec`.
+        block: from :func:`~energon_ext.megatron.gpt_layer_spec`.
     """
     if not config.mtp_num_layers:
         return None
@@ -43,13 +43,14 @@ def loss_mask_for(
 ) -> dict[str, torch.Tensor]:
     """Return ``{"loss_mask": [1, positions]}`` for models that predict later tokens, else ``{}``.
 
-    Megatron does not find the parts of a document in the aligned rows of context parallelism, and a
-    ``weight_scale`` would divide the losses of later tokens.
+    Raises:
+        ConfigError: context parallelism, as Megatron does not find a document's parts in its
+            aligned rows, or a ``weight_scale``, which would divide the losses of later tokens.
     """
     if not unwrap(model).config.mtp_num_layers:
         return {}
     ranks = parallel_state.get_context_parallel_world_size()
-    for name, found in (("context_parallel_size", ranks), ("weight_scale", weight_scale)):
-        if found != 1:
-            raise ConfigError(f"Multi-token prediction needs {name}=1, got {found}.")
+    for name, value in (("context_parallel_size", ranks), ("weight_scale", weight_scale)):
+        if value != 1:
+            raise ConfigError(f"Multi-token prediction needs {name}=1, got {value}.")
     return {"loss_mask": batch.token_weights[None]}

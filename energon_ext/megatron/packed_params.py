@@ -12,17 +12,17 @@ from energon_ext.megatron.context_parallel import ContextParallelSlice
 
 
 def build_packed_seq_params(batch: PackedBatch, segments: int | None = None) -> PackedSeqParams:
-    """Return Megatron's description of the segments; padding is a segment of its own.
+    """Return Megatron's description of the segments; padding is a separate segment.
 
-    Of a slice for context parallelism it describes the aligned segments of the whole batch, padding
-    included: padding follows its document, so causal attention never looks at it.
+    For a context-parallel slice it describes the aligned segments of the whole batch, including
+    padding: padding follows its document, so causal attention never reads it.
 
-    ``max_seqlen`` is rounded up. Layers of state spaces (Mamba) find the segments in ``seq_idx``,
-    from megatron-core 0.17 on; 0.16 makes it from the ends.
+    ``max_seqlen`` is rounded up. State-space layers (Mamba) read the segments from ``seq_idx``
+    with megatron-core 0.17 and later; 0.16 computes it from the ends.
 
     Args:
-        segments: describe as many, the last ones empty, each as long as the batch may be. CUDA
-            graphs replay one shape and one ``max_seqlen``.
+        segments: fill up to this number with empty segments, and set ``max_seqlen`` to the length
+            of the batch: CUDA graphs replay one shape and one ``max_seqlen``.
 
     Raises:
         ConfigError: the batch has more segments.
@@ -42,7 +42,13 @@ def build_packed_seq_params(batch: PackedBatch, segments: int | None = None) -> 
     if segments is None:
         longest = _rounded_up(longest, positions)
     else:
-        ends, longest = _filled_up(ends, segments, positions), positions
+        if len(ends) > segments + 1:
+            raise ConfigError(
+                f"A row has {len(ends) - 1} segments, with padding; CUDA graphs replay {segments}. "
+                f"Pack fewer documents per row, or raise --energon-packing-max-docs-per-bin."
+            )
+        ends = F.pad(ends, (0, segments + 1 - len(ends)), value=positions)
+        longest = positions
     params = PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=ends,
@@ -51,43 +57,32 @@ def build_packed_seq_params(batch: PackedBatch, segments: int | None = None) -> 
         max_seqlen_kv=longest,
     )
     if isinstance(batch, ContextParallelSlice):
-        # The same: told of gaps, Transformer Engine does without its fast kernels.
+        # The same ends: if there are gaps, Transformer Engine does not use its fast kernels.
         params.cu_seqlens_q_padded = params.cu_seqlens_kv_padded = ends
-    known = PackedSeqParams.__dataclass_fields__
-    if "pad_between_seqs" in known:  # megatron-core >= 0.19
-        # Not told, Transformer Engine looks for gaps between segments, in every layer.
+    fields = PackedSeqParams.__dataclass_fields__
+    if "pad_between_seqs" in fields:  # megatron-core >= 0.19
+        # Otherwise Transformer Engine searches for gaps between segments in every layer.
         params.pad_between_seqs = False
-    if "seq_idx" in known:  # megatron-core >= 0.17
+    if "seq_idx" in fields:  # megatron-core >= 0.17
         params.seq_idx = _segment_numbers(ends, positions)
-    if "total_tokens" in known and segments is None:
-        # Known before, Megatron would make seq_idx by itself, and wait for the device. That it
-        # does in the capture of a graph, which copies these fields.
+    if "total_tokens" in fields and segments is None:
+        # Set after construction, or Megatron would compute seq_idx itself and wait for the device.
+        # Not set for CUDA graphs, whose capture constructs a copy.
         params.total_tokens = positions
     return params
 
 
 def _segment_numbers(ends: torch.Tensor, positions: int) -> torch.Tensor:
-    """int32 [1, positions], by which layers of state spaces know where a segment begins."""
+    """Return each position's segment number, for state-space layers: int32 [1, positions]."""
     numbers = torch.arange(len(ends) - 1, dtype=torch.int32, device=ends.device)
     return torch.repeat_interleave(numbers, ends.diff(), output_size=positions)[None]
 
 
-def _filled_up(ends: torch.Tensor, segments: int, positions: int) -> torch.Tensor:
-    missing = segments + 1 - len(ends)
-    if missing < 0:
-        raise ConfigError(
-            f"A row has {len(ends) - 1} segments, with padding; CUDA graphs replay {segments}. Let "
-            f"the task encoder put fewer documents into a row, or raise "
-            f"--energon-packing-max-docs-per-bin."
-        )
-    return F.pad(ends, (0, missing), value=positions)
-
-
 def _rounded_up(longest: int, positions: int) -> int:
-    """A power of two, of which there are few: Megatron keeps the angles of RoPE by this number.
+    """Round up to a power of two, as Megatron caches RoPE's angles by this number.
 
-    Less than all positions where these are several segments: Megatron takes as many angles as
-    positions for one angle of each.
+    The result is below ``positions`` if there are several segments: Megatron would take that many
+    angles for one angle per position.
     """
     if longest == positions:
         return longest

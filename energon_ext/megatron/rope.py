@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """RoPE that reads ``position_ids``.
 
-Megatron's RoPE does not: in a packed sequence it counts every segment from 0. That is right for
-documents. Frames that place a piece of a document at an offset of its own, or jump in a segment,
-say so in ``position_ids``, and :func:`rope_by_position_ids` lets the model listen.
+Megatron's RoPE ignores them: in a packed sequence it counts every segment from 0, which is right
+for documents. Frames that place a piece of a document at an offset, or jump within a segment, need
+:func:`rope_by_position_ids`.
 """
 
 from typing import Any
@@ -17,34 +17,33 @@ from energon_ext.megatron.moe import unwrap
 
 
 def rope_by_position_ids(model: torch.nn.Module) -> None:
-    """Let a ``GPTModel`` rotate each position by its ``position_ids``; call it on every stage.
+    """Make a ``GPTModel`` rotate each position by its ``position_ids``; call it on every stage.
 
-    RoPE is relative: adding one number to all ids of a segment changes nothing while attention
-    stays inside it. Nothing is added to the state of the model.
+    RoPE is relative: adding a constant to all ids of a segment changes nothing, as attention stays
+    within the segment. The model's state dict does not change.
 
     Raises:
-        ConfigError: another position embedding, fused RoPE or context parallelism, none of which
-            can be given a position.
+        ConfigError: another position embedding, fused RoPE or context parallelism, which cannot use
+            explicit positions.
     """
     inner = unwrap(model)
-    for what, found, allowed in (
+    for name, found, allowed in (
         ("position_embedding_type", inner.position_embedding_type, "rope"),
         ("apply_rope_fusion", inner.config.apply_rope_fusion, False),
         ("multi_latent_attention", inner.config.multi_latent_attention, False),
         ("context_parallel_size", inner.config.context_parallel_size, 1),
     ):
         if found != allowed:
-            raise ConfigError(f"rope_by_position_ids: {what}={found!r}; it must be {allowed!r}.")
+            raise ConfigError(f"rope_by_position_ids: {name}={found!r}; it must be {allowed!r}.")
     rope = PositionIdRope(inner.rotary_pos_emb)
     inner.rotary_pos_emb = rope
     inner.register_forward_pre_hook(rope.take_position_ids, with_kwargs=True)
 
 
 class PositionIdRope(torch.nn.Module):
-    """Stands where Megatron's ``RotaryEmbedding`` stood, with the same frequencies.
+    """Replacement of Megatron's ``RotaryEmbedding``, with the same frequencies.
 
-    Megatron turns the whole packed sequence by the angles it is given when there is one for each of
-    its positions, and that is what it is given here.
+    Given one angle per position, Megatron rotates the whole packed sequence by these angles.
     """
 
     def __init__(self, rope: RotaryEmbedding):
@@ -61,8 +60,8 @@ class PositionIdRope(torch.nn.Module):
         return self.rope.get_rotary_seq_len(*args, **kwargs)
 
     def forward(self, max_seq_len: int, **_: Any) -> torch.Tensor:
-        """The angles of every position: float32 [positions, batch, 1, channels]."""
-        assert self.position_ids is not None  # the hook comes first
+        """Return the angles of every position: float32 [positions, batch, 1, channels]."""
+        assert self.position_ids is not None  # the hook runs first
         rope, positions = self.rope, self.position_ids.t()
         if rope.seq_len_interpolation_factor is not None:
             positions = positions / rope.seq_len_interpolation_factor

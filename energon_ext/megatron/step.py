@@ -29,21 +29,21 @@ _CORE_VERSION = tuple(map(int, megatron.core.__version__.split(".")[:2]))
 def get_batch(
     data_iterator: Iterator[PackedBatch] | None, check: Callable[[PackedBatch], None] | None = None
 ) -> PackedBatch:
-    """Return this micro-batch on this rank's device, the same on all ranks of a model replica.
+    """Return the next micro-batch on this rank's device, the same on all ranks of a replica.
 
     Tensor-parallel rank 0 of every pipeline stage draws it; the loader is deterministic, so all
-    stages have the same. With context parallelism each rank gets its
+    stages draw the same batch. With context parallelism each rank gets its
     :func:`~energon_ext.megatron.slice_for_context_parallel`. Nothing here waits for the device.
 
     Args:
-        data_iterator: the loader on tensor-parallel rank 0; not looked at on other ranks.
-        check: called there with the batch as it was drawn, to refuse it.
+        data_iterator: the loader on tensor-parallel rank 0; ignored on other ranks.
+        check: called with the batch on the rank that drew it; may raise to reject the batch.
 
     Raises:
         ConfigError: tensor-parallel rank 0 has no iterator, or a segment is not aligned for
             context parallelism.
-        SampleError: tensor-parallel rank 0 failed to draw; there the original error is raised.
-        StopIteration: the iterator ended.
+        SampleError: tensor-parallel rank 0 failed to draw; it raises the original error.
+        StopIteration: the iterator has ended.
     """
     device = collective_device()
     size = parallel_state.get_context_parallel_world_size()
@@ -51,8 +51,8 @@ def get_batch(
     def draw() -> PackedBatch:
         if data_iterator is None:
             raise ConfigError(
-                "Tensor-parallel rank 0 has no data iterator: every pipeline stage and "
-                "data-parallel rank loads there. Set is_distributed = True on the dataloaders "
+                "Tensor-parallel rank 0 has no data iterator, but loads the data of its pipeline "
+                "stage and data-parallel rank. Set is_distributed = True on the dataloaders "
                 "provider."
             )
         batch = next(data_iterator)
@@ -65,8 +65,8 @@ def get_batch(
     if parallel_state.get_tensor_model_parallel_world_size() == 1:
         return draw().to(device)
     buffer, header = broadcast(draw, parallel_state.get_tensor_model_parallel_group())
-    held = PackedBatch if size == 1 else ContextParallelSlice
-    return held.from_buffer(buffer.to(device, non_blocking=True), header)
+    batch_class = PackedBatch if size == 1 else ContextParallelSlice
+    return batch_class.from_buffer(buffer.to(device, non_blocking=True), header)
 
 
 def forward_step(
@@ -80,22 +80,22 @@ def forward_step(
     """Run one micro-batch through the model, as Megatron's schedules call it.
 
     The batch is one packed sequence: give the schedule ``micro_batch_size=1`` and
-    ``seq_length=rows * seq_len``. For other arguments than the defaults pass
+    ``seq_length=rows * seq_len``. To change the defaults pass, for example,
     ``functools.partial(forward_step, denominator="tokens")``.
 
     Args:
-        data_iterator: the loader on tensor-parallel rank 0; not looked at on other ranks.
+        data_iterator: the loader on tensor-parallel rank 0; ignored on other ranks.
         model: a ``GPTModel`` or a hybrid model, wrapped or not.
         denominator, weight_scale, ratio_limit: see :func:`energon_ext.megatron.make_loss_func`.
 
     Returns:
-        The model's output (on the last stage the loss of each position, [1, N]) and the loss
+        The model's output (on the last stage the loss at each position, [1, N]) and the loss
         function.
 
     Raises:
-        ConfigError: with a ``weight_scale``, routers that were not told of it (see
-            :func:`energon_ext.megatron.scale_router_losses`) or multi-token prediction, which
-            does without context parallelism too; layers of state spaces in megatron-core 0.15.
+        ConfigError: a ``weight_scale`` that the routers were not scaled by (see
+            :func:`energon_ext.megatron.scale_router_losses`); multi-token prediction with a
+            ``weight_scale`` or context parallelism; state-space layers in megatron-core 0.15.
     """
     check_router_losses(model, weight_scale)
     _check_state_spaces(model)
@@ -105,7 +105,7 @@ def forward_step(
     output = model(
         batch.tokens[None],
         batch.position_ids[None],
-        None,  # attention mask: the segments say it all
+        None,  # no attention mask: the segments replace it
         labels=batch.labels[None],
         packed_seq_params=build_packed_seq_params(batch, _segments_of_graphs(model)),
         **padding_mask_for(model, batch),
@@ -117,28 +117,28 @@ def forward_step(
 def _check_state_spaces(model: torch.nn.Module) -> None:
     if _CORE_VERSION >= (0, 16):
         return
-    # Not by its class, which cannot be imported where triton is not installed.
+    # Compare names, as the class cannot be imported without triton.
     if any(type(module).__name__ == "MambaMixer" for module in model.modules()):
         raise ConfigError(
-            "The model has layers of state spaces (Mamba), which mix the documents of a packed row "
-            "in this version of megatron-core; use megatron-core 0.16 or later."
+            "The model has state-space layers (Mamba), which mix the documents of a packed row in "
+            "this version of megatron-core; use megatron-core 0.16 or later."
         )
 
 
 def _segments_of_graphs(model: torch.nn.Module) -> int | None:
-    """Most segments of a row of a Megatron-LM run, where CUDA graphs replay them; else None."""
+    """Return the maximum segments per row if a Megatron-LM run replays CUDA graphs, else None."""
     training = sys.modules.get("megatron.training")
     if training is None or getattr(unwrap(model).config, "cuda_graph_impl", None) in (None, "none"):
         return None
     documents: int = training.get_args().energon_packing_max_docs_per_bin
-    return documents + 1  # padding is the last
+    return documents + 1  # the last one is padding
 
 
 def _count_work(batch: PackedBatch, model: torch.nn.Module) -> None:
-    """Tell Megatron-LM how long the documents are, where it asks (from megatron-core 0.18 on).
+    """Report the document lengths to Megatron-LM (with megatron-core 0.18 and later).
 
-    Its FLOPs and throughput are those of attention over whole rows otherwise. It counts what every
-    rank tells it once, so only the first virtual stage of a rank does, and no evaluation.
+    Otherwise its FLOPs and throughput assume attention over whole rows. It counts each report, so
+    only the first virtual stage of a rank reports, and only in training.
     """
     training = sys.modules.get("megatron.training.training")
     update = getattr(training, "update_seqlen_stats_from_cu_seqlens", None)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Finite validation datasets as the endless iterator that Megatron-LM evaluates with."""
+"""An endless iterator over finite validation datasets, as Megatron-LM's evaluation expects."""
 
 import dataclasses
 import itertools
@@ -23,19 +23,19 @@ from energon_ext.state.together import collective_device
 
 
 class ValidationLoader:
-    """An endless iterator that gives every evaluation the same batches, one of each source in turn.
+    """An endless iterator that gives every evaluation the same batches, from each source in turn.
 
-    The losses of two evaluations differ by the model alone, and a resumed run has nothing to
-    restore. The batches are drawn in the first evaluation and kept: 28 bytes a position on the CPU.
-    A source that ends before the others begins again.
+    Losses of two evaluations therefore differ only by the model, and a resumed run has nothing to
+    restore. The first evaluation draws the batches and keeps them: 28 bytes per position on the
+    CPU. A source that ends before the others starts over.
 
     Args:
-        datasets: of :func:`energon_ext.get_val_datasets`, one for each source.
-        batches_per_evaluation: micro-batches that a rank draws in one evaluation, >= 1.
+        datasets: from :func:`energon_ext.get_val_datasets`, one per source.
+        batches_per_evaluation: micro-batches that a rank draws per evaluation, >= 1.
         **loader_options: as for :class:`~energon_ext.ExactDataLoader`.
 
     Attributes:
-        spliced: names of the documents of spliced sources, as the batches call them.
+        spliced: names of the documents of spliced sources, as in the batches.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class ValidationLoader:
             raise ConfigError(
                 f"batches_per_evaluation={batches_per_evaluation}: give at least one micro-batch."
             )
-        # A spliced source has a loss for each of its documents.
+        # A spliced source reports one loss per document.
         parts = [list(find_blend(dataset).documents) for dataset, _ in datasets]
         self.sources = tuple(numbered(itertools.chain.from_iterable(parts)))
-        splices = [{n for each in splices_of(own) for n in each.names} for own, _ in datasets]
-        is_spliced = [name in own for part, own in zip(parts, splices) for name in part]
+        spliced = [{n for s in splices_of(dataset) for n in s.names} for dataset, _ in datasets]
+        is_spliced = [name in names for part, names in zip(parts, spliced) for name in part]
         self.spliced = tuple(itertools.compress(self.sources, is_spliced))
         self._begins = [0, *itertools.accumulate(map(len, parts))]
         self._loaders = [ExactDataLoader(dataset, **loader_options) for dataset, _ in datasets]
@@ -68,35 +68,35 @@ class ValidationLoader:
     def memorized(
         self, batches: Sequence[PackedBatch], token_losses: Sequence[torch.Tensor]
     ) -> dict[str, float]:
-        """Mean P(z) of each spliced document, as of :class:`~energon_ext.splice.LossMap`.
+        """Return the mean P(z) of each spliced document, as :class:`~energon_ext.splice.LossMap`.
 
         The mean is over the contents in the micro-batches of all data-parallel ranks, which call
-        this together; a document without one is left out.
+        this together; documents without contents are omitted.
 
         Args:
-            batches: of this rank and evaluation, not cut for context parallelism.
-            token_losses: of each batch, float [N], cross-entropy at each position.
+            batches: this rank's batches of one evaluation, not split for context parallelism.
+            token_losses: for each batch, float [N], cross-entropy at each position.
         """
         sums = torch.zeros(2, len(self.spliced), dtype=torch.float64)
         for batch, losses in zip(batches, token_losses):
             for name, trained in contents_of(batch, self.spliced):
-                place = self.spliced.index(name)
-                sums[0, place] += math.exp(-losses[torch.from_numpy(trained)].double().sum())
-                sums[1, place] += 1
+                index = self.spliced.index(name)
+                sums[0, index] += math.exp(-losses[torch.from_numpy(trained)].double().sum())
+                sums[1, index] += 1
         if not self.spliced:
             return {}
         sums = sums.to(collective_device())
         dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
-        found = zip(self.spliced, *sums.tolist())
-        return {name: total / count for name, total, count in found if count}
+        totals = zip(self.spliced, *sums.tolist())
+        return {name: total / count for name, total, count in totals if count}
 
     def close(self) -> None:
-        """End the worker processes."""
+        """Stop the worker processes."""
         for loader in self._loaders:
             loader.close()
 
     def _draw(self, size: int) -> Iterator[PackedBatch]:
-        endless = [itertools.chain.from_iterable(itertools.repeat(each)) for each in self._loaders]
+        endless = [itertools.chain.from_iterable(itertools.repeat(x)) for x in self._loaders]
         for number in range(size):
             index = number % len(endless)
             batch = next(endless[index])
@@ -105,7 +105,7 @@ class ValidationLoader:
             yield self._of_source(batch, index)
 
     def _of_source(self, batch: PackedBatch, index: int) -> PackedBatch:
-        """The batch among all sources: Megatron-LM wants the same losses of every micro-batch."""
+        """Renumber a batch's sources among all, as Megatron-LM expects every source in a report."""
         begin = self._begins[index]
         documents = torch.zeros(len(self.sources), dtype=torch.int32)
         documents[begin : begin + len(batch.sources)] = batch.source_documents

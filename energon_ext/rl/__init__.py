@@ -6,7 +6,7 @@
 
     prompts (any blend) --> Sampler --> ScoredGroup: N answers to one prompt, with rewards
                                             |
-                        rewards clipped, groups that do not vary dropped
+                        rewards clipped, groups with equal rewards dropped
                                             |
                         advantages * response mask = token_weights
                                             |

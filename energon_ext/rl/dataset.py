@@ -34,71 +34,71 @@ from energon_ext.state.together import end_together
 
 _logger = log_of(__name__)
 
-#: Arguments that are integers >= 1, and those that a state depends on beside the seed.
+#: Arguments that are integers >= 1, and those that a state depends on in addition to the seed.
 _SIZES = ("seq_len", "rows", "groups_per_batch", "max_attempts", "batches_per_step", "alignment")
 _SAVED_UNDER = (
     *("groups_per_batch", "max_staleness", "batches_per_step", "alignment"),
     *("reward_clip", "advantage_clip", "min_reward_std"),
 )
 _CLASS, _VERSION = "EnergonExtRL", 1
-#: The parts of a state that become JSON values by :func:`to_plain`.
-_OWN = {
+#: Fields of a state that :func:`to_plain` converts to JSON values.
+_FIELDS = {
     "drawn": [{str: object}],
     "groups": [{str: object}],
     "calls": COUNT,
     "rollout": {str: object},
 }
-_SHAPE = {"fingerprint": {str: object}, "prompts": object, **_OWN}
+_SHAPE = {"fingerprint": {str: object}, "prompts": object, **_FIELDS}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RLDataset:
     """Yields a :class:`~energon_ext.PackedBatch` of ``rows`` rows from sampled answers.
 
-    1. Prompts are drawn, as many as the loader's batch has, and sampled.
-    2. Rewards are clipped. A group whose rewards do not vary teaches nothing and is dropped; one
-       that is unanswered or too long for a batch is logged and left out.
-    3. Once ``groups_per_batch`` groups are there, their samples are packed, the longest first, each
-       into the row with the fewest tokens. A group that does not fit, or was one too many, comes
-       with the next batch; a row that gets no sample is padding.
+    1. Draw one batch of the prompt loader and sample answers.
+    2. Clip the rewards. Drop groups whose rewards do not vary, as they teach nothing; drop and log
+       groups that are unanswered or too long for a batch.
+    3. Once there are ``groups_per_batch`` groups, pack their samples, the longest first, each into
+       the row with the fewest tokens. Groups that do not fit, or are too many, wait for the next
+       batch; a row without samples is padding.
     4. ``token_weights`` are the advantage of the sample on its response and 0 on the prompt;
        ``log_probs`` and ``rewards`` of the batch are for metrics.
 
-    Nothing is sampled ahead, so only groups that wait are older than the policy that is trained.
+    Nothing is sampled ahead, so only waiting groups are older than the current policy.
 
     Args:
-        prompts: a dataset of :class:`~energon_ext.PromptTaskEncoder`, or a loader over one: any
-            with ``state_dict`` and ``load_state_dict``.
+        prompts: a dataset of :class:`~energon_ext.PromptTaskEncoder`, or any loader over one with
+            ``state_dict`` and ``load_state_dict``.
         sampler: a :class:`~energon_ext.rl.BatchSampler`, or a :class:`~energon_ext.rl.Sampler`,
-            which is asked prompt by prompt.
-        seq_len: T, positions of a row.
-        rows: rows of a batch.
-        groups_per_batch: groups in a batch; fewer where no more fit.
+            which is called once per prompt.
+        seq_len: T, positions per row.
+        rows: rows per batch.
+        groups_per_batch: groups per batch; fewer if no more fit.
         reward_clip, advantage_clip: see :func:`~energon_ext.losses.group_advantages`.
         min_reward_std: groups whose clipped rewards have no larger unbiased deviation are dropped.
-        max_attempts: this many groups in a row that cannot be trained on are an error.
-        max_staleness: a group that waits is dropped, and counted, once the policy has taken more
-            steps since it was sampled; 0 discards what a step leaves over. None keeps all.
-        batches_per_step: batches of an optimizer step, its micro-batches on this rank.
-        sync_weights: ``step -> None``, called before the first batch of each step, and first of all
-            after a resume, on every rank that has an RLDataset: gives a server the weights.
+        max_attempts: raise an error after this many groups in a row that cannot be trained on.
+        max_staleness: optimizer steps that a group may wait before it is dropped and counted; 0
+            drops the groups that a step leaves over. None keeps all.
+        batches_per_step: batches per optimizer step, its micro-batches on this rank.
+        sync_weights: ``step -> None``, called on every rank with an RLDataset before the first
+            batch of each step and after a resume, to give a server the weights.
         pad_id: token on positions without a sample.
         alignment: every sample begins at a multiple of this many positions, as for
             :class:`~energon_ext.BatchAssembler`.
-        seed: of what a BatchSampler draws.
+        seed: random seed for a BatchSampler.
 
     Raises:
         ConfigError: an argument is out of range.
         SamplerError: from ``next()``: the sampler raised, returned something that is not a group,
             or ``max_attempts`` is reached. It names the prompt and the counts so far. The next
-            ``next()``, and that of a state saved meanwhile, asks for the same prompts again; after
-            ``max_attempts`` for the next ones.
+            ``next()``, also in a run resumed from a state saved meanwhile, samples the same prompts
+            again, or the following ones after ``max_attempts``.
         DataExhaustedError: from ``next()``: every source of prompts has reached its ``max_epochs``,
             here or on another rank; the last batch may have fewer groups.
 
-    State: the loader's, the prompts that were drawn and not sampled, the groups that wait, and
-    counters. It grows with the groups that wait: at most those of one call of the sampler. A run
-    that resumes may have other ``seq_len``, ``rows``, ``pad_id``, ``max_attempts`` and prompts.
+    State: the loader's state, prompts drawn but not yet sampled, waiting groups, and counters. It
+    grows with the waiting groups: at most those of one call of the sampler. A resumed run may
+    change ``seq_len``, ``rows``, ``pad_id``, ``max_attempts`` and the prompts.
     """
 
     prompts: Any = field(kw_only=False)
@@ -127,7 +127,7 @@ class RLDataset:
             raise ConfigError(
                 f"sampler: a {type(self.sampler).__name__} found; it needs {' or '.join(methods)}."
             )
-        group_advantages([0.0, 1.0], self.reward_clip, self.advantage_clip)  # refuses bad clips
+        group_advantages([0.0, 1.0], self.reward_clip, self.advantage_clip)  # checks the clips
         if isinstance(self.prompts, SavableDataset):
             self.prompts = open_loader(self.prompts)
         self._synchronized: int | None = None
@@ -152,18 +152,18 @@ class RLDataset:
         return self._rollout.means()
 
     def metrics_of_all_ranks(self) -> dict[str, float]:
-        """:attr:`metrics` over the data-parallel ranks, which call this together."""
+        """Return :attr:`metrics` over the data-parallel ranks, which call this together."""
         group = self.prompts.worker_config.data_parallel_group
         return self._rollout.means(group, all_ranks=True)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Groups sampled, what became of them, and batches, since the start."""
+        """Groups sampled, by outcome, and batches, since the start."""
         return self._rollout.counts
 
     @property
     def step(self) -> int:
-        """Optimizer steps whose batches have all been yielded."""
+        """Number of optimizer steps whose batches have all been yielded."""
         return self.counts["batches"] // self.batches_per_step
 
     def __iter__(self) -> "RLDataset":
@@ -172,8 +172,8 @@ class RLDataset:
     def __next__(self) -> PackedBatch:
         """Sample until a batch is full, or the prompts have reached their ``max_epochs``.
 
-        Where every source of prompts has one, the data-parallel ranks call this together: the first
-        that has no group left ends the run for all of them.
+        If every source of prompts has a ``max_epochs``, the data-parallel ranks call this together:
+        the first rank without groups ends the run for all.
         """
         self._synchronize()
         self._drop_stale()
@@ -190,37 +190,38 @@ class RLDataset:
         return batch
 
     def save_state(self) -> dict[str, Any]:
-        """The state of this rank after the last batch, as JSON values."""
-        own = {
+        """Return the state of this rank after the last batch, as JSON values."""
+        fields = {
             "drawn": [_saved_prompt(prompt) for prompt in self._drawn],
             "groups": [{**vars(each), "group": vars(each.group)} for each in self._groups],
             "calls": self._calls,
             "rollout": self._rollout.save_state(),
         }
         head = {"__class__": _CLASS, "version": _VERSION, "fingerprint": dict(self._fingerprint)}
-        return sealed({**head, "prompts": self.prompts.state_dict(), **to_plain(own)})
+        return sealed({**head, "prompts": self.prompts.state_dict(), **to_plain(fields)})
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Continue after the batch that ``state`` was saved after.
 
         Raises:
-            StateFormatError: it is damaged, or of another version.
-            StateMismatchError: it was saved under other arguments, or by something else.
-            ConfigError: this dataset has drawn prompts already.
+            StateFormatError: the state is damaged, or has another version.
+            StateMismatchError: the state was saved with other arguments, or by another class.
+            ConfigError: this dataset has already drawn prompts.
         """
         content = check_seal(state)
         check_class(content, _CLASS, _VERSION, _SHAPE, "Restore a state that an RLDataset saved.")
         check_fingerprint(content["fingerprint"], self._fingerprint)
         if self._iterator is not None:
             raise ConfigError("Restore a state before the first batch, in a new RLDataset.")
-        own = from_plain({name: content[name] for name in _OWN})
+        fields = from_plain({name: content[name] for name in _FIELDS})
         self.prompts.load_state_dict(content["prompts"])
-        self._calls = own["calls"]
-        self._rollout.restore_state(own["rollout"])
-        if gone := {each["source"] for each in own["drawn"] + own["groups"]} - {*self._sources}:
-            _logger.warning("What waits of prompts that are gone is left out: %s", sorted(gone))
-        self._drawn = [_prompt(**each) for each in own["drawn"] if each["source"] not in gone]
-        waiting = [_group(**each) for each in own["groups"] if each["source"] not in gone]
+        self._calls = fields["calls"]
+        self._rollout.restore_state(fields["rollout"])
+        drawn, groups = fields["drawn"], fields["groups"]
+        if removed := {each["source"] for each in drawn + groups} - {*self._sources}:
+            _logger.warning("Dropped prompts and groups of removed sources: %s", sorted(removed))
+        self._drawn = [_prompt(**each) for each in drawn if each["source"] not in removed]
+        waiting = [_group(**each) for each in groups if each["source"] not in removed]
         self._groups = [weighted for weighted in waiting if self._fits(weighted)]
         self._rollout.count("too_long_groups", len(waiting) - len(self._groups))
 
@@ -228,13 +229,13 @@ class RLDataset:
         return len(self._groups) < self.groups_per_batch and self._draw()
 
     def _synchronize(self) -> None:
-        """Give the server the weights of this step, once."""
+        """Give the server the weights of this step, once per step."""
         if self.sync_weights is not None and self._synchronized != self.step:
             self.sync_weights(self.step)
             self._synchronized = self.step
 
     def _sample(self) -> None:
-        """Sample the prompts that were drawn; nothing has changed if that fails."""
+        """Sample the drawn prompts; change nothing if that fails."""
         seed = stable_hash(f"{self._seed}/{self._calls}")
         try:
             groups = ask_sampler(self.sampler, self._drawn, seed, self._vocab_size)
@@ -250,10 +251,10 @@ class RLDataset:
             raise SamplerError(reason, key=prompts[-1].__key__, counts=self.counts)
 
     def _add(self, prompt: Prompt, group: ScoredGroup | Unanswered) -> None:
-        """A group to those that wait, unless nothing can be learnt from it."""
+        """Add a group to those that wait, unless nothing can be learned from it."""
         key, source = prompt.__key__, prompt.source
         if isinstance(group, Unanswered):
-            _logger.warning("Prompt %s is left out: %s", key, group.reason)
+            _logger.warning("Prompt %s is dropped: %s", key, group.reason)
             self._rollout.add(source, None, "unanswered_groups")
             return
         clip = self.reward_clip or math.inf
@@ -268,12 +269,12 @@ class RLDataset:
             self._groups.append(weighted)
 
     def _fits(self, weighted: WeightedGroup) -> bool:
-        """True if this group alone can make a batch; otherwise it is logged."""
+        """Return True if a batch has room for this group alone; otherwise log it."""
         if arrange([weighted], *self._size) is not None:
             return True
         lengths = weighted.group.sample_lengths()
         _logger.warning(
-            "The answers to prompt %s are left out: they have %s tokens with the prompt, the "
+            "The answers to prompt %s are dropped: with the prompt they have %s tokens, the "
             "longest %s, and a batch has %s rows of %s.",
             *(weighted.key, sum(lengths), max(lengths), self.rows, self.seq_len),
         )
@@ -288,10 +289,10 @@ class RLDataset:
         self._groups = kept
 
     def _draw(self) -> bool:
-        """Draw prompts, unless some wait for a sampler that failed; False where there are none."""
+        """Draw prompts, unless some are left from a failed call; return False if there are none."""
         if not self._drawn and self._iterator is not None:
             self._drawn = next(self._iterator, [])
-        if not self._drawn:  # not begun, or at the end of an epoch
+        if not self._drawn:  # the first epoch, or the end of one
             self._iterator = iter(self.prompts)
             self._drawn = next(self._iterator, [])
         if not self._drawn and not self._epoch_limits:

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Groups of answers into the rows of a batch."""
+"""Arrange groups of answers into the rows of a batch."""
 
 import heapq
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from energon_ext.rl.sampler import ScoredGroup
 
 @dataclass(frozen=True, eq=False)
 class WeightedGroup:
-    """A group that is trained on, with the key and the source of its prompt."""
+    """A group to train on, with the key and the source of its prompt."""
 
     key: str
     source: str
     group: ScoredGroup
     advantages: torch.Tensor  # float32 [N]
-    step: int  # steps that the policy had taken when it answered
+    step: int  # optimizer steps taken by the policy when it answered
 
 
 def balance_by_tokens(lengths: Sequence[int], bins: int, capacity: int) -> list[list[int]] | None:
     """Spread items over bins: the longest first, each into the bin with the fewest tokens.
 
-    Graham's rule for the longest processing time first (https://doi.org/10.1137/0117039): the
-    fullest bin holds at most 4/3 of the least possible. Ties go to the lower index. None where an
-    item does not fit into the bin with the most room.
+    Graham's longest-processing-time rule (https://doi.org/10.1137/0117039): the fullest bin has at
+    most 4/3 of the smallest possible load. Ties go to the lower index. Return None if an item does
+    not fit into the emptiest bin.
 
     Example:
         >>> balance_by_tokens([2, 5, 3, 4], bins=2, capacity=8)
@@ -51,7 +51,7 @@ def balance_by_tokens(lengths: Sequence[int], bins: int, capacity: int) -> list[
 def arrange(
     groups: Sequence[WeightedGroup], rows: int, seq_len: int, alignment: int = 1
 ) -> list[list[tuple[WeightedGroup, int]]] | None:
-    """Group and sample of everything in each row, None if they do not fit; samples are aligned."""
+    """Return the (group, sample index) pairs of each row, or None if the groups do not fit."""
     samples = [(group, sample) for group in groups for sample in range(len(group.advantages))]
     lengths = [n + -n % alignment for g in groups for n in g.group.sample_lengths()]
     bins = balance_by_tokens(lengths, rows, seq_len)
@@ -59,9 +59,9 @@ def arrange(
 
 
 def row_of(members: Sequence[tuple[WeightedGroup, int]]) -> Row:
-    """Samples as slices; every response token weighs the advantage of its sample.
+    """Return a row with one slice per sample, whose response has its advantage as weights.
 
-    A row without samples is padding, so batches have one shape.
+    A row without samples is padding, so that all batches have one shape.
     """
     slices, weights, log_probs, rewards = [], [], [], []
     for weighted, sample in members:
@@ -71,9 +71,9 @@ def row_of(members: Sequence[tuple[WeightedGroup, int]]) -> Row:
         response = np.zeros(length, np.float32)
         response[prompt:] = float(weighted.advantages[sample])
         weights.append(response)
-        seen = np.zeros(length, np.float32)
-        seen[prompt:] = group.log_probs[sample, : length - prompt].numpy()
-        log_probs.append(seen)
+        values = np.zeros(length, np.float32)
+        values[prompt:] = group.log_probs[sample, : length - prompt].numpy()
+        log_probs.append(values)
         rewards.append(float(group.rewards[sample]))
     return Row(
         slices,

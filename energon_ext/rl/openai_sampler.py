@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Answers from a server: vLLM or SGLang over HTTP, token ids in and token ids out.
+"""Answers from a vLLM or SGLang server over HTTP, with token ids in and out.
 
-Text would not do: what a server decodes and this process encodes again need not be the tokens that
-were sampled, and the log-probabilities belong to those.
+Text would not do: decoding on the server and encoding here may not give the sampled tokens, to
+which the log-probabilities belong.
 """
 
 from __future__ import annotations
@@ -20,55 +20,55 @@ from energon_ext.rl.sampler import RewardFunction, ScoredGroup, Unanswered, scor
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-#: An answer may be so large, beside what its tokens take.
-_MOST_BYTES, _MOST_BYTES_OF_A_TOKEN = 64 * 2**20, 2**10
+#: Maximum size of an answer: a fixed part, and bytes per token.
+_MAX_BYTES, _MAX_BYTES_PER_TOKEN = 64 * 2**20, 2**10
 
-#: Headers of a request; a client adds those that the environment names.
+#: Allowed headers of a request; the client adds others from the environment.
 _HEADERS = ("accept", "accept-encoding", "connection", "content-length", "content-type", "host")
 
-#: Statuses by which a server refuses one prompt: no valid request, too large, cannot be processed.
-_REFUSED = (400, 413, 422)
+#: Statuses with which a server rejects one prompt: bad request, too large, cannot be processed.
+_REJECTED = (400, 413, 422)
 
-#: Why a response is over; None where a server does not say.
-_ENDS = ("stop", "length", None)
+#: Finish reasons of a response; None if a server does not report one.
+_FINISH_REASONS = ("stop", "length", None)
 
-#: Responses of a group, the log-probabilities of their tokens, and why each response ended.
+#: Responses of a group, the log-probabilities of their tokens, and their finish reasons.
 Answers = tuple[list[list[int]], list[list[float]], list[Any]]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class OpenAISampler:
-    """A :class:`~energon_ext.rl.BatchSampler` that asks a server, all prompts of a call at once.
+    """A :class:`~energon_ext.rl.BatchSampler` that sends all prompts of a call to a server at once.
 
-    Keeps nothing between calls. The server must hold the weights that are trained: see
-    ``sync_weights`` of :class:`~energon_ext.rl.RLDataset`. Requests go through the client of the
-    package ``openai``, which tries again after connection errors, time-outs and status 408, 409,
-    429 and 5xx, each time later or when the server says.
+    It keeps nothing between calls. The server must have the weights in training: see
+    ``sync_weights`` of :class:`~energon_ext.rl.RLDataset`. Requests use the client of the package
+    ``openai``, which retries after connection errors, time-outs and status 408, 409, 429 and 5xx,
+    with growing delays or when the server tells it to.
 
     Args:
-        base_url: of the server, without ``/v1``.
+        base_url: URL of the server, without ``/v1``.
         reward: ``(prompt, responses) -> rewards``; responses are lists of token ids.
-        group_size: answers to a prompt, >= 2.
-        max_new_tokens: longest response.
-        model: name that vLLM serves it under; SGLang serves one model and takes none.
+        group_size: answers per prompt, >= 2.
+        max_new_tokens: maximum tokens per response.
+        model: name under which vLLM serves the model; ignored by SGLang, which serves one model.
         api: ``vllm`` (``/v1/completions`` with ``return_token_ids``, vLLM 0.10.2 or later) or
             ``sglang`` (``/generate``).
-        sampling: further sampling parameters of the server, as ``{"top_k": 20, "stop_token_ids":
-            [2]}``; ``temperature`` and ``top_p`` are 1 where it does not say.
+        sampling: further sampling parameters of the server, such as ``{"top_k": 20,
+            "stop_token_ids": [2]}``; ``temperature`` and ``top_p`` default to 1.
         api_key: sent as a bearer token.
-        timeout_seconds: longest silence of the server in a request.
-        call_timeout_seconds: longest time for all prompts of a call, further tries included: a
-            server that goes on for ever, byte by byte, is not waited for.
-        max_retries: further tries of a request.
-        max_concurrent: requests at the same time.
+        timeout_seconds: longest time without data from the server in a request.
+        call_timeout_seconds: longest time for all prompts of a call, including retries; it also
+            ends answers that arrive byte by byte without end.
+        max_retries: retries per request.
+        max_concurrent: maximum concurrent requests.
 
     Raises:
         ConfigError: the package ``openai`` is missing, or an argument is out of range.
-        SamplerError: from a call: the server kept failing, took too long, or answered something
-            else; the other requests of the call are cancelled. Or the reward failed on the answers.
+        SamplerError: from a call: the server kept failing, took too long or sent a bad answer (the
+            other requests of the call are cancelled), or the reward failed on the answers.
 
-    A prompt that the server refuses (status 400, 413, 422) is
-    :class:`~energon_ext.rl.Unanswered`: the others of the call have their groups.
+    A prompt that the server rejects (status 400, 413, 422) is
+    :class:`~energon_ext.rl.Unanswered`; the other prompts of the call get their groups.
     """
 
     base_url: str = field(kw_only=False)
@@ -101,60 +101,61 @@ class OpenAISampler:
     def sample_and_score_batch(
         self, prompts: Sequence[Prompt], seed: int
     ) -> list[ScoredGroup | Unanswered]:
-        """A group for each prompt, in order, or that the server refused it."""
+        """Return a group for each prompt, in order, or Unanswered if the server rejected it."""
         limit = self.call_timeout_seconds
         try:
             answers = asyncio.run(asyncio.wait_for(self._ask_all(prompts, seed), limit))
         except asyncio.TimeoutError as error:
-            late = f"all {len(prompts)} prompts of a call in {limit:g} seconds"
-            reason = f"{self.base_url} did not answer {late} (call_timeout_seconds)"
-            raise SamplerError(reason) from error
+            raise SamplerError(
+                f"{self.base_url} did not answer all {len(prompts)} prompts of a call in "
+                f"{limit:g} seconds (call_timeout_seconds)"
+            ) from error
         return list(map(self._score, prompts, answers))
 
     def _score(self, prompt: Prompt, answers: Answers | Unanswered) -> ScoredGroup | Unanswered:
         if isinstance(answers, Unanswered):
             return answers
-        responses, log_probs, ends = answers
+        responses, log_probs, finish_reasons = answers
         if fault := self._fault(answers):
             raise SamplerError(f"the server sent {fault}", key=prompt.__key__)
         rewards = score(self.reward, prompt, responses)
+        cut = None if None in finish_reasons else [each == "length" for each in finish_reasons]
         try:
-            cut = None if None in ends else [end == "length" for end in ends]
             return ScoredGroup.from_responses(prompt.tokens, responses, log_probs, rewards, cut)
         except SampleError as error:
             raise SamplerError(f"the server sent {error}", key=prompt.__key__) from error
 
     def _fault(self, answers: Answers) -> str | None:
-        """Describe an answer that no request of this sampler can have; None if all are fine."""
-        responses, log_probs, ends = answers
+        """Describe what is invalid in the server's answers to a prompt; None if nothing is."""
+        responses, log_probs, finish_reasons = answers
         if len(responses) != self.group_size:
-            return f"{len(responses)} answers, {self.group_size} were asked for"
-        if strange := [end for end in ends if end not in _ENDS]:
-            return f"an answer that was ended by {strange[0]!r:.40}"
+            return f"{len(responses)} answers instead of {self.group_size}"
+        if unknown := [reason for reason in finish_reasons if reason not in _FINISH_REASONS]:
+            return f"an answer with finish reason {unknown[0]!r:.40}"
         longest = max(map(len, responses))
         if longest > self.max_new_tokens:
-            return f"{longest} tokens, and max_new_tokens is {self.max_new_tokens}"
+            return f"{longest} tokens, but max_new_tokens is {self.max_new_tokens}"
         if {type(token) for tokens in responses for token in tokens} - {int}:
-            return "token ids that are no integers"
+            return "token ids that are not integers"
         if {type(value) for values in log_probs for value in values} - {int, float}:
-            return "log-probabilities that are no numbers"
+            return "log-probabilities that are not numbers"
         return None
 
     async def _ask_all(self, prompts: Sequence[Prompt], seed: int) -> list[Answers | Unanswered]:
         turn = asyncio.Semaphore(self.max_concurrent)
         http_client = self._openai.DefaultAsyncHttpxClient(
-            event_hooks={"request": [self._bare], "response": [self._limit]},
-            follow_redirects=False,  # prompts and the key are for this server
+            event_hooks={"request": [self._strip_headers], "response": [self._limit_size]},
+            follow_redirects=False,  # prompts and the key are for this server only
         )
         async with self._openai.AsyncOpenAI(
             http_client=http_client,
             base_url=self.base_url,
-            api_key=self.api_key or "none",  # else the client takes one of the environment
+            api_key=self.api_key or "none",  # otherwise the client reads one from the environment
             timeout=self.timeout_seconds,
             max_retries=self.max_retries,
         ) as client:
             tasks = [
-                # Servers take signed integers, and count the answers of a group on from the seed.
+                # Servers take int32 seeds, and add an answer's number in its group to the seed.
                 asyncio.ensure_future(self._ask(client, turn, p, (seed + n * 9973) % 2**31))
                 for n, p in enumerate(prompts)
             ]
@@ -165,27 +166,27 @@ class OpenAISampler:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _bare(self, request: Any) -> None:
-        """Leave out what a request need not say."""
+    async def _strip_headers(self, request: Any) -> None:
+        """Remove all headers that a request does not need."""
         key = f"Bearer {self.api_key}" if self.api_key else None
-        if request.url.userinfo:  # a login in the URL, of which the client has made a header
+        if request.url.userinfo:  # a login in the URL, which the client has turned into a header
             key = request.headers.get("Authorization")
         for name in {*request.headers} - {*_HEADERS}:
             del request.headers[name]
         if key is not None:
             request.headers["Authorization"] = key
 
-    async def _limit(self, response: Any) -> None:
-        """Read an answer, however it is compressed, no further than answers go."""
-        most = _MOST_BYTES + _MOST_BYTES_OF_A_TOKEN * self.group_size * self.max_new_tokens
+    async def _limit_size(self, response: Any) -> None:
+        """Make reading a response raise an error once its decompressed bytes exceed the maximum."""
+        limit = _MAX_BYTES + _MAX_BYTES_PER_TOKEN * self.group_size * self.max_new_tokens
         parts = response.aiter_bytes
 
         async def limited(chunk_size: int | None = None) -> AsyncIterator[bytes]:
             size = 0
             async for part in parts(chunk_size):
                 size += len(part)
-                if size > most:
-                    raise self._openai.OpenAIError(f"the answer is larger than {most:,} bytes")
+                if size > limit:
+                    raise self._openai.OpenAIError(f"the answer is larger than {limit:,} bytes")
                 yield part
 
         response.aiter_bytes = limited
@@ -199,22 +200,24 @@ class OpenAISampler:
                 body = await client.post(self._path, cast_to=object, body=request)
             return self._answers(body)
         except self._openai.APIStatusError as error:
-            status, text = error.status_code, self._said(error.response.text)
+            status, text = error.status_code, self._excerpt(error.response.text)
             reason = printable(f"{self.base_url} answered status {status}: {text!r}")
-            if status in _REFUSED:
+            if status in _REJECTED:
                 return Unanswered(reason)
-            raise SamplerError(reason, key=prompt.__key__) from None  # it holds the whole answer
+            # Not chained, as the client's error contains the whole answer.
+            raise SamplerError(reason, key=prompt.__key__) from None
         except self._openai.OpenAIError as error:
-            said = self._said(str(error))
-            raise SamplerError(f"{self.base_url}: {said}", key=prompt.__key__) from error
+            reason = f"{self.base_url}: {self._excerpt(str(error))}"
+            raise SamplerError(reason, key=prompt.__key__) from error
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            found = f"without token ids and log-probabilities ({type(error).__name__} {error})"
-            asked = "is it the server that api= names, and new enough?"
-            said = f"{self.base_url} answered {found}; {asked}"
-            raise SamplerError(said, key=prompt.__key__) from error
+            raise SamplerError(
+                f"{self.base_url} answered without token ids and log-probabilities "
+                f"({type(error).__name__} {error}); check that it is a recent {self.api} server",
+                key=prompt.__key__,
+            ) from error
 
-    def _said(self, text: str) -> str:
-        """The beginning of what a server said, which may repeat the key."""
+    def _excerpt(self, text: str) -> str:
+        """Return the beginning of a server's text without the key, which it may repeat."""
         return (text.replace(self.api_key, "***") if self.api_key else text)[:200]
 
 
@@ -234,7 +237,7 @@ def _vllm_request(sampler: OpenAISampler, prompt: list[int], seed: int) -> dict[
 def _vllm_answers(body: Any) -> Answers:
     choices = sorted(body["choices"], key=lambda choice: choice["index"])
     if [choice["index"] for choice in choices] != list(range(len(choices))):
-        raise ValueError("answers are missing, or there twice")
+        raise ValueError("answers are missing or duplicated")
     return (
         [list(choice["token_ids"]) for choice in choices],
         [list(choice["logprobs"]["token_logprobs"]) for choice in choices],
@@ -265,7 +268,7 @@ def _sglang_answers(body: Any) -> Answers:
     )
 
 
-#: Path, request and answers of each server.
+#: Path, request builder and answer parser of each server.
 _APIS = {
     "vllm": ("/v1/completions", _vllm_request, _vllm_answers),
     "sglang": ("/generate", _sglang_request, _sglang_answers),

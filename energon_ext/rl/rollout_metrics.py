@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Results of sampling: per batch and in total, on one rank and on all ranks."""
+"""Sampling metrics: per batch and in total, on one rank and over all ranks."""
 
 import math
 from typing import Any, Mapping, Sequence
@@ -11,36 +11,35 @@ import torch.distributed as dist
 from energon_ext.rl.sampler import ScoredGroup
 from energon_ext.state.together import collective_device
 
-#: What becomes of a group that is not trained on, and what an error advises if all are so.
+#: Reasons to drop a group, and the advice of an error if no group can be trained on.
 _DROPPED = {
     "zero_var_groups": "whose rewards do not vary",
     "too_long_groups": "too long for the rows",
-    "unanswered_groups": "not answered",
+    "unanswered_groups": "unanswered",
 }
 _ADVICE = {
-    "zero_var_groups": "look at the reward function, or take other prompts",
-    "too_long_groups": "ask for shorter answers, "
-    "or resume with longer or more rows (seq_len, rows)",
-    "unanswered_groups": "look at why the sampler leaves them (the log says it)",
+    "zero_var_groups": "check the reward function, or use other prompts",
+    "too_long_groups": "limit the answers, or resume with longer or more rows (seq_len, rows)",
+    "unanswered_groups": "see the log for why the sampler did not answer",
 }
 _COUNTS = ("groups", "valid_groups", *_DROPPED, "stale_groups", "batches")
-#: Counted for one batch.
+#: Counts of a single batch.
 _OF_BATCH = ("attempts_per_batch", *_DROPPED, "stale_groups")
 
 _SAVED = ("counts", "failures_in_a_row", "since_batch", "sampled")
 
 
 class RolloutMetrics:
-    """Counts groups and averages answers between batches.
+    """Counts of groups and means of answers, per batch and since the start.
 
     Args:
         sources: keys of the sources of prompts.
 
     Attributes:
-        counts: ``groups`` sampled and what became of them, and ``batches``, since the start.
-        failures_in_a_row: groups that were dropped since the last that was not, by reason.
+        counts: ``groups`` sampled, by outcome, and ``batches``, since the start.
+        failures_in_a_row: groups dropped since the last valid one, by reason.
         since_batch: counts since the last batch.
-        sampled: name -> ``[sum, number]`` of what was sampled last.
+        sampled: name -> ``[sum, number]`` over the answers sampled since the last batch.
         of_last_batch: name -> ``[sum, number]``; a count has the number 0.
 
     Example:
@@ -64,10 +63,7 @@ class RolloutMetrics:
         self.of_last_batch: dict[str, list[float]] = {}
 
     def add(self, source: str, group: ScoredGroup | None, dropped: str | None) -> None:
-        """Count a group that was sampled, and why it is not trained on; None if it is.
-
-        Its answers count whether it is trained on or not; without an answer it is None.
-        """
+        """Count a group (None if unanswered) and its answers, and why it is dropped, if it is."""
         if not self.since_batch["attempts_per_batch"]:
             self.sampled = self._sums({})
         self.since_batch["attempts_per_batch"] += 1
@@ -82,22 +78,22 @@ class RolloutMetrics:
             return
         rewards = group.rewards.double()
         lengths = [length - group.prompt_len for length in group.sample_lengths()]
-        seen = sum(float(row[:n].sum()) for row, n in zip(group.log_probs, lengths))
+        log_prob = sum(float(row[:n].sum()) for row, n in zip(group.log_probs, lengths))
         self._add("reward/mean", float(rewards.sum()), len(rewards))
         self._add(f"reward/mean/{source}", float(rewards.sum()), len(rewards))
         self._add("squares", float(rewards.square().sum()), len(rewards))
         self._add("response_length", sum(lengths), len(lengths))
-        self._add("entropy", -seen, sum(lengths))
+        self._add("entropy", -log_prob, sum(lengths))
         if group.truncated is not None:
             self._add("truncated", int(group.truncated.sum()), len(group.truncated))
 
     def count(self, name: str, number: int = 1) -> None:
-        """Count groups that were dropped."""
+        """Count dropped groups."""
         self.counts[name] += number
         self.since_batch[name] += number
 
     def end_batch(self, staleness: Sequence[int]) -> None:
-        """Close the account of a batch; of each of its groups, how many steps old it is."""
+        """Finish a batch, given the age of each of its groups in steps."""
         self.counts["batches"] += 1
         self.of_last_batch = {
             **{name: [float(count), 0.0] for name, count in self.since_batch.items()},
@@ -108,29 +104,29 @@ class RolloutMetrics:
         self.since_batch = dict.fromkeys(_OF_BATCH, 0)
 
     def means(self, group: Any = None, *, all_ranks: bool = False) -> dict[str, float]:
-        """Counts and means of the last batch; over the ranks of a group, which call it together."""
-        found = self.of_last_batch
-        if all_ranks and found and dist.is_initialized() and dist.get_world_size(group) > 1:
-            values = list(found.values())
-            sums = torch.tensor(values, dtype=torch.float64, device=collective_device())
-            dist.all_reduce(sums, group=group)
-            found = dict(zip(found, sums.tolist()))
+        """Return the last batch's counts and means; with all ranks, they call this together."""
+        sums = self.of_last_batch
+        if all_ranks and sums and dist.is_initialized() and dist.get_world_size(group) > 1:
+            values = list(sums.values())
+            summed = torch.tensor(values, dtype=torch.float64, device=collective_device())
+            dist.all_reduce(summed, group=group)
+            sums = dict(zip(sums, summed.tolist()))
         means: dict[str, float] = {}
-        for name, (total, number) in found.items():
+        for name, (total, number) in sums.items():
             if name in ("valid_groups", *_OF_BATCH):
                 means[name] = int(total)
             elif name != "squares" and number:
                 means[name] = total / number
-        total, number = found.get("reward/mean", (0.0, 0.0))
+        total, number = sums.get("reward/mean", (0.0, 0.0))
         if number > 1:
-            squares = found["squares"][0] - total**2 / number
+            squares = sums["squares"][0] - total**2 / number
             means["reward/std"] = math.sqrt(max(0.0, squares) / (number - 1))
         return means
 
     def failures(self) -> str:
-        """The groups that were dropped in a row, and what may help."""
-        found = ", ".join(f"{n} {_DROPPED[why]}" for why, n in self.failures_in_a_row.items())
-        return "; ".join([found, *(_ADVICE[why] for why in self.failures_in_a_row)])
+        """Describe the groups dropped in a row, with advice."""
+        reasons = ", ".join(f"{n} {_DROPPED[name]}" for name, n in self.failures_in_a_row.items())
+        return "; ".join([reasons, *(_ADVICE[name] for name in self.failures_in_a_row)])
 
     def save_state(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _SAVED}
@@ -140,11 +136,11 @@ class RolloutMetrics:
             setattr(self, name, state[name])
         self.sampled = self._sums(self.sampled)
 
-    def _sums(self, known: Mapping[str, list[float]]) -> dict[str, list[float]]:
-        """``[sum, number]`` by name, of the sources that there are now."""
+    def _sums(self, saved: Mapping[str, list[float]]) -> dict[str, list[float]]:
+        """Return ``[sum, number]`` by name, for the current sources."""
         by_source = [f"reward/mean/{source}" for source in self.sources]
         names = ("reward/mean", *by_source, "squares", "response_length", "truncated", "entropy")
-        return {name: known.get(name, [0.0, 0.0]) for name in names}
+        return {name: saved.get(name, [0.0, 0.0]) for name in names}
 
     def _add(self, name: str, total: float, number: int) -> None:
         entry = self.sampled[name]

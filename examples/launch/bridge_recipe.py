@@ -1,13 +1,13 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A dataset provider for Megatron-Bridge, and the step that goes with it.
+"""A dataset provider for Megatron-Bridge, and its forward step.
 
     config = ...  # any pretraining recipe of Megatron-Bridge
     use_energon(config, path="mix.yaml", tokenizer="tokenizer.json")
     pretrain(config, forward_step_func=bridge_forward_step)
 
-Megatron-Bridge saves the data state beside the model and restores it. Written against its interface
-of August 2026; tried with its recipes and configs alone, not on GPUs.
+Megatron-Bridge saves the data state next to the model and restores it. Written for its interface of
+August 2026; tested only with its recipes and configs, not on GPUs.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from energon_ext.megatron.loader import RerunLoader
 
 @dataclass(kw_only=True)
 class EnergonExtProvider(DatasetProvider):
-    """Packed rows of a metadataset; tensor-parallel rank 0 of every pipeline stage loads."""
+    """Packed rows of a metadataset; tensor-parallel rank 0 of every pipeline stage loads data."""
 
     path: str
     seq_length: int
@@ -39,12 +39,12 @@ class EnergonExtProvider(DatasetProvider):
     dataloader_type: str = "external"
 
     def build_datasets(self, context: DatasetBuildContext):
-        """The iterators that Bridge passes to the step as they are."""
+        """Return the iterators that Bridge passes to the step unchanged."""
         size = get_current_global_batch_size()
         if self.rows_per_step != size:
             raise ConfigError(
                 f"train.global_batch_size: {size} found, but use_energon was called with "
-                f"{self.rows_per_step}; call it after the last change, without a ramp."
+                f"{self.rows_per_step}; call it after the last change, and without a ramp-up."
             )
         if parallel_state.get_tensor_model_parallel_rank() != 0:
             return None, None, None
@@ -59,11 +59,7 @@ class EnergonExtProvider(DatasetProvider):
             ),
         }
         train = RerunLoader(
-            get_train_dataset(
-                self.path,
-                rows_per_step=self.rows_per_step,
-                **options,
-            )
+            get_train_dataset(self.path, rows_per_step=self.rows_per_step, **options)
         )
         if not self.batches_per_evaluation:
             return train, None, None
@@ -72,7 +68,7 @@ class EnergonExtProvider(DatasetProvider):
 
 
 def use_energon(config, path, tokenizer):
-    """Let a recipe read ``path``; its model and optimizer stay as they are."""
+    """Make a recipe read ``path``, keeping its model and optimizer."""
     config.train.micro_batch_size = 1
     config.dataset = EnergonExtProvider(
         path=path,
@@ -80,11 +76,11 @@ def use_energon(config, path, tokenizer):
         seq_length=config.model.seq_length,
         rows_per_step=config.train.global_batch_size,
     )
-    # Gradients are summed over ranks and divided once, by the tokens of the step. Recipes average.
+    # Sum gradients over ranks and divide once by the step's tokens; recipes average by default.
     config.model.calculate_per_token_loss = True
     config.ddp.average_in_collective = False
 
 
 def bridge_forward_step(state, data_iterator, model, return_schedule_plan=False):
-    """The step that Bridge's schedules call."""
+    """Run one micro-batch, as Bridge's schedules call it."""
     return forward_step(data_iterator, model)

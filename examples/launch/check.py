@@ -4,12 +4,12 @@
 
     python examples/launch/check.py examples/launch/llama3_8b.args --gpus 16 --data mix.yaml
 
-More options of Megatron-LM may follow.
+Further options of Megatron-LM may follow.
 
-Lets Megatron-LM, where it is installed, parse and check all options of the run. Checks that the
-sizes of parallelism fit the model, the batch and the GPUs, builds Megatron's config with them, and
-the whole model on the meta device, which takes no memory; prints its parameters. With --data it
-builds the data of the first and of the last rank as the run would, and draws a batch of each.
+If Megatron-LM is installed, it parses and checks all options of the run. The script checks that the
+parallelism fits the model, the batch and the GPUs, builds Megatron's config and, on the meta
+device, which takes no memory, the whole model, and prints its number of parameters. With --data it
+also builds the data of the first and the last rank as the run would, and draws a batch of each.
 ``torchrun.sh --dry-run`` calls it.
 """
 
@@ -43,7 +43,7 @@ from energon_ext import (
 from energon_ext.megatron import add_energon_args, enable_cpu, gpt_layer_spec
 from energon_ext.megatron.megatron_lm_arguments import check_arguments
 
-#: Arguments of Megatron-LM whose field of the config has another name.
+#: Arguments of Megatron-LM -> config fields with a different name.
 RENAMED = {"num_experts": "num_moe_experts", "norm_epsilon": "layernorm_epsilon"}
 SWIGLU = {"gated_linear_unit": True, "activation_func": F.silu}
 
@@ -81,7 +81,7 @@ def tokens_of(path):
 
 
 def read_options(path, more=()):
-    """Options of a file, and more, as a dictionary: numbers are numbers, flags are True."""
+    """Read the options of a file, and more, as a dictionary of values; flags are True."""
     options, name = {}, None
     for token in (*tokens_of(path), *more):
         if token.startswith("--"):
@@ -96,17 +96,17 @@ def read_options(path, more=()):
 
 
 def parse_as_megatron_lm(command, gpus):
-    """Run its own parser and checks, and those of energon_ext; the result in words.
+    """Run the parsers and checks of Megatron-LM and energon_ext; return a description.
 
     Raises:
-        ConfigError: they refuse an option; an unknown one ends the program.
+        ConfigError: an option was rejected; Megatron-LM's parser exits on unknown ones.
     """
     try:
         from megatron.training.arguments import parse_args, validate_args
     except ImportError as error:
         return f"not parsed, as Megatron-LM cannot be imported here ({error})"
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as torchrun.sh
-    if not torch.cuda.is_available():  # it asks what GPUs can do; these are H100
+    if not torch.cuda.is_available():  # pretend to have an H100, as Megatron-LM reads its features
         torch.cuda.get_device_capability = lambda *_: (9, 0)
         torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(major=9, minor=0)
     sys.argv[1:] = command
@@ -116,16 +116,16 @@ def parse_as_megatron_lm(command, gpus):
         with contextlib.redirect_stdout(io.StringIO()):
             validate_args(args)
     except (AssertionError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"Megatron-LM refuses the options: {error}") from error
+        raise ConfigError(f"Megatron-LM rejects the options: {error}") from error
     check_arguments(args)
     return "accepted by Megatron-LM"
 
 
 def check_parallelism(options, gpus):
-    """Number of data-parallel replicas.
+    """Return the number of data-parallel replicas.
 
     Raises:
-        ConfigError: a size does not divide what it splits.
+        ConfigError: a parallel size does not divide a size that it splits.
     """
 
     def size(kind):
@@ -135,7 +135,7 @@ def check_parallelism(options, gpus):
     experts = size("expert_model") * size("expert_tensor") * pipeline
     alignment = (2 * context if context > 1 else 1) * tensor
     replica = tensor * pipeline * context
-    for what, number, divisor in (
+    for name, number, divisor in (
         ("--gpus", gpus, replica),
         ("--gpus", gpus, experts),
         ("--num-experts", options.get("num_experts", 0), size("expert_model")),
@@ -146,7 +146,7 @@ def check_parallelism(options, gpus):
         ("--global-batch-size", options["global_batch_size"], max(1, gpus // replica)),
     ):
         if number % divisor:
-            raise ConfigError(f"{what} {number} is not a multiple of {divisor}.")
+            raise ConfigError(f"{name} {number} is not a multiple of {divisor}.")
     return gpus // replica
 
 
@@ -154,11 +154,11 @@ def first_batch(options, data, tokenizer, rank, ranks):
     """Describe the first batch of a data-parallel rank.
 
     Raises:
-        ConfigError: the data cannot be read, or has tokens that the model does not know.
+        ConfigError: the data cannot be read, or its tokenizer has more ids than the model.
     """
     tokenizer = load_tokenizer(tokenizer)
-    if tokenizer.vocab_size > (held := padded_vocab_size(options)):
-        raise ConfigError(f"the tokenizer has {tokenizer.vocab_size} ids, the model {held}.")
+    if tokenizer.vocab_size > (ids := padded_vocab_size(options)):
+        raise ConfigError(f"the tokenizer has {tokenizer.vocab_size} ids, the model only {ids}.")
     context = options.get("context_parallel_size", 1)
     dataset = get_train_dataset(
         data,
@@ -176,7 +176,7 @@ def first_batch(options, data, tokenizer, rank, ranks):
 
 
 def build_config(options, **overrides):
-    """Megatron's config of these options."""
+    """Build Megatron's config from options."""
     fields = {field.name for field in dataclasses.fields(TransformerConfig)}
     values = {RENAMED.get(name, name): value for name, value in options.items()}
     values = {name: value for name, value in values.items() if name in fields}
@@ -189,23 +189,23 @@ def build_config(options, **overrides):
             "params_dtype": dtype,
             "pipeline_dtype": dtype,
             "calculate_per_token_loss": True,
-            "moe_permute_fusion": False,  # of Transformer Engine
+            "moe_permute_fusion": False,  # needs Transformer Engine
             **overrides,
         }
     )
 
 
 def build_model(options):
-    """The model of all ranks together on the meta device."""
-    whole = {
+    """Build the whole model on the meta device, without parallelism."""
+    unsplit = {
         f"{kind}_parallel_size": 1
         for kind in ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor")
     }
     config = build_config(
         options,
-        **whole,
+        **unsplit,
         sequence_parallel=False,
-        moe_grouped_gemm=False,  # needs kernels of the GPU; the parameters are the same
+        moe_grouped_gemm=False,  # needs GPU kernels; the parameters are the same
         perform_initialization=False,
         use_cpu_initialization=True,
         gradient_accumulation_fusion=False,
@@ -225,13 +225,13 @@ def build_model(options):
 
 
 def padded_vocab_size(options):
-    """Vocabulary size that Megatron-LM derives from NullTokenizer and its one special token."""
+    """Return Megatron-LM's padded vocabulary size with NullTokenizer and its special token."""
     multiple = 128 * options["tensor_model_parallel_size"]
     return -(-(options["vocab_size"] + 1) // multiple) * multiple
 
 
 def active_parameters(model):
-    """Parameters that take part in the prediction of a token."""
+    """Return the number of parameters used to predict a token."""
     config = model.config
     total = sum(parameter.numel() for parameter in model.parameters())
     if not config.num_moe_experts:
@@ -243,10 +243,8 @@ def active_parameters(model):
 
 def describe_parallelism(config):
     names = ("tensor_model", "pipeline_model", "context", "expert_model")
-    sizes = (getattr(config, f"{name}_parallel_size") for name in names)
-    return ", ".join(
-        f"{name.partition('_')[0]} {size}" for name, size in zip(names, sizes, strict=True)
-    )
+    sizes = {name: getattr(config, f"{name}_parallel_size") for name in names}
+    return ", ".join(f"{name.partition('_')[0]} {size}" for name, size in sizes.items())
 
 
 if __name__ == "__main__":

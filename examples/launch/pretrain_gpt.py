@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A launch script of Megatron-LM that reads its data from Energon.
+"""A Megatron-LM launch script that reads its data with Energon.
 
-Against Megatron-LM's own pretrain_gpt.py three arguments at the end change, marked there.
-Run it by torchrun.sh or slurm.sh.
+Compared with Megatron-LM's own pretrain_gpt.py, three arguments change, marked 1 to 3 at the end.
+Run it with torchrun.sh or slurm.sh.
 """
 # ruff: noqa: E402
 
@@ -33,7 +33,7 @@ from energon_ext.megatron import (
 
 
 def model_provider(pre_process=True, post_process=True, vp_stage=None, config=None, **_):
-    """The model of Megatron-LM's arguments; your own script keeps its own."""
+    """Build the model from Megatron-LM's arguments; your script keeps its own provider."""
     args = get_args()
     config = config or core_transformer_config_from_args(args)
     layers = gpt_layer_spec(config, vp_stage)
@@ -57,7 +57,7 @@ def model_provider(pre_process=True, post_process=True, vp_stage=None, config=No
 
 
 def get_embedding_ranks(pipeline_ranks):
-    """The pipeline ranks that hold the embedding: the first, and those that share its weights."""
+    """Return the pipeline ranks with the embedding: the first, and those that share its weights."""
     args = get_args()
     ranks = {pipeline_ranks[0]}
     if len(pipeline_ranks) > 1:
@@ -73,15 +73,15 @@ if __name__ == "__main__":
     run = {
         "store": store,
         "get_embedding_ranks": get_embedding_ranks,
-        # 1: the data; functools.partial(..., task_encoder=MyEncoder()) for an encoder of your own
+        # 1: the data; for your own encoder, functools.partial(..., task_encoder=MyEncoder())
         "train_valid_test_dataset_provider": train_valid_test_dataloaders_provider,
         "model_provider": model_provider,
         "model_type": ModelType.encoder_or_decoder,
-        "forward_step_func": forward_step,  # 2: packed batches, every source with a loss of its own
+        "forward_step_func": forward_step,  # 2: packed batches, with a loss for every source
     }
     extra = {"extra_args_provider": add_energon_args}  # 3: --dataloader-save and --energon-*
     if parse_and_validate_args is None:
         pretrain(**run, **extra)
     else:
-        # Given the config of a model as well, 0.19 would build its own, and not call the provider.
+        # Do not pass a model config: 0.19 would build the model itself without the provider.
         pretrain(pretrain_cfg_container_from_args(parse_and_validate_args(**extra)), **run)

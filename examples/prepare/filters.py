@@ -1,15 +1,15 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Filters of datatrove in front of our token files.
+"""Filter documents with datatrove before they become token files.
 
     python examples/prepare/filters.py data/web web-*.jsonl --tokenizer tokenizer.json --tasks 4
 
-A task reads every N-th unit of the input, filters its documents, and writes what is left as one
-part. What a filter keeps may depend on what it has seen, as the one of repeated documents here
-does, so the result depends on the number of tasks. A task is either finished or made again as a
-whole: change a filter, and remove the output.
+With N tasks, each task reads every N-th unit of the input, filters its documents, and writes the
+rest as one part. A filter may depend on earlier documents, as deduplication does here, so the
+result depends on N. An unfinished task runs again from its start. Remove the output after changing
+a filter.
 
-Without --partition the tasks run here, one after another; with it, on SLURM.
+Without --partition the tasks run here, one after another; with it they run on SLURM.
 """
 
 import argparse
@@ -42,7 +42,7 @@ VAL_FRACTION = 0.05
 
 
 class ReadUnits(PipelineStep):
-    """Our units of JSON Lines as datatrove's documents; a line that cannot be read is an error."""
+    """Reads units of JSON Lines as datatrove documents; raises if a line cannot be read."""
 
     type, name = "READER", "energon_ext units"
 
@@ -58,10 +58,10 @@ class ReadUnits(PipelineStep):
                 yield Document(text=found.text, id=found.origin)
 
 
-class FirstOfItsText(BaseFilter):
-    """Drops a document whose text the task has seen before."""
+class Deduplicate(BaseFilter):
+    """Drops documents whose text the task has seen before."""
 
-    name = "first of its text"
+    name = "exact deduplication"
 
     def __init__(self):
         super().__init__()
@@ -75,7 +75,7 @@ class FirstOfItsText(BaseFilter):
 
 
 class WriteTokens(PipelineStep):
-    """The documents of a task as one part of the output; the last task publishes it."""
+    """Writes a task's documents as one part of the output; the last task publishes it."""
 
     type, name = "WRITER", "energon_ext token files"
 
@@ -93,7 +93,7 @@ class WriteTokens(PipelineStep):
 
 
 def job_of(tokenizer):
-    """How documents become tokens, as `energon-ext prepare` does it."""
+    """Return the job that encodes documents as `energon-ext prepare` does."""
     encoder = make_encoder(load_tokenizer(tokenizer))
     meta = encoder.token_file_meta()
     return Job(
@@ -116,15 +116,15 @@ def main():
     parser.add_argument("files", type=Path, nargs="+", help="JSON Lines")
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--tasks", type=int, default=1)
-    parser.add_argument("--partition", help="of SLURM; without it the tasks run here")
-    parser.add_argument("--time", default="4:00:00", help="limit of a task on SLURM")
+    parser.add_argument("--partition", help="SLURM partition; by default the tasks run here")
+    parser.add_argument("--time", default="4:00:00", help="time limit of a task on SLURM")
     args = parser.parse_args()
 
     def pipeline():
         return [
             ReadUnits([path.absolute() for path in args.files]),
             LambdaFilter(is_long_enough),
-            FirstOfItsText(),
+            Deduplicate(),
             WriteTokens(args.output.absolute(), args.tokenizer),
         ]
 
@@ -137,7 +137,7 @@ def main():
             partition=args.partition,
             qos=None,
             env_command=f"export PATH={programs}:$PATH PYTHONPATH={here}:$PYTHONPATH",
-            skip_completed=False,  # a part knows by itself whether it is finished
+            skip_completed=False,  # each part records whether it is finished
             logging_dir=str(args.output.absolute()) + "-logs",
         ).run()
         return
@@ -148,5 +148,5 @@ def main():
 
 
 if __name__ == "__main__":
-    # Under its own name, by which the tasks of SLURM import the steps.
+    # Import this module by name, as the SLURM tasks import the steps from it.
     importlib.import_module("filters").main()

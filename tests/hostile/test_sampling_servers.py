@@ -31,28 +31,28 @@ def sglang(**changed):
 
 
 ANSWERS = [
-    ("vllm", vllm(finish_reason="abort"), "an answer that was ended by 'abort'"),
-    ("vllm", vllm(finish_reason=["stop"]), r"an answer that was ended by \['stop'\]"),
-    ("sglang", sglang(finish_reason={"type": "abort"}), "an answer that was ended by 'abort'"),
+    ("vllm", vllm(finish_reason="abort"), "an answer with finish reason 'abort'"),
+    ("vllm", vllm(finish_reason=["stop"]), r"an answer with finish reason \['stop'\]"),
+    ("sglang", sglang(finish_reason={"type": "abort"}), "an answer with finish reason 'abort'"),
     (
         "vllm",
         vllm(logprobs={"token_logprobs": [-1.0, 50.0]}),
         "log_probs must be at most 0, got",
     ),
-    ("vllm", vllm(logprobs={"token_logprobs": [-1.0, True]}), "log-probabilities that are no num"),
-    ("vllm", vllm(logprobs={"token_logprobs": [-1.0, "-1"]}), "log-probabilities that are no num"),
-    ("vllm", vllm(token_ids=[True, False]), "token ids that are no integers"),
-    ("vllm", vllm(token_ids=[4.0, 5.0]), "token ids that are no integers"),
-    ("vllm", vllm(index=0), "answers are missing, or there twice"),
-    ("vllm", vllm(index=7), "answers are missing, or there twice"),
+    ("vllm", vllm(logprobs={"token_logprobs": [-1.0, True]}), "log-probabilities that are not num"),
+    ("vllm", vllm(logprobs={"token_logprobs": [-1.0, "-1"]}), "log-probabilities that are not num"),
+    ("vllm", vllm(token_ids=[True, False]), "token ids that are not integers"),
+    ("vllm", vllm(token_ids=[4.0, 5.0]), "token ids that are not integers"),
+    ("vllm", vllm(index=0), "answers are missing or duplicated"),
+    ("vllm", vllm(index=7), "answers are missing or duplicated"),
     (
         "vllm",
         vllm(token_ids=[4] * 40, logprobs={"token_logprobs": [-1.0] * 40}),
-        "40 tokens, and max_new_tokens is 8",
+        "40 tokens, but max_new_tokens is 8",
     ),
     ("sglang", sglang(output_token_logprobs=[[0.5, 4, None]]), "log_probs must be at most 0"),
-    ("sglang", sglang(output_token_logprobs=[[-0.5, True, None]]), "that are no integers"),
-    ("sglang", sglang(output_token_logprobs=[["-0.5", 4, None]]), "that are no numbers"),
+    ("sglang", sglang(output_token_logprobs=[[-0.5, True, None]]), "that are not integers"),
+    ("sglang", sglang(output_token_logprobs=[["-0.5", 4, None]]), "that are not numbers"),
 ]
 
 

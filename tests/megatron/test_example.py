@@ -129,13 +129,12 @@ def test_a_resume_says_what_may_not_change_and_a_new_run_spares_an_old_one(mixes
     cursor = run_dir / "checkpoints" / "iter_0000002" / "data.json"
     cursor.rename(run_dir / "elsewhere")
     line = run(mixes["tokens"], run_dir, "--resume", succeeds=False).splitlines()[-1]
-    assert line.startswith(f"StateFormatError: {cursor.parent} has lost its data.json. Copy it")
+    assert line.startswith(f"StateFormatError: {cursor.parent}: data.json is missing. Copy it")
     stderr = run(mixes["tokens"], run_dir, succeeds=False)
     assert "Traceback" not in stderr
-    assert stderr.splitlines()[-1] == (
-        f"ConfigError: {run_dir / 'checkpoints'} holds checkpoints: --resume, or take another "
-        "folder."
-    )
+    folder = run_dir / "checkpoints"
+    line = f"ConfigError: {folder} has checkpoints; use --resume or another --run-dir."
+    assert stderr.splitlines()[-1] == line
 
 
 def assert_same_rows_and_losses(found, expected):
@@ -218,7 +217,7 @@ def test_resuming_what_does_not_exist_is_one_line(mixes, tmp_path):
     assert "Traceback" not in stderr
     line = stderr.splitlines()[-1]  # Megatron-core warns of what it misses before it
     assert line.startswith("ConfigError: ")
-    assert "holds no checkpoint to --resume" in line
+    assert "has no checkpoint; start the run without --resume" in line
 
 
 def test_a_loss_that_is_no_number_is_one_line_and_in_no_checkpoint(mixes, tmp_path):
@@ -253,7 +252,7 @@ def test_a_run_that_is_asked_to_stop_saves_the_step_it_is_at(mixes, number, rank
     assert "Traceback" not in stderr.read_text()
     last = stderr.read_text().splitlines()[-1]
     if number == signal.SIGINT:
-        assert last == f"Stopped: saved step {step} in {run_dir}; go on with --resume."
+        assert last == f"Stopped: saved step {step} in {run_dir}; continue with --resume."
     else:
         assert last.startswith(f"stopped at step {step}; ")
         assert last.endswith(f"; saved in {checkpoints(run_dir).folder_of(step)}")

@@ -259,7 +259,7 @@ def test_what_would_fail_later_or_have_no_effect_is_refused_on_every_rank(
         ("llama3_8b", "--tp-comm-overlap --fp8-format hybrid --fp8-recipe blockwise", None),
         ("qwen3_30b_a3b", "--train-iters 7", None),
         ("llama3_8b", "--trian-iters 7", "unrecognized arguments: --trian-iters 7"),
-        ("llama3_8b", "--expert-model-parallel-size 2", "Megatron-LM refuses the options: "),
+        ("llama3_8b", "--expert-model-parallel-size 2", "Megatron-LM rejects the options: "),
         ("llama3_8b", "--micro-batch-size 2", "--micro-batch-size must be 1 with energon_ext"),
         ("qwen3_30b_a3b", "--num-layers-per-virtual-pipeline-stage 12", None),
     ],

@@ -309,7 +309,7 @@ def test_missing_data_state_is_said_loudly(launch, caplog, folder):
 
 def test_a_folder_that_is_named_and_holds_nothing_is_an_error(launch, tmp_path):
     launch.iteration, launch.dataloader_load = 40, str(tmp_path / "elsewhere")
-    with pytest.raises(StateFormatError, match="--dataloader-load .*elsewhere holds no data state"):
+    with pytest.raises(StateFormatError, match="--dataloader-load .*elsewhere has no data state"):
         provide()
 
 
@@ -602,7 +602,7 @@ def test_a_file_left_by_a_run_of_another_mix_is_refused_on_both(two_ranks):
     """Of as many batches: saved by more ranks before the run was begun anew with fewer."""
     for rank in two_ranks:
         heard = rank["data of another mix"]["found"]
-        assert re.match(r"StateMismatchError: .*digest: saved .* take those of one", heard), heard
+        assert re.match(r"StateMismatchError: .*digest: saved .* use those of one", heard), heard
 
 
 def test_without_any_file_both_ranks_start_over_and_say_so(two_ranks):
@@ -631,7 +631,7 @@ def test_without_any_file_both_ranks_start_over_and_say_so(two_ranks):
         ("cuda_graph_impl", "full_iteration", "--cuda-graph-impl must be local or transformer_"),
         ("enable_cuda_graph", True, "--enable-cuda-graph must be left out"),
         ("eod_mask_loss", True, "--eod-mask-loss must be left out .*--energon-mask-boundary-loss"),
-        ("valid_data_path", ["x"], "--valid-data-path must be left out .*the splits of --data"),
+        ("valid_data_path", ["x"], "--valid-data-path must be left out .*has all splits"),
         ("sft", True, "--sft must be left out"),
         ("sequence_packing_scheduler", "dp_balanced", "--sequence-packing-scheduler must be left"),
         ("dynamic_context_parallel", True, "--dynamic-context-parallel must be left out"),

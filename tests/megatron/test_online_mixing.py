@@ -69,4 +69,4 @@ def test_a_comparison_draws_a_picture(folder):
     run(SCRIPT, folder / "compared", folder, *SMALL, "--compare", 1)
     assert (folder / "compared" / "online_mixing.png").stat().st_size > 10_000
     stderr = run(SCRIPT, folder / "alone", folder, *SMALL, succeeds=False)
-    assert "--reference: the folder of a run with --weights constant is needed." in stderr
+    assert "Give --reference the folder of a run with --weights constant." in stderr

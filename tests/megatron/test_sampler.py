@@ -146,7 +146,7 @@ def test_a_group_holds_answers_log_probs_and_the_users_rewards(model):
         (lambda prompt, _: [1, 2] if prompt.__key__ != "p1" else 1 / 0, "raised ZeroDivisionError"),
         (lambda prompt, _: [1, 2] if prompt.__key__ != "p1" else None, "raised TypeError"),
         (lambda prompt, _: [1, 2] if prompt.__key__ != "p1" else "ab", "raised ValueError"),
-        (lambda prompt, _: [1, 2] if prompt.__key__ != "p1" else [1], "gave 1 numbers for 2 answ"),
+        (lambda prompt, _: [1, 2] if prompt.__key__ != "p1" else [1], "returned 1 numbers for 2"),
     ],
 )
 def test_a_reward_that_fails_names_its_own_prompt(model, reward, message):
@@ -187,7 +187,7 @@ def test_bad_groups_are_refused(model, options, message):
 
 
 def test_a_prompt_without_tokens_is_refused(model):
-    with pytest.raises(ConfigError, match="a token in each prompt is needed"):
+    with pytest.raises(ConfigError, match="every prompt needs at least one token"):
         generate(model, [[3], []], Sampling(1))
 
 

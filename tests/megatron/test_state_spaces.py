@@ -142,5 +142,5 @@ def test_a_core_whose_state_spaces_do_not_know_of_segments_is_refused(mixer, mon
     monkeypatch.setattr(step, "_CORE_VERSION", (0, 15))
     model = torch.nn.Sequential(mixer)
     model.config = mixer.config
-    with pytest.raises(ConfigError, match="layers of state spaces .* megatron-core 0.16"):
+    with pytest.raises(ConfigError, match="state-space layers .* megatron-core 0.16"):
         forward_step(iter([synthetic_batch(0)]), model)

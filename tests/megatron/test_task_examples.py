@@ -65,9 +65,9 @@ def test_fine_tuning_learns_answers_and_resumes_exactly(chats, tmp_path):
     assert whole[8]["loss"] < whole[1]["loss"] - 0.5
     assert 0 < whole[1]["trained_tokens"] < 8 * 64 / 2  # answers only
     stderr = run("02_sft.py", tmp_path / "parts", *options, succeeds=False)
-    assert "holds checkpoints: --resume, or take another folder" in stderr
+    assert "has checkpoints; use --resume or another --run-dir" in stderr
     stderr = run("02_sft.py", tmp_path / "new", *options, "--resume", succeeds=False)
-    assert "holds no checkpoint to --resume; begin without" in stderr
+    assert "has no checkpoint; start the run without --resume" in stderr
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_a_run_that_samples_goes_on_with_as_many_ranks_and_no_others(grpo_run, t
     (state,) = folder.glob("grpo/checkpoints/iter_0000004/data_rank00000.json")
     shutil.copy(state, state.with_name("data_rank00001.json"))
     stderr = run("03_grpo.py", folder, *FEW_STEPS, "--resume", succeeds=False)
-    assert "ConfigError: 2 data-parallel ranks saved; 1 cannot go on." in stderr
+    assert "ConfigError: Resume with 2 data-parallel ranks, as saved; 1 found." in stderr
 
 
 def last_accuracy(folder, *options):
