@@ -269,7 +269,7 @@ def test_breakpoints_that_count_something_else_from_here_on_are_said(data):
 
 @pytest.mark.parametrize(
     ("batches", "steps"),
-    [(6, "3 steps of 2 rows"), (5, "2 steps of 2 rows, 1 rows of the next one, on 1 rank(s)")],
+    [(6, "3 steps of 2 rows"), (5, "2 steps of 2 rows, 1 rows of the next step, on 1 rank(s)")],
 )
 def test_what_a_state_holds_is_shown_without_its_data(data, batches, steps):
     run, cursor = planned_run(data, batches=batches)
