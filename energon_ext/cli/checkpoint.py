@@ -95,7 +95,7 @@ def diff(
     """
     cursor = saved_cursors(saved)[-1]
     rows = cursor.state["plan"]["row"] + cursor.state["done"]
-    echo(f"{cursor.folder}: planned, after {rows:,} rows")
+    echo(f"{cursor.folder}: saved after {rows:,} rows")
     encoder: dict[str, Any] = {"seq_len": seq_length, "packing": packing}
     try:
         if tokenizer is not None:
@@ -120,10 +120,10 @@ def diff(
     for rule, fields in (("must stay", fixed), ("may change", may_change)):
         if fields:
             echo(f"{rule}: " + ", ".join(f"{k}={v!r}" for k, v in sorted(fields.items())))
-    possible = "any number of ranks and workers"
+    topology = "any number of ranks and workers"
     if cursor.inside:
-        possible = f"{cursor.inside['ranks']} rank(s), since it was saved inside a step"
-    echo(f"possible on {possible}")
+        topology = f"{cursor.inside['ranks']} rank(s), since it was saved inside a step"
+    echo(f"can resume on {topology}")
 
 
 @checkpoint.command()

@@ -150,7 +150,7 @@ def label_ends(axes: Axes, values: np.ndarray, names: Sequence[str], colors: Seq
 def _spread(values: np.ndarray, gap: float, low: float) -> np.ndarray:
     """Return positions near the values, in the same order, >= ``low`` and ``gap`` apart.
 
-    Each is the mean of pushing labels up from below and pushing them down from above.
+    Each is midway between pushing labels up from below and pushing them down from above.
 
     Example:
         >>> _spread(np.array([5.0, 1.0, 5.0, 0.0]), gap=1.0, low=0.5).tolist()
@@ -176,7 +176,7 @@ def joining(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sums]:
 
 
 def windows(steps: np.ndarray) -> tuple[Sums, np.ndarray]:
-    """Return a sum over windows of equal length, except for the last, and their steps."""
+    """Return a sum over windows of equal length (the last may be shorter), and their lengths."""
     firsts = np.arange(0, len(steps), -(-len(steps) // WINDOWS))
     return lambda values: np.add.reduceat(values, firsts), np.diff(firsts, append=len(steps))
 

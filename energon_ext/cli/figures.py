@@ -94,10 +94,8 @@ def loss_over_tokens_picture(run: Run) -> Picture:
     axes.set_xlabel("tokens read from the source")
     axes.set_xlim(0, 1.02 * max(int(read.max()), 1))
     axes.xaxis.set_major_formatter(EngFormatter())
-    caption = (
-        "If two lines differ at the same number of tokens, one source is harder, or the other "
-    )
-    caption += "benefits from what it shares with further sources."
+    caption = "Different losses at equal numbers of tokens mean that one source is harder, or that "
+    caption += "the other benefits from what it shares with further sources."
     return Picture("loss_over_tokens", figure, caption)
 
 
@@ -166,10 +164,8 @@ def forecast_picture(forecast: Forecast) -> Picture:
     upper.set_ylabel("share of tokens")
     upper.tick_params(labelbottom=False)
     upper.set_xlabel("")
-    edges, drawn = (
-        np.append(forecast.first, forecast.ends),
-        100 * style.shares(join(add(forecast.tokens))),
-    )
+    edges = np.append(forecast.first, forecast.ends)
+    drawn = 100 * style.shares(join(add(forecast.tokens)))
     parts = edges[np.append(0, sizes.cumsum())]
     for values, color in zip(drawn.T, COLORS):
         dots = ((parts[1:] + parts[:-1]) / 2)[values > 0], values[values > 0]
@@ -179,17 +175,16 @@ def forecast_picture(forecast: Forecast) -> Picture:
     style.draw_steps(upper, edges, planned, labels, np.append(ends, [last] * (len(others) > 0)))
     _draw_epochs(lower, forecast, kept, ends, labels)
     early, sources = len(forecast.exhausted), counted(len(forecast.keys), "source")
-    ended = f"; {early} of them end{'s' * (early == 1)} before" if early else ""
-    caption = (
-        f"{forecast.tokens.sum():,.0f} tokens of {sources} in {counted(forecast.steps, 'step')}"
-    )
-    return Picture("forecast", figure, f"{caption}{ended}.")
+    caption = f"{forecast.tokens.sum():,.0f} tokens from {sources} in "
+    caption += counted(forecast.steps, "step")
+    caption += f"; {early} of them end{'s' * (early == 1)} early" if early else ""
+    return Picture("forecast", figure, f"{caption}.")
 
 
 def _draw_epochs(
     axes: Axes, forecast: Forecast, kept: np.ndarray, ends: np.ndarray, labels: Sequence[str]
 ) -> None:
-    """Draw the epochs of sources, from the window with the first token to the last step."""
+    """Draw epochs of sources, from the window of the first token to the step of the last."""
     read, edges = forecast.tokens[:, kept] > 0, np.append(forecast.first, forecast.ends)
     epochs = np.vstack((forecast.epochs_before, forecast.epochs))[:, kept]
     epochs[:, ~read.any(0)] = np.nan

@@ -43,7 +43,7 @@ Blend = tuple[list[str], list[float] | None]
     "--rule",
     type=click.Choice(["interleave", "blend"]),
     default="interleave",
-    help="How rows are drawn from the sources: exact turns, or at random.",
+    help="How sources are mixed: in exact turns or at random.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace OUTPUT if it exists.")
 def import_(
@@ -64,7 +64,7 @@ def import_(
     Example: energon-ext import mix.yaml 70 data/web 30 data/code --split 98,2,0
     """
     if output.exists() and not overwrite:
-        raise ConfigError(f"{output}: exists already; give --overwrite to replace it.")
+        raise ConfigError(f"{output}: already exists; give --overwrite to replace it.")
     per_split = per_split_data_args_path
     lists = {"SOURCES": sources, "--data-args-path": data_args_path}
     one_of({**lists, "--per-split-data-args-path": per_split})

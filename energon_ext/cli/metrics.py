@@ -92,7 +92,7 @@ class Run:
 
     @property
     def epochs(self) -> np.ndarray:
-        """Epochs of each source, float64 [n]; by documents if its tokens per epoch are unknown."""
+        """Epochs of each source, float64 [n]; by documents if tokens per epoch are unknown."""
         by_documents = self.documents.sum(0) / np.maximum(self.epoch_documents, 1)
         by_tokens = self.tokens.sum(0) / np.maximum(self.epoch_tokens, 1)
         return np.where(self.epoch_tokens > 0, by_tokens, by_documents)

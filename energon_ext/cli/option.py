@@ -59,10 +59,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 metadataset = click.argument("metadataset", type=PATH)
 split = click.option("--split", "split_part", default="train", help="Split of the metadataset.")
 trusted_module = click.option(
-    "--trusted-module",
-    "trusted_modules",
-    multiple=True,
-    help="Module that the YAML may import.",
+    "--trusted-module", "trusted_modules", multiple=True, help="Module that the YAML may import."
 )
 chat_template = click.option(
     "--chat-template",

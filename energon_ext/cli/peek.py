@@ -42,10 +42,7 @@ MOST_ROWS = 10_000
 @mix_options
 @click.option("--rows", type=click.IntRange(1), default=4, help="Number of rows to show.")
 @click.option(
-    "--source",
-    default="",
-    show_default=False,
-    help="Show only rows of sources whose name contains this.",
+    "--source", default="", show_default=False, help="Show only sources whose name contains this."
 )
 @click.option("--text", is_flag=True, help="Show the whole text.")
 @click.option("--png", type=option.FILE, help="Save the images of these rows as one PNG.")
@@ -72,8 +69,8 @@ def peek(
     for key, entry in zip(keys, blend.sources.values()):
         files = getattr(entry.rows, "documents", None)
         if isinstance(files, TokenFiles) and not files.names_tokenizer:
-            warning = f"{titles.get(key, key)}: records no tokenizer; is this the right one?"
-            click.echo(printable(warning), err=True)
+            warning = "records no tokenizer; check that --tokenizer is the one that wrote it"
+            click.echo(printable(f"{titles.get(key, key)}: {warning}."), err=True)
     sheet, shown = ContactSheet(), 0
     is_stored = blend.is_planned and any(isinstance(rows, SampleRows) for rows in blend.rows)
     all_rows = _planned(blend, tokenizer) if is_stored else _read(dataset, tokenizer)

@@ -120,7 +120,7 @@ def _shares(blend: Blend, positions: Sequence[int]) -> str:
 
 def _documents(source: SpliceSource, blend: Blend) -> str:
     index = source.examples
-    assert isinstance(index, SpliceIndex), "training shows an index, not a grid"
+    assert isinstance(index, SpliceIndex), "training uses an index, not a grid"
     size = f"{len(source.names):,} documents, {int(index.doc_lengths.sum()):,} tokens"
     name = blend.names.get(source.key, source.key)
     title = f"{name}: {size}, {index.size:,} examples in an epoch"

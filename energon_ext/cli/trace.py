@@ -42,11 +42,7 @@ from energon_ext.state.match import KEPT, compare_sources, match_sources
     "--world-size", "ranks", type=click.IntRange(1), default=1, help="Data-parallel ranks."
 )
 @click.option(
-    "--micro-batch-size",
-    "batch_size",
-    type=click.IntRange(1),
-    default=1,
-    help="Rows per micro-batch.",
+    "--micro-batch-size", "batch_size", type=click.IntRange(1), default=1, help="Rows per batch."
 )
 @click.option(
     "--global-batch-size",
@@ -196,7 +192,7 @@ def _rows(
 
 
 def _numbered(row: TracedRow, blend: PlannedDataset) -> TracedRow:
-    """Return a row with document numbers of the source; those of a splice count its selection."""
+    """Replace a splice's own document indices with the document numbers of its source."""
     rows = None if row.source is None else blend.sources[row.source].rows
     if not isinstance(rows, SpliceSource):
         return row

@@ -154,4 +154,4 @@ def test_the_forecast_of_samples_has_their_documents_and_epochs(photos):
 
 def test_files_that_name_no_tokenizer_are_said_to_be_so(mix):
     result = energon_ext("peek", mix, "--rows", 1)
-    assert "web: records no tokenizer; is this the right one?" in result.stderr
+    assert "web: records no tokenizer; check that --tokenizer is" in result.stderr

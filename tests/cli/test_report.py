@@ -174,7 +174,7 @@ def test_the_bar_of_an_interleave_is_its_bound_and_not_chance(tmp_path):
     share = 100 * Run.load(run_dir).planned_share[100:105, 0].mean()
     np.testing.assert_allclose([low, high], [share - 5, share + 5])
     both = figures.mix_picture(with_start(run_dir, interleaves={keys[0]: 1})).figure
-    assert both.texts[1].get_text().endswith("draws, two rows of an interleave")
+    assert both.texts[1].get_text().endswith("(blend), two rows (interleave)")
 
 
 def lines_of_mix(run):
