@@ -121,9 +121,7 @@ def run_on_slurm(
 def run_on_ray(make: MakePart, tasks: int, settings: Mapping[str, str], logs: Path) -> None:
     """Run tasks on the Ray cluster at ``RAY_ADDRESS``, or locally, and wait for them."""
     if unknown := sorted({*settings} - {*RAY_INTEGERS}):
-        raise ConfigError(
-            f"--ray {unknown[0]}: unknown; known settings are {', '.join(RAY_INTEGERS)}."
-        )
+        raise ConfigError(f"--ray {unknown[0]}: unknown; use one of {', '.join(RAY_INTEGERS)}.")
     accepted = _integers(settings, RAY_INTEGERS, "--ray")
     kind, ray, logs = _executor("ray"), _module("ray", "ray"), _new_log_folder(logs)
     if not ray.is_initialized():

@@ -53,10 +53,7 @@ def new_figure(
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure with a title and a key as its subtitle, and its empty axes, row by row.
 
-    Args:
-        height: inches.
-        top: space above the axes, in inches.
-        left: space to the left of the axes, as a fraction of the width.
+    ``height``, and ``top`` above the axes, are in inches; ``left`` is a fraction of the width.
     """
     figure = Figure(figsize=(WIDTH_INCHES, height), facecolor="white")
     place = {
@@ -228,14 +225,9 @@ def draw_lines(
     colors: Sequence[str] = COLORS,
     dots: bool = False,
 ) -> list[str]:
-    """Draw lines, each labelled at its end.
+    """Draw (x, y) lines, each labelled at its end; return the labels with the last values.
 
-    Args:
-        lines: (x, y) of each line.
-        dots: mark every value, not only if values are sparse.
-
-    Returns:
-        The names with their last values.
+    Values are marked by dots if they are sparse, or if ``dots`` is True.
     """
     for (x, values), color in zip(lines, colors):
         known = np.isfinite(values)

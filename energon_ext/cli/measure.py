@@ -34,10 +34,7 @@ from energon_ext.prepare.lengths import LengthTable
 @option.jobs
 @option.part
 @click.option(
-    "--check",
-    metavar="COUNT",
-    type=click.IntRange(1),
-    help="Measure this many samples per source again, and compare.",
+    "--check", metavar="COUNT", type=click.IntRange(1), help="Verify COUNT samples per source."
 )
 @option.trusted_module
 def measure(

@@ -217,7 +217,7 @@ def short_labels(keys: Sequence[str], names: Mapping[str, str] | None = None) ->
 
 def _events(path: Path) -> Iterator[tuple[str, Event]]:
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file. Give the --run-dir of a training run.")
+        raise ConfigError(f"{path}: no such file. Give the folder of a training run.")
     with open_data(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES), b""), start=1):
             where = f"{path}:{number}"

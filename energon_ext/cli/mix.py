@@ -38,10 +38,7 @@ mix_options = option.together(
         "--seq-length", type=click.IntRange(2, 2**24), default=256, help="Positions per row."
     ),
     click.option(
-        "--packing",
-        type=click.Choice(list(PACKERS)),
-        default="bin",
-        help="How documents are packed into rows.",
+        "--packing", type=click.Choice(list(PACKERS)), default="bin", help="Packing of documents."
     ),
     click.option(
         "--tokenizer",
@@ -80,14 +77,11 @@ def open_mix(
     rows_per_step: int | None = None,
     **options: Any,
 ) -> tuple[SavableDataset, Tokenizer]:
-    """Open the training dataset of rank 0, with one row or prompt per step by default.
+    """Open the training dataset of rank 0, with its tokenizer; one row or prompt per step.
 
     Args:
         encoder: ``MODULE:FUNCTION`` that returns the task encoder.
         **options: of the tokenizer and :func:`make_encoder`, if there is no ``encoder``.
-
-    Returns:
-        The dataset and its tokenizer.
     """
     if encoder is not None:
         _refuse_with_encoder(options)

@@ -26,21 +26,15 @@ COUNT = option.Count(1)
     show_default="the breakpoints",
     help="Positions at which to show shares, in the unit of the breakpoints, such as 0,100,5k.",
 )
-@click.option("--steps", type=COUNT, help="Forecast a run of this many optimizer steps.")
+@click.option("--steps", type=COUNT, help="Forecast this many optimizer steps.")
 @click.option(
-    "--train-tokens",
-    type=option.Count(1, 10**16),
-    help="Forecast a run of this many tokens, such as 40B; padding counts.",
+    "--train-tokens", type=option.Count(1, 10**16), help="Forecast this many tokens, with padding."
 )
 @click.option("--global-batch-size", type=COUNT, default=1, help="Rows per step.")
 @click.option("--ranks", type=COUNT, default=1, help="Data-parallel ranks.")
-@click.option(
-    "--micro-batch-size", type=COUNT, help="Rows per micro-batch.  [default: all of a rank]"
-)
+@click.option("--micro-batch-size", type=COUNT, help="Rows per batch.  [default: all of a rank]")
 @click.option("--balance", is_flag=True, help="Show how unevenly the work is divided among ranks.")
-@click.option(
-    "--tokens-per-doc", type=click.FloatRange(1, 1e9), help="Mean length of streamed documents."
-)
+@click.option("--tokens-per-doc", type=click.FloatRange(1, 1e9), help="Mean for streamed sources.")
 @option.forecast
 def plan(
     metadataset: Path,

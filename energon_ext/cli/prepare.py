@@ -26,22 +26,13 @@ ON_CLUSTER = ("executor", "tasks", "slurm", "ray", "logs", "render")
 @click.command()
 @click.argument("output", type=PATH)
 @click.argument("files", type=INPUT, nargs=-1)
-@click.option(
-    "--text", type=INPUT, multiple=True, help="UTF-8 text file with one document; see --separator."
-)
-@click.option("--separator", help="Text between the documents of a --text or --folder file.")
+@click.option("--text", type=INPUT, multiple=True, help="UTF-8 text file with one document.")
+@click.option("--separator", help="Text between documents, if text files have several.")
 @click.option("--folder", type=PATH, help="Folder of text files.")
 @click.option("--glob", default="**/*.txt", help="Pattern of files in --folder.")
-@click.option(
-    "--jsonl",
-    type=INPUT,
-    multiple=True,
-    help="JSON Lines file, also .gz or .zst, or a folder of them; one document per line.",
-)
-@click.option("--parquet", type=INPUT, multiple=True, help="Parquet file, or a folder of them.")
-@click.option(
-    "--key", default="text", help="Field with the text in JSON, Parquet or Hugging Face rows."
-)
+@click.option("--jsonl", type=INPUT, multiple=True, help="JSON Lines (.gz, .zst) file or folder.")
+@click.option("--parquet", type=INPUT, multiple=True, help="Parquet file or folder.")
+@click.option("--key", default="text", help="Field of a JSON object or row with the text.")
 @click.option("--hf-dataset", metavar="NAME", help="Hugging Face dataset: a name or a folder.")
 @click.option("--hf-config", metavar="NAME", help="Configuration of --hf-dataset.")
 @click.option("--hf-split", default="train", help="Split of --hf-dataset.")
@@ -60,15 +51,11 @@ ON_CLUSTER = ("executor", "tasks", "slurm", "ray", "logs", "render")
     default=0.05,
     help="Fraction of documents for the split val, chosen by a hash of the text.",
 )
-@click.option(
-    "--seed", type=click.IntRange(0, 2**32), default=0, help="Seed that selects the val split."
-)
+@click.option("--seed", type=click.IntRange(0, 2**32), default=0, help="Seed of the val split.")
 @click.option("--min-chars", type=click.IntRange(1), default=1, help="Leave out shorter documents.")
 @click.option("--tokenizer", metavar="NAME", help="Required: 'bytes', a name or a file.")
 @option.special_tokens
-@click.option(
-    "--chat", is_flag=True, help="Read conversations: `messages`, or `prompt` and `response`."
-)
+@click.option("--chat", is_flag=True, help="Conversations: `messages`, or `prompt` and `response`.")
 @option.chat_template
 @click.option(
     "--on-error",
@@ -80,21 +67,12 @@ ON_CLUSTER = ("executor", "tasks", "slurm", "ray", "logs", "render")
 @click.option("--check", is_flag=True, help="Only verify the files of OUTPUT by their hashes.")
 @click.option("--force", is_flag=True, help="Prepare everything again, and replace OUTPUT.")
 @option.part
-@click.option(
-    "--executor", type=click.Choice(["slurm", "ray"]), help="Run the parts as tasks on a cluster."
-)
+@click.option("--executor", type=click.Choice(["slurm", "ray"]), help="Prepare on a cluster.")
 @click.option("--tasks", type=click.IntRange(1), default=1, help="Number of tasks for --executor.")
-@click.option(
-    "--slurm",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="Setting of datatrove's executor or of sbatch.",
-)
-@click.option("--ray", metavar="NAME=VALUE", multiple=True, help="Setting of datatrove's executor.")
+@click.option("--slurm", metavar="NAME=VALUE", multiple=True, help="Option of datatrove or sbatch.")
+@click.option("--ray", metavar="NAME=VALUE", multiple=True, help="Option of datatrove's executor.")
 @click.option("--logs", type=PATH, help="Folder for logs of --executor.  [default: OUTPUT-logs]")
-@click.option(
-    "--render", is_flag=True, help="Print the script of --executor slurm without running it."
-)
+@click.option("--render", is_flag=True, help="Only print the script of --executor slurm.")
 def prepare(output: Path, check: bool, force: bool, jobs: int, **options: Any) -> None:
     """Tokenize text into Megatron token files in OUTPUT.
 
@@ -170,12 +148,10 @@ def _prepare_on_cluster(
 
 def _show(output: Path, prepared: Record, remarks: Sequence[str]) -> None:
     columns = ("documents", "characters", "tokens")
-    rows = [["", *columns]]
-    for split in SPLITS:
-        rows.append([split, *(f"{prepared[column].get(split, 0):,}" for column in columns)])
-    lines = [f"{output}:", *table(rows).splitlines()]
-    too_short = sum(unit["too_short"] for unit in prepared["units"])
-    if too_short:
+    counts = {split: [prepared[column].get(split, 0) for column in columns] for split in SPLITS}
+    rows = [[split, *(f"{count:,}" for count in counts[split])] for split in SPLITS]
+    lines = [f"{output}:", *table([["", *columns], *rows]).splitlines()]
+    if too_short := sum(unit["too_short"] for unit in prepared["units"]):
         lines.append(f"left out as too short: {too_short:,}")
     for reason, kind in (("unreadable", "unreadable"), ("invalid", "refused")):
         count, first = left_out(prepared, kind)

@@ -33,9 +33,7 @@ from energon_ext.state.match import KEPT, compare_sources, match_sources
 @option.metadataset
 @click.option("--step", type=option.Count(0), help="Step to show, counted from 0.")
 @click.option(
-    "--document",
-    metavar="SOURCE:NUMBER",
-    help="Show the steps that read this document, up to --step or the newest state.",
+    "--document", metavar="SOURCE:NUMBER", help="Show steps that read this document, up to --step."
 )
 @click.option("--rank", type=click.IntRange(0), help="Show only rows of this data-parallel rank.")
 @click.option(
@@ -45,10 +43,7 @@ from energon_ext.state.match import KEPT, compare_sources, match_sources
     "--micro-batch-size", "batch_size", type=click.IntRange(1), default=1, help="Rows per batch."
 )
 @click.option(
-    "--global-batch-size",
-    "rows_per_step",
-    type=click.IntRange(1),
-    help="Rows per step, if there is no saved state.",
+    "--global-batch-size", "rows_per_step", type=click.IntRange(1), help="Rows per step of the run."
 )
 @click.option("--tokenizer", help="Tokenizer, to show the beginning of each document as text.")
 @option.split
