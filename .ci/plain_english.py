@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Find English that reads as translated, in pages, docstrings, comments and messages.
+"""Find English that sounds translated in pages, docstrings, comments and messages.
 
     python .ci/plain_english.py [FILE ...]
 
-A finding is one line: place, words, advice. ``make lint`` fails if there is one.
+Prints one line per finding: place, words, advice. ``make lint`` fails if there is one.
 """
 
 import ast
@@ -21,7 +21,7 @@ CODE = ("energon_ext/**/*.py", "examples/**/*.py", "docs/*.py")
 UNITS = "row|rank|step|worker|source|sample|document|line|second|batch|token|process|node|core"
 COUNTED = "tokens|rows|bytes|documents|samples|batches|files|images|requests|numbers|[mµ]?s"
 
-#: What is looked for, and what to write instead.
+#: Patterns to find, and what to write instead.
 PATTERNS = {
     r"another (?:\w+ )?than": "different from, or a plain 'not'",
     r"of now": "current",
@@ -46,17 +46,17 @@ PATTERNS = {
     r"(?:is|are|was|were) those? of then": "earlier",
 }
 
-#: Docstrings are verb phrases or noun phrases, not questions.
+#: Docstrings are verb or noun phrases, not questions.
 QUESTION = re.compile(r"(?:What|Which|Whether|Who|Where)\b")
 
-#: Words that may stay, by file; None for a whole file that is generated from the code.
+#: Allowed words by file; None exempts a file, such as one generated from the code.
 EXCEPTIONS = {
     "docs/reference/messages.md": None,
 }
 
 
 def texts_of(path):
-    """Prose of a file with its line number, as (line, text, is_docstring)."""
+    """Yield the prose of a file as (line, text, is_docstring)."""
     content = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         yield from ((number, line, False) for number, line in enumerate(content.splitlines(), 1))
@@ -74,7 +74,7 @@ def texts_of(path):
 
 
 def findings(path):
-    """Lines that name what to mend in a file."""
+    """Yield one line per finding in a file."""
     name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
     allowed = EXCEPTIONS.get(name, ())
     if allowed is None:
@@ -90,12 +90,12 @@ def findings(path):
 
 
 def main(arguments):
-    files = [Path(each).resolve() for each in arguments]
+    files = [Path(argument).resolve() for argument in arguments]
     for pattern in () if files else PAGES + CODE:
-        files += sorted(each for each in ROOT.glob(pattern) if "_build" not in each.parts)
-    found = [line for path in files for line in findings(path)]
-    print("\n".join(found) or "Plain English: nothing found.")
-    return 1 if found else 0
+        files += sorted(path for path in ROOT.glob(pattern) if "_build" not in path.parts)
+    lines = [line for path in files for line in findings(path)]
+    print("\n".join(lines) or "Plain English: nothing found.")
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":

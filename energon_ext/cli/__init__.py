@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The command ``energon-ext``: one module per command, and what the commands print with."""
+"""The command ``energon-ext``: one module per command, and shared helpers for printing."""
 
 import json
 from typing import Any, Mapping, Sequence
@@ -9,17 +9,17 @@ import click
 
 from energon_ext.errors import ConfigError, printable, without_logins
 
-#: Sources or documents that a table lists.
+#: Most sources or documents that a table lists.
 MOST_LISTED = 60
 
 
 def echo(text: object) -> None:
-    """Print lines, in which names come from files and a terminal is to obey none of them."""
+    """Print lines with control characters escaped: names come from files."""
     click.echo("\n".join(map(printable, str(text).split("\n"))))
 
 
 def echo_json(content: Any) -> None:
-    """Print a JSON object in one line, whole but for logins; no terminal obeys its strings."""
+    """Print a JSON object on one line, without logins and with control characters escaped."""
     click.echo(json.dumps(_without_logins(content)).replace("\x7f", "\\u007f"))
 
 
@@ -29,12 +29,12 @@ def _without_logins(content: Any) -> Any:
     if isinstance(content, Mapping):
         return {without_logins(key): _without_logins(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
-        return [_without_logins(each) for each in content]
+        return [_without_logins(value) for value in content]
     return content
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things, in words.
+    """Return a number with its noun, in the plural unless it is 1.
 
     Example:
         >>> counted(1, "step"), counted(1200, "step")
@@ -44,9 +44,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], *, left: int = 1, most: int = 2**31) -> str:
-    """Columns side by side: the first ``left`` to the left, the others to the right.
+    """Format rows as columns: the first ``left`` are left-aligned, the others right-aligned.
 
-    ``most`` rows are shown below the first one, which is the head.
+    At most ``most`` rows are shown below the first one, which is the header.
     """
     shown = rows[: most + 1]
     widths = [max(map(len, column)) for column in zip(*shown)]
@@ -61,7 +61,7 @@ def table(rows: Sequence[Sequence[str]], *, left: int = 1, most: int = 2**31) ->
 
 
 def one_of(given: Mapping[str, Any]) -> str:
-    """The one name whose value is given; ConfigError where none is, or several are."""
+    """Return the one name with a value; raise ConfigError if there is none, or several."""
     names = [name for name, value in given.items() if value]
     if len(names) != 1:
         found = " and ".join(names) or "none"

@@ -1,8 +1,7 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""``energon-ext checkpoint``: what a checkpoint holds, before a run depends on it."""
+"""``energon-ext checkpoint``: inspect a checkpoint before a run depends on it."""
 
-import itertools
 import textwrap
 from pathlib import Path
 from typing import Any, Iterator, Sequence
@@ -10,7 +9,7 @@ from typing import Any, Iterator, Sequence
 import click
 
 from energon_ext.cli import echo, option, table
-from energon_ext.cli.forecast import draw, made
+from energon_ext.cli.forecast import draw, make
 from energon_ext.cli.forecast import show as show_forecast
 from energon_ext.cli.saved import SavedCursor, saved_cursors
 from energon_ext.encoders.tokenizers import load_tokenizer
@@ -24,24 +23,22 @@ from energon_ext.state.match import ENCODER, SourceChange
 
 @click.group()
 def checkpoint() -> None:
-    """Look into a checkpoint.
+    """Inspect a checkpoint, or forecast what follows it.
 
     Example: energon-ext checkpoint diff runs/a mix.yaml
     """
 
 
 _packing = option.together(
-    click.option(
-        "--seq-length", type=click.IntRange(2), help="Positions of a row in the next run."
-    ),
-    click.option("--packing", help="Of the next run."),
+    click.option("--seq-length", type=click.IntRange(2), help="Positions per row in the next run."),
+    click.option("--packing", help="Packing of the next run."),
 )
 
 
 @checkpoint.command()
 @click.argument("saved", metavar="CHECKPOINT", type=option.PATH)
 def show(saved: Path) -> None:
-    """Show what the newest data state of CHECKPOINT holds; no data is read.
+    """Show the newest data state of CHECKPOINT, without reading data.
 
     CHECKPOINT is the folder of a run, of one checkpoint, or of Megatron-LM's data states.
 
@@ -50,7 +47,7 @@ def show(saved: Path) -> None:
     cursor = saved_cursors(saved)[-1]
     state, begun = cursor.state, ""
     if cursor.inside:
-        begun = f", {state['done']:,} rows of the next one, on {cursor.inside['ranks']} rank(s)"
+        begun = f", {state['done']:,} rows of the next step, on {cursor.inside['ranks']} rank(s)"
     echo(f"{cursor.folder}: {cursor.step:,} steps of {state['rows_per_step']:,} rows{begun}")
     echo(f"breakpoints count {state['axis']}")
     echo(", ".join(f"{k}={v!r}" for k, v in sorted(state["fingerprint"].items())))
@@ -68,9 +65,9 @@ def show(saved: Path) -> None:
     "--world-size", "ranks", type=click.IntRange(1), help="Data-parallel ranks of the next run."
 )
 @click.option(
-    "--num-workers", "workers", type=click.IntRange(0), default=0, help="Workers of a rank in it."
+    "--num-workers", "workers", type=click.IntRange(0), default=0, help="Workers per rank."
 )
-@click.option("--tokenizer", help="Of the next run; by default that of the saved one.")
+@click.option("--tokenizer", help="Tokenizer of the next run.")
 @option.special_tokens
 @_packing
 @option.trusted_module
@@ -87,18 +84,18 @@ def diff(
     packing: str | None,
     **options: Any,
 ) -> None:
-    """Show what a resume from CHECKPOINT does with every source of METADATASET.
+    """Show how a resume from CHECKPOINT would treat each source of METADATASET.
 
-    CHECKPOINT is the folder of a run (its newest checkpoint is taken), of one checkpoint, or of
-    Megatron-LM's data states. The data is built and restored by the code that a run resumes with.
-    What no option says of the next run is as the saved one had it. Ends with 1 where the resume
-    would be refused.
+    CHECKPOINT is the folder of a run (its newest checkpoint is used), of one checkpoint, or of
+    Megatron-LM's data states. The data is opened and restored by the same code as in a real resume.
+    Settings not given as options default to those of the saved run. Exits with status 1 if the
+    resume would be refused.
 
     Example: energon-ext checkpoint diff runs/a mix.yaml --world-size 64
     """
     cursor = saved_cursors(saved)[-1]
     rows = cursor.state["plan"]["row"] + cursor.state["done"]
-    echo(f"{cursor.folder}: planned, after {rows:,} rows")
+    echo(f"{cursor.folder}: saved after {rows:,} rows")
     encoder: dict[str, Any] = {"seq_len": seq_length, "packing": packing}
     try:
         if tokenizer is not None:
@@ -113,20 +110,20 @@ def diff(
     echo(_changes(changes))
     unit = dataset.clock.axis.change_from(cursor.state["axis"])
     packed = repacking(cursor.state["fingerprint"], dataset.fingerprint)
-    others = _skipped(cursor, dataset), _moved_documents(dataset)
-    for line in filter(None, (unit, packed, *itertools.chain(*others))):
+    steps, documents = _skipped_steps(cursor, dataset), _changed_documents(dataset)
+    for line in filter(None, (unit, packed, *steps, *documents)):
         echo(line)
     may_change = {}
     if not cursor.inside and all(rows.may_be_repacked for rows in dataset.rows):
         may_change = packing_of(dataset.fingerprint)
-    stays = {k: v for k, v in dataset.fingerprint.items() if k not in (ENCODER, *may_change)}
-    for what, fields in (("must stay", stays), ("may change", may_change)):
+    fixed = {k: v for k, v in dataset.fingerprint.items() if k not in (ENCODER, *may_change)}
+    for rule, fields in (("must stay", fixed), ("may change", may_change)):
         if fields:
-            echo(f"{what}: " + ", ".join(f"{k}={v!r}" for k, v in sorted(fields.items())))
-    possible = "any number of ranks and workers"
+            echo(f"{rule}: " + ", ".join(f"{k}={v!r}" for k, v in sorted(fields.items())))
+    topology = "any number of ranks and workers"
     if cursor.inside:
-        possible = f"{cursor.inside['ranks']} rank(s), as it was saved inside a step"
-    echo(f"possible on {possible}")
+        topology = f"{cursor.inside['ranks']} rank(s), since it was saved inside a step"
+    echo(f"can resume on {topology}")
 
 
 @checkpoint.command()
@@ -135,7 +132,7 @@ def diff(
 @option.split
 @click.option("--steps", type=option.Count(1), required=True, help="Optimizer steps to forecast.")
 @_packing
-@click.option("--global-batch-size", type=option.Count(1), help="Rows of a step in the next run.")
+@click.option("--global-batch-size", type=option.Count(1), help="Rows per step in the next run.")
 @option.forecast
 @option.trusted_module
 def forecast(
@@ -151,12 +148,11 @@ def forecast(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Forecast the steps of METADATASET that follow CHECKPOINT.
+    """Forecast what a run on METADATASET reads after CHECKPOINT.
 
-    What `energon-ext plan --steps` says of a run from its beginning: tokens, documents and epochs
-    of every source, those before CHECKPOINT included in the epochs, and when which ends. What no
-    option says of the next run is as the saved one had it. A step that was partly read is counted
-    whole.
+    Shows the tokens, documents and epochs of each source, and when it ends, as `energon-ext plan
+    --steps` does for a new run. Epochs include what was read before CHECKPOINT. Settings not given
+    as options default to those of the saved run. A partly read step counts as a whole.
 
     \b
     energon-ext checkpoint forecast runs/a mix.yaml --steps 5k --seq-length 32768
@@ -169,9 +165,9 @@ def forecast(
         **options,
     )
     dataset.continue_from(cursor.state)
-    found = made(dataset, steps, None, exact, cursor.state)
-    show_forecast(found, dataset, steps, as_json)
-    draw(found, metadataset.name, png, html)
+    prediction = make(dataset, steps, None, exact, cursor.state)
+    show_forecast(prediction, dataset, steps, as_json)
+    draw(prediction, metadataset.name, png, html)
 
 
 @checkpoint.command()
@@ -180,10 +176,10 @@ def forecast(
 @option.split
 @option.trusted_module
 def reweight(saved: Path, metadataset: Path, **options: Any) -> None:
-    """Discard the live weights of METADATASET that CHECKPOINT has not used.
+    """Discard live weights of METADATASET that CHECKPOINT has not used.
 
-    A resume from CHECKPOINT then waits for new ones from its step on. Every line that goes is
-    printed. End the run before; later checkpoints are refused afterwards.
+    A resume from CHECKPOINT then waits for new weights from its step on. Each discarded line is
+    printed. Stop the run first. Later checkpoints can then no longer be resumed.
 
     Example: energon-ext checkpoint reweight runs/a/checkpoints/iter_0001200 mix.yaml
     """
@@ -196,34 +192,34 @@ def reweight(saved: Path, metadataset: Path, **options: Any) -> None:
             if line.from_step >= begun:
                 echo(f"{live.path}: discarded {line.to_bytes().decode().rstrip()}")
             elif line.stop > begun:
-                echo(f"{live.path}: line {number} ends with step {begun - 1}")
+                echo(f"{live.path}: line {number} now ends after step {begun - 1}")
         write_file(live.path, b"".join(line.to_bytes() for line in live.before(begun)))
         echo(f"{live.path}: step {begun} is the first without a line")
 
 
-def _skipped(cursor: SavedCursor, dataset: PlannedDataset) -> Iterator[str]:
+def _skipped_steps(cursor: SavedCursor, dataset: PlannedDataset) -> Iterator[str]:
     """List the steps that were skipped, and those that will be."""
     ahead = [
         (max(begin, cursor.step), stop) for begin, stop in dataset.clock.skip if stop > cursor.step
     ]
-    for what, ranges in (("skipped", cursor.state["skipped"]), ("to be skipped", ahead)):
-        if named := ", ".join(f"{begin:,} to {stop - 1:,}" for begin, stop in ranges):
-            yield f"steps {what}: {named}"
+    for status, ranges in (("skipped", cursor.state["skipped"]), ("to be skipped", ahead)):
+        if listed := ", ".join(f"{begin:,} to {stop - 1:,}" for begin, stop in ranges):
+            yield f"steps {status}: {listed}"
 
 
-def _moved_documents(dataset: PlannedDataset) -> Iterator[str]:
-    """Count the documents that are packed again, that are left out, and that come back."""
+def _changed_documents(dataset: PlannedDataset) -> Iterator[str]:
+    """Count the documents that are packed again, excluded, or no longer excluded."""
     for key, rows in zip(dataset.keys, dataset.rows):
         if not isinstance(rows, PlannedRows):
             continue
-        anew = set() if rows.window.taken is not None else set(rows.window.documents.tolist())
+        repacked = set() if rows.window.taken is not None else set(rows.window.documents.tolist())
         excluded = set(rows.excluded.tolist())
         counts = {
-            "not yet drawn are packed anew": len(anew),
+            "not yet drawn are packed again": len(repacked),
             "are excluded": len(excluded),
-            "that were excluded come back": len({*rows.window.excluded.tolist()} - excluded),
+            "are no longer excluded": len({*rows.window.excluded.tolist()} - excluded),
         }
-        yield from (f"{key}: {n:,} documents {what}" for what, n in counts.items() if n)
+        yield from (f"{key}: {n:,} documents {change}" for change, n in counts.items() if n)
 
 
 def _changes(changes: Sequence[SourceChange]) -> str:

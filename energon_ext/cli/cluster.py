@@ -1,8 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The parts of a preparation as tasks of a cluster, by datatrove's executors for SLURM and Ray.
+"""Run the parts of a preparation as cluster tasks, with datatrove's executors for SLURM and Ray.
 
-Only its executors are used. A task makes one part, and takes nothing from the task before it.
+Nothing but the executors is used. Each task prepares one part, independently of the others.
 """
 
 import multiprocessing
@@ -24,7 +24,7 @@ from energon_ext.errors import ConfigError, EnergonExtError, WorkerError
 from energon_ext.prepare.claim import Part
 from energon_ext.prepare.pool import end_with_parent
 
-#: What the executors take themselves: texts, and integers.
+#: Settings that the executors accept themselves: strings and integers.
 SLURM_TEXTS = ("partition", "time", "qos", "job_name", "env_command", "condaenv", "venv_path")
 SLURM_INTEGERS = ("cpus_per_task", "mem_per_cpu_gb", "workers", "max_array_size")
 RAY_INTEGERS = ("cpus_per_task", "mem_per_cpu_gb", "workers", "time")
@@ -35,12 +35,12 @@ MakePart = Callable[[Part, int], None]
 
 @dataclass(frozen=True)
 class PartStep:
-    """The one step of a datatrove pipeline: makes the part of a task."""
+    """The only step of the datatrove pipeline: prepares the part of a task."""
 
-    make: MakePart  # is pickled
-    processes: int  # of a part
-    folder: str  # in which the command was given, since paths may be relative
-    failures: Path  # a folder for the errors of tasks, a file for each
+    make: MakePart  # pickled
+    processes: int  # per part
+    folder: str  # working directory of the command, since paths may be relative
+    failures: Path  # folder with one file per failed task
 
     def __call__(self, data: object = None, rank: int = 0, world_size: int = 1) -> None:
         os.chdir(self.folder)
@@ -52,56 +52,56 @@ class PartStep:
             (self.failures / f"{rank:05d}.txt").write_text(line + "\n", encoding="utf-8")
             if "SLURM_ARRAY_TASK_ID" not in os.environ:
                 raise
-            click.echo(f"Error: {line}", err=True)  # the task ends as the command does
+            click.echo(f"Error: {line}", err=True)  # exit like the command
             raise SystemExit(2) from error
 
     def _make(self, part: Part) -> None:
-        # In a process of its own: Ray's would wait for ever for the result of a killed one.
+        # In a separate process: if Ray's own is killed, Ray waits forever for its result.
         fork = multiprocessing.get_context("fork")
         try:
             with ProcessPoolExecutor(1, fork, end_with_parent) as process:
                 process.submit(self.make, part, self.processes).result()
         except BrokenProcessPool as error:
-            said = "was killed, perhaps for want of memory; what is finished is kept"
-            raise WorkerError(f"Part {part} {said}. Run the same command again.") from error
+            reason = "was killed, perhaps out of memory; finished units are kept"
+            raise WorkerError(f"Part {part} {reason}. Run the same command again.") from error
 
 
 def settings_of(given: Sequence[str], option: str) -> dict[str, str]:
-    """``NAME=VALUE`` by name.
+    """Parse ``NAME=VALUE`` settings.
 
     Example:
         >>> settings_of(["partition=cpu", "time=2:00:00"], "--slurm")
         {'partition': 'cpu', 'time': '2:00:00'}
     """
-    for each in given:
-        if not each.partition("=")[0] or "=" not in each:
-            raise ConfigError(f"{option} {each!r:.80}: NAME=VALUE is needed.")
-    return dict(each.split("=", 1) for each in given)
+    for setting in given:
+        if setting.find("=") < 1:
+            raise ConfigError(f"{option} {setting!r:.80}: NAME=VALUE is needed.")
+    return dict(setting.split("=", 1) for setting in given)
 
 
 def run_on_slurm(
     make: MakePart, tasks: int, settings: Mapping[str, str], logs: Path, *, render: bool
 ) -> None:
-    """Submit an array of tasks.
+    """Submit a job array with one task per part.
 
     Args:
-        settings: of the executor; those that it does not take are options of ``sbatch``.
-        render: print the script, and run nothing.
+        settings: settings of the executor; any others become options of ``sbatch``.
+        render: print the script instead of submitting it.
     """
     for name in ("partition", "time"):
         if name not in settings:
             raise ConfigError(f"--executor slurm: --slurm {name}=... is missing.")
     texts = {name: settings[name] for name in SLURM_TEXTS if name in settings}
-    own = texts | _integers(settings, SLURM_INTEGERS, "--slurm")
-    logs = _logs_of_now(logs)
-    # Tasks begin in a shell of their own, where the environment of this command may not be active.
+    accepted = texts | _integers(settings, SLURM_INTEGERS, "--slurm")
+    logs = _new_log_folder(logs)
+    # Tasks start in a new shell, in which the environment of this command may not be active.
     environment = f"export PATH={Path(sys.executable).parent}:$PATH"
     executor = _executor("slurm")(
-        pipeline=[_step(make, own, logs)],
+        pipeline=[_step(make, accepted, logs)],
         tasks=tasks,
         logging_dir=str(logs),
-        **{"qos": None, "job_name": "energon-ext-prepare", "env_command": environment, **own},
-        sbatch_args={name: value for name, value in settings.items() if name not in own},
+        **{"qos": None, "job_name": "energon-ext-prepare", "env_command": environment, **accepted},
+        sbatch_args={name: value for name, value in settings.items() if name not in accepted},
     )
     if render:
         most = min(tasks, executor.max_array_size if executor.max_array_size > 0 else tasks)
@@ -111,22 +111,23 @@ def run_on_slurm(
     try:
         executor.run()
     except FileNotFoundError as error:
-        said = f"no {error.filename} here; --render prints"
-        raise ConfigError(f"--executor slurm: {said}.") from error
+        advice = f"{error.filename} was not found; --render only prints the script"
+        raise ConfigError(f"--executor slurm: {advice}.") from error
     except subprocess.CalledProcessError as error:
         raise ConfigError(f"--executor slurm: {error.cmd[0]} failed, see above.") from error
     echo(f"Submitted {tasks} tasks as SLURM job {executor.job_id}; logs in {logs}.")
 
 
 def run_on_ray(make: MakePart, tasks: int, settings: Mapping[str, str], logs: Path) -> None:
-    """Run tasks on the Ray cluster that ``RAY_ADDRESS`` names, else here, and wait for them."""
+    """Run tasks on the Ray cluster at ``RAY_ADDRESS``, or locally, and wait for them."""
     if unknown := sorted({*settings} - {*RAY_INTEGERS}):
-        raise ConfigError(f"--ray {unknown[0]}: give one of {', '.join(RAY_INTEGERS)}.")
-    own = _integers(settings, RAY_INTEGERS, "--ray")
-    kind, ray, logs = _executor("ray"), _module("ray", "ray"), _logs_of_now(logs)
+        raise ConfigError(f"--ray {unknown[0]}: unknown; use one of {', '.join(RAY_INTEGERS)}.")
+    accepted = _integers(settings, RAY_INTEGERS, "--ray")
+    kind, ray, logs = _executor("ray"), _module("ray", "ray"), _new_log_folder(logs)
     if not ray.is_initialized():
-        ray.init(log_to_driver=False)  # what tasks print is in the logs
-    executor = kind(pipeline=[_step(make, own, logs)], tasks=tasks, logging_dir=str(logs), **own)
+        ray.init(log_to_driver=False)  # the logs contain the output of tasks
+    pipeline = [_step(make, accepted, logs)]
+    executor = kind(pipeline=pipeline, tasks=tasks, logging_dir=str(logs), **accepted)
     executor.run()
     failures = sorted((logs / "failures").glob("*.txt"))
     if failures:
@@ -136,32 +137,33 @@ def run_on_ray(make: MakePart, tasks: int, settings: Mapping[str, str], logs: Pa
         raise WorkerError(
             f"{len(missing)} of {tasks} tasks did not end; see {logs}. Run the same command again."
         )
-    make(Part(0, tasks), 1)  # has nothing left to do, and says what was made
+    make(Part(0, tasks), 1)  # everything is prepared; prints the summary
 
 
-def _step(make: MakePart, own: Mapping[str, Any], logs: Path) -> PartStep:
-    return PartStep(make, own.get("cpus_per_task", 1), os.getcwd(), logs / "failures")
+def _step(make: MakePart, settings: Mapping[str, Any], logs: Path) -> PartStep:
+    return PartStep(make, settings.get("cpus_per_task", 1), os.getcwd(), logs / "failures")
 
 
-def _logs_of_now(logs: Path) -> Path:
-    """A folder for each run: datatrove keeps there which of its tasks have ended."""
+def _new_log_folder(logs: Path) -> Path:
+    """Return a new folder per run, since datatrove records finished tasks in its log folder."""
     return logs.absolute() / time.strftime("%Y%m%d-%H%M%S")
 
 
 def _integers(settings: Mapping[str, str], names: Sequence[str], option: str) -> dict[str, Any]:
-    """Those of the settings that are integers."""
-    found = {}
+    """Return the settings with these names, as integers."""
+    integers = {}
     for name in filter(settings.__contains__, names):
         try:
-            found[name] = int(settings[name])
+            integers[name] = int(settings[name])
         except ValueError as error:
-            raise ConfigError(f"{option} {name}: {settings[name]!r:.80} is not int.") from error
-    return found
+            message = f"{settings[name]!r:.80} found, an integer is needed"
+            raise ConfigError(f"{option} {name}: {message}.") from error
+    return integers
 
 
 def _executor(name: str) -> Any:
     module = _module(f"datatrove.executor.{name}", name)
-    # It logs each step of its own; what goes wrong is enough.
+    # Datatrove logs every step; warnings are enough.
     _module("loguru", name).logger.configure(handlers=[{"sink": sys.stderr, "level": "WARNING"}])
     return getattr(module, f"{name.title()}PipelineExecutor")
 

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""How pictures look: colours, frame, axes, lines, and names beside them in place of a legend.
+"""The style of figures: colours, frames, axes, lines, and labels next to lines instead of a legend.
 
-The colours are Okabe and Ito's, which color-blind readers can tell apart.
+The colours are Okabe and Ito's, which colour-blind readers can tell apart.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,16 +26,16 @@ WINDOWS = 30
 MAX_LABEL = 18
 PERCENT = "{x:.0f} %"
 
-#: Marks that are drawn as lines, and that are named; more are short, and not named.
+#: Most marks drawn over the full height, and most that are named; beyond, marks are short.
 MOST_LINES, MOST_NAMED = 12, 3
 
-#: Adds up steps, or sources.
+#: Sums over steps, or over sources.
 Sums = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure for the report, with the name of its PNG and a caption."""
+    """A figure of the report, with the name of its PNG and its caption."""
 
     name: str
     figure: Figure
@@ -51,9 +51,9 @@ def new_figure(
     top: float = 0.8,
     left: float = 0.085,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with a title, a line on how to read it, and empty axes, row by row.
+    """Return a figure with a title and a key as its subtitle, and its empty axes, row by row.
 
-    ``height``, and ``top`` above the axes, are inches; ``left`` is a share of the width.
+    ``height``, and ``top`` above the axes, are in inches; ``left`` is a fraction of the width.
     """
     figure = Figure(figsize=(WIDTH_INCHES, height), facecolor="white")
     place = {
@@ -82,14 +82,14 @@ def new_figure(
 
 
 def steps_axis(axes: Axes, run: Run, named: bool = True) -> None:
-    """Make the x axis one of optimizer steps, and mark where the run was resumed."""
+    """Label the x-axis with optimizer steps, and mark where the run was resumed."""
     whole_steps(axes, int(run.step[-1]) + 1)
     mark_steps(axes, np.array(run.resumed_after) + 0.5)
     name_steps(axes, "resumed after", run.resumed_after if named else ())
 
 
 def mark_steps(axes: Axes, places: np.ndarray) -> None:
-    """Draw a dashed line at each place; where there are many, a short one at the top."""
+    """Draw a dashed line at each place; if there are many, a short one at the top."""
     low = 0 if len(places) <= MOST_LINES else 0.96
     dashes = [(0, (4, 3))]
     heights = axes.get_xaxis_transform()
@@ -97,7 +97,7 @@ def mark_steps(axes: Axes, places: np.ndarray) -> None:
 
 
 def name_steps(axes: Axes, what: str, steps: Sequence[int]) -> None:
-    """Write the first marked steps above the axes, where no line is, behind what is there."""
+    """Write the first few marked steps above the axes."""
     if not len(steps):
         return
     named = ", ".join(f"{step:,}" for step in steps[:MOST_NAMED])
@@ -116,14 +116,14 @@ def name_steps(axes: Axes, what: str, steps: Sequence[int]) -> None:
 
 
 def whole_steps(axes: Axes, stop: int, start: int = 0) -> None:
-    """Make the x axis one of optimizer steps from ``start`` to ``stop``."""
+    """Label the x-axis with optimizer steps from ``start`` to ``stop``."""
     axes.set_xlim(start, stop)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=ROUND_TICKS))
     axes.set_xlabel("optimizer step")
 
 
 def label_ends(axes: Axes, values: np.ndarray, names: Sequence[str], colors: Sequence[str]) -> None:
-    """Write names at the right edge, each beside the value where its line ends; NaN has no name."""
+    """Write names at the right edge, each next to the last value of its line; NaN has no name."""
     named = np.flatnonzero(np.isfinite(values))
     low, high = axes.get_ylim()
     figure = axes.get_figure(root=True)
@@ -145,9 +145,9 @@ def label_ends(axes: Axes, values: np.ndarray, names: Sequence[str], colors: Seq
 
 
 def _spread(values: np.ndarray, gap: float, low: float) -> np.ndarray:
-    """Positions close to the values, in their order, above ``low`` and at least ``gap`` apart.
+    """Return positions near the values, in the same order, >= ``low`` and ``gap`` apart.
 
-    Each lies in the middle between pushing labels up from below and down from above.
+    Each is midway between pushing labels up from below and pushing them down from above.
 
     Example:
         >>> _spread(np.array([5.0, 1.0, 5.0, 0.0]), gap=1.0, low=0.5).tolist()
@@ -164,7 +164,7 @@ def _spread(values: np.ndarray, gap: float, low: float) -> np.ndarray:
 
 
 def joining(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sums]:
-    """The sources of most tokens, as many as have a colour; the others; and what adds these up."""
+    """Return the largest sources, one per colour; the others; and a sum that merges these."""
     order = np.argsort(-tokens, kind="stable")
     most = len(COLORS) - (len(order) > len(COLORS))
     kept, others = np.sort(order[:most]), order[most:]
@@ -173,12 +173,12 @@ def joining(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sums]:
 
 
 def windows(steps: np.ndarray) -> tuple[Sums, np.ndarray]:
-    """Sums over windows of one length, but for the last one; and how many steps are in each."""
+    """Return a sum over windows of equal length (the last may be shorter), and their lengths."""
     firsts = np.arange(0, len(steps), -(-len(steps) // WINDOWS))
     return lambda values: np.add.reduceat(values, firsts), np.diff(firsts, append=len(steps))
 
 
-def each_of(steps: np.ndarray) -> str:
+def window_size(steps: np.ndarray) -> str:
     size, last = int(steps[0]), int(steps[-1])
     return counted(size, "step") + (f", {last} at the end" if last < size else "")
 
@@ -194,23 +194,25 @@ def draw_steps(
     labels: Sequence[str],
     ends: np.ndarray | None = None,
 ) -> None:
-    """Draw shares as steps, where a source has one, each with its name and its last share.
+    """Draw shares > 0 as step functions, each labelled with its name and its last share.
 
-    Shares, float64 [n, sources], change at the edges, [n + 1]; ``ends`` has the step after which a
-    source has none.
+    Args:
+        edges: [n + 1], steps at which the shares change.
+        shares: float64 [n, sources].
+        ends: [sources], steps after which a source has ended.
     """
     lasts, names = [], []
     for index, (values, color) in enumerate(zip(shares.T, COLORS)):
         present = np.flatnonzero(values > 0)
         last = present[-1] if len(present) else -1
-        own = edges if ends is None else edges.clip(None, ends[index])
+        steps = edges if ends is None else edges.clip(None, ends[index])
         percent = np.where(values > 0, 100 * values, np.nan)
-        heights = np.append(percent, percent[-1])  # the last step has an end as well
-        (line,) = axes.plot(own, heights, color=color, linewidth=1.7, drawstyle="steps-post")
-        line.set_solid_capstyle("butt")  # a line ends where its source does
+        heights = np.append(percent, percent[-1])  # the last step needs an end, too
+        (line,) = axes.plot(steps, heights, color=color, linewidth=1.7, drawstyle="steps-post")
+        line.set_solid_capstyle("butt")  # end exactly where the source ends
         lasts.append(percent[last])
         stays = last in (-1, len(values) - 1)
-        shown = PERCENT.format(x=percent[last]) if stays else f"to step {int(own[last + 1]):,}"
+        shown = PERCENT.format(x=percent[last]) if stays else f"to step {int(steps[last + 1]):,}"
         names.append(f"{labels[index]} {shown}")
     axes.yaxis.set_major_formatter(PERCENT)
     label_ends(axes, np.array(lasts), names, COLORS)
@@ -223,15 +225,15 @@ def draw_lines(
     colors: Sequence[str] = COLORS,
     dots: bool = False,
 ) -> list[str]:
-    """Draw lines, places and values, each with its name at its end; returns the names with values.
+    """Draw (x, y) lines, each labelled at its end; return the labels with the last values.
 
-    ``dots`` mark each value, and not only where few are known.
+    Values are marked by dots if they are sparse, or if ``dots`` is True.
     """
-    for (places, values), color in zip(lines, colors):
+    for (x, values), color in zip(lines, colors):
         known = np.isfinite(values)
         is_dense = not dots and len(values) > 1 and known.mean() > 0.5
         style = "-" if is_dense else "o-"
-        axes.plot(places[known], values[known], style, color=color, linewidth=1.7, markersize=4)
+        axes.plot(x[known], values[known], style, color=color, linewidth=1.7, markersize=4)
     ends = np.array([last_known(values) for _, values in lines])
     names = [f"{label} {end:.2f}" for label, end in zip(labels, ends)]
     label_ends(axes, ends, names, colors)
@@ -239,13 +241,13 @@ def draw_lines(
 
 
 def last_known(values: np.ndarray) -> float:
-    """The last number, NaN where there is none."""
+    """Return the last finite value; NaN if there is none."""
     known = values[np.isfinite(values)]
     return float(known[-1]) if len(known) else np.nan
 
 
 def clipped(labels: Sequence[str]) -> list[str]:
-    """Labels that are short in the middle.
+    """Abbreviate long labels in the middle.
 
     Example:
         >>> clipped(["a_very_long_name_of_web_pages_1", "code"])

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""``energon-ext import``: the data of a Megatron-LM run as a metadataset."""
+"""``energon-ext import``: convert the data arguments of Megatron-LM to a metadataset."""
 
 import math
 import os
@@ -22,56 +22,56 @@ from energon_ext.errors import ConfigError
 from energon_ext.state.files import write_file
 from energon_ext.weights.axis import checked_breakpoint
 
-#: Split of Megatron -> split here.
+#: Megatron's split -> split of the metadataset.
 SPLITS = {"train": "train", "valid": "val", "test": "test"}
 
-#: Bytes of a list of sources that is read from a file.
+#: Most bytes of a file that lists sources.
 LONGEST_LIST = 32 * 2**20
 
-#: Source and weight of each, in the order of the list; no weights where the list has none.
+#: Sources in the order of the list, and their weights, if the list has any.
 Blend = tuple[list[str], list[float] | None]
 
 
 @click.command("import")
 @click.argument("output", type=FILE)
 @click.argument("sources", nargs=-1)
-@click.option("--data-args-path", type=FILE, multiple=True, help="As Megatron's; one a phase.")
-@click.option("--per-split-data-args-path", type=FILE, help="As Megatron's.")
-@click.option("--split", help="As Megatron's: 969,30,1.  [default: all is train]")
-@click.option("--phase-transition-iterations", default="", help="As Megatron's: 1000,2000.")
+@click.option("--data-args-path", type=FILE, multiple=True, help="As in Megatron; once per phase.")
+@click.option("--per-split-data-args-path", type=FILE, help="As in Megatron.")
+@click.option("--split", help="As in Megatron: 969,30,1.  [default: all train]")
+@click.option("--phase-transition-iterations", help="As in Megatron: 1000,2000.")
 @click.option(
     "--rule",
     type=click.Choice(["interleave", "blend"]),
     default="interleave",
-    help="How sources take turns.",
+    help="How sources are mixed: in exact turns or at random.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace OUTPUT where it is there.")
+@click.option("--overwrite", is_flag=True, help="Replace OUTPUT if it exists.")
 def import_(
     output: Path,
     sources: tuple[str, ...],
     data_args_path: tuple[Path, ...],
     per_split_data_args_path: Path | None,
     split: str | None,
-    phase_transition_iterations: str,
+    phase_transition_iterations: str | None,
     rule: str,
     overwrite: bool,
 ) -> None:
-    """Write the metadataset OUTPUT from Megatron's --data-path.
+    """Convert Megatron's --data-path to the metadataset OUTPUT.
 
-    SOURCES is what follows --data-path, weights and prefixes in turn or prefixes alone. An
-    interleave keeps shares as exactly as Megatron's blending.
+    SOURCES are the arguments of --data-path: alternating weights and prefixes, or prefixes alone.
+    An interleave keeps shares as exactly as Megatron's blending does.
 
     Example: energon-ext import mix.yaml 70 data/web 30 data/code --split 98,2,0
     """
     if output.exists() and not overwrite:
-        raise ConfigError(f"{output}: exists already; give --overwrite to replace it.")
+        raise ConfigError(f"{output}: already exists; give --overwrite to replace it.")
     per_split = per_split_data_args_path
     lists = {"SOURCES": sources, "--data-args-path": data_args_path}
     one_of({**lists, "--per-split-data-args-path": per_split})
-    iterations = _iterations(phase_transition_iterations)
+    iterations = _iterations(phase_transition_iterations or "")
     if per_split is not None:
         if split or iterations:
-            raise ConfigError(f"--split and phases are for lists; {per_split} has its own splits.")
+            raise ConfigError(f"{per_split} has its own splits; leave out --split and phases.")
         blends = _blends_of_splits(per_split)
         splits = {SPLITS[name]: _node([blend], [], rule, output) for name, blend in blends.items()}
         remarks = _remarks(list(blends.values()))
@@ -81,7 +81,7 @@ def import_(
         if len(phases) != len(iterations) + 1:
             raise ConfigError(
                 f"--phase-transition-iterations: {len(iterations)} transitions need "
-                f"{len(iterations) + 1} lists, {len(phases)} found; give --data-args-path for each."
+                f"{len(iterations) + 1} lists, {len(phases)} found; give each by --data-args-path."
             )
         splits = {
             name: _node(phases if name == "train" else phases[:1], iterations, rule, output, part)
@@ -93,7 +93,7 @@ def import_(
 
 
 def _write(output: Path, splits: Mapping[str, Any], remarks: Sequence[str]) -> None:
-    """Write the file, and leave none that could not be loaded."""
+    """Write the metadataset, but only if it can be loaded."""
     content = {"__module__": "energon_ext", "__class__": "ScheduledMetadataset", "splits": splits}
     text = "".join(f"# {line}\n" for line in remarks)
     text += yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
@@ -113,20 +113,20 @@ def _write(output: Path, splits: Mapping[str, Any], remarks: Sequence[str]) -> N
 def _blend(words: Sequence[Any], where: str) -> Blend:
     """Parse a list as Megatron does: pairs of weight and prefix, or prefixes alone."""
     if not words:
-        raise ConfigError(f"{where}: an empty list; name a source.")
+        raise ConfigError(f"{where}: the list is empty; name a source.")
     weights = [_number(word) for word in words[::2]]
     if len(words) % 2 or all(map(math.isnan, weights)):
         return [str(word) for word in words], None
     for word, weight in zip(words[::2], weights):
         if math.isnan(weight):
-            raise ConfigError(f"{where}: {word!r} found where a weight is needed, as elsewhere.")
+            raise ConfigError(f"{where}: {word!r} found, a weight is needed as for the others.")
     if min(weights) < 0 or not 0 < sum(weights) < math.inf:
-        raise ConfigError(f"{where}: weights >= 0 are needed, not all 0; {weights} found.")
+        raise ConfigError(f"{where}: {weights} found, weights >= 0 and not all 0 are needed.")
     return [str(word) for word in words[1::2]], weights
 
 
 def _number(word: object) -> float:
-    """A weight, NaN for a word that is none."""
+    """Parse a weight; NaN if the word is not a number."""
     try:
         return float(str(word))
     except ValueError:
@@ -140,7 +140,7 @@ def _node(
     output: Path,
     part: list[str] | None = None,
 ) -> dict[str, Any]:
-    """The node of a split: every source of any phase, with a weight or one for each phase."""
+    """Return the node of a split: all sources, with one weight or one per phase."""
     weights: dict[str, list[float]] = {}
     for number, (prefixes, given) in enumerate(phases):
         sizes = given or [float(read_pair(prefix).tokens) for prefix in prefixes]
@@ -155,35 +155,34 @@ def _node(
         entry["path"] = prefix if is_fixed else os.path.relpath(prefix, output.parent)
         entry["weight"] = plain[0] if len(set(plain)) == 1 else steps
         if part is not None:
-            entry["subset"] = {"range": list(part)}  # YAML would name one list twice
-        if any(map(_ends, phases)) and all(given is None for _, given in phases):
+            entry["subset"] = {"range": list(part)}  # a shared list would become a YAML alias
+        if any(map(_reads_once, phases)) and all(given is None for _, given in phases):
             entry["max_epochs"] = 1
         entries.append(entry)
     return {rule: entries}
 
 
-def _ends(blend: Blend) -> bool:
-    """True if Megatron reads sources once: several without weights; a single one repeats."""
+def _reads_once(blend: Blend) -> bool:
+    """Return True if Megatron reads sources once: several without weights; one alone repeats."""
     prefixes, weights = blend
     return weights is None and len(prefixes) > 1
 
 
 def _remarks(blends: Sequence[Blend]) -> list[str]:
-    """Differences from Megatron."""
-    remarks = ["The order of documents inside a source differs from Megatron's."]
-    if any(map(_ends, blends)):
-        said = "each source weighs what it holds, and ends once read"
-        remarks.append(f"The list has no weights: {said}.")
+    """Return comments on differences from Megatron."""
+    remarks = ["The order of documents within a source differs from Megatron's."]
+    if any(map(_reads_once, blends)):
+        remarks.append("Without weights, sources are weighted by tokens and read once.")
     return remarks
 
 
 def _parts(split: str | None) -> dict[str, list[str] | None]:
-    """Range of the documents of each split."""
+    """Return the range of documents of each split."""
     if split is None:
         return {"train": None}
     shares = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", split)]
     if not 1 <= len(shares) <= len(SPLITS) or not shares[0] or not re.fullmatch(r"[\d., ]+", split):
-        raise ConfigError(f"--split {split!r}: shares like 969,30,1 are needed, train first.")
+        raise ConfigError(f"--split {split!r}: shares such as 969,30,1 are needed, train first.")
     bounds = [f"{100 * sum(shares[:n]) / sum(shares):.6g}%" for n in range(len(shares) + 1)]
     ranges = zip(SPLITS.values(), bounds, bounds[1:])
     return {name: [begin, end] for name, begin, end in ranges if begin != end}
@@ -192,7 +191,7 @@ def _parts(split: str | None) -> dict[str, list[str] | None]:
 def _blends_of_splits(path: Path) -> dict[str, Blend]:
     content = read_mapping(EPath(str(path)), may_be_json=True)
     if "train" not in content or set(content) - set(SPLITS):
-        raise ConfigError(f"{path}: a mapping of {', '.join(SPLITS)} is needed.")
+        raise ConfigError(f"{path}: a mapping with {', '.join(SPLITS)} is needed.")
     blends = {}
     for name, value in content.items():
         words = value.split() if isinstance(value, str) else value
@@ -212,7 +211,7 @@ def _words(path: Path) -> list[str]:
 
 def _iterations(text: str) -> list[int]:
     where = "--phase-transition-iterations"
-    found = sorted(checked_breakpoint(part, where) for part in text.split(",") if part.strip())
-    if len({0, *found}) <= len(found):
-        raise ConfigError(f"{where}: {text!r} names 0, or one twice.")
-    return found
+    steps = sorted(checked_breakpoint(part, where) for part in text.split(",") if part.strip())
+    if len({0, *steps}) <= len(steps):
+        raise ConfigError(f"{where}: {text!r} contains 0 or a duplicate.")
+    return steps

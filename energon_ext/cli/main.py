@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The entry point: names the commands and prints what a user did wrong as one line."""
+"""The entry point: lists the commands and prints user errors as one line."""
 
 import importlib
 import keyword
@@ -11,22 +11,22 @@ import click
 
 from energon_ext.errors import EnergonExtError
 
-#: The help of each command in one line, so that nothing need be imported to list them.
+#: One line of help per command, so that listing them imports nothing.
 COMMANDS = {
-    "checkpoint": "Look into a checkpoint.",
-    "import": "Write the metadataset OUTPUT from Megatron's --data-path.",
-    "measure": "Measure the samples of METADATASET once, for rows of whole samples.",
-    "peek": "Show the first rows that METADATASET gives, before any training.",
-    "plan": "Show the shares that METADATASET plans, and what a splice would show.",
-    "prepare": "Write text to OUTPUT as Megatron's token files.",
-    "report": "Show what a training run read, planned against actual.",
-    "tokenize": "Tokenize the text of METADATASET once, for all runs on it.",
-    "trace": "Show every row of a step of RUN: its documents, rank, micro-batch and files.",
+    "checkpoint": "Inspect a checkpoint, or forecast what follows it.",
+    "import": "Convert Megatron's --data-path to the metadataset OUTPUT.",
+    "measure": "Measure the sample lengths of METADATASET before a run.",
+    "peek": "Show the first rows that a run on METADATASET would read.",
+    "plan": "Show the planned shares of METADATASET, or forecast a run.",
+    "prepare": "Tokenize text into Megatron token files in OUTPUT.",
+    "report": "Report what a training run read, planned against actual.",
+    "tokenize": "Tokenize the text of METADATASET before a run.",
+    "trace": "Show which documents a step of RUN read, and from which files.",
 }
 
 
 class Commands(click.Group):
-    """Commands that are imported when called; errors of a user or the disk end in one line."""
+    """A group that imports commands on demand and reports user and disk errors in one line."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -35,19 +35,19 @@ class Commands(click.Group):
         return name, command and load_command(name or ""), rest
 
     def invoke(self, ctx: click.Context) -> Any:
-        # Megatron-core misses kernels, and Energon's loader a GPU; no command here uses any.
+        # Megatron-core warns of missing kernels, Energon of a missing GPU; no command uses either.
         warnings.filterwarnings("ignore", module=r"megatron\.core")
         warnings.filterwarnings("ignore", message=".*pin_memory")
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            raise  # `energon-ext ... | head`: click ends such a command in silence.
+            raise  # `energon-ext ... | head`: click exits silently.
         except (EnergonExtError, OSError) as error:
             raise click.UsageError(" ".join(str(error).split())) from error
 
 
 def load_command(name: str) -> click.Command:
-    """Import a command, which has the name of its module."""
+    """Import a command from the module of the same name."""
     name += "_" * keyword.iskeyword(name)
     command: click.Command = getattr(importlib.import_module(f"energon_ext.cli.{name}"), name)
     return command

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""``energon-ext measure``: the lengths of samples, made before a run."""
+"""``energon-ext measure``: measure the lengths of samples before a run."""
 
 from pathlib import Path
 from typing import Any
@@ -24,20 +24,17 @@ from energon_ext.prepare.lengths import LengthTable
 
 @click.command()
 @option.metadataset
-@click.option("--split", multiple=True, help="A split.  [default: all of METADATASET]")
+@click.option("--split", multiple=True, help="Split to measure; may be repeated.  [default: all]")
 @click.option(
     "--encoder",
     metavar="MODULE:FUNCTION",
     required=True,
-    help="Makes the task encoder of the run, which has a `length_of`.",
+    help="Function that returns the task encoder of the run; the encoder needs a `length_of`.",
 )
 @option.jobs
 @option.part
 @click.option(
-    "--check",
-    metavar="COUNT",
-    type=click.IntRange(1),
-    help="Measure this many samples of each source again, and compare.",
+    "--check", metavar="COUNT", type=click.IntRange(1), help="Verify COUNT samples per source."
 )
 @option.trusted_module
 def measure(
@@ -49,30 +46,30 @@ def measure(
     check: int | None,
     trusted_modules: tuple[str, ...],
 ) -> None:
-    """Measure the samples of METADATASET once, for rows of whole samples.
+    """Measure the sample lengths of METADATASET before a run.
 
-    The lengths go to the folder that ENERGON_EXT_CACHE names, else to one beside METADATASET, where
-    a run with the same encoder finds them. The same command again continues, and measures shards
-    that were appended. --part 0/20 to --part 19/20 measure in 20 processes, on any machines that
-    share the folder.
+    Whole samples are packed into rows by their lengths. The lengths are written to the folder given
+    by ENERGON_EXT_CACHE, or to one next to METADATASET, where runs with the same encoder find them.
+    Run the same command again to continue, or to measure appended shards. To share the work among
+    20 processes, on any machines with access to the folder, give --part 0/20 to --part 19/20.
 
     Example: energon-ext measure mix.yaml --encoder my_vlm:encoder --jobs 16
     """
-    made = named_encoder(encoder, DynamicBlendMixin)
-    if not hasattr(made, "length_of"):
+    task_encoder = named_encoder(encoder, DynamicBlendMixin)
+    if not hasattr(task_encoder, "length_of"):
         raise ConfigError(f"--encoder {encoder}: has no length_of, so it packs no samples.")
-    found: dict[Path, tuple[Entry, Cached]] = {}
+    sources: dict[Path, tuple[Entry, Cached]] = {}
     for name in split or splits_of(metadataset):
-        for entry in of_samples(load_split(metadataset, name, made, trusted_modules)):
-            cached = cached_lengths(made, entry)
-            found[cached.folder] = entry, cached
-    for entry, cached in found.values():
+        for entry in of_samples(load_split(metadataset, name, task_encoder, trusted_modules)):
+            cached = cached_lengths(task_encoder, entry)
+            sources[cached.folder] = entry, cached
+    for entry, cached in sources.values():
         if not make_now(cached, jobs, part):
             continue
         table = cached.open()
         echo(f"{cached.name}: {_summary(table)} in {cached.folder}")
         if check is not None:
-            _check(made, entry, table, check)
+            _check(task_encoder, entry, table, check)
 
 
 def _summary(table: LengthTable) -> str:
@@ -91,8 +88,8 @@ def _check(encoder: Any, entry: Entry, table: LengthTable, count: int) -> None:
     if len(different):
         first = different[0]
         raise ConfigError(
-            f"{entry.key}: {len(different)} of {len(numbers)} samples have other lengths now; "
-            f"sample {numbers[first]} has {again[first]} tokens, {table.lengths[numbers[first]]} "
-            f"were measured. Change the encoding_fingerprint of the encoder, and measure again."
+            f"{entry.key}: {len(different)} of {len(numbers)} samples have changed; sample "
+            f"{numbers[first]} now has {again[first]} tokens, {table.lengths[numbers[first]]} when "
+            f"measured. Change the encoding_fingerprint of the encoder, and measure again."
         )
-    echo(f"  {len(numbers)} samples measured again: all as before")
+    echo(f"  {len(numbers)} samples measured again: no changes")

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The ``metrics.jsonl`` of a run, as arrays.
 
-A file is one JSON object a line. ``start`` opens a process, ``step`` is one optimizer step,
-``save`` and ``end`` are marks. A process that resumed writes ``start`` with the step it resumed
-from: steps after it that an earlier process had written are done again, and the later line counts.
+The file contains one JSON object per line: ``start`` opens a process, ``step`` is one optimizer
+step, ``save`` and ``end`` are marks. A process that resumes writes ``start`` with the step it
+resumed from. Steps after that one are done again, so the later line counts.
 """
 
 import json
@@ -21,23 +21,23 @@ from energon_ext.state.schema import COUNT, check_shape
 
 FILE_NAME = "metrics.jsonl"
 MOST_LINE_BYTES = 2**26
-MOST_PARTS = 16  # of a path in a short label
+MOST_PARTS = 16  # parts of a path in a short label
 MOST_SOURCES, MOST_COUNTS = 10_000, 100_000_000
 SOURCE_KEY = re.compile(
     r"(?P<path>.*?)(?:_text_document)?(?P<split>:\w+)?(?P<rest>[\[{#].*)?", re.DOTALL
 )
-MEASURED = re.compile("rollout/reward/mean$|eval/")  # fields that tell how good a policy is
+MEASURED = re.compile("rollout/reward/mean$|eval/")  # fields that measure a policy
 VALIDATION = re.compile("val/(loss|memorized)")
 
 
 def _number(value: Any, where: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ConfigError(f"{where}: {value!r:.80} found, a number is needed; it is damaged.")
+        raise ConfigError(f"{where}: {value!r:.80} found, a number is needed; the line is damaged.")
 
 
 Event = dict[str, Any]
 
-#: What the report reads of an event.
+#: Fields of an event that the report reads.
 FIELDS: dict[str, Event] = {
     "start": {
         "step": COUNT,
@@ -62,57 +62,57 @@ FIELDS: dict[str, Event] = {
     "evaluation": {"step": COUNT},
 }
 
-#: What an older run does not have.
+#: Defaults of fields that older runs lack.
 ADDED: Event = {"names": {}, "interleaves": {}, "epoch_tokens": {}}
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of ``S`` steps over ``n`` sources, all its processes joined."""
+    """A run of ``S`` steps over ``n`` sources, with all its processes joined."""
 
     sources: tuple[str, ...]  # keys
-    labels: tuple[str, ...]  # short names of the sources, for people
-    titles: tuple[str, ...]  # their names in the metadataset, and the keys of the others
-    epoch_documents: np.ndarray  # int64 [n], documents in one epoch of each source
-    epoch_tokens: np.ndarray  # int64 [n], tokens in one epoch; 0 where they are not known
-    interleaves: np.ndarray  # int64 [n], above a source; 0 where a blend draws it
+    labels: tuple[str, ...]  # short display names of the sources
+    titles: tuple[str, ...]  # names in the metadataset, or keys
+    epoch_documents: np.ndarray  # int64 [n], documents per epoch of each source
+    epoch_tokens: np.ndarray  # int64 [n], tokens per epoch; 0 if unknown
+    interleaves: np.ndarray  # int64 [n], interleaves above a source; 0 if a blend draws it
     rows_per_step: int
-    resumed_after: tuple[int, ...]  # steps after which another process went on
-    config: dict[str, Any]  # what the run says of itself
+    resumed_after: tuple[int, ...]  # steps after which another process continued
+    config: dict[str, Any]  # configuration recorded by the run
     step: np.ndarray  # int64 [S], 1..S
-    loss: np.ndarray  # float64 [S], nats per token, NaN where a step was skipped
+    loss: np.ndarray  # float64 [S], nats per token; NaN for a skipped step
     tokens_per_second: np.ndarray  # float64 [S]
-    planned_share: np.ndarray  # float64 [S, n], rows add up to 1
+    planned_share: np.ndarray  # float64 [S, n], each row sums to 1
     tokens: np.ndarray  # int64 [S, n], positions drawn from each source
-    documents: np.ndarray  # int64 [S, n], documents that ended
-    source_loss: np.ndarray  # float64 [S, n], NaN where a step has no token of the source
-    batch_hash: tuple[str, ...]  # one per step, over everything the step consumed
-    measured: dict[str, np.ndarray]  # float64 [S] each, reward and evaluations of a policy
-    validation: dict[str, np.ndarray]  # float64 [2, evaluations]: steps, and loss or P(z)
+    documents: np.ndarray  # int64 [S, n], documents completed
+    source_loss: np.ndarray  # float64 [S, n]; NaN if a step has no token of the source
+    batch_hash: tuple[str, ...]  # one per step, over all the step consumed
+    measured: dict[str, np.ndarray]  # float64 [S] each; reward and evaluations of a policy
+    validation: dict[str, np.ndarray]  # float64 [2, evaluations]; steps, and loss or P(z)
 
     @property
     def epochs(self) -> np.ndarray:
-        """Of each source, float64 [n]: by tokens, or by documents that ended where it must."""
+        """Epochs of each source, float64 [n]; by documents if tokens per epoch are unknown."""
         by_documents = self.documents.sum(0) / np.maximum(self.epoch_documents, 1)
         by_tokens = self.tokens.sum(0) / np.maximum(self.epoch_tokens, 1)
         return np.where(self.epoch_tokens > 0, by_tokens, by_documents)
 
     def validated(self, what: str) -> dict[str, np.ndarray]:
-        """Of ``validation``, what is of a source or document, by its key."""
-        found = self.validation.items()
-        return {name[len(what) + 1 :]: own for name, own in found if name.startswith(f"{what}/")}
+        """Return one metric of ``validation`` by the key of its source or document."""
+        curves = self.validation.items()
+        return {name[len(what) + 1 :]: xy for name, xy in curves if name.startswith(f"{what}/")}
 
     @classmethod
     def load(cls, run_dir: Path) -> "Run":
-        """Read ``run_dir/metrics.jsonl``; an error names the line that is damaged."""
+        """Read ``run_dir/metrics.jsonl``; errors name the damaged line."""
         starts, steps, evaluated = _history(run_dir / FILE_NAME)
         last = starts[-1]
-        # Sources may come and go between processes: all that ever were, in order of appearance.
+        # Sources may change between processes: take all of them, in order of appearance.
         sources = tuple(dict.fromkeys(key for start in starts for key in start["sources"]))
         if len(sources) > MOST_SOURCES or len(sources) * len(steps) > MOST_COUNTS:
-            most = f"{MOST_SOURCES:,} sources at most, and {MOST_COUNTS:,} for all steps together"
-            found = f"{len(sources):,} sources in {len(steps):,} steps"
-            raise ConfigError(f"{run_dir / FILE_NAME}: {found}; a report is of {most}.")
+            limit = f"at most {MOST_SOURCES:,} sources, and {MOST_COUNTS:,} over all steps"
+            size = f"{len(sources):,} sources in {len(steps):,} steps"
+            raise ConfigError(f"{run_dir / FILE_NAME}: {size} found; a report takes {limit}.")
         documents = {key: count for start in starts for key, count in start["documents"].items()}
         tokens = {key: count for start in starts for key, count in start["epoch_tokens"].items()}
         measured = sorted({name for step in steps for name in step if MEASURED.match(name)})
@@ -150,7 +150,7 @@ class Run:
 
 
 def _history(path: Path) -> tuple[list[Event], list[Event], dict[int, Event]]:
-    """The starts of processes, the steps that count, and the evaluations by their steps."""
+    """Return the starts of processes, the steps that count, and evaluations by step."""
     starts: list[Event] = []
     steps: list[Event] = []
     evaluated: dict[int, Event] = {}
@@ -163,7 +163,7 @@ def _history(path: Path) -> tuple[list[Event], list[Event], dict[int, Event]]:
         if kind == "start":
             starts.append(event)
             del steps[event["step"] :]
-            evaluated = {step: found for step, found in evaluated.items() if step <= len(steps)}
+            evaluated = {step: known for step, known in evaluated.items() if step <= len(steps)}
         expected = len(steps) + (kind == "step")
         if event["step"] != expected:
             found = f"{kind} of step {event['step']} found where step {expected} was expected"
@@ -171,7 +171,7 @@ def _history(path: Path) -> tuple[list[Event], list[Event], dict[int, Event]]:
         if kind == "step":
             steps.append(event)
     if not starts or not steps:
-        raise ConfigError(f"{path}: no training step in it yet; nothing to report.")
+        raise ConfigError(f"{path}: no training step yet; nothing to report.")
     return starts, steps, evaluated
 
 
@@ -180,17 +180,17 @@ def _validation(evaluated: Mapping[int, Mapping[str, Any]]) -> dict[str, np.ndar
     for step, event in sorted(evaluated.items()):
         for name in filter(VALIDATION.match, event):
             points.setdefault(name, []).append((step, event[name]))
-    return {name: np.array(own, np.float64).T for name, own in points.items()}
+    return {name: np.array(pairs, np.float64).T for name, pairs in points.items()}
 
 
 def mean_of_finite(values: np.ndarray) -> float:
-    """The mean of what is a number; NaN where nothing is."""
+    """Return the mean of the finite values; NaN if there are none."""
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if len(finite) else np.nan
 
 
 def short_labels(keys: Sequence[str], names: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Their names, and the last parts of the other keys' paths, as many as tell them apart.
+    """Return names of sources, or the ends of their paths, as long as needed to be distinct.
 
     Example:
         >>> short_labels(["../data/prose:train", "../data/code:train"])
@@ -217,7 +217,7 @@ def short_labels(keys: Sequence[str], names: Mapping[str, str] | None = None) ->
 
 def _events(path: Path) -> Iterator[tuple[str, Event]]:
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file. Give the --run-dir of a training run.")
+        raise ConfigError(f"{path}: no such file. Give the folder of a training run.")
     with open_data(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES), b""), start=1):
             where = f"{path}:{number}"

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The options by which a command opens a metadataset as a run would, and the dataset of them."""
+"""Options by which a command opens a metadataset as a run would, and the dataset they describe."""
 
 import json
 import os
@@ -35,30 +35,32 @@ mix_options = option.together(
     option.metadataset,
     option.split,
     click.option(
-        "--seq-length", type=click.IntRange(2, 2**24), default=256, help="Positions of a row."
+        "--seq-length", type=click.IntRange(2, 2**24), default=256, help="Positions per row."
     ),
-    click.option("--packing", type=click.Choice(list(PACKERS)), default="bin"),
+    click.option(
+        "--packing", type=click.Choice(list(PACKERS)), default="bin", help="Packing of documents."
+    ),
     click.option(
         "--tokenizer",
-        help="bytes, a tokenizer.json, a .model, a folder or a name.  [default: the one that wrote "
-        "the token files, else bytes]",
+        help="'bytes', a tokenizer.json or .model file, a folder, or a Hugging Face name.  "
+        "[default: the tokenizer recorded in the token files, or bytes]",
     ),
     option.special_tokens,
     click.option(
         "--task",
         type=click.Choice(["text", "chat", "prompts"]),
         default="text",
-        help="What the data is for: pretraining, fine-tuning or reinforcement.",
+        help="Pretraining on text, fine-tuning on chats, or prompts for reinforcement learning.",
     ),
     option.chat_template,
     click.option(
         "--splice",
-        help='Fields of a splice as JSON, as \'{"num_docs": 3, "content_length": 128}\'.',
+        help='Splice settings as JSON, such as \'{"num_docs": 3, "content_length": 128}\'.',
     ),
     click.option(
         "--encoder",
         metavar="MODULE:FUNCTION",
-        help="Makes a task encoder of your own, in place of the options of ours.",
+        help="Function that returns your own task encoder; replaces --seq-length to --splice.",
     ),
     option.trusted_module,
 )
@@ -75,15 +77,15 @@ def open_mix(
     rows_per_step: int | None = None,
     **options: Any,
 ) -> tuple[SavableDataset, Tokenizer]:
-    """The training dataset of the first rank, by default a row or a prompt a step; tokenizer.
+    """Open the training dataset of rank 0, with its tokenizer; one row or prompt per step.
 
     Args:
-        encoder: where a function of the user's makes it.
-        options: of :func:`make_encoder`, where they make it.
+        encoder: ``MODULE:FUNCTION`` that returns the task encoder.
+        **options: of the tokenizer and :func:`make_encoder`, if there is no ``encoder``.
     """
     if encoder is not None:
-        _refuse_beside_encoder(options)
-        made = named_encoder(encoder, DynamicBlendMixin)
+        _refuse_with_encoder(options)
+        task_encoder = named_encoder(encoder, DynamicBlendMixin)
     else:
         name = options.pop("tokenizer")
         special = {token: options.pop(token) for token in ("eos_token", "bos_token")}
@@ -91,48 +93,46 @@ def open_mix(
             loaded = written_tokenizer(metadataset, split_part, trusted_modules)
         else:
             loaded = load_tokenizer(name or "bytes", **special)
-        made = make_encoder(loaded, **options)
+        task_encoder = make_encoder(loaded, **options)
     dataset = get_train_dataset(
         metadataset,
         worker_config=WorkerConfig(rank=0, world_size=ranks, num_workers=0),
         batch_size=batch_size,
         rows_per_step=rows_per_step,
         split_part=split_part,
-        task_encoder=made,
+        task_encoder=task_encoder,
         trusted_modules=trusted_modules,
     )
-    return dataset, getattr(made, "tokenizer", None) or ByteTokenizer()
+    return dataset, getattr(task_encoder, "tokenizer", None) or ByteTokenizer()
 
 
-def tell_undecided(blend: Blend, step: int) -> None:
-    """Say on stderr from where live weights are not decided, if that is up to a step."""
+def warn_of_undecided_weights(blend: Blend, step: int) -> None:
+    """Warn on stderr if live weights are not decided up to a step."""
     for live in blend.live_weights:
         if not live.covers(step):
-            said = f"no line covers steps from {live.next_step} on; the last weights are used"
-            click.echo(printable(f"{live.path}: {said}."), err=True)
+            reason = f"no line covers steps from {live.next_step} on; the last weights are used"
+            click.echo(printable(f"{live.path}: {reason}."), err=True)
 
 
-def _refuse_beside_encoder(options: Iterable[str]) -> None:
+def _refuse_with_encoder(options: Iterable[str]) -> None:
     source_of = click.get_current_context().get_parameter_source
     for name in options:
         if source_of(name) is ParameterSource.COMMANDLINE:
-            said = "the encoder that --encoder makes says it; leave it out"
-            raise ConfigError(f"--{name.replace('_', '-')}: {said}.")
+            raise ConfigError(f"--{name.replace('_', '-')}: is set by --encoder; leave it out.")
 
 
 def named_encoder(name: str, needed: type) -> Any:
-    """The encoder that a function of the user's makes."""
+    """Call the function ``MODULE:FUNCTION`` and return its task encoder."""
     sys.path.insert(0, os.getcwd())
     try:
-        found = pkgutil.resolve_name(name)()
+        encoder = pkgutil.resolve_name(name)()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        meant = "a function without arguments in a module that can be imported here"
-        reason = f"MODULE:FUNCTION is needed, {meant}"
-        raise ConfigError(f"--encoder {name}: {reason} ({error}).") from error
-    if not isinstance(found, needed):
-        made = type(found).__name__
-        raise ConfigError(f"--encoder {name}: makes a {made}, a {needed.__name__} is needed.")
-    return found
+        wanted = "MODULE:FUNCTION is needed, an importable function without arguments"
+        raise ConfigError(f"--encoder {name}: {wanted} ({error}).") from error
+    if not isinstance(encoder, needed):
+        kind = type(encoder).__name__
+        raise ConfigError(f"--encoder {name}: returns a {kind}, a {needed.__name__} is needed.")
+    return encoder
 
 
 def make_encoder(
@@ -144,10 +144,10 @@ def make_encoder(
     packing: str = "bin",
     splice: str | None = None,
 ) -> Any:
-    """The task encoder that options name, for ``text``, ``chat`` or ``prompts``."""
+    """Return the task encoder for ``text``, ``chat`` or ``prompts``."""
     if task != "text":
         if splice is not None:
-            raise ConfigError(f"--splice: is for text; --task {task} has none.")
+            raise ConfigError(f"--splice: is for text, not for --task {task}.")
         template = named_template(chat_template)
         if task == "chat":
             return SFTTaskEncoder(tokenizer, seq_length, chat_template=template)

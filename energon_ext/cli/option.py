@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Arguments and options that several commands have."""
+"""Arguments and options shared by several commands."""
 
 import functools
 import os
@@ -16,7 +16,7 @@ from energon_ext.weights.axis import EXAMPLES, count_from
 
 
 class Count(click.ParamType):  # type: ignore[type-arg]
-    """An integer within limits, written as breakpoints may be."""
+    """An integer within limits, written like a breakpoint (10k, 40B)."""
 
     name = "count"
 
@@ -27,12 +27,12 @@ class Count(click.ParamType):  # type: ignore[type-arg]
         count = count_from(value)
         if count is None or not self.least <= count <= self.most:
             limits = f"an integer from {self.least} to {self.most:,} is needed"
-            self.fail(f"{value!r:.80} found; {limits}, as {EXAMPLES}.", param, ctx)
+            self.fail(f"{value!r:.80} found; {limits}, such as {EXAMPLES}.", param, ctx)
         return count
 
 
 class _PathOrUrl(click.ParamType):  # type: ignore[type-arg]
-    """A local path, or the URL of an object or folder in a store."""
+    """A local path, or a URL in an object store."""
 
     name = "path"
 
@@ -41,7 +41,7 @@ class _PathOrUrl(click.ParamType):  # type: ignore[type-arg]
 
 
 class _PartType(click.ParamType):  # type: ignore[type-arg]
-    """``R/N``: every N-th unit from unit R on, counted from 0."""
+    """``R/N``: every N-th unit, starting with unit R; units count from 0."""
 
     name = "part"
 
@@ -59,39 +59,39 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 metadataset = click.argument("metadataset", type=PATH)
 split = click.option("--split", "split_part", default="train", help="Split of the metadataset.")
 trusted_module = click.option(
-    "--trusted-module", "trusted_modules", multiple=True, help="A module that the YAML may name."
+    "--trusted-module", "trusted_modules", multiple=True, help="Module that the YAML may import."
 )
 chat_template = click.option(
     "--chat-template",
     metavar="NAME",
-    help="'plain', or the name or folder of a Hugging Face tokenizer; by default the --tokenizer. "
-    "NAME@2026-01-31 where the template writes the date.",
+    help="Chat template: 'plain', or the name or folder of a Hugging Face tokenizer. "
+    "NAME@2026-01-31 fixes the date that a template inserts.  [default: that of --tokenizer]",
 )
 jobs = click.option(
     "--jobs",
     type=click.IntRange(1),
     default=lambda: min(8, len(os.sched_getaffinity(0))),
-    show_default="the cores, at most 8",
-    help="Processes.",
+    show_default="number of cores, at most 8",
+    help="Number of processes.",
 )
 part = click.option(
-    "--part", metavar="R/N", type=_PartType(), help="Make only the units R, R + N, ..."
+    "--part", metavar="R/N", type=_PartType(), help="Process only units R, R + N, R + 2N, ..."
 )
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 
 
 def together(*options: Any) -> Callable[[Any], Any]:
-    """Several arguments and options as one decorator of a command."""
-    return lambda command: functools.reduce(lambda made, each: each(made), options[::-1], command)
+    """Combine arguments and options into one decorator."""
+    return lambda command: functools.reduce(lambda f, option: option(f), options[::-1], command)
 
 
 special_tokens = together(
-    click.option("--eos-token", metavar="TOKEN", help="Token of --tokenizer that ends a text."),
-    click.option("--bos-token", metavar="TOKEN", help="Token of --tokenizer that begins a text."),
+    click.option("--eos-token", metavar="TOKEN", help="Token that ends a text."),
+    click.option("--bos-token", metavar="TOKEN", help="Token that begins a text."),
 )
 forecast = together(
-    click.option("--exact", is_flag=True, help="Plan every row, however long it takes."),
-    click.option("--png", type=FILE, help="Draw the forecast, as PNG."),
-    click.option("--html", type=FILE, help="Write it as one page."),
+    click.option("--exact", is_flag=True, help="Plan every row exactly, however long it takes."),
+    click.option("--png", type=FILE, help="Draw the forecast as a PNG."),
+    click.option("--html", type=FILE, help="Write the forecast as one HTML page."),
     as_json,
 )

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""``energon-ext peek``: the rows that a run would read, as text, before it does."""
+"""``energon-ext peek``: show the rows that a run would read as text, before it starts."""
 
 import itertools
 import sys
@@ -25,33 +25,35 @@ from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.rows import PlannedRows
 from energon_ext.samples.rows import SampleRows
 
-#: Source, numbers, and the text, with < and > around what is not trained on.
+#: Source, summary and text, with < and > around text that is not trained on.
 Segment = tuple[str, str, str]
 
-#: A summary, the segments of a row, and its samples where they are stored as such.
+#: Summary and segments of a row, and its stored samples, if it has any.
 ShownRow = tuple[str, list[Segment], list[StoredSample]]
 
-#: Characters of a segment that are shown without --text.
+#: Characters shown per segment without --text.
 MOST_CHARACTERS = 300
 
-#: Rows that are looked at for those of one source.
+#: Rows searched for those of one source.
 MOST_ROWS = 10_000
 
 
 @click.command()
 @mix_options
-@click.option("--rows", type=click.IntRange(1), default=4, help="How many rows to show.")
-@click.option("--source", default="", help="Show rows of this source; a part of its key is enough.")
-@click.option("--text", is_flag=True, help="Show all of the text.")
-@click.option("--png", type=option.FILE, help="Draw the images of these rows, as PNG.")
+@click.option("--rows", type=click.IntRange(1), default=4, help="Number of rows to show.")
+@click.option(
+    "--source", default="", show_default=False, help="Show only sources whose name contains this."
+)
+@click.option("--text", is_flag=True, help="Show the whole text.")
+@click.option("--png", type=option.FILE, help="Save the images of these rows as one PNG.")
 def peek(
     metadataset: Path, rows: int, source: str, text: bool, png: Path | None, **options: Any
 ) -> None:
-    """Show the first rows that METADATASET gives, before any training.
+    """Show the first rows that a run on METADATASET would read.
 
-    Every row is a list of segments with their sources. Text between < and > is read but not
-    trained on: prompts, frames of a splice, what came before a cut. Token files and spliced
-    documents come in the order in which a run reads them.
+    Each row is shown as segments with their sources. Text between < and > is read but not trained
+    on: prompts, frames of a splice, context before a cut. Token files and spliced documents appear
+    in the order in which a run reads them.
 
     \b
     energon-ext peek mix.yaml --tokenizer my/tokenizer.json --source web --rows 2 --text
@@ -63,16 +65,16 @@ def peek(
     keys = blend.keys
     titles = {key: f"{name} ({key})" for key, name in blend.names.items()}
     if not any(source in titles.get(key, key) for key in keys):
-        raise ConfigError(f"--source {source}: none of {', '.join(keys)}.")
-    for key, found_rows in zip(keys, (each.rows for each in blend.sources.values())):
-        files = getattr(found_rows, "documents", None)
+        raise ConfigError(f"--source {source}: matches none of {', '.join(keys)}.")
+    for key, entry in zip(keys, blend.sources.values()):
+        files = getattr(entry.rows, "documents", None)
         if isinstance(files, TokenFiles) and not files.names_tokenizer:
-            said = f"{titles.get(key, key)}: nothing says which tokenizer wrote it; is it this one?"
-            click.echo(printable(said), err=True)
+            warning = "records no tokenizer; check that --tokenizer is the one that wrote it"
+            click.echo(printable(f"{titles.get(key, key)}: {warning}."), err=True)
     sheet, shown = ContactSheet(), 0
     is_stored = blend.is_planned and any(isinstance(rows, SampleRows) for rows in blend.rows)
-    found = _planned(blend, tokenizer) if is_stored else _read(dataset, tokenizer)
-    for number, (summary, segments, samples) in enumerate(itertools.islice(found, MOST_ROWS)):
+    all_rows = _planned(blend, tokenizer) if is_stored else _read(dataset, tokenizer)
+    for number, (summary, segments, samples) in enumerate(itertools.islice(all_rows, MOST_ROWS)):
         if not any(source in titles.get(key, key) for key, *_ in segments if key):
             continue
         echo(f"row {number}: {summary}")
@@ -87,31 +89,31 @@ def peek(
         if shown == rows:
             break
     if shown < rows:
-        echo(f"{shown} of {rows} rows found.")
+        echo(f"Found {shown} of {rows} rows.")
     if png is not None:
         sheet.save(png)
 
 
 def _planned(blend: PlannedDataset, tokenizer: Tokenizer) -> Iterator[ShownRow]:
-    """Rows of samples as they are stored, so that any encoder's can be shown."""
+    """Yield rows with their samples as stored, which works for any encoder."""
     for step in blend.planned_steps():
         for row in range(step.num_rows):
-            taken, own, number = step.taken(row) or (None, 0, 0)
+            taken, place, number = step.taken(row) or (None, 0, 0)
             assert taken is not None
-            key, description = blend.keys[number], taken.description(own)
+            key, description = blend.keys[number], taken.description(place)
             rows: Any = blend.rows[number]
             if isinstance(rows, SampleRows):
                 samples = stored_samples(rows, description[0])
-                segments = [(key, each.about(), each.text()) for each in samples]
+                segments = [(key, sample.about(), sample.text()) for sample in samples]
                 yield f"{len(description[0])} samples", segments, samples
             else:
-                slices = [each.tolist() for each in PlannedRows.read(rows, description).slices]
-                shown = [(key, f"{len(ids)} tokens", tokenizer.decode(ids)) for ids in slices]
-                yield "tokens", shown, []
+                slices = [ids.tolist() for ids in PlannedRows.read(rows, description).slices]
+                segments = [(key, f"{len(ids)} tokens", tokenizer.decode(ids)) for ids in slices]
+                yield "tokens", segments, []
 
 
 def _read(dataset: SavableDataset, tokenizer: Tokenizer) -> Iterator[ShownRow]:
-    """Rows or prompts as a run reads them."""
+    """Yield rows or prompts as a run reads them."""
     batches = iter(open_loader(dataset))
     while True:
         with quiet_energon():
@@ -128,7 +130,7 @@ def _read(dataset: SavableDataset, tokenizer: Tokenizer) -> Iterator[ShownRow]:
 
 
 def _segments(batch: PackedBatch, tokenizer: Tokenizer) -> Iterator[Segment]:
-    """The segments of a row; padding has no text."""
+    """Yield the segments of a row; padding has no text."""
     ends = batch.cu_seqlens.tolist()
     for first, end, source in zip(ends, ends[1:], batch.source_ids.tolist()):
         if source < 0:
@@ -136,7 +138,7 @@ def _segments(batch: PackedBatch, tokenizer: Tokenizer) -> Iterator[Segment]:
             continue
         weights = batch.token_weights[first:end]
         about = f"{end - first} tokens, {int((weights != 0).sum())} trained"
-        # A label is the next token; the last one may be of another document.
+        # A label is the next token; the last one may belong to another document.
         ids = [int(batch.tokens[first]), *batch.labels[first:end].tolist()]
         trained = [False, *(weights != 0).tolist()]
         kept = list(zip(trained, ids))[: None if trained[-1] else -1]
@@ -149,5 +151,5 @@ def _segments(batch: PackedBatch, tokenizer: Tokenizer) -> Iterator[Segment]:
 
 def _prompts(prompts: list[Prompt], tokenizer: Tokenizer) -> Iterator[Segment]:
     for prompt in prompts:
-        about = f"{len(prompt.tokens)} tokens; beside them {sorted(prompt.metadata)}"
+        about = f"{len(prompt.tokens)} tokens; metadata {sorted(prompt.metadata)}"
         yield prompt.source, about, tokenizer.decode(prompt.tokens)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""``energon-ext plan``: what a run would read, before it does."""
+"""``energon-ext plan``: show what a run would read, before it starts."""
 
 from pathlib import Path
 from typing import Any, Sequence
@@ -8,7 +8,7 @@ from typing import Any, Sequence
 import click
 
 from energon_ext.cli import MOST_LISTED, echo, forecast, one_of, option, table
-from energon_ext.cli.mix import mix_options, open_mix, tell_undecided
+from energon_ext.cli.mix import mix_options, open_mix, warn_of_undecided_weights
 from energon_ext.errors import ConfigError
 from energon_ext.plan.lookup import find_blend
 from energon_ext.plan.source import Blend
@@ -24,21 +24,17 @@ COUNT = option.Count(1)
 @click.option(
     "--at",
     show_default="the breakpoints",
-    help="Positions, in what breakpoints of the metadataset count: steps as 0,100,500, or 8k,40B.",
+    help="Positions at which to show shares, in the unit of the breakpoints, such as 0,100,5k.",
 )
-@click.option("--steps", type=COUNT, help="Forecast a run of this many optimizer steps.")
+@click.option("--steps", type=COUNT, help="Forecast this many optimizer steps.")
 @click.option(
-    "--train-tokens",
-    type=option.Count(1, 10**16),
-    help="Forecast a run of this many tokens, padding included; as 40B.",
+    "--train-tokens", type=option.Count(1, 10**16), help="Forecast this many tokens, with padding."
 )
-@click.option("--global-batch-size", type=COUNT, default=1, help="Rows of a step.")
+@click.option("--global-batch-size", type=COUNT, default=1, help="Rows per step.")
 @click.option("--ranks", type=COUNT, default=1, help="Data-parallel ranks.")
-@click.option("--micro-batch-size", type=COUNT, help="Rows.  [default: all of a rank]")
-@click.option("--balance", is_flag=True, help="Show how unevenly ranks would be busy.")
-@click.option(
-    "--tokens-per-doc", type=click.FloatRange(1, 1e9), help="Of streamed sources, on average."
-)
+@click.option("--micro-batch-size", type=COUNT, help="Rows per batch.  [default: all of a rank]")
+@click.option("--balance", is_flag=True, help="Show how unevenly the work is divided among ranks.")
+@click.option("--tokens-per-doc", type=click.FloatRange(1, 1e9), help="Mean for streamed sources.")
 @option.forecast
 def plan(
     metadataset: Path,
@@ -56,14 +52,14 @@ def plan(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Show the shares that METADATASET plans, and what a splice would show.
+    """Show the planned shares of METADATASET, or forecast a run.
 
-    A share is one of rows, drawn last: it changes at the step of its breakpoint, without a lag.
+    A share is a fraction of rows, and changes exactly at the step of its breakpoint. For spliced
+    sources, the command also lists how often each document would be read; it reads no others.
 
-    Reads the documents of spliced sources once, and no others.
-
-    With --steps or --train-tokens it forecasts a run: tokens, documents and epochs of every source,
-    and when which ends. Up to 262,144 rows are planned exactly, more are estimated from the shares.
+    With --steps or --train-tokens, the command forecasts a run: the tokens, documents and epochs of
+    each source, and when it ends. Up to 262,144 rows are planned exactly; beyond that, the forecast
+    is estimated from the shares.
 
     Example: energon-ext plan mix.yaml --steps 1000 --global-batch-size 64 --seq-length 4096
     """
@@ -80,16 +76,16 @@ def plan(
     )
     blend = find_blend(dataset)
     if train_tokens is not None:
-        steps = _steps_of(blend, train_tokens)
+        steps = _steps_for(blend, train_tokens)
     imbalance = forecast.imbalance_of(blend) if balance else {}
     if steps is None:
-        positions = [checked_breakpoint(each, "--at") for each in (at or "").split(",") if each]
+        positions = [checked_breakpoint(text, "--at") for text in (at or "").split(",") if text]
         echo(_shares(blend, positions or sorted({0, *blend.tree.breakpoints()})))
-        tell_undecided(blend, max(positions, default=MOST_BREAKPOINT))
+        warn_of_undecided_weights(blend, max(positions, default=MOST_BREAKPOINT))
     else:
-        found = forecast.made(blend, steps, tokens_per_doc, exact)
-        forecast.show(found, blend, steps, as_json, imbalance=imbalance)
-        forecast.draw(found, metadataset.name, png, html)
+        prediction = forecast.make(blend, steps, tokens_per_doc, exact)
+        forecast.show(prediction, blend, steps, as_json, imbalance=imbalance)
+        forecast.draw(prediction, metadataset.name, png, html)
     if as_json:
         return
     if imbalance:
@@ -98,12 +94,12 @@ def plan(
         echo("\n" + _documents(source, blend))
 
 
-def _steps_of(blend: Blend, tokens: int) -> int:
-    """Optimizer steps in which a run reads some tokens, the last one begun included."""
-    of_a_step = blend.topology.rows_per_step * blend.clock.row_tokens
-    if not of_a_step:
+def _steps_for(blend: Blend, tokens: int) -> int:
+    """Return the number of optimizer steps that read this many tokens, rounded up."""
+    tokens_per_step = blend.topology.rows_per_step * blend.clock.row_tokens
+    if not tokens_per_step:
         raise ConfigError("--train-tokens: rows have no fixed length; give --steps.")
-    return -(-tokens // of_a_step)
+    return -(-tokens // tokens_per_step)
 
 
 def _shares(blend: Blend, positions: Sequence[int]) -> str:
@@ -118,19 +114,19 @@ def _shares(blend: Blend, positions: Sequence[int]) -> str:
 
 def _documents(source: SpliceSource, blend: Blend) -> str:
     index = source.examples
-    assert isinstance(index, SpliceIndex), "training shows an index, not a grid"
-    holds = f"{len(source.names):,} documents, {int(index.doc_lengths.sum()):,} tokens"
+    assert isinstance(index, SpliceIndex), "training uses an index, not a grid"
+    size = f"{len(source.names):,} documents, {int(index.doc_lengths.sum()):,} tokens"
     name = blend.names.get(source.key, source.key)
-    title = f"{name}: {holds}, {index.size:,} examples in an epoch"
+    title = f"{name}: {size}, {index.size:,} examples in an epoch"
     counts = zip(index.doc_lengths, index.pairs, index.quotas)
     shares = zip(index.token_shares(), index.coverage())
-    rows = [["document", "tokens", "pairs", "examples", "share", "views of a token"]]
-    for number, (about, own, (share, seen)) in enumerate(zip(source.metadata, counts, shares)):
-        views = f"{seen:,.2f}"
-        if index.config.alpha and number < MOST_LISTED:  # edges unlike the middle
-            each = index.views(number)
-            views += f" ({each.min():,.2f} to {each.max():,.2f})"
-        # Examples are an average where documents take turns.
-        shown = [f"{count:,.2f}".removesuffix(".00") for count in own]
-        rows.append([f"doc{about['document']}", *shown, f"{share:.2%}", views])
+    rows = [["document", "tokens", "pairs", "examples", "share", "views per token"]]
+    for number, (metadata, sizes, (share, mean)) in enumerate(zip(source.metadata, counts, shares)):
+        views = f"{mean:,.2f}"
+        if index.config.alpha and number < MOST_LISTED:  # edges differ from the middle
+            per_token = index.views(number)
+            views += f" ({per_token.min():,.2f} to {per_token.max():,.2f})"
+        # If documents take turns, the number of examples is an average.
+        cells = [f"{size:,.2f}".removesuffix(".00") for size in sizes]
+        rows.append([f"doc{metadata['document']}", *cells, f"{share:.2%}", views])
     return f"{title}\n{table(rows, most=MOST_LISTED)}"

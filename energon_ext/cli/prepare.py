@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""``energon-ext prepare``: text and conversations of any kind into token files."""
+"""``energon-ext prepare``: tokenize text and conversations into token files."""
 
 import functools
 from pathlib import Path
@@ -26,39 +26,34 @@ ON_CLUSTER = ("executor", "tasks", "slurm", "ray", "logs", "render")
 @click.command()
 @click.argument("output", type=PATH)
 @click.argument("files", type=INPUT, nargs=-1)
-@click.option("--text", type=INPUT, multiple=True, help="UTF-8 text files, one document each.")
-@click.option("--separator", help="Text between two documents of one --text file.")
-@click.option("--folder", type=PATH, help="Read the files of a folder.")
-@click.option("--glob", default="**/*.txt", help="Which files of --folder.")
-@click.option(
-    "--jsonl",
-    type=INPUT,
-    multiple=True,
-    help="JSON Lines files, also .gz and .zst, or folders of them; one document a line.",
-)
-@click.option("--parquet", type=INPUT, multiple=True, help="Parquet files, or folders of them.")
-@click.option("--key", default="text", help="Where the text is in JSON, Parquet or HF.")
-@click.option("--hf-dataset", metavar="NAME", help="A Hugging Face dataset, or a folder.")
+@click.option("--text", type=INPUT, multiple=True, help="UTF-8 text file with one document.")
+@click.option("--separator", help="Text between documents, if text files have several.")
+@click.option("--folder", type=PATH, help="Folder of text files.")
+@click.option("--glob", default="**/*.txt", help="Pattern of files in --folder.")
+@click.option("--jsonl", type=INPUT, multiple=True, help="JSON Lines (.gz, .zst) file or folder.")
+@click.option("--parquet", type=INPUT, multiple=True, help="Parquet file or folder.")
+@click.option("--key", default="text", help="Field of a JSON object or row with the text.")
+@click.option("--hf-dataset", metavar="NAME", help="Hugging Face dataset: a name or a folder.")
 @click.option("--hf-config", metavar="NAME", help="Configuration of --hf-dataset.")
 @click.option("--hf-split", default="train", help="Split of --hf-dataset.")
-@click.option("--hf-streaming", is_flag=True, help="Read --hf-dataset without downloading it all.")
-@click.option("--dataset", type=PATH, help="A prepared webdataset, or a metadataset.")
+@click.option("--hf-streaming", is_flag=True, help="Stream --hf-dataset without downloading it.")
+@click.option("--dataset", type=PATH, help="Prepared WebDataset, or a metadataset.")
 @click.option(
     "--split",
     multiple=True,
     default=("train", "val"),
-    help="Splits of --dataset. Several stay what they are, one is divided by --val.",
+    help="Splits of --dataset. Two are kept as they are; one alone is divided by --val.",
 )
 @option.trusted_module
 @click.option(
     "--val",
     type=click.FloatRange(0, 1, max_open=True),
     default=0.05,
-    help="Share of the documents for the split val, chosen by a hash of the text.",
+    help="Fraction of documents for the split val, chosen by a hash of the text.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**32), default=0, help="Selects another val split.")
-@click.option("--min-chars", type=click.IntRange(1), default=1, help="Leave shorter documents out.")
-@click.option("--tokenizer", metavar="NAME", help="Needed: 'bytes', a name or a local file.")
+@click.option("--seed", type=click.IntRange(0, 2**32), default=0, help="Seed of the val split.")
+@click.option("--min-chars", type=click.IntRange(1), default=1, help="Leave out shorter documents.")
+@click.option("--tokenizer", metavar="NAME", help="Required: 'bytes', a name or a file.")
 @option.special_tokens
 @click.option("--chat", is_flag=True, help="Conversations: `messages`, or `prompt` and `response`.")
 @option.chat_template
@@ -66,24 +61,24 @@ ON_CLUSTER = ("executor", "tasks", "slurm", "ray", "logs", "render")
     "--on-error",
     type=click.Choice(["stop", "skip"]),
     default="stop",
-    help="What becomes of documents that cannot be read; those left out are counted.",
+    help="Stop at an unreadable document, or skip and count it.",
 )
 @option.jobs
-@click.option("--check", is_flag=True, help="Compare the files of OUTPUT with their hashes.")
-@click.option("--force", is_flag=True, help="Make all of OUTPUT anew, whatever is there.")
+@click.option("--check", is_flag=True, help="Only verify the files of OUTPUT by their hashes.")
+@click.option("--force", is_flag=True, help="Prepare everything again, and replace OUTPUT.")
 @option.part
 @click.option("--executor", type=click.Choice(["slurm", "ray"]), help="Prepare on a cluster.")
-@click.option("--tasks", type=click.IntRange(1), default=1, help="Parts of --executor.")
-@click.option("--slurm", metavar="NAME=VALUE", multiple=True, help="Of datatrove or sbatch.")
-@click.option("--ray", metavar="NAME=VALUE", multiple=True, help="Of datatrove's executor.")
-@click.option("--logs", type=PATH, help="Of --executor.  [default: OUTPUT-logs]")
-@click.option("--render", is_flag=True, help="Print the script of --executor slurm, run nothing.")
+@click.option("--tasks", type=click.IntRange(1), default=1, help="Number of tasks for --executor.")
+@click.option("--slurm", metavar="NAME=VALUE", multiple=True, help="Option of datatrove or sbatch.")
+@click.option("--ray", metavar="NAME=VALUE", multiple=True, help="Option of datatrove's executor.")
+@click.option("--logs", type=PATH, help="Folder for logs of --executor.  [default: OUTPUT-logs]")
+@click.option("--render", is_flag=True, help="Only print the script of --executor slurm.")
 def prepare(output: Path, check: bool, force: bool, jobs: int, **options: Any) -> None:
-    """Write text to OUTPUT as Megatron's token files.
+    """Tokenize text into Megatron token files in OUTPUT.
 
-    One kind of input: --text, --folder, --jsonl, --parquet, --hf-dataset or --dataset. FILES are
-    further files of --text, --jsonl or --parquet, so a shell pattern works. These three may be in
-    an object store: msc://PROFILE/... or s3://BUCKET/...
+    Give one kind of input: --text, --folder, --jsonl, --parquet, --hf-dataset or --dataset. FILES
+    are more files for --text, --jsonl or --parquet, so that shell patterns work. These three also
+    read from object stores: msc://PROFILE/... or s3://BUCKET/...
 
     \b
     energon-ext prepare data/books --text books/*.txt --tokenizer my/tokenizer.json
@@ -92,12 +87,12 @@ def prepare(output: Path, check: bool, force: bool, jobs: int, **options: Any) -
     energon-ext prepare data/tokens --dataset data/webdataset --tokenizer my/tokenizer.json
     energon-ext prepare data/chat --chat --jsonl chat.jsonl --tokenizer NAME
 
-    Token files are OUTPUT/train/part-00000.bin and so on, and the same for val; a metadataset names
-    them as `path: data/web/train`. Those of --chat have weights, so that answers alone are trained
-    on. The same command again continues where one was interrupted.
+    The token files are OUTPUT/train/part-00000.bin and so on, and likewise for val; a metadataset
+    refers to them as `path: data/web/train`. With --chat, they include weights, so that only
+    answers are trained on. Run the same command again to continue after an interruption.
 
-    --part 0/20 to --part 19/20 prepare the same OUTPUT in 20 processes, on any machines that share
-    it. The one that ends last gives it its name. --executor does so on a cluster:
+    To share the work among 20 commands, on any machines with access to OUTPUT, give --part 0/20 to
+    --part 19/20. The last one to finish publishes OUTPUT. --executor runs them on a cluster:
 
     \b
     energon-ext prepare data/web --jsonl web --tokenizer NAME --executor slurm --tasks 500 \\
@@ -106,24 +101,23 @@ def prepare(output: Path, check: bool, force: bool, jobs: int, **options: Any) -
     if output.is_symlink() or output.name in ("", ".."):
         output = output.resolve()
     if check:
-        echo(f"{output}: {check_files(output):,} files are as they were written.")
+        echo(f"{output}: {check_files(output):,} files are unchanged.")
         return
     on_cluster = {name: options.pop(name) for name in ON_CLUSTER}
     part = options.pop("part")
     if force and (part or on_cluster["executor"]):
-        raise ConfigError(f"--force: parts do not know each other; remove {output} instead.")
+        raise ConfigError(f"--force: cannot be combined with parts; remove {output} instead.")
     if on_cluster["executor"]:
         _prepare_on_cluster(output, part, options, on_cluster)
     elif part:
         prepare_part(output, options, part, jobs)
     else:
         job, units, splits = job_and_units(options)
-        made = run_units(job, units, output, jobs=jobs, force=force, splits=splits)
-        _show(output, *made)
+        _show(output, *run_units(job, units, output, jobs=jobs, force=force, splits=splits))
 
 
 def prepare_part(output: Path, options: Mapping[str, Any], part: Part, jobs: int) -> None:
-    """Prepare one part of an output; the options are those of the command, by name."""
+    """Prepare one part of an output; ``options`` are those of the command, by name."""
     job, units, splits = job_and_units(options)
     prepared, remarks = run_part(job, units, output, part, jobs=jobs, splits=splits)
     if prepared is None:
@@ -136,12 +130,12 @@ def prepare_part(output: Path, options: Mapping[str, Any], part: Part, jobs: int
 def _prepare_on_cluster(
     output: Path, part: Part | None, options: Mapping[str, Any], cluster: Mapping[str, Any]
 ) -> None:
-    """Prepare an output by the tasks of an executor, whose options are those of ON_CLUSTER."""
+    """Prepare an output by cluster tasks; ``cluster`` are the options in ON_CLUSTER."""
     source = click.get_current_context().get_parameter_source("jobs")
     if part or source is ParameterSource.COMMANDLINE:
         name = "--part" if part else "--jobs"
-        raise ConfigError(f"--executor: sets {name} itself, by --tasks and cpus_per_task.")
-    job_and_units(options)  # their mistakes are reported here, not in a task's log
+        raise ConfigError(f"--executor: sets {name} itself, from --tasks and cpus_per_task.")
+    job_and_units(options)  # reports mistakes here rather than in a task's log
     executor = cluster["executor"]
     settings = settings_of(cluster[executor], f"--{executor}")
     make = functools.partial(prepare_part, output, options)
@@ -154,15 +148,13 @@ def _prepare_on_cluster(
 
 def _show(output: Path, prepared: Record, remarks: Sequence[str]) -> None:
     columns = ("documents", "characters", "tokens")
-    rows = [["", *columns]]
-    for split in SPLITS:
-        rows.append([split, *(f"{prepared[column].get(split, 0):,}" for column in columns)])
-    lines = [f"{output}:", *table(rows).splitlines()]
-    too_short = sum(unit["too_short"] for unit in prepared["units"])
-    if too_short:
+    counts = {split: [prepared[column].get(split, 0) for column in columns] for split in SPLITS}
+    rows = [[split, *(f"{count:,}" for count in counts[split])] for split in SPLITS]
+    lines = [f"{output}:", *table([["", *columns], *rows]).splitlines()]
+    if too_short := sum(unit["too_short"] for unit in prepared["units"]):
         lines.append(f"left out as too short: {too_short:,}")
-    for to_be, kind in (("read", "unreadable"), ("trained on", "refused")):
+    for reason, kind in (("unreadable", "unreadable"), ("invalid", "refused")):
         count, first = left_out(prepared, kind)
         if count:
-            lines += [f"left out, not to be {to_be}: {count:,}", f"  the first: {first}"]
+            lines += [f"left out as {reason}: {count:,}", f"  the first: {first}"]
     echo("\n".join([*remarks, "\n  ".join(lines)]))

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Turn the options of ``energon-ext prepare`` into the units of the input, and the job."""
+"""Turn the options of ``energon-ext prepare`` into a job and the units of its input."""
 
 import functools
 import hashlib
@@ -29,7 +29,7 @@ from energon_ext.prepare.job import Job
 from energon_ext.prepare.samples import sample_units
 from energon_ext.prepare.token_writer import TokenWriter
 
-#: The kinds of input, and the options that each has beside those of all.
+#: The kinds of input, and the options that are specific to each.
 KINDS = {
     "--text": ("separator",),
     "--folder": ("glob", "separator"),
@@ -38,46 +38,46 @@ KINDS = {
     "--hf-dataset": ("key", "hf_config", "hf_split", "hf_streaming"),
     "--dataset": ("split",),
 }
-MOST_NAMED = 8  # paths that the account of a preparation names one by one
+MOST_NAMED = 8  # most input paths listed in the record of a preparation
 
 
 def job_and_units(options: Mapping[str, Any]) -> tuple[Job, list[Unit], Sequence[str]]:
-    """The job, the units of the input, and the splits that need documents, by the options."""
+    """Return the job, the units of the input, and the splits that must contain documents."""
     special = {name: options[name] for name in ("eos_token", "bos_token")}
     tokenizer = options["tokenizer"]
     if tokenizer is None:
         raise ConfigError(
             "--tokenizer is missing: 'bytes', a tokenizer.json, a folder or a Hugging Face name. "
-            "Text that is to stay text needs JSON Lines and `energon prepare`."
+            "To keep text as text, use JSON Lines and `energon prepare`."
         )
     kind = _kind(options["files"], options)
     task = "chat" if options["chat"] else "text"
     loaded = load_tokenizer(tokenizer, **special)
     encoder = make_encoder(loaded, task=task, chat_template=options["chat_template"])
     keeps_splits = kind == "--dataset" and len(options["split"]) > 1
-    given = options[_name(kind)]
-    paths = [*(given if isinstance(given, tuple) else [given]), *options["files"]]
+    path = options[_name(kind)]
+    paths = [*(path if isinstance(path, tuple) else [path]), *options["files"]]
     job = _job(encoder, tokenizer_arguments(tokenizer, **special), kind, paths, options)
     splits = SPLITS if options["val"] > 0 or keeps_splits else SPLITS[:1]
     return job, _units(encoder, kind, paths, options), splits
 
 
 def _name(kind: str) -> str:
-    """The name of an option among those of the command."""
+    """Return the parameter name of an option."""
     return kind.removeprefix("--").replace("-", "_")
 
 
 def _kind(files: Sequence[Path], options: Mapping[str, Any]) -> str:
-    """The one kind of input that is given."""
+    """Return the kind of input that is given; raise ConfigError if options do not fit it."""
     kind = one_of({kind: options[_name(kind)] for kind in KINDS})
     if files and kind not in ("--text", "--jsonl", "--parquet"):
-        several = "--text, --jsonl, --parquet"
-        raise ConfigError(f"{files[0]}: further files go with {several}, not {kind}.")
+        allowed = "--text, --jsonl or --parquet"
+        raise ConfigError(f"{files[0]}: more files can follow {allowed}, not {kind}.")
     if options["chat"] and kind in ("--text", "--folder"):
-        advice = "give rows of JSON, Parquet or a dataset"
-        raise ConfigError(f"--chat: {kind} holds no conversations; {advice}.")
+        advice = "use JSON Lines, Parquet or a dataset"
+        raise ConfigError(f"--chat: {kind} contains no conversations; {advice}.")
     if kind == "--dataset" and options["on_error"] == "skip":
-        raise ConfigError("--on-error skip: --dataset is read by Energon, which has checked it.")
+        raise ConfigError("--on-error skip: not for --dataset, which Energon has checked.")
     splits = options["split"]
     if len(splits) > 1 and set(splits) != set(SPLITS):
         raise ConfigError(f"--split {' '.join(splits)}: give one, or {' and '.join(SPLITS)}.")
@@ -91,7 +91,7 @@ def _job(
     paths: Sequence[Any],
     options: Mapping[str, Any],
 ) -> Job:
-    """The treatment of every document, and the options that a continued run must share."""
+    """Return how to process documents, and the options that must not change on continuing."""
     named = [str(path) for path in paths]
     if len(named) > MOST_NAMED:
         digest = hashlib.sha256("\n".join(named).encode("utf-8", "replace")).hexdigest()
@@ -113,13 +113,13 @@ def _job(
 def _units(
     encoder: PackedTaskEncoder, kind: str, paths: Sequence[Any], options: Mapping[str, Any]
 ) -> list[Unit]:
-    """The parts of the input."""
+    """Divide the input into units."""
     read_row = read_conversation if options["chat"] else text_under(options["key"])
     if kind == "--text":
         return inputs.text_units(paths, options["separator"])
     if kind == "--folder":
-        found = inputs.folder_files(paths[0], options["glob"])
-        return inputs.text_units(found, options["separator"])
+        files = inputs.folder_files(paths[0], options["glob"])
+        return inputs.text_units(files, options["separator"])
     if kind == "--jsonl":
         return inputs.jsonl_units(paths, read_row)
     if kind == "--parquet":
@@ -138,19 +138,19 @@ def _units(
 def _energon_units(
     path: Path, encoder: PackedTaskEncoder, options: Mapping[str, Any]
 ) -> list[Unit]:
-    """The samples of a prepared folder or a metadataset; those of several splits keep theirs.
+    """Return the units of a prepared folder or metadataset; several splits are kept apart.
 
-    Every source of a metadataset is read once, one after another: weights and repetitions say how
-    often a run reads it, not what it holds.
+    Each source of a metadataset is read once: weights and repetitions describe how often a run
+    reads it, not what it contains.
     """
     if is_token_file(path):
-        raise ConfigError(f"{path}: tokenized already; name it in a metadataset as it is.")
+        raise ConfigError(f"{path}: is already tokenized; use it in a metadataset directly.")
     if get_dataset_type(EPath(str(path))) is EnergonDatasetType.JSONL:
         raise ConfigError(f"{path}: a JSON Lines file has no splits; read it with --jsonl.")
     splits, known = options["split"], splits_of(path)
     for split in splits:
         if split not in known:
-            advice = "Name those to be read by --split, one each."
+            advice = "Give each with its own --split."
             raise ConfigError(
                 f"{path}: no split {split!r}; it has {choices(split, known)} {advice}"
             )
@@ -159,9 +159,9 @@ def _energon_units(
         for entry in load_split(path, split, encoder, options["trusted_modules"]):
             name = str(entry.dataset.paths[0])
             if is_token_file(name):
-                raise ConfigError(f"{name}: tokenized already; take it out of {path}.")
-            own = split if len(splits) > 1 else None
-            document = functools.partial(_document, name, own, options["chat"])
+                raise ConfigError(f"{name}: is already tokenized; remove it from {path}.")
+            kept_split = split if len(splits) > 1 else None
+            document = functools.partial(_document, name, kept_split, options["chat"])
             units += sample_units(sample_source(encoder, entry, document))
     return units
 
@@ -173,11 +173,11 @@ def _document(path: str, split: str | None, chat: bool, sample: Any, key: str) -
     if not chat and isinstance(sample, TextSample):
         return InputDocument(sample.text, origin, split=split)
     wanted = "a conversation (Dialogue, PromptResponse)" if chat else "text (TextSample)"
-    raise ConfigError(f"{origin}: a {type(sample).__name__}, {wanted} is needed.")
+    raise ConfigError(f"{origin}: {type(sample).__name__} found, {wanted} is needed.")
 
 
 def read_conversation(row: Any, origin: str, num_bytes: int) -> InputDocument:
-    """A JSON object as a document; ConfigError where it holds no conversation.
+    """Convert a JSON object to a document; raise ConfigError if it is not a conversation.
 
     Example:
         >>> record = {"prompt": "2 + 2", "response": "4", "id": 17}
@@ -195,7 +195,7 @@ def read_conversation(row: Any, origin: str, num_bytes: int) -> InputDocument:
 def conversation(
     sample: Dialogue | PromptResponse, origin: str, num_bytes: int = 0, split: str | None = None
 ) -> InputDocument:
-    """A conversation as a document; equal conversations have equal texts."""
+    """Convert a conversation to a document; equal conversations have equal texts."""
     is_dialogue = isinstance(sample, Dialogue)
     content = sample.messages if is_dialogue else [sample.prompt, sample.response]
     text = json.dumps(content, ensure_ascii=False, sort_keys=True, default=str)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""``energon-ext report``: what a run read, as pictures and as one self-contained HTML file."""
+"""``energon-ext report``: report what a run read, as figures and one self-contained HTML file."""
 
 import base64
 import html
@@ -30,15 +30,15 @@ PAGE = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"
 
 @click.command()
 @click.argument("run_dir", type=FOLDER)
-@click.option("--out", type=FOLDER, show_default="RUN_DIR", help="Where to write.")
-@click.option("--reference", type=FOLDER, help="Another run, to be compared step by step.")
+@click.option("--out", type=FOLDER, show_default="RUN_DIR", help="Folder to write to.")
+@click.option("--reference", type=FOLDER, help="Another run to compare with, step by step.")
 @click.pass_context
 def report(ctx: click.Context, /, run_dir: Path, out: Path | None, reference: Path | None) -> None:
-    """Show what a training run read, planned against actual.
+    """Report what a training run read, planned against actual.
 
-    Reads RUN_DIR/metrics.jsonl; writes PNG pictures and report.html, which holds them all. Names
-    losses that stand out, with the command that shows what was read then. With --reference it says
-    whether both runs read the same rows, and ends with 1 where they did not.
+    Reads RUN_DIR/metrics.jsonl, and writes figures as PNGs and report.html, which contains them
+    all. Lists loss spikes, each with the command that shows what was read at that step. With
+    --reference, reports whether both runs read the same rows, and exits with status 1 if not.
 
     Example: energon-ext report runs/a --out report
     """
@@ -47,30 +47,30 @@ def report(ctx: click.Context, /, run_dir: Path, out: Path | None, reference: Pa
     for spike, command in spike_table(spikes_of(run), run_dir):
         echo(f"{spike}: {command}")
     if reference is not None:
-        said, is_equal = compared(run, Run.load(reference))
-        echo(f"{run_dir} and {reference}: {said}")
+        verdict, is_equal = compare(run, Run.load(reference))
+        echo(f"{run_dir} and {reference}: {verdict}")
         ctx.exit(0 if is_equal else 1)
 
 
-def compared(run: Run, other: Run) -> tuple[str, bool]:
-    """How two runs differ in the steps that both have, and whether they read the same rows."""
+def compare(run: Run, other: Run) -> tuple[str, bool]:
+    """Compare the steps common to two runs; return the verdict, and if they read the same rows."""
     steps = min(len(run.step), len(other.step))
     differs = [a != b for a, b in zip(run.batch_hash[:steps], other.batch_hash[:steps])]
     if not all((*run.batch_hash[:steps], *other.batch_hash[:steps])):
-        return "one of them has no batch_hash, so rows cannot be compared", False
+        return "one has no batch_hash, so rows cannot be compared", False
     if any(differs):
         first = differs.index(True) + 1
-        return f"{sum(differs)} of {steps} steps read other rows, the first is step {first}", False
+        return f"{sum(differs)} of {steps} steps read different rows, first at step {first}", False
     gap = np.abs(run.loss[:steps] - other.loss[:steps])
     largest = float(np.nanmax(gap)) if np.isfinite(gap).any() else np.nan
-    return f"all {steps} steps read the same rows; losses differ by {largest:.1e} at most", True
+    return f"all {steps} steps read the same rows; losses differ by at most {largest:.1e}", True
 
 
 def write_report(run: Run, out: Path, run_dir: Path | None = None) -> list[Path]:
-    """Write the pictures of a run and, last, ``report.html`` to a folder; returns their paths.
+    """Write the figures of a run and finally ``report.html`` to a folder; return their paths.
 
     Args:
-        run_dir: of the run, for the commands that name its documents; by default ``out``.
+        run_dir: folder of the run, for the commands that trace spikes; ``out`` by default.
     """
     figures = import_figures()
     spikes = spikes_of(run)
@@ -82,7 +82,7 @@ def write_report(run: Run, out: Path, run_dir: Path | None = None) -> list[Path]
     tables = [
         ("Sources", HEAD, source_table(run)),
         ("Validation", *validation_table(run)),
-        ("Losses that stand out", ("loss", "read"), spike_table(spikes, run_dir or out)),
+        ("Loss spikes", ("spike", "what was read"), spike_table(spikes, run_dir or out)),
         ("Configuration of the run", ("setting", "value"), sorted(run.config.items())),
     ]
     html_page = page("What the run read", headline(run), images, tables)
@@ -95,30 +95,30 @@ def write_report(run: Run, out: Path, run_dir: Path | None = None) -> list[Path]
 
 
 def headline(run: Run) -> list[tuple[str, str]]:
-    """The main figures of a run as (value, what it is)."""
+    """Return the key numbers of a run as (value, caption)."""
     ends = max(1, len(run.step) // 15)
     return [
         (f"{run.step[-1]:,}", "optimizer step" + "s" * (len(run.step) > 1)),
         (f"{run.tokens.sum():,}", "tokens read"),
         (
             f"{mean_of_finite(run.loss[:ends]):.2f} → {mean_of_finite(run.loss[-ends:]):.2f}",
-            f"loss, nats per token (means of {counted(ends, 'step')})",
+            f"loss in nats per token (mean of {counted(ends, 'step')})",
         ),
         (f"{np.median(run.tokens_per_second):,.0f}", "tokens per second (median step)"),
     ]
 
 
 def import_figures() -> Any:
-    """The module that draws; ConfigError where matplotlib is not installed."""
+    """Import the module that draws; raise ConfigError if matplotlib is not installed."""
     figures = "energon_ext.cli.figures"
     return optional_module(figures, "The report", "matplotlib", "energon_ext[report]")
 
 
 def png_of(picture: "Picture") -> bytes:
-    """The bytes of a picture."""
+    """Render a figure as PNG."""
     buffer, figure = io.BytesIO(), picture.figure
     for text in itertools.chain(figure.texts, *(axes.texts for axes in figure.axes)):
-        text.set_parse_math(False)  # names of sources stay what they are
+        text.set_parse_math(False)  # a `$` in the name of a source is not TeX
         text.set_text("\n".join(map(printable, text.get_text().split("\n"))))
     figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH)
     return buffer.getvalue()
@@ -130,12 +130,12 @@ def page(
     pictures: Iterable[tuple[str, bytes]],
     tables: Iterable[tuple[str, Sequence[str], Iterable[Sequence[object]]]],
 ) -> str:
-    """One self-contained HTML page; everything in it is escaped.
+    """Return a self-contained HTML page; all text is escaped.
 
     Args:
-        tiles: (value, what it is).
+        tiles: (value, caption).
         pictures: (caption, PNG).
-        tables: (title, head, rows); one without a row is left out.
+        tables: (title, header, rows); tables without rows are left out.
     """
     parts = ['<div class="tiles">']
     for value, name in tiles:
@@ -162,16 +162,16 @@ def _escaped(text: object) -> str:
 
 
 def spike_table(spikes: Iterable[Spike], run_dir: Path) -> list[tuple[str, str]]:
-    """Each spike, and the command that names its documents; steps of a plan count from 0."""
-    command = f"energon-ext trace {run_dir} METADATASET --step"
+    """Return each spike with the command that lists its documents."""
+    command = f"energon-ext trace {run_dir} METADATASET --step"  # counts from 0
     return [(str(spike), f"{command} {spike.step - 1}") for spike in spikes]
 
 
-HEAD = ("source", "tokens", "share", "planned", "documents", "an epoch", "epochs", "last loss")
+HEAD = ("source", "tokens", "share", "planned", "documents", "per epoch", "epochs", "last loss")
 
 
 def source_table(run: Run) -> Iterable[tuple[str, ...]]:
-    """One row of text per source, most tokens first, under ``HEAD``."""
+    """Yield one row per source under ``HEAD``, most tokens first."""
     tokens = run.tokens.sum(0)
     planned = (run.planned_share * run.tokens.sum(1, keepdims=True)).sum(0)
     documents = run.documents.sum(0)
@@ -192,14 +192,14 @@ def source_table(run: Run) -> Iterable[tuple[str, ...]]:
 
 
 def validation_table(run: Run) -> tuple[Sequence[str], Iterable[Sequence[object]]]:
-    """Head and rows: first and last loss of each source or document, and P(z) of spliced ones."""
+    """Return header and rows: first and last loss of each source or document, and P(z) if any."""
     losses, likely = run.validated("val/loss"), run.validated("val/memorized")
-    found = [("loss", losses)] + [("P(z)", likely)] * bool(likely)
-    head = ["source", *(f"{when} {what}" for what, _ in found for when in ("first", "last"))]
+    metrics = [("loss", losses)] + [("P(z)", likely)] * bool(likely)
+    head = ["source", *(f"{when} {what}" for what, _ in metrics for when in ("first", "last"))]
     rows = []
     for key, label in zip(losses, short_labels([*losses])):
-        ends = (own[key][1, [0, -1]] if key in own else () for _, own in found)
-        rows.append([label, *(f"{value:.3f}" for both in ends for value in both)])
+        ends = (curves[key][1, [0, -1]] if key in curves else () for _, curves in metrics)
+        rows.append([label, *(f"{value:.3f}" for pair in ends for value in pair)])
     return head, rows
 
 

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The data of a saved run: its cursors on disk, and a dataset that continues one."""
+"""The data state of a saved run: its cursors on disk, and datasets that continue from them."""
 
 from pathlib import Path
 from typing import Any, Mapping
@@ -17,13 +17,13 @@ from energon_ext.state.schema import check_format, check_seal
 
 
 class SavedCursor:
-    """One cursor of a planned run, in the folder of its checkpoint."""
+    """A cursor of a planned run, read from the folder of its checkpoint."""
 
     def __init__(self, folder: Path, sealed: Any):
         self.folder, self.state = folder, check_seal(sealed)
         check_format(self.state)
-        self.step: int = self.state["plan"]["step"]  # that comes next or is open
-        self.inside: Mapping[str, Any] = self.state["inside"] or {}  # where it is open
+        self.step: int = self.state["plan"]["step"]  # next, or partly read
+        self.inside: Mapping[str, Any] = self.state["inside"] or {}  # set if it is partly read
 
     def dataset(
         self,
@@ -36,9 +36,11 @@ class SavedCursor:
         encoder: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> PlannedDataset:
-        """A dataset that reads as the saved run did; what is None is as it was.
+        """Open the dataset of the next run; arguments that are None keep their saved values.
 
-        ``encoder`` are options of the task encoder, ``options`` those of ``get_train_dataset``.
+        Args:
+            encoder: options of the task encoder.
+            **options: passed on to ``get_train_dataset``.
         """
         changed = {name: value for name, value in (encoder or {}).items() if value is not None}
         seed = self.state["fingerprint"].get("seed", 0)
@@ -52,25 +54,26 @@ class SavedCursor:
             task_encoder=load_encoder(self.state["encoder"], **changed),
             **options,
         )
-        found: PlannedDataset = find_blend(dataset)
-        return found
+        blend: PlannedDataset = find_blend(dataset)
+        return blend
 
 
 def saved_cursors(run: Path) -> list[SavedCursor]:
-    """The cursors of a run, oldest first.
+    """Return the cursors of a run, oldest first.
 
-    ``run`` is the folder of a run, of its checkpoints, of one, or of Megatron-LM's data states.
+    Args:
+        run: folder of a run, of its checkpoints, of one checkpoint or of Megatron-LM's data states.
     """
     if not run.is_dir():
         raise ConfigError(f"{run}: no such folder; name a checkpoint or the folder of a run.")
-    found = []
+    cursors = []
     for folder in checkpoints_in(run):
         state = next((state for _, state in cursors_in(folder)), None)
         if isinstance(state, dict) and "plan" in state:
-            found.append(SavedCursor(folder, state))
-    if not found:
+            cursors.append(SavedCursor(folder, state))
+    if not cursors:
         raise ConfigError(
             f"{run}: no data.json of a planned run, and no train_dataloader_dprank000.pt of "
             f"Megatron-LM; name the folder of a run or of one checkpoint."
         )
-    return found
+    return cursors

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Steps of a run whose loss stands out from the steps before them."""
+"""Loss spikes: steps of a run whose loss is well above that of the steps before."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,15 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from energon_ext.cli.metrics import Run
 
-#: Losses before a step whose median is usual, and changes that measure how much losses vary.
+#: The usual loss is the median of this many losses before a step; variation is the median of
+#: this many changes from step to step.
 USUAL, WINDOW = 8, 32
 
-#: A loss stands out if it exceeds the usual one by this many times the change from step
-#: to step, in the median, and by such a share of it at least.
+#: A loss is a spike if it exceeds the usual loss by this many times the variation, and by at
+#: least this share of the usual loss.
 TIMES, SHARE = 6.0, 0.05
 
-#: Sources that are looked at, those of most tokens; and spikes that are named, the highest.
+#: The sources with the most tokens are searched, and the highest spikes are reported.
 MOST_SOURCES, MOST_SPIKES = 64, 10
 
 
@@ -25,22 +26,22 @@ class Spike:
     """An unusually high loss."""
 
     step: int  # the optimizer step, from 1
-    source: str | None  # what people call it, None where it is the loss of all
+    source: str | None  # its display name; None for the total loss
     loss: float
     usual: float  # the median of the losses before it
 
     def __str__(self) -> str:
         whose = "the loss" if self.source is None else f"the loss of {self.source}"
-        return f"step {self.step}: {whose} is {self.loss:.2f}, where {self.usual:.2f} is usual"
+        return f"step {self.step}: {whose} is {self.loss:.2f}, usually {self.usual:.2f}"
 
 
 def spikes_of(run: Run) -> list[Spike]:
-    """The highest spikes of a run, by height: of all sources together, and of each."""
-    found = _spikes(run.loss, run, None)
+    """Return the highest spikes of the total loss and of each source, highest first."""
+    spikes = _spikes(run.loss, run, None)
     for index in np.argsort(-run.tokens.sum(0), kind="stable")[:MOST_SOURCES]:
-        found += _spikes(run.source_loss[:, index], run, run.titles[index])
-    found.sort(key=lambda spike: spike.usual - spike.loss)
-    return found[:MOST_SPIKES]
+        spikes += _spikes(run.source_loss[:, index], run, run.titles[index])
+    spikes.sort(key=lambda spike: spike.usual - spike.loss)
+    return spikes[:MOST_SPIKES]
 
 
 def _spikes(losses: np.ndarray, run: Run, source: str | None) -> list[Spike]:
@@ -52,6 +53,6 @@ def _spikes(losses: np.ndarray, run: Run, source: str | None) -> list[Spike]:
     changes = np.concatenate([np.full(WINDOW, np.nan), np.abs(np.diff(values))])
     variation = np.nanmedian(sliding_window_view(changes, WINDOW)[USUAL - 1 : -1], axis=1)
     later, steps = values[USUAL:], run.step[known[USUAL:]]
-    stands_out = later - usual > np.maximum(TIMES * variation, SHARE * np.abs(usual))
-    columns = (each[stands_out].tolist() for each in (steps, later, usual))
+    is_spike = later - usual > np.maximum(TIMES * variation, SHARE * np.abs(usual))
+    columns = (values[is_spike].tolist() for values in (steps, later, usual))
     return [Spike(step, source, loss, before) for step, loss, before in zip(*columns)]

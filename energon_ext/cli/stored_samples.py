@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Samples as they are stored, for people: their texts, and their images as sizes or a picture."""
+"""Stored samples for display: their texts, and their images as sizes or thumbnails."""
 
 import io
 import json
@@ -15,38 +15,38 @@ from energon_ext.samples.rows import SampleRows
 
 _TEXTS = ("json", "txt", "md", "text", "cls")
 
-#: Pixels of a thumbnail's side, and of the line below it.
+#: Pixels of a thumbnail's side, of the line of text below it, and of the gap between.
 _SIDE, _LINE, _GAP = 160, 14, 8
 
-#: Characters of a name below a thumbnail.
+#: Most characters of the name below a thumbnail.
 _LONGEST_NAME = 26
 
 
 @dataclass
 class StoredSample:
-    """One sample, by its number in its source."""
+    """A sample, by its number in its source."""
 
     number: int
-    files: Mapping[str, Any]  # contents by extension; `__key__` and `__shard__` name it
+    files: Mapping[str, Any]  # contents by extension; also `__key__` and `__shard__`
 
     @property
     def name(self) -> str:
         return str(self.files.get("__key__", self.number))
 
     def about(self) -> str:
-        """Its key and shard, and what else there is beside texts."""
-        parts = [f"{ext} {_shape(each)}" for ext, each in self._contents() if not _is_text(ext)]
+        """Return its key and shard, and a summary of its contents other than text."""
+        parts = [f"{ext} {_shape(data)}" for ext, data in self._contents() if not _is_text(ext)]
         shard = self.files.get("__shard__")
         where = f"sample {self.name}" + (f" of {shard}" if shard else "")
         return ", ".join([where, *parts])
 
     def text(self) -> str:
-        """All texts, in the order of their extensions."""
-        return " ".join(_text(each) for ext, each in self._contents() if _is_text(ext))
+        """Return all texts, in the order of their extensions."""
+        return " ".join(_text(data) for ext, data in self._contents() if _is_text(ext))
 
     def images(self) -> list[Image.Image]:
-        """Those that can be decoded."""
-        return [image for _, each in self._contents() if (image := _image(each)) is not None]
+        """Return the images that can be decoded."""
+        return [image for _, data in self._contents() if (image := _image(data)) is not None]
 
     def _contents(self) -> list[tuple[str, Any]]:
         names = sorted(name for name in self.files if not name.startswith("__"))
@@ -54,24 +54,24 @@ class StoredSample:
 
 
 def stored_samples(source: SampleRows, numbers: Sequence[int]) -> list[StoredSample]:
-    """The samples of a row."""
+    """Return the samples of a row."""
     return [StoredSample(number, files) for number in numbers for files in source.stored(number)]
 
 
 @dataclass
 class ContactSheet:
-    """Images of rows as one picture, a line for each row."""
+    """The images of rows as one picture, with one line per row."""
 
     rows: list[list[tuple[str, Image.Image]]] = field(default_factory=list)
 
     def add(self, title: str, samples: Sequence[StoredSample]) -> None:
-        """Append a row, where it has images."""
-        found = [(sample.name, image) for sample in samples for image in sample.images()]
-        if found:
-            self.rows.append([(f"{title} {name}", image) for name, image in found])
+        """Append a row, if it has images."""
+        images = [(sample.name, image) for sample in samples for image in sample.images()]
+        if images:
+            self.rows.append([(f"{title} {name}", image) for name, image in images])
 
     def save(self, path: Path) -> None:
-        """Write the picture; ConfigError where there is no image."""
+        """Write the picture; raise ConfigError if there is no image."""
         if not self.rows:
             raise ConfigError(f"{path}: none of the rows has an image; no picture was drawn.")
         width = max(map(len, self.rows)) * (_SIDE + _GAP) + _GAP
@@ -106,9 +106,9 @@ def _shape(content: Any) -> str:
 
 
 def _image(content: Any) -> Image.Image | None:
-    """A decoded image; None for whatever is none."""
+    """Decode an image; return None if the content is not one."""
     try:
         image = Image.open(io.BytesIO(content))
         return image.convert("RGB")
-    except Exception:  # noqa: BLE001 - of damaged files decoders raise anything
+    except Exception:  # noqa: BLE001 - decoders raise anything for damaged files
         return None

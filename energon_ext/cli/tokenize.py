@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""``energon-ext tokenize``: the cache of text, made before a run."""
+"""``energon-ext tokenize``: tokenize text into its cache before a run."""
 
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,15 @@ from energon_ext.prepare.claim import Part
 
 @click.command()
 @option.metadataset
-@click.option("--split", multiple=True, help="A split.  [default: all of METADATASET]")
-@click.option("--tokenizer", metavar="NAME", help="'bytes', a name or a local file.")
+@click.option("--split", multiple=True, help="Split to tokenize; may be repeated.  [default: all]")
+@click.option("--tokenizer", metavar="NAME", help="Tokenizer: 'bytes', a name or a file.")
 @option.special_tokens
-@click.option("--task", type=click.Choice(["text", "chat"]), default="text")
+@click.option("--task", type=click.Choice(["text", "chat"]), default="text", help="Kind of data.")
 @option.chat_template
 @click.option(
     "--encoder",
     metavar="MODULE:FUNCTION",
-    help="Makes the task encoder of the run, in place of --tokenizer and --task.",
+    help="Function that returns the task encoder of the run; replaces --tokenizer and --task.",
 )
 @option.jobs
 @option.part
@@ -45,29 +45,30 @@ def tokenize(
     trusted_modules: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Tokenize the text of METADATASET once, for all runs on it.
+    """Tokenize the text of METADATASET before a run.
 
-    The tokens go to the folder that ENERGON_EXT_CACHE names, else to one beside METADATASET, where
-    a run with the same tokenizer finds them. The same command again continues. --part 0/20 to
-    --part 19/20 tokenize in 20 processes, on any machines that share the folder.
+    The tokens are written to the folder given by ENERGON_EXT_CACHE, or to one next to METADATASET,
+    where runs with the same tokenizer find them. Run the same command again to continue. To share
+    the work among 20 processes, on any machines with access to the folder, give --part 0/20 to
+    --part 19/20.
 
     Example: energon-ext tokenize mix.yaml --tokenizer my/tokenizer.json --jobs 16
     """
     if encoder is not None:
-        made = named_encoder(encoder, PackedTaskEncoder)
+        task_encoder = named_encoder(encoder, PackedTaskEncoder)
     elif tokenizer is not None:
         special = {token: options.pop(token) for token in ("eos_token", "bos_token")}
-        made = make_encoder(load_tokenizer(tokenizer, **special), **options)
+        task_encoder = make_encoder(load_tokenizer(tokenizer, **special), **options)
     else:
-        raise ConfigError("--tokenizer is missing: the one of the run; or give --encoder.")
+        raise ConfigError("Give the --tokenizer or the --encoder of the run.")
     texts: dict[Path, Cached] = {}
     for name in split or splits_of(metadataset):
-        for entry in load_split(metadataset, name, made, trusted_modules):
+        for entry in load_split(metadataset, name, task_encoder, trusted_modules):
             if not isinstance(entry.dataset, TokenFileFactory):
-                text = cached_text(made, entry)
+                text = cached_text(task_encoder, entry)
                 texts[text.folder] = text
     if not texts:
-        raise ConfigError(f"{metadataset}: names no text; token files need no tokenizing.")
+        raise ConfigError(f"{metadataset}: contains no text, only token files; nothing to do.")
     for text in texts.values():
         if make_now(text, jobs, part):
             files = text.open()
@@ -76,7 +77,7 @@ def tokenize(
 
 
 def make_now(cached: Cached, jobs: int, part: Part | None) -> bool:
-    """Make what is missing of a source, or a part of it; False while other parts are missing."""
+    """Make the missing units of a source, or of a part; return True if the source is complete."""
     if part is None:
         make(cached, jobs, wait_seconds=0.0)
         return True
@@ -87,7 +88,7 @@ def make_now(cached: Cached, jobs: int, part: Part | None) -> bool:
 
 
 def splits_of(path: Path) -> list[str]:
-    """The splits of a metadataset, of a prepared folder, or the only one of JSON Lines."""
+    """Return the splits of a metadataset or prepared folder; ``train`` for JSON Lines."""
     if path.suffix in (".yaml", ".yml"):
         return list(read_mapping(EPath(str(path))).get("splits") or {})
     return [split for split, shards in splits_in(EPath(str(path))).items() if shards] or ["train"]

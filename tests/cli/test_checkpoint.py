@@ -67,7 +67,7 @@ def check_agrees(result, resume):
         assert lines(result)[-1] == f"refused: {' '.join(str(error).split())}"
         return False
     assert result.exit_code == 0, result.output
-    assert lines(result)[-1].startswith("possible")
+    assert lines(result)[-1].startswith("can resume on")
     return True
 
 
@@ -83,7 +83,7 @@ def test_every_source_is_kept_new_moved_or_retained(data):
     result = diff(saved, mix)
     assert result.exit_code == 0, result.output
     found = lines(result)
-    assert found[0].endswith("iter_0000006: planned, after 6 rows")
+    assert found[0].endswith("iter_0000006: saved after 6 rows")
     drawn = {k: s["tokens"] for k, s in cursor["plan"]["sources"].items()}
     documents = {k: s["documents"] for k, s in cursor["plan"]["sources"].items()}
     assert sum(drawn.values()) > 100
@@ -95,7 +95,7 @@ def test_every_source_is_kept_new_moved_or_retained(data):
     }
     assert found[5].startswith("must stay: seed=0, tokenizer={")
     assert found[6].startswith("may change: alignment=1, ") and "seq_len=32" in found[6]
-    assert found[7] == "possible on any number of ranks and workers"
+    assert found[7] == "can resume on any number of ranks and workers"
     resumed = new_loader(mix, rows_per_step=2)
     resumed.load_state_dict(cursor)
     assert [str(change.change) for change in resumed.changes] == ["moved", "new", "retained"]
@@ -217,8 +217,8 @@ def test_the_files_of_megatron_lm_are_read(data, ranks):
         torch.save(state, folder / f"train_dataloader_dprank{rank:03d}.pt")
     result = diff(data / "data", mix, "--world-size", 1, "--num-workers", 2)
     assert result.exit_code == 0, result.output
-    assert lines(result)[0].endswith("planned, after 6 rows")
-    assert lines(result)[-1] == "possible on any number of ranks and workers"
+    assert lines(result)[0].endswith("saved after 6 rows")
+    assert lines(result)[-1] == "can resume on any number of ranks and workers"
 
 
 def test_the_newest_checkpoint_in_the_folder_of_a_run_is_the_one_that_is_looked_at(data):
@@ -228,7 +228,7 @@ def test_the_newest_checkpoint_in_the_folder_of_a_run_is_the_one_that_is_looked_
         save_cursor(data / "run" / "checkpoints", step, loader.state_dict())
     result = diff(data / "run", data / "mix.yaml")
     assert result.exit_code == 0, result.output
-    assert lines(result)[0].endswith("checkpoints/iter_0000002: planned, after 4 rows")
+    assert lines(result)[0].endswith("checkpoints/iter_0000002: saved after 4 rows")
 
 
 # What is no cursor --------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_breakpoints_that_count_something_else_from_here_on_are_said(data):
 
 @pytest.mark.parametrize(
     ("batches", "steps"),
-    [(6, "3 steps of 2 rows"), (5, "2 steps of 2 rows, 1 rows of the next one, on 1 rank(s)")],
+    [(6, "3 steps of 2 rows"), (5, "2 steps of 2 rows, 1 rows of the next step, on 1 rank(s)")],
 )
 def test_what_a_state_holds_is_shown_without_its_data(data, batches, steps):
     run, cursor = planned_run(data, batches=batches)

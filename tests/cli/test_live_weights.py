@@ -107,7 +107,7 @@ def test_reweight_discards_what_the_checkpoint_has_not_used_and_says_it(data):
     result = energon_ext("checkpoint", "reweight", saved, data / "mix.yaml")
     path = data / "live.jsonl"
     assert result.stdout.splitlines() == [
-        f"{path}: line 1 ends with step 2",
+        f"{path}: line 1 now ends after step 2",
         f'{path}: discarded {{"from_step": 4, "through": 5, "weights": {{"code": 0.0}}}}',
         f"{path}: step 3 is the first without a line",
     ]

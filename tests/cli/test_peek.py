@@ -72,7 +72,7 @@ def test_conversations_and_prompts_are_shown_as_their_encoders_read_them(tmp_pat
     assert chat[1:3] == ["  chat.jsonl: 7 tokens, 2 trained", "    <1+1=>2"]
     assert peek(mix, "--task", "prompts", "--rows", 1) == [
         "row 0: 1 prompt",
-        "  chat.jsonl: 5 tokens; beside them ['level', 'response']",
+        "  chat.jsonl: 5 tokens; metadata ['level', 'response']",
         "    1+1=",
     ]
 
@@ -94,10 +94,10 @@ def test_long_text_is_cut_and_shown_whole_where_asked_and_control_characters_nev
 
 def test_what_a_user_gets_wrong_is_one_line(mix):
     assert error_line(energon_ext("peek", mix, "--source", "wbe")) == (
-        "--source wbe: none of code, web."
+        "--source wbe: matches none of code, web."
     )
     line = error_line(energon_ext("peek", mix, "--task", "chat", "--splice", "{}"))
-    assert line == "--splice: is for text; --task chat has none."
+    assert line == "--splice: is for text, not for --task chat."
 
 
 # Samples of an encoder of the user's -----------------------------------------------------------
@@ -135,7 +135,7 @@ def test_the_rows_of_packed_samples_are_shown_and_drawn(photos, tmp_path):
 def test_an_option_of_our_encoders_beside_one_of_the_users_is_refused(photos):
     encoder = ("--encoder", "tests.samples.vision:PlannedCaptions")
     said = error_line(energon_ext("peek", photos, *encoder, "--seq-length", 8))
-    assert "--seq-length: the encoder that --encoder makes says it" in said
+    assert "--seq-length: is set by --encoder" in said
 
 
 def test_without_the_encoder_of_images_it_is_asked_for(photos):
@@ -154,4 +154,4 @@ def test_the_forecast_of_samples_has_their_documents_and_epochs(photos):
 
 def test_files_that_name_no_tokenizer_are_said_to_be_so(mix):
     result = energon_ext("peek", mix, "--rows", 1)
-    assert "web: nothing says which tokenizer wrote it; is it this one?" in result.stderr
+    assert "web: records no tokenizer; check that --tokenizer is" in result.stderr

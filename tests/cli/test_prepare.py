@@ -158,7 +158,7 @@ def test_damaged_jsonl_is_one_line_with_file_and_line(tmp_path, lines, expected)
         (["--folder", "absent"], "absent: no such folder"),
         (["--folder", "sub"], "sub: no file matches '**/*.txt'"),
         (["--folder", "sub", "--glob", "/etc/*"], "is not a relative pattern"),
-        (["--folder", "sub", "good.txt"], "further files go with --text, --jsonl, --parquet"),
+        (["--folder", "sub", "good.txt"], "more files can follow --text, --jsonl or --parquet"),
         (["--text", "good.txt", "--val", "0.001"], "None of the 1 documents fell into val"),
         (["--text", "good.txt", "--tokenizer", "good.txt"], "is not a tokenizer.json"),
     ],
@@ -262,7 +262,7 @@ def test_what_cannot_be_read_is_left_out_and_counted_where_that_is_asked_for(tmp
     assert "b.txt: not UTF-8 text (byte 0xff)" in error_line(prepare(tmp_path / "out", *folder))
     said = prepare(tmp_path / "out", *folder, "--on-error", "skip").stdout
     assert read(tmp_path / "out", "train") == ["one", "two"]
-    assert "left out, not to be read: 1\n    the first: " in said and "b.txt: not UTF-8" in said
+    assert "left out as unreadable: 1\n    the first: " in said and "b.txt: not UTF-8" in said
     lines = b'{"text": "one"}\nno JSON\n{"txt": "no key"}\n{"text": "\\ud800"}\n{"text": "two"}\n'
     (tmp_path / "rows.jsonl").write_bytes(lines)
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(as_jsonl())[:-12])
@@ -270,7 +270,7 @@ def test_what_cannot_be_read_is_left_out_and_counted_where_that_is_asked_for(tmp
     assert "rows.jsonl:2: not JSON" in error_line(prepare(tmp_path / "rows", *rows))
     said = prepare(tmp_path / "rows", *rows, "--on-error", "skip").stdout
     assert read(tmp_path / "rows", "train") == ["one", "two"]
-    assert "not to be read: 3" in said
+    assert "left out as unreadable: 3" in said
     damaged = prepare(tmp_path / "cut", "--jsonl", tmp_path / "cut.jsonl.gz", "--val", 0)
     assert "cut.jsonl.gz: cannot be read (Compressed file ended" in error_line(damaged)
 

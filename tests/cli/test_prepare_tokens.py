@@ -103,10 +103,10 @@ def test_a_split_that_a_dataset_has_not_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda folder: write_tokens(folder / "pair", [[1]]), "pair: tokenized already"),
+        (lambda folder: write_tokens(folder / "pair", [[1]]), "pair: is already tokenized"),
         (lambda folder: folder / "absent", "absent: does not exist"),
         (lambda folder: write_jsonl(folder / "a.jsonl", [{}]), "read it with --jsonl"),
-        (lambda folder: mix_with_tokens(folder), "pair: tokenized already; take it out of"),
+        (lambda folder: mix_with_tokens(folder), "pair: is already tokenized; remove it from"),
         (lambda folder: write_dataset(folder / "i", ["a"], dataset_config=IMAGES), "ImageSample"),
     ],
 )
@@ -255,7 +255,7 @@ def test_conversations_are_written_whole_and_what_the_encoder_refuses_is_counted
     assert documents(tmp_path / "out" / "train") == [encoded("ab" + "c" * 5000), encoded("ab")]
     assert weights(tmp_path / "out" / "train") == [[0] * 3 + [1] * 5001, [0, 0, 1, 1]]
     assert out.splitlines()[2].split()[:2] == ["train", "2"]
-    assert "left out, not to be trained on: 1" in out
+    assert "left out as invalid: 1" in out
     assert f"the first: Sample {lines}:2: message 0 is an answer without a question" in out
 
 
@@ -311,7 +311,7 @@ def chat_tokenizer(folder):
     ("arguments", "expected"),
     [
         (["--jsonl", "chat.jsonl"], "--tokenizer is missing"),
-        (["--text", "chat.jsonl", "--tokenizer", "bytes"], "--text holds no"),
+        (["--text", "chat.jsonl", "--tokenizer", "bytes"], "--text contains no"),
         (
             ["--jsonl", "text.jsonl", "--tokenizer", "bytes"],
             "text.jsonl:1: needs `prompt` and `response` as text, or `messages`",

@@ -91,7 +91,7 @@ def test_a_step_that_was_skipped_has_no_loss_and_no_part_in_a_mean(tmp_path):
     path.write_text("\n".join(map(json.dumps, (start, *steps, end))))
     run = Run.load(tmp_path)
     assert headline(run)[2][0] == "nan → 2.00"
-    assert "goes from 3.00 to 2.00 nats" in figures.loss_picture(run).caption
+    assert "went from 3.00 to 2.00 nats" in figures.loss_picture(run).caption
 
 
 def test_the_table_adds_up_each_source(tmp_path):
@@ -167,14 +167,14 @@ def test_the_bar_of_an_interleave_is_its_bound_and_not_chance(tmp_path):
     drawn = figures.mix_picture(with_start(run_dir, interleaves={}))
     assert "two standard deviations" in drawn.figure.texts[1].get_text()
     kept = figures.mix_picture(with_start(run_dir, interleaves=dict.fromkeys(keys, 1)))
-    assert kept.figure.texts[1].get_text().endswith("bars: two rows of an interleave")
-    assert kept.caption.endswith("an interleave keeps all of them there.")
+    assert kept.figure.texts[1].get_text().endswith("bars: two rows (interleave)")
+    assert kept.caption.endswith("all are expected for an interleave.")
     (axes,) = kept.figure.axes
     low, high = axes.collections[0].get_segments()[20][:, 1]  # of steps 101 to 105
     share = 100 * Run.load(run_dir).planned_share[100:105, 0].mean()
     np.testing.assert_allclose([low, high], [share - 5, share + 5])
     both = figures.mix_picture(with_start(run_dir, interleaves={keys[0]: 1})).figure
-    assert both.texts[1].get_text().endswith("draws, two rows of an interleave")
+    assert both.texts[1].get_text().endswith("(blend), two rows (interleave)")
 
 
 def lines_of_mix(run):
@@ -296,7 +296,7 @@ def test_a_run_is_compared_with_another_step_by_step(tmp_path):
     one, other = (write_run(tmp_path / name, steps=count) for name, count in (("a", 30), ("b", 40)))
     result = energon_ext("report", one, "--reference", other)
     assert result.exit_code == 0
-    said = "all 30 steps read the same rows; losses differ by 0.0e+00 at most"
+    said = "all 30 steps read the same rows; losses differ by at most 0.0e+00"
     assert result.stdout.splitlines()[-1] == f"{one} and {other}: {said}"
     events = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
     for event in events:
@@ -305,7 +305,7 @@ def test_a_run_is_compared_with_another_step_by_step(tmp_path):
     (other / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     result = energon_ext("report", one, "--reference", other)
     assert result.exit_code == 1
-    assert "2 of 30 steps read other rows, the first is step 12" in result.stdout
+    assert "2 of 30 steps read different rows, first at step 12" in result.stdout
     for event in events:
         event["batch_hash"] = ""
     (other / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))

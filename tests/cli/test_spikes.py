@@ -41,7 +41,7 @@ def test_a_spike_is_named_with_its_source_and_what_is_usual(tmp_path):
     (spike,) = spikes_of(Run.load(run_with(tmp_path, usual(60), code=code)))
     assert (spike.step, spike.source) == (41, SOURCES[1])
     assert (spike.loss, spike.usual) == (7.5, pytest.approx(2.0))
-    assert str(spike) == "step 41: the loss of data/code:train is 7.50, where 2.00 is usual"
+    assert str(spike) == "step 41: the loss of data/code:train is 7.50, usually 2.00"
 
 
 @pytest.mark.parametrize(
@@ -87,5 +87,5 @@ def test_the_report_gives_the_command_that_names_the_documents(tmp_path):
     run = run_with(tmp_path / "run", losses, web=usual(60), code=usual(60))
     result = energon_ext("report", run, "--out", tmp_path / "out")
     command = f"energon-ext trace {run} METADATASET --step 40"
-    assert result.stdout.splitlines()[-1].endswith(f"is usual: {command}")
+    assert result.stdout.splitlines()[-1].endswith(f"usually 2.00: {command}")
     assert f"<td>{command}</td>" in (tmp_path / "out" / "report.html").read_text()

@@ -132,7 +132,7 @@ def test_a_document_that_was_not_read_is_said_to_be_so(data):
     tokens = {t for ranks in steps[:4] for batch in sum(ranks, []) for t in batch.tokens.tolist()}
     number = next(n for n, ids in enumerate(DOCUMENTS["b"]) if not tokens & set(ids))
     found, said = steps_of_document(folder, mixes[0], "--document", f"b:{number}", "--step", 3)
-    assert found == [] and f"b:{number}: not read in the steps from 0 to 3." in said
+    assert found == [] and f"b:{number}: not read in steps 0 to 3." in said
 
 
 def test_a_source_is_found_by_its_name(data):
@@ -162,8 +162,11 @@ def test_rows_of_a_rank_are_shown_with_file_and_text(data):
     ("arguments", "message"),
     [
         (["--step", "3", "--document", "a"], "--document a: SOURCE:NUMBER is needed; sources are"),
-        (["--step", "3", "--document", "a:150"], "--document a:150: a has 150 documents."),
-        (["--step", "3", "--rank", "5"], "--rank 5: of 1; see --world-size."),
+        (
+            ["--step", "3", "--document", "a:150"],
+            "--document a:150: a has 150 documents,",
+        ),
+        (["--step", "3", "--rank", "5"], "--rank 5: must be below 1; see --world-size."),
         (["--step", "3", "--global-batch-size", "7", "--world-size", "2"], "rows_per_step: 7"),
     ],
 )
@@ -274,10 +277,10 @@ def test_steps_that_another_mix_read_are_said_to_be_not_known(data):
     folder, mixes, _ = data
     found, said = steps_of_document(folder, mixes[1], "--document", "a:3")
     assert all(step >= MOVED_AT for step in found)
-    for steps in ("from 0 to 3", "from 4 to 7"):
-        assert f"Steps {steps}: other rows were read than are planned now; name the meta" in said
+    for steps in ("0 to 3", "4 to 7"):
+        assert f"Steps {steps}: the rows that were read differ from the current plan" in said
     _, said = steps_of_document(folder, mixes[1], "--document", "c:89", "--step", 8)
-    assert said.endswith("c:89: not read in the steps from 8 to 8.\n")
+    assert said.endswith("c:89: not read in steps 8 to 8.\n")
 
 
 def test_a_run_its_resume_and_every_command_count_what_the_file_says(tmp_path):

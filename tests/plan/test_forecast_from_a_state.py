@@ -178,7 +178,7 @@ def test_the_command_forecasts_the_steps_behind_a_checkpoint(saved, tmp_path):
     result = forecast(saved, "--steps", 20, "--png", tmp_path / "f.png", "--html", tmp_path / "f")
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.stdout.splitlines()]
-    assert lines[0][:8] == ["behind", "step", "5,", "20", "steps", "of", "4", "rows"]
+    assert lines[0][:8] == ["after", "step", "5,", "20", "steps", "of", "4", "rows"]
     # 10 of the 30 rows of `code` are read by then, so 20 are left, two a step: up to step 15.
     code = next(line for line in lines if line[0] == "code")
     assert code[3:] == ["800", "25.00%", "40", "2.00", "ends", "at", "step", "15"]

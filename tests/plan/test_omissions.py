@@ -266,7 +266,7 @@ def test_diff_and_trace_name_what_is_left_out(folder):
     assert "steps to be skipped: 7 to 7" in lines
     assert "a: 4 documents are excluded" in lines
     blend = find_blend(run.loaders[0])
-    said = forecast.text(forecast.made(blend, 9, None, False), blend, 9).splitlines()
-    assert said[-1] == "Steps 1 to 2, 7 to 7 are planned and not read; they are counted here."
+    said = forecast.text(forecast.make(blend, 9, None, False), blend, 9).splitlines()
+    assert said[-1] == "Steps 1 to 2, 7 to 7 are planned but skipped; they are counted here."
     traced = energon_ext("trace", folder / "run", path, "--step", 7, "--global-batch-size", ROWS)
     assert "Step 7 is skipped" in traced.stderr

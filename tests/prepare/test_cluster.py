@@ -141,7 +141,7 @@ def test_a_bad_line_ends_its_part_alone_with_file_and_line(tmp_path, lines):
     for number in range(3):
         skipped = call_of(lines, tmp_path / "skipped", "--on-error", "skip")
         counts.append(energon_ext(*skipped, "--part", f"{number}/3").stdout)
-    assert "left out, not to be read: 1" in counts[-1] and "a.jsonl:151" in counts[-1]
+    assert "left out as unreadable: 1" in counts[-1] and "a.jsonl:151" in counts[-1]
 
 
 @pytest.mark.parametrize("part", ["3/3", "-1/3", "1", "1/0", "x/y", "1/2/3"])
@@ -152,7 +152,7 @@ def test_a_part_that_is_none_is_refused(part, tmp_path):
 
 def test_parts_cannot_begin_anew(tmp_path, lines):
     line = error_line(energon_ext(*call_of(lines, tmp_path / "out", "--part", "0/2", "--force")))
-    assert "--force: parts do not know each other" in line
+    assert "--force: cannot be combined with parts" in line
 
 
 # Processes at once --------------------------------------------------------------------------------
@@ -349,10 +349,10 @@ def test_a_script_is_rendered_with_the_options_of_sbatch_and_runs_nothing(tmp_pa
     [
         (("--executor", "slurm"), "--slurm partition=... is missing"),
         ((*SLURM, "--slurm", "account"), "--slurm 'account': NAME=VALUE is needed"),
-        ((*SLURM, "--slurm", "workers=many"), "--slurm workers: 'many' is not int"),
+        ((*SLURM, "--slurm", "workers=many"), "--slurm workers: 'many' found, an integer"),
         ((*SLURM, "--jobs", 2), "--executor: sets --jobs itself"),
         ((*SLURM, "--part", "0/2"), "--executor: sets --part itself"),
-        ((*SLURM, "--force"), "--force: parts do not know each other"),
+        ((*SLURM, "--force"), "--force: cannot be combined with parts"),
         ((*SLURM, "--key", "x", "--text", "a"), "Give one of"),
     ],
 )
@@ -460,7 +460,7 @@ def test_a_bad_line_on_ray_ends_the_command_with_2_and_the_line(tmp_path, ray):
 def test_a_killed_task_ends_with_a_line_and_not_never(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     step = PartStep(kill_itself, 1, str(tmp_path), tmp_path / "failures")
-    with pytest.raises(WorkerError, match="Part 3/4 was killed, perhaps for want of memory"):
+    with pytest.raises(WorkerError, match="Part 3/4 was killed, perhaps out of memory"):
         step(None, 3, 4)
     assert "Part 3/4 was killed" in (tmp_path / "failures/00003.txt").read_text()
 

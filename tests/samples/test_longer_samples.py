@@ -341,7 +341,7 @@ def test_the_difference_says_how_many_samples_are_packed_anew(saved_run, data, o
     loader.load_state_dict(newest_cursor(folder))
     for key, own in loader.state_dict()["plan"]["sources"].items():
         count = len(+model.at_hand(key.split(":")[0], own["rows"]))
-        assert f"{key}: {count} documents not yet drawn are packed anew" in result.output
+        assert f"{key}: {count} documents not yet drawn are packed again" in result.output
     result = energon_ext("checkpoint", "diff", folder, path, "--seq-length", 20)
     assert result.exit_code == 1 and "refused: " in result.output
     assert "samples have more than the 20 tokens of a row" in result.output
