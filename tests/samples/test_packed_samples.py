@@ -206,7 +206,7 @@ def test_a_sample_that_is_longer_than_measured_is_left_out_of_its_row(data, capl
         expected = run(path, 6, encoder=growing)
     rows = [row for step in expected[0] for row in step]
     assert all(rows) and all(length == length_of_number(n) for row in rows for n, length, _ in row)
-    assert "were measured; measure the largest that random choices make of it" in caplog.text
+    assert "were measured; measure the largest length that random choices can" in caplog.text
     assert run(path, 6, 2, 1, encoder=growing) == expected
 
 
@@ -227,7 +227,9 @@ class OwnName(OwnPacker):
 
 
 def test_a_packer_may_read_the_length_under_a_name_of_its_own_if_it_says_so(data):
-    with pytest.raises(ConfigError, match="no attribute 'num_patches'. It sees lengths alone"):
+    with pytest.raises(
+        ConfigError, match="no attribute 'num_patches'. Samples only have their length"
+    ):
         take(loader_for(dataset_of(alone(data), encoder=OwnName())), 1)
     named = OwnName()
     named.length_attribute = "num_patches"
