@@ -50,7 +50,12 @@ class CutDocuments:
             places, lengths = files.locate(numbers)
             is_long = lengths > most_tokens
             if over_long == "error" and is_long.any():
-                raise self._too_long(source, int(numbers[is_long][0]), int(lengths[is_long][0]))
+                prefix, place = files.file_of(number := int(numbers[is_long][0]))
+                raise ConfigError(
+                    f"{source}: document {number} (number {place} in {prefix}) has "
+                    f"{lengths[is_long][0]} tokens, but a row fits {most_tokens}; use a larger "
+                    f"seq_len or over_long='cut'."
+                )
             lengths = np.minimum(lengths, most_tokens)
             candidates = np.flatnonzero(is_long if untrained is None else lengths > 0)
             found = candidates[~self._are_trained(places[candidates], lengths[candidates])]
@@ -64,13 +69,6 @@ class CutDocuments:
                 "excluded; the first is document %d.",
                 *(source, self._untrainable.size, len(files), most_tokens, self._untrainable[0]),
             )
-
-    def _too_long(self, source: str, number: int, length: int) -> ConfigError:
-        prefix, place = self.files.file_of(number)
-        return ConfigError(
-            f"{source}: document {number} (number {place} in {prefix}) has {length} tokens, but a "
-            f"row fits {self._most_tokens}; use a larger seq_len or over_long='cut'."
-        )
 
     def _are_trained(self, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return True for each document of one pair that has a trained label, bool [n]."""

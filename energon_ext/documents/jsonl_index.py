@@ -59,7 +59,7 @@ def _write_index(path: EPath, found_in: str) -> None:
             f"{found_in}{path}: cannot write an index next to it ({error.strerror}); run `energon "
             f"prepare {path}` where its folder is writable."
         ) from error
-    logger.info("%s: wrote an index of its %d lines to %s.idx.", path, len(bounds) - 1, path)
+    logger.info("%s.idx: wrote the index of %d lines.", path, len(bounds) - 1)
 
 
 def _line_bounds(file: Path, found_in: str) -> "array[int]":

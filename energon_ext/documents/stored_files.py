@@ -27,7 +27,7 @@ from energon_ext.documents.permutation import KeyedPermutation, keyed_draws
 from energon_ext.documents.range_reader import range_reader
 from energon_ext.errors import ConfigError
 
-_Argument = TypeVar("_Argument")
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 #: Samples in a fingerprint; with fewer files, several are from one file.
@@ -38,7 +38,7 @@ _SAMPLE_BYTES = 512
 
 
 class StoredFile(NamedTuple):
-    """A shard or a JSONL file, and Energon's index of it: the start of each sample, and the end."""
+    """A shard or JSONL file, and Energon's index with the start of each sample and the end."""
 
     path: str
     index_path: str
@@ -166,15 +166,13 @@ def sample_ends(index_path: str, samples: int) -> np.ndarray:
 
 
 def _run_all(
-    read: Callable[[_Argument], _Result],
-    arguments: Sequence[_Argument],
-    files: Sequence[StoredFile],
+    read: Callable[[_Item], _Result], items: Sequence[_Item], files: Sequence[StoredFile]
 ) -> list[_Result]:
-    """Call a function with each argument, in parallel if any file is in a store."""
+    """Call a function with each item, in parallel if any file is in a store."""
     try:
         if not any(is_remote(file.path) for file in files):
-            return [read(argument) for argument in arguments]
-        return range_reader().run_all([functools.partial(read, each) for each in arguments])
+            return [read(item) for item in items]
+        return range_reader().run_all([functools.partial(read, each) for each in items])
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
         raise _broken(error.filename or files[0].path, reason) from error

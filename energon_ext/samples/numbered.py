@@ -49,12 +49,19 @@ class LineReader:
 
 def guard_readers(dataset: Any) -> Any:
     """Make a dataset check what it reads against its index; returns the dataset."""
-    inner = dataset
-    while isinstance(inner, MapDataset):
-        inner = inner.dataset
+    _, inner = _unwrapped(dataset)
     if isinstance(inner, WebdatasetSampleLoaderDataset):
         inner.join_readers = [_guarded(reader) for reader in inner.join_readers]
     return dataset
+
+
+def _unwrapped(dataset: Any) -> tuple[list[Callable[[Any], Any]], Any]:
+    """Return the functions that a dataset maps over its samples, in order, and its loader."""
+    stages: list[Callable[[Any], Any]] = []
+    while isinstance(dataset, MapDataset):
+        stages.insert(0, dataset.map_fn)
+        dataset = dataset.dataset
+    return stages, dataset
 
 
 def _guarded(reader: Any) -> Any:
@@ -68,11 +75,7 @@ class NumberedSamples:
 
     def __init__(self, dataset: SavableDataset, path: str):
         self.path = path
-        self._stages: list[Callable[[Any], Any]] = []
-        inner: Any = guard_readers(dataset)
-        while isinstance(inner, MapDataset):
-            self._stages.insert(0, inner.map_fn)
-            inner = inner.dataset
+        self._stages, inner = _unwrapped(guard_readers(dataset))
         if not isinstance(inner, WebdatasetSampleLoaderDataset):
             raise ConfigError(
                 f"{path}: a {type(inner).__name__} cannot be read by number; write it as JSON "

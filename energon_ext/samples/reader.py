@@ -34,7 +34,7 @@ class SampleReader:
     """
 
     encoder: Any
-    key: str  # of the source
+    key: str  # key of the source
     seed: int
     numbers: range
     excluded: frozenset[int]
@@ -56,10 +56,9 @@ class SampleReader:
     def __call__(self, numbers: Sequence[int], epoch: int) -> Any:
         """Return the encoded sample of a row, or its samples packed together."""
         self.encoder.source_key = self.key
-        encoded_samples = [self._encoded(number, epoch) for number in numbers]
-        samples = [sample for sample in encoded_samples if sample is not None]
-        if not samples:
-            samples = [self._replacement(numbers[0], epoch)]
+        all_samples = [self._encoded(number, epoch) for number in numbers]
+        samples = [sample for sample in all_samples if sample is not None]
+        samples = samples or [self._replacement(numbers[0], epoch)]
         return samples[0] if self.table is None else self.encoder.pack_selected_samples(samples)
 
     def _replacement(self, number: int, epoch: int) -> Any:

@@ -74,7 +74,7 @@ def test_a_folder_in_a_store_is_its_files_and_goes_on_where_one_was_replaced(fol
     assert not store.asked("GET", ".jsonl")  # nothing is made again
     key = f"{folder.name}/in/a.jsonl"
     store.s3.put_object(Bucket="corpus", Key=key, Body=b'{"text": "another one"}\n')
-    assert "made again" in prepare("stored", "--jsonl", path).output
+    assert "prepared again" in prepare("stored", "--jsonl", path).output
     assert contents(folder / "stored") != contents(folder / "local")
 
 

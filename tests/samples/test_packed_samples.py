@@ -271,7 +271,7 @@ def test_a_large_source_without_lengths_is_refused_with_the_command(data, monkey
     path = alone(data)
     with pytest.raises(
         ConfigError,
-        match=f"photos: samples that are not measured yet .some 100 s of work.. Run `energon-ext "
+        match=f"photos: samples have not been measured yet .about 100 s of work.. Run `energon-ext "
         f"measure {path} --encoder MODULE:FUNCTION` first",
     ):
         dataset_of(path, encoder=PackedCaptions())
@@ -283,7 +283,7 @@ def test_a_damaged_table_is_named(data, change):
     run(path, 1, encoder=PackedCaptions())
     file = next((data / DEFAULT_NAME).glob("*/*/part-00001.lengths.bin"))
     file.unlink() if change == "removed" else file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(ConfigError, match="a damaged table of lengths.*Remove"):
+    with pytest.raises(ConfigError, match="the table of lengths is damaged.*Remove"):
         dataset_of(path, encoder=PackedCaptions())
 
 
