@@ -173,8 +173,7 @@ def read_range(url: str, begin: int, size: int) -> bytes:
         raise _missing(url)
     if len(content) != size:
         raise StoreError(
-            f"{url}: got {len(content)} of {size} bytes at {begin}; check that the object is "
-            f"complete."
+            f"{url}: got {len(content)} of {size} bytes at {begin}; check that the object is whole."
         )
     return content
 
@@ -189,9 +188,8 @@ def _read(client: Any, key: str, byte_range: Range | None = None) -> bytes:
 def local_copy(stored: StoredObject) -> str:
     """Return the path of a copy on this node; copy the object if there is none yet.
 
-    The name of the copy is a hash of the content or of URL, size and version. The copy is written
-    to a temporary file and renamed. While another process is copying, this one waits; after a
-    timeout it makes the copy itself.
+    Its name is a hash of the content, or of URL, size and version. It is written under another name
+    and renamed. A process waits while another one copies; after a timeout it copies by itself.
     """
     known = stored.sha256 or f"{stored.url}\n{stored.size}\n{stored.version}"
     name = stored.sha256 or hashlib.sha256(known.encode()).hexdigest()

@@ -50,7 +50,7 @@ def claimed(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], No
     damaged. ClaimedError if a living process still holds the claim after ``wait_seconds``.
     """
     path, deadline = _claim_of(folder), time.monotonic() + wait_seconds
-    while not _create(path):
+    while not _try_create(path):
         if _is_stale(path):
             path.unlink(missing_ok=True)
         elif time.monotonic() < deadline:
@@ -100,8 +100,7 @@ def _claim_of(folder: Path) -> Path:
     return folder.parent / f".{folder.name}.claim"
 
 
-def _create(path: Path) -> bool:
-    """Create a claim; False if it exists."""
+def _try_create(path: Path) -> bool:
     try:
         with open(path, "x") as file:
             file.write(f"{_this_machine()} {os.getpid()}")

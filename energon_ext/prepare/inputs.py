@@ -199,7 +199,7 @@ def _parquet_rows(
 def hugging_face_units(
     name: str, *, config: str | None, split: str, streaming: bool, read_row: RowReader
 ) -> list[Unit]:
-    """Return units of one split of a Hugging Face dataset: from the hub, a folder or a saved one."""
+    """Return units of one split of a Hugging Face dataset, from the hub or a folder."""
     datasets = _extra("datasets", "--hf-dataset")
     try:
         if any((Path(name) / saved).is_file() for saved in ("state.json", "dataset_dict.json")):

@@ -57,8 +57,7 @@ class Stub:
 class OwnPacker(Packer):
     """Packs with a user's ``select_samples_to_pack``, which receives :class:`Stub` objects.
 
-    Samples that are not selected are carried over to the next plan; in the last plan each becomes
-    one row.
+    Unselected samples are carried over to the next plan; in the last one, each becomes a row.
 
     Args:
         encoder: has the method, which may depend only on the samples and ``seq_len``.

@@ -85,10 +85,7 @@ class TarReader:
                 parts[match[2]] = content
                 names.append(name)
         if len(keys) != 1:
-            raise ValueError(
-                f"{shard.name}: the files of sample {number} have {len(keys)} keys, not one: "
-                f"{sorted(keys)}"
-            )
+            raise ValueError(f"{shard.name}: sample {number} needs one key, found {sorted(keys)}")
         (key,) = keys
         if reader.sample_filter is not None and not reader.sample_filter(f"{shard.name}/{key}"):
             return None
