@@ -175,8 +175,8 @@ def _encoded(
                 if refused_in_a_row == MOST_REFUSED_IN_A_ROW:
                     raise ConfigError(
                         f"{unit.description['path']}: {MOST_REFUSED_IN_A_ROW} documents in a row "
-                        f"cannot be trained on, the last: {str(encoded).rstrip('.')}. Is this data "
-                        f"for another task?"
+                        f"cannot be trained on, the last: {str(encoded).rstrip('.')}. Is this the "
+                        f"data of another task?"
                     ) from encoded
                 if not job.keeps_all:
                     continue

@@ -70,7 +70,7 @@ class SampleReader:
                 return sample
         raise SampleError(
             f"{self.key}: {self._tolerance + 1} consecutive samples cannot be used; the last one: "
-            f"{self._reason} Is this data for another task?"
+            f"{self._reason} Is this the data of another task?"
         )
 
     @property

@@ -94,8 +94,8 @@ OF_SAMPLES = [
     (sparse, "text.txt", PREPARE, "more than 1,048,576 characters"),
     (pipe, "a.jsonl", ("prepare", "o", "--jsonl", "a.jsonl", *PREPARE[4:]), "not a regular file"),
     (pipe, "a.jsonl.gz", ("prepare", "o", "--jsonl", "a.jsonl.gz", *PREPARE[4:]), "not a regular"),
-    (pipe, "o/prepared.json", PREPARE, "o: exists"),
-    (device, "o/prepared.json", PREPARE, "o: exists"),
+    (pipe, "o/prepared.json", PREPARE, "o: already exists"),
+    (device, "o/prepared.json", PREPARE, "o: already exists"),
     (pipe, ".o.claim", PREPARE, "is not a regular file"),
 ]
 
