@@ -224,7 +224,9 @@ def test_a_token_file_of_another_chat_template_is_refused(tmp_path):
     load(mix)
     meta["chat_template"] = {"kind": "hf", "sha256": "5"}
     path.write_text(json.dumps(meta))
-    message = "chat: written with another chat template, to be read with plain .kind hf, now plain"
+    message = (
+        "chat: written with a different chat template, but plain is used to read it .kind hf, now"
+    )
     with pytest.raises(ConfigError, match=message):
         load(mix)
 
@@ -327,7 +329,7 @@ def test_over_long_samples_are_cut_in_rows_and_keep_a_trained_label(tmp_path, ca
 def test_over_long_samples_are_refused_if_wished(tmp_path):
     records = [{"prompt": "abc", "response": answer} for answer in ("defg", "defgh")]
     prepare_jsonl(tmp_path / "chats.jsonl", records)
-    with pytest.raises(ConfigError, match="document 1 .* has 10 tokens, and a row has room for 9"):
+    with pytest.raises(ConfigError, match="document 1 .* has 10 tokens, but a row fits 9"):
         load(tmp_path / "chats.jsonl", seq_len=8, over_long="error")
     load(tmp_path / "chats.jsonl", seq_len=9, over_long="error")
 

@@ -171,14 +171,14 @@ MISTAKES = [
     ("no such path", entry("{path: cod}"), " cod: does not exist; check the path, which is relati"),
     ("a text file", entry("{path: plain.txt}"), "neither a metadataset (.yaml), nor a .jsonl file"),
     ("a folder of text", entry("{path: raw}"), "a folder that is not prepared (no .nv-meta in it)"),
-    ("both splits", entry("{path: prep}"), "prep: holds the splits train and val, which are no"),
-    ("half a pair", entry("{path: half}"), "half.idx: does not exist; a pair is needed."),
-    ("a damaged index", entry("{path: damaged}"), "damaged.idx: not an index of Megatron"),
+    ("both splits", entry("{path: prep}"), "prep: contains the splits train and val, which"),
+    ("half a pair", entry("{path: half}"), "half.idx: does not exist; a pair needs both files."),
+    ("a damaged index", entry("{path: damaged}"), "damaged.idx: not a Megatron index"),
     ("a pattern", entry("{path: 'none/*'}"), "none/*: names no .bin/.idx pair; check the path."),
     ("lines that came later", entry("{path: stale.jsonl}"),
-     "@: splits.train.blend[0]: ", "stale.jsonl: the file has changed since its index was made; "),
+     "@: splits.train.blend[0]: ", "stale.jsonl: the file has changed since it was indexed; "),
     ("lines that are no objects", entry("{path: list.jsonl}"),
-     "@: splits.train.blend[0]: ", "list.jsonl: no index can be made: line 1, b'[1, 2]'"),
+     "@: splits.train.blend[0]: ", "list.jsonl: cannot be indexed: line 1, b'[1, 2]'"),
 ]  # fmt: skip
 
 

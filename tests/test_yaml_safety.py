@@ -367,7 +367,7 @@ def test_weights_that_cannot_be_shares_are_one_error(tmp_path, good, header, wei
 def test_a_join_without_an_index_is_one_error(tmp_path, good):
     split = {"join": [{"path": "good"}, {"path": "good"}], "joiner": TEXT_SAMPLE}
     mix = write(tmp_path / "mix.yaml", {**STOCK, "splits": {"train": split}})
-    refuse(mix, "the index of a join cannot be read", "energon prepare")
+    refuse(mix, "the join index cannot be read", "energon prepare")
 
 
 def test_a_field_that_a_format_does_not_take_is_one_error(good):
@@ -375,7 +375,7 @@ def test_a_field_that_a_format_does_not_take_is_one_error(good):
     refuse(good, "cookers")
 
 
-@pytest.mark.parametrize(("count", "message"), [(-1, "good: "), (5, "is no index of 5 samples")])
+@pytest.mark.parametrize(("count", "message"), [(-1, "good: "), (5, "not an index of 5 samples")])
 def test_an_index_holds_as_many_samples_as_are_counted(good, count, message):
     write(good / ".nv-meta" / ".info.json", {"shard_counts": {"shard_000.tar": count}})
     refuse(good, message)

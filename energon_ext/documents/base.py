@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Protocols for the documents of a planned source."""
+"""Protocol for the documents of a planned source."""
 
 from typing import Any, Protocol
 
@@ -8,27 +8,27 @@ import numpy as np
 
 
 class Documents(Protocol):
-    """Documents by number, with lengths that cost nothing and tokens that are read when needed.
+    """Documents by number: lengths are cheap, tokens are read on demand.
 
-    A *place* is wherever an implementation keeps the tokens of a document; it is looked up together
-    with the length, so that reading a slice looks nothing up again.
+    A *place* tells an implementation where the tokens of a document are. It is looked up together
+    with the length, so reading a slice needs no second lookup.
     """
 
     def __len__(self) -> int:
-        """Number of documents."""
+        """Return the number of documents."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all documents."""
+        """Total number of tokens."""
 
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Place and length in tokens of each document, both int64 [n]."""
+        """Return the place of each document and its length in tokens, both int64 [n]."""
 
     def tokens(self, place: int, start: int, stop: int) -> np.ndarray:
-        """Tokens ``[start, stop)`` of the document at a place; a view where there is one."""
+        """Return tokens ``[start, stop)`` of the document at a place, as a view if possible."""
 
     def label_weights(self, place: int, start: int, stop: int) -> np.ndarray | None:
-        """How much predicting each of these tokens counts, float32; None for 1 everywhere."""
+        """Return the loss weight of each of these tokens as a label, float32; None if all are 1."""
 
     def fingerprint(self) -> dict[str, Any]:
-        """JSON values by which a change of the documents is noticed, without reading them."""
+        """Return JSON values that reveal a change of the documents without reading them all."""

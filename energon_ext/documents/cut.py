@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Conversations as rows take them: cut to a row, or without a token where nothing is trained."""
+"""Conversations cut to the length of a row, or empty if nothing in that row is trained."""
 
 import numpy as np
 
@@ -9,21 +9,22 @@ from energon_ext.errors import ConfigError, log_of
 
 logger = log_of(__name__)
 
-#: Documents that are looked at together.
+#: Documents checked per chunk.
 _CHUNK = 512
 
 
 class CutDocuments:
     """The documents of token files, each at most as long as a row.
 
-    A document of which nothing is trained within a row has no token here. They are looked for once:
-    among those that are too long, and among all where a label is never trained.
+    A document without a trained label in its first ``most_tokens`` tokens has length 0. The
+    constructor finds these documents: it checks all of them if ``untrained`` is given, else only
+    those that are too long.
 
     Args:
         source: key of the source, for messages.
-        most_tokens: T + 1 of rows of T positions.
-        over_long: ``cut`` keeps the first tokens of a longer document, ``error`` refuses it.
-        untrained: a token that is never trained as a label; None for no such token.
+        most_tokens: T + 1 for rows of T positions.
+        over_long: ``cut`` keeps the first tokens of a longer document, ``error`` rejects it.
+        untrained: a token that is never trained as a label; None if there is none.
     """
 
     def __init__(
@@ -36,45 +37,43 @@ class CutDocuments:
         untrained: int | None = None,
     ):
         self.files = files
-        # A cut document differs in its length alone.
+        # Cutting a document changes only its length.
         self.tokens, self.label_weights = files.tokens, files.label_weights
         self.fingerprint = files.fingerprint
         self.is_remote, self.expect = files.is_remote, files.expect
         self.file_of, self.document = files.file_of, files.document
-        self._most = most_tokens
+        self._most_tokens = most_tokens
         self._untrained = untrained
-        dropped = [np.zeros(0, np.int64)]
+        untrainable = [np.zeros(0, np.int64)]
         self.num_tokens = 0
         for numbers in files.chunks(_CHUNK):
             places, lengths = files.locate(numbers)
             is_long = lengths > most_tokens
             if over_long == "error" and is_long.any():
-                raise self._too_long(source, int(numbers[is_long][0]), int(lengths[is_long][0]))
+                prefix, place = files.file_of(number := int(numbers[is_long][0]))
+                raise ConfigError(
+                    f"{source}: document {number} (number {place} in {prefix}) has "
+                    f"{lengths[is_long][0]} tokens, but a row fits {most_tokens}; use a larger "
+                    f"seq_len or over_long='cut'."
+                )
             lengths = np.minimum(lengths, most_tokens)
-            looked_at = np.flatnonzero(is_long if untrained is None else lengths > 0)
-            untrainable = looked_at[~self._are_trained(places[looked_at], lengths[looked_at])]
-            lengths[untrainable] = 0
-            dropped.append(numbers[untrainable])
+            candidates = np.flatnonzero(is_long if untrained is None else lengths > 0)
+            found = candidates[~self._are_trained(places[candidates], lengths[candidates])]
+            lengths[found] = 0
+            untrainable.append(numbers[found])
             self.num_tokens += int(lengths.sum())
-        self._dropped = np.concatenate(dropped)
-        if self._dropped.size:
+        self._untrainable = np.concatenate(untrainable)
+        if self._untrainable.size:
             logger.warning(
-                "%s: %d of %d documents have no trained label in their first %d tokens; they are "
-                "left out, the first: document %d.",
-                *(source, self._dropped.size, len(files), most_tokens, self._dropped[0]),
+                "%s: %d of %d documents have no trained label in their first %d tokens and are "
+                "excluded; the first is document %d.",
+                *(source, self._untrainable.size, len(files), most_tokens, self._untrainable[0]),
             )
 
-    def _too_long(self, source: str, number: int, length: int) -> ConfigError:
-        prefix, place = self.files.file_of(number)
-        return ConfigError(
-            f"{source}: document {number} ({place} of {prefix}) has {length} tokens, and a row has "
-            f"room for {self._most}; take a larger seq_len, or over_long='cut'."
-        )
-
     def _are_trained(self, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """True where any label among the first tokens of some documents of one pair is trained."""
-        found = lengths > 1  # nothing predicts the first token of a document
-        places, lengths = places[found], lengths[found]
+        """Return True for each document of one pair that has a trained label, bool [n]."""
+        is_trained = lengths > 1  # nothing predicts the first token of a document
+        places, lengths = places[is_trained], lengths[is_trained]
         if places.size:
             first = int(places[0])
             count = int(places[-1] + lengths[-1]) - first
@@ -84,16 +83,16 @@ class CutDocuments:
                 trained &= self.files.tokens(first, 0, count) != self._untrained
             begins = places - first
             bounds = np.stack([begins + 1, begins + lengths], axis=1).reshape(-1)
-            # Of [begin, end, begin, end, ...] without the last end, which is that of the array.
-            found[found] = np.logical_or.reduceat(trained, bounds[:-1])[::2]
-        return found
+            # Bounds are [begin, end, begin, end, ...]; the last end is the end of the array.
+            is_trained[is_trained] = np.logical_or.reduceat(trained, bounds[:-1])[::2]
+        return is_trained
 
     def __len__(self) -> int:
         return len(self.files)
 
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As :meth:`energon_ext.documents.base.Documents.locate`."""
+        """Like :meth:`energon_ext.documents.base.Documents.locate`."""
         places, lengths = self.files.locate(numbers)
-        lengths = np.minimum(lengths, self._most)
-        lengths[np.isin(numbers, self._dropped)] = 0
+        lengths = np.minimum(lengths, self._most_tokens)
+        lengths[np.isin(numbers, self._untrainable)] = 0
         return places, lengths

@@ -1,13 +1,13 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A file as an array, without an open file.
+"""Map files as arrays without keeping them open.
 
-A source of 10 000 pairs is looked up all over at once. ``mmap.mmap`` keeps a file descriptor for
-each map before Python 3.13, and the usual limit is 1024; the kernel itself keeps none.
+A source may have 10 000 pairs in use at once. Before Python 3.13, ``mmap.mmap`` keeps a file
+descriptor per map, and the usual limit is 1024; the kernel itself needs none.
 
-A file that is too short is refused when it is mapped. One that is cut while it is mapped ends the
-process by signal 7 (SIGBUS) at the first read behind its end: no program can look before each read,
-so data must not be overwritten in place under a run.
+Mapping a file that is too short raises. If a file is truncated while it is mapped, the first read
+past its end kills the process with SIGBUS. Checking before every read is impossible, so data must
+not be overwritten in place during a run.
 """
 
 import ctypes
@@ -28,18 +28,18 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class _FileMap:
-    """The memory of a mapped file; arrays over it keep it, and the last one that goes unmaps it."""
+    """The memory of a mapped file, unmapped once no array refers to it any more."""
 
     __slots__ = ("_address", "_num_bytes", "_unmap")
 
     def __init__(self, path: str, num_bytes: int):
         file = open_descriptor(path)
         try:
-            found = os.fstat(file).st_size
-            if found < num_bytes:
+            num_found = os.fstat(file).st_size
+            if num_found < num_bytes:
                 raise ConfigError(
-                    f"{path}: has {found} bytes, {num_bytes} are needed; it was cut or replaced, "
-                    f"copy it again."
+                    f"{path}: has {num_found} bytes, needs {num_bytes}; it was truncated or "
+                    f"replaced, copy it again."
                 )
             address = _LIBC.mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, file, 0)
         finally:
@@ -48,7 +48,7 @@ class _FileMap:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), path)
         self._address, self._num_bytes = address, num_bytes
-        self._unmap = _LIBC.munmap  # at the end of a process the module may be gone first
+        self._unmap = _LIBC.munmap  # at exit, module globals may be gone before this object
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class _FileMap:
 
 
 def map_file(path: str, num_bytes: int) -> np.ndarray:
-    """The first bytes of a file, uint8 [num_bytes], read-only; ConfigError where it is shorter."""
-    if num_bytes == 0:  # the kernel maps nothing
+    """Map the first bytes of a file, uint8 [num_bytes], read-only; ConfigError if it is shorter."""
+    if num_bytes == 0:  # the kernel rejects empty maps
         return np.zeros(0, np.uint8)
     return np.asarray(_FileMap(path, num_bytes))

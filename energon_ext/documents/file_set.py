@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Documents of ``.bin``/``.idx`` pairs, one or thousands, by number."""
+"""Documents of one or thousands of ``.bin``/``.idx`` pairs, by number."""
 
 import functools
 import hashlib
@@ -28,11 +28,11 @@ from energon_ext.documents.token_index import (
 from energon_ext.documents.token_paths import pair_prefixes
 from energon_ext.errors import ConfigError, StoreError
 
-#: Tokens that are looked at to find ids that the tokenizer does not have, and in how many files.
+#: Tokens checked for ids outside the vocabulary, and the most files they are taken from.
 _CHECKED_TOKENS = 1 << 20
 _CHECKED_FILES = 64
 
-#: Documents whose place and length are part of the fingerprint, and those of whose tokens some are.
+#: Documents whose place and length enter the fingerprint; those whose tokens do; tokens of each.
 _FINGERPRINT_DOCUMENTS = 256
 _FINGERPRINT_READ = 64
 _FINGERPRINT_TOKENS = 32
@@ -45,16 +45,16 @@ _opened: WeakSet["TokenFiles"] = WeakSet()
 class TokenFiles(Documents):
     """The documents of many ``.bin``/``.idx`` pairs, numbered from the first pair to the last.
 
-    Opening checks the indices. The tokens of a file are mapped when a document in it is asked for,
-    and nothing is copied: neither tokens nor the places of documents. A place is the number of the
-    document's first token, counted over all pairs.
+    Opening checks the indices. The tokens of a file are mapped when one of its documents is read;
+    neither tokens nor places of documents are copied. A place is the number of the document's
+    first token, counted over all pairs.
 
     Args:
-        prefixes: paths without suffix, or pairs in an object store, whose indices are checked when
-            they are needed; their order is that of the documents.
+        prefixes: paths without suffix, or pairs in an object store, whose indices are checked on
+            first use. Documents are numbered in this order.
 
     Raises:
-        ConfigError: a file is missing, damaged, or does not belong to the others of its pair.
+        ConfigError: a file is missing, damaged, or does not match the others of its pair.
     """
 
     def __init__(self, prefixes: Sequence[str | Path | Pair]):
@@ -85,7 +85,7 @@ class TokenFiles(Documents):
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         numbers = np.asarray(numbers, np.int64)
         files = np.searchsorted(self._first_documents, numbers, side="right") - 1
-        order = np.argsort(files, kind="stable")  # those of one pair are looked up together
+        order = np.argsort(files, kind="stable")  # look up the documents of one pair together
         files = files[order]
         local = numbers[order] - self._first_documents[files]
         bounds = local[:, None] + _BEGIN_AND_END
@@ -102,7 +102,7 @@ class TokenFiles(Documents):
         column = files[:, None]
         places //= self._token_bytes[column]
         places += self._first_tokens[column]
-        # No pointer says where the last sequence of a file ends.
+        # There is no pointer to the end of the last sequence of a file.
         is_end = sequences == self._sequences[column]
         np.copyto(places, self._first_tokens[column + 1], where=is_end)
         located = np.empty_like(places)
@@ -110,7 +110,7 @@ class TokenFiles(Documents):
         return located[:, 0].copy(), located[:, 1] - located[:, 0]
 
     def _fetch_indices(self, files: list[int]) -> None:
-        """Copy the indices of pairs in an object store, many at a time."""
+        """Copy the indices of pairs in an object store, many in parallel."""
         wanted = self._unfetched.intersection(files)
         if wanted:
             objects = [pair.objects for pair in (self._pairs[file] for file in sorted(wanted))]
@@ -130,19 +130,19 @@ class TokenFiles(Documents):
         return open_tokens(pair)[first + start : first + stop]
 
     def chunks(self, most: int) -> Iterator[np.ndarray]:
-        """The numbers of all documents in order, at most ``most`` of one pair at a time."""
+        """Yield the numbers of all documents in order, at most ``most`` of one pair at a time."""
         bounds = self._first_documents.tolist()
         for first, stop in zip(bounds, bounds[1:]):
             for begin in range(first, stop, most):
                 yield np.arange(begin, min(begin + most, stop))
 
     def file_of(self, number: int) -> tuple[str, int]:
-        """The prefix of the pair that has a document, and its number there."""
+        """Return the prefix of a document's pair, and the document's number in the pair."""
         file = int(np.searchsorted(self._first_documents, number, side="right")) - 1
         return self.prefixes[file], number - int(self._first_documents[file])
 
     def document(self, index: int) -> np.ndarray:
-        """Tokens of one document."""
+        """Return the tokens of one document."""
         places, lengths = self.locate(np.array([index]))
         return self.tokens(int(places[0]), 0, int(lengths[0]))
 
@@ -154,12 +154,12 @@ class TokenFiles(Documents):
         return None if weights is None else weights[first + start : first + stop].astype(np.float32)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Counts, a hash of where some documents are and how long, and one of some tokens.
+        """Return counts, a hash of some places and lengths, and a hash of some tokens.
 
-        It depends on the documents and their order alone: not on how they are divided into pairs,
-        what these are called, where they are, or how many bytes a token takes. The tokens are the
-        middle of 64 documents: other texts of the same lengths are noticed, one changed text among
-        thousands is not.
+        It depends only on the documents and their order: not on how they are divided into pairs,
+        on names and paths of the pairs, or on the bytes per token. The tokens come from the middle
+        of 64 documents, which reveals different texts of equal lengths, but not one changed text
+        among thousands.
         """
         sample = np.zeros(0, np.int64)
         if len(self):
@@ -193,15 +193,15 @@ class TokenFiles(Documents):
         return all((pair.meta or {}).get("tokenizer") for pair in self._pairs)
 
     def written_with(self, field: str) -> tuple[str, Any]:
-        """Value of a field in the first ``.meta.json`` that has it, after its prefix."""
+        """Return the first pair whose ``.meta.json`` has a field, as (prefix, value)."""
         found = ((pair.prefix, (pair.meta or {}).get(field)) for pair in self._pairs)
         return next((each for each in found if each[1] is not None), ("", None))
 
     def check_tokenizer(self, name: str, fingerprint: Mapping[str, Any], vocab_size: int) -> None:
-        """Raise ConfigError where the tokens are not those of a tokenizer, as far as can be seen.
+        """Raise ConfigError if the files were evidently written with a different tokenizer.
 
-        Its fingerprint is compared where a file says which one wrote it. Of the ids, which are in
-        ``[0, vocab_size)``, a million is looked at, over 64 files at most.
+        Fingerprints are compared for files that name their tokenizer. About a million ids from at
+        most 64 files must be in ``[0, vocab_size)``.
         """
         self.check_written("tokenizer", name, fingerprint)
         checked = self._pairs[:: -(-len(self._pairs) // _CHECKED_FILES)]
@@ -213,12 +213,12 @@ class TokenFiles(Documents):
             for found in (int(tokens.min(initial=0)), int(tokens.max(initial=0))):
                 if not 0 <= found < vocab_size:
                     raise ConfigError(
-                        f"{pair.prefix}: holds the token id {found}, the tokenizer {name} has "
-                        f"{vocab_size}; use the one the file was written with."
+                        f"{pair.prefix}: contains token id {found}, but the tokenizer {name} has "
+                        f"{vocab_size} ids; use the tokenizer that the file was written with."
                     )
 
     def check_written(self, what: str, name: str, now: Mapping[str, Any]) -> None:
-        """Raise ConfigError where a file names another tokenizer or chat template."""
+        """Raise ConfigError if a file names a different tokenizer or chat template."""
         field, option = what.replace(" ", "_"), what.replace(" ", "-")
         for pair in self._pairs:
             meta = pair.meta or {}
@@ -232,20 +232,20 @@ class TokenFiles(Documents):
             )
             arguments = meta.get(f"{field}_arguments")
             used = arguments.get("name_or_path") if isinstance(arguments, Mapping) else None
-            written_with = f"the {what} {used}" if used else f"another {what}"
+            written_with = f"the {what} {used}" if used else f"a different {what}"
             raise ConfigError(
-                f"{pair.prefix}: written with {written_with}, to be read with {name} "
-                f"({differences}); give the one it was written with as --{option} {used or 'NAME'}."
+                f"{pair.prefix}: written with {written_with}, but {name} is used to read it "
+                f"({differences}); pass --{option} {used or 'NAME'}, as it was written."
             )
 
     @property
     def unweighted(self) -> str | None:
-        """The first pair with tokens and without label weights."""
+        """Prefix of the first pair with tokens but no label weights; None if there is none."""
         bare = (pair.prefix for pair in self._pairs if pair.tokens and pair.weights_dtype is None)
         return next(bare, None)
 
     def _pair_at(self, place: int) -> tuple[Pair, int]:
-        """The pair that holds a place, and the place in it."""
+        """Return the pair that contains a place, and the place relative to the pair."""
         file = bisect_right(self._place_bounds, place) - 1
         return self._pairs[file], place - self._place_bounds[file]
 
@@ -254,7 +254,7 @@ class TokenFiles(Documents):
 
 
 def open_token_files(path: Any) -> TokenFiles:
-    """The documents that a path names; ConfigError where there is no pair, or one is not whole.
+    """Open the documents that a path names; ConfigError if a pair is missing or incomplete.
 
     Args:
         path: a pair with or without suffix, a folder with pairs in it or below it, or a pattern
@@ -269,7 +269,7 @@ def open_token_files(path: Any) -> TokenFiles:
 
 
 def check_open_files() -> None:
-    """Raise ConfigError for a file that was cut since this process, which has it, opened it."""
+    """Raise ConfigError if a file was truncated since this process opened it."""
     for files in list(_opened):
         for prefix in () if files.is_remote else files.prefixes:
             read_pair(prefix)
@@ -281,5 +281,5 @@ def _expect(numbers: Numbers | None, part: slice) -> None:
 
 
 def _starts(counts: list[int]) -> np.ndarray:
-    """Starts of consecutive parts, and the end of the last one."""
+    """Return the starts of consecutive parts, and the end of the last one."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Indices of JSON Lines files: Energon reads none without the offsets of its lines beside it."""
+"""Line indices of JSON Lines files, which Energon needs next to each file."""
 
 import os
 import tempfile
@@ -20,21 +20,21 @@ MOST_LINE_BYTES = 1 << 28
 
 
 def ensure_index(path: EPath, found_in: str = "") -> None:
-    """Make the index of a local file that has none; ConfigError for one of another content.
+    """Write the index of a local file that has none; ConfigError if an index does not match.
 
-    Ranks that make it at the same time make the same, each in a folder of its own. That each
-    sample is one line shows when it is read: :class:`~energon_ext.samples.numbered.LineReader`.
+    Ranks may write the same index at the same time, each in its own temporary folder.
+    :class:`~energon_ext.samples.numbered.LineReader` checks on reading that a sample is one line.
     """
     index = EPath(f"{path}.idx")
     if not index.is_file():
         if not path.is_local():
             raise ConfigError(f"{found_in}{path}: no index; run `energon prepare {path}`.")
-        _make_index(path, found_in)
+        _write_index(path, found_in)
     size = index.size()
     if size % 8 or size < 16 or not _fits(path, size):
         raise ConfigError(
-            f"{found_in}{path}: the file has changed since its index was made; remove {path}.idx, "
-            f"and the next start makes it again."
+            f"{found_in}{path}: the file has changed since it was indexed; remove {path}.idx, and "
+            f"the next start writes it again."
         )
 
 
@@ -46,24 +46,24 @@ def _fits(path: EPath, index_bytes: int) -> bool:
     return is_rising and bounds[0] == 0 and bounds[-1] == path.size()
 
 
-def _make_index(path: EPath, found_in: str) -> None:
+def _write_index(path: EPath, found_in: str) -> None:
     file = Path(str(path))
-    bounds = _bounds(file, found_in)
+    bounds = _line_bounds(file, found_in)
     try:
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as folder:
-            made = Path(folder, "idx")
-            made.write_bytes(bounds.tobytes())
-            os.replace(made, f"{file}.idx")
+            temporary = Path(folder, "idx")
+            temporary.write_bytes(bounds.tobytes())
+            os.replace(temporary, f"{file}.idx")
     except OSError as error:
         raise ConfigError(
-            f"{found_in}{path}: no index can be made beside it ({error.strerror}); run `energon "
-            f"prepare {path}` where its folder can be written."
+            f"{found_in}{path}: cannot write an index next to it ({error.strerror}); run `energon "
+            f"prepare {path}` where its folder is writable."
         ) from error
-    logger.info("%s: an index of its %d lines is written beside it.", path, len(bounds) - 1)
+    logger.info("%s.idx: wrote the index of %d lines.", path, len(bounds) - 1)
 
 
-def _bounds(file: Path, found_in: str) -> "array[int]":
-    """Starts of the lines and the end of the last one; a blank line belongs to the one before."""
+def _line_bounds(file: Path, found_in: str) -> "array[int]":
+    """Return line starts and the end of the last line; a blank line extends the one before."""
     bounds, begin, position = array("Q"), 0, 0
     with open_data(file) as lines:
         while line := lines.readline(MOST_LINE_BYTES):
@@ -71,14 +71,14 @@ def _bounds(file: Path, found_in: str) -> "array[int]":
             text = line.strip()
             if text and (text[:1] + text[-1:] != b"{}" or len(line) == MOST_LINE_BYTES):
                 raise ConfigError(
-                    f"{found_in}{file}: no index can be made: line {len(bounds) + 1}, "
-                    f"{text[:60]!r}, is not a JSON object of less than {MOST_LINE_BYTES:,} bytes."
+                    f"{found_in}{file}: cannot be indexed: line {len(bounds) + 1}, {text[:60]!r}, "
+                    f"is not a JSON object of less than {MOST_LINE_BYTES:,} bytes."
                 )
             if text:
                 bounds.append(begin)
-            if bounds:  # blank lines before the first belong to that
+            if bounds:  # leading blank lines belong to the first line
                 begin = position
     if not bounds:
-        raise ConfigError(f"{found_in}{file}: no index can be made: it has no line.")
+        raise ConfigError(f"{found_in}{file}: cannot be indexed: it has no lines.")
     bounds.append(begin)
     return bounds

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Objects in a store, by the multi-storage client that Energon brings.
+"""Objects in a store, accessed with the multi-storage client that Energon depends on.
 
-Credentials, retries and a disk cache are the client's own configuration. Small files are copied
-once to a folder of the node.
+Credentials, retries and a disk cache are configured in the client. Small files are copied once per
+node to a local folder.
 """
 
 import errno
@@ -32,12 +32,12 @@ DEADLINE_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class StoredObject:
-    """An object, or a local file, as it was when the source was opened."""
+    """An object or a local file, as it was when the source was opened."""
 
     url: str
     size: int
-    version: str | int | None = None  # its ETag, or the time at which the file was written
-    sha256: str | None = None  # of its content
+    version: str | int | None = None  # ETag of an object, modification time of a file
+    sha256: str | None = None  # of the content
 
     def __str__(self) -> str:
         return self.url
@@ -49,38 +49,38 @@ def is_remote(path: object) -> bool:
 
 
 def as_msc(path: Any) -> Any:
-    """A path with ``s3://`` as the client's own ``msc://``; ValueError where a login is in it."""
+    """Convert an ``s3://`` path to the client's ``msc://``; ValueError if it contains a login."""
     if not str(path).startswith("s3://"):
         return path
     if "@" in urlsplit(str(path)).netloc:
-        raise ValueError("a login does not belong into a path")
+        raise ValueError("a path must not contain a login")
     client, key = _client(str(path))
     return f"msc://{client.profile}/{key}"
 
 
 def _client(url: str) -> tuple[Any, str]:
-    """The client of an object, and its key there; the client keeps one for each process."""
+    """Return the client of an object and its key there; clients are cached per process."""
     try:
         client, key = msc.resolve_storage_client(url)
         _use_in_this_process(getattr(client, "_storage_provider", None))
         return client, key
     except ImportError as error:
         raise ConfigError(
-            f"{url}: the client of this store is not installed ({error}); install "
-            f"`megatron-energon[s3]`, or with the extra of another store."
+            f"{url}: the client for this store is not installed ({error}); install "
+            f"`megatron-energon[s3]`, or the extra for your store."
         ) from error
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"{url}: no such store ({_one_line(error)}).") from error
 
 
-#: The process that uses a client in Rust, if one does.
+#: The process that uses the Rust client, if any.
 _process_of_rust: int | None = None
 
 
 def _use_in_this_process(provider: Any) -> None:
-    """Let a provider read by boto3 in a fork of a process that uses its client in Rust.
+    """Make a provider use boto3 in a fork of a process that uses its Rust client.
 
-    Threads of that client do not survive a fork, so a request of the fork would never be answered.
+    The threads of the Rust client do not survive a fork, so its requests would never be answered.
     """
     global _process_of_rust
     if getattr(provider, "_rust_client", None) is None:
@@ -92,16 +92,16 @@ def _use_in_this_process(provider: Any) -> None:
 
 
 def ask(url: str, question: Callable[[Any, str], _Result]) -> _Result | None:
-    """The answer of a store, None of what it lacks; StoreError for all else its client raises."""
+    """Ask a store; None if the object does not exist, StoreError for any other client error."""
     client, key = _client(url)
     try:
         return question(client, key)
     except FileNotFoundError:
         return None
-    except Exception as error:  # each kind of store has its own
+    except Exception as error:  # each kind of store has its own error types
         attempts = getattr(getattr(client, "_retry_config", None), "attempts", 1)
         raise StoreError(
-            f"{url}: cannot be read in up to {attempts} attempts ({_one_line(error)})."
+            f"{url}: cannot be read after up to {attempts} attempts ({_one_line(error)})."
         ) from error
 
 
@@ -110,7 +110,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def find_object(url: str) -> StoredObject | None:
-    """An object as it is now; None where there is none."""
+    """Return the current size and version of an object; None if there is none."""
     found = ask(url, lambda client, key: client.info(key))
     if found is None or found.type != "file":
         return None
@@ -118,7 +118,7 @@ def find_object(url: str) -> StoredObject | None:
 
 
 def file_at(path: str) -> StoredObject:
-    """An object, or a local file, as it is now; FileNotFoundError where there is none."""
+    """Like :func:`find_object`, also for a local file; FileNotFoundError if there is none."""
     if not is_remote(path):
         local = os.stat(path)
         return StoredObject(path, local.st_size, local.st_mtime_ns)
@@ -133,12 +133,12 @@ def _missing(path: str) -> FileNotFoundError:
 
 
 def _unquoted(etag: str | None) -> str | None:
-    # The Rust client lists them with quotation marks and finds them without.
+    # The Rust client quotes ETags when it lists objects, but not when it looks one up.
     return etag and etag.strip('"')
 
 
 def objects_below(folder: str) -> Iterable[StoredObject]:
-    """The objects of a folder, and of those in it."""
+    """Return the objects in a folder and its subfolders."""
     profile = folder.split("/")[2]
 
     def listed(client: Any, key: str) -> list[StoredObject]:
@@ -149,7 +149,7 @@ def objects_below(folder: str) -> Iterable[StoredObject]:
 
 
 def has_below(folder: str, ending: str) -> bool:
-    """True if a folder, or one in it, has an object with a name that ends so; lists up to it."""
+    """True if the name of any object below a folder has an ending; lists up to the first one."""
 
     def found(client: Any, key: str) -> bool:
         return any(each.key.endswith(ending) for each in _below(client, key))
@@ -162,34 +162,34 @@ def _below(client: Any, key: str) -> Iterable[Any]:
 
 
 def read_object(url: str) -> bytes | None:
-    """The content of an object; None where there is none."""
+    """Read an object; None if there is none."""
     return ask(url, _read)
 
 
 def read_range(url: str, begin: int, size: int) -> bytes:
-    """A part of an object; StoreError where it is shorter."""
+    """Read a part of an object; StoreError if the object is shorter."""
     content = ask(url, lambda client, key: _read(client, key, Range(begin, size)))
     if content is None:
         raise _missing(url)
     if len(content) != size:
         raise StoreError(
-            f"{url}: {len(content)} bytes came of {size} at {begin}; see that the object is whole."
+            f"{url}: got {len(content)} of {size} bytes at {begin}; check that the object is whole."
         )
     return content
 
 
 def _read(client: Any, key: str, byte_range: Range | None = None) -> bytes:
-    return bytes(client.read(key, byte_range))  # of the Rust client it is a buffer
+    return bytes(client.read(key, byte_range))  # the Rust client returns a buffer
 
 
 # Copies -----------------------------------------------------------------------------------------
 
 
 def local_copy(stored: StoredObject) -> str:
-    """The path of a copy on this node, which is made where there is none.
+    """Return the path of a copy on this node; copy the object if there is none yet.
 
-    Its name is a hash of the content, or of what is known of the object. It is written aside and
-    renamed; a process that finds another one at work waits for it, and copies by itself in the end.
+    Its name is a hash of the content, or of URL, size and version. It is written under another name
+    and renamed. A process waits while another one copies; after a timeout it copies by itself.
     """
     known = stored.sha256 or f"{stored.url}\n{stored.size}\n{stored.version}"
     name = stored.sha256 or hashlib.sha256(known.encode()).hexdigest()
@@ -206,9 +206,9 @@ def local_copy(stored: StoredObject) -> str:
             return path
         content = read_object(stored.url)
         if content is None or len(content) != stored.size:
-            raise replaced(stored, "missing" if content is None else f"of {len(content)} bytes")
+            raise replaced(stored, "missing" if content is None else f"{len(content)} bytes")
         if stored.sha256 not in (None, hashlib.sha256(content).hexdigest()):
-            raise replaced(stored, "of another content")
+            raise replaced(stored, "different content")
         with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
             file.write(content)
         os.replace(file.name, path)
@@ -228,24 +228,24 @@ def _make(folder: str) -> None:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{folder}: cannot be made ({error.strerror}); set {CACHE_VARIABLE} to a folder."
+            f"{folder}: cannot be created ({error.strerror}); set {CACHE_VARIABLE} to a folder."
         ) from error
 
 
 def _claimed(claim: Path) -> bool:
-    """True if this process is to make a copy; creating a file is exclusive on NFS too."""
+    """True if this process should make the copy; exclusive creation works on NFS too."""
     try:
         os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
         try:
             return time.time() - claim.stat().st_mtime > DEADLINE_SECONDS
-        except FileNotFoundError:  # it is done
+        except FileNotFoundError:  # the copy has been made
             return False
     return True
 
 
 def replaced(stored: StoredObject, found: str) -> StoreError:
     return StoreError(
-        f"{stored.url}: {found}, not the object of {stored.size} bytes that was planned with; it "
-        f"was replaced under the run. Put it back, or begin again."
+        f"{stored.url}: {found}, but the plan was made with an object of {stored.size} bytes; it "
+        f"changed during the run. Restore it, or start a new run."
     )

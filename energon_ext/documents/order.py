@@ -9,39 +9,39 @@ import numpy as np
 from energon_ext.arguments import check_integer
 from energon_ext.documents.permutation import KeyedPermutation, keyed_draws, stable_hash
 
-#: Size of a sequence without an end.
+#: Size of an endless sequence.
 ENDLESS = 2**62
 
-#: Places of a group are sorted by numbers below this one.
-_DRAWN = np.array(2**31)
+#: Exclusive upper bound of the random numbers that the places of a group are sorted by.
+_DRAW_BOUND = np.array(2**31)
 
 
 @dataclass(kw_only=True, eq=False)
 class EpochOrder:
-    """The documents of a source in the order they are read; computed, never stored.
+    """The documents of a source in reading order; computed, never stored.
 
     With ``block=1`` an epoch is one random permutation. A larger block keeps documents that are
-    stored side by side near each other, so that they can be read in one request:
+    stored next to each other close together, so they can be read in one request:
 
-    1. The numbers are rotated by a random amount, and cut into blocks of ``block`` consecutive
-       ones. What is left over is a shorter block.
-    2. The blocks are put in a random order, with the shorter one at the end.
-    3. In this order ``mixed`` blocks at a time form a group, whose documents are shuffled.
+    1. The numbers are rotated by a random amount and divided into blocks of ``block`` consecutive
+       numbers. The remainder is a shorter block.
+    2. The blocks are shuffled, except that the shorter one comes last.
+    3. Every ``mixed`` consecutive blocks form a group, whose documents are shuffled.
 
-    A hash of the key and the epoch decides all of it. To take some documents, those of their groups
-    are sorted: ``block * mixed`` should not be much larger than what is taken at once.
+    All of it is a function of the key and the epoch. Taking some documents sorts whole groups, so
+    ``block * mixed`` should not be much larger than the number taken at once.
 
     Args:
         size: documents in an epoch.
-        key: names the order; another key, another order.
-        epochs: most passes, None for no end.
+        key: names the order; different keys give different orders.
+        epochs: maximum number of passes, None for no limit.
         shuffled: False reads in order.
         block: documents that are kept together.
         mixed: blocks whose documents are shuffled together; no effect if ``block`` is 1.
 
     Attributes:
-        epoch, position: how many epochs were finished, and places taken of the present one; all
-            there is to save. ``epochs`` may be another one after a restore.
+        epoch, position: finished epochs, and documents taken from the current one. Nothing else
+            needs to be saved. ``epochs`` may change after a restore.
 
     Raises:
         ConfigError: ``block`` or ``mixed`` is less than 1.
@@ -53,7 +53,7 @@ class EpochOrder:
         >>> order.ended
         True
 
-        The blocks 4-6 and 10-0 are mixed, and so are 7-9 and 1-3.
+        Blocks 4-6 and 10-0 are mixed, and so are blocks 7-9 and 1-3.
 
         >>> EpochOrder(12, "images", block=3, mixed=2).take(12).tolist()
         [0, 6, 4, 10, 11, 5, 8, 9, 7, 3, 1, 2]
@@ -73,7 +73,7 @@ class EpochOrder:
         self.restart()
 
     def restart(self) -> None:
-        """Begin with the first epoch again."""
+        """Start again with the first epoch."""
         self.epoch = self.position = 0
 
     @property
@@ -83,7 +83,7 @@ class EpochOrder:
 
     @property
     def ended(self) -> bool:
-        """True if nothing is left."""
+        """True if no document is left."""
         while self.epochs is None or self.epoch < self.epochs:
             if self.position < self.size:
                 return False
@@ -91,16 +91,16 @@ class EpochOrder:
         return True
 
     def peek(self, count: int) -> np.ndarray:
-        """The next documents of the present epoch, int64; fewer than ``count`` where it ends."""
-        return np.zeros(0, np.int64) if self.ended else self._here(count)
+        """Return the next documents without taking them, int64; fewer at the end of an epoch."""
+        return np.zeros(0, np.int64) if self.ended else self._next(count)
 
     def take(self, count: int) -> np.ndarray:
-        """The next documents of the present epoch, whatever ``epochs`` is by now."""
-        taken = self._here(count)
+        """Return the next documents of the current epoch, even if ``epochs`` has been reached."""
+        taken = self._next(count)
         self.position += len(taken)
         return taken
 
-    def _here(self, count: int) -> np.ndarray:
+    def _next(self, count: int) -> np.ndarray:
         stop = min(self.position + count, self.size)
         if not self.shuffled:
             return np.arange(self.position, stop)
@@ -109,23 +109,23 @@ class EpochOrder:
         return self._in_blocks(self._mixed_places(stop))
 
     def _permute(self, numbers: np.ndarray) -> np.ndarray:
-        """Put documents, or blocks of full length, in the random order of the present epoch."""
+        """Permute documents, or blocks of full length, by the order of the current epoch."""
         if self._permutation is None or self._permutation[0] != self.epoch:
             permutation = KeyedPermutation(self.size // self.block, f"{self.key}/{self.epoch}")
             self._permutation = self.epoch, permutation
         return self._permutation[1](numbers)
 
     def _mixed_places(self, stop: int) -> np.ndarray:
-        """Places from the present one to ``stop``, where those of each group are shuffled."""
+        """Return the places from the current one to ``stop``, shuffled within each group."""
         group = self.block * self.mixed
         first = self.position // group * group
         places = np.arange(first, min(-(-stop // group) * group, self.size))
-        drawn = keyed_draws(places, _DRAWN, f"{self.key}/{self.epoch}/mixed")
+        drawn = keyed_draws(places, _DRAW_BOUND, f"{self.key}/{self.epoch}/mixed")
         places = places[np.lexsort((drawn, places // group))]
         return places[self.position - first : stop - first]
 
     def _in_blocks(self, places: np.ndarray) -> np.ndarray:
-        """The documents at some places of the blocks in their random order."""
+        """Return the documents at the given places of the shuffled blocks."""
         numbers = places.copy()
         in_full_block = places < self.size // self.block * self.block
         blocks, inside = np.divmod(places[in_full_block], self.block)

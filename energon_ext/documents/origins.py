@@ -10,14 +10,14 @@ import numpy as np
 
 from energon_ext.documents.file_map import map_file
 
-#: Of the file beside a pair.
+#: Suffix of the file next to a pair.
 ORIGINS_SUFFIX = ".origins.txt"
 
 _CHUNK = 1 << 24
 
 
 class Origins:
-    """The lines of such a file by number; it is mapped, and eight bytes per line are kept."""
+    """Lines of an origins file by number; the file is mapped, with eight bytes kept per line."""
 
     def __init__(self, path: str | Path):
         self._bytes = map_file(str(path), os.path.getsize(path))
@@ -36,12 +36,12 @@ class Origins:
 
 
 def line_of(origin: str) -> str:
-    """Format an origin as a line."""
+    """Format an origin as one line."""
     return " ".join(origin.splitlines()) + "\n"
 
 
 @functools.lru_cache(16)
 def origins_of(prefix: str) -> Origins | None:
-    """Those of a pair, None where it has none: Megatron's own tools write no such file."""
+    """Return the origins of a pair; None if it has none: Megatron's own tools do not write any."""
     path = prefix + ORIGINS_SUFFIX
     return Origins(path) if os.path.isfile(path) else None

@@ -11,7 +11,7 @@ from energon_ext.errors import ConfigError
 
 MAX_SIZE = 1 << 62
 
-#: Up to here the order is a table: two parts of a few values each mix too little.
+#: Up to this size the order is a table: two parts with few values each would mix too little.
 TABLE_SIZE = 1 << 12
 
 ROUNDS = 5
@@ -22,21 +22,21 @@ _HALF = np.uint64(32)
 
 
 class KeyedPermutation:
-    """Map ``0 .. size - 1`` onto itself in an order that depends on the key alone.
+    """A permutation of ``0 .. size - 1`` that depends only on the key.
 
     The index is written as ``high * low_size + low`` with both parts near the square root of the
-    size. In turn, one part moves in a circle by a hash of the other (a Feistel network with
-    additions), which is a bijection of ``[0, low_size * high_size)`` whatever the hash. An index
-    that leaves ``[0, size)`` goes through again until it is back (cycle walking; Black and Rogaway,
-    *Ciphers with Arbitrary Finite Domains*, 2002); few do, since the product is hardly larger than
-    the size. Any index is reached in constant time and memory, and the order is the same in every
-    process and on every machine.
+    size. Alternately, a hash of one part is added to the other, modulo its size (a Feistel network
+    with additions). This is a bijection of ``[0, low_size * high_size)`` for any hash. An index
+    that falls outside ``[0, size)`` is mapped again until it is inside (cycle walking; Black and
+    Rogaway, *Ciphers with Arbitrary Finite Domains*, 2002). Few do, since the product is hardly
+    larger than the size. Each index takes constant time and memory, and the order is the same in
+    every process and on every machine.
 
-    This is for shuffling, not for secrets.
+    It is meant for shuffling, not for cryptography.
 
     Args:
         size: 1 .. 2^62.
-        key: names the order; another key, another order.
+        key: names the order; different keys give different orders.
 
     Raises:
         ConfigError: the size is out of range.
@@ -51,7 +51,7 @@ class KeyedPermutation:
 
     def __init__(self, size: int, key: str | int):
         if isinstance(size, bool) or not 1 <= size <= MAX_SIZE:
-            raise ConfigError(f"A permutation of {size!r} indices; 1 to 2^62 are possible.")
+            raise ConfigError(f"The size of a permutation must be 1 to 2^62, found {size!r}.")
         self.size = int(size)
         self._round_keys = keyed_hash(str(key), ROUNDS)
         low_size = math.isqrt(self.size - 1) + 1
@@ -59,10 +59,10 @@ class KeyedPermutation:
         self._table = self._sorted_by_hash() if self.size <= TABLE_SIZE else None
 
     def __call__(self, indices: np.ndarray) -> np.ndarray:
-        """Map integers in ``[0, size)`` of any shape, int64; IndexError for others."""
+        """Map integers in ``[0, size)``, in any shape, int64; IndexError if out of range."""
         indices = np.asarray(indices)
         if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < self.size:
-            raise IndexError(f"indices of a permutation of {self.size} reach out of it")
+            raise IndexError(f"index out of range for a permutation of {self.size}")
         if self._table is not None:
             return self._table[indices.astype(np.int64)].astype(np.int64)
         mapped = self._pass(indices.astype(np.uint64).reshape(-1))
@@ -73,7 +73,7 @@ class KeyedPermutation:
         return mapped.view(np.int64).reshape(indices.shape)
 
     def _pass(self, values: np.ndarray) -> np.ndarray:
-        """The network once, a bijection of ``[0, low_size * high_size)``."""
+        """Apply the network once, a bijection of ``[0, low_size * high_size)``."""
         low_size = self._part_sizes[0]
         high = values // low_size
         parts = [values - high * low_size, high]
@@ -84,7 +84,7 @@ class KeyedPermutation:
             step *= size
             step >>= _HALF
             moved += step
-            # Below 0 an unsigned number is huge, so this is moved % size.
+            # Unsigned numbers wrap around below 0, so this is moved % size.
             np.minimum(moved, moved - size, out=moved)
         low, high = parts
         high *= low_size
@@ -95,11 +95,11 @@ class KeyedPermutation:
         hashes = np.arange(self.size, dtype=np.uint64)
         for round_key in self._round_keys:
             hashes = _mix(hashes, round_key)
-        return np.argsort(hashes, kind="stable").astype(np.uint16)  # a thousand sources keep one
+        return np.argsort(hashes, kind="stable").astype(np.uint16)  # small: each source keeps one
 
 
 def keyed_draws(indices: np.ndarray, bounds: np.ndarray, key: str | int) -> np.ndarray:
-    """One number in ``[0, bound)`` for each index, as if drawn at random; key and index decide it.
+    """Return a pseudorandom number in ``[0, bound)`` per index, a function of key and index.
 
     Bounds are 1 .. 2^31.
     """
@@ -109,18 +109,18 @@ def keyed_draws(indices: np.ndarray, bounds: np.ndarray, key: str | int) -> np.n
 
 
 def keyed_hash(key: str, words: int) -> np.ndarray:
-    """The hash of this package, BLAKE2b: the same in every process; uint64 [words], 8 at most."""
+    """Return the BLAKE2b hash of a key, the same in every process, uint64 [words]; 8 at most."""
     digest = hashlib.blake2b(key.encode(), digest_size=8 * words).digest()
     return np.frombuffer(digest, "<u8").astype(np.uint64)
 
 
 def stable_hash(text: str) -> int:
-    """A number in ``[0, 2^63)`` that a text alone decides."""
+    """Return a number in ``[0, 2^63)`` that depends only on a text."""
     return int(keyed_hash(text, 1)[0] >> 1)
 
 
 def _mix(values: np.ndarray, round_key: np.uint64) -> np.ndarray:
-    """64 bits from 64 bits, the upper ones the better mixed."""
+    """Mix 64 bits; the upper ones are mixed best."""
     mixed = values ^ round_key
     mixed *= _MULTIPLIERS[0]
     mixed ^= mixed >> _HALF

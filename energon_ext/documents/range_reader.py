@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Ranges of objects, read by threads that begin before a range is needed."""
+"""Byte ranges of objects, prefetched by threads."""
 
 import atexit
 import contextlib
@@ -26,29 +26,28 @@ from energon_ext.errors import StoreError, log_of
 
 logger = log_of(__name__)
 
-#: More threads wait for each other more than for a store that answers in 30 ms.
+#: With more threads, contention outweighs the latency of a store that answers in 30 ms.
 READ_REQUESTS = 48
 
-#: An object is looked at again after this time, to notice that it was replaced.
-_SECONDS_KNOWN = 600.0
+#: Interval after which an object is checked again for having been replaced.
+_SECONDS_BETWEEN_CHECKS = 600.0
 
 _SECONDS_BETWEEN_LINES = 60.0
 
-#: A store that no longer answers delays the end of a process by this time at most.
+#: Longest time that a store that no longer answers delays the exit of a process.
 _SECONDS_TO_CLOSE = 5.0
 
 _Result = TypeVar("_Result")
 
-
-#: What a thread does and where the result goes; None ends it.
+#: A call with the future for its result; None ends a thread.
 _Work = tuple[Future[Any], Callable[[], Any]] | None
 
 
 class RangeReader:
-    """Reads ranges of objects by threads of this process.
+    """Reads byte ranges of objects with threads of this process.
 
     Args:
-        requests: threads, which are as many requests at a time.
+        requests: number of threads, and so of concurrent requests.
     """
 
     def __init__(self, requests: int = READ_REQUESTS):
@@ -64,16 +63,16 @@ class RangeReader:
         self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
 
     def expect(self, stored: StoredObject, begin: int, size: int) -> None:
-        """Begin to read a range, unless that was begun."""
+        """Start to read a range unless it is already being read."""
         key = (stored, begin, size)
         if size and key not in self._ranges:
             self._ranges[key] = self._submit(lambda: self._read(stored, begin, size))
 
     def take(self, stored: StoredObject, begin: int, size: int) -> bytes:
-        """A range of an object.
+        """Return a range of an object.
 
         Raises:
-            StoreError: it cannot be read in time, or the object is not what it was.
+            StoreError: the range cannot be read in time, or the object was replaced.
         """
         if not size:
             return b""
@@ -85,13 +84,13 @@ class RangeReader:
         except FutureTimeoutError:
             raise StoreError(
                 f"{stored.url}: no answer in {DEADLINE_SECONDS:.0f} seconds to a request for bytes "
-                f"{begin} to {begin + size - 1}; see that the store can be reached."
+                f"{begin} to {begin + size - 1}; check the connection to the store."
             ) from None
         self._count(size, time.monotonic() - start)
         return content
 
     def run_all(self, calls: Iterable[Callable[[], _Result]]) -> list[_Result]:
-        """The results of calls that wait for a store, made beside each other."""
+        """Run calls that wait for a store in parallel, and return their results."""
         futures = [self._submit(call) for call in calls]
         return [future.result() for future in futures]
 
@@ -99,15 +98,15 @@ class RangeReader:
         future: Future[_Result] = Future()
         self._work.put((future, call))
         if len(self._threads) < self._requests:
-            # A process that ends must not wait for requests that are still in the queue.
+            # Daemons: a process that exits must not wait for the queued requests.
             self._threads.append(Thread(target=self._work_on, daemon=True))
             self._threads[-1].start()
         return future
 
     def close(self) -> None:
-        """Cancel the requests in the queue and wait for those that are open.
+        """Cancel the queued requests and wait for the open ones.
 
-        A thread that is inside the client in Rust when Python ends is a segmentation fault.
+        Python crashes with a segmentation fault if it exits while a thread is in the Rust client.
         """
         if self.process != os.getpid():
             return
@@ -137,35 +136,33 @@ class RangeReader:
             raise replaced(stored, "missing") from None
 
     def _check(self, stored: StoredObject) -> None:
-        """Look now and then whether an object is still the one that was planned with."""
+        """Check from time to time that an object is still the one the plan was made with."""
         with self._lock:
-            time_seen, before = self._seen.get(stored.url, (-_SECONDS_KNOWN, stored))
-            if time.monotonic() < time_seen + _SECONDS_KNOWN:
+            time_seen, before = self._seen.get(stored.url, (-_SECONDS_BETWEEN_CHECKS, stored))
+            if time.monotonic() < time_seen + _SECONDS_BETWEEN_CHECKS:
                 return
             self._seen[stored.url] = (time.monotonic(), before)
         try:
             now = find_object(stored.url)
             if now is None or now.size != stored.size:
-                raise replaced(stored, f"of {now.size} bytes" if now else "missing")
+                raise replaced(stored, f"{now.size} bytes" if now else "missing")
             if before.version not in (None, now.version):
-                raise replaced(stored, f"of ETag {now.version}")
+                raise replaced(stored, f"ETag {now.version}")
         except StoreError:
             self._seen.pop(stored.url, None)
             raise
         self._seen[stored.url] = (time.monotonic(), now)
 
     def _count(self, size: int, waited: float) -> None:
-        self._gets, self._bytes, self._waited = (
-            self._gets + 1,
-            self._bytes + size,
-            self._waited + waited,
-        )
+        self._gets += 1
+        self._bytes += size
+        self._waited += waited
         if time.monotonic() > self._next_line:
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
             logger.info("Object storage: %s", self.counters())
 
     def counters(self) -> str:
-        """Summary of the reads so far, for the log."""
+        """Return a summary of the reads so far, for the log."""
         return (
             f"{self._gets:,} requests, {self._bytes / 1e6:,.1f} MB, {self._waited:.1f} s waited "
             f"(process {self.process})"
@@ -177,7 +174,7 @@ atexit.register(lambda: _reader.close())
 
 
 def range_reader() -> RangeReader:
-    """The reader of this process; threads do not survive a fork."""
+    """Return the reader of this process; after a fork a new one, as threads do not survive it."""
     global _reader
     if _reader.process != os.getpid():
         _reader = RangeReader(_reader._requests)
@@ -185,14 +182,14 @@ def range_reader() -> RangeReader:
 
 
 def use_requests(requests: int) -> None:
-    """Start again with a number of requests at a time."""
+    """Restart the reader with the given number of concurrent requests."""
     global _reader
     _reader.close()
     _reader = RangeReader(requests)
 
 
 class RemoteTokens:
-    """Numbers of one type in an object, sliced as the map of a local file is."""
+    """Numbers of one type in an object, sliced like the map of a local file."""
 
     def __init__(self, stored: StoredObject, dtype: np.dtype):
         self._stored, self._dtype = stored, dtype
@@ -204,7 +201,7 @@ class RemoteTokens:
         return np.frombuffer(range_reader().take(self._stored, *self._bytes_of(part)), self._dtype)
 
     def expect(self, part: slice) -> None:
-        """Begin to read a part that is asked for soon."""
+        """Start to read a part that is needed soon."""
         range_reader().expect(self._stored, *self._bytes_of(part))
 
     def _bytes_of(self, part: slice) -> tuple[int, int]:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The ``.bin``/``.idx`` pairs that a path in an object store names, and their metadata.
 
-Where `energon-ext prepare` left its ``prepared.json``, that says all of it in one request. Else the
-folder is listed, and the index of every pair is copied.
+If `energon-ext prepare` left a ``prepared.json``, one request returns all of it. Otherwise the
+folder is listed and the index of every pair is copied.
 """
 
 import functools
@@ -43,15 +43,15 @@ from energon_ext.errors import ConfigError
 
 _ALL = (*SUFFIXES, META_SUFFIX, WEIGHTS_SUFFIX)
 
-#: What `energon-ext prepare` writes, by the bytes of one number.
+#: Token types that `energon-ext prepare` writes, by their size in bytes.
 _TOKENS: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<i4")}
 
-#: The files of some pairs by their URLs, and the documents and tokens of those that are known.
+#: Files of pairs by URL; number of documents and tokens by prefix, for the pairs that have it.
 _Found = tuple[dict[str, StoredObject], dict[str, tuple[int, int]]]
 
 
 def names_remote_pairs(url: str) -> bool:
-    """True if a path in a store names token files; anything else is left to Energon."""
+    """True if a path in a store names token files; Energon handles everything else."""
     url = str(as_msc(url)).rstrip("/")
     if glob.has_magic(url) or url.endswith(SUFFIXES):
         return True
@@ -64,7 +64,7 @@ def names_remote_pairs(url: str) -> bool:
 
 
 def remote_pairs(url: str) -> list[Pair]:
-    """The pairs that a path in a store names, by their names."""
+    """Return the pairs that a path in a store names, sorted by name."""
     url = without_suffix(str(as_msc(url)).rstrip("/"))
     objects, counts = _found(url)
     prefixes = sorted({without_suffix(each) for each in objects if each.endswith(SUFFIXES)})
@@ -72,7 +72,7 @@ def remote_pairs(url: str) -> list[Pair]:
     if not prefixes:
         raise ConfigError(f"{url}: names no .bin/.idx pair; check the path.")
     files = {prefix: _files_of(prefix, objects) for prefix in prefixes}
-    # Most pairs have a file of the same content: it is copied and read once.
+    # Most pairs share the content of their meta file, which is then copied and read once.
     metas = {
         _content(each[META_SUFFIX]): each[META_SUFFIX]
         for each in files.values()
@@ -86,7 +86,7 @@ def remote_pairs(url: str) -> list[Pair]:
 
 
 def _content(stored: StoredObject) -> str:
-    """What two objects of equal content share, where it is known."""
+    """Return a key that objects of equal content share if their hashes are known."""
     return stored.sha256 or stored.url
 
 
@@ -94,7 +94,7 @@ def _files_of(prefix: str, objects: Mapping[str, StoredObject]) -> dict[str, Sto
     files = {suffix: objects[prefix + suffix] for suffix in _ALL if prefix + suffix in objects}
     for suffix in SUFFIXES:
         if suffix not in files:
-            raise ConfigError(f"{prefix}{suffix}: does not exist; a pair is needed.")
+            raise ConfigError(f"{prefix}{suffix}: does not exist; a pair needs both files.")
     return files
 
 
@@ -115,7 +115,7 @@ def _pair(
 
 
 def _header(prefix: str, num_bytes: int, documents: int, tokens: int) -> Header:
-    """The header of a pair that was prepared; its index is compared when it is copied."""
+    """Return the header of a prepared pair; it is checked against the index when that is copied."""
     dtype = _TOKENS.get(num_bytes // tokens if tokens else 4)
     if dtype is None or tokens * dtype.itemsize != num_bytes:
         raise ConfigError(f"{prefix}.bin: {num_bytes} bytes for {tokens} tokens; prepare it again.")
@@ -123,7 +123,7 @@ def _header(prefix: str, num_bytes: int, documents: int, tokens: int) -> Header:
 
 
 def _found(url: str) -> _Found:
-    """The files of the pairs that a path names."""
+    """Find the files of the pairs that a path names."""
     folder = _folder_of(url) if glob.has_magic(url) else url
     is_wanted = _pattern(url).fullmatch if glob.has_magic(url) else _below(url).fullmatch
     for above in (os.path.dirname(folder), os.path.dirname(os.path.dirname(folder))):
@@ -140,7 +140,7 @@ def _found(url: str) -> _Found:
 
 
 def _folder_of(pattern: str) -> str:
-    """The folder below which all lies that a pattern may match."""
+    """Return the deepest folder that contains everything a pattern can match."""
     parts = pattern.split("/")
     return "/".join(parts[: next(n for n, part in enumerate(parts) if glob.has_magic(part))])
 
@@ -151,7 +151,7 @@ def _below(url: str) -> "re.Pattern[str]":
 
 
 def _pattern(url: str) -> "re.Pattern[str]":
-    """A pattern of paths without suffix, in which ``*`` stands for a part of one name."""
+    """Compile a pattern of paths without suffix; ``*`` matches a part of one name."""
     parts = ["[^/]+(/[^/]+)*" if part == "**" else _part(part) for part in url.split("/")]
     return re.compile("/".join(parts) + f"({'|'.join(map(re.escape, _ALL))})")
 
@@ -161,7 +161,7 @@ def _part(part: str) -> str:
 
 
 def _prepared(folder: str) -> _Found:
-    """Content of a folder's ``prepared.json``; nothing if there is none."""
+    """Read the ``prepared.json`` of a folder; empty if there is none."""
     path = f"{folder}/{PREPARED}"
     content = read_object(path) if folder.count("/") > 2 or folder.startswith("msc://") else None
     if content is None:
@@ -175,5 +175,5 @@ def _prepared(folder: str) -> _Found:
             for split, documents in unit["documents"].items():
                 counts[f"{folder}/{split}/{unit['name']}"] = documents, unit["tokens"][split]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path}: not what `energon-ext prepare` writes ({error!r}).") from error
+        raise ConfigError(f"{path}: not written by `energon-ext prepare` ({error!r}).") from error
     return objects, counts

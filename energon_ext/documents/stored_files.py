@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The files that Energon reads: whether they are there, and by what a change of them is noticed."""
+"""The files that Energon reads: whether they exist, and fingerprints that reveal a change."""
 
 import functools
 import hashlib
@@ -27,18 +27,18 @@ from energon_ext.documents.permutation import KeyedPermutation, keyed_draws
 from energon_ext.documents.range_reader import range_reader
 from energon_ext.errors import ConfigError
 
-_Place = TypeVar("_Place")
-_Found = TypeVar("_Found")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
-#: Samples that are looked at; up to as many files have one each.
-_LOOKS = 64
+#: Samples in a fingerprint; with fewer files, several are from one file.
+_NUM_SAMPLES = 64
 
-#: Bytes of each, up to where the next one begins: in a tar those of its last member, not a header.
-_BYTES = 512
+#: Bytes of each sample, up to the start of the next: in a tar, its last member and not a header.
+_SAMPLE_BYTES = 512
 
 
 class StoredFile(NamedTuple):
-    """A shard or a JSONL file, and Energon's index of it: where each sample begins, and the end."""
+    """A shard or JSONL file, and Energon's index with the start of each sample and the end."""
 
     path: str
     index_path: str
@@ -46,7 +46,7 @@ class StoredFile(NamedTuple):
 
 
 def num_samples(factory: Any) -> int:
-    """Samples of a dataset; of a join those of its index, which Energon does not count."""
+    """Return the number of samples of a dataset; a join is counted by its index."""
     index = getattr(factory, "join_index", None)
     if index is None:
         return len(factory)
@@ -56,13 +56,13 @@ def num_samples(factory: Any) -> int:
     except (OSError, AssertionError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"{index}: the index of a join cannot be read ({reason}); run `energon prepare` on "
-            f"its metadataset."
+            f"{index}: the join index cannot be read ({reason}); run `energon prepare` on its "
+            f"metadataset."
         ) from error
 
 
 def can_be_read_by_number(factory: Any) -> bool:
-    """True if a sample in the middle is found without those before it."""
+    """True if any sample can be read without reading those before it."""
     return all(
         part.path.is_local() or (isinstance(part, BaseWebdatasetFactory) and is_remote(part.path))
         for part in parts_of(factory)
@@ -70,30 +70,29 @@ def can_be_read_by_number(factory: Any) -> bool:
 
 
 def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
-    """JSON values by which a change of a dataset is noticed, without reading it all.
+    """Return JSON values that reveal a change of a dataset without reading it all.
 
-    Counts, what a `dataset.yaml` fills each field of a sample from, a hash over the sizes of all
-    files in order, and one over some bytes of 64 samples; it takes some 6 ms for 1 000 shards.
-    What the files are called, and where they are, is no part of it, nor is Python code that reads
-    samples. ConfigError where a file or its index is missing or cut; the ends of up to 64 are
-    looked at.
+    They are counts, the `field_map` of a `dataset.yaml`, a hash of the sizes of all files in order,
+    and a hash of some bytes of 64 samples; 1 000 shards take about 6 ms. Names and paths of the
+    files do not matter, nor does Python code that reads samples. ConfigError if a file or its index
+    is missing, or if one of the up to 64 files that are read is truncated.
     """
     files = [file for file in _files_of(factory) if file.samples]
     counted: dict[str, Any] = {"documents": num_samples(factory)}
     if hasattr(factory, "join_index"):
-        counted["join"] = factory.join_index.name  # a hash of what is joined, and how
+        counted["join"] = factory.join_index.name  # a hash of the joined datasets and the join
     fields = [each for each in map(_fields_of, parts_of(factory)) if each]
     if fields:
         counted["fields"] = fields
     if not files:
         return counted
-    looks = np.arange(_LOOKS)
-    chosen = KeyedPermutation(len(files), "fingerprint")(looks % len(files))
-    sizes = [found.size for found in _each(file_at, [file.path for file in files], files)]
+    slots = np.arange(_NUM_SAMPLES)
+    chosen = KeyedPermutation(len(files), "fingerprint")(slots % len(files))
+    sizes = [found.size for found in _run_all(file_at, [file.path for file in files], files)]
     layout = np.array([[file.samples for file in files], sizes], "<i8")
-    numbers = keyed_draws(looks, layout[0, chosen], "fingerprint")
-    looked_at = [(files[file], number) for file, number in zip(chosen, numbers.tolist())]
-    sample = hashlib.sha256(b"".join(_each(_look, looked_at, files)))
+    numbers = keyed_draws(slots, layout[0, chosen], "fingerprint")
+    places = [(files[file], number) for file, number in zip(chosen, numbers.tolist())]
+    sample = hashlib.sha256(b"".join(_run_all(_read_sample, places, files)))
     return {
         **counted,
         "files": len(files),
@@ -104,21 +103,21 @@ def fingerprint_files(factory: BaseCoreDatasetFactory) -> dict[str, Any]:
 
 
 def times_of_files(factory: BaseCoreDatasetFactory) -> str:
-    """A hash over the times at which the files of a dataset were written, or their ETags."""
+    """Return a hash of the modification times or ETags of the files of a dataset."""
     files = list(_files_of(factory))
-    times = [found.version for found in _each(file_at, [file.path for file in files], files)]
+    times = [found.version for found in _run_all(file_at, [file.path for file in files], files)]
     return hashlib.sha256(json.dumps(times).encode()).hexdigest()[:32]
 
 
 def parts_of(factory: Any) -> Sequence[Any]:
-    """The datasets that a join joins; the one of another source."""
+    """Return the datasets of a join; any other dataset as the only one."""
     return getattr(factory, "inner_datasets", [factory])
 
 
 def _fields_of(part: Any) -> dict[str, str]:
-    """Each field of a sample, and the member it is filled from; nothing where code does that.
+    """Return the members that each field of a sample is filled from; empty if code fills them.
 
-    Energon keeps the `field_map` in the closures of its loader alone.
+    Energon keeps the `field_map` only in the closures of its loader.
     """
     found: Any = getattr(part, "_sample_loader", None)
     for name in ("inner_sample_loader", "fields"):
@@ -145,35 +144,35 @@ def _files_of(factory: Any) -> Iterator[StoredFile]:
             yield StoredFile(path, os.path.splitext(path)[0] + suffix, samples)
 
 
-def _look(place: tuple[StoredFile, int]) -> bytes:
-    """Some bytes of a sample, up to its end."""
+def _read_sample(place: tuple[StoredFile, int]) -> bytes:
+    """Read the last bytes of a sample."""
     file, number = place
     ends = sample_ends(file.index_path, file.samples)
     end = int(ends[number + 1])
-    begin = max(0, end - _BYTES)
+    begin = max(0, end - _SAMPLE_BYTES)
     if is_remote(file.path):
         return read_range(file.path, begin, end - begin)
     return map_file(file.path, int(ends[-1]))[begin:end].tobytes()
 
 
 def sample_ends(index_path: str, samples: int) -> np.ndarray:
-    """Starts of the samples of a file, and the end of the last one, uint64 [samples + 1]."""
+    """Read where the samples of a file start and the last one ends, uint64 [samples + 1]."""
     index_bytes, path = 8 * (samples + 1), index_path
     if is_remote(index_path):
         path = local_copy(file_at(index_path))
     if os.stat(path).st_size != index_bytes:
-        raise _broken(index_path, f"is no index of {samples} samples")
+        raise _broken(index_path, f"is not an index of {samples} samples")
     return map_file(path, index_bytes).view("<u8")
 
 
-def _each(
-    look: Callable[[_Place], _Found], places: Sequence[_Place], files: Sequence[StoredFile]
-) -> list[_Found]:
-    """Look at every place; a store is asked for all of them at once."""
+def _run_all(
+    read: Callable[[_Item], _Result], items: Sequence[_Item], files: Sequence[StoredFile]
+) -> list[_Result]:
+    """Call a function with each item, in parallel if any file is in a store."""
     try:
         if not any(is_remote(file.path) for file in files):
-            return [look(place) for place in places]
-        return range_reader().run_all([functools.partial(look, place) for place in places])
+            return [read(item) for item in items]
+        return range_reader().run_all([functools.partial(read, each) for each in items])
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
         raise _broken(error.filename or files[0].path, reason) from error

@@ -1,12 +1,12 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One ``.bin``/``.idx`` pair: what its header says, and its arrays, mapped when they are needed.
+"""One ``.bin``/``.idx`` pair: its header, and its arrays, mapped on demand.
 
-An ``.idx`` holds, little-endian and without gaps: 9 bytes ``MMIDIDX\\0\\0``, uint64 version 1,
+An ``.idx`` contains, little-endian and without gaps: 9 bytes ``MMIDIDX\\0\\0``, uint64 version 1,
 uint8 code of the token type, uint64 S sequences, uint64 D + 1 for D documents, int32 [S] tokens of
 each sequence, int64 [S] its first byte in the ``.bin``, int64 [D + 1] first sequence of each
 document and S. (megatron-core, ``core/datasets/indexed_dataset.py``; its reader keeps two files
-open for each pair.)
+open per pair.)
 """
 
 import json
@@ -26,28 +26,28 @@ from energon_ext.errors import ConfigError
 
 SUFFIXES = (".bin", ".idx")
 
-#: What `energon-ext prepare` writes beside the folders of its splits: what lies in them.
+#: List of all files and counts, which `energon-ext prepare` writes next to its split folders.
 PREPARED = "prepared.json"
 
-#: Beside a pair that `energon-ext prepare` wrote: which tokenizer made it, and its weights.
+#: Tokenizer and type of the weights of a pair that `energon-ext prepare` wrote.
 META_SUFFIX = ".meta.json"
 MOST_META_BYTES = 2**20
 
-#: One number for each token: uint8 where all are 0 or 1, as for fine-tuning on answers, else
-#: float32. The meta file says which, as ``{"label_weights": {"dtype": "uint8"}}``.
+#: One number per token: uint8 if all are 0 or 1, as for fine-tuning on answers, else float32.
+#: The meta file contains the type, as ``{"label_weights": {"dtype": "uint8"}}``.
 WEIGHTS_SUFFIX = ".weights.bin"
 _WEIGHTS_DTYPES = ("uint8", "float32")
 
-#: Sequences that are checked at a time, so that all of it stays in the cache of a core.
+#: Sequences checked per chunk, few enough for the cache of a core.
 _CHECKED_SEQUENCES = 1 << 16
 
-#: Maps of each kind that a process keeps; Linux allows 65530 in all.
+#: Maps of each kind that a process keeps; Linux allows 65530 per process.
 MOST_MAPS = 16384
 
 #: Type of a token, sequences, documents, and bytes that the ``.bin`` must have.
 Header = tuple[np.dtype, int, int, int]
 
-#: Numbers of a file, of which parts are taken as slices.
+#: Numbers in a file, read by slices.
 Numbers = np.ndarray | RemoteTokens
 
 _HEADER = struct.Struct("<9sQBQQ")
@@ -59,16 +59,16 @@ _TOKEN_TYPES = {
 
 
 def without_suffix(path: str) -> str:
-    """The path of a pair, which may be that of one of its two files."""
+    """Return the path of a pair, given that path or the path of one of its two files."""
     stem, suffix = os.path.splitext(path)
     return stem if suffix in SUFFIXES else path
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pair:
-    """Facts about a pair without mapping it: counts, types, and its ``.meta.json``.
+    """Counts, types and ``.meta.json`` of a pair, known without mapping it.
 
-    ``objects`` are its files by their suffixes where they lie in an object store.
+    ``objects`` are its files by suffix if they are in an object store.
     """
 
     prefix: str
@@ -83,7 +83,7 @@ class Pair:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Index:
-    """Starts of documents: views of the ``.idx``."""
+    """Views of the arrays of an ``.idx``."""
 
     lengths: np.ndarray
     pointers: np.ndarray  # one more than sequences; the last entry is unused
@@ -91,12 +91,12 @@ class Index:
 
 
 def read_pair(prefix: str) -> Pair:
-    """Read and check the header of a pair; a few hundred bytes, however long it is."""
+    """Read and check the header of a pair: a few hundred bytes, whatever the size of the pair."""
     try:
         num_bytes = os.stat(prefix + ".bin").st_size
         header = read_header(prefix + ".idx", prefix + ".idx")
     except FileNotFoundError as error:
-        raise ConfigError(f"{error.filename}: does not exist; a pair is needed.") from error
+        raise ConfigError(f"{error.filename}: does not exist; a pair needs both files.") from error
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be read ({error.strerror}).") from error
     path = prefix + WEIGHTS_SUFFIX
@@ -113,7 +113,7 @@ def pair_of(
     meta: Mapping[str, Any] | None,
     objects: Mapping[str, StoredObject] | None = None,
 ) -> Pair:
-    """A pair, checked: sizes of its ``.bin`` and weights, None for no weights, fit the header."""
+    """Build a pair; ConfigError if the size of its ``.bin`` or weights does not fit the header."""
     dtype, sequences, documents, expected = header
     if num_bytes != expected:
         raise _of_another_run(prefix, num_bytes, expected)
@@ -124,14 +124,14 @@ def pair_of(
 
 def _of_another_run(prefix: str, num_bytes: int, expected: int) -> ConfigError:
     return ConfigError(
-        f"{prefix}.bin has {num_bytes} bytes, its .idx describes {expected}: one of them is of "
-        f"another run or incomplete; write the pair again."
+        f"{prefix}.bin has {num_bytes} bytes, its .idx describes {expected}: one of them is "
+        f"incomplete or from another run; write the pair again."
     )
 
 
 @lru_cache(MOST_MAPS)
 def open_index(pair: Pair) -> Index:
-    """The index of a pair; a copy of it where it lies in an object store, checked before use."""
+    """Open the index of a pair; an index in an object store is copied and checked first."""
     path = where = pair.prefix + ".idx"
     if pair.objects is not None:
         where = local_copy(pair.objects[".idx"])
@@ -146,11 +146,11 @@ def open_index(pair: Pair) -> Index:
 
 
 def check_index(pair: Pair) -> None:
-    """Check every entry of an index: sequences follow one another without gaps, as documents do.
+    """Check that all sequences and documents of an index follow one another without gaps.
 
-    So none overlaps, begins inside a token or leaves the file. It takes 4 s of one core for 10^9
-    documents, whose 20 GB a run reads anyway. To remember the result would take a file beside the
-    data, which is often read-only, and trust in its time stamps.
+    So none overlaps another, starts inside a token or extends past the file. For 10^9 documents
+    this takes 4 s on one core; a run reads these 20 GB anyway. Caching the result would need a file
+    next to the data, which is often read-only, and trust in its time stamps.
     """
     _check(pair, open_index(pair))
 
@@ -162,12 +162,12 @@ def _index_bytes(sequences: int, documents: int) -> int:
 def _index(content: np.ndarray, sequences: int) -> Index:
     begin = _HEADER.size + 4 * sequences
     lengths, numbers = content[_HEADER.size : begin].view("<i4"), content[begin:].view("<i8")
-    # One entry more than there are sequences: the end is asked for like a beginning.
+    # One entry more than there are sequences, as the end is looked up like a start.
     return Index(lengths, numbers[: sequences + 1], numbers[sequences:])
 
 
 def write_index(path: str, dtype: np.dtype, lengths: np.ndarray) -> None:
-    """Write the ``.idx`` of documents that follow one another, one sequence each."""
+    """Write the ``.idx`` of consecutive documents with one sequence each."""
     count = len(lengths)
     code = next(code for code, known in _TOKEN_TYPES.items() if known == dtype)
     with open(path, "wb") as file:
@@ -197,20 +197,20 @@ def _check(pair: Pair, index: Index) -> None:
 def _refuse(pair: Pair, kind: str, begin: int, wrong: np.ndarray) -> None:
     if wrong.any():
         raise ConfigError(
-            f"{pair.prefix}.idx: damaged, {kind} {begin + int(wrong.argmax())} does not lie where "
-            f"the others leave room for it in {pair.prefix}.bin; write the pair again."
+            f"{pair.prefix}.idx: damaged, {kind} {begin + int(wrong.argmax())} overlaps another or "
+            f"leaves a gap in {pair.prefix}.bin; write the pair again."
         )
 
 
 @lru_cache(MOST_MAPS)
 def open_tokens(pair: Pair) -> Numbers:
-    """The tokens of a pair."""
+    """Open the tokens of a pair."""
     return _open(pair, ".bin", pair.dtype)
 
 
 @lru_cache(MOST_MAPS)
 def open_label_weights(pair: Pair) -> Numbers | None:
-    """The weights of a pair's labels, of the file's type; None where it has none."""
+    """Open the label weights of a pair, in the type of the file; None if it has none."""
     dtype = pair.weights_dtype
     return None if dtype is None else _open(pair, WEIGHTS_SUFFIX, dtype)
 
@@ -222,12 +222,12 @@ def _open(pair: Pair, suffix: str, dtype: np.dtype) -> Numbers:
 
 
 def read_header(name: str, path: str) -> Header:
-    """The header of the ``.idx`` of a name, which lies at a path."""
+    """Read the header of the ``.idx`` at a path; messages use the name."""
     try:
         return _read_header(path)
     except (ValueError, struct.error) as error:
         raise ConfigError(
-            f"{name}: not an index of Megatron ({error}); write the pair again."
+            f"{name}: not a Megatron index ({error}); write the pair again."
         ) from error
 
 
@@ -238,17 +238,17 @@ def _read_header(path: str) -> Header:
     if magic != _MAGIC or version != 1:
         raise ValueError(f"begins with {magic!r}, version {version}")
     if code not in _TOKEN_TYPES:
-        raise ValueError(f"type {code} is no integer type")
+        raise ValueError(f"type {code} is not an integer type")
     needed = _index_bytes(sequences, bounds - 1)
-    # Multimodal indices of Megatron end with a byte for each sequence.
+    # Megatron's multimodal indices end with one byte per sequence.
     if bounds < 1 or len(content) not in (needed, needed + sequences):
         raise ValueError(
-            f"{len(content)} bytes, {needed} are needed for {sequences} sequences and "
-            f"{bounds - 1} documents"
+            f"{len(content)} bytes, but {sequences} sequences and {bounds - 1} documents take "
+            f"{needed}"
         )
     index = _index(content[:needed], sequences)
     if index.first_sequences[0] != 0 or index.first_sequences[-1] != sequences:
-        raise ValueError("its documents are not made of all its sequences")
+        raise ValueError("its documents do not cover all its sequences")
     dtype = _TOKEN_TYPES[code]
     num_bytes = 0
     if sequences > 0:
@@ -258,7 +258,7 @@ def _read_header(path: str) -> Header:
 
 
 def read_meta(name: str, path: str) -> Mapping[str, Any] | None:
-    """Content of the ``.meta.json`` at a path, for a name in messages; None if there is none."""
+    """Read the ``.meta.json`` at a path, None if there is none; messages use the name."""
     try:
         content = read_data(path, MOST_META_BYTES)
     except FileNotFoundError:
@@ -266,41 +266,42 @@ def read_meta(name: str, path: str) -> Mapping[str, Any] | None:
     try:
         return _parse_meta(content)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{name}: not what `energon-ext prepare` writes ({error}).") from error
+        raise ConfigError(f"{name}: not written by `energon-ext prepare` ({error}).") from error
 
 
 def _weights_dtype(
     prefix: str, meta: Mapping[str, Any] | None, num_tokens: int, found_bytes: int | None
 ) -> np.dtype | None:
-    """Type of the label weights of a pair, None where it has none; each token needs a weight."""
+    """Return the type of a pair's label weights, one per token; None if it has none."""
     path = prefix + WEIGHTS_SUFFIX
     described = (meta or {}).get("label_weights")
     if described is None:
         if found_bytes is None:
             return None
         raise ConfigError(
-            f"{path}: {prefix}.meta.json does not mention it, so it would be ignored; copy that "
-            f"file as well, or remove the weights."
+            f"{path}: would be ignored, since {prefix}.meta.json does not mention it; copy that "
+            f"file too, or remove the weights."
         )
     name = described.get("dtype") if isinstance(described, Mapping) else described
     if name not in _WEIGHTS_DTYPES:
         raise ConfigError(
-            f"{prefix}.meta.json: label_weights of type {name!r}; {' or '.join(_WEIGHTS_DTYPES)} "
-            f"is needed."
+            f"{prefix}.meta.json: the type of label_weights must be "
+            f"{' or '.join(_WEIGHTS_DTYPES)}, found {name!r}."
         )
     dtype = np.dtype(name)
     if found_bytes != num_tokens * dtype.itemsize:
         found = "does not exist" if found_bytes is None else f"has {found_bytes} bytes"
         raise ConfigError(
-            f"{path}: {found}, {num_tokens} tokens need {num_tokens * dtype.itemsize}; copy it."
+            f"{path}: {found}, {num_tokens} tokens need {num_tokens * dtype.itemsize} bytes; copy "
+            f"it again."
         )
     return dtype
 
 
 @lru_cache(64)
 def _parse_meta(content: bytes) -> Mapping[str, Any]:
-    """The same content is parsed once: thousands of pairs are of one tokenizer."""
+    """Parse a meta file; cached by content, as thousands of pairs may share one tokenizer."""
     meta = json.loads(content)
     if not isinstance(meta, dict) or "tokenizer" not in meta:
-        raise ValueError("no `tokenizer` in it")
+        raise ValueError("it has no `tokenizer`")
     return meta

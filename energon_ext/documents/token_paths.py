@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The ``.bin``/``.idx`` pairs that a path names: one, or those of a folder or a pattern."""
+"""The ``.bin``/``.idx`` pairs that a path names: one pair, a folder of pairs, or a pattern."""
 
 import glob
 import itertools
@@ -15,17 +15,17 @@ from energon_ext.documents.remote_pairs import names_remote_pairs
 from energon_ext.documents.token_index import SUFFIXES, WEIGHTS_SUFFIX, without_suffix
 from energon_ext.errors import ConfigError
 
-MOST_FOLDERS = 50_000  # that a `**` stands for
+MOST_FOLDERS = 50_000  # that a pattern may match
 
-#: The pairs that `energon-ext prepare` writes; together they are no source.
+#: The pairs that `energon-ext prepare` writes; they must not be combined into one source.
 SPLITS = ("train", "val")
 
 
 def is_token_file(path: Any) -> bool:
     """True if a path names one or more ``.bin`` and ``.idx`` pairs.
 
-    That is the path without suffix, or with one of the two; a folder with pairs in it or below it;
-    or a pattern. One file of a pair is enough, so that the missing one can be named.
+    The path may be that of a pair, with or without one of its suffixes, a folder with pairs in it
+    or below it, or a pattern. One file of a pair is enough, so a later error can name the other.
     """
     text = str(path).rstrip("/")
     if is_remote(text):
@@ -39,10 +39,9 @@ def is_token_file(path: Any) -> bool:
 
 
 def pair_prefixes(path: Any) -> list[str]:
-    """The pairs that a path names, as paths without suffix, sorted.
+    """Return the pairs that a path names, as sorted paths without suffix.
 
-    The order depends on names alone: those below the folder, or those that match the pattern.
-    ConfigError where there is none, one is not whole, or a folder holds the splits of a prepared
+    ConfigError if there is none, one lacks a file, or a folder contains both splits of a prepared
     text.
     """
     text = str(path).rstrip("/")
@@ -53,14 +52,14 @@ def pair_prefixes(path: Any) -> list[str]:
     prefixes = sorted(_matching(pattern))
     if not prefixes:
         raise ConfigError(f"{text}: names no .bin/.idx pair; check the path.")
-    _check_halves(pattern, prefixes)
+    _check_indices(pattern, prefixes)
     if os.path.isdir(text):
         _check_splits(text, prefixes)
     return prefixes
 
 
 def named_pair(path: Any) -> str:
-    """A path that names one pair, without suffix; any other as it is."""
+    """Return a path without suffix if it names a single pair, any other path unchanged."""
     text = str(path).rstrip("/")
     if is_remote(text):
         return without_suffix(text)
@@ -68,14 +67,13 @@ def named_pair(path: Any) -> str:
 
 
 def _single_prefix(text: str) -> str | None:
-    """The pair that a path names by itself, with or without a suffix."""
+    """Return the pair that a path names with or without suffix, if it names a single one."""
     if os.path.isdir(text):
         # Megatron's GPTDataset keeps its cache in a folder of the pair's name.
         return text if all(os.path.isfile(text + suffix) for suffix in SUFFIXES) else None
     for prefix in (text, without_suffix(text)):
-        # Energon puts an .idx beside a JSONL file or a tar, which are there without it as well.
-        halves = (os.path.isfile(prefix + suffix) for suffix in SUFFIXES)
-        if not os.path.exists(prefix) and any(halves):
+        # If the path without suffix exists, the .idx is Energon's, for a JSONL file or a tar.
+        if not os.path.exists(prefix) and any(os.path.isfile(prefix + each) for each in SUFFIXES):
             return prefix
     return None
 
@@ -85,7 +83,7 @@ def _below(folder: str) -> str:
 
 
 def _matching(pattern: str) -> Iterator[str]:
-    """Pairs that match a pattern, with or without suffix; hidden files and folders never do."""
+    """Yield the pairs that match a pattern with or without suffix; hidden names never match."""
     for index in _glob(_with_suffix(pattern, ".idx")):
         prefix = without_suffix(index)
         if os.path.isfile(f"{prefix}.bin") or not os.path.exists(prefix):
@@ -93,20 +91,22 @@ def _matching(pattern: str) -> Iterator[str]:
 
 
 def _glob(pattern: str) -> Iterator[str]:
-    """Matches of a pattern; links may turn a few folders into any number."""
+    """Yield the matches of a pattern, up to a limit: links may turn few folders into very many."""
     *above, name = pattern.split("/")
     folders = ["/" if pattern.startswith("/") else ""]
     for part in filter(None, above):
         found = (each for folder in folders for each in _folders(folder, part))
         folders = list(itertools.islice(found, MOST_FOLDERS + 1))
         if len(folders) > MOST_FOLDERS or pattern.count("**") > 1:
-            raise ConfigError(f"{pattern}: more than {MOST_FOLDERS:,} folders, or than one `**`.")
+            raise ConfigError(
+                f"{pattern}: matches more than {MOST_FOLDERS:,} folders or has more than one `**`."
+            )
     for folder in folders:
         yield from glob.iglob(os.path.join(glob.escape(folder), name))
 
 
 def _folders(folder: str, part: str) -> Iterator[str]:
-    """The folders in another one that a part of a pattern matches."""
+    """Yield the folders below another one that match one part of a pattern."""
     if part != "**":
         yield from glob.iglob(os.path.join(glob.escape(folder), part, ""))
         return
@@ -120,19 +120,20 @@ def _with_suffix(pattern: str, suffix: str) -> str:
     return f"{stem}/*{suffix}" if stem.endswith("**") else stem + suffix
 
 
-def _check_halves(pattern: str, prefixes: list[str]) -> None:
+def _check_indices(pattern: str, prefixes: list[str]) -> None:
+    """Raise ConfigError if any ``.bin`` has no ``.idx``."""
     known = set(prefixes)
     for path in sorted(_glob(_with_suffix(pattern, ".bin"))):
         prefix = without_suffix(path)
         if prefix not in known and not path.endswith(WEIGHTS_SUFFIX):
             raise ConfigError(
-                f"{prefix}.idx: does not exist; a pair is needed. If {path} holds no tokens, move "
-                f"it away or name the pairs by a pattern that leaves it out."
+                f"{prefix}.idx: does not exist; a pair needs both files. If {path} does not "
+                f"contain tokens, move it away or use a pattern that does not match it."
             )
 
 
 def _check_splits(folder: str, prefixes: list[str]) -> None:
-    """Refuse a folder with both splits of one prepared text, each one pair or a folder of pairs."""
+    """Raise ConfigError if both splits of a prepared text, as pairs or folders, are below."""
     parents: dict[str, set[str]] = {split: set() for split in SPLITS}
     for prefix in prefixes:
         below = os.path.relpath(prefix, folder).split(os.sep)
@@ -141,6 +142,6 @@ def _check_splits(folder: str, prefixes: list[str]) -> None:
                 parents[name].add(os.path.join(folder, *below[:depth]))
     for parent in sorted(set.intersection(*parents.values())):
         raise ConfigError(
-            f"{folder}: holds the splits {' and '.join(SPLITS)}, which are no source together; "
-            f"name one of them: {os.path.join(parent, SPLITS[0])}"
+            f"{folder}: contains the splits {' and '.join(SPLITS)}, which cannot be one source; "
+            f"name one of them, such as {os.path.join(parent, SPLITS[0])}."
         )

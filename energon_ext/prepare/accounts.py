@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Accounts of finished units: what they hold, and whether they must be made again.
+"""Accounts of finished units: what they contain, and whether they must be prepared again.
 
 While an output is being prepared, every finished unit has an account, a small file that is renamed
-into place after the unit's own files. So a unit is either finished or missing, whichever process
-on whichever machine looks. At the end all accounts become one file, PREPARED.
+into place after the unit's own files. So every process on any machine sees a unit as either
+finished or missing. At the end all accounts are merged into one file, PREPARED.
 """
 
 import json
@@ -29,39 +29,39 @@ ACCOUNTS = "accounts"
 
 @dataclass(frozen=True)
 class Preparation:
-    """A job, its units, and where they are made."""
+    """A job, its units, and the output folder."""
 
     job: Job
-    units: Mapping[str, Unit]  # by the name of their files
-    output: Path  # the folder that is made or completed
-    anew: bool = False  # what is there does not count, and is replaced
+    units: Mapping[str, Unit]  # by the stem of their files
+    output: Path  # the folder to create or complete
+    force: bool  # ignore and replace an existing output
 
     @classmethod
-    def of(cls, job: Job, units: Sequence[Unit], output: Path, anew: bool = False) -> "Preparation":
+    def of(cls, job: Job, units: Sequence[Unit], output: Path, force: bool) -> "Preparation":
         """Name the units by their numbers."""
         width = max(5, len(str(len(units) - 1)))
-        named = {f"part-{number:0{width}}": unit for number, unit in enumerate(units)}
-        return cls(job, named, output, anew)
+        by_name = {f"part-{number:0{width}}": unit for number, unit in enumerate(units)}
+        return cls(job, by_name, output, force)
 
     @property
     def work(self) -> Path:
-        """The hidden folder beside the output in which everything is made."""
+        """The hidden folder next to the output in which everything is prepared."""
         return self.output.with_name(f".{self.output.name}.unfinished")
 
     def write_account(self, name: str, record: Record) -> None:
-        """Write down that a unit is finished."""
+        """Write the account of a finished unit."""
         unit = self.units[name].description
         account = {"options": dict(self.job.options), "name": name, "unit": unit, **record}
         write_json(self.work / ACCOUNTS / f"{name}.json", account)
 
     def finished(self, names: Iterable[str]) -> dict[str, Record]:
-        """Accounts of finished units that were made by whichever process; refuses other options."""
+        """Return the accounts of finished units; ConfigError if the options have changed."""
         found = {}
         for prepared in self._saved():
             self._check_options(prepared["options"])
             found.update({unit["name"]: unit for unit in prepared["units"]})
         written = self.accounts()
-        # One more, so that a part with other options is refused before it has made anything.
+        # Also check any one account, so that a part with different options fails before it starts.
         for name in {*written[:1], *set(names).intersection(written)}:
             account = read_json(self.work / ACCOUNTS / f"{name}.json", _MOST_ACCOUNT_BYTES)
             if account is not None:
@@ -70,27 +70,27 @@ class Preparation:
         return {name: found[name] for name in names if name in found}
 
     def has_all(self) -> bool:
-        """True if every unit is finished, by names alone."""
+        """True if every unit is finished, judging only by names."""
         saved = {unit["name"] for prepared in self._saved() for unit in prepared["units"]}
         return set(self.units) <= saved.union(self.accounts())
 
-    def reason_to_make(self, name: str, record: Record | None) -> str | None:
-        """Why a unit is to be made; empty where it never was, None where its files are whole."""
+    def reason_to_prepare(self, name: str, record: Record | None) -> str | None:
+        """Return why a unit must be prepared: empty if it is new, None if it is complete."""
         if record is None:
             return ""
         if record["unit"] != _plain(self.units[name].description):
             return f"{record['unit']['path']} has changed"
         for file, expected in record["files"].items():
             folders = (self.work, self.output)
-            path = next((f / file for f in folders if (f / file).is_file()), None)
+            path = next((each / file for each in folders if (each / file).is_file()), None)
             if path is None:
                 return f"{file} is missing"
             if (num_bytes := path.stat().st_size) != expected["bytes"]:
-                return f"{file} has {num_bytes} bytes in place of {expected['bytes']}"
+                return f"{file} has {num_bytes} bytes instead of {expected['bytes']}"
         return None
 
-    def summed(self, records: Mapping[str, Record]) -> Record:
-        """Content of PREPARED for the units that are finished."""
+    def merge(self, records: Mapping[str, Record]) -> Record:
+        """Return the content of PREPARED for finished units."""
         units = [records[name] for name in sorted(records)]
         totals = {
             name: sum((Counter[str](unit[name]) for unit in units), Counter[str]())
@@ -100,22 +100,22 @@ class Preparation:
         return {"options": dict(self.job.options), **totals, "bytes": num_bytes, "units": units}
 
     def accounts(self) -> list[str]:
-        """The names of the units that have an account."""
+        """Return the names of the units that have an account."""
         try:
-            found = os.listdir(self.work / ACCOUNTS)
+            files = os.listdir(self.work / ACCOUNTS)
         except FileNotFoundError:
             return []
-        return sorted(file.removesuffix(".json") for file in found if file.endswith(".json"))
+        return sorted(file.removesuffix(".json") for file in files if file.endswith(".json"))
 
     def _saved(self) -> list[Record]:
-        """Content that was published, or was about to be."""
-        if self.anew:
+        """Return the content of each PREPARED: the published one, and one not yet published."""
+        if self.force:
             return []
-        # First: a finished folder appears at once.
-        holds_anything = self.output.is_file() or any(self.output.glob("*"))
+        # Checked before reading, since another process may publish the output in between.
+        is_occupied = self.output.is_file() or any(self.output.glob("*"))
         saved = [read_json(folder / PREPARED) for folder in (self.output, self.work)]
-        if holds_anything and saved[0] is None:
-            raise ConfigError(f"{self.output}: exists. Replace it with --force.")
+        if is_occupied and saved[0] is None:
+            raise ConfigError(f"{self.output}: already exists. Replace it with --force.")
         return [each for each in saved if each is not None]
 
     def _check_options(self, before: Record) -> None:
@@ -123,24 +123,23 @@ class Preparation:
         for option in sorted({*now, *before}):
             if before.get(option) != now.get(option):
                 raise ConfigError(
-                    f"{self.output}: begun with {option} {json.dumps(before.get(option))}, now "
-                    f"{json.dumps(now.get(option))}; give the same, another folder, or --force to "
-                    f"make all of it anew."
+                    f"{self.output}: started with {option} {json.dumps(before.get(option))}, now "
+                    f"{json.dumps(now.get(option))}; use the same value, another folder, or "
+                    f"--force to prepare everything again."
                 )
 
 
 def is_prepared(output: Path, units: Sequence[Unit]) -> bool:
-    """True if a folder holds these units."""
+    """True if a folder contains these units."""
     prepared = read_json(output / PREPARED) or {"units": []}
-    found = [unit["unit"] for unit in prepared["units"]]
-    return found == [_plain(unit.description) for unit in units]
+    return [unit["unit"] for unit in prepared["units"]] == [_plain(u.description) for u in units]
 
 
 def check_files(output: Path) -> int:
-    """Compare all files of a prepared folder with their hashes; the number of files."""
+    """Compare all files of a prepared folder with their hashes; returns the number of files."""
     prepared = read_json(output / PREPARED)
     if prepared is None:
-        raise ConfigError(f"{output}: no {PREPARED} in it; nothing to check.")
+        raise ConfigError(f"{output}: contains no {PREPARED}; nothing to check.")
     expected = {file: known for unit in prepared["units"] for file, known in unit["files"].items()}
     wrong = [
         file
@@ -150,15 +149,15 @@ def check_files(output: Path) -> int:
     if wrong:
         raise ConfigError(
             f"{output}: {len(wrong)} of {len(expected)} files are missing or changed, the first: "
-            f"{wrong[0]}. Remove them, and run the command again that made them."
+            f"{wrong[0]}. Remove them and run the command that wrote them again."
         )
     return len(expected)
 
 
 def left_out(prepared: Record, kind: str) -> tuple[int, str]:
-    """How many documents were ``unreadable`` or ``refused``, and why the first one was."""
-    found = [each[kind] for each in prepared["units"] if each[kind]["count"]]
-    return sum(each["count"] for each in found), found[0]["first"] if found else ""
+    """Return the number of ``unreadable`` or ``refused`` documents, and the first one's error."""
+    losses = [each[kind] for each in prepared["units"] if each[kind]["count"]]
+    return sum(each["count"] for each in losses), losses[0]["first"] if losses else ""
 
 
 def write_json(path: Path, content: Record) -> None:
@@ -167,7 +166,7 @@ def write_json(path: Path, content: Record) -> None:
 
 
 def read_json(path: Path, most_bytes: int = MOST_RECORD_BYTES) -> Record | None:
-    """The content of a file that was written here; None where there is none or it is damaged."""
+    """Read a file written by :func:`write_json`; None if it is missing or damaged."""
     try:
         content = json.loads(read_data(path, most_bytes))
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -176,5 +175,5 @@ def read_json(path: Path, most_bytes: int = MOST_RECORD_BYTES) -> Record | None:
 
 
 def _plain(content: Any) -> Any:
-    """JSON values as they come back from a file."""
+    """Convert JSON values to the types they have when read from a file."""
     return json.loads(json.dumps(content))

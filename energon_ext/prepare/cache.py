@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Cache of what is made once of a source's samples: tokens of text, or a table of lengths.
+"""Cache of data computed once from a source's samples: tokens of text, or a table of lengths.
 
-It is found by its name, a digest of all that it depends on. A folder of that name is complete: it
-is made beside, under another name, and renamed. Several processes may ask for it at once, on
-several machines; one of them makes it and the others wait. No collective is used.
+The name of an entry is a digest of everything it depends on. A folder with that name is complete:
+it is prepared under another name and then renamed. If several processes, on any machines, need it
+at once, one prepares it and the others wait. No collective is used.
 """
 
 import contextlib
@@ -28,65 +28,70 @@ logger = log_of(__name__)
 
 DEFAULT_NAME = ".energon_ext_cache"
 
-#: The one split of a cache folder: one document for each sample, in their order.
+#: The only split of a cache folder: one document per sample, in order.
 SPLIT = "tokens"
 
-#: What one core tokenizes in a second, about, and how much is tokenized without being asked for.
+#: Approximate tokenizer speed of one core, and the longest work that starts automatically.
 BYTES_PER_SECOND = 2_500_000
 MOST_SECONDS = 60.0
 
-#: How long a process waits for one that is at work; collectives of NCCL end after 600 s.
+#: How long a process waits for another to finish; NCCL collectives time out after 600 s.
 WAIT_SECONDS = 480.0
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class Cached:
-    """One entry of the cache, for the samples of one source."""
+    """An entry of the cache, for the samples of one source."""
 
-    name: str  # of the source, for messages
-    folder: Path  # where it is, or will be
+    name: str  # name of the source, for messages
+    folder: Path
     job: Job
     units: Sequence[Unit]
-    count: int  # of the samples
-    seconds: float | None  # that one core takes for it, about; None where that is not known
+    count: int  # number of samples
+    seconds: float | None  # approximate time on one core, None if unknown
     open_folder: Callable[[Path], Any]
-    verb: str  # such as "tokenized"
-    command: Callable[[], str]  # for people, where it takes long
-    grows: bool = False  # units that the source got since are added
+    verb: str  # past participle, such as "tokenized"
+    command: Callable[[], str]  # command line that prepares the entry
+    grows: bool = False  # True: units added to the source later are added to the entry
 
     @property
     def is_there(self) -> bool:
-        """True if it is made."""
-        try:  # a listing is newer than what a network file system remembers of a missing file
-            is_made = self.folder.name in os.listdir(self.folder.parent)
+        """True if the entry is complete."""
+        try:  # a network file system may cache that a file is missing, but not a listing
+            exists = self.folder.name in os.listdir(self.folder.parent)
         except OSError:
             return False
-        return is_made and (not self.grows or is_prepared(self.folder, self.units))
+        return exists and (not self.grows or is_prepared(self.folder, self.units))
+
+    @property
+    def title(self) -> str:
+        """Label of the progress bar."""
+        return f"{self.name} {self.verb}"
 
     def open(self) -> Any:
-        """The content, with an entry for each sample."""
+        """Open the entry, which has one document per sample."""
         try:
-            found = self.open_folder(self.folder)
+            content = self.open_folder(self.folder)
         except ConfigError as error:
-            raise ConfigError(f"{error} Remove {self.folder}, and it is made again.") from error
-        if len(found) != self.count:
+            raise ConfigError(f"{error} Remove {self.folder} to prepare it again.") from error
+        if len(content) != self.count:
             raise ConfigError(
-                f"{self.folder}: holds {len(found)} documents of the {self.count} samples of "
-                f"{self.name}. Remove it, and it is made again."
+                f"{self.folder}: contains {len(content)} documents, but {self.name} has "
+                f"{self.count} samples. Remove it to prepare it again."
             )
-        return found
+        return content
 
 
 def cache_folder(beside: Path, name: str, digest: str) -> Path:
-    """Folder of a source, whose name is in it for people: where the environment says, or beside."""
+    """Return the folder of a source, below the one in CACHE_VARIABLE or next to the data."""
     root = Path(os.environ.get(CACHE_VARIABLE) or beside / DEFAULT_NAME)
     words = re.sub(r"[^\w.-]+", "-", name)[-60:].strip("-.")
     return root / f"{words}-{digest[:24]}"
 
 
 def ensure_made(wanted: Sequence[Cached]) -> None:
-    """Make what is missing; ConfigError with the command that does where it takes long."""
+    """Prepare missing entries; if that takes long, raise ConfigError with the command to run."""
     by_folder = {each.folder: each for each in wanted if not each.is_there}
     missing = list(by_folder.values())
     if not missing:
@@ -94,63 +99,60 @@ def ensure_made(wanted: Sequence[Cached]) -> None:
     known = [each.seconds for each in missing if each.seconds is not None]
     if sum(known) > MOST_SECONDS or len(known) < len(missing):
         names = missing[0].name + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
-        work = f"some {sum(known):,.0f} s of work" if known else "not local"
+        work = f"about {sum(known):,.0f} s of work" if known else "not local"
         raise ConfigError(
-            f"{names}: samples that are not {missing[0].verb} yet ({work}). Run "
-            f"`{missing[0].command()}` first; {CACHE_VARIABLE} names the folder where the result "
-            f"is kept."
+            f"{names}: samples have not been {missing[0].verb} yet ({work}). Run "
+            f"`{missing[0].command()}` first; {CACHE_VARIABLE} sets the folder for the result."
         )
     for each in missing:
         make(each)
 
 
 def make(cached: Cached, jobs: int = 1, wait_seconds: float = WAIT_SECONDS) -> None:
-    """Make what is missing of a source, or wait until another process has made it."""
+    """Prepare an entry, or wait until another process has prepared it."""
     deadline = time.monotonic() + wait_seconds
     while not cached.is_there:
         try:
-            with _room_for(cached):
-                _tell(cached, run_units(*_what(cached), jobs=jobs, what=_title(cached))[0])
+            with _write_errors(cached):
+                prepared, _ = run_units(
+                    cached.job, cached.units, cached.folder, jobs=jobs, title=cached.title
+                )
+            _warn_of_refused(cached, prepared)
         except ClaimedError as error:
             if time.monotonic() > deadline:
                 raise ConfigError(
-                    f"{cached.name}: {error} It has not ended in {wait_seconds:.0f} s; wait for "
-                    f"it, or end it, and start again."
+                    f"{cached.name}: {error} It has not finished in {wait_seconds:.0f} s; wait "
+                    f"for it or stop it, then start again."
                 ) from error
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
 
 def make_part(cached: Cached, part: Part, jobs: int) -> None:
-    """Make a part of what is missing of a source; other processes make the other parts."""
+    """Prepare one part of an entry; other processes prepare the other parts."""
     if not cached.is_there:
-        with _room_for(cached):
-            made, _ = run_part(*_what(cached), part, jobs=jobs, what=_title(cached))
-        if made is not None:
-            _tell(cached, made)
-
-
-def _what(cached: Cached) -> tuple[Job, Sequence[Unit], Path]:
-    return cached.job, cached.units, cached.folder
-
-
-def _title(cached: Cached) -> str:
-    return f"{cached.name} is {cached.verb}"
+        with _write_errors(cached):
+            prepared, _ = run_part(
+                cached.job, cached.units, cached.folder, part, jobs=jobs, title=cached.title
+            )
+        if prepared is not None:
+            _warn_of_refused(cached, prepared)
 
 
 @contextlib.contextmanager
-def _room_for(cached: Cached) -> Iterator[None]:
+def _write_errors(cached: Cached) -> Iterator[None]:
+    """Turn an OSError into a ConfigError that names the folder of the cache."""
     try:
         yield
     except OSError as error:
         raise ConfigError(
             f"{cached.name}: {cached.folder.parent} cannot be written to "
-            f"({error.strerror or error}); set {CACHE_VARIABLE} to a folder that can be "
-            f"written and has room."
+            f"({error.strerror or error}); set {CACHE_VARIABLE} to a writable folder with enough "
+            f"free space."
         ) from error
 
 
-def _tell(cached: Cached, prepared: Record) -> None:
-    """Warn of samples that were refused."""
+def _warn_of_refused(cached: Cached, prepared: Record) -> None:
+    """Log a warning if samples were refused."""
     count, first = left_out(prepared, "refused")
     if count:
         logger.warning(

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A file by which one process at a time may write a folder, also on a network file system."""
+"""Lock files that let one process at a time write a folder, even on a network file system."""
 
 import contextlib
 import os
@@ -15,15 +15,15 @@ from pathlib import Path
 from energon_ext.data_files import read_data
 from energon_ext.errors import ConfigError
 
-#: A claim that nobody touched for so long is of a process that is gone.
+#: Without an update for this long, the process with a claim is considered dead.
 STALE_SECONDS = 30.0
 _BEAT_SECONDS = 3.0
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _MOST_BYTES = 4096
 
 
 class ClaimedError(ConfigError):
-    """Another process writes a folder."""
+    """Another process is writing the folder."""
 
 
 @dataclass(frozen=True)
@@ -37,24 +37,24 @@ class Part:
         return f"{self.number}/{self.count}"
 
     def beside(self, output: Path) -> Path:
-        """Path that is claimed for a part of an output."""
+        """Return the path that is claimed for this part of an output."""
         return output.with_name(f"{output.name}.{self.number}-of-{self.count}")
 
 
 @contextlib.contextmanager
 def claimed(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], None]]:
-    """Have the claim of a folder, a file beside it; gives a function that shows that work goes on.
+    """Hold the claim of a folder, a file next to it; yields a function that keeps it alive.
 
-    It is cheap, and to be called often. Two processes may both find a claim stale and both take it
-    over. They then write the same files, each aside, and rename them, so nothing is damaged.
-    ClaimedError where a living process still has it after ``wait_seconds``.
+    Call the function often; it is cheap. Two processes may find the same claim stale and both take
+    it over. They then write the same files under temporary names and rename them, so nothing is
+    damaged. ClaimedError if a living process still holds the claim after ``wait_seconds``.
     """
     path, deadline = _claim_of(folder), time.monotonic() + wait_seconds
-    while not _is_created(path):
+    while not _try_create(path):
         if _is_stale(path):
             path.unlink(missing_ok=True)
         elif time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         else:
             raise ClaimedError(f"{folder}: is being prepared by {_owner_of(path)}.")
     next_beat = 0.0
@@ -64,7 +64,7 @@ def claimed(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], No
         now = time.monotonic()
         if now >= next_beat:
             next_beat = now + _BEAT_SECONDS
-            with contextlib.suppress(FileNotFoundError):  # another process took it over
+            with contextlib.suppress(FileNotFoundError):  # another process has taken it over
                 os.utime(path)
 
     try:
@@ -74,7 +74,7 @@ def claimed(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], No
 
 
 def refuse_others(output: Path, part: Part | None) -> None:
-    """ClaimedError where a process makes other parts than those of a division; None for no part."""
+    """Raise ClaimedError if another process prepares the whole output or divides it differently."""
     others = [path for each, path in living_parts(output) if not part or each.count != part.count]
     if part and (whole := _claim_of(output)).exists() and not _is_stale(whole):
         others.append(whole)
@@ -83,24 +83,24 @@ def refuse_others(output: Path, part: Part | None) -> None:
 
 
 def living_parts(output: Path) -> list[tuple[Part, Path]]:
-    """The parts of an output that are being made, and their claims; removes stale claims."""
-    found = []
-    of_part = re.compile(rf"\.{re.escape(output.name)}\.(\d+)-of-(\d+)\.claim")
+    """Return the parts of an output being prepared, with their claims; removes stale claims."""
+    parts = []
+    pattern = re.compile(rf"\.{re.escape(output.name)}\.(\d+)-of-(\d+)\.claim")
     for name in os.listdir(output.parent):
-        if match := of_part.fullmatch(name):
+        if match := pattern.fullmatch(name):
             path = output.parent / name
             if _is_stale(path):
                 path.unlink(missing_ok=True)
             else:
-                found.append((Part(int(match[1]), int(match[2])), path))
-    return found
+                parts.append((Part(int(match[1]), int(match[2])), path))
+    return parts
 
 
 def _claim_of(folder: Path) -> Path:
     return folder.parent / f".{folder.name}.claim"
 
 
-def _is_created(path: Path) -> bool:
+def _try_create(path: Path) -> bool:
     try:
         with open(path, "x") as file:
             file.write(f"{_this_machine()} {os.getpid()}")
@@ -110,18 +110,18 @@ def _is_created(path: Path) -> bool:
 
 
 def _this_machine() -> str:
-    # Containers of one host have the same process numbers, each in a name space of its own.
+    # Containers on one host may use the same process IDs, each in its own PID namespace.
     return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
 
 
 def _owner_in(path: Path) -> tuple[str, str]:
-    """The machine and the number of the process that has a claim; empty where not yet written."""
+    """Read the machine and the process ID from a claim; empty if not yet written."""
     machine, _, process = read_data(path, _MOST_BYTES).decode("utf-8", "replace").rpartition(" ")
     return machine, process
 
 
 def _owner_of(path: Path) -> str:
-    """Process and host, for messages."""
+    """Return process and host of a claim, for messages."""
     try:
         machine, process = _owner_in(path)
     except OSError:
@@ -131,9 +131,9 @@ def _owner_of(path: Path) -> str:
 
 
 def _is_stale(path: Path) -> bool:
-    """True if the process that has a claim is gone."""
+    """True if the process that holds a claim is gone."""
     try:
-        # The clock of a file system need not be that of this machine.
+        # The clock of the file system may differ from the clock of this machine.
         with tempfile.NamedTemporaryFile(prefix=".time-", dir=path.parent) as probe:
             age = os.fstat(probe.fileno()).st_mtime - path.stat().st_mtime
         machine, process = _owner_in(path)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""One document of an input, and the unit that it is read in."""
+"""Documents of an input, and the units in which they are read."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,34 +11,34 @@ from energon_ext.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class InputDocument:
-    """One text, one conversation, or one sample of Energon."""
+    """A text, a conversation, or an Energon sample."""
 
-    text: str  # of a conversation, all of it as JSON; of a sample of the cache, empty
+    text: str  # a conversation as JSON; empty for a sample of the cache
     origin: str  # where it was read: FILE, FILE:LINE, NAME[INDEX] or the key of a sample
-    num_bytes: int = 0  # how much of the input it took, for the progress; 0 for its text
-    sample: Any = None  # what an encoder takes, or the error that reading it raised
-    split: str | None = None  # the one it was in and stays in; None where the text decides
+    num_bytes: int = 0  # size in the input, for the progress bar; 0 to use the size of the text
+    sample: Any = None  # input of an encoder, or the error raised by reading it
+    split: str | None = None  # the split it stays in; None to choose it by a hash of the text
 
 
-#: Documents in order, and in place of one that cannot be read, why.
+#: Documents in order, with an error in place of each one that cannot be read.
 Documents = Iterator[InputDocument | ConfigError]
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of the input that depends on the input alone, and is prepared as a whole."""
+    """A part of the input, which is prepared as a whole; the input alone determines the parts."""
 
-    description: Mapping[str, Any]  # by which a change is noticed, in JSON; `path` is among them
+    description: Mapping[str, Any]  # JSON values that reveal a change; includes `path`
     read: Callable[[], Documents]
-    num_bytes: int = 0  # of its documents in all; 0 where that is not known beforehand
+    num_bytes: int = 0  # total size of its documents; 0 if not known in advance
 
 
-#: Makes a document of a JSON object: ``(object, origin, num_bytes) -> document``.
+#: Converts a JSON object to a document: ``(object, origin, num_bytes) -> document``.
 RowReader = Callable[[Any, str, int], InputDocument]
 
 
 def text_under(key: str) -> RowReader:
-    """Reads rows that have their text under a key; ConfigError for one that has not."""
+    """Return a reader of rows whose text is under a key; it raises ConfigError for other rows."""
 
     def read(row: Any, origin: str, num_bytes: int) -> InputDocument:
         check_object(row, origin)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The files of an input: local ones, and objects in a store."""
+"""The files of an input: local files and objects in a store."""
 
 import fnmatch
 import hashlib
@@ -22,12 +22,12 @@ from energon_ext.documents.object_store import (
 )
 from energon_ext.errors import ConfigError
 
-#: Bytes of one request to a store.
+#: Bytes per request to a store.
 _REQUEST_BYTES = 8 * 2**20
 
 
 def open_input(file: StoredObject) -> BinaryIO:
-    """A file object from the first byte on."""
+    """Open a file or object for reading."""
     if not is_remote(file.url):
         return open_data(file.url)
     return io.BufferedReader(_StoredBytes(file), _REQUEST_BYTES)
@@ -59,14 +59,14 @@ class _StoredBytes(io.RawIOBase):
 
 
 def input_files(paths: Iterable[Path | str], patterns: Sequence[str] = ()) -> list[StoredObject]:
-    """Files themselves, and those below folders that match a pattern, sorted."""
-    found: list[StoredObject] = []
+    """Return the files that are named, and the files below folders that match a pattern, sorted."""
+    files: list[StoredObject] = []
     for path in paths:
-        inside = _stored(str(path), patterns) if is_remote(path) else _local(Path(path), patterns)
-        if not inside:
-            raise ConfigError(f"{path}: a folder without {' or '.join(patterns)}.")
-        found += inside
-    return found
+        found = _stored(str(path), patterns) if is_remote(path) else _local(Path(path), patterns)
+        if not found:
+            raise ConfigError(f"{path}: no {' or '.join(patterns)} file in this folder.")
+        files += found
+    return files
 
 
 def _local(path: Path, patterns: Sequence[str]) -> list[StoredObject]:
@@ -75,9 +75,9 @@ def _local(path: Path, patterns: Sequence[str]) -> list[StoredObject]:
     if not path.is_dir():
         return [file_at(str(path))]
     if not patterns:
-        raise ConfigError(f"{path}: a folder, not a file. Use --folder for folders.")
-    inside = {file for pattern in patterns for file in path.rglob(pattern) if file.is_file()}
-    return [file_at(str(file)) for file in sorted(inside)]
+        raise ConfigError(f"{path}: is a folder, not a file. Use --folder for folders.")
+    files = {file for pattern in patterns for file in path.rglob(pattern) if file.is_file()}
+    return [file_at(str(file)) for file in sorted(files)]
 
 
 def _stored(url: str, patterns: Sequence[str]) -> list[StoredObject]:
@@ -91,7 +91,7 @@ def _stored(url: str, patterns: Sequence[str]) -> list[StoredObject]:
     if not below:
         raise ConfigError(f"{url}: no such object.")
     if not patterns:
-        raise ConfigError(f"{url}: a folder, not an object; name each.")
+        raise ConfigError(f"{url}: is a folder, not an object; name its objects one by one.")
     return [
         stored
         for stored in below
@@ -100,7 +100,7 @@ def _stored(url: str, patterns: Sequence[str]) -> list[StoredObject]:
 
 
 def described(files: Sequence[StoredObject]) -> dict[str, Any]:
-    """JSON values by which a change of some files is noticed: names, sizes and versions."""
+    """Return JSON values that reveal a change in the names, sizes or versions of files."""
     digest = hashlib.sha256()
     for file in files:
         line = f"{file.url}\0{file.size}\0{file.version}\n"

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Files and Hugging Face datasets as units. What cannot be read is an error with file and line."""
+"""Files and Hugging Face datasets as units. Errors name the file and the line."""
 
 import gzip
 import importlib
@@ -18,38 +18,38 @@ from energon_ext.prepare.documents import Documents, InputDocument, RowReader, U
 from energon_ext.prepare.input_files import described, input_files, open_input
 
 UNIT_BYTES = 256 * 2**20
-UNIT_ROWS = 65_536  # of a Hugging Face dataset
+UNIT_ROWS = 65_536  # for Hugging Face datasets
 READ_CHARACTERS = 1 << 20
-MOST_LINE_BYTES = 1 << 28  # a small compressed file may be one line of any length
-MOST_CHARACTERS = 1 << 28  # of a text
+MOST_LINE_BYTES = 1 << 28  # a small compressed file may expand to a single line of any length
+MOST_CHARACTERS = 1 << 28  # per text
 COMPRESSED = (".gz", ".zst")
 _BLOCK = 1 << 24
 _MOST_GROUP_BYTES = 1 << 32
-_PARQUET_ROWS = 16  # read at once: a small file may hold rows of any length
+_PARQUET_ROWS = 16  # rows read at once: a small file may expand to rows of any length
 
 
 # Text -------------------------------------------------------------------------------------------
 
 
 def text_units(paths: Iterable[Path | str], separator: str | None = None) -> list[Unit]:
-    """UTF-8 text files in the given order, small ones grouped up to 256 MiB.
+    """Return units of UTF-8 text files in the given order, small files grouped up to 256 MiB.
 
-    Each is one document, or several with a separator between them.
+    A file is one document, or several documents divided by the separator.
     """
     if separator == "":
         raise ConfigError("--separator must not be empty.")
-    found = input_files(paths)
-    sizes = [file.size for file in found]
+    files = input_files(paths)
+    sizes = [file.size for file in files]
     units = []
     for begin, stop in _groups(sizes):
-        own = found[begin:stop]
-        read = partial(_read_texts, own, separator)
-        units.append(Unit(described(own), read, sum(sizes[begin:stop])))
+        group = files[begin:stop]
+        read = partial(_read_texts, group, separator)
+        units.append(Unit(described(group), read, sum(sizes[begin:stop])))
     return units
 
 
 def folder_files(folder: Path, pattern: str) -> list[Path]:
-    """Files under a folder that match a glob pattern, sorted; ConfigError where there is none."""
+    """Return the files under a folder that match a glob pattern, sorted; ConfigError if none do."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder.")
     try:
@@ -71,14 +71,14 @@ def _read_texts(files: Sequence[StoredObject], separator: str | None) -> Documen
 
 
 def _texts(path: StoredObject, separator: str | None) -> Iterator[str]:
-    # Line ends stay as they are; a byte-order mark is no text.
+    # Line ends are kept; a byte-order mark is dropped.
     with io.TextIOWrapper(open_input(path), encoding="utf-8-sig", newline="") as file:
         unfinished = ""
         while piece := file.read(READ_CHARACTERS if separator else MOST_CHARACTERS + 1):
             pieces = [unfinished + piece]
             *finished, unfinished = pieces[0].split(separator) if separator else pieces
             if len(unfinished) > MOST_CHARACTERS:
-                raise ConfigError(f"{path}: a text of more than {MOST_CHARACTERS:,} characters.")
+                raise ConfigError(f"{path}: a text has more than {MOST_CHARACTERS:,} characters.")
             yield from finished
         yield unfinished
 
@@ -87,7 +87,7 @@ def _texts(path: StoredObject, separator: str | None) -> Iterator[str]:
 
 
 def jsonl_units(paths: Iterable[Path | str], read_row: RowReader) -> list[Unit]:
-    """JSON Lines files, in parts of 256 MiB at line borders; a compressed file is one part."""
+    """Return units of JSON Lines files: whole lines up to 256 MiB, or a whole compressed file."""
     units = []
     for path in input_files(paths, ("*.jsonl", "*.jsonl.gz", "*.jsonl.zst")):
         is_compressed = path.url.endswith(COMPRESSED)
@@ -101,7 +101,7 @@ def jsonl_units(paths: Iterable[Path | str], read_row: RowReader) -> list[Unit]:
 
 
 def _line_ranges(path: StoredObject) -> Iterator[tuple[int, int]]:
-    """The first byte of each part of a file, and the one behind the last."""
+    """Yield the first byte of each part of a file, and the byte after the last."""
     begin = 0
     with open_input(path) as file:
         while begin < path.size:
@@ -112,7 +112,7 @@ def _line_ranges(path: StoredObject) -> Iterator[tuple[int, int]]:
 
 
 def _lines(path: StoredObject, begin: int, stop: int | None) -> Iterator[tuple[bytes, str, int]]:
-    """Lines with their origins and sizes, from one byte of a file to another or to its end."""
+    """Yield the lines between two bytes of a file, with origins and sizes; None for the end."""
     with open_input(path) as stored, _unpacked(stored, path) as file:
         position, number = begin, 1 + _lines_before(file, path, begin)
         while line := file.readline(MOST_LINE_BYTES):
@@ -125,10 +125,10 @@ def _lines(path: StoredObject, begin: int, stop: int | None) -> Iterator[tuple[b
 
 
 def _lines_before(file: BinaryIO, path: StoredObject, begin: int) -> int:
-    """The number of lines before a byte, to which the file is moved.
+    """Move a file to a byte, and return the number of lines before it.
 
-    Counted by the reader of a part: listing the parts of an input must not read all of it. Lines of
-    a part of an object have the number of their first byte instead.
+    The reader of a part counts them, since listing the parts must not read the whole input. For
+    objects in a store nothing is counted; their lines are named by their first byte.
     """
     if is_remote(path):
         file.seek(begin)
@@ -159,7 +159,7 @@ def _read_line(read_row: RowReader, line: bytes, origin: str, num_bytes: int) ->
 
 
 def parquet_units(paths: Iterable[Path | str], read_row: RowReader) -> list[Unit]:
-    """Parquet files, in parts of whole row groups up to 256 MiB."""
+    """Return units of Parquet files, each of whole row groups up to 256 MiB."""
     parquet = _extra("pyarrow.parquet", "--parquet")
     units = []
     for path in input_files(paths, ("*.parquet",)):
@@ -173,8 +173,8 @@ def parquet_units(paths: Iterable[Path | str], read_row: RowReader) -> list[Unit
             packed = sum(group.column(n).total_compressed_size for n in range(group.num_columns))
             if group.total_byte_size > min(_MOST_GROUP_BYTES, max(UNIT_BYTES, 200 * packed)):
                 raise ConfigError(
-                    f"{path}: a row group of {packed:,} bytes that unpacks to "
-                    f"{group.total_byte_size:,}; write it again, in smaller row groups."
+                    f"{path}: a row group of {packed:,} bytes expands to "
+                    f"{group.total_byte_size:,}; write the file with smaller row groups."
                 )
         first_row = 0
         for begin, stop in _groups([group.total_byte_size for group in groups]):
@@ -199,7 +199,7 @@ def _parquet_rows(
 def hugging_face_units(
     name: str, *, config: str | None, split: str, streaming: bool, read_row: RowReader
 ) -> list[Unit]:
-    """One split of a Hugging Face dataset, from the hub, a folder, or what it saved to disk."""
+    """Return units of one split of a Hugging Face dataset, from the hub or a folder."""
     datasets = _extra("datasets", "--hf-dataset")
     try:
         if any((Path(name) / saved).is_file() for saved in ("state.json", "dataset_dict.json")):
@@ -214,9 +214,9 @@ def hugging_face_units(
         return [Unit(version, partial(_read_hugging_face, rows, name, 0, read_row))]
     units = []
     for begin in range(0, len(rows), UNIT_ROWS):
-        own = range(begin, min(begin + UNIT_ROWS, len(rows)))
-        read = partial(_read_hugging_face, rows.select(own), name, begin, read_row)
-        units.append(Unit({**version, "range": [own.start, own.stop]}, read))
+        part = range(begin, min(begin + UNIT_ROWS, len(rows)))
+        read = partial(_read_hugging_face, rows.select(part), name, begin, read_row)
+        units.append(Unit({**version, "range": [part.start, part.stop]}, read))
     return units
 
 
@@ -225,11 +225,11 @@ def _read_hugging_face(rows: Any, name: str, first: int, read_row: RowReader) ->
     return _documents(numbered, read_row)
 
 
-# What they share --------------------------------------------------------------------------------
+# Shared helpers ---------------------------------------------------------------------------------
 
 
 def _groups(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Ranges of neighbours of at most 256 MiB together; what is larger is alone."""
+    """Yield ranges of consecutive items of at most 256 MiB in total; a larger item is alone."""
     begin = num_bytes = 0
     for number, size in enumerate(sizes):
         if number > begin and num_bytes + size > UNIT_BYTES:
@@ -249,12 +249,12 @@ def _documents(rows: Iterable[tuple[Any, str, int]], read_row: RowReader) -> Doc
 
 
 def _read_rows(read_row: RowReader, rows: Callable[..., Any], path: Any, *part: Any) -> Documents:
-    """Documents of the rows that a function finds in a part of a file."""
+    """Yield documents from the rows that a function reads from a part of a file."""
     return _readable(path, _documents(rows(path, *part), read_row))
 
 
 def _readable(path: object, documents: Documents) -> Documents:
-    """The documents of a file, and last the error that ends them, if any."""
+    """Yield the documents of a file, followed by the error that stopped reading, if any."""
     try:
         yield from documents
     except (OSError, EOFError, zlib.error, ValueError) as error:
@@ -274,7 +274,7 @@ def _unreadable(path: object, error: Exception) -> ConfigError:
 
 
 def _extra(module: str, what: str) -> Any:
-    """A module of a package that is optional."""
+    """Import a module of an optional package."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""How the documents of a unit become token files, one pair for each split."""
+"""Writes the documents of a unit to token files, one pair per split."""
 
 import hashlib
 import os
@@ -20,18 +20,17 @@ from energon_ext.prepare.documents import InputDocument, Unit
 
 logger = log_of(__name__)
 
-#: Bytes and number of documents that are tokenized together.
+#: Maximum bytes and documents that are tokenized together.
 BATCH_BYTES = 2**20
 BATCH_DOCUMENTS = 4096
 
-#: Refused documents in a row that end a preparation, as they end a run of Energon.
+#: Consecutive refused documents that end a preparation, as they end a run of Energon.
 MOST_REFUSED_IN_A_ROW = 100
 
-#: Token ids, and the weights of the labels, None for 1 everywhere; or why the document is refused.
+#: Token ids and label weights, None if all are 1; or the error of a refused document.
 Encoded = tuple[np.ndarray, np.ndarray | None] | SampleError
 
-#: Work on a unit that was killed may lie in a folder of this name and the unit's until the next
-#: process that makes the unit removes it.
+#: Prefix of the temporary folder of a unit; the next process on this unit removes leftovers.
 STAGING = ".staging-"
 
 #: JSON values.
@@ -40,27 +39,27 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """The treatment of every document."""
+    """How to encode, filter, split and write documents."""
 
     encode: Callable[[Sequence[InputDocument]], Sequence[Encoded]]
-    writer: Callable[[Path], Any]  # of the files of a prefix: a TokenWriter or a LengthWriter
-    meta: Mapping[str, Any]  # for the .meta.json beside each pair
-    options: Mapping[str, Any]  # JSON values on which the files depend beside the input
-    val_fraction: float = 0.0  # of the documents that are in no split, by a hash of their text
-    seed: int = 0  # of that hash
-    min_chars: int = 0  # of a document that counts, but white space at the ends
-    skips_unreadable: bool = False  # leaves out and counts what cannot be read; else an error
-    keeps_all: bool = False  # a refused document has no tokens, in place of being left out
+    writer: Callable[[Path], Any]  # creates a TokenWriter or LengthWriter for a prefix
+    meta: Mapping[str, Any]  # content of the .meta.json of each pair
+    options: Mapping[str, Any]  # JSON values that the files depend on besides the input
+    val_fraction: float = 0.0  # share of documents for val, among those without a fixed split
+    seed: int = 0  # of the hash that chooses the split
+    min_chars: int = 0  # minimum length of a document without leading and trailing white space
+    skips_unreadable: bool = False  # True excludes and counts unreadable documents, else an error
+    keeps_all: bool = False  # True keeps refused documents as empty ones instead of excluding them
 
 
 def write_unit(
     job: Job, unit: Unit, name: str, folder: Path, advance: Callable[[int], None]
 ) -> Record:
-    """Write a unit as FOLDER/SPLIT/NAME.bin and so on; complete files appear there, or none.
+    """Write a unit to FOLDER/SPLIT/NAME.bin and so on; only complete files appear there.
 
-    Returns the counts, and size and SHA-256 of each file.
+    Returns the counts, and the size and SHA-256 of each file.
     """
-    # Documents that are in no file, or have no token in it, and why the first one is.
+    # Documents that are excluded or have no tokens, and the error of the first one.
     losses: Record = {"too_short": 0, "unreadable": {"count": 0, "first": ""}}
     losses["refused"] = {"count": 0, "first": ""}
     characters = Counter[str]()
@@ -95,7 +94,7 @@ def write_unit(
 
 
 def split_of(text: str, val_fraction: float, seed: int) -> str:
-    """The split of a document, by a keyed hash of its text, so equal texts are never in both.
+    """Return the split of a document by a keyed hash, so equal texts are always in the same split.
 
     Example:
         >>> [split_of(str(n), val_fraction=0.25, seed=0) for n in range(1000)].count("val")
@@ -105,7 +104,7 @@ def split_of(text: str, val_fraction: float, seed: int) -> str:
 
 
 def sha256(path: Path) -> str:
-    """The hash of a file, read block by block."""
+    """Return the SHA-256 of a file, read in blocks."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -119,9 +118,9 @@ def _count(lost: Record, error: Exception) -> None:
 
 
 def _readable(job: Job, unit: Unit, losses: Record) -> Iterator[InputDocument]:
-    """The documents of a unit that are whole and long enough."""
-    for found in unit.read():
-        document = _checked(found) if isinstance(found, InputDocument) else found
+    """Yield the documents of a unit that are readable and long enough."""
+    for item in unit.read():
+        document = _checked(item) if isinstance(item, InputDocument) else item
         if isinstance(document, ConfigError):
             if not job.skips_unreadable:
                 raise document
@@ -138,8 +137,8 @@ def _checked(document: InputDocument) -> InputDocument | ConfigError:
         return document
     except UnicodeEncodeError as error:
         return ConfigError(
-            f"{document.origin}: the text holds half a character (a lone surrogate, "
-            f"{document.text[error.start]!r}); mend or remove it."
+            f"{document.origin}: the text contains a lone surrogate "
+            f"({document.text[error.start]!r}); fix or remove it."
         )
 
 
@@ -163,15 +162,15 @@ def _batches(
 def _encoded(
     job: Job, unit: Unit, losses: Record, advance: Callable[[int], None]
 ) -> Iterator[tuple[InputDocument, str, np.ndarray, np.ndarray | None]]:
-    """The documents of a unit with their splits, tokens and weights."""
+    """Yield the documents of a unit with their splits, tokens and weights."""
     refused_in_a_row = 0
     for batch in _batches(_readable(job, unit, losses), advance):
         for document, encoded in zip(batch, job.encode(batch), strict=True):
             if job.keeps_all and not isinstance(encoded, SampleError) and not len(encoded[0]):
-                encoded = SampleError(f"Sample {document.origin}: no token.")
+                encoded = SampleError(f"Sample {document.origin}: no tokens.")
             if isinstance(encoded, SampleError):
                 _count(losses["refused"], encoded)
-                logger.debug("left out: %s", encoded)
+                logger.debug("refused: %s", encoded)
                 refused_in_a_row += 1
                 if refused_in_a_row == MOST_REFUSED_IN_A_ROW:
                     raise ConfigError(

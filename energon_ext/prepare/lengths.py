@@ -1,9 +1,9 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The table of lengths: tokens and cost of every sample of a source, eight bytes in all.
+"""The table of lengths: tokens and cost of every sample of a source, eight bytes per sample.
 
-A folder holds a pair of files for each part of the source, such as a shard: ``.lengths.bin`` with
-uint32 and ``.costs.bin`` with float32 for each of its samples, in their order.
+A folder contains two files per part of the source, such as a shard: ``.lengths.bin`` with a uint32
+and ``.costs.bin`` with a float32 per sample, in order.
 """
 
 from array import array
@@ -26,7 +26,7 @@ LENGTHS, COSTS = ".lengths.bin", ".costs.bin"
 
 
 class LengthWriter:
-    """One part of a table that grows."""
+    """Writes one part of a table."""
 
     def __init__(self, prefix: str | Path):
         self._prefix = str(prefix)
@@ -38,14 +38,14 @@ class LengthWriter:
         return len(self._lengths)
 
     def write(self, lengths: np.ndarray, costs: np.ndarray | None, origin: str = "") -> None:
-        """Append a sample: its length alone in an array, and its cost; an empty one has 0."""
+        """Append a sample: its length and its cost, each as an array of one number; empty for 0."""
         length = int(lengths.sum())
         self._lengths.append(length)
         self._costs.append(0.0 if costs is None else float(costs.sum()))
         self.num_tokens += length
 
     def abandon(self) -> None:
-        """Nothing is open."""
+        """Do nothing, since no file is open."""
 
     def close(self, meta: Mapping[str, Any] | None = None) -> None:
         """Write the files."""
@@ -58,12 +58,12 @@ class LengthTable:
     """The lengths of the samples of a source."""
 
     lengths: np.ndarray  # uint32 [n]; 0 for a sample that could not be measured
-    costs: np.ndarray  # float32 [n], beside those of the lengths, in the unit of encoder.cost
-    longest: int  # positions of a row; longer samples count as empty, and are in none
+    costs: np.ndarray  # float32 [n], added to the cost of the tokens, in the unit of encoder.cost
+    longest: int  # positions of a row; longer samples count as empty and are in no row
 
     @classmethod
     def open(cls, folder: Path, longest: int) -> "LengthTable":
-        """Read a table that :mod:`~energon_ext.prepare.units` made."""
+        """Read a table written by :mod:`~energon_ext.prepare.units`."""
         units = (read_json(folder / PREPARED) or {}).get("units")
         if not isinstance(units, list):
             raise _damaged(folder, f"{PREPARED} cannot be read")
@@ -76,35 +76,35 @@ class LengthTable:
 
     @property
     def num_too_long(self) -> int:
-        """Samples that are longer than a row."""
+        """Number of samples that are longer than a row."""
         return int((self.lengths > self.longest).sum())
 
     @property
     def samples_per_row(self) -> float:
-        """Of those that are read, about."""
-        read = self.lengths[(self.lengths > 0) & (self.lengths <= self.longest)]
-        return self.longest / float(read.mean()) if len(read) else 1
+        """Approximate number of samples per row."""
+        fitting = self.lengths[(self.lengths > 0) & (self.lengths <= self.longest)]
+        return self.longest / float(fitting.mean()) if len(fitting) else 1
 
     def for_rows(self, longest: int) -> "LengthTable":
-        """The same for rows of another length."""
+        """Return this table for rows of another length."""
         return replace(self, longest=longest)
 
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers themselves, and the tokens of each, 0 for one that is in no row."""
+        """Return the numbers themselves, and the tokens of each sample, 0 if it is in no row."""
         lengths = self.lengths[numbers].astype(np.int64)
         return numbers, np.where(lengths <= self.longest, lengths, 0)
 
     def costs_of(self, numbers: np.ndarray) -> np.ndarray:
-        """The cost of each, float32 [n], beside that of its tokens."""
+        """Return the cost of each sample in addition to its tokens, float32 [n]."""
         return self.costs[numbers]
 
     def fingerprint(self) -> dict[str, Any]:
-        """Number of samples and tokens, and a digest of all lengths."""
+        """Return the number of samples and tokens, and a digest of all lengths."""
         tokens = int(self.lengths.sum(dtype=np.int64))
         return {"documents": len(self), "tokens": tokens, "lengths": _digest(self.lengths)}
 
     def options(self) -> dict[str, Any]:
-        """A digest of all costs: they decide which rank has which row of a step."""
+        """Return a digest of all costs, which decide how the rows of a step go to the ranks."""
         return {"costs": _digest(self.costs)}
 
 
@@ -113,8 +113,8 @@ def _digest(column: np.ndarray) -> str:
 
 
 def _column(folder: Path, units: Sequence[Record], suffix: str, dtype: str) -> np.ndarray:
-    """The numbers of all units one after another."""
-    found = [np.zeros(0, dtype)]
+    """Concatenate the numbers of all units."""
+    parts = [np.zeros(0, dtype)]
     for unit in units:
         file = f"{SPLIT}/{unit['name']}{suffix}"
         expected = unit["files"].get(file, {}).get("bytes", 0)
@@ -124,9 +124,9 @@ def _column(folder: Path, units: Sequence[Record], suffix: str, dtype: str) -> n
             raise _damaged(folder, str(error)) from error
         if len(content) != expected:
             raise _damaged(folder, f"{file} has {len(content)} bytes")
-        found.append(np.frombuffer(content, dtype))
-    return np.concatenate(found)
+        parts.append(np.frombuffer(content, dtype))
+    return np.concatenate(parts)
 
 
 def _damaged(folder: Path, reason: str) -> ConfigError:
-    return ConfigError(f"{folder}: a damaged table of lengths ({reason}).")
+    return ConfigError(f"{folder}: the table of lengths is damaged ({reason}).")

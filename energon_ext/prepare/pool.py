@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The units of a job in processes of their own, all of the work in them."""
+"""Writes the units of a job in worker processes."""
 
 import ctypes
 import multiprocessing
@@ -18,17 +18,17 @@ from energon_ext.prepare.job import Job, Record, write_unit
 
 _PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 
-#: Writes a unit by number; a worker has it from its parent, as jobs and inputs cannot be pickled.
+#: Writes a unit by number; inherited from the parent, since jobs and inputs cannot be pickled.
 _write_by_number: Callable[[int], Record]
 
 
 def write_units(
     job: Job, units: Mapping[str, Unit], folder: Path, jobs: int, advance: Callable[[int], None]
 ) -> Generator[tuple[str, Record], None, None]:
-    """Write some units, and yield the name and the record of each once it is done.
+    """Write units, and yield the name and record of each one when it is finished.
 
-    One unit, or one job, is written in this process, where the tokenizer may use all cores.
-    ``advance`` is called now and then with the bytes that were read since.
+    With one unit or ``jobs=1``, this process writes the units, and the tokenizer may use all cores.
+    ``advance`` is called regularly with the bytes read since its last call.
     """
     workers = min(jobs, len(units))
     if workers <= 1:
@@ -36,7 +36,7 @@ def write_units(
             yield name, write_unit(job, unit, name, folder, advance)
         return
     names = list(units)
-    # No lock, which a killed worker would keep: each unit has a count of its own.
+    # One counter per unit needs no lock, which a killed worker would never release.
     counts, stopped = RawArray("q", len(units)), RawArray("b", 1)
 
     def write(number: int) -> Record:
@@ -61,7 +61,7 @@ def write_units(
                 yield pending.pop(future), future.result()
     except BrokenProcessPool as error:
         raise WorkerError(
-            "A worker was killed, perhaps because memory was short; finished units are kept. "
+            "A worker was killed, perhaps because it ran out of memory; finished units are kept. "
             "Run the same command again, with fewer --jobs if memory is short."
         ) from error
     finally:
@@ -70,12 +70,12 @@ def write_units(
 
 
 def end_with_parent() -> None:
-    """Let this process be killed when its parent ends."""
+    """Have this process killed when its parent ends."""
     ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def _start(write: Callable[[int], Record], threads: int) -> None:
-    """Make a worker end with its parent, leave Ctrl-C to it, and use its share of the cores."""
+    """Initialize a worker: end with the parent, ignore Ctrl-C, use only its share of the cores."""
     global _write_by_number
     _write_by_number = write
     end_with_parent()

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Samples of an Energon dataset by number, as units of documents."""
+"""Samples of an Energon dataset as units of documents."""
 
 import functools
 from collections.abc import Callable, Generator, Mapping
@@ -17,7 +17,7 @@ from energon_ext.samples.numbered import NumberedSamples, as_worker, key_of
 
 UNIT_SAMPLES = 65_536
 
-#: Samples that a store is asked for before they are needed.
+#: Number of samples to prefetch.
 _READ_AHEAD = 32
 
 
@@ -26,26 +26,26 @@ class SampleSource:
     """The samples of one dataset."""
 
     path: str  # for messages
-    version: Mapping[str, Any]  # JSON values by which a change of its files is noticed
+    version: Mapping[str, Any]  # JSON values that reveal a change of its files
     count: int
-    open: Callable[[], SavableDataset]  # each unit opens its own
-    document: Callable[[Any, str], InputDocument]  # of a sample and its key
-    #: A sample that cannot be used is a document with its error, one that the split excludes a
-    #: document without a sample; else the first is an error, the second left out.
+    open: Callable[[], SavableDataset]  # called once per unit
+    document: Callable[[Any, str], InputDocument]  # takes a sample and its key
+    #: True: a sample that cannot be used becomes a document with its error, and one excluded by
+    #: the split a document without a sample. False: the first raises, the second is omitted.
     keeps_damaged: bool = False
-    sample_bytes: int = 0  # of a sample, about, for the progress
+    sample_bytes: int = 0  # approximate bytes per sample, for the progress bar
 
 
 def sample_units(source: SampleSource) -> list[Unit]:
-    """All samples of a source, in ranges."""
+    """Return units of all samples of a source."""
     begins = range(0, source.count, UNIT_SAMPLES)
     ranges = [range(begin, min(begin + UNIT_SAMPLES, source.count)) for begin in begins]
     version = {"path": source.path, "version": dict(source.version)}
-    return [unit_of(source, own, {**version, "range": [own.start, own.stop]}) for own in ranges]
+    return [unit_of(source, part, {**version, "range": [part.start, part.stop]}) for part in ranges]
 
 
 def unit_of(source: SampleSource, numbers: range, description: Mapping[str, Any]) -> Unit:
-    """Some samples of a source as a unit."""
+    """Return a unit of some samples of a source."""
     num_bytes = len(numbers) * source.sample_bytes
     return Unit(description, functools.partial(_read, source, numbers), num_bytes)
 
@@ -64,25 +64,25 @@ def _read(source: SampleSource, numbers: range) -> Documents:
 
 
 def _read_one(samples: NumberedSamples, number: int) -> tuple[str, Any]:
-    """The key and the sample of a number; the sample is its error where it has one."""
+    """Read the key and the sample of a number; the error, if there is one, replaces the sample."""
     stored = samples.stored(number)
     if stored is None:  # excluded by the split
         return str(number), None
     key = key_of(stored)
     try:
         sample = samples.cooked(stored)
-    except SampleError as error:  # of a cooker, which names the sample
+    except SampleError as error:  # from a cooker, with the name of the sample
         return key, error
     except (SkipSample, DecodingError, *LEFT_OUT) as error:
-        reason = error.__cause__ or error  # the errors of decoders have no text of their own
+        reason = error.__cause__ or error  # errors of decoders have no text
         return key, SampleError(f"Sample {key}: {type(error).__name__} ({reason}).")
     except EnergonExtError:
         raise
-    except Exception as error:  # whatever a loader or a cooker raises
+    except Exception as error:  # from a loader or a cooker
         where = f"{samples.path}: {type(error).__name__} in sample {key}"
         raise ConfigError(f"{where}: {error}.") from error
     if isinstance(sample, Generator):
         raise ConfigError(
-            f"{samples.path}: several samples are made of one; write them as JSON Lines first."
+            f"{samples.path}: sample {key} becomes several samples; write them as JSON Lines first."
         )
     return key, sample

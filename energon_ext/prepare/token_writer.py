@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Writes one ``.bin``/``.idx`` pair, document by document, with weights and origins beside it."""
+"""Writes a ``.bin``/``.idx`` pair, document by document, with its weights and origins."""
 
 import json
 from array import array
@@ -15,23 +15,23 @@ from energon_ext.documents.origins import ORIGINS_SUFFIX, line_of
 from energon_ext.documents.token_index import META_SUFFIX, WEIGHTS_SUFFIX, write_index
 from energon_ext.errors import ConfigError
 
-#: As megatron-core chooses: the largest vocabulary whose ids are written as uint16.
-_MOST_SMALL_IDS = 65_500
+#: Vocabularies below this size are written as uint16, as in megatron-core.
+_UINT16_VOCAB_SIZE = 65_500
 
 
 class TokenWriter:
-    """A pair that grows; it holds four bytes per document, and 28 when it is closed.
+    """Writes one pair; it keeps four bytes per document in memory, and 28 while closing.
 
     Args:
         prefix: path without suffix.
-        vocab_size: ids are below it, and decide the type of the file.
-        weights_dtype: type of the weights, ``uint8`` where all are 0 or 1, else ``float32``. There
-            is a file of them from the first document on that has some.
+        vocab_size: exclusive limit of the ids; it determines the token type.
+        weights_dtype: type of the weights, ``uint8`` if all are 0 or 1, else ``float32``. Their
+            file is only written if a document has weights.
     """
 
     def __init__(self, prefix: str | Path, vocab_size: int, weights_dtype: str = "uint8"):
         self.prefix = str(prefix)
-        self.dtype = np.dtype(np.uint16 if vocab_size < _MOST_SMALL_IDS else np.int32)
+        self.dtype = np.dtype(np.uint16 if vocab_size < _UINT16_VOCAB_SIZE else np.int32)
         self.num_tokens = 0
         self._vocab_size = vocab_size
         self._weights_dtype = np.dtype(weights_dtype)
@@ -44,11 +44,11 @@ class TokenWriter:
     def write(
         self, tokens: np.ndarray, weights: np.ndarray | None = None, origin: str = ""
     ) -> None:
-        """Append a document; ConfigError for ids that the vocabulary does not have."""
+        """Append a document; ConfigError if a token id is out of range."""
         for found in (int(tokens.min(initial=0)), int(tokens.max(initial=0))):
             if not 0 <= found < self._vocab_size:
                 raise ConfigError(
-                    f"{origin}: the token id {found}; the tokenizer has {self._vocab_size}."
+                    f"{origin}: token id {found}, but the tokenizer has {self._vocab_size} ids."
                 )
         if weights is not None and self._weights is None:
             self._weights = self._open(WEIGHTS_SUFFIX)
@@ -67,11 +67,7 @@ class TokenWriter:
         return len(self._lengths)
 
     def close(self, meta: Mapping[str, Any] | None = None) -> None:
-        """Finish the pair.
-
-        Args:
-            meta: which tokenizer wrote it, for the file beside it; None for no such file.
-        """
+        """Finish the pair; ``meta`` is the content of its ``.meta.json``, None to write none."""
         self.abandon()
         write_index(self.prefix + ".idx", self.dtype, np.frombuffer(self._lengths, np.intc))
         if meta is None:
@@ -82,7 +78,7 @@ class TokenWriter:
         Path(self.prefix + META_SUFFIX).write_text(text, encoding="utf-8")
 
     def abandon(self) -> None:
-        """Close the files, which are not whole."""
+        """Close the files without finishing the pair."""
         self._files.close()
 
     def _open(self, suffix: str) -> IO[bytes]:

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs a job over its units, continues where an earlier run ended, and publishes the files.
+"""Runs a job on its units, continues where an earlier run stopped, and publishes the files.
 
-Everything is made in a hidden folder beside the output, with an account of each finished unit, and
-takes the output's name at the very end. One process makes all units, or several make a part each;
-whichever of these ends last publishes.
+Everything is prepared in a hidden folder next to the output, with an account of each finished unit.
+Publishing renames this folder to the output. One process prepares all units, or several prepare one
+part each; the last of them to finish publishes.
 """
 
 import contextlib
@@ -45,37 +45,38 @@ def run_units(
     jobs: int = 1,
     force: bool = False,
     splits: Sequence[str] = (),
-    what: str = "preparing",
+    title: str = "preparing",
 ) -> tuple[Record, list[str]]:
     """Prepare units that are not prepared yet.
 
     Args:
-        output: the folder that is made or completed.
-        jobs: processes.
-        force: make everything anew, and replace what is there.
-        splits: those that need documents.
+        output: the folder to create or complete.
+        jobs: number of processes.
+        force: prepare everything again, and replace the output.
+        splits: splits that must not be empty.
+        title: label of the progress bar.
 
     Returns:
-        What is written to PREPARED, and what was found and done again, for people.
+        The content of PREPARED, and a message per unit that was prepared again.
     """
     if force:
         _check_replaceable(output)
-    made = Preparation.of(job, units, output, anew=force)
+    preparation = Preparation.of(job, units, output, force=force)
     output.parent.mkdir(parents=True, exist_ok=True)
     with claimed(output) as beat:
         refuse_others(output, None)
-        _remove_link(made.work)
+        _remove_link(preparation.work)
         if force:
-            shutil.rmtree(made.work, ignore_errors=True)
-        _remove_staging(made.work)
+            shutil.rmtree(preparation.work, ignore_errors=True)
+        _remove_staging(preparation.work)
         try:
-            reasons = _reasons(made, made.units)
-            _make(made, reasons, jobs, beat, what)
-            return _finish(made, splits), _remarks(reasons)
+            reasons = _reasons(preparation, preparation.units)
+            _prepare(preparation, reasons, jobs, beat, title)
+            return _finish(preparation, splits), _remarks(reasons)
         finally:
-            _remove_staging(made.work)
-            if not (made.work / PREPARED).exists() and not made.accounts():
-                shutil.rmtree(made.work, ignore_errors=True)
+            _remove_staging(preparation.work)
+            if not (preparation.work / PREPARED).exists() and not preparation.accounts():
+                shutil.rmtree(preparation.work, ignore_errors=True)
 
 
 def run_part(
@@ -86,82 +87,83 @@ def run_part(
     *,
     jobs: int = 1,
     splits: Sequence[str] = (),
-    what: str = "preparing",
+    title: str = "preparing",
 ) -> tuple[Record | None, list[str]]:
-    """Prepare every COUNT-th unit; publish the output where no unit is missing any more.
+    """Prepare one part of the units; publish the output if no other unit is missing.
 
     Parts may be prepared at the same time, by any processes that share a file system.
 
     Returns:
-        As :func:`run_units`; None in place of the first while units of other parts are missing.
+        Like :func:`run_units`, but None as the content while units of other parts are missing.
     """
-    made = Preparation.of(job, units, output)
-    own = list(made.units)[part.number :: part.count]
+    preparation = Preparation.of(job, units, output, force=False)
+    names = list(preparation.units)[part.number :: part.count]
     output.parent.mkdir(parents=True, exist_ok=True)
-    # A scheduler may begin a part again before the claim of the killed process has become stale.
+    # A scheduler may restart a part before the claim of its killed process is stale.
     with claimed(part.beside(output), wait_seconds=2 * STALE_SECONDS) as beat:
-        _remove_link(made.work)
-        reasons = _reasons(made, own)
+        _remove_link(preparation.work)
+        reasons = _reasons(preparation, names)
         if any(reason is not None for reason in reasons.values()):
             refuse_others(output, part)
-            _remove_staging(made.work, own)
-            _make(made, reasons, jobs, beat, what)
-    # Without its own claim: of two parts that end at once, the later one finds no other at work.
-    return _finish_last(made, splits), _remarks(reasons)
+            _remove_staging(preparation.work, names)
+            _prepare(preparation, reasons, jobs, beat, title)
+    # After releasing the claim: if two parts end together, the later one sees no other claim.
+    return _finish_last(preparation, splits), _remarks(reasons)
 
 
-def _finish_last(made: Preparation, splits: Sequence[str]) -> Record | None:
-    """Publish the output, unless units are missing or another process does it."""
-    if not made.has_all() or living_parts(made.output):
+def _finish_last(preparation: Preparation, splits: Sequence[str]) -> Record | None:
+    """Publish the output unless units are missing or another process publishes it."""
+    if not preparation.has_all() or living_parts(preparation.output):
         return None
-    with contextlib.suppress(ClaimedError), claimed(made.output):
-        if all(reason is None for reason in _reasons(made, made.units).values()):
-            _remove_staging(made.work)
-            return _finish(made, splits)
+    with contextlib.suppress(ClaimedError), claimed(preparation.output):
+        if all(reason is None for reason in _reasons(preparation, preparation.units).values()):
+            _remove_staging(preparation.work)
+            return _finish(preparation, splits)
     return None
 
 
-def _reasons(made: Preparation, names: Collection[str]) -> dict[str, str | None]:
-    """Why each of some units is to be made, None for one that is finished."""
-    known = made.finished(names)
-    return {name: made.reason_to_make(name, known.get(name)) for name in names}
+def _reasons(preparation: Preparation, names: Collection[str]) -> dict[str, str | None]:
+    """Return why each unit must be prepared, None if it is finished."""
+    records = preparation.finished(names)
+    return {name: preparation.reason_to_prepare(name, records.get(name)) for name in names}
 
 
 def _remarks(reasons: Mapping[str, str | None]) -> list[str]:
-    return [f"{name}: {reason}, made again" for name, reason in reasons.items() if reason]
+    return [f"{name}: {reason}, prepared again" for name, reason in reasons.items() if reason]
 
 
-def _make(
-    made: Preparation,
+def _prepare(
+    preparation: Preparation,
     reasons: Mapping[str, str | None],
     jobs: int,
     beat: Callable[[], None],
-    what: str,
+    title: str,
 ) -> None:
-    """Make the units that are missing, and write an account of each."""
-    missing = {name: made.units[name] for name, reason in reasons.items() if reason is not None}
-    for path in [*made.work.glob("*/part-*")]:
+    """Prepare the missing units, and write an account of each."""
+    units = preparation.units
+    missing = {name: units[name] for name, reason in reasons.items() if reason is not None}
+    for path in [*preparation.work.glob("*/part-*")]:
         if path.name.partition(".")[0] in missing:
             path.unlink()
     totals = [unit.num_bytes for unit in missing.values()]
-    with _progress_bar(what, sum(totals) if all(totals) else None) as bar:
+    with _progress_bar(title, sum(totals) if all(totals) else None) as bar:
 
         def advance(num_bytes: int) -> None:
             beat()
             bar.update(num_bytes)
 
-        written = write_units(made.job, missing, made.work, jobs, advance)
+        written = write_units(preparation.job, missing, preparation.work, jobs, advance)
         with contextlib.closing(written):
             for name, record in written:
-                made.write_account(name, record)
+                preparation.write_account(name, record)
 
 
-def _progress_bar(what: str, num_bytes: int | None) -> Any:
-    """A bar on a terminal, in a log now and then a line."""
+def _progress_bar(title: str, num_bytes: int | None) -> Any:
+    """Return a progress bar, which prints a line every 30 s if it is not on a terminal."""
     is_closed = sys.stderr is None or sys.stderr.closed
     seconds = 0.1 if not is_closed and sys.stderr.isatty() else _SECONDS_BETWEEN_LINES
     return tqdm(
-        desc=what,
+        desc=title,
         total=num_bytes,
         unit="B",
         unit_scale=True,
@@ -175,45 +177,45 @@ def _progress_bar(what: str, num_bytes: int | None) -> Any:
 # The output -------------------------------------------------------------------------------------
 
 
-def _finish(made: Preparation, splits: Sequence[str]) -> Record:
-    """Make one record of all accounts, and publish the files."""
-    prepared = made.summed(made.finished(made.units))
-    _check_documents(prepared, splits, made)
-    _publish(prepared, made)
+def _finish(preparation: Preparation, splits: Sequence[str]) -> Record:
+    """Merge all accounts, and publish the files."""
+    prepared = preparation.merge(preparation.finished(preparation.units))
+    _check_documents(prepared, splits, preparation)
+    _publish(prepared, preparation)
     return prepared
 
 
-def _check_documents(prepared: Record, splits: Sequence[str], made: Preparation) -> None:
+def _check_documents(prepared: Record, splits: Sequence[str], preparation: Preparation) -> None:
     empty = [split for split in splits if not prepared["documents"].get(split)]
     if not empty:
         return
-    shutil.rmtree(made.work, ignore_errors=True)  # other options are needed
+    shutil.rmtree(preparation.work, ignore_errors=True)  # it would conflict with corrected options
     documents = sum(prepared["documents"].values())
-    job = made.job
+    job = preparation.job
     if documents:
         raise ConfigError(
-            f"None of the {documents} documents fell into {empty[0]} with --val "
-            f"{job.val_fraction} and --seed {job.seed}. Change --val (0: no val split) or --seed."
+            f"None of the {documents} documents is in {empty[0]} with --val {job.val_fraction} "
+            f"and --seed {job.seed}. Change --val (0: no val split) or --seed."
         )
     too_short = sum(each["too_short"] for each in prepared["units"])
     count, first = left_out(prepared, "refused")
-    refused = f", and {count} refused, the first: {first}" if count else ""
+    refused = f", {count} refused, the first: {first}" if count else ""
     raise ConfigError(
-        f"The input has no document of at least {job.min_chars} characters ({too_short} shorter "
-        f"ones{refused})."
+        f"The input has no document of at least {job.min_chars} characters ({too_short} shorter"
+        f"{refused})."
     )
 
 
-def _publish(prepared: Record, made: Preparation) -> None:
-    """Give what is made the output's name, or put what was made again into the output."""
-    work, output = made.work, made.output
+def _publish(prepared: Record, preparation: Preparation) -> None:
+    """Rename the work folder to the output, or move its files into an existing output."""
+    work, output = preparation.work, preparation.output
     write_json(work / PREPARED, prepared)
     wanted = {file for record in prepared["units"] for file in record["files"]}
-    is_new = made.anew or not output.exists() or not any(output.iterdir())
+    is_new = preparation.force or not output.exists() or not any(output.iterdir())
     for folder in (work,) if is_new else (work, output):
         for path in [*folder.glob("*/part-*")]:
             if f"{path.parent.name}/{path.name}" not in wanted:
-                path.unlink()  # accounts too, which PREPARED now stands for
+                path.unlink()  # also accounts, which PREPARED replaces
     shutil.rmtree(work / ACCOUNTS, ignore_errors=True)
     if is_new:
         old = output.with_name(f".{output.name}.old")
@@ -231,24 +233,22 @@ def _publish(prepared: Record, made: Preparation) -> None:
 
 
 def _check_replaceable(output: Path) -> None:
-    """Refuse to replace a folder in which anything lies that was not prepared."""
-    known = (*SUFFIXES, META_SUFFIX, ORIGINS_SUFFIX, PREPARED)  # weights end with .bin as well
-    found = [output] if output.is_file() else output.rglob("*")
-    for path in found:
+    """Raise ConfigError if a folder contains anything that was not prepared."""
+    known = (*SUFFIXES, META_SUFFIX, ORIGINS_SUFFIX, PREPARED)  # weights also end with .bin
+    for path in [output] if output.is_file() else output.rglob("*"):
         if not (path.is_dir() and path.name in SPLITS) and not path.name.endswith(known):
             raise ConfigError(
-                f"{output}: exists and holds other things than token files; not even --force "
-                f"replaces it."
+                f"{output}: contains files other than token files, so --force does not replace it."
             )
 
 
 def _remove_link(work: Path) -> None:
-    if work.is_symlink():  # what it leads to is not ours
+    if work.is_symlink():  # never write to or remove its target
         work.unlink()
 
 
 def _remove_staging(work: Path, names: Collection[str] | None = None) -> None:
-    """Remove what killed processes left of some units, or of all."""
+    """Remove leftovers of killed processes, for some units or for all."""
     for path in work.glob(f"{STAGING}*"):
         if names is None or path.name.removeprefix(STAGING).rpartition(".")[0] in names:
             shutil.rmtree(path, ignore_errors=True)

@@ -1,3 +1,3 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Samples of Energon datasets by number, and the rows that are planned of them."""
+"""Samples of Energon datasets by number, and the rows planned from them."""

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Samples of an Energon dataset by number.
 
-Energon numbers the samples of a webdataset, of a JSONL file and of a join from 0 on, in the order
-of their index. Its loaders are readers by number with functions over them, that decode and cook.
+Energon numbers the samples of a webdataset, a JSONL file or a join from 0, in the order of the
+index. Its loaders read by number, then apply functions that decode and cook a sample.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ ALONE = WorkerConfig(rank=0, world_size=1, num_workers=0)
 
 
 class LineReader:
-    """Reads by number what a reader of Energon would, and refuses what is not one line."""
+    """Reads samples by number like Energon's reader, and rejects any that is not one line."""
 
     def __init__(self, reader: IJsonlReader):
         self._reader: Any = reader
@@ -41,20 +41,27 @@ class LineReader:
         if b"\n" in line.strip() or not (is_last or line.endswith(b"\n")):
             path = self._reader.jsonl_path
             raise ConfigError(
-                f"{path}: its index says where line {number + 1} is, and it is not; remove "
-                f"{path}.idx, and the next start makes it again."
+                f"{path}: its index does not match line {number + 1}; remove {path}.idx, and the "
+                f"next start writes it again."
             )
         return sample
 
 
 def guard_readers(dataset: Any) -> Any:
-    """Let a dataset read by readers that check what an index says; returns the dataset."""
-    inner = dataset
-    while isinstance(inner, MapDataset):
-        inner = inner.dataset
+    """Make a dataset check what it reads against its index; returns the dataset."""
+    _, inner = _unwrapped(dataset)
     if isinstance(inner, WebdatasetSampleLoaderDataset):
         inner.join_readers = [_guarded(reader) for reader in inner.join_readers]
     return dataset
+
+
+def _unwrapped(dataset: Any) -> tuple[list[Callable[[Any], Any]], Any]:
+    """Return the functions that a dataset maps over its samples, in order, and its loader."""
+    stages: list[Callable[[Any], Any]] = []
+    while isinstance(dataset, MapDataset):
+        stages.insert(0, dataset.map_fn)
+        dataset = dataset.dataset
+    return stages, dataset
 
 
 def _guarded(reader: Any) -> Any:
@@ -64,29 +71,25 @@ def _guarded(reader: Any) -> Any:
 
 
 class NumberedSamples:
-    """Reads samples of a dataset, as an encoder's ``_load_dataset`` builds it, in any order."""
+    """Reads the samples of a dataset from an encoder's ``_load_dataset`` in any order."""
 
     def __init__(self, dataset: SavableDataset, path: str):
         self.path = path
-        self._stages: list[Callable[[Any], Any]] = []
-        inner: Any = guard_readers(dataset)
-        while isinstance(inner, MapDataset):
-            self._stages.insert(0, inner.map_fn)
-            inner = inner.dataset
+        self._stages, inner = _unwrapped(guard_readers(dataset))
         if not isinstance(inner, WebdatasetSampleLoaderDataset):
             raise ConfigError(
-                f"{path}: a {type(inner).__name__} has no samples by number; write it as JSON "
+                f"{path}: a {type(inner).__name__} cannot be read by number; write it as JSON "
                 f"Lines."
             )
         self._readers = inner.join_readers
 
     def stored(self, number: int) -> Any:
-        """A sample as it is stored, for :meth:`cooked`; None where the split excludes it."""
+        """Read a sample as it is stored, for :meth:`cooked`; None if the split excludes it."""
         try:
             data = tuple(reader[number] for reader in self._readers)
         except StoreError:
             raise
-        except Exception as error:  # whatever Energon raises of a damaged file
+        except Exception as error:  # Energon raises all kinds of errors for damaged files
             raise ConfigError(
                 f"{self.path}: sample {number} cannot be read ({error}); copy its files again."
             ) from error
@@ -95,18 +98,18 @@ class NumberedSamples:
         return RawSampleData(__restore_key__=("Webdataset", number), data=data)
 
     def announce(self, number: int) -> None:
-        """Tell the system or the store that a sample is read soon, where its files are tars."""
+        """Ask the operating system or the store to prefetch a sample, if it is in tar files."""
         for reader in self._readers:
             if isinstance(reader, TarReader):
                 reader.announce(number)
 
     def stored_bytes(self) -> int:
-        """Of a sample in an object store on average; 0 where nothing is in one."""
+        """Return the average bytes per sample in an object store; 0 if none is there."""
         shards = [reader.shards for reader in self._readers if isinstance(reader, TarReader)]
         return sum(each.sample_bytes() for each in shards if isinstance(each, StoredShards))
 
     def cooked(self, stored: Any) -> Any:
-        """A stored sample as the encoder gets it; raises whatever decoders and cookers do."""
+        """Decode and cook a stored sample for the encoder; raises any error of these stages."""
         sample = stored
         for stage in self._stages:
             sample = stage(sample)
@@ -115,7 +118,7 @@ class NumberedSamples:
 
 @contextlib.contextmanager
 def as_worker() -> Iterator[None]:
-    """Work as the one worker of one rank; decorators of Energon ask for a worker."""
+    """Act as the only worker of one rank, since Energon's decorators require a worker."""
     ALONE.worker_activate(0)
     try:
         yield
@@ -124,5 +127,5 @@ def as_worker() -> Iterator[None]:
 
 
 def key_of(stored: Any) -> str:
-    """The key of a stored sample."""
+    """Return the key of a stored sample."""
     return str(stored.data[0]["__key__"])

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Rows of whole samples, by their lengths alone."""
+"""Packers that build rows of whole samples from their lengths."""
 
 import copy
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from energon_ext.packing import BestFitPacker, Packer, PackPlan, Pieces
 
 @dataclass(frozen=True)
 class OnePerRow(Packer):
-    """A row for every sample."""
+    """One row per sample."""
 
     name = "one per row"
     cuts_documents = False
@@ -22,7 +22,7 @@ class OnePerRow(Packer):
     seq_len: int = 1
 
     def __post_init__(self) -> None:
-        """Any length will do."""
+        """Accept any length."""
 
     def plan(
         self, carried: Pieces, new: Pieces, *, rows_before: int = 0, last: bool = False
@@ -36,7 +36,7 @@ class OnePerRow(Packer):
 
 @dataclass(frozen=True)
 class WholePacker(BestFitPacker):
-    """Best fit of samples that are never cut: T positions hold T tokens."""
+    """Best fit of samples that are never cut: T positions fit T tokens."""
 
     name = "whole samples"
 
@@ -45,22 +45,22 @@ class WholePacker(BestFitPacker):
 
 
 class Stub:
-    """A sample of which a packer knows the length."""
+    """Stand-in for a sample, with only its length."""
 
     def __init__(self, number: int, length: int, length_attribute: str):
-        self.number = number  # its place in the buffer
-        self.num_tokens = self.total_len = self.length = length  # encoders have each of these names
+        self.number = number  # index in the buffer
+        self.num_tokens = self.total_len = self.length = length  # names that encoders commonly use
         setattr(self, length_attribute, length)
 
 
 @dataclass(frozen=True)
 class OwnPacker(Packer):
-    """Packs by a user's ``select_samples_to_pack``, which sees :class:`Stub` objects.
+    """Packs with a user's ``select_samples_to_pack``, which receives :class:`Stub` objects.
 
-    Samples that it leaves out are carried over to the next plan; the last ones are a row each.
+    Unselected samples are carried over to the next plan; in the last one, each becomes a row.
 
     Args:
-        encoder: whose method it is. Besides the samples it may depend on ``seq_len`` alone.
+        encoder: has the method, which may depend only on the samples and ``seq_len``.
     """
 
     name = "select_samples_to_pack"
@@ -69,14 +69,14 @@ class OwnPacker(Packer):
     encoder: Any = field(kw_only=True)
 
     def with_seq_len(self, seq_len: int) -> "OwnPacker":
-        """The same for rows of another length."""
+        """Return this packer for rows of another length."""
         encoder = copy.copy(self.encoder)
         try:
             encoder.seq_len = seq_len
         except AttributeError as error:
             raise ConfigError(
-                f"{type(encoder).__qualname__}.seq_len: {error}. Rows of {seq_len} are packed once "
-                f"more to go on behind them; make it an attribute that can be set."
+                f"{type(encoder).__qualname__}.seq_len: {error}. To continue, rows of {seq_len} "
+                f"must be packed again; make it a writable attribute."
             ) from error
         return OwnPacker(seq_len, encoder=encoder)
 
@@ -94,12 +94,12 @@ class OwnPacker(Packer):
             rows = [[stub.number for stub in row] for row in select(list(stubs)) if row]
         except AttributeError as error:
             raise ConfigError(
-                f"select_samples_to_pack: {error}. It sees lengths alone, as num_tokens, "
-                f"total_len and length; name another in length_attribute."
+                f"select_samples_to_pack: {error}. Samples only have their length, as num_tokens, "
+                f"total_len and length; set length_attribute to use another name."
             ) from error
         if last:
-            others = set(range(len(stubs))).difference(*rows)
-            rows += [[number] for number in sorted(others)]
+            unselected = set(range(len(stubs))).difference(*rows)
+            rows += [[number] for number in sorted(unselected)]
         self._check(rows, lengths)
         chosen = np.array([number for row in rows for number in row], np.int64)
         ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
@@ -110,13 +110,13 @@ class OwnPacker(Packer):
         longest = max((sum(lengths[number] for number in row) for row in rows), default=0)
         if longest > self.seq_len:
             raise ConfigError(
-                f"select_samples_to_pack: a row of {longest} tokens, {self.seq_len} fit."
+                f"select_samples_to_pack: a row has {longest} tokens, at most {self.seq_len} fit."
             )
         chosen = [number for row in rows for number in row]
         if not chosen or len(set(chosen)) < len(chosen):
             raise ConfigError(
-                "select_samples_to_pack: no row, or a sample in two rows; a packer puts every "
-                "sample into one row, or leaves it for the next buffer."
+                "select_samples_to_pack: no rows, or a sample in two rows; put each sample in one "
+                "row or leave it for the next buffer."
             )
 
     def resumed(self, carried: Pieces) -> Pieces:

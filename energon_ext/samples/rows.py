@@ -1,8 +1,8 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Rows of whole samples: planned by number, made by the user's own encoder wherever they are read.
+"""Rows of whole samples, planned by number and encoded by the user's encoder in the reader.
 
-A sample is never cut. It is encoded with random numbers of its own, which depend on the run's seed,
+A sample is never cut. It is encoded with its own random numbers, which depend on the run's seed,
 the source, its number and the epoch, so a row is the same on any rank and worker.
 """
 
@@ -24,17 +24,17 @@ from energon_ext.samples.reader import SampleReader
 
 @dataclass(frozen=True)
 class OneEach:
-    """Lengths of samples that are a row each, and count as 1."""
+    """Lengths of samples that each become one row and count as one token."""
 
     count: int
-    version: dict[str, Any]  # changes with the data
+    version: dict[str, Any]  # fingerprint of the data
     samples_per_row = 1
 
     def __len__(self) -> int:
         return self.count
 
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers themselves, and 1 for each."""
+        """Return the numbers themselves, and 1 for each."""
         return numbers, np.ones(len(numbers), np.int64)
 
     def costs_of(self, numbers: np.ndarray) -> np.ndarray:
@@ -48,10 +48,10 @@ class OneEach:
 
 
 class SampleRows(PlannedRows):
-    """The rows of samples.
+    """Rows of samples.
 
     Args:
-        lengths: of the samples: :class:`OneEach`, or a table of lengths.
+        lengths: lengths of the samples: :class:`OneEach`, or a table of lengths.
     """
 
     kind = "samples"
@@ -79,19 +79,19 @@ class SampleRows(PlannedRows):
         if isinstance(self._packer, OwnPacker):
             return self._packer.with_seq_len(packing["seq_len"])
         raise ConfigError(
-            f"{self.key}: rows were packed by select_samples_to_pack until now, which this encoder "
+            f"{self.key}: earlier rows were packed by select_samples_to_pack, which this encoder "
             f"lacks; keep the method, or start a new run."
         )
 
     def _check_fit(self, before: int) -> None:
-        """Refuse shorter rows in which some samples do not fit that were read until now."""
+        """Raise ConfigError if rows are now too short for samples that were read before."""
         lengths = self._lengths.for_rows(before).locate(self.kept_numbers)[1]
         too_long = lengths > self._packer.seq_len
         if too_long.any():
             raise ConfigError(
                 f"{self.key}: {too_long.sum():,} samples have more than the {self._packer.seq_len} "
-                f"tokens of a row, and were read in rows of {before} until now; a `seq_len` of "
-                f"{lengths.max()} holds them all. Or `exclude` them."
+                f"tokens of a row, but were read in rows of {before} before; use a `seq_len` of at "
+                f"least {lengths.max()}, or `exclude` them."
             )
 
     def _documents_of(self, packer: Packer) -> Any:
@@ -99,24 +99,24 @@ class SampleRows(PlannedRows):
         return self._lengths if same else self._lengths.for_rows(packer.seq_len)
 
     def place_of(self, number: int) -> tuple[str, str]:
-        """The shard and the key of a sample."""
+        """Return the shard and the key of a sample."""
         first, *_ = [*self.stored(number), {}]
-        return str(first.get("__shard__", "")), str(first.get("__key__", "left out by the split"))
+        return str(first.get("__shard__", "")), str(first.get("__key__", "excluded by the split"))
 
     def stored(self, number: int) -> Sequence[Mapping[str, Any]]:
-        """The files of a sample by extension, of each that a join joins; none if excluded."""
+        """Return the files of a sample by extension, per dataset of a join; empty if excluded."""
         return self._read_row.stored(number)
 
     def announce(self, description: tuple[list[int], int]) -> None:  # type: ignore[override]
         self._read_row.announce(description[0])
 
     def read(self, description: tuple[list[int], int]) -> Any:  # type: ignore[override]
-        """Row that the reader makes of some samples."""
+        """Read and encode a row."""
         return self._read_row(*description)
 
 
 class TokenRows(PlannedRows):
-    """Rows of token files beside those of samples: ``pack_tokens`` makes them what those become."""
+    """Rows of token files mixed with rows of samples; ``pack_tokens`` gives them the same type."""
 
     def __init__(self, documents: Documents, pack_tokens: Callable[[Row], Any], **options: Any):
         super().__init__(documents, **options)
@@ -130,7 +130,7 @@ class TokenRows(PlannedRows):
 
 
 class TakenSamples(TakenRows):
-    """Some rows of samples, not yet read."""
+    """Rows of samples, not yet read."""
 
     def __init__(self, lengths: Any):
         super().__init__()
@@ -145,5 +145,5 @@ class TakenSamples(TakenRows):
         return plan.pieces.places[plan.extent(row)]
 
     def description(self, number: int) -> tuple[list[int], int]:  # type: ignore[override]
-        """The numbers of its samples, and the epoch they are read in."""
+        """Return the numbers of a row's samples, and their epoch."""
         return self._numbers(number).tolist(), self._rows[number][2]

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, energon_ext contributors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The shards of a webdataset, read by byte ranges: local files, or objects in a store."""
+"""The shards of a webdataset, as local files or objects in a store, read by byte ranges."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from energon_ext.documents.object_store import StoredObject, file_at, is_remote
 from energon_ext.documents.range_reader import range_reader
 from energon_ext.documents.stored_files import sample_ends
 
-#: Shards that are open at once.
+#: Local shards that are open at once.
 MOST_OPEN = 64
 
 
 class LocalShards:
-    """Shards in local files, of which some are open."""
+    """Shards in local files, of which the most recently used ones are kept open."""
 
     def __init__(self, infos: Sequence[ShardInfo]):
         self._infos = infos
         self._opened: OrderedDict[int, tuple[int, np.ndarray]] = OrderedDict()
 
     def ends(self, shard: int) -> np.ndarray:
-        """Starts of the samples, and the end of the last one, uint64 [samples + 1]."""
+        """Return the starts of the samples and the end of the last one, uint64 [samples + 1]."""
         return self._open(shard)[1]
 
     def read(self, shard: int, begin: int, size: int) -> bytes:
-        """A part of a shard; it may be shorter where the shard is."""
+        """Read a part of a shard; it is shorter at the end of the shard."""
         return os.pread(self._open(shard)[0], size, begin)
 
     def announce(self, shard: int, begin: int, size: int) -> None:
-        """Let a part be read early; where that fails, reading it says why."""
+        """Prefetch a part if possible; errors are raised when it is read."""
         if hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError, OverflowError):
                 os.posix_fadvise(self._open(shard)[0], begin, size, os.POSIX_FADV_WILLNEED)
 
     def _open(self, shard: int) -> tuple[int, np.ndarray]:
-        """The descriptor of a shard, and the ends of its samples."""
+        """Return the descriptor of a shard and the ends of its samples."""
         if shard in self._opened:
             self._opened.move_to_end(shard)
         else:
@@ -56,14 +56,14 @@ class LocalShards:
 
 
 class StoredShards:
-    """Shards in an object store; their indices are copied once to the node."""
+    """Shards in an object store; their indices are copied to the node once."""
 
     def __init__(self, infos: Sequence[ShardInfo]):
         self._infos = infos
         self._found: list[tuple[StoredObject, np.ndarray]] = []
 
     def sample_bytes(self) -> int:
-        """Of a sample on average."""
+        """Return the average bytes per sample."""
         samples = sum(info.count for info in self._infos)
         return sum(stored.size for stored, _ in self._all()) // max(1, samples)
 
@@ -77,7 +77,7 @@ class StoredShards:
         range_reader().expect(self._all()[shard][0], begin, size)
 
     def _all(self) -> list[tuple[StoredObject, np.ndarray]]:
-        """Every shard as it is now, with its index; asked for once, all at the same time."""
+        """Look up all shards and their indices, once and in parallel."""
         if not self._found:
             calls = [lambda info=info: _look_up(info) for info in self._infos]
             self._found = range_reader().run_all(calls)
@@ -92,7 +92,7 @@ Shards = LocalShards | StoredShards
 
 
 def shards_of(infos: Sequence[ShardInfo]) -> Shards | None:
-    """The shards of a dataset; None where they are on another file system."""
+    """Return the shards of a dataset; None if they are on an unsupported file system."""
     if all(info.path.is_local() for info in infos):
         return LocalShards(infos)
     return StoredShards(infos) if all(is_remote(info.path) for info in infos) else None

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Samples of tar files by number, each in one read.
 
-Energon's reader looks for the headers of a sample one after another, opens the index anew for each
-look-up, and keeps what it found of every sample. It still reads whatever is not plain: another file
-system, a join, a header with an extension.
+Energon's reader seeks to the headers of a sample one by one, opens the index again for each lookup,
+and keeps the headers of every sample it has read. It is still used for everything that is not
+plain: other file systems, joins, extended headers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from energon_ext.samples.shards import Shards, shards_of
 _BLOCK = 512
 _PLAIN = (b"ustar\x0000", b"ustar  \x00")
 
-#: Bytes of a sample, and of an extended header; tarfile takes the square of the second in time
-#: before Python 3.11.10 (CVE-2024-6232).
+#: Maximum bytes of a sample, and of an extended header; before Python 3.11.10, tarfile takes
+#: quadratic time for such a header (CVE-2024-6232).
 MOST_SAMPLE_BYTES, MOST_HEADER_BYTES = 1 << 31, 1 << 14
 
 
 class TarReader:
-    """Reads by number what a reader of Energon would."""
+    """Reads samples by number like Energon's reader."""
 
     def __init__(self, reader: ITarReader[int]):
         self._reader: Any = reader
@@ -39,32 +39,32 @@ class TarReader:
         self.shards = shards_of(reader.shard_infos) if is_numbered else None
 
     def __getitem__(self, number: int) -> FilteredSample | None:
-        """A sample; None where the split excludes it."""
+        """Read a sample; None if the split excludes it."""
         files = None if self.shards is None else self._files(self.shards, number)
         if files:
             return self._sample(number, files)
         sample = self._reader[number]
         for tar in self._reader.itar_files_cache.values():
-            tar.members.clear()  # one for every sample that was read
+            tar.members.clear()  # it would grow with every sample
         return sample
 
     def announce(self, number: int) -> None:
-        """Let a sample be read ahead; where that fails, reading it says why."""
+        """Prefetch a sample if possible; errors are raised when it is read."""
         if self.shards is not None:
             with contextlib.suppress(OSError, ValueError, ConfigError):
                 self.shards.announce(*self._place(self.shards, number))
 
     def _place(self, shards: Shards, number: int) -> tuple[int, int, int]:
-        """The shard of a sample, where the sample begins in it, and its bytes."""
+        """Return the shard of a sample, its first byte in the shard, and its size in bytes."""
         shard = self._shard_of(number)
         first = number - self._reader.shard_count_cumsum[shard]
         begin, end = shards.ends(shard)[first : first + 2].tolist()
         if not 0 <= end - begin <= MOST_SAMPLE_BYTES:
-            raise ValueError(f"{end - begin:,} bytes, 0 to {MOST_SAMPLE_BYTES:,} are read")
+            raise ValueError(f"{end - begin:,} bytes, must be 0 to {MOST_SAMPLE_BYTES:,}")
         return shard, begin, end - begin
 
     def _files(self, shards: Shards, number: int) -> list[tuple[str, bytes]] | None:
-        """Names and contents of the files of a sample; None where they are not plain."""
+        """Read the names and contents of a sample's files; None if they are not plain."""
         shard, begin, size = self._place(shards, number)
         content = shards.read(shard, begin, size)
         return plain_files(content) if len(content) == size else None
@@ -73,7 +73,7 @@ class TarReader:
         return bisect_right(self._reader.shard_count_cumsum, number) - 1
 
     def _sample(self, number: int, files: list[tuple[str, bytes]]) -> FilteredSample | None:
-        """The files of a sample as Energon hands them on."""
+        """Convert the files of a sample to Energon's type; None if the split excludes it."""
         reader, shard = self._reader, self._reader.shard_infos[self._shard_of(number)]
         keys, parts, names = set(), {}, []
         for name, content in files:
@@ -85,7 +85,7 @@ class TarReader:
                 parts[match[2]] = content
                 names.append(name)
         if len(keys) != 1:
-            raise ValueError(f"{shard.name}: sample {number} has files of {sorted(keys) or 'none'}")
+            raise ValueError(f"{shard.name}: sample {number} needs one key, found {sorted(keys)}")
         (key,) = keys
         if reader.sample_filter is not None and not reader.sample_filter(f"{shard.name}/{key}"):
             return None
@@ -95,14 +95,14 @@ class TarReader:
             shard_name=shard.name,
             file_names=tuple(names),
         )
-        about = {"__restore_key__": ("Webdataset", number), "__sources__": (source,)}
-        return FilteredSample(__key__=key, __shard__=shard.name, **about, **parts)
+        meta = {"__restore_key__": ("Webdataset", number), "__sources__": (source,)}
+        return FilteredSample(__key__=key, __shard__=shard.name, **meta, **parts)
 
 
 def plain_files(content: bytes) -> list[tuple[str, bytes]] | None:
-    """Names and contents of the files in a part of a tar; None where a header is not plain.
+    """Parse the names and contents of the files in a part of a tar; None if a header is not plain.
 
-    ValueError where one would make more of it than it has.
+    ValueError if the content could expand to more than its size.
     """
     files, begin, is_plain = [], 0, True
     while begin + _BLOCK <= len(content):
@@ -114,9 +114,9 @@ def plain_files(content: bytes) -> list[tuple[str, bytes]] | None:
         if kind in b"xgXLK" and (
             size > MOST_HEADER_BYTES or re.search(rb"GNU\.sparse| size=", part)
         ):
-            raise ValueError(f"an extended header of {size:,} bytes, or a sparse file")
+            raise ValueError(f"it has an extended header of {size:,} bytes, or a sparse file")
         if kind == b"S":
-            raise ValueError("a sparse file, of any size")
+            raise ValueError("it has a sparse file")
         files.append((header[:100].rstrip(b"\0"), part))
         begin += -(-size // _BLOCK) * _BLOCK
     try:

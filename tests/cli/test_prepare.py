@@ -129,13 +129,13 @@ def test_a_missing_extra_is_named(tmp_path, monkeypatch):
     ("lines", "expected"),
     [
         (b"", "no document of at least 1 characters"),
-        (b'{"text": " \\n"}\n', "(1 shorter ones)"),
+        (b'{"text": " \\n"}\n', "(1 shorter)"),
         (b'{"text": "good"}\n\n{"text": \n', "input.jsonl:3: not JSON"),
         (b'{"text": "good"}\n["text"]\n', "input.jsonl:2: expected a JSON object, found list"),
         (b'{"content": "x", "id": 1}\n', "input.jsonl:1: no key 'text'; it has ['content', 'id']"),
         (b'{"text": 5}\n', "input.jsonl:1: 'text' must be a string, found int"),
         (b'{"text": "\xff"}\n', "input.jsonl:1: not JSON"),
-        (b'{"text": "\\ud800 half"}\n', "input.jsonl:1: the text holds half a character"),
+        (b'{"text": "\\ud800 half"}\n', "input.jsonl:1: the text contains a lone surrogate"),
         (b"[" * 100_000 + b"\n", "input.jsonl:1: not JSON"),
     ],
 )
@@ -152,14 +152,14 @@ def test_damaged_jsonl_is_one_line_with_file_and_line(tmp_path, lines, expected)
         ([], "found none"),
         (["--text", "good.txt", "--folder", "."], "found --text and --folder"),
         (["--text", "absent.txt"], "absent.txt: no such file"),
-        (["--text", "sub"], "sub: a folder, not a file"),
+        (["--text", "sub"], "sub: is a folder, not a file"),
         (["--text", "latin.txt"], "latin.txt: not UTF-8 text (byte 0xe9)"),
         (["--text", "good.txt", "--separator", ""], "--separator must not be empty"),
         (["--folder", "absent"], "absent: no such folder"),
         (["--folder", "sub"], "sub: no file matches '**/*.txt'"),
         (["--folder", "sub", "--glob", "/etc/*"], "is not a relative pattern"),
         (["--folder", "sub", "good.txt"], "more files can follow --text, --jsonl or --parquet"),
-        (["--text", "good.txt", "--val", "0.001"], "None of the 1 documents fell into val"),
+        (["--text", "good.txt", "--val", "0.001"], "None of the 1 documents is in val"),
         (["--text", "good.txt", "--tokenizer", "good.txt"], "is not a tokenizer.json"),
     ],
 )
@@ -182,7 +182,7 @@ def test_nothing_is_overwritten_without_force(tmp_path, jsonl):
     call = (tmp_path / "out", "--val", 0)
     prepare(*call, "--jsonl", jsonl)
     line = error_line(prepare(*call, "--text", tmp_path / "one.txt"))
-    assert 'out: begun with input ["--jsonl"' in line and "or --force" in line
+    assert 'out: started with input ["--jsonl"' in line and "or --force" in line
     assert read(tmp_path / "out", "train") == TEXTS
     assert prepare(*call, "--text", tmp_path / "one.txt", "--force").exit_code == 0
     assert read(tmp_path / "out", "train") == ["another text"]
@@ -194,7 +194,9 @@ def test_force_never_removes_what_prepare_did_not_write(tmp_path, jsonl):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("years of work")
     for out in (tmp_path / "home", tmp_path / "home" / "thesis.tex"):
-        assert "not even --force" in error_line(prepare(out, "--jsonl", jsonl, "--force"))
+        assert "so --force does not replace it" in error_line(
+            prepare(out, "--jsonl", jsonl, "--force")
+        )
     assert (tmp_path / "home" / "thesis.tex").read_text() == "years of work"
 
 

@@ -264,7 +264,7 @@ def test_an_input_of_refused_conversations_is_an_error(tmp_path):
     line = error_line(
         energon_ext("prepare", tmp_path / "out", "--tokenizer", "bytes", *CHAT, "--jsonl", few)
     )
-    assert "0 shorter ones, and 3 refused, the first: Sample" in line
+    assert "0 shorter, 3 refused, the first: Sample" in line
     assert "message 0 is an answer without a question" in line
     many = write_jsonl(tmp_path / "many.jsonl", [*RECORDS, *[{"messages": [ANSWER]}] * 100])
     line = error_line(

@@ -49,8 +49,8 @@ def test_a_tokenizer_that_is_given_is_taken_and_a_wrong_one_is_named_beside_the_
     options = ("--tokenizer", "words.json", "--eos-token", "<|end|>")
     assert energon_ext("plan", mix, *options).exit_code == 0
     line = error_line(energon_ext("plan", mix, "--tokenizer", "bytes"))
-    assert f"written with the tokenizer {folder}/words.json, to be read with bytes (kind" in line
-    assert line.endswith(f"give the one it was written with as --tokenizer {folder}/words.json.")
+    assert f"written with the tokenizer {folder}/words.json, but bytes is used" in line
+    assert line.endswith(f"pass --tokenizer {folder}/words.json, as it was written.")
 
 
 def test_a_model_of_sentencepiece_is_found_likewise(folder, monkeypatch):
@@ -67,7 +67,7 @@ def test_a_model_of_sentencepiece_is_found_likewise(folder, monkeypatch):
     shown = energon_ext("peek", mix, "--rows", 1, "--seq-length", 12)
     assert "<two>one two" in shown.output, shown.output
     line = error_line(energon_ext("plan", mix, "--tokenizer", "bytes"))
-    assert f"written with the tokenizer {folder}/pieces.model, to be read with bytes" in line
+    assert f"written with the tokenizer {folder}/pieces.model, but bytes is used" in line
 
 
 def test_a_tokenizer_that_is_gone_is_named_with_the_file_that_names_it(folder, monkeypatch):

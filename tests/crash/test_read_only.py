@@ -83,9 +83,9 @@ def test_what_is_there_is_read_and_what_cannot_be_written_is_said(folder, tmp_pa
         f"EnergonExtError: {folder}/run/iter_0000007: the save failed ([Errno 30] "
     )
     assert found["no index"] == (
-        f"ConfigError: {folder}/bare.yaml: splits.train.blend[0]: {folder}/bare.jsonl: no index "
-        f"can be made beside it (Read-only file system); run `energon prepare {folder}/bare.jsonl` "
-        f"where its folder can be written."
+        f"ConfigError: {folder}/bare.yaml: splits.train.blend[0]: {folder}/bare.jsonl: cannot "
+        f"write an index next to it (Read-only file system); run `energon prepare "
+        f"{folder}/bare.jsonl` where its folder is writable."
     )
     *writing, planning = found["commands"]
     assert planning == found["no index"].removeprefix("ConfigError: ")

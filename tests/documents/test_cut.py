@@ -44,8 +44,8 @@ def test_long_documents_are_cut_and_those_without_an_answer_left_have_no_token(f
     assert lengths(cut) == [4, 6, 0, 2, 2, 0, 6]
     assert cut.num_tokens == 20 and cut.fingerprint() == files.fingerprint()
     assert caplog.messages == [
-        "chat: 1 of 7 documents have no trained label in their first 6 tokens; they are left out, "
-        "the first: document 2."
+        "chat: 1 of 7 documents have no trained label in their first 6 tokens and are excluded; "
+        "the first is document 2."
     ]
     place = int(cut.locate(np.array([1]))[0][0])
     assert cut.tokens(place, 0, 6).tolist() == [5, 5, 5, 5, 6, 6]
@@ -59,7 +59,7 @@ def test_where_the_end_is_not_trained_every_document_is_looked_at(files):
 
 
 def test_a_document_that_is_too_long_is_refused_by_number_if_wished(files):
-    expected = r"chat: document 1 \(1 of .*/a\) has 9 tokens, and a row has room for 6"
+    expected = r"chat: document 1 \(number 1 in .*/a\) has 9 tokens, but a row fits 6"
     with pytest.raises(ConfigError, match=expected):
         CutDocuments(files, source="chat", most_tokens=6, over_long="error")
     CutDocuments(files, source="chat", most_tokens=9, over_long="error")

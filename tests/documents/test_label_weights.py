@@ -60,8 +60,11 @@ def test_weights_change_the_fingerprint(tmp_path, pair):
         (lambda path: os.truncate(path, 5), r"has 5 bytes, 6 tokens need 6"),
         (lambda path: os.remove(path), r"does not exist, 6 tokens need 6"),
         (lambda path: write_meta(path, {"dtype": "float32"}), r"has 6 bytes, 6 tokens need 24"),
-        (lambda path: write_meta(path, {"dtype": "int8"}), r"of type 'int8'; uint8 or float32"),
-        (lambda path: write_meta(path, 5), r"of type 5; uint8 or float32"),
+        (
+            lambda path: write_meta(path, {"dtype": "int8"}),
+            "must be uint8 or float32, found 'int8'",
+        ),
+        (lambda path: write_meta(path, 5), "must be uint8 or float32, found 5"),
         (lambda path: write_meta(path, None), r"chat.meta.json does not mention it"),
     ],
 )

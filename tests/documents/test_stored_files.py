@@ -155,10 +155,14 @@ def test_the_same_documents_prepared_or_moved_again_go_on(folder, change):
         (
             "web/shard_001.tar",
             lambda path: os.truncate(path, 9000),
-            r"has 9000 bytes, \d+ are needed",
+            r"has 9000 bytes, needs",
         ),
-        ("web/shard_001.tar", lambda path: os.truncate(path, 0), r"has 0 bytes, \d+ are needed"),
-        ("web/shard_001.tar.idx", lambda p: os.truncate(p, 99), "idx: is no index of 50 samples"),
+        ("web/shard_001.tar", lambda path: os.truncate(path, 0), r"has 0 bytes, needs"),
+        (
+            "web/shard_001.tar.idx",
+            lambda p: os.truncate(p, 99),
+            "idx: is not an index of 50 samples",
+        ),
     ],
 )
 def test_a_missing_or_cut_shard_is_named_while_building(folder, name, damage, message):
@@ -173,7 +177,7 @@ def test_an_index_that_says_a_line_is_empty_is_an_error_with_its_source(folder):
     begins = np.fromfile(path, "<u8")
     begins[100] = begins[101]
     begins.tofile(path)
-    with pytest.raises(ConfigError, match="the file has changed since its index was made"):
+    with pytest.raises(ConfigError, match="changed since it was indexed"):
         new_loader(folder)
 
 

@@ -165,18 +165,21 @@ def rewrite_header(pair, **changes):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda pair: os.remove(f"{pair}.idx"), "b.idx: does not exist; a pair is needed"),
-        (lambda pair: os.remove(f"{pair}.bin"), "b.bin: does not exist; a pair is needed"),
+        (lambda pair: os.remove(f"{pair}.idx"), "b.idx: does not exist; a pair needs"),
+        (lambda pair: os.remove(f"{pair}.bin"), "b.bin: does not exist; a pair needs"),
         (lambda pair: os.truncate(f"{pair}.bin", 10), "b.bin has 10 bytes, its .idx describes 12"),
-        (lambda pair: os.truncate(f"{pair}.idx", 20), "b.idx: not an index of Megatron"),
-        (lambda pair: os.truncate(f"{pair}.idx", 81), "81 bytes, 82 are needed for 2 sequences"),
+        (lambda pair: os.truncate(f"{pair}.idx", 20), "b.idx: not a Megatron index"),
+        (
+            lambda pair: os.truncate(f"{pair}.idx", 81),
+            "81 bytes, but 2 sequences and 2 documents take 82",
+        ),
         (lambda pair: rewrite_header(pair, magic=b"MMIDIDX\x00\x01"), "begins with b'MMIDIDX"),
         (lambda pair: rewrite_header(pair, version=2), "version 2"),
-        (lambda pair: rewrite_header(pair, code=7), "type 7 is no integer type"),
-        (lambda pair: rewrite_header(pair, code=99), "type 99 is no integer type"),
-        (lambda pair: rewrite_header(pair, sequences=2**62), "bytes, .* are needed"),
+        (lambda pair: rewrite_header(pair, code=7), "type 7 is not an integer type"),
+        (lambda pair: rewrite_header(pair, code=99), "type 99 is not an integer type"),
+        (lambda pair: rewrite_header(pair, sequences=2**62), "bytes, but .* take"),
         (lambda pair: rewrite_header(pair, code=4), "has 12 bytes, its .idx describes 14"),
-        (lambda pair: rewrite_header(pair, bounds=0), "are needed for 2 sequences"),
+        (lambda pair: rewrite_header(pair, bounds=0), "but 2 sequences and -1 documents"),
     ],
 )
 def test_a_damaged_pair_is_named_while_opening(two, damage, message):
@@ -190,7 +193,7 @@ def test_a_damaged_pair_is_named_while_opening(two, damage, message):
 def test_documents_that_leave_out_sequences_are_refused(two):
     index = two[1].with_suffix(".idx")
     index.write_bytes(index.read_bytes()[:-8] + (1).to_bytes(8, "little"))
-    with pytest.raises(ConfigError, match="documents are not made of all its sequences"):
+    with pytest.raises(ConfigError, match="documents do not cover all its sequences"):
         TokenFiles([two[1]])
 
 
@@ -240,7 +243,7 @@ def test_an_index_is_checked_to_its_end_part_by_part(tmp_path, monkeypatch):
         content[begin] += 2
         pair.with_suffix(".idx").write_bytes(content)
         # The pointer of the last one stands in the header's check of the size.
-        with pytest.raises(ConfigError, match=f"sequence {max(0, number - 1)} does|describes"):
+        with pytest.raises(ConfigError, match=f"sequence {max(0, number - 1)} over|describes"):
             open_token_files(pair)
 
 
@@ -263,7 +266,7 @@ def test_a_file_that_is_cut_before_it_is_mapped_is_named(two, suffix):
     files = TokenFiles(two)
     token_index.open_index.cache_clear()
     os.truncate(two[0].with_suffix(suffix), 4)
-    with pytest.raises(ConfigError, match=rf"a{suffix}: has 4 bytes, \d+ are needed; it was cut"):
+    with pytest.raises(ConfigError, match=rf"a{suffix}: has 4 bytes, needs \d+; it was"):
         all_documents(files)
 
 
@@ -272,22 +275,21 @@ def test_tokens_of_another_tokenizer_are_refused(tmp_path, two):
     files.check_tokenizer("mine", {"kind": "bytes"}, 27)
     negative = TokenFiles([write_tokens(tmp_path / "negative", [[5, -3]], np.int32)])
     with pytest.raises(
-        ConfigError, match="negative: holds the token id -3, the tokenizer mine has 27"
+        ConfigError, match="negative: contains token id -3, but the tokenizer mine has 27"
     ):
         negative.check_tokenizer("mine", {"kind": "bytes"}, 27)
-    with pytest.raises(ConfigError, match="b: holds the token id 26, the tokenizer mine has 26"):
+    with pytest.raises(ConfigError, match="b: contains token id 26, but the tokenizer mine has 26"):
         files.check_tokenizer("mine", {"kind": "bytes"}, 26)
     (tmp_path / "b.meta.json").write_text(json.dumps({"tokenizer": {"kind": "hf"}}))
     TokenFiles(two).check_tokenizer("mine", {"kind": "hf"}, 27)
     with pytest.raises(
-        ConfigError, match=r"b: written with another tokenizer, .* mine \(kind hf, now bytes\)"
+        ConfigError,
+        match=r"b: written with a different tokenizer, but mine .* \(kind hf, now bytes\)",
     ):
         TokenFiles(two).check_tokenizer("mine", {"kind": "bytes"}, 27)
     for content in ("[" * 100_000, "{}"):
         (tmp_path / "b.meta.json").write_text(content)
-        with pytest.raises(
-            ConfigError, match=r"b.meta.json: not what `energon-ext prepare` writes"
-        ):
+        with pytest.raises(ConfigError, match=r"b.meta.json: not written by `energon-ext prepare`"):
             TokenFiles(two)
 
 

@@ -93,12 +93,12 @@ def test_a_pattern_without_a_match_is_an_error(tmp_path):
 @pytest.mark.parametrize("path", ["web", "web/*", "web/?.idx"])
 def test_half_a_pair_among_others_is_an_error(tmp_path, path):
     touch(tmp_path, "web/a.bin", "web/a.idx", "web/b.bin")
-    with pytest.raises(ConfigError, match="web/b.idx: does not exist; a pair is needed"):
+    with pytest.raises(ConfigError, match="web/b.idx: does not exist; a pair needs"):
         pair_prefixes(tmp_path / path)
 
 
 def test_the_splits_of_a_prepared_text_are_no_source_together(tmp_path):
     touch(tmp_path, "web/train.bin", "web/train.idx", "web/val.bin", "web/val.idx")
-    with pytest.raises(ConfigError, match="holds the splits train and val.*: /.*/web/train"):
+    with pytest.raises(ConfigError, match="contains the splits train and val.* /.*/web/train"):
         pair_prefixes(tmp_path / "web")
     assert names(tmp_path, "web/train") == ["web/train"]

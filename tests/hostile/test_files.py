@@ -52,7 +52,7 @@ def samples(tmp_path):
 OF_PAIRS = [
     (pipe, "mix.yaml", "does not exist"),
     (sparse, "mix.yaml", "has more than 4,194,304 bytes"),
-    (pipe, "a.idx", "not an index of Megatron"),
+    (pipe, "a.idx", "not a Megatron index"),
     (pipe, "a.bin", "has 0 bytes"),
     (pipe, "a.weights.bin", "does not exist, 27 tokens"),
     (pipe, "a.meta.json", "is not a regular file"),
@@ -74,7 +74,7 @@ PREPARE = ("prepare", "o", "--text", "text.txt", "--tokenizer", "bytes", "--val"
 IMPORT = ("import", "o.yaml", "--data-args-path", "list")
 OF_SAMPLES = [
     (pipe, "d/shard_000.tar", ("plan", "d"), "shard_000.tar: is not a regular file"),
-    (pipe, "d/shard_000.tar.idx", ("plan", "d"), "no index of 9 samples"),
+    (pipe, "d/shard_000.tar.idx", ("plan", "d"), "not an index of 9 samples"),
     (pipe, "d/.nv-meta/split.yaml", ("plan", "d"), "no .nv-meta/split.yaml"),
     (device, "d/.nv-meta/dataset.yaml", ("plan", "d"), "no .nv-meta/dataset.yaml"),
     (sparse, "d/.nv-meta/split.yaml", ("plan", "d"), "has more than"),
@@ -94,8 +94,8 @@ OF_SAMPLES = [
     (sparse, "text.txt", PREPARE, "more than 1,048,576 characters"),
     (pipe, "a.jsonl", ("prepare", "o", "--jsonl", "a.jsonl", *PREPARE[4:]), "not a regular file"),
     (pipe, "a.jsonl.gz", ("prepare", "o", "--jsonl", "a.jsonl.gz", *PREPARE[4:]), "not a regular"),
-    (pipe, "o/prepared.json", PREPARE, "o: exists"),
-    (device, "o/prepared.json", PREPARE, "o: exists"),
+    (pipe, "o/prepared.json", PREPARE, "o: already exists"),
+    (device, "o/prepared.json", PREPARE, "o: already exists"),
     (pipe, ".o.claim", PREPARE, "is not a regular file"),
 ]
 

@@ -74,7 +74,7 @@ def test_a_folder_in_a_store_is_its_files_and_goes_on_where_one_was_replaced(fol
     assert not store.asked("GET", ".jsonl")  # nothing is made again
     key = f"{folder.name}/in/a.jsonl"
     store.s3.put_object(Bucket="corpus", Key=key, Body=b'{"text": "another one"}\n')
-    assert "made again" in prepare("stored", "--jsonl", path).output
+    assert "prepared again" in prepare("stored", "--jsonl", path).output
     assert contents(folder / "stored") != contents(folder / "local")
 
 
@@ -92,7 +92,7 @@ def test_a_line_that_is_no_json_is_named_by_object_and_byte(folder, store, monke
     [
         ("msc://store/nothing/here.jsonl", "no such object"),
         ("msc://elsewhere/a.jsonl", "no such store"),
-        ("s3://key:secret@corpus/a.jsonl", "a login does not belong into a path"),
+        ("s3://key:secret@corpus/a.jsonl", "a path must not contain a login"),
     ],
 )
 def test_an_input_that_is_not_there_is_one_line(folder, url, reason):
@@ -104,6 +104,6 @@ def test_a_store_that_fails_ends_the_command_and_is_not_skipped(folder, store):
     url = f"msc://store/{folder.name}/in/a.jsonl"
     words = ["out", "--jsonl", url, "--tokenizer", "bytes", "--jobs", "1", "--on-error", "skip"]
     store.fault = "down"
-    assert "cannot be read in up to 2 attempts" in error_line(energon_ext("prepare", *words))
+    assert "cannot be read after up to 2 attempts" in error_line(energon_ext("prepare", *words))
     store.fault = None
     assert energon_ext("prepare", *words).exit_code == 0

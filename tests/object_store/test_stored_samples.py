@@ -69,7 +69,7 @@ def test_a_store_that_fails_ends_the_batch_with_one_line_and_the_run_goes_on_lat
     store.fault = "down"
     range_reader.use_requests(16)
     resumed.load_state_dict(state)
-    with pytest.raises(StoreError, match=r"shard_00.\.tar: cannot be read in up to 2 attempts"):
+    with pytest.raises(StoreError, match=r"shard_00.\.tar: cannot be read after up to 2 attempts"):
         next(iter(resumed))
     store.fault = None
     assert run(stored, 2, state=state)[0] == expected[2:]

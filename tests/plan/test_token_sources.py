@@ -228,7 +228,7 @@ def test_a_file_of_other_documents_as_long_is_another_file(pair, mix):
         (lambda pair: pair.with_suffix(".idx").unlink(), "web_text_document.idx: does not exist"),
         (lambda pair: pair.with_suffix(".bin").unlink(), "web_text_document.bin: does not exist"),
         (lambda pair: pair.with_suffix(".bin").write_bytes(b"123"), "has 3 bytes"),
-        (lambda pair: pair.with_suffix(".idx").write_bytes(b"no index"), "not an index"),
+        (lambda pair: pair.with_suffix(".idx").write_bytes(b"no index"), "not a Megatron index"),
     ],
 )
 def test_a_damaged_pair_is_refused_while_building(pair, mix, damage, message):
@@ -259,7 +259,7 @@ def test_a_worker_without_documents_is_no_end(tmp_path):
 
 def test_tokens_that_the_tokenizer_does_not_have_are_refused(mix):
     with pytest.raises(
-        ConfigError, match="holds the token id 6[0-9]+, the tokenizer bytes has 260"
+        ConfigError, match="contains token id 6[0-9]+, but the tokenizer bytes has 260"
     ):
         dataset_of(mix, task_encoder=PackedTaskEncoder(ByteTokenizer(), SEQ_LEN))
 
@@ -271,11 +271,11 @@ def test_a_token_file_that_another_tokenizer_wrote_is_refused(mix, pair):
     meta.write_text(json.dumps({"tokenizer": {"kind": "hf", "sha256": "5f"}}))
     with pytest.raises(
         ConfigError,
-        match="written with another tokenizer, to be read with bytes .kind hf, now bytes",
+        match="written with a different tokenizer, but bytes is used .* .kind hf, now bytes",
     ):
         dataset_of(mix)
     meta.write_text("[]")
-    with pytest.raises(ConfigError, match="meta.json: not what"):
+    with pytest.raises(ConfigError, match="meta.json: not written by"):
         dataset_of(mix)
 
 

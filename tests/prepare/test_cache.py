@@ -410,7 +410,7 @@ def test_a_process_that_is_stopped_is_waited_for_until_a_deadline(mix, tmp_path)
     try:
         (claim,) = (tmp_path / cache.DEFAULT_NAME).glob(".lines*.claim")
         (text,) = [each for each in cached(mix) if f".{each.folder.name}.claim" == claim.name]
-        with pytest.raises(ConfigError, match=f"prepared by process {first.pid} on .*not ended"):
+        with pytest.raises(ConfigError, match=f"prepared by process {first.pid} on .*not finished"):
             cache.make(text, wait_seconds=0.5)
         os.utime(claim, (time.time() - 31,) * 2)  # as it is after 31 s
         cache.make(text)
@@ -440,7 +440,7 @@ def test_a_full_disk_is_one_line_and_the_next_start_goes_on(mix, tmp_path):
     said = here.recv()
     process.join()
     assert "cannot be written to" in said and "(File too large)" in said
-    assert f"set {cache.CACHE_VARIABLE} to a folder" in said
+    assert f"set {cache.CACHE_VARIABLE} to a writable folder" in said
     left = [path for path in (tmp_path / cache.DEFAULT_NAME).rglob("*") if path.is_file()]
     assert not [path for path in left if ".staging" in str(path) or path.suffix == ".claim"]
     assert len(hashes(mix)) == 12
@@ -450,5 +450,5 @@ def test_a_part_that_is_gone_is_named_with_what_to_do(mix, tmp_path):
     load(mix)
     (part,) = tmp_path.glob(f"{cache.DEFAULT_NAME}/lines*/tokens/part-00000.idx")
     part.unlink()
-    with pytest.raises(ConfigError, match=r"Remove .*/lines.jsonl-\w+, and it is made again"):
+    with pytest.raises(ConfigError, match=r"Remove .*/lines.jsonl-\w+ to prepare it again"):
         load(mix)

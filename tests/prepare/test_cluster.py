@@ -93,7 +93,7 @@ def test_a_part_of_a_finished_output_makes_again_what_is_missing(tmp_path):
     for number in (0, 1):
         prepared, remarks = part_of(units, output, number, 2)
     assert prepared is not None and remarks == [
-        "part-00003: train/part-00003.bin is missing, made again"
+        "part-00003: train/part-00003.bin is missing, prepared again"
     ]
     assert contents(output) == expected and [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -111,11 +111,13 @@ def test_whole_runs_and_parts_continue_each_other(tmp_path):
 def test_parts_of_other_options_or_another_input_are_refused_or_made_again(tmp_path):
     units, output = units_of(TEXTS, 5), tmp_path / "out"
     part_of(units, output, 0, 2, seed=0)
-    with pytest.raises(ConfigError, match="begun with seed 0, now 1"):
+    with pytest.raises(ConfigError, match="started with seed 0, now 1"):
         part_of(units, output, 1, 2, seed=1)
     part_of(units, output, 1, 2, seed=0)
     other = [*units[:3], memory_unit(["another text"], "another"), units[4]]
-    assert "part-00003: memory3 has changed, made again" in part_of(other, output, 1, 2, seed=0)[1]
+    assert (
+        "part-00003: memory3 has changed, prepared again" in part_of(other, output, 1, 2, seed=0)[1]
+    )
     assert read(output, "train") == [*TEXTS[:420], "another text", *TEXTS[560:]]
 
 
@@ -454,7 +456,7 @@ def test_a_bad_line_on_ray_ends_the_command_with_2_and_the_line(tmp_path, ray):
     assert f"{texts[1]}:2: not JSON" in error_line(energon_ext(*on_ray))
     assert len(unfinished(tmp_path / "out")) == 2
     result = energon_ext(*on_ray[:-4], "--on-error", "skip", "--executor", "ray")
-    assert "begun with on_error" in result.stderr
+    assert "started with on_error" in result.stderr
 
 
 def test_a_killed_task_ends_with_a_line_and_not_never(tmp_path, monkeypatch):

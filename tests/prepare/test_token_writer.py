@@ -52,7 +52,7 @@ def test_weights_begin_with_the_first_document_that_has_some(tmp_path):
 @pytest.mark.parametrize("token", [-1, 300])
 def test_an_id_that_the_vocabulary_does_not_have_is_refused_with_its_document(tmp_path, token):
     writer = TokenWriter(tmp_path / "web", 300)
-    with pytest.raises(ConfigError, match=f"a.txt: the token id {token}; the tokenizer has 300"):
+    with pytest.raises(ConfigError, match=f"a.txt: token id {token}, but the tokenizer has 300"):
         writer.write(np.array([1, token]), origin="a.txt")
 
 

@@ -187,10 +187,10 @@ def test_a_run_that_ended_while_it_gave_the_output_its_name_goes_on_without_maki
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (("--val", 0.3), "begun with val 0.1, now 0.3"),
-        (("--seed", 1), "begun with seed 0, now 1"),
-        (("--tokenizer", "{folder}/words.json"), "begun with tokenizer"),
-        (("--key", "other"), 'begun with key "text", now "other"'),
+        (("--val", 0.3), "started with val 0.1, now 0.3"),
+        (("--seed", 1), "started with seed 0, now 1"),
+        (("--tokenizer", "{folder}/words.json"), "started with tokenizer"),
+        (("--key", "other"), 'started with key "text", now "other"'),
     ],
 )
 def test_other_options_are_refused_by_name(tmp_path, change, expected):
@@ -203,7 +203,7 @@ def test_other_options_are_refused_by_name(tmp_path, change, expected):
     assert energon_ext(*call).exit_code == 0
     changed = [str(each).format(folder=tmp_path) for each in change]
     line = error_line(energon_ext(*call, *changed))
-    assert expected in line and line.endswith("or --force to make all of it anew.")
+    assert expected in line and line.endswith("or --force to prepare everything again.")
     assert energon_ext(*call).exit_code == 0
 
 
@@ -274,7 +274,7 @@ def test_a_killed_command_leaves_no_process_and_is_continued_at_once(tmp_path):
     wait_for(lambda: not any(_is_alive(worker) for worker in pids(tmp_path)))
     kept = unfinished(tmp_path / "out")
     failing = error_line(energon_ext(*call, "--val", 0.3))
-    assert "begun with val 0.05, now 0.3" in failing
+    assert "started with val 0.05, now 0.3" in failing
     assert unfinished(tmp_path / "out") == kept
     again = start_slowly(tmp_path, *call)
     again.join(60)

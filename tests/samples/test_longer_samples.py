@@ -223,8 +223,8 @@ def test_samples_that_do_not_fit_any_more_are_counted_before_the_first_step(data
     assert count == 21
     with pytest.raises(
         ConfigError,
-        match=f"{count} samples have more than the 12 tokens of a row, and were read in rows of "
-        "40 until now; a `seq_len` of 21 holds them all. Or `exclude` them",
+        match=f"{count} samples have more than the 12 tokens of a row, but were read in rows of 40 "
+        "before; use a `seq_len` of at least 21, or `exclude` them",
     ):
         loader.load_state_dict(state)
     run(path, 1, 1, 0, state, encoder=encoder(21))
@@ -413,7 +413,7 @@ def test_a_packer_that_does_not_go_by_the_length_of_a_row_is_found_out(data, len
     loader = loader_for(dataset_of(path, encoder=Stale(second, second)))
     with pytest.raises(
         (ConfigError, StateMismatchError),
-        match="rows of the open plan: saved|a row of .* tokens, 40 fit",
+        match="rows of the open plan: saved|a row has .* tokens, at most 40 fit",
     ):
         loader.load_state_dict(state)
 
@@ -422,7 +422,7 @@ def test_a_length_that_cannot_be_set_is_named(data):
     path = mix(data, {"photos": 1})
     _, state = run(path, 1, encoder=Fixed())
     loader = loader_for(dataset_of(path, encoder=Wider()))
-    with pytest.raises(ConfigError, match="Wider.seq_len: .* make it an attribute that can be set"):
+    with pytest.raises(ConfigError, match="Wider.seq_len: .* make it a writable attribute"):
         loader.load_state_dict(state)
 
 
@@ -430,7 +430,7 @@ def test_an_encoder_without_the_method_that_packed_is_refused(data):
     path = mix(data, {"photos": 1})
     _, state = run(path, 1, encoder=FirstFit())
     loader = loader_for(dataset_of(path, encoder=Sized()))
-    with pytest.raises(ConfigError, match="photos.*by select_samples_to_pack until now, which"):
+    with pytest.raises(ConfigError, match="photos.*by select_samples_to_pack, which"):
         loader.load_state_dict(state)
 
 

@@ -206,7 +206,7 @@ def test_a_sample_that_is_longer_than_measured_is_left_out_of_its_row(data, capl
         expected = run(path, 6, encoder=growing)
     rows = [row for step in expected[0] for row in step]
     assert all(rows) and all(length == length_of_number(n) for row in rows for n, length, _ in row)
-    assert "were measured; measure the largest that random choices make of it" in caplog.text
+    assert "were measured; measure the largest length that random choices can" in caplog.text
     assert run(path, 6, 2, 1, encoder=growing) == expected
 
 
@@ -227,7 +227,9 @@ class OwnName(OwnPacker):
 
 
 def test_a_packer_may_read_the_length_under_a_name_of_its_own_if_it_says_so(data):
-    with pytest.raises(ConfigError, match="no attribute 'num_patches'. It sees lengths alone"):
+    with pytest.raises(
+        ConfigError, match="no attribute 'num_patches'. Samples only have their length"
+    ):
         take(loader_for(dataset_of(alone(data), encoder=OwnName())), 1)
     named = OwnName()
     named.length_attribute = "num_patches"
@@ -269,7 +271,7 @@ def test_a_large_source_without_lengths_is_refused_with_the_command(data, monkey
     path = alone(data)
     with pytest.raises(
         ConfigError,
-        match=f"photos: samples that are not measured yet .some 100 s of work.. Run `energon-ext "
+        match=f"photos: samples have not been measured yet .about 100 s of work.. Run `energon-ext "
         f"measure {path} --encoder MODULE:FUNCTION` first",
     ):
         dataset_of(path, encoder=PackedCaptions())
@@ -281,7 +283,7 @@ def test_a_damaged_table_is_named(data, change):
     run(path, 1, encoder=PackedCaptions())
     file = next((data / DEFAULT_NAME).glob("*/*/part-00001.lengths.bin"))
     file.unlink() if change == "removed" else file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(ConfigError, match="a damaged table of lengths.*Remove"):
+    with pytest.raises(ConfigError, match="the table of lengths is damaged.*Remove"):
         dataset_of(path, encoder=PackedCaptions())
 
 

@@ -179,7 +179,7 @@ def test_a_sample_that_cannot_be_decoded_is_replaced_by_the_same_one_everywhere(
     assert all(greys or not number % 3 for step in expected[0] for _, number, greys, _ in step)
     cut_off = {number for number in range(0, 50, 5) if number % 3}
     assert not cut_off & {number for step in expected[0] for _, number, *_ in step}
-    assert ": sample left out (1 so far): Sample 0000" in caplog.text
+    assert ": sample skipped (1 so far): Sample 0000" in caplog.text
     for ranks, workers in TOPOLOGIES[:2]:
         assert run(damaged, 12, ranks, workers) == expected
 
@@ -235,7 +235,7 @@ def test_an_excluded_sample_replaces_none(data):
 def test_where_no_sample_can_be_used_the_run_ends_with_the_reason(data):
     encoder = Choosy()
     encoder.wanted = set()
-    with pytest.raises(SampleError, match="101 samples one after another.*SkipSample"):
+    with pytest.raises(SampleError, match="101 consecutive samples .*SkipSample"):
         run(mix(data), 1, encoder=encoder)
 
 
@@ -247,7 +247,7 @@ def test_a_tar_that_lost_its_end_is_named(tmp_path):
     shard.write_bytes(shard.read_bytes()[:4000])
     with pytest.raises(ConfigError, match="photos: sample [0-9]+ cannot be read.*copy its files"):
         take(loader_for(dataset), 6)
-    with pytest.raises(ConfigError, match="shard_001.tar: has 4000 bytes, .* it was cut"):
+    with pytest.raises(ConfigError, match="shard_001.tar: has 4000 bytes, .* it was truncated"):
         dataset_of(path)
 
 
@@ -340,7 +340,7 @@ def test_a_sample_of_which_several_are_made_ends_the_run_and_one_of_none_is_repl
     encoder = Yields()
     encoder.odd, encoder.times = 7, 2
     loader = loader_for(dataset_of(mix(data), encoder=encoder))
-    with pytest.raises(ConfigError, match="encode_sample makes several samples of 000007, and a"):
+    with pytest.raises(ConfigError, match="encode_sample yields several samples for 000007, but"):
         take(loader, 20)
     encoder.times = 0
     read = run(mix(data), 12, encoder=encoder)[0]
