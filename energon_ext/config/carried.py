@@ -8,7 +8,7 @@ factor from outside the tree. :func:`parts_of` recovers the trees. A TaskEncoder
 uses the float as a constant weight and rejects schedules and interleaves.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 from megatron.energon.epathlib import EPath
@@ -119,15 +119,9 @@ class Part(NamedTuple):
 
 def carry(tree: Tree | Leaf, datasets: Sequence[LoadedDataset]) -> list[LoadedDataset]:
     """Attach a tree and its leaves to the datasets of the leaves, which are in the same order."""
+    names = [field.name for field in fields(LoadedDataset)]
     return [
-        CarriedDataset(
-            dataset=each.dataset,
-            weight=each.weight,
-            repetitions=each.repetitions,
-            aux=each.aux,
-            leaf=leaf,
-            tree=tree,
-        )
+        CarriedDataset(**{name: getattr(each, name) for name in names}, leaf=leaf, tree=tree)
         for leaf, each in zip(leaves_of(tree), datasets, strict=True)
     ]
 

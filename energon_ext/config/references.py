@@ -33,7 +33,7 @@ class TokenFileFactory(BaseCoreDatasetFactory):
         worker_config: WorkerConfig,
         subflavors: dict[str, Any] | None = None,
         subset: DatasetSubset | None = None,
-        **of_samples: Any,
+        **sample_options: Any,
     ):
         self.paths = [EPath(named_pair(path))]
         self.subflavors = subflavors or {}

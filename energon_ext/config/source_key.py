@@ -114,10 +114,7 @@ def _subset_text(factory: BaseCoreDatasetFactory) -> str:
 
 
 def _split_name(factory: BaseCoreDatasetFactory) -> str:
-    """Return the split that a factory reads, or a hash of its shards if no split matches.
-
-    Energon only keeps the list of shards of the split; JSONL has no splits.
-    """
+    """Return the split with the shards of a factory, or their hash; empty for JSONL."""
     reader = getattr(factory, "inner_datasets", [factory])[0]
     files = getattr(reader, "split_part_files", None)
     if files is None:

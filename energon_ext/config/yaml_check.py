@@ -2,11 +2,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Checks every file that a dataset path refers to, before Energon instantiates any of it.
 
-Energon imports and calls whatever a YAML file names, in metadatasets and in the ``dataset.yaml`` of
-every dataset folder, before it checks the result. The walk here reads the same files with the same
-parser, follows every reference, and rejects code that the caller does not trust, unknown fields,
-files that are too large or damaged, and paths without samples. See
-``docs/reference/yaml_safety.md`` for the full list.
+Energon imports and calls whatever metadatasets and the ``dataset.yaml`` of dataset folders name,
+before it checks the result. The walk here reads the same files with the same parser, follows every
+reference, and rejects untrusted code, unknown fields, files that are too large or damaged, and
+paths without samples: ``docs/reference/yaml_safety.md`` has the full list.
 """
 
 import difflib
@@ -276,7 +275,7 @@ def _holds_references(node: Any, key: Any) -> bool:
 
 
 def _resolve(join: Callable[[Any], EPath], path: Any, where: str) -> EPath:
-    """Return a path, and reject what EPath would only assert, and control characters."""
+    """Return a joined path; ConfigError for control characters and what EPath only asserts."""
     if not isinstance(path, (str, PurePath, EPath)) or not str(path):
         raise ConfigError(f"{where}: {path!r:.80} found, a path is needed.")
     if CONTROL.search(str(path)):

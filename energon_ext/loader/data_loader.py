@@ -130,11 +130,7 @@ class ExactDataLoader:
         return self.dataset.batches_read
 
     def __iter__(self) -> Iterator[Any]:
-        """Start or continue a pass.
-
-        Raises:
-            ConfigError: the loader was closed.
-        """
+        """Start or continue a pass; ConfigError if the loader was closed."""
         self._check_open()
         return self._one_pass()
 
@@ -143,14 +139,20 @@ class ExactDataLoader:
             raise ConfigError("This loader was closed; create a new one and load the state.")
 
     def _one_pass(self) -> Iterator[Any]:
-        while (item := self._next()) is not None:
-            batch, is_last = item
-            yield batch
-            if is_last:
+        is_last = False
+        while not is_last:
+            if (batch := self._next()) is None:  # the plan has ended
+                self._batches = None
+                self.dataset.end_pass()
                 return
+            is_last = self.dataset.hand_out(self._pending.popleft())
+            if is_last and self.dataset.passes.restarts:
+                self._batches = None
+                self._pending.clear()
+                self.dataset.end_pass()
+            yield batch
 
-    def _next(self) -> tuple[Any, bool] | None:
-        """Return the next batch, and True if it ends the pass; None at the end of the plan."""
+    def _next(self) -> Any:
         self._check_open()
         try:
             with explained_deaths(self.worker_config.num_workers):
@@ -164,16 +166,7 @@ class ExactDataLoader:
         except BaseException:
             self.close()  # the plan may be ahead of the batches
             raise
-        if batch is None:
-            self._batches = None
-            self.dataset.end_pass()
-            return None
-        is_last = self.dataset.hand_out(self._pending.popleft())
-        if is_last and self.dataset.passes.restarts:
-            self._batches = None
-            self._pending.clear()
-            self.dataset.end_pass()
-        return batch, is_last
+        return batch
 
     def _start(self) -> Iterator[Any]:
         self._has_begun = True
@@ -235,11 +228,7 @@ class ExactDataLoader:
         return self.dataset.progress.copy()
 
     def state_dict(self, mark: Progress | None = None) -> dict[str, Any]:
-        """Return the cursor after the last batch that was taken, or after the marked batch.
-
-        Returns:
-            JSON values, the same on every rank.
-        """
+        """Return the cursor after the last or the marked batch: JSON values, equal on all ranks."""
         progress = self.dataset.progress if mark is None else mark
         return sealed(json.loads(json.dumps(cursor_of(self.dataset, progress))))
 

@@ -51,7 +51,7 @@ class GridIndex:
         self.doc_lengths = np.asarray(doc_lengths, np.int64)
         table = PairTable(self.doc_lengths, seq_len, config)
         table.require_pairs()
-        points: list[tuple[int, int, int, int]] = []
+        rows: list[tuple[int, int, int, int]] = []
         for document in np.flatnonzero(table.totals).tolist():
             counts = table.row_counts(document)
             firsts = (counts.cumsum() - counts)[_spread(len(counts) - 1, starts)]
@@ -59,12 +59,15 @@ class GridIndex:
             for start, copy_len in zip(places.starts.tolist(), places.copy_lens.tolist()):
                 last = seq_len - (config.min_copy_len if config.cut_at_frame_end else copy_len)
                 for offset in _spread(last, offsets):
-                    points.append((document, start, offset, min(copy_len, seq_len - offset)))
-        self._points = _spread_out(np.array(points, np.int64))
+                    rows.append((document, start, offset, min(copy_len, seq_len - offset)))
+        points = np.array(rows, np.int64)
         self.size = len(points)
-        documents, copy_lens = self._points[:, 0], self._points[:, 3]
+        documents, copy_lens = points[:, 0], points[:, 3]
         self.quotas = np.bincount(documents, minlength=len(self.doc_lengths))
         self._tokens = np.bincount(documents, copy_lens, minlength=len(self.doc_lengths))
+        # Any first N multiples of the golden ratio fill [0, 1) evenly.
+        numbers = np.arange(self.size) - np.searchsorted(documents, documents)
+        self._points = points[np.argsort(numbers * _GOLDEN % 1.0, kind="stable")]
 
     def locate(self, numbers: np.ndarray) -> Contents:
         """Return contents by number, each below ``size``."""
@@ -73,16 +76,6 @@ class GridIndex:
     def token_shares(self) -> np.ndarray:
         """Return the share of each document in all tokens, float [documents]."""
         return self._tokens / self._tokens.sum()
-
-
-def _spread_out(points: np.ndarray) -> np.ndarray:
-    """Order points so that any first N are spread over all documents and their points.
-
-    Any first N multiples of the golden ratio fill [0, 1) evenly.
-    """
-    documents = points[:, 0]
-    number = np.arange(len(points)) - np.searchsorted(documents, documents)
-    return points[np.argsort(number * _GOLDEN % 1.0, kind="stable")]
 
 
 class LossMap:

@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Counts how much of each source a run has consumed.
 
-There are two counts. Workers save what was *drawn*; they are ahead of training by what they
-prefetch. This module counts what was *trained*, from the batches that the steps consumed. Counts
-are local to a rank, which saves them; global counts are computed from them on request and never
-added back.
+Workers save what was *drawn*; they are ahead of training by what they prefetch. This module counts
+what was *trained*, from the batches that the steps consumed. Counts are local to a rank, which
+saves them; global counts are computed from them on request and never added back.
 """
 
 from __future__ import annotations

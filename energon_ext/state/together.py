@@ -26,8 +26,7 @@ def on_all_ranks(work: Callable[[], T], group: Any = None) -> list[T]:
         The results of all ranks, in rank order.
 
     Raises:
-        EnergonExtError: the error of another rank, with its number. This rank's own error is raised
-            unchanged.
+        EnergonExtError: another rank failed, whose number is given; own errors are raised as is.
     """
     result, error = None, None
     try:
